@@ -1,0 +1,1 @@
+"""Backends behind `TrainStrategy` and `InferEngine`."""

@@ -1,0 +1,171 @@
+"""The two interfaces every backend implements. Read this file to write a backend.
+
+A strategy owns the model, its optimizer and its process groups. It knows nothing of rewards, Ray, or the worker that
+holds it. Every rank calls every method in the same order.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from torch import Tensor
+
+from roll.types.batch import Denominators, TokenBatch, TokenOutputs
+from roll.types.episode import FinishReason
+from roll.types.metrics import Metrics
+
+OutputName = Literal["logprobs", "entropy", "values"]
+
+
+@dataclass
+class LossTerms:
+    """A differentiable scalar and what to log about it."""
+
+    loss: Tensor
+    """Already divided by the global denominators: summing over micro-batches and ranks gives the batch loss."""
+    metrics: Metrics = field(default_factory=Metrics)
+
+
+@dataclass(frozen=True)
+class LossFn:
+    """A pure loss over per-token model outputs; it never sees logits or the parallel layout."""
+
+    compute: Callable[[TokenOutputs, TokenBatch, Denominators], LossTerms]
+    """(outputs of one micro-batch with gradients, its rows, sizes of the whole mini-batch) -> terms."""
+    needs: tuple[OutputName, ...]
+    """Outputs that the strategy must produce for it."""
+
+
+NamedWeights: TypeAlias = Iterator[tuple[str, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class RankLayout:
+    """Where a rank stands: which data shard it works on, and whether its result is the one to keep."""
+
+    dp_rank: int = 0
+    dp_size: int = 1
+    collects: bool = True
+    """One rank per data-parallel rank returns results; its tensor- and pipeline-parallel peers don't."""
+
+
+class TrainStrategy(ABC):
+    """One training backend. `*_infer` variants are built without an optimizer and only `forward`."""
+
+    layout: RankLayout
+
+    @abstractmethod
+    def forward(self, batch: TokenBatch, outputs: Sequence[OutputName]) -> TokenOutputs:
+        """Log-probs, entropy or values of this rank's rows under the current weights; no gradients."""
+
+    @abstractmethod
+    def train_step(self, batch: TokenBatch, loss_fn: LossFn) -> Metrics:
+        """One optimizer step over this rank's rows of a mini-batch; metrics of this rank, to be merged over ranks."""
+
+    @abstractmethod
+    def named_weights(self) -> NamedWeights:
+        """Full (unsharded) tensors under Hugging Face names, streamed one at a time."""
+
+    @abstractmethod
+    def save(self, path: Path) -> None:
+        """Write weights, optimizer, LR schedule and RNG state under `path`; every rank writes its own part."""
+
+    @abstractmethod
+    def load(self, path: Path) -> None:
+        """Restore what `save` wrote."""
+
+    @abstractmethod
+    def export(self, path: Path) -> None:
+        """Write a folder that `AutoModelForCausalLM.from_pretrained` loads, tokenizer included."""
+
+    def sleep(self) -> None:
+        """Free the accelerator's memory until `wake`. Default: stay resident."""
+
+    def wake(self) -> None:
+        """Undo `sleep`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to draw tokens."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    """0 means greedy; log-probs are then reported at temperature 1."""
+    top_p: float = 1.0
+    top_k: int = -1
+    """-1: the whole vocabulary."""
+    repetition_penalty: float = 1.0
+    stop_token_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = True
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One response to sample."""
+
+    id: str
+    """Unique among running requests."""
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    """128-bit key of this response's randomness: derived from (seed, purpose, step, task, member, turn)."""
+    order: tuple[int, ...] = ()
+    """Position in the plan; deterministic engines batch by it, never by arrival."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A finished (or aborted) response; an abort keeps what was sampled so far."""
+
+    id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Log-prob of each token under temperature-scaled logits over the full vocabulary."""
+    versions: tuple[int, ...]
+    finish_reason: FinishReason
+    steps: int = 0
+    """Decode steps this request was running: the deterministic clock of `lockstep` engines."""
+
+
+class InferEngine(ABC):
+    """One inference engine: requests go in with `submit`, come out of `poll`, in any order.
+
+    Batched calls keep the number of remote calls per response far below one. `lockstep` engines compute only inside
+    `poll`, so what they batch together is decided by the caller and never by timing.
+    """
+
+    lockstep: bool = False
+
+    @abstractmethod
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests; a malformed one raises `ValueError` before any is queued."""
+
+    @abstractmethod
+    def poll(self, budget: float) -> list[Completion]:
+        """Work (lockstep: at most `budget` decode steps) or wait (others: `budget` seconds); what has finished."""
+
+    @abstractmethod
+    def abort(self, request_ids: Iterable[str]) -> list[Completion]:
+        """Stop these; returns them with finish reason `abort`. Unknown or finished ids are ignored."""
+
+    @abstractmethod
+    def update_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Load new weights (Hugging Face names) and name them `version`; a missing or unknown name raises."""
+
+    @property
+    @abstractmethod
+    def version(self) -> int:
+        """Version of the weights in use."""
+
+    def sleep(self) -> None:
+        """Free weights and cache until `wake`. Default: stay resident."""
+
+    def wake(self) -> None:
+        """Undo `sleep`."""

@@ -1,0 +1,81 @@
+"""The training batch and what a model says about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from roll.types.ragged import Ragged, row_column, token_column
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TokenBatch(Ragged):
+    """Trajectories as ragged token columns.
+
+    Every token column is aligned with `token_ids`: entry t of a log-prob column is log p(token_t | tokens < t), and
+    entry t of a value column is V before token t is chosen. Entry 0 of a row has no context and holds 0.
+    """
+
+    group_ids: tuple[str, ...]
+    token_ids: Tensor
+    """int64 [N]"""
+    action_mask: Tensor
+    """bool [N], True where the policy chose the token."""
+
+    loss_mask: Tensor | None = token_column()
+    """bool [N], the action tokens that count in the loss after filters; numerator *and* denominator."""
+    sampling_logprobs: Tensor | None = token_column()
+    """float32 [N], from the inference engine, at sampling time."""
+    versions: Tensor | None = token_column()
+    """int64 [N], weight version that produced the token; -1 where the policy didn't choose."""
+    old_logprobs: Tensor | None = token_column()
+    """float32 [N], the trainer's log-probs before this step's updates (the proximal policy)."""
+    ref_logprobs: Tensor | None = token_column()
+    values: Tensor | None = token_column()
+    token_rewards: Tensor | None = token_column()
+    advantages: Tensor | None = token_column()
+    returns: Tensor | None = token_column()
+    importance_weights: Tensor | None = token_column()
+    """float32 [N], train/infer correction weights, constant in the loss."""
+    scores: Tensor | None = row_column()
+    """float32 [B], raw rewards as the reward functions gave them."""
+    rewards: Tensor | None = row_column()
+    """float32 [B], after shaping, normalisation and clipping."""
+    loss_weight: Tensor | None = row_column()
+    """float32 [B]; 0 for a duplicated filler row, which also leaves the denominators."""
+
+    @classmethod
+    def _levels(cls) -> dict[str, str]:
+        return {"token_ids": "token", "action_mask": "token", **super()._levels()}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.group_ids) != len(self.row_ids):
+            raise ValueError(f"{len(self.row_ids)} rows but {len(self.group_ids)} group ids")
+
+    def _row_values(self, rows: Sequence[int]) -> dict[str, Any]:
+        return {**super()._row_values(rows), "group_ids": tuple(self.group_ids[i] for i in rows)}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TokenOutputs(Ragged):
+    """What a model says about the tokens of a batch, aligned like the columns of `TokenBatch`."""
+
+    logprobs: Tensor | None = token_column()
+    """float32 [N], under the training temperature."""
+    entropy: Tensor | None = token_column()
+    """float32 [N], entropy of the distribution token t was drawn from."""
+    values: Tensor | None = token_column()
+
+
+@dataclass(frozen=True, slots=True)
+class Denominators:
+    """Sizes of the whole mini-batch over all ranks: they make the loss the same for every layout."""
+
+    tokens: float
+    """Tokens with `loss_mask` in rows of non-zero weight."""
+    sequences: float
+    """Rows of non-zero weight with at least one such token."""

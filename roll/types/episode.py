@@ -1,0 +1,111 @@
+"""What is played: `Task -> Turn* -> Trajectory -> Group`. Plain frozen data, no torch.
+
+An RLVR task is a dataset row played in one turn; an agentic task is an (environment, seed) pair. A failure of the
+infrastructure is a `status`, never a reward of 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+FinishReason = Literal["stop", "length", "abort"]
+Status = Literal["ok", "truncated", "env_error", "reward_error", "timeout", "aborted"]
+
+TRAINABLE: frozenset[Status] = frozenset({"ok", "truncated"})
+"""Statuses whose reward says something about the policy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What to play: one dataset row, or one (environment, seed)."""
+
+    id: str
+    """Unique within a run; also the group's name."""
+    source: str
+    """Where it came from, e.g. a file name or an environment id."""
+    payload: Mapping[str, Any]
+    """What the environment needs: dataset columns, or environment options."""
+    seed: int
+    tag: str
+    domain: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One exchange: the tokens added to the context, then the tokens the policy chose."""
+
+    prompt_ids: tuple[int, ...]
+    """Tokens added before this response; the first turn's prompt, or the environment's reply."""
+    response_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Log-probability under which each response token was sampled (temperature applied)."""
+    versions: tuple[int, ...]
+    """Weight version that produced each response token."""
+    finish_reason: FinishReason
+    observation: str = ""
+    reward: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not len(self.response_ids) == len(self.logprobs) == len(self.versions):
+            raise ValueError(
+                f"a turn needs one log-prob and one version per response token, got {len(self.response_ids)} tokens, "
+                f"{len(self.logprobs)} log-probs, {len(self.versions)} versions"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """One episode of a task by one group member."""
+
+    task_id: str
+    member: int
+    turns: tuple[Turn, ...]
+    reward: float
+    """Meaningful only when `status` is trainable."""
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    status: Status = "ok"
+    error: str = ""
+    """What went wrong, for people; empty when nothing did."""
+    spans: Mapping[str, float] = field(default_factory=dict)
+    """Wall-clock seconds by purpose (`generate`, `reward`, ...)."""
+
+    @property
+    def id(self) -> str:
+        """Row id of this trajectory: task and member."""
+        return f"{self.task_id}#{self.member}"
+
+    @property
+    def trainable(self) -> bool:
+        """True when the reward belongs to the policy's behaviour, not to a failure of the infrastructure."""
+        return self.status in TRAINABLE
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and response tokens over all turns."""
+        return sum(len(turn.prompt_ids) + len(turn.response_ids) for turn in self.turns)
+
+    @property
+    def num_response_tokens(self) -> int:
+        """Tokens the policy chose."""
+        return sum(len(turn.response_ids) for turn in self.turns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Trajectories of one task: same prompt, same seed."""
+
+    task: Task
+    trajectories: tuple[Trajectory, ...]
+
+    def __post_init__(self) -> None:
+        wrong = [t.task_id for t in self.trajectories if t.task_id != self.task.id]
+        if wrong:
+            raise ValueError(f"group of task {self.task.id!r} got trajectories of {wrong}")
+
+    @property
+    def survivors(self) -> tuple[Trajectory, ...]:
+        """Members that can be trained on."""
+        return tuple(t for t in self.trajectories if t.trainable)

@@ -1,0 +1,1 @@
+"""Small tools that know nothing of reinforcement learning: seeding, logging, timing, partitioning."""

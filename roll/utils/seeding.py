@@ -1,0 +1,35 @@
+"""Every random draw of a run comes from a key, never from a global generator.
+
+A key is a sequence such as `(seed, "sample", step, task_id, member, turn)`. It is hashed with BLAKE2b, which is the
+same in every process and on every machine (unlike `hash(str)`), so a draw doesn't depend on who makes it or when.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+
+KeyPart = int | str
+T = TypeVar("T")
+
+
+def stable_hash(*key: KeyPart, bits: int = 64) -> int:
+    """A `bits`-bit integer that depends on `key` alone; `1` and `"1"` are different parts."""
+    digest = hashlib.blake2b(digest_size=bits // 8)
+    for part in key:
+        encoded = f"{type(part).__name__}:{part}".encode()
+        digest.update(len(encoded).to_bytes(4, "little") + encoded)
+    return int.from_bytes(digest.digest(), "little")
+
+
+def keyed_rng(*key: KeyPart) -> np.random.Generator:
+    """A counter-based (Philox) generator for this key."""
+    return np.random.Generator(np.random.Philox(key=stable_hash(*key, bits=128)))
+
+
+def keyed_shuffle(items: Sequence[T], *key: KeyPart) -> list[T]:
+    """`items` in an order that depends on `key` alone."""
+    return [items[i] for i in keyed_rng(*key).permutation(len(items))]
