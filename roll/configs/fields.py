@@ -1,0 +1,35 @@
+"""How a field says more than its type: bounds, one value or a list, a parser, a type picked by a sibling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from typing import Any
+
+
+def number(
+    default: Any,
+    *,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+) -> Any:
+    """A number within bounds; a null that the type allows passes."""
+    bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt}
+    return field(default=default, metadata={"bounds": {k: v for k, v in bounds.items() if v is not None}})
+
+
+def one_or_many(default: tuple[Any, ...] = ()) -> Any:
+    """A tuple that a YAML author may also write as a single value."""
+    return field(default=default, metadata={"one_or_many": True})
+
+
+def parsed(default: Any, parser: Callable[[Any], Any], expected: str) -> Any:
+    """A value in a notation of its own; `parser` raises `ValueError` for what it doesn't understand."""
+    return field(default=default, metadata={"parser": parser, "expected": expected})
+
+
+def typed_by(sibling: str, table: Mapping[str, type]) -> dict[str, Any]:
+    """Metadata of a section whose dataclass `table` picks by the value of the field called `sibling`."""
+    return {"typed_by": sibling, "table": table}

@@ -1,0 +1,91 @@
+"""The configuration of `pipeline: rlvr`: prompts with verifiable rewards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from roll.configs.base import ActorInferConfig, ActorTrainConfig, ReferenceConfig, TrainConfig, WorkerConfig
+from roll.configs.pipeline import PipelineConfig
+from roll.configs.placement import PlacementPlan
+from roll.configs.policy import PolicyOptimisation
+from roll.configs.rewards import CustomRewardFunction, RewardConfig, ValidationConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class RLVRConfig(PipelineConfig, PolicyOptimisation):
+    """Everything a run is told. Inert and frozen; derived values are properties."""
+
+    pipeline: Literal["rlvr"]
+    """Which pipeline the file is for."""
+
+    reward_pretrain: str | None = None
+    """Model of the critic if it names none itself. null: `pretrain`."""
+
+    rewards: dict[str, RewardConfig]
+    """How each domain is scored, by domain name."""
+
+    custom_reward_function: CustomRewardFunction | None = None
+    """A reward function of your own, for domains with `name: custom`."""
+
+    global_template: str | None = None
+    """Template of all prompts, over `data_args.template`. null: no exception."""
+
+    tag_to_template: dict[str, str] = field(default_factory=dict)
+    """Template by tag, over `global_template`."""
+
+    validation: ValidationConfig | None = None
+    """Held-out prompts. null: no validation."""
+
+    actor_train: ActorTrainConfig = field(default_factory=ActorTrainConfig)
+    """The policy that learns."""
+
+    actor_infer: ActorInferConfig = field(default_factory=ActorInferConfig)
+    """Its copy that generates."""
+
+    reference: ReferenceConfig | None = None
+    """The frozen policy of the KL terms; started only if one of them is on."""
+
+    critic: TrainConfig | None = None
+    """The value model of `adv_estimator: gae`; started only for it."""
+
+    @property
+    def roles(self) -> dict[str, WorkerConfig]:
+        """The model roles that will be started, by name."""
+        roles: dict[str, WorkerConfig] = {"actor_train": self.actor_train, "actor_infer": self.actor_infer}
+        if self.reference is not None and self.uses_reference:
+            roles["reference"] = self.reference
+        if self.critic is not None and self.uses_critic:
+            roles["critic"] = self.critic
+        return roles
+
+    def model_path(self, role: str) -> str:
+        """Model of a role: its own, else `reward_pretrain` (critic), else `pretrain`, else the actor's."""
+        worker: WorkerConfig | None = getattr(self, role)
+        own = worker.model_args.model_name_or_path if worker is not None else None
+        critic_default = self.reward_pretrain if role == "critic" else None
+        path = own or critic_default or self.pretrain or self.actor_train.model_args.model_name_or_path
+        if path is None:
+            raise ValueError(f"no model for {role}: set {role}.model_args.model_name_or_path or pretrain")
+        return path
+
+    def tags_of(self, domain: str) -> tuple[str, ...]:
+        """Tags of a domain's rows."""
+        return self.rewards[domain].tag_included or (domain,)
+
+    def domain_of(self, tag: str) -> str | None:
+        """Domain of a tag; None when no domain includes it."""
+        return next((domain for domain in self.rewards if tag in self.tags_of(domain)), None)
+
+    def template_of(self, tag: str) -> str | None:
+        """Template that overrides `data_args` for a tag; None when nothing does."""
+        return self.tag_to_template.get(tag, self.global_template)
+
+    @property
+    def placement(self) -> PlacementPlan:
+        """Slots of every rank that will be started."""
+        roles = {}
+        for name, worker in self.roles.items():
+            per_rank, slots = worker.num_gpus_per_worker, worker.slots
+            roles[name] = tuple(slots[i : i + per_rank] for i in range(0, len(slots), per_rank))
+        return PlacementPlan(num_nodes=self.num_nodes, num_gpus_per_node=self.num_gpus_per_node, roles=roles)

@@ -1,0 +1,78 @@
+"""Backends by name, each with typed options. A new backend adds one dataclass and one line in `STRATEGIES`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from roll.configs.fields import number, typed_by
+
+Dtype = Literal["fp32", "bf16", "fp16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrategyConfig:
+    """Options of one backend."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fsdp2Config(StrategyConfig):
+    """torch FSDP2 (`fully_shard`); a role with one rank uses no process group at all."""
+
+    fsdp_size: int | None = number(None, ge=1)
+    """Ranks that share one copy of the weights; must divide the role's world size. The rest replicate (HSDP).
+    null: all ranks of the role."""
+
+    param_dtype: Dtype | None = None
+    """Type of the gathered weights and of the forward pass. null: `model_args.dtype`."""
+
+    reduce_dtype: Dtype = "fp32"
+    """Type in which gradients are summed over ranks."""
+
+    reshard_after_forward: bool = True
+    """Free the gathered weights between forward and backward: less memory, one more gather. Acts with two
+    ranks or more."""
+
+    offload_policy: bool = False
+    """Keep sharded weights, gradients and optimizer states in host memory and bring them in layer by layer.
+    Needs an accelerator."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HfInferConfig(StrategyConfig):
+    """Batched generation in PyTorch with a Hugging Face model; `max_running_requests` is its batch size."""
+
+
+STRATEGIES: dict[str, type[StrategyConfig]] = {
+    "fsdp2_train": Fsdp2Config,
+    "fsdp2_infer": Fsdp2Config,
+    "hf_infer": HfInferConfig,
+}
+
+LATER_STRATEGIES = (
+    "vllm",
+    "sglang",
+    "deepspeed_train",
+    "deepspeed_infer",
+    "megatron_train",
+    "megatron_infer",
+)
+"""Names from the users' vocabulary that this version refuses by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrategyArgs:
+    """Which backend a role runs on."""
+
+    strategy_name: str
+    """Backend: `fsdp2_train` for roles that train, `fsdp2_infer` for forward passes only, `hf_infer` for
+    generation."""
+
+    strategy_config: StrategyConfig = field(
+        default_factory=StrategyConfig, metadata=typed_by("strategy_name", STRATEGIES)
+    )
+    """Options of that backend, see below. Default: the backend's own defaults."""
+
+    def __post_init__(self) -> None:
+        if type(self.strategy_config) is StrategyConfig and self.strategy_name in STRATEGIES:
+            object.__setattr__(self, "strategy_config", STRATEGIES[self.strategy_name]())
