@@ -1,0 +1,65 @@
+"""What left the run without being trained on: counted by reason, with examples in `dropped.jsonl`."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from roll.tracking.steplines import StepLines
+
+DROPPED_FILE = "dropped.jsonl"
+
+
+class DropLog:
+    """Nothing is dropped in silence: `add` each item as it goes, `close_step` once a step.
+
+    Counts are per step and depend on nothing before it, so a resumed run reports the same ones.
+    """
+
+    def __init__(self, folder: Path, resume_step: int | None, *, examples: int = 3) -> None:
+        """Open the file.
+
+        Args:
+            folder: Where `dropped.jsonl` goes.
+            resume_step: As in `build_trackers`.
+            examples: Items written out per step and reason; all are counted. 0 only counts.
+        """
+        if examples < 0:
+            raise ValueError(f"examples must be >= 0, got {examples}")
+        self._lines = StepLines(folder / DROPPED_FILE, resume_step)
+        self._limit = examples
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._examples: list[dict[str, Any]] = []
+
+    def add(self, reason: str, item: str, detail: str = "", sample: Mapping[str, Any] | None = None) -> None:
+        """Count a dropped item.
+
+        Args:
+            reason: One word, the same for all items dropped on that ground: it names `dropped/<reason>`.
+            item: What was dropped: a task, trajectory or row id, or `file:line`.
+            detail: Why this one, for people.
+            sample: What it looked like; plain JSON values.
+        """
+        assert reason.isidentifier(), f"a reason is one word, got {reason!r}"
+        with self._lock:
+            self._counts[reason] += 1
+            if self._counts[reason] <= self._limit:
+                example = {"reason": reason, "item": item, "detail": detail, "sample": dict(sample or {})}
+                self._examples.append(example)
+
+    def close_step(self, step: int) -> dict[str, float]:
+        """Write the examples since the last call, and return the counts by metric name."""
+        with self._lock:
+            counts, self._counts = self._counts, Counter()
+            examples, self._examples = self._examples, []
+        for example in examples:
+            self._lines.append({"step": step, **example, "count": counts[example["reason"]]})
+        return {f"dropped/{reason}": float(count) for reason, count in sorted(counts.items())}
+
+    def close(self) -> None:
+        """Close the file."""
+        self._lines.close()

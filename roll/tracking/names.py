@@ -1,0 +1,236 @@
+"""The one metrics namespace: every name a run may log, with its unit, meaning and aggregation.
+
+`docs/metrics.md` is written from this table (`make docs`) and trackers refuse a name that isn't in it, so
+neither can drift. In a pattern, `<word>` stands for one part of a name and a final `*` for any rest. Code
+of users (a loss, an estimator, a filter of their own) logs under `custom/`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class MetricName:
+    """One row of the table."""
+
+    pattern: str
+    unit: str
+    meaning: str
+    aggregation: str
+    """How many values become one: over what, and how."""
+
+
+_M = MetricName
+_RESPONSES = "mean over trained responses"
+_STD_RESPONSES = "standard deviation over trained responses"
+_TOKENS = "mean over action tokens"
+_STD_TOKENS = "standard deviation over action tokens"
+_LOSS_TOKENS = "mean over loss tokens"
+_OPTIMIZER_STEPS = "mean over optimizer steps"
+_VALUE = "value of this step"
+_ITS_RESPONSES = "mean over its responses"
+_GROUPS = "mean over groups"
+_WITHIN_STEP = "sum within the step"
+_EPISODES = "mean over its episodes"
+_TASKS = "mean over its tasks"
+_SAMPLED = "mean over sampled tokens"
+
+GROUPS: dict[str, tuple[MetricName, ...]] = {
+    "Reward": (
+        _M("reward/mean", "reward", "Raw reward, as the reward functions gave it", _RESPONSES),
+        _M("reward/std", "reward", "Its spread", _STD_RESPONSES),
+        _M("reward/max", "reward", "Best raw reward", "max over trained responses"),
+        _M("reward/min", "reward", "Worst raw reward", "min over trained responses"),
+        _M("reward/normalized_mean", "–", "Reward after shaping, normalisation and clipping", _RESPONSES),
+        _M("reward/normalized_std", "–", "Its spread", _STD_RESPONSES),
+        _M("reward/clipped_share", "fraction", "Rewards changed by `reward_clip`", _RESPONSES),
+        _M("reward/<domain>/mean", "reward", "Raw reward in one domain", _ITS_RESPONSES),
+        _M("reward/<domain>/std", "reward", "Its spread", "standard deviation over its responses"),
+        _M("reward/<domain>/part/<part>", "reward", "One named part of it, unweighted", _ITS_RESPONSES),
+    ),
+    "Responses": (
+        _M("response/length_mean", "tokens", "Length of a response", _RESPONSES),
+        _M("response/length_max", "tokens", "Longest response", "max over trained responses"),
+        _M("response/length_min", "tokens", "Shortest response", "min over trained responses"),
+        _M("response/truncated_share", "fraction", "Responses cut off by the length limit", _RESPONSES),
+        _M("prompt/length_mean", "tokens", "Length of a prompt", _RESPONSES),
+        _M("prompt/length_max", "tokens", "Longest prompt", "max over trained responses"),
+        _M("episode/turns_mean", "turns", "Turns of an episode (1 for RLVR)", _RESPONSES),
+        _M("env/<tag>/<metric>", "own", "What an environment reports about its episodes", _EPISODES),
+    ),
+    "Groups and rollouts": (
+        _M("group/zero_signal_share", "fraction", "Groups whose rewards are all equal: no gradient", _GROUPS),
+        _M("group/reward_std_mean", "reward", "Spread of the reward inside a group", _GROUPS),
+        _M("group/size_mean", "responses", "Responses of a group that are trained on", _GROUPS),
+        _M("rollout/groups", "groups", "Groups trained on", "sum"),
+        _M("rollout/responses", "responses", "Responses trained on", "sum"),
+        _M("rollout/started_groups", "groups", "Groups started, over-sampled ones included", "sum"),
+        _M("rollout/filtered_groups", "groups", "Groups dropped by the dynamic filter", "sum"),
+        _M("rollout/filtered_queries", "groups", "Groups dropped by `query_filter_config`", "sum"),
+        _M("rollout/filtered_responses", "responses", "Responses dropped by `response_filter_config`", "sum"),
+        _M("rollout/aborted_groups", "groups", "Groups stopped because the batch was full", "sum"),
+        _M("rollout/aborted_tokens", "tokens", "Tokens sampled for them, wasted", "sum"),
+        _M("rollout/retries", "episodes", "Episodes played again after a failure", "sum"),
+        _M("rollout/failed_<status>", "responses", "Episodes of this status, never trained on", "sum"),
+        _M("rollout/staleness_mean", "versions", "Age of sampled tokens", "mean over loss tokens"),
+        _M("rollout/staleness_max", "versions", "Oldest of them", "max over loss tokens"),
+        _M("dropped/<reason>", "items", "Whatever else left the run; examples are in `dropped.jsonl`", "sum"),
+    ),
+    "Advantages": (
+        _M("advantage/mean", "–", "Advantage as the loss sees it", _TOKENS),
+        _M("advantage/std", "–", "Its spread", _STD_TOKENS),
+        _M("advantage/abs_max", "–", "Largest magnitude", "max over action tokens"),
+        _M("advantage/clipped_share", "fraction", "Advantages changed by `advantage_clip`", _TOKENS),
+        _M("return/mean", "–", "Return that the critic learns", _TOKENS),
+        _M("return/std", "–", "Its spread", _STD_TOKENS),
+    ),
+    "Actor": (
+        _M("actor/loss", "–", "The whole loss", "global denominators, mean over optimizer steps"),
+        _M("actor/pg_loss", "–", "Its policy-gradient term", "as `actor/loss`"),
+        _M("actor/kl_loss", "nats", "Its KL term, before the coefficient", "as `actor/loss`"),
+        _M("actor/entropy_loss", "nats", "Its entropy term, likewise", "as `actor/loss`"),
+        _M("actor/sft_loss", "nats", "Its imitation term on positive samples, likewise", "as `actor/loss`"),
+        _M("actor/entropy", "nats", "Entropy of the sampling distribution", _LOSS_TOKENS),
+        _M("actor/clip_share", "fraction", "Tokens where the clip took the gradient away", _LOSS_TOKENS),
+        _M("actor/clip_low_share", "fraction", "Of those, at the lower bound", _LOSS_TOKENS),
+        _M("actor/clip_high_share", "fraction", "Of those, at the upper bound", _LOSS_TOKENS),
+        _M("actor/dual_clip_share", "fraction", "Tokens at the dual-clip bound", _LOSS_TOKENS),
+        _M("actor/ratio_mean", "–", "New over old probability", _LOSS_TOKENS),
+        _M("actor/ratio_max", "–", "Its largest value", "max over loss tokens"),
+        _M("actor/ratio_min", "–", "Its smallest value", "min over loss tokens"),
+        _M("actor/approx_kl", "nats", "KL from the old policy to the new one, estimated", _LOSS_TOKENS),
+        _M("actor/grad_norm", "–", "Gradient norm before the clip", _OPTIMIZER_STEPS),
+        _M("actor/grad_norm_max", "–", "Its largest value", "max over optimizer steps"),
+        _M("actor/lr", "–", "Learning rate", "last optimizer step"),
+        _M("actor/skipped_steps", "steps", "Optimizer steps left out for a non-finite gradient", "sum"),
+        _M("actor/optimizer_steps", "steps", "Optimizer steps taken", "sum"),
+        _M("actor/loss_tokens", "tokens", "Tokens that counted in the loss", "sum"),
+    ),
+    "Critic": (
+        _M("critic/loss", "–", "Value loss", "global denominators, mean over optimizer steps"),
+        _M("critic/clip_share", "fraction", "Values at the clip", _LOSS_TOKENS),
+        _M("critic/value_mean", "–", "Predicted value", _TOKENS),
+        _M("critic/value_std", "–", "Its spread", _STD_TOKENS),
+        _M("critic/explained_variance", "fraction", "1 - var(return - value) / var(return)", "action tokens"),
+        _M("critic/grad_norm", "–", "Gradient norm before the clip", _OPTIMIZER_STEPS),
+        _M("critic/grad_norm_max", "–", "Its largest value", "max over optimizer steps"),
+        _M("critic/lr", "–", "Learning rate", "last optimizer step"),
+        _M("critic/skipped_steps", "steps", "Optimizer steps left out for a non-finite gradient", "sum"),
+        _M("critic/optimizer_steps", "steps", "Optimizer steps taken", "sum"),
+        _M("critic/loss_tokens", "tokens", "Tokens that counted in the loss", "sum"),
+    ),
+    "Divergences": (
+        _M("mismatch/kl", "nats", "KL from the sampling engine to the trainer, same weights", _SAMPLED),
+        _M("mismatch/ratio_max", "–", "Largest trainer-to-engine ratio", "max over sampled tokens"),
+        _M("mismatch/abs_logprob_max", "nats", "Largest difference of log-probs", "max over sampled tokens"),
+        _M("mismatch/weight_mean", "–", "Train/infer importance weight", _LOSS_TOKENS),
+        _M("mismatch/weight_clipped_share", "fraction", "Weights at their upper bound", _LOSS_TOKENS),
+        _M("mismatch/rejected_share", "fraction", "Tokens masked by a rejection filter", _LOSS_TOKENS),
+        _M("kl/reference", "nats", "KL from the policy to the reference, before the update", _TOKENS),
+        _M("kl/coef", "–", "Coefficient of the KL term in the reward", _VALUE),
+    ),
+    "Validation": (
+        _M("val/accuracy", "fraction", "Right answers", "mean over validation tasks of all domains"),
+        _M("val/<domain>/accuracy", "fraction", "Right answers in one domain", _TASKS),
+        _M("val/<domain>/reward", "reward", "Reward in one domain", _ITS_RESPONSES),
+        _M("val/<domain>/pass_at_<k>", "fraction", "Tasks solved in k responses, unbiased", _TASKS),
+        _M("val/<domain>/length_mean", "tokens", "Length of a response", _ITS_RESPONSES),
+        _M("val/<domain>/failed", "responses", "Responses without a score", "sum"),
+        _M("val/responses", "responses", "Validation responses", "sum"),
+        _M("val/length_mean", "tokens", "Length of a response", "mean over all responses"),
+        _M("val/env/<tag>/<metric>", "own", "What an environment reports in validation", _EPISODES),
+    ),
+    "Amounts": (
+        _M("tokens/prompt", "tokens", "Prompt tokens of the trained responses", "sum"),
+        _M("tokens/response", "tokens", "Response tokens trained on", "sum"),
+        _M("tokens/generated", "tokens", "Tokens sampled, dropped ones included", "sum"),
+        _M("tokens/total", "tokens", "Response tokens since the run began", "sum over steps"),
+        _M("data/epoch", "passes", "Passes over the prompt set", _VALUE),
+        _M("data/<domain>/share", "fraction", "Share of a domain in the batch", _GROUPS),
+    ),
+    "Time and machine (differ between equal runs)": (
+        _M("time/<span>", "s", "Seconds in a span and the spans inside; `time/step`: the step", _WITHIN_STEP),
+        _M("time/<span>/self", "s", "Seconds in a span without the spans inside", _WITHIN_STEP),
+        _M("time/controller", "s", "Part of the step not spent waiting for workers", _WITHIN_STEP),
+        _M("time/controller_share", "fraction", "The same, of `time/step`", _VALUE),
+        _M("throughput/tokens_per_second", "tokens/s", "Trained tokens, prompts too, per step time", _VALUE),
+        _M("throughput/generated_per_second", "tokens/s", "Tokens sampled, per generation time", _VALUE),
+        _M("throughput/responses_per_second", "1/s", "Trained responses, per step time", _VALUE),
+        _M("memory/<role>_gib", "GiB", "Peak device memory of a role", "max over its workers"),
+        _M("memory/host_gib", "GiB", "Resident memory of the controller", _VALUE),
+    ),
+    "Your own": (_M("custom/*", "own", "Of your own loss or filter", "as you merge them"),),
+}
+
+TIMING_PREFIXES = ("time/", "throughput/", "memory/")
+"""Names that differ between two runs that computed the same."""
+
+_BEGIN, _END = "<!-- table: begin (make docs) -->", "<!-- table: end -->"
+
+
+def is_timing(name: str) -> bool:
+    """True for a metric that depends on the machine's mood, and is left out when runs are compared."""
+    return name.startswith(TIMING_PREFIXES)
+
+
+def undocumented(names: Iterable[str]) -> list[str]:
+    """Those of `names` that the table doesn't have."""
+    return [name for name in names if not _matches(name)]
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Assert that every name is in the table; the message gives the nearest ones."""
+    unknown = undocumented(names)
+    if not unknown:
+        return
+    patterns = [metric.pattern for group in GROUPS.values() for metric in group]
+    near = difflib.get_close_matches(unknown[0], patterns, n=3, cutoff=0.5)
+    raise AssertionError(
+        f"undocumented metric names {unknown}; nearest to {unknown[0]!r}: {near or 'none'}. "
+        "Add a row to roll/tracking/names.py and run `make docs`, or log under custom/"
+    )
+
+
+def markdown_table() -> str:
+    """The table as `docs/metrics.md` shows it."""
+    lines: list[str] = []
+    for title, group in GROUPS.items():
+        lines += [f"### {title}", "", "| name | unit | meaning | aggregation |", "|---|---|---|---|"]
+        lines += [f"| `{m.pattern}` | {m.unit} | {m.meaning} | {m.aggregation} |" for m in group]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def with_table(page: str) -> str:
+    """`page` with what stands between its markers replaced by the table."""
+    before, begin, rest = page.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not begin or not end:
+        raise ValueError(f"the page needs the markers {_BEGIN!r} and {_END!r}, in this order")
+    return f"{before}{_BEGIN}\n\n{markdown_table()}\n{_END}{after}"
+
+
+def update_page(path: Path) -> None:
+    """Write the table into the page at `path`, between its markers."""
+    path.write_text(with_table(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def _regex(pattern: str) -> str:
+    parts = re.split(r"(<\w+>|\*$)", pattern)
+    return "".join(".+" if p == "*" else "[^/]+" if p.startswith("<") else re.escape(p) for p in parts)
+
+
+@lru_cache(maxsize=1)
+def _all_names() -> re.Pattern[str]:
+    return re.compile("|".join(_regex(metric.pattern) for group in GROUPS.values() for metric in group))
+
+
+@lru_cache(maxsize=4096)
+def _matches(name: str) -> bool:
+    return _all_names().fullmatch(name) is not None

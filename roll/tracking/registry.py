@@ -1,0 +1,140 @@
+"""Trackers by name, and the one object a pipeline logs to."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from roll.tracking.base import Destination, Sample, Tracker, TrackingError
+from roll.tracking.jsonl import JsonlTracker
+from roll.tracking.names import check_names
+from roll.tracking.stdout import StdoutTracker
+from roll.tracking.tensorboard import TensorboardTracker
+
+TRACKERS: dict[str, Callable[..., Tracker]] = {
+    "jsonl": JsonlTracker,
+    "stdout": StdoutTracker,
+    "tensorboard": TensorboardTracker,
+}
+
+_NOT_OPTIONS = frozenset({"self", "destination", "file"})
+
+
+class MultiTracker(Tracker):
+    """Several trackers as one. Refuses undocumented names, and names the tracker that fails."""
+
+    def __init__(self, trackers: Mapping[str, Tracker]) -> None:
+        self._trackers = dict(trackers)
+        self._last_step: int | None = None
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log to each tracker.
+
+        Raises:
+            AssertionError: for a name that `roll/tracking/names.py` doesn't document, or a step out of order.
+            TrackingError: when a tracker fails; names it.
+        """
+        check_names(metrics)
+        assert self._last_step is None or step > self._last_step, (
+            f"step {step} logged after step {self._last_step}; a step is logged once, with all its metrics"
+        )
+        self._last_step = step
+        for name, tracker in self._trackers.items():
+            try:
+                tracker.log(step, metrics)
+            except Exception as error:
+                raise _failed(name, f"logging step {step}", error) from error
+
+    def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
+        """Show samples in each tracker that can."""
+        for name, tracker in self._trackers.items():
+            try:
+                tracker.log_samples(step, samples)
+            except Exception as error:
+                raise _failed(name, f"logging the samples of step {step}", error) from error
+
+    def finish(self, summary: Mapping[str, float]) -> None:
+        """Close every tracker, also after one has failed; then raise the first failure."""
+        failure: TrackingError | None = None
+        for name, tracker in self._trackers.items():
+            try:
+                tracker.finish(summary)
+            except Exception as error:  # noqa: BLE001 - raised below, once the others are closed
+                failure = failure or _failed(name, "closing", error)
+        if failure is not None:
+            raise failure
+
+
+def check_trackers(names: Sequence[str], kwargs: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise `ValueError` for an unknown or repeated tracker, or options that a tracker doesn't have.
+
+    Args:
+        names: `track_with`.
+        kwargs: `tracker_kwargs`: options by tracker name.
+    """
+    for name in names:
+        if name not in TRACKERS:
+            expected = f"expected one of {sorted(TRACKERS)}{_near(name, TRACKERS)}"
+            raise ValueError(f"track_with: unknown tracker {name!r}; {expected}")
+        if list(names).count(name) > 1:
+            raise ValueError(f"track_with: {name!r} is named twice in {list(names)}")
+    for name, options in kwargs.items():
+        if name not in names:
+            raise ValueError(
+                f"tracker_kwargs.{name}: track_with is {list(names)}; add {name!r} or remove these"
+            )
+        known = _options(TRACKERS[name])
+        for option in options:
+            if option not in known:
+                expected = f"expected one of {known}" if known else f"{name!r} has no options"
+                raise ValueError(
+                    f"tracker_kwargs.{name}.{option}: unknown option; {expected}{_near(option, known)}"
+                )
+
+
+def build_trackers(
+    names: Sequence[str],
+    kwargs: Mapping[str, Mapping[str, Any]],
+    folder: Path,
+    resume_step: int | None,
+) -> MultiTracker:
+    """Open the trackers of a run.
+
+    Args:
+        names: `track_with`, any of `TRACKERS`; empty for none.
+        kwargs: `tracker_kwargs`: options by tracker name.
+        folder: Where trackers write; made if absent.
+        resume_step: Step of the checkpoint this run goes on from: records of later steps are discarded.
+        None for
+            a run that starts from nothing.
+
+    Raises:
+        ValueError: see `check_trackers`; nothing is opened then.
+        TrackingError: when a tracker can't be opened; names it.
+    """
+    check_trackers(names, kwargs)
+    folder.mkdir(parents=True, exist_ok=True)
+    destination = Destination(folder, resume_step)
+    trackers: dict[str, Tracker] = {}
+    for name in names:
+        try:
+            trackers[name] = TRACKERS[name](destination, **kwargs.get(name, {}))
+        except (OSError, ImportError) as error:
+            raise _failed(name, f"opening {folder}", error) from error
+    return MultiTracker(trackers)
+
+
+def _options(tracker: Callable[..., Tracker]) -> list[str]:
+    return [name for name in inspect.signature(tracker).parameters if name not in _NOT_OPTIONS]
+
+
+def _near(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f". Did you mean {near[0]!r}?" if near else ""
+
+
+def _failed(name: str, doing: str, error: Exception) -> TrackingError:
+    return TrackingError(f"tracker {name!r} failed while {doing}: {type(error).__name__}: {error}")

@@ -1,0 +1,128 @@
+"""`stdout`: a live table on a terminal; elsewhere (a pipe, a file, CI) one plain line a step."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from roll.tracking.base import Destination, Sample, Tracker
+
+_logger = logging.getLogger(__name__)
+_SAMPLE_CHARS = 160
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """One number of the table."""
+
+    title: str
+    metric: str
+    format: Callable[[float], str]
+
+
+COLUMNS = (
+    _Column("reward", "reward/mean", "{:.3f}".format),
+    _Column("accuracy", "val/accuracy", "{:.1%}".format),
+    _Column("length", "response/length_mean", "{:.1f}".format),
+    _Column("kl mismatch", "mismatch/kl", "{:.1e}".format),
+    _Column("loss", "actor/loss", "{:+.4f}".format),
+    _Column("grad norm", "actor/grad_norm", "{:.3f}".format),
+    _Column("tokens/s", "throughput/tokens_per_second", "{:,.0f}".format),
+    _Column("step time", "time/step", "{:.1f}s".format),
+)
+_MISSING = "-"
+
+
+class StdoutTracker(Tracker):
+    """What a person watches. Missing numbers (no validation at this step, say) show as `-`."""
+
+    def __init__(
+        self,
+        destination: Destination,
+        *,
+        live: bool | None = None,
+        rows: int = 20,
+        file: TextIO | None = None,
+    ) -> None:
+        """Choose between table and lines.
+
+        Args:
+            destination: Unused but for the resume note: a terminal keeps nothing.
+            live: True for the table, False for lines, None to decide by whether the output is a terminal.
+            rows: Steps that the table shows, the latest.
+            file: Where to write; None for the process's standard output.
+        """
+        if rows < 1:
+            raise ValueError(f"tracker_kwargs.stdout.rows must be >= 1, got {rows}")
+        self._file = sys.stdout if file is None else file
+        self._rows: deque[tuple[str, ...]] = deque(maxlen=rows)
+        self._live: Live | None = None
+        terminal = bool(getattr(self._file, "isatty", lambda: False)())
+        if terminal if live is None else live:
+            console = Console(file=self._file, force_terminal=True)
+            self._live = Live(self._table(), console=console, auto_refresh=False)
+            self._live.start()
+        if destination.resume_step is not None:
+            self._line(f"resumed after step {destination.resume_step}")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add a row or print a line."""
+        cells = tuple(c.format(metrics[c.metric]) if c.metric in metrics else _MISSING for c in COLUMNS)
+        if self._live is None:
+            pairs = zip((column.title for column in COLUMNS), cells, strict=True)
+            named = [f"{title} {cell}" for title, cell in pairs if cell != _MISSING]
+            self._line("  ".join([f"step {step}", *named]))
+            return
+        self._rows.append((str(step), *cells))
+        self._live.update(self._table(), refresh=True)
+
+    def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
+        """Print a line a sample: the end of its prompt and the start of its response."""
+        for sample in samples:
+            prompt, response = sample.prompt[-_SAMPLE_CHARS:], sample.response[:_SAMPLE_CHARS]
+            about = f"sample  step {step}  {sample.domain}  reward {sample.reward:.3g}"
+            self._line(f"{about}  {prompt!r} -> {response!r}")
+
+    def finish(self, summary: Mapping[str, float]) -> None:
+        """Leave the table as it stands. The closing summary is the pipeline's to print."""
+        del summary
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _table(self) -> Table:
+        table = Table(title=None, pad_edge=False)
+        table.add_column("step", justify="right")
+        for column in COLUMNS:
+            table.add_column(column.title, justify="right", no_wrap=True)
+        for row in self._rows:
+            table.add_row(*row)
+        return table
+
+    def _line(self, text: str) -> None:
+        if self._live is not None:
+            self._live.console.print(text, markup=False, highlight=False)
+            return
+        encoding = getattr(self._file, "encoding", None) or "utf-8"
+        try:
+            self._file.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+            self._file.flush()
+        except BrokenPipeError:
+            self._reader_left()
+
+    def _reader_left(self) -> None:
+        """A reader such as `head` is done; training isn't. Other trackers keep the record."""
+        _logger.warning("standard output was closed by its reader; the run goes on without the table")
+        if self._file is sys.stdout:
+            # Whatever else writes there, the flush at exit included, would fail too.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        self._file = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - lives as long as the tracker

@@ -1,0 +1,107 @@
+"""The closing words of a run: did it learn, how fast, where the time went, where the files are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+_SMALL_SHARE = 0.005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """What a finished run has to say."""
+
+    exp_name: str
+    steps: int
+    wall_seconds: float
+    """From start to end, loading included."""
+    accuracy_before: Mapping[str, float]
+    """By domain, fractions; empty without `val_before_train`."""
+    accuracy_after: Mapping[str, float]
+    tokens: int
+    """Response tokens trained on."""
+    step_seconds: float
+    """Seconds inside training steps."""
+    spans: Mapping[str, float]
+    """Seconds by what they went to, over the whole run, without overlap. What is left is `other`."""
+    files: Mapping[str, Path]
+    """Where things are, by what they are."""
+
+    def metrics(self) -> dict[str, float]:
+        """The final numbers, for `Tracker.finish`."""
+        values = {f"accuracy_before/{domain}": value for domain, value in self.accuracy_before.items()}
+        values.update({f"accuracy_after/{domain}": value for domain, value in self.accuracy_after.items()})
+        values.update(steps=self.steps, wall_seconds=self.wall_seconds)
+        values["tokens_per_second"] = self.tokens_per_second
+        return values
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Response tokens trained on per second of training steps."""
+        return self.tokens / self.step_seconds if self.step_seconds > 0 else 0.0
+
+
+def render(summary: RunSummary) -> RenderableType:
+    """Something for `rich` to print."""
+    headline = Text(f"{summary.exp_name}: {summary.steps} steps in {_duration(summary.wall_seconds)}", "bold")
+    speed = f"{summary.tokens_per_second:,.0f} tokens/s ({summary.tokens:,} response tokens)"
+    parts: list[RenderableType] = [headline, Text(speed)]
+    if summary.accuracy_before or summary.accuracy_after:
+        parts += [Text(), _accuracy(summary)]
+    if summary.spans:
+        parts += [Text(), _times(summary)]
+    if summary.files:
+        parts += [Text(), _files(summary)]
+    return Group(*parts)
+
+
+def _accuracy(summary: RunSummary) -> Table:
+    table = Table("held-out accuracy", title_justify="left")
+    for title in ("before", "after", "change"):
+        table.add_column(title, justify="right")
+    for domain in sorted({*summary.accuracy_before, *summary.accuracy_after}):
+        before, after = summary.accuracy_before.get(domain), summary.accuracy_after.get(domain)
+        change = "-" if before is None or after is None else f"{100 * (after - before):+.1f} points"
+        table.add_row(domain, _percent(before), _percent(after), change)
+    return table
+
+
+def _times(summary: RunSummary) -> Table:
+    table = Table("where the time went")
+    table.add_column("time", justify="right")
+    table.add_column("share", justify="right")
+    rows = sorted(summary.spans.items(), key=lambda item: -item[1])
+    other = summary.wall_seconds - sum(summary.spans.values())
+    if summary.wall_seconds > 0 and other / summary.wall_seconds >= _SMALL_SHARE:
+        rows.append(("other", other))
+    for name, seconds in rows:
+        share = seconds / summary.wall_seconds if summary.wall_seconds > 0 else 0.0
+        table.add_row(name, _duration(seconds), f"{share:.1%}")
+    return table
+
+
+def _files(summary: RunSummary) -> Table:
+    """Without a frame and folded: a path must survive a narrow terminal and be easy to copy."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(overflow="fold")
+    for what, path in summary.files.items():
+        table.add_row(what, Text(str(path)))
+    return table
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s"

@@ -1,0 +1,114 @@
+"""Where the time of a step goes: nested spans, and the controller's own share.
+
+`with timers.span("step"):` around a step and `with timers.span("generate", waits=True):` around the calls
+in it that wait for workers give seconds by name, with and without the spans inside, and what was left to
+the controller.
+
+A span belongs to one thread and to synchronous code. Time spent inside one episode (generation, reward)
+overlaps with that of others, so it belongs to `Trajectory.spans`, not here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+STEP = "step"
+"""The span that a share is a share of."""
+
+
+@dataclass
+class _Frame:
+    """An open span."""
+
+    name: str
+    start: float
+    inside: float = 0.0
+    """Seconds of the spans directly inside this one."""
+    waited: float = 0.0
+    """Seconds of waiting inside this one."""
+
+
+@dataclass
+class _Total:
+    """What the closed spans of one name add up to."""
+
+    inclusive: float = 0.0
+    exclusive: float = 0.0
+    waited: float = 0.0
+    has_inside: bool = False
+
+
+class Timers:
+    """Seconds by span name since the last `result`. Threads may time at once; their spans add up by name."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._totals: dict[str, _Total] = {}
+        self._open = threading.local()
+
+    @contextmanager
+    def span(self, name: str, *, waits: bool = False) -> Iterator[None]:
+        """Time the body; it counts even when the body raises.
+
+        Args:
+            name: One word; spans of one name add up within a step.
+            waits: True when the body waits for workers, so that its time is not the controller's own.
+        """
+        assert name.isidentifier(), f"a span name is one word, got {name!r}"
+        stack = self._stack()
+        frame = _Frame(name, self._clock())
+        stack.append(frame)
+        try:
+            yield
+        finally:
+            seconds = self._clock() - frame.start
+            top = stack.pop()
+            assert top is frame, f"span {name!r} closed before {top.name!r}; spans don't cross coroutines"
+            self._close(frame, seconds, waits, stack)
+
+    def result(self) -> dict[str, float]:
+        """Seconds since the last call, by metric name, and start anew.
+
+        `time/<span>` includes the spans inside; `time/<span>/self`, present where there were any,
+        doesn't. When a `step` span was closed, `time/controller` is the part of it not spent waiting, on
+        the thread that opened it, and `time/controller_share` that part as a fraction.
+        """
+        assert not self._stack(), f"result() inside the open span {self._stack()[-1].name!r}"
+        with self._lock:
+            totals, self._totals = self._totals, {}
+        values: dict[str, float] = {}
+        for name, total in sorted(totals.items()):
+            values[f"time/{name}"] = total.inclusive
+            if total.has_inside:
+                values[f"time/{name}/self"] = total.exclusive
+        step = totals.get(STEP)
+        if step is not None:
+            own = step.inclusive - step.waited
+            values["time/controller"] = own
+            values["time/controller_share"] = own / step.inclusive if step.inclusive > 0 else 0.0
+        return values
+
+    def _stack(self) -> list[_Frame]:
+        if not hasattr(self._open, "stack"):
+            self._open.stack = []
+        return self._open.stack
+
+    def _close(self, frame: _Frame, seconds: float, waits: bool, around: list[_Frame]) -> None:
+        waited = seconds if waits else frame.waited
+        if around:
+            around[-1].inside += seconds
+            around[-1].waited += waited
+        # A span inside one of its own name is already in the outer one's inclusive time.
+        repeated = any(outer.name == frame.name for outer in around)
+        with self._lock:
+            total = self._totals.setdefault(frame.name, _Total())
+            total.exclusive += seconds - frame.inside
+            total.has_inside |= frame.inside > 0
+            if not repeated:
+                total.inclusive += seconds
+                total.waited += waited
