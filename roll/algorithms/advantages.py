@@ -1,0 +1,311 @@
+"""Advantage estimators: how good was each token (or response) compared with what was to be expected?
+
+The functions take plain tensors and can be called on their own. B rows (responses), T tokens; `action_mask`
+is True where the policy chose the token; rows of one prompt share a number in `group_index`. A group whose
+members all have the same reward, a group of one included, has advantage 0.
+
+`ADVANTAGES` maps the names of `adv_estimator` in YAML to adapters from `AdvantageInputs`. To add an
+estimator, write a function `(AdvantageInputs) -> (advantages [B, T], returns [B, T])` under
+`@register_advantage("name")`. """
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from roll.algorithms.gigpo import StepInputs, gigpo, step_reinforce
+from roll.algorithms.groups import group_moments, group_sum
+from roll.algorithms.masking import (
+    as_bool,
+    at_least_float32,
+    masked_mean,
+    masked_sum,
+    require_shape,
+    zero_outside,
+)
+from roll.algorithms.normalization import whiten
+from roll.algorithms.registry import look_up, registering
+from roll.types.metrics import Metrics
+
+
+def gae(
+    rewards: Tensor, values: Tensor, action_mask: Tensor, *, gamma: float, lam: float
+) -> tuple[Tensor, Tensor]:
+    """Generalized advantage estimation over action tokens (arXiv:1506.02438).
+
+    delta_t = r_t + gamma V_{t+1} - V_t,   A_t = delta_t + gamma lam A_{t+1}
+
+    t + 1 is the next *action* token: padding and environment replies are stepped over and cost no discount.
+    After the last action comes a terminal state of value 0. Returns are A + V, before any whitening.
+
+    Args:
+        rewards: [B, T]; only entries on action tokens count.
+        values: [B, T], V before token t is chosen.
+        action_mask: bool [B, T].
+        gamma: discount per action token.
+        lam: 1 is Monte Carlo minus V, 0 is one-step temporal difference.
+
+    Returns:
+        (advantages, returns), both [B, T], zero outside `action_mask`.
+    """
+    mask = as_bool(action_mask)
+    rewards, values = zero_outside(rewards, mask), zero_outside(values, mask)
+    advantages = torch.zeros_like(rewards)
+    next_advantage = rewards.new_zeros(rewards.shape[0])  # [B]
+    next_value = rewards.new_zeros(rewards.shape[0])  # [B]
+    for t in reversed(range(rewards.shape[1])):
+        acting = mask[:, t]
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        next_advantage = torch.where(acting, delta + gamma * lam * next_advantage, next_advantage)
+        next_value = torch.where(acting, values[:, t], next_value)
+        advantages[:, t] = next_advantage * acting
+    return advantages, zero_outside(advantages + values, mask)
+
+
+def reinforce_return(rewards: Tensor, action_mask: Tensor, *, gamma: float) -> Tensor:
+    """Discounted reward-to-go over action tokens, G_t = r_t + gamma G_{t+1}; [B, T], zero outside the mask."""
+    advantages, _ = gae(
+        rewards, torch.zeros_like(at_least_float32(rewards)), action_mask, gamma=gamma, lam=1.0
+    )
+    return advantages
+
+
+def grpo(rewards: Tensor, group_index: Tensor, *, eps: float = 1e-6) -> Tensor:
+    """(r - mean_g) / (std_g + eps), unbiased std (arXiv:2402.03300). `rewards`, `group_index` [B] -> [B]."""
+    group = group_moments(rewards, group_index)
+    return _like((rewards - group.mean) / (group.std + eps), rewards)
+
+
+def dr_grpo(rewards: Tensor, group_index: Tensor) -> Tensor:
+    """r - mean_g without the std (arXiv:2503.20783), [B]; its loss goes with `seq-mean-token-sum-norm`."""
+    return _like(rewards - group_moments(rewards, group_index).mean, rewards)
+
+
+def rloo(rewards: Tensor, group_index: Tensor) -> Tensor:
+    """r_i - mean of the others of the group (arXiv:2402.14740), [B]; 0 in a group of one."""
+    group = group_moments(rewards, group_index)
+    # r_i - (n mean - r_i) / (n - 1) = (r_i - mean) n / (n - 1)
+    return _like((rewards - group.mean) * group.size / (group.size - 1).clamp(min=1), rewards)
+
+
+def opo(rewards: Tensor, lengths: Tensor, group_index: Tensor) -> Tensor:
+    """r - sum(l r) / sum(l) over the group: the optimal baseline weighs by length (arXiv:2505.23585).
+
+    `rewards`, `lengths` (action tokens), `group_index` are [B]. A group of empty responses uses the plain
+    mean. """
+    require_shape("lengths", lengths, tuple(rewards.shape), "[B]")
+    _, inverse, size = torch.unique(group_index, return_inverse=True, return_counts=True)
+    group, wide = group_moments(rewards, group_index), lengths.to(torch.float64)
+    total = group_sum(wide, inverse, len(size))
+    weighted = group_sum(wide * rewards, inverse, len(size)) / total.clamp(min=1)
+    use_plain = (total[inverse] == 0) | ~group.has_signal
+    return _like(rewards - torch.where(use_plain, group.mean, weighted[inverse]), rewards)
+
+
+def gpg(rewards: Tensor, group_index: Tensor) -> Tensor:
+    """alpha (r - mean_g), alpha = rows / rows in groups with signal (arXiv:2504.02546), [B].
+
+    The factor makes up for the groups whose members all agree and so add nothing to the batch's gradient.
+    """
+    group = group_moments(rewards, group_index)
+    alpha = rewards.shape[0] / max(int(group.has_signal.sum()), 1)
+    return _like(alpha * (rewards - group.mean), rewards)
+
+
+def remax(rewards: Tensor, greedy_rewards: Tensor) -> Tensor:
+    """r(sampled) - r(greedy response of the same prompt) (arXiv:2310.10505), [B]."""
+    require_shape("greedy_rewards", greedy_rewards, tuple(rewards.shape), "[B]")
+    return at_least_float32(rewards) - greedy_rewards
+
+
+def reinforce_plus_plus(token_rewards: Tensor, action_mask: Tensor, *, gamma: float) -> tuple[Tensor, Tensor]:
+    """REINFORCE++ (arXiv:2501.03262): token returns, KL penalty included, whitened over the global batch.
+
+    Returns:
+        (advantages, returns), both [B, T]; the returns aren't whitened.
+    """
+    returns = reinforce_return(token_rewards, action_mask, gamma=gamma)
+    return whiten(returns, action_mask), returns
+
+
+def reinforce_plus_plus_baseline(rewards: Tensor, action_mask: Tensor, group_index: Tensor) -> Tensor:
+    """REINFORCE++ with baseline (arXiv:2501.03262): r - mean_g on every action token, whitened over the batch.
+
+    A group of one has no baseline: it gets 0 and doesn't count in the whitening. `rewards` [B] -> [B, T].
+    """
+    compared = as_bool(action_mask) & (group_moments(rewards, group_index).size > 1).unsqueeze(1)
+    return whiten(to_tokens(dr_grpo(rewards, group_index), action_mask), compared)
+
+
+def to_tokens(per_row: Tensor, action_mask: Tensor) -> Tensor:
+    """[B] -> [B, T]: the row's number on each of its action tokens, 0 elsewhere."""
+    require_shape("per_row", per_row, (action_mask.shape[0],), "[B]")
+    return zero_outside(per_row.unsqueeze(1).expand(action_mask.shape), action_mask)
+
+
+def _like(advantages: Tensor, rewards: Tensor) -> Tensor:
+    """Group statistics are float64; advantages have the precision of the rewards, at least float32."""
+    return advantages.to(at_least_float32(rewards).dtype)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AdvantageInputs:
+    """What an estimator may use; hyper-parameters that only some estimators read are theirs to ignore."""
+
+    rewards: Tensor
+    """[B], after shaping and normalisation."""
+    token_rewards: Tensor
+    """[B, T], the row's reward on its last action token, minus the KL penalty per token when asked for."""
+    action_mask: Tensor
+    """bool [B, T]"""
+    group_index: Tensor
+    """int64 [B]"""
+    gamma: float = 1.0
+    lam: float = 1.0
+    values: Tensor | None = None
+    """[B, T], from the critic; `gae` needs them."""
+    greedy_rewards: Tensor | None = None
+    """[B], reward of the greedy response to the row's prompt; `remax` needs them."""
+    steps: StepInputs | None = None
+    """Turns, their rewards and states; `gigpo` and `step_reinforce` need them."""
+
+    def __post_init__(self) -> None:
+        rows, shape = (self.action_mask.shape[0],), tuple(self.action_mask.shape)
+        require_shape("rewards", self.rewards, rows, "[B]")
+        require_shape("group_index", self.group_index, rows, "[B]")
+        require_shape("token_rewards", self.token_rewards, shape, "[B, T]")
+        if self.values is not None:
+            require_shape("values", self.values, shape, "[B, T]")
+        broken = (~torch.isfinite(at_least_float32(self.rewards))).nonzero().flatten().tolist()
+        if broken:
+            raise ValueError(
+                f"rewards of rows {broken[:8]} are not finite; a failed reward is a status: drop the row"
+            )
+
+    @property
+    def episode_rewards(self) -> Tensor:
+        """[B], the sum of each row's token rewards, KL penalty included; its reward if it has no action token."""
+        totals = masked_sum(self.token_rewards, self.action_mask, dim=1)
+        return torch.where(as_bool(self.action_mask).any(1), totals, self.rewards.to(totals.dtype))
+
+    @property
+    def lengths(self) -> Tensor:
+        """int64 [B], action tokens per row."""
+        return as_bool(self.action_mask).sum(1)
+
+
+AdvantageFn: TypeAlias = Callable[[AdvantageInputs], tuple[Tensor, Tensor]]
+"""-> (advantages, returns), both [B, T]."""
+
+
+def _needed(inputs: AdvantageInputs, field: str, estimator: str) -> Tensor:
+    tensor = getattr(inputs, field)
+    if tensor is None:
+        raise ValueError(f"adv_estimator {estimator!r} needs {field}, got none")
+    return tensor
+
+
+def _per_row(estimator: Callable[[AdvantageInputs], Tensor]) -> AdvantageFn:
+    """An estimator with one number per response, put on all its action tokens; returns are the advantages."""
+
+    def compute(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
+        advantages = to_tokens(estimator(inputs), inputs.action_mask)
+        return advantages, advantages
+
+    return compute
+
+
+def _gae(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
+    values = _needed(inputs, "values", "gae")
+    return gae(inputs.token_rewards, values, inputs.action_mask, gamma=inputs.gamma, lam=inputs.lam)
+
+
+def _reinforce(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
+    returns = reinforce_return(inputs.token_rewards, inputs.action_mask, gamma=inputs.gamma)
+    return returns, returns
+
+
+def _reinforce_plus_plus_baseline(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
+    advantages = reinforce_plus_plus_baseline(inputs.episode_rewards, inputs.action_mask, inputs.group_index)
+    return advantages, advantages
+
+
+def _remax(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
+    greedy = _needed(inputs, "greedy_rewards", "remax")
+    returns = reinforce_return(inputs.token_rewards, inputs.action_mask, gamma=1.0)
+    return zero_outside(returns - greedy.unsqueeze(1), inputs.action_mask), returns
+
+
+def _steps(inputs: AdvantageInputs, estimator: str) -> StepInputs:
+    if inputs.steps is None:
+        raise ValueError(
+            f"adv_estimator {estimator!r} needs steps (turns, their rewards and states), got none"
+        )
+    return inputs.steps
+
+
+def _gigpo(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
+    steps = _steps(inputs, "gigpo")
+    advantages = gigpo(inputs.episode_rewards, inputs.group_index, steps, inputs.action_mask)
+    return advantages, advantages
+
+
+def _step_reinforce(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
+    advantages = step_reinforce(_steps(inputs, "step_reinforce"), inputs.action_mask)
+    return advantages, advantages
+
+
+ADVANTAGES: dict[str, AdvantageFn] = {
+    "gae": _gae,
+    "reinforce": _reinforce,
+    "reinforce_plus_plus": lambda i: reinforce_plus_plus(i.token_rewards, i.action_mask, gamma=i.gamma),
+    "reinforce_plus_plus_baseline": _reinforce_plus_plus_baseline,
+    "grpo": _per_row(lambda i: grpo(i.episode_rewards, i.group_index)),
+    "dr_grpo": _per_row(lambda i: dr_grpo(i.episode_rewards, i.group_index)),
+    "rloo": _per_row(lambda i: rloo(i.episode_rewards, i.group_index)),
+    "opo": _per_row(lambda i: opo(i.episode_rewards, i.lengths, i.group_index)),
+    "gpg": _per_row(lambda i: gpg(i.episode_rewards, i.group_index)),
+    "remax": _remax,
+    "gigpo": _gigpo,
+    "step_reinforce": _step_reinforce,
+}
+
+
+def register_advantage(name: str) -> Callable[[AdvantageFn], AdvantageFn]:
+    """Decorator: make an estimator available as `adv_estimator: name`."""
+    return registering(ADVANTAGES, "adv_estimator", name)
+
+
+def compute_advantages(name: str, inputs: AdvantageInputs) -> tuple[Tensor, Tensor, Metrics]:
+    """Run the estimator called `name` and say how much signal there was.
+
+    Returns:
+        (advantages, returns, metrics); both tensors [B, T] without gradient, zero outside `action_mask`.
+    """
+    with torch.no_grad():
+        advantages, returns = look_up(ADVANTAGES, "adv_estimator", name)(inputs)
+    shape = tuple(inputs.action_mask.shape)
+    require_shape(f"advantages of {name!r}", advantages, shape, "[B, T]")
+    require_shape(f"returns of {name!r}", returns, shape, "[B, T]")
+    return advantages, returns, _signal_metrics(advantages, inputs)
+
+
+def _signal_metrics(advantages: Tensor, inputs: AdvantageInputs) -> Metrics:
+    metrics, mask = Metrics(), as_bool(inputs.action_mask)
+    group = group_moments(inputs.rewards, inputs.group_index)
+    share_of_group = 1 / group.size.to(torch.float64)  # a group's rows add up to 1
+    groups = float(share_of_group.sum())
+    metrics.add_mean(
+        "advantages/zero_signal_groups", float((share_of_group * ~group.has_signal).sum()), groups
+    )
+    metrics.add_mean("advantages/groups_of_one", float((group.size == 1).sum()), groups)
+    tokens = int(mask.sum())
+    if tokens:
+        metrics.add_mean("advantages/mean", float(masked_mean(advantages, mask)) * tokens, tokens)
+        metrics.add_max("advantages/max", float(advantages[mask].max()))
+        metrics.add_min("advantages/min", float(advantages[mask].min()))
+    return metrics

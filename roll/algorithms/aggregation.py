@@ -1,0 +1,92 @@
+"""From a loss per token to one number, with the sizes of the *whole* mini-batch given by the caller.
+
+Every mode is a sum over rows divided by global sizes, so adding up micro-batches and ranks gives exactly the
+loss (and the gradient) of the whole mini-batch, however it was split. In every mode the mask multiplies the
+loss. """
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from torch import Tensor
+
+from roll.algorithms.masking import as_bool, masked_sum, require_shape
+from roll.types.batch import Denominators
+
+AggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+
+
+def aggregate(
+    loss: Tensor,
+    mask: Tensor,
+    denominators: Denominators,
+    *,
+    mode: AggMode,
+    norm_length: float | None = None,
+    row_weights: Tensor | None = None,
+) -> Tensor:
+    """This micro-batch's share of the mini-batch loss.
+
+    token-mean                sum_i w_i sum_t l_it / tokens                       (DAPO, arXiv:2503.14476)
+    seq-mean-token-sum        sum_i w_i sum_t l_it / sequences
+    seq-mean-token-mean       sum_i w_i (sum_t l_it / n_i) / sequences            (GRPO, arXiv:2402.03300)
+    seq-mean-token-sum-norm   sum_i w_i sum_t l_it / norm_length / sequences      (Dr.GRPO, arXiv:2503.20783)
+
+    Args:
+        loss: [B, T].
+        mask: bool [B, T], the tokens that count.
+        denominators: tokens and sequences of the whole mini-batch over all ranks, rows of weight 0 left out.
+        mode: see above; n_i is the row's own number of masked tokens.
+        norm_length: the constant of `seq-mean-token-sum-norm`, e.g. the maximum response length.
+        row_weights: [B]; multiplies the row's part of the numerator. None is 1 everywhere.
+
+    Returns:
+        A scalar, at least float32; 0 (with a gradient of 0) for an empty mask.
+    """
+    if mode not in get_args(AggMode):
+        raise ValueError(f"unknown loss_agg_mode {mode!r}; expected one of {', '.join(get_args(AggMode))}")
+    mask = as_bool(mask)
+    require_shape("mask", mask, tuple(loss.shape), "the shape of loss")
+    if row_weights is not None:
+        require_shape("row_weights", row_weights, (mask.shape[0],), "[B]")
+        mask = mask & (row_weights != 0).unsqueeze(1)  # so that 0 * inf can't arise
+    rows = masked_sum(loss, mask, dim=1)
+    if mode == "seq-mean-token-mean":
+        rows = rows / mask.sum(1).clamp(min=1)
+    if mode == "seq-mean-token-sum-norm":
+        rows = rows / _positive_length(norm_length)
+    if row_weights is not None:
+        rows = rows * row_weights
+    size = denominators.tokens if mode == "token-mean" else denominators.sequences
+    return rows.sum() / (size if size > 0 else 1.0)
+
+
+def _positive_length(norm_length: float | None) -> float:
+    if norm_length is None or norm_length <= 0:
+        raise ValueError(
+            f"seq-mean-token-sum-norm divides by a constant length > 0, got {norm_length}; "
+            "give the maximum response length"
+        )
+    return norm_length
+
+
+def denominators_of(mask: Tensor, row_weights: Tensor | None = None) -> Denominators:
+    """Sizes of a batch that is all here: masked tokens, rows with at least one; rows of weight 0 left out."""
+    mask = as_bool(mask)
+    if row_weights is not None:
+        require_shape("row_weights", row_weights, (mask.shape[0],), "[B]")
+        mask = mask & (row_weights != 0).unsqueeze(1)
+    return Denominators(tokens=float(mask.sum()), sequences=float(mask.any(1).sum()))
+
+
+def aggregate_whole(
+    loss: Tensor,
+    mask: Tensor,
+    *,
+    mode: AggMode,
+    norm_length: float | None = None,
+    row_weights: Tensor | None = None,
+) -> Tensor:
+    """`aggregate` for a batch that is all here: the denominators come from its own mask."""
+    sizes = denominators_of(mask, row_weights)
+    return aggregate(loss, mask, sizes, mode=mode, norm_length=norm_length, row_weights=row_weights)

@@ -1,0 +1,114 @@
+"""Step-level credit for multi-turn episodes: GiGPO (arXiv:2505.10978) and step-level REINFORCE.
+
+B rows (trajectories), N turns, T tokens. A turn is one response of the policy; its state is what it was
+shown. """
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from roll.algorithms.groups import joint_index
+from roll.algorithms.masking import as_bool, at_least_float32, require_shape, zero_outside
+from roll.algorithms.normalization import GroupMethod, normalize_grouped
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StepInputs:
+    """The turns of each trajectory and how to weigh them."""
+
+    turn_index: Tensor
+    """int64 [B, T], number of the turn that an action token belongs to; ignored outside the action mask."""
+    turn_rewards: Tensor
+    """[B, N], reward of each turn; ignored where there was no turn."""
+    state_index: Tensor
+    """int64 [B, N], equal numbers for equal states; negative where there was no turn."""
+    gamma: float = 1.0
+    """Discount per turn (`step_reward_gamma`)."""
+    episode_weight: float = 1.0
+    step_weight: float = 1.0
+    method: GroupMethod = "mean_std"
+    """How scores are compared within a group."""
+
+    def __post_init__(self) -> None:
+        require_shape("state_index", self.state_index, tuple(self.turn_rewards.shape), "[B, N]")
+
+    @property
+    def turn_mask(self) -> Tensor:
+        """bool [B, N], True where there was a turn."""
+        return self.state_index >= 0
+
+
+def step_returns(turn_rewards: Tensor, turn_mask: Tensor, *, gamma: float) -> Tensor:
+    """Discounted reward-to-go per turn, G_n = r_n + gamma G_{n+1}; [B, N], zero outside `turn_mask`."""
+    mask = as_bool(turn_mask)
+    rewards = zero_outside(turn_rewards, mask)
+    returns = torch.zeros_like(rewards)
+    ahead = rewards.new_zeros(rewards.shape[0])
+    for n in reversed(range(rewards.shape[1])):
+        ahead = torch.where(mask[:, n], rewards[:, n] + gamma * ahead, ahead)
+        returns[:, n] = ahead * mask[:, n]
+    return returns
+
+
+def step_groups(group_index: Tensor, state_index: Tensor) -> Tensor:
+    """int64 [B, N]: turns agree when they are in the same state *of the same task group*.
+
+    The same picture in another task (another goal, another seed) is another state.
+    """
+    tasks = group_index.unsqueeze(1).expand(state_index.shape)
+    return joint_index(tasks.reshape(-1), state_index.reshape(-1)).reshape(state_index.shape)
+
+
+def gigpo(rewards: Tensor, group_index: Tensor, steps: StepInputs, action_mask: Tensor) -> Tensor:
+    """A = w_e A_episode + w_s A_step (arXiv:2505.10978).
+
+    A_episode compares the episode rewards of a task group; A_step compares the step returns of the turns that
+    met the same state within the same task group. A group of one, of episodes or of turns, gives 0.
+
+    Args:
+        rewards: [B], of the episodes.
+        group_index: int64 [B].
+        steps: turns, states and weights.
+        action_mask: bool [B, T].
+
+    Returns:
+        [B, T], the same number on all tokens of a turn.
+    """
+    present = steps.turn_mask
+    episode = normalize_grouped(rewards, group_index, method=steps.method)
+    returns = step_returns(steps.turn_rewards, present, gamma=steps.gamma)
+    per_turn = torch.zeros_like(returns)
+    groups = step_groups(group_index, steps.state_index)
+    per_turn[present] = normalize_grouped(returns[present], groups[present], method=steps.method).to(
+        returns.dtype
+    )
+    joint = steps.episode_weight * episode.unsqueeze(1) + steps.step_weight * per_turn
+    return turns_to_tokens(joint, steps.turn_index, action_mask)
+
+
+def step_reinforce(steps: StepInputs, action_mask: Tensor) -> Tensor:
+    """Step-level REINFORCE: every token of a turn gets the turn's discounted reward-to-go, [B, T].
+
+    `steps.method` normalises the returns over all turns of the batch; `identity` leaves them as they are.
+    """
+    present = steps.turn_mask
+    returns = step_returns(steps.turn_rewards, present, gamma=steps.gamma)
+    per_turn = torch.zeros_like(returns)
+    per_turn[present] = normalize_grouped(returns[present], None, method=steps.method).to(returns.dtype)
+    return turns_to_tokens(per_turn, steps.turn_index, action_mask)
+
+
+def turns_to_tokens(per_turn: Tensor, turn_index: Tensor, action_mask: Tensor) -> Tensor:
+    """[B, N] -> [B, T]: each action token gets the number of its turn, others 0."""
+    mask = as_bool(action_mask)
+    require_shape("turn_index", turn_index, tuple(mask.shape), "[B, T]")
+    turns = torch.where(mask, turn_index, torch.zeros_like(turn_index))
+    if turns.numel() and (int(turns.min()) < 0 or int(turns.max()) >= per_turn.shape[1]):
+        raise ValueError(
+            f"turn_index of action tokens runs from {int(turns.min())} to {int(turns.max())}, "
+            f"but there are turns 0 to {per_turn.shape[1] - 1}"
+        )
+    return zero_outside(at_least_float32(per_turn).gather(1, turns), mask)

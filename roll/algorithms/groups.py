@@ -1,0 +1,105 @@
+"""Statistics of the rows that share a prompt (or a state, or a tag).
+
+A group is given by an int64 index per row. All sums run over sorted values in float64, so a group's
+statistics are bit-identical in whatever order, and from whichever engine, its members arrived. """
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from roll.algorithms.masking import as_bool, require_shape
+from roll.types.metrics import Metrics
+
+
+@dataclass(frozen=True, eq=False)
+class GroupMoments:
+    """Per row, the statistics of its group; all [B]."""
+
+    mean: Tensor
+    """float64; exactly the common value when all members agree."""
+    std: Tensor
+    """float64, unbiased; exactly 0 for a group of one and for a group without spread."""
+    size: Tensor
+    """int64, members of the row's group."""
+
+    @property
+    def has_signal(self) -> Tensor:
+        """bool [B], False where all members have the same value: nothing to learn from comparing them."""
+        return self.std > 0
+
+
+def index_of(names: Sequence[str]) -> Tensor:
+    """int64 [B]: equal names get equal numbers, counted in order of appearance."""
+    numbers: dict[str, int] = {}
+    return torch.tensor([numbers.setdefault(name, len(numbers)) for name in names], dtype=torch.int64)
+
+
+def batch_index(values: Tensor) -> Tensor:
+    """int64 [B] of zeros: the whole batch as one group."""
+    return torch.zeros(values.shape[0], dtype=torch.int64, device=values.device)
+
+
+def joint_index(*indices: Tensor) -> Tensor:
+    """int64 [B]: rows agree exactly when they agree in every one of `indices` (each [B])."""
+    return torch.unique(torch.stack(indices, dim=1), dim=0, return_inverse=True)[1]
+
+
+def group_sum(values: Tensor, inverse: Tensor, num_groups: int) -> Tensor:
+    """float64 [G], the sum of each group, independent of the order of rows."""
+    values = values.to(torch.float64)
+    order = values.argsort()
+    sums = torch.zeros(num_groups, dtype=torch.float64, device=values.device)
+    return sums.index_add(0, inverse[order], values[order])
+
+
+def group_moments(values: Tensor, group_index: Tensor) -> GroupMoments:
+    """Mean, unbiased std and size of each row's group. `values` [B], `group_index` int64 [B]."""
+    require_shape("group_index", group_index, tuple(values.shape), "[B]")
+    if values.dim() != 1:
+        raise ValueError(f"group statistics need one value per row, got shape {tuple(values.shape)}")
+    wide = values.to(torch.float64)
+    _, inverse, size = torch.unique(group_index, return_inverse=True, return_counts=True)
+    groups = len(size)
+    mean = group_sum(wide, inverse, groups) / size
+    squares = group_sum((wide - mean[inverse]).square(), inverse, groups)
+    std = (squares / (size - 1).clamp(min=1)).sqrt()
+    # n equal float64 values need not average to that value exactly; without this a group without spread gets
+    # 1e-11.
+    empty = wide.new_zeros(groups)
+    low = empty.scatter_reduce(0, inverse, wide, "amin", include_self=False)
+    high = empty.scatter_reduce(0, inverse, wide, "amax", include_self=False)
+    mean, std = torch.where(low == high, low, mean), torch.where(low == high, empty, std)
+    return GroupMoments(mean=mean[inverse], std=std[inverse], size=size[inverse])
+
+
+def surviving_rows(
+    group_index: Tensor, survived: Tensor, *, min_survivors: int = 2
+) -> tuple[Tensor, Metrics]:
+    """Rows to keep when some members failed: a group goes on with its survivors, or is dropped if too few.
+
+    A failed row is never scored 0: that would move the mean of its group.
+
+    Args:
+        group_index: int64 [B].
+        survived: bool [B], False for a member whose episode or reward failed for reasons outside the policy.
+        min_survivors: smallest group that still says something; 2 for group-relative advantages.
+
+    Returns:
+        (keep, metrics): bool [B], and counts of failed rows, dropped groups and rows dropped with them.
+    """
+    survived = as_bool(survived)
+    require_shape("survived", survived, tuple(group_index.shape), "[B]")
+    _, inverse, size = torch.unique(group_index, return_inverse=True, return_counts=True)
+    alive = torch.zeros_like(size).index_add(0, inverse, survived.to(torch.int64))
+    dropped = alive < min_survivors
+    keep = survived & ~dropped[inverse]
+    metrics = Metrics()
+    metrics.add_sum("groups/failed_rows", float((~survived).sum()))
+    metrics.add_sum("groups/incomplete", float(((alive < size) & ~dropped).sum()))
+    metrics.add_sum("groups/dropped", float(dropped.sum()))
+    metrics.add_sum("groups/dropped_rows", float((survived & ~keep).sum()))
+    return keep, metrics

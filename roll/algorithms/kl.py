@@ -1,0 +1,137 @@
+"""KL divergence to a reference: estimators with finite gradients, and the coefficient's controllers.
+
+With d = logp - ref_logp of the sampled token (joschu.net/blog/kl-approx):
+    kl (k1) d      abs |d|      mse (k2) d^2/2      low_var_kl (k3) e^-d - 1 + d      full  sum_v p (log p -
+    log q)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from roll.algorithms.masking import LOG_RATIO_BOUND, as_bool, require_shape, zero_outside
+
+KLKind = Literal["kl", "abs", "mse", "low_var_kl", "full"]
+KLGradient = Literal["own", "unbiased"]
+
+K3_BOUND = 10.0
+"""Largest value of `low_var_kl` that is reported; its gradient goes on beyond."""
+
+
+def kl_divergence(
+    logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, *, kind: KLKind, gradient: KLGradient = "own"
+) -> Tensor:
+    """Per-token KL(policy || reference); gradients flow into `logprobs` only.
+
+    Args:
+        logprobs: [B, T] of the sampled tokens; for `full` [B, T, V] log-probs (or logits) over the
+        vocabulary. ref_logprobs: same shape, of the reference. mask: bool [B, T]. kind: the estimator, see
+        the module's docstring. gradient: `own` differentiates the estimator. `unbiased` keeps its value and
+        takes the gradient of `mse`,
+            d * dlogp, whose expectation under the policy is the gradient of the KL; that of `kl` itself has
+            mean 0, so a loss made of `kl` needs `unbiased` to do anything. Ignored by `full`, which is exact.
+
+    Returns:
+        [B, T], 0 outside `mask`.
+    """
+    if kind not in get_args(KLKind):
+        raise ValueError(f"unknown KL estimator {kind!r}; expected one of {get_args(KLKind)}")
+    if gradient not in get_args(KLGradient):
+        raise ValueError(f"unknown KL gradient {gradient!r}; expected one of {get_args(KLGradient)}")
+    require_shape("ref_logprobs", ref_logprobs, tuple(logprobs.shape), "the shape of logprobs")
+    if kind == "full":
+        return full_kl(logprobs, ref_logprobs, mask)
+    require_shape("mask", mask, tuple(logprobs.shape), "[B, T]")
+    diff = zero_outside(logprobs, mask) - zero_outside(ref_logprobs.detach(), mask)
+    value = _estimate(diff, kind)
+    if gradient == "unbiased":
+        value = _with_gradient(value, diff, slope=diff)
+    return value
+
+
+def _estimate(diff: Tensor, kind: KLKind) -> Tensor:
+    if kind == "kl":
+        return diff
+    if kind == "abs":
+        return diff.abs()
+    if kind == "mse":
+        return diff.square() / 2
+    bounded = diff.detach().clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    ratio = (-bounded).exp()
+    # expm1 keeps the digits that exp - 1 loses near 0, where most tokens are.
+    value = ((-bounded).expm1() + bounded).clamp(max=K3_BOUND)
+    return _with_gradient(value, diff, slope=1 - ratio)
+
+
+def _with_gradient(value: Tensor, diff: Tensor, slope: Tensor) -> Tensor:
+    """`value` with d value / d diff = `slope`: clamping would zero the gradient where it is needed most."""
+    return value.detach() + slope.detach() * (diff - diff.detach())
+
+
+def full_kl(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """sum_v p_v (log p_v - log q_v), exact; a token that the policy gives probability 0 adds 0.
+
+    Args:
+        logprobs: [B, T, V] log-probs or logits of the policy.
+        ref_logprobs: [B, T, V], of the reference.
+        mask: bool [B, T].
+
+    Returns:
+        [B, T], 0 outside `mask`.
+    """
+    if logprobs.dim() != 3:
+        raise ValueError(
+            f"KL `full` needs log-probs over the vocabulary, [B, T, V], got shape {tuple(logprobs.shape)}; "
+            "with log-probs of the sampled tokens use `low_var_kl`"
+        )
+    require_shape("mask", mask, tuple(logprobs.shape[:2]), "[B, T]")
+    inside = as_bool(mask).unsqueeze(-1)
+    logp = zero_outside(logprobs, inside).log_softmax(dim=-1)
+    logq = zero_outside(ref_logprobs.detach(), inside).log_softmax(dim=-1)
+    possible = logp > -torch.inf
+    # Both sides are made finite before the product: 0 * inf is NaN, and so is its gradient.
+    terms = logp.exp() * (zero_outside(logp, possible) - zero_outside(logq, possible))
+    return zero_outside(terms.sum(-1), mask)
+
+
+@dataclass(frozen=True, slots=True)
+class FixedKL:
+    """A KL coefficient that never moves."""
+
+    def update(self, coef: float, kl: float, n: int) -> float:  # noqa: ARG002
+        """The same coefficient."""
+        return coef
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveKL:
+    """Steers the KL towards `target` (arXiv:1909.08593). Pure: the caller keeps the coefficient."""
+
+    target: float
+    """KL to aim at, nats per token, > 0."""
+    horizon: float
+    """Samples over which the coefficient may move by a factor of about 1.2, > 0."""
+
+    def __post_init__(self) -> None:
+        if self.target <= 0 or self.horizon <= 0:
+            raise ValueError(
+                f"adaptive KL needs target_kl > 0 and kl_horizon > 0, got {self.target} and {self.horizon}"
+            )
+
+    def update(self, coef: float, kl: float, n: int) -> float:
+        """coef * (1 + clip(kl / target - 1, -0.2, 0.2) * n / horizon), never below 0; call once per step.
+
+        Args:
+            coef: current coefficient.
+            kl: mean KL per token over the whole step, all domains together.
+            n: samples in the step.
+        """
+        if not math.isfinite(kl):
+            raise ValueError(f"the measured KL is {kl}; the coefficient can't be adapted to it")
+        error = min(max(kl / self.target - 1, -0.2), 0.2)
+        return max(coef * (1 + error * n / self.horizon), 0.0)

@@ -1,0 +1,334 @@
+"""Policy and value losses per token; `aggregation.aggregate` makes one number of them.
+
+With rho = exp(logp - old_logp), A the advantage and sg a stop-gradient. Every loss returns [B, T], zero
+outside the mask, and metrics that add up over micro-batches and ranks. To add a loss, write a function
+`(PolicyLossInputs, *, options...) -> PolicyLoss` under `@register_policy_loss("name")`; its keyword options
+are its hyper-parameters. """
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from roll.algorithms.corrections import at_level
+from roll.algorithms.masking import as_bool, bounded_exp, masked_sum, require_shape, zero_outside
+from roll.algorithms.registry import look_up, registering
+from roll.types.metrics import Metrics
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PolicyLossInputs:
+    """One micro-batch. Whatever lies outside the mask, NaN included, has no effect on losses or gradients."""
+
+    logprobs: Tensor
+    """[B, T], of the sampled tokens under the weights being trained; carries the gradient."""
+    old_logprobs: Tensor
+    """[B, T], before this step's updates (the proximal policy); constant."""
+    advantages: Tensor
+    """[B, T], or [B] for one number per response; constant."""
+    mask: Tensor
+    """bool [B, T], the tokens that count."""
+    rollout_logprobs: Tensor | None = None
+    """[B, T], under the policy that sampled (the behaviour policy); `decoupled_ppo` needs them."""
+
+    def __post_init__(self) -> None:
+        shape = tuple(self.logprobs.shape)
+        mask, per_token = as_bool(self.mask), self.advantages
+        if per_token.dim() == 1:
+            require_shape("advantages", per_token, shape[:1], "[B]")
+            per_token = per_token.unsqueeze(1).expand(shape)
+        require_shape("mask", mask, shape, "[B, T]")
+        require_shape("old_logprobs", self.old_logprobs, shape, "[B, T]")
+        require_shape("advantages", per_token, shape, "[B, T] or [B]")
+        clean = {
+            "logprobs": zero_outside(self.logprobs, mask),
+            "old_logprobs": zero_outside(self.old_logprobs.detach(), mask),
+            "advantages": zero_outside(per_token.detach(), mask),
+            "mask": mask,
+        }
+        if self.rollout_logprobs is not None:
+            require_shape("rollout_logprobs", self.rollout_logprobs, shape, "[B, T]")
+            clean["rollout_logprobs"] = zero_outside(self.rollout_logprobs.detach(), mask)
+        for name, tensor in clean.items():
+            object.__setattr__(self, name, tensor)
+
+    @property
+    def log_ratio(self) -> Tensor:
+        """logp - old_logp, [B, T], zero outside the mask."""
+        return self.logprobs - self.old_logprobs
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyLoss:
+    """A loss per token and what to log about it."""
+
+    loss: Tensor
+    """[B, T], zero outside the mask."""
+    metrics: Metrics
+
+
+PolicyLossFn: TypeAlias = Callable[..., PolicyLoss]
+"""(inputs, *, options...) -> PolicyLoss"""
+
+RatioType = Literal["token", "segment"]
+
+
+def ppo(
+    inputs: PolicyLossInputs,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+    ratio_type: RatioType = "token",
+) -> PolicyLoss:
+    """PPO: max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)) (arXiv:1707.06347).
+
+    Args:
+        inputs: the micro-batch.
+        clip_low: > 0 and < 1; DAPO's clip-higher (arXiv:2503.14476) is 0.2 / 0.28.
+        clip_high: > 0.
+        dual_clip: c > 1: for A < 0 the loss is at most -c A (arXiv:1912.09729), usually 3; None disables it.
+        ratio_type: `segment` takes the geometric mean ratio of each turn's response instead of the token's.
+    """
+    ratio = bounded_exp(at_level(inputs.log_ratio, inputs.mask, ratio_type))
+    return _clipped(inputs, ratio, clip_low, clip_high, dual_clip)
+
+
+def gspo(inputs: PolicyLossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> PolicyLoss:
+    """GSPO (arXiv:2507.18071), token form: PPO's clip on s_t = sg(s) exp(logp_t - sg(logp_t)).
+
+    s = exp(mean log-ratio of the response).
+    The sequence ratio decides clipping and scale, each token's gradient is weighed by its own advantage; the
+    paper aggregates with `seq-mean-token-mean` and clips by about 3e-4 / 4e-4, for s stays close to 1. """
+    sequence = at_level(inputs.log_ratio.detach(), inputs.mask, "geometric")
+    ratio = bounded_exp(sequence + inputs.logprobs - inputs.logprobs.detach())
+    return _clipped(inputs, ratio, clip_low, clip_high, dual_clip=None)
+
+
+def decoupled_ppo(
+    inputs: PolicyLossInputs,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+    behave_cap: float | None = None,
+) -> PolicyLoss:
+    """PPO around the proximal policy, weighted by pi_prox / pi_behave (arXiv:2505.24298).
+
+    `old_logprobs` are the proximal policy's, `rollout_logprobs` the behaviour policy's; `behave_cap`
+    truncates the weight. """
+    if inputs.rollout_logprobs is None:
+        raise ValueError(
+            "policy loss 'decoupled_ppo' needs rollout_logprobs (of the policy that sampled), got none"
+        )
+    weight = bounded_exp(inputs.old_logprobs - inputs.rollout_logprobs)
+    if behave_cap is not None:
+        weight = weight.clamp(max=_positive("behave_cap", behave_cap))
+    clipped = ppo(inputs, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+    _add_mean(clipped.metrics, "behave_weight", weight, inputs.mask)
+    return PolicyLoss(clipped.loss * weight, clipped.metrics)
+
+
+def cispo(inputs: PolicyLossInputs, *, clip_low: float = 1.0, clip_high: float = 0.28) -> PolicyLoss:
+    """CISPO: -sg(clip(rho, 1 - clip_low, 1 + clip_high)) A logp (arXiv:2506.13585).
+
+    No token loses its gradient. The paper sets no lower bound, which is `clip_low: 1`.
+    """
+    ratio = bounded_exp(inputs.log_ratio)
+    return _weighted_reinforce(inputs, ratio, ratio.clamp(1 - clip_low, 1 + clip_high))
+
+
+def tis(inputs: PolicyLossInputs, *, lower: float = 0.0, upper: float = 1.0) -> PolicyLoss:
+    """Truncated importance sampling as a policy loss: -sg(clip(rho, lower, upper)) A logp."""
+    if not 0 <= lower < upper:
+        raise ValueError(f"policy loss 'tis' needs 0 <= lower < upper, got lower={lower}, upper={upper}")
+    ratio = bounded_exp(inputs.log_ratio)
+    return _weighted_reinforce(inputs, ratio, ratio.clamp(lower, upper))
+
+
+def topr(
+    inputs: PolicyLossInputs,
+    *,
+    positive_weight: float = 1.0,
+    negative_weight: float = 1.0,
+    level: Literal["sequence", "token"] = "sequence",
+) -> PolicyLoss:
+    """Tapered off-policy REINFORCE (arXiv:2503.14286): -w sg(taper) A logp.
+
+    The taper is 1 for A >= 0, and for A < 0 the ratio of the whole trajectory, prod_t rho_t, clamped to [0,
+    1]. With `level: token` it is each token's own ratio, a different algorithm of the same shape. """
+    ratio = bounded_exp(at_level(inputs.log_ratio, inputs.mask, level))
+    negative = inputs.advantages < 0
+    taper = torch.where(
+        negative, negative_weight * ratio.clamp(max=1.0), torch.full_like(ratio, positive_weight)
+    )
+    return _weighted_reinforce(inputs, ratio, taper)
+
+
+def reinforce(inputs: PolicyLossInputs) -> PolicyLoss:
+    """-A logp: the plain policy gradient, without any ratio (also the loss of GPG, arXiv:2504.02546)."""
+    return _weighted_reinforce(inputs, bounded_exp(inputs.log_ratio), torch.ones_like(inputs.logprobs))
+
+
+def kimi15(
+    inputs: PolicyLossInputs, *, tau: float = 0.1, level: Literal["sequence", "token"] = "sequence"
+) -> PolicyLoss:
+    """Kimi k1.5's mirror descent: -A logp + tau / 2 (log-ratio)^2 (arXiv:2501.12599, equation 3).
+
+    The paper's log-ratio is the whole response's; its square is spread evenly over the response's n tokens,
+    so `seq-mean-token-sum` gives the paper's loss. With `level: token` each token has its own square. """
+    log_ratio = at_level(inputs.log_ratio, inputs.mask, level)
+    penalty = tau / 2 * log_ratio.square()
+    if level == "sequence":
+        penalty = penalty / inputs.mask.sum(1, keepdim=True).clamp(min=1)
+    loss = zero_outside(penalty - inputs.advantages * inputs.logprobs, inputs.mask)
+    metrics = _ratio_metrics(bounded_exp(inputs.log_ratio), inputs.mask)
+    _add_mean(metrics, "kimi15_penalty", penalty, inputs.mask)
+    return PolicyLoss(loss, metrics)
+
+
+def sapo(inputs: PolicyLossInputs, *, tau_pos: float = 1.0, tau_neg: float = 1.05) -> PolicyLoss:
+    """SAPO: -A (4 / tau) sigmoid(tau (rho - 1)), tau_pos for A > 0, else tau_neg (arXiv:2511.20347).
+
+    A soft gate instead of a clip: the gradient is that of -A rho at rho = 1 and fades smoothly away from it.
+    """
+    _positive("tau_pos", tau_pos)
+    _positive("tau_neg", tau_neg)
+    ratio = bounded_exp(inputs.log_ratio)
+    tau = torch.where(inputs.advantages > 0, torch.full_like(ratio, tau_pos), torch.full_like(ratio, tau_neg))
+    gate = 4 / tau * torch.sigmoid(tau * (ratio - 1))
+    return PolicyLoss(
+        zero_outside(-inputs.advantages * gate, inputs.mask), _ratio_metrics(ratio, inputs.mask)
+    )
+
+
+def _clipped(
+    inputs: PolicyLossInputs, ratio: Tensor, clip_low: float, clip_high: float, dual_clip: float | None
+) -> PolicyLoss:
+    if not 0 < clip_low <= 1 or clip_high <= 0:
+        raise ValueError(
+            f"clipping needs 0 < clip_low <= 1 and clip_high > 0, got {clip_low} and {clip_high}"
+        )
+    plain = -inputs.advantages * ratio
+    bounded = -inputs.advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
+    loss = torch.maximum(plain, bounded)
+    metrics = _ratio_metrics(ratio, inputs.mask)
+    _add_mean(metrics, "clip_fraction", bounded > plain, inputs.mask)
+    _add_mean(metrics, "clip_high_fraction", (bounded > plain) & (inputs.advantages > 0), inputs.mask)
+    if dual_clip is not None:
+        if dual_clip <= 1:
+            raise ValueError(f"dual_clip must be > 1, got {dual_clip}; null disables it")
+        ceiling = -dual_clip * inputs.advantages
+        limited = (inputs.advantages < 0) & (loss > ceiling)
+        loss = torch.where(limited, ceiling, loss)
+        _add_mean(metrics, "dual_clip_fraction", limited, inputs.mask)
+    return PolicyLoss(zero_outside(loss, inputs.mask), metrics)
+
+
+def _weighted_reinforce(inputs: PolicyLossInputs, ratio: Tensor, weight: Tensor) -> PolicyLoss:
+    """-sg(weight) A logp."""
+    metrics = _ratio_metrics(ratio, inputs.mask)
+    _add_mean(metrics, "loss_weight", weight.detach(), inputs.mask)
+    loss = -weight.detach() * inputs.advantages * inputs.logprobs
+    return PolicyLoss(zero_outside(loss, inputs.mask), metrics)
+
+
+def _positive(name: str, value: float) -> float:
+    if value <= 0:
+        raise ValueError(f"{name} must be > 0, got {value}")
+    return value
+
+
+def _add_mean(metrics: Metrics, name: str, values: Tensor, mask: Tensor) -> None:
+    metrics.add_mean(f"actor/{name}", float(masked_sum(values.detach(), mask)), float(mask.sum()))
+
+
+def _ratio_metrics(ratio: Tensor, mask: Tensor) -> Metrics:
+    metrics, ratio = Metrics(), ratio.detach()
+    _add_mean(metrics, "ratio", ratio, mask)
+    if bool(mask.any()):
+        metrics.add_max("actor/ratio_max", float(ratio[mask].max()))
+        metrics.add_min("actor/ratio_min", float(ratio[mask].min()))
+    _add_mean(metrics, "ppo_kl", ratio - 1 - ratio.log(), mask)
+    return metrics
+
+
+POLICY_LOSSES: dict[str, PolicyLossFn] = {
+    "ppo": ppo,
+    "gspo": gspo,
+    "decoupled_ppo": decoupled_ppo,
+    "cispo": cispo,
+    "tis": tis,
+    "topr": topr,
+    "topr_token": partial(topr, level="token"),
+    "reinforce": reinforce,
+    "kimi15": kimi15,
+    "sapo": sapo,
+}
+
+
+def register_policy_loss(name: str) -> Callable[[PolicyLossFn], PolicyLossFn]:
+    """Decorator: make a policy loss available by `name`."""
+    return registering(POLICY_LOSSES, "policy loss", name)
+
+
+def policy_loss_options(name: str) -> dict[str, Any]:
+    """The hyper-parameters of a loss and their defaults."""
+    parameters = list(inspect.signature(look_up(POLICY_LOSSES, "policy loss", name)).parameters.values())
+    return {p.name: p.default for p in parameters[1:]}
+
+
+def policy_loss(name: str, inputs: PolicyLossInputs, options: Mapping[str, Any] | None = None) -> PolicyLoss:
+    """The loss called `name` with these options; an option that it doesn't have raises."""
+    options, known = options or {}, policy_loss_options(name)
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise ValueError(f"policy loss {name!r} has no option {unknown}; it has {sorted(known)}")
+    return look_up(POLICY_LOSSES, "policy loss", name)(inputs, **options)
+
+
+def value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, *, clip: float | None
+) -> tuple[Tensor, Metrics]:
+    """0.5 max((V - R)^2, (clip(V, V_old +- clip) - R)^2) per token (PPO's value clipping).
+
+    Args:
+        values: [B, T], with gradient.
+        old_values: [B, T], V before this step's updates.
+        returns: [B, T].
+        mask: bool [B, T].
+        clip: how far V may move from V_old; None is the plain squared error.
+
+    Returns:
+        (loss [B, T] zero outside `mask`, metrics).
+    """
+    mask = as_bool(mask)
+    for name, tensor in (("old_values", old_values), ("returns", returns), ("mask", mask)):
+        require_shape(name, tensor, tuple(values.shape), "[B, T]")
+    values = zero_outside(values, mask)
+    old, target = zero_outside(old_values.detach(), mask), zero_outside(returns.detach(), mask)
+    loss, metrics = (values - target).square(), Metrics()
+    if clip is not None:
+        _positive("value_clip", clip)
+        moved = torch.maximum(torch.minimum(values, old + clip), old - clip)
+        limited = (moved - target).square()
+        metrics.add_mean("critic/clip_fraction", float(masked_sum(limited > loss, mask)), float(mask.sum()))
+        loss = torch.maximum(loss, limited)
+    metrics.add_mean("critic/value", float(masked_sum(values.detach(), mask)), float(mask.sum()))
+    return zero_outside(0.5 * loss, mask), metrics
+
+
+def entropy_loss(entropy: Tensor, mask: Tensor) -> Tensor:
+    """-entropy per token: minimising it keeps the policy random. [B, T], zero outside `mask`."""
+    return -zero_outside(entropy, mask)
+
+
+def sft_loss(logprobs: Tensor, mask: Tensor) -> Tensor:
+    """-logp per token: imitate these tokens. [B, T], zero outside `mask`."""
+    return -zero_outside(logprobs, mask)

@@ -1,0 +1,173 @@
+"""Normalisation of rewards and advantages: mean and std each over batch, group or a running estimate.
+
+Penalties and shaping come before normalisation. A std of 0 (a group of one, or without spread) never divides:
+such values are centred only, so they stay bounded. """
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from roll.algorithms.groups import batch_index, group_moments
+from roll.algorithms.masking import as_bool, at_least_float32, masked_moments, require_shape, zero_outside
+
+Source = Literal["batch", "group", "running"]
+GroupMethod = Literal["mean_std", "mean", "asym_clip", "identity"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunningMoments:
+    """Mean and spread of everything seen so far (Chan et al.). Immutable: `update` returns a new one."""
+
+    count: int = 0
+    mean: float = 0.0
+    m2: float = 0.0
+    """Sum of squared deviations from the mean."""
+
+    @property
+    def std(self) -> float:
+        """Unbiased standard deviation; 0 for fewer than two values."""
+        return math.sqrt(self.m2 / (self.count - 1)) if self.count > 1 else 0.0
+
+    def update(self, values: Tensor) -> RunningMoments:
+        """Fold in all entries of `values`."""
+        wide = values.detach().to(torch.float64).flatten()
+        if wide.numel() == 0:
+            return self
+        mean = wide.mean()
+        return self.merge(RunningMoments(wide.numel(), float(mean), float((wide - mean).square().sum())))
+
+    def merge(self, other: RunningMoments) -> RunningMoments:
+        """The moments of both sets of values together."""
+        count = self.count + other.count
+        if count == 0:
+            return self
+        delta = other.mean - self.mean
+        mean = self.mean + delta * other.count / count
+        return RunningMoments(count, mean, self.m2 + other.m2 + delta**2 * self.count * other.count / count)
+
+    def state(self) -> dict[str, float]:
+        """Plain numbers for a checkpoint; `RunningMoments(**state)` restores."""
+        return asdict(self)
+
+
+def norm_sources(
+    reward_norm: Source | None, *, reward_shift: bool, reward_scale: bool
+) -> tuple[Source | None, Source | None]:
+    """(source of the mean, source of the std): `reward_shift` is the mean only, `reward_scale` the std only."""
+    if reward_norm is None:
+        return None, None
+    only_one = reward_shift != reward_scale
+    return (reward_norm if reward_shift or not only_one else None), (
+        reward_norm if reward_scale or not only_one else None
+    )
+
+
+def normalize_rewards(
+    rewards: Tensor,
+    group_index: Tensor,
+    *,
+    mean: Source | None,
+    std: Source | None,
+    running: RunningMoments | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """(r - mean) / (std + eps), mean and std each from its own source; unbiased std.
+
+    Args:
+        rewards: [B].
+        group_index: int64 [B], rows of one prompt share an index.
+        mean: where the mean comes from; None subtracts nothing.
+        std: where the std comes from; None divides by nothing. A std of 0 divides by nothing either.
+        running: the running estimate, already updated with these rewards; needed for the source `running`.
+        eps: added to the std.
+
+    Returns:
+        [B].
+    """
+    centre, _ = _moments(rewards, group_index, mean, running)
+    _, spread = _moments(rewards, group_index, std, running)
+    shifted = rewards.to(torch.float64) - centre
+    scaled = torch.where(spread > 0, shifted / (spread + eps), shifted)
+    return scaled.to(at_least_float32(rewards).dtype)
+
+
+def _moments(
+    rewards: Tensor, group_index: Tensor, source: Source | None, running: RunningMoments | None
+) -> tuple[Tensor, Tensor]:
+    """(mean, std) per row, float64 [B]; zeros for no source."""
+    if source is None:
+        zeros = torch.zeros(rewards.shape, dtype=torch.float64, device=rewards.device)
+        return zeros, zeros
+    if source == "running":
+        if running is None:
+            raise ValueError("normalisation over a running estimate needs `running`, got None")
+        ones = torch.ones(rewards.shape, dtype=torch.float64, device=rewards.device)
+        return ones * running.mean, ones * running.std
+    if source not in get_args(Source):
+        raise ValueError(
+            f"unknown source of normalisation {source!r}; expected one of {get_args(Source)} or None"
+        )
+    moments = group_moments(rewards, batch_index(rewards) if source == "batch" else group_index)
+    return moments.mean, moments.std
+
+
+def normalize_grouped(
+    scores: Tensor, group_index: Tensor | None, *, method: GroupMethod, eps: float = 1e-6
+) -> Tensor:
+    """Agentic reward normalisation (RAGEN, arXiv:2504.20073).
+
+    The grouping is the index: state, task group (`traj_group`), tag (`tags`, `inductive`), or None for the
+    batch.
+
+    Args:
+        scores: [B].
+        group_index: int64 [B], or None to normalise over the whole batch.
+        method: `mean_std`; `mean`; `asym_clip` = mean_std clamped to [-1, 3]; `identity`.
+        eps: added to the std.
+
+    Returns:
+        [B]; a group of one gives 0 for every method but `identity`.
+    """
+    if method not in get_args(GroupMethod):
+        raise ValueError(f"unknown normalisation method {method!r}; expected one of {get_args(GroupMethod)}")
+    if method == "identity":
+        return at_least_float32(scores)
+    index = batch_index(scores) if group_index is None else group_index
+    normed = normalize_rewards(
+        scores, index, mean="group", std=None if method == "mean" else "group", eps=eps
+    )
+    return normed.clamp(-1.0, 3.0) if method == "asym_clip" else normed
+
+
+def whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True, eps: float = 1e-8) -> Tensor:
+    """(x - mean) / sqrt(var + eps) over all masked entries of the batch; unbiased variance.
+
+    Args:
+        values: [B, T].
+        mask: bool [B, T].
+        shift_mean: False adds the mean back, so that only the scale changes.
+        eps: added to the variance.
+
+    Returns:
+        [B, T], 0 outside `mask`. An empty mask gives zeros.
+    """
+    require_shape("mask", mask, tuple(values.shape), "the shape of values")
+    mean, variance = masked_moments(values, mask)
+    whitened = (values.to(torch.float64) - mean) * torch.rsqrt(variance + eps)
+    if not shift_mean:
+        whitened = whitened + mean
+    return zero_outside(whitened.to(at_least_float32(values).dtype), mask)
+
+
+def clip_to(values: Tensor, bound: float, mask: Tensor | None = None) -> tuple[Tensor, float]:
+    """Values clamped to [-bound, bound], and the share of entries (of `mask`) that the clamp changed."""
+    if bound <= 0:
+        raise ValueError(f"a clip bound must be > 0, got {bound}; null disables clipping")
+    counted = torch.ones_like(values, dtype=torch.bool) if mask is None else as_bool(mask)
+    changed = (values.abs() > bound) & counted
+    return values.clamp(-bound, bound), float(changed.sum()) / max(int(counted.sum()), 1)
