@@ -1,0 +1,1 @@
+"""Devices to workers: placement, executors (`ray`, `inline`), declared dispatch, weight transport."""

@@ -1,0 +1,213 @@
+"""Clusters and executors: the only way the controller talks to workers.
+
+    executor = make_executor("ray", placements, rpc_timeout=3600)
+    actor = executor.create_cluster(placement, ActorTrain, (config,))
+    metrics = actor.call(ActorTrain.train_step, batch)
+
+The controller calls; `dispatch` turns the call into one call per rank; the first rank that fails, dies or
+outlasts the time limit raises here at once, because its peers may be waiting for it inside a collective and
+would never answer.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from roll.distributed.dispatch import Dispatch, check_layouts, merge_results, mode_of, split_batch
+from roll.distributed.handles import Handle
+from roll.distributed.layout import RankLayout
+from roll.distributed.placement import RolePlacement
+from roll.distributed.worker import Worker
+
+Method = Callable[..., Any]
+EXECUTORS = ("inline", "ray")
+
+
+class Cluster(ABC):
+    """All ranks of one role."""
+
+    def __init__(
+        self, placement: RolePlacement, worker_cls: type[Worker], *, rpc_timeout: float, balance: bool
+    ) -> None:
+        self.placement = placement
+        self.worker_cls = worker_cls
+        self.rpc_timeout = rpc_timeout
+        self._balance = balance
+        self._layouts: list[RankLayout] | None = None
+
+    @property
+    def role(self) -> str:
+        """Name of the role."""
+        return self.placement.role
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.placement.world_size
+
+    def call(self, method: Method, *args: Any, timeout: float | None = None) -> Any:
+        """Call a `@dispatch` method of the worker class, e.g. `cluster.call(ActorTrain.train_step, batch)`.
+
+        Raises `WorkerTimeout` after `timeout` seconds (default: the cluster's `rpc_timeout`), `WorkerDied`,
+        or `WorkerFailed` (`WorkerRefused`, a `ValueError`, where the worker raised one).
+        """
+        name = self._name_of(method)
+        mode = mode_of(method)
+        if mode is Dispatch.RANK_ZERO:
+            return self._run(name, {0: args}, timeout)[0]
+        if mode is Dispatch.ONE_TO_ALL:
+            return self._run(name, dict.fromkeys(range(self.world_size), args), timeout)
+        return self._split_call(name, args, timeout)
+
+    def call_rank(self, rank: int, method: Method, *args: Any, timeout: float | None = None) -> Any:
+        """Call the method on one rank, whatever its dispatch mode."""
+        return self._run(self._name_of(method), {self._checked(rank): args}, timeout)[0]
+
+    async def call_rank_async(
+        self, rank: int, method: Method, *args: Any, timeout: float | None = None
+    ) -> Any:
+        """`call_rank` for the event loop: other coroutines run on while the worker works.
+
+        Calls of one rank run in the order they were made. Cancelling the await doesn't stop the worker.
+        """
+        return await self._run_async(self._name_of(method), self._checked(rank), args, timeout)
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """End the workers; a second call does nothing."""
+
+    @abstractmethod
+    def _run(self, name: str, args: Mapping[int, tuple[Any, ...]], timeout: float | None) -> list[Any]:
+        """Results by the order of `args` (rank -> arguments); raises at the first rank that fails."""
+
+    @abstractmethod
+    async def _run_async(self, name: str, rank: int, args: tuple[Any, ...], timeout: float | None) -> Any: ...
+
+    def _split_call(self, name: str, args: tuple[Any, ...], timeout: float | None) -> Any:
+        from roll.types.ragged import Ragged
+
+        if not args or not isinstance(args[0], Ragged):
+            got = type(args[0]).__name__ if args else "nothing"
+            raise TypeError(
+                f"{self.role}.{name} splits its first argument over ranks: expected a Ragged, got {got}"
+            )
+        if self._layouts is None:
+            layouts = self._run("layout", dict.fromkeys(range(self.world_size), ()), timeout)
+            check_layouts(self.role, layouts)
+            self._layouts = layouts
+        batch, rest = args[0], args[1:]
+        pieces = split_batch(batch, self._layouts, balance=self._balance)
+        # Ranks that share a piece share the tuple, so that an executor can ship it once.
+        shipped = {id(piece): (piece, *rest) for piece in pieces}
+        results = self._run(name, {rank: shipped[id(piece)] for rank, piece in enumerate(pieces)}, timeout)
+        return merge_results(results, self._layouts, batch)
+
+    def _name_of(self, method: Method) -> str:
+        name = method.__name__
+        if not callable(getattr(self.worker_cls, name, None)):
+            remote = sorted(
+                n for n in dir(self.worker_cls) if hasattr(getattr(self.worker_cls, n), "__roll_dispatch__")
+            )
+            raise ValueError(
+                f"{self.role} runs {self.worker_cls.__name__}, which has no {name!r}; it has {remote}"
+            )
+        return name
+
+    def _checked(self, rank: int) -> int:
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"{self.role} has ranks 0 to {self.world_size - 1}, got {rank}")
+        return rank
+
+    def _limit(self, timeout: float | None) -> float:
+        return self.rpc_timeout if timeout is None else timeout
+
+
+class Executor(ABC):
+    """Starts clusters and owns what they share. A context manager: leaving it ends every worker."""
+
+    def __init__(self, placements: Sequence[RolePlacement], *, rpc_timeout: float) -> None:
+        if rpc_timeout <= 0:
+            raise ValueError(f"rpc_timeout must be > 0 seconds, got {rpc_timeout}")
+        self.placements = {placement.role: placement for placement in placements}
+        if len(self.placements) != len(placements):
+            raise ValueError(f"each role needs its own name, got {[p.role for p in placements]}")
+        self.rpc_timeout = rpc_timeout
+
+    @abstractmethod
+    def create_cluster(
+        self,
+        placement: RolePlacement,
+        worker_cls: type[Worker],
+        init_args: tuple[Any, ...] = (),
+        *,
+        rpc_timeout: float | None = None,
+        balance: bool = True,
+    ) -> Cluster:
+        """Build `worker_cls(info, *init_args)` on every rank and wait until all stand.
+
+        `rpc_timeout` overrides the executor's; `balance` evens out tokens over data-parallel ranks in split
+        calls.
+        """
+
+    @abstractmethod
+    def put(self, payload: Any) -> Handle:
+        """A handle for `roll.distributed.handles.resolve` in any worker, so that a payload is shipped
+        once."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """End every cluster and what this executor started; a second call does nothing."""
+
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.shutdown()
+
+    def _known(self, placement: RolePlacement) -> RolePlacement:
+        if self.placements.get(placement.role) != placement:
+            raise ValueError(
+                f"{placement.role!r} isn't among the executor's placements {sorted(self.placements)}"
+            )
+        return placement
+
+
+@dataclass(frozen=True, slots=True)
+class RayOptions:
+    """How to get a Ray cluster."""
+
+    address: str | None = None
+    """An existing cluster, e.g. `auto` or `host:port`; None starts one for this run alone, on this
+    machine."""
+    object_store_gb: float | None = None
+    """Size of the own cluster's object store; None lets Ray choose."""
+    start_timeout: float = 120.0
+    """Seconds to wait for the cluster's devices."""
+
+
+def make_executor(
+    name: str,
+    placements: Sequence[RolePlacement],
+    *,
+    rpc_timeout: float,
+    log_dir: Path | None = None,
+    ray: RayOptions | None = None,
+) -> Executor:
+    """The executor called `name`, for these roles.
+
+    `log_dir` receives one file per worker process (`<role>-<rank>.log`); None keeps them in a temporary
+    folder.
+    """
+    if name not in EXECUTORS:
+        raise ValueError(f"unknown executor {name!r}; known: {list(EXECUTORS)}")
+    if name == "inline":
+        from roll.distributed.inline import InlineExecutor
+
+        return InlineExecutor(placements, rpc_timeout=rpc_timeout)
+    from roll.distributed.ray_executor import RayExecutor
+
+    return RayExecutor(placements, rpc_timeout=rpc_timeout, log_dir=log_dir, options=ray or RayOptions())

@@ -1,0 +1,113 @@
+"""How a call on a cluster becomes calls on its ranks, declared on the worker's method.
+
+    class ActorTrain(Worker):
+        @dispatch(Dispatch.SPLIT_BY_DP)
+        def train_step(self, batch: TokenBatch) -> Metrics: ...
+
+    metrics = cluster.call(ActorTrain.train_step, batch)
+
+| mode | arguments | result |
+|---|---|---|
+| `ONE_TO_ALL` | the same for every rank | list, in rank order |
+| `RANK_ZERO` | for rank 0 alone | its result |
+| `SPLIT_BY_DP` | the first is a `Ragged`, whose rows are shared out; the rest is the same for all | merged |
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from roll.distributed.layout import RankLayout
+from roll.utils.partition import partition_balanced
+
+if TYPE_CHECKING:
+    from roll.types.ragged import Ragged
+
+F = TypeVar("F", bound=Callable[..., Any])
+_ATTRIBUTE = "__roll_dispatch__"
+
+
+class Dispatch(Enum):
+    """See the table above."""
+
+    ONE_TO_ALL = "one_to_all"
+    RANK_ZERO = "rank_zero"
+    SPLIT_BY_DP = "split_by_dp"
+
+
+def dispatch(mode: Dispatch) -> Callable[[F], F]:
+    """Declare how calls of this worker method spread over the ranks."""
+
+    def mark(method: F) -> F:
+        setattr(method, _ATTRIBUTE, mode)
+        return method
+
+    return mark
+
+
+def mode_of(method: Callable[..., Any]) -> Dispatch:
+    """The declared mode; a method without one is no remote method."""
+    mode = getattr(method, _ATTRIBUTE, None)
+    if mode is None:
+        name = getattr(method, "__qualname__", repr(method))
+        raise ValueError(f"{name} can't be called on a cluster: declare it with @dispatch(Dispatch.<mode>)")
+    return mode
+
+
+def split_rows(lengths: Sequence[int], dp_size: int, *, balance: bool) -> list[list[int]]:
+    """Row positions for each data-parallel rank, ascending, none empty.
+
+    With `balance` token counts are evened out; row counts stay equal where they can, because ranks that count
+    micro-batches in rows must make the same number of them. Without it, rows are cut in order.
+    """
+    if len(lengths) < dp_size:
+        raise ValueError(
+            f"a batch of {len(lengths)} row(s) can't be split over {dp_size} data-parallel ranks: each needs "
+            f"at least one; raise the batch size to a multiple of {dp_size} or lower the role's world size"
+        )
+    rows = len(lengths)
+    if balance:
+        equal = rows % dp_size == 0
+        parts = [sorted(part) for part in partition_balanced(list(lengths), dp_size, equal_size=equal)]
+        if all(parts):
+            return parts
+    bounds = [rank * rows // dp_size for rank in range(dp_size + 1)]
+    return [list(range(start, end)) for start, end in itertools.pairwise(bounds)]
+
+
+def split_batch(batch: Ragged, layouts: Sequence[RankLayout], *, balance: bool) -> list[Ragged]:
+    """One piece per rank; ranks of the same data-parallel rank get the same object."""
+    dp_size = layouts[0].dp_size
+    if dp_size == 1:
+        return [batch] * len(layouts)
+    pieces = [batch.select(rows) for rows in split_rows(batch.lengths.tolist(), dp_size, balance=balance)]
+    return [pieces[layout.dp_rank] for layout in layouts]
+
+
+def check_layouts(role: str, layouts: Sequence[RankLayout]) -> None:
+    """Every data-parallel rank must have exactly one rank that collects."""
+    collecting = sorted(layout.dp_rank for layout in layouts if layout.collects)
+    sizes = {layout.dp_size for layout in layouts}
+    if len(sizes) != 1 or collecting != list(range(layouts[0].dp_size)):
+        raise ValueError(f"{role}: each data-parallel rank needs one rank that collects, got {list(layouts)}")
+
+
+def merge_results(results: Sequence[Any], layouts: Sequence[RankLayout], batch: Ragged) -> Any:
+    """Results of a split call as one: rows in the order of `batch`, metrics merged in rank order, or None."""
+    from roll.types.metrics import Metrics
+    from roll.types.ragged import Ragged
+
+    kept = sorted((layout.dp_rank, i) for i, layout in enumerate(layouts) if layout.collects)
+    parts = [results[i] for _, i in kept]
+    if all(part is None for part in parts):
+        return None
+    if all(isinstance(part, Metrics) for part in parts):
+        return Metrics.merged(parts)
+    if all(isinstance(part, Ragged) for part in parts):
+        joined = type(parts[0]).concat(parts)
+        return joined if joined.row_ids == batch.row_ids else joined.reorder(batch.row_ids)
+    kinds = sorted({type(part).__name__ for part in parts})
+    raise TypeError(f"a SPLIT_BY_DP method returns a Ragged, Metrics or None on every rank, got {kinds}")

@@ -1,0 +1,109 @@
+"""What goes wrong with a worker. Each error names the role, the rank and the call."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+
+TAIL_LINES = 40
+
+
+class WorkerError(RuntimeError):
+    """A remote call didn't give a result."""
+
+    def __init__(self, message: str, *, role: str, rank: int, call: str) -> None:
+        super().__init__(message)
+        self.role = role
+        self.rank = rank
+        self.call = call
+
+
+class WorkerTimeout(WorkerError):
+    """A call took longer than its time limit; the worker may still be running it."""
+
+    def __init__(self, *, role: str, rank: int, call: str, seconds: float, doing: str = "") -> None:
+        message = (
+            f"{role} rank {rank} didn't finish {call!r} within {seconds:g} s. If it is only slow, "
+            "raise rpc_timeout (or the limit that this call was given); otherwise the worker hangs."
+        )
+        super().__init__(message + _indented("It was doing", doing), role=role, rank=rank, call=call)
+        self.seconds = seconds
+        self.doing = doing
+        """Stacks of the worker's threads, where they could be had."""
+
+
+class WorkerDied(WorkerError):
+    """The worker's process is gone."""
+
+    def __init__(
+        self, *, role: str, rank: int, node: str, pid: int, call: str, reason: str = "", stderr_tail: str = ""
+    ) -> None:
+        where = f"process {pid} on node {node}" if pid else f"no process yet, node {node or 'unknown'}"
+        message = f"{role} rank {rank} died during {call!r} ({where})."
+        message += _indented("Reason", reason) + _indented("End of its output", stderr_tail)
+        super().__init__(message, role=role, rank=rank, call=call)
+        self.node = node
+        self.pid = pid
+        self.stderr_tail = stderr_tail
+
+
+class WorkerFailed(WorkerError):
+    """The worker's code raised; the worker itself lives on."""
+
+    def __init__(
+        self,
+        *,
+        role: str,
+        rank: int,
+        call: str,
+        type_name: str,
+        text: str,
+        remote_traceback: str,
+        show: bool = True,
+    ) -> None:
+        message = f"{role} rank {rank} failed in {call!r}: {type_name}: {text}"
+        message += _indented("Traceback of the worker", remote_traceback) if show else ""
+        super().__init__(message, role=role, rank=rank, call=call)
+        self.type_name = type_name
+        self.remote_traceback = remote_traceback
+
+
+class WorkerRefused(WorkerFailed, ValueError):
+    """The worker's code raised `ValueError`: something the user gave is wrong, so it stays a `ValueError`
+    here."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception on its way from the worker to the controller, as text: no type has to survive pickling."""
+
+    type_name: str
+    text: str
+    traceback: str
+    user_error: bool
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """What there is to say about an exception."""
+        text = "".join(traceback.format_exception(error))
+        return cls(type(error).__name__, str(error), text, isinstance(error, ValueError))
+
+    def error(self, role: str, rank: int, call: str, *, show: bool = True) -> WorkerFailed:
+        """The exception to raise in the controller; `show` puts the worker's traceback into its message."""
+        kind = WorkerRefused if self.user_error else WorkerFailed
+        return kind(
+            role=role,
+            rank=rank,
+            call=call,
+            type_name=self.type_name,
+            text=self.text,
+            remote_traceback=self.traceback,
+            show=show,
+        )
+
+
+def _indented(title: str, text: str) -> str:
+    if not text.strip():
+        return ""
+    lines = text.strip().splitlines()[-TAIL_LINES:]
+    return f"\n{title}:\n" + "\n".join("  " + line for line in lines)

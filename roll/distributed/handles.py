@@ -1,0 +1,37 @@
+"""Handles: big payloads that travel from worker to worker without passing through the controller.
+
+Under `ray` a handle is an object reference into the object store; in one process it is the object itself.
+Neither the controller nor the worker code has to know which.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, TypeAlias
+
+Handle: TypeAlias = Any
+"""Opaque; pass it on, or `resolve` it."""
+
+
+def crosses_processes() -> bool:
+    """True where handles lead to other processes: what they hold is then copied on the way."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+def put(payload: Any) -> Handle:
+    """A handle to `payload`, which must not be changed afterwards."""
+    return sys.modules["ray"].put(payload) if crosses_processes() else payload
+
+
+def resolve(handle: Handle, *, timeout: float = 600.0) -> Any:
+    """The payload behind a handle; waits at most `timeout` seconds for it to arrive from another machine."""
+    ray = sys.modules.get("ray")
+    if ray is None or not isinstance(handle, ray.ObjectRef):
+        return handle
+    try:
+        return ray.get(handle, timeout=timeout)
+    except ray.exceptions.GetTimeoutError as error:
+        raise TimeoutError(
+            f"object {handle.hex()} didn't arrive from the worker that made it within {timeout:g} s"
+        ) from error

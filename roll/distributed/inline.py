@@ -1,0 +1,198 @@
+"""The `inline` executor: every worker lives in the controller's process, one rank per role.
+
+A plain call runs on the caller's thread, so a breakpoint in a worker stops like anywhere else; it can't be
+given up after a time limit. A call from the event loop runs on the worker's own daemon thread and has one.
+The two never overlap on a worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+import os
+import queue
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from roll.distributed.cluster import Cluster, Executor
+from roll.distributed.errors import Failure, WorkerTimeout
+from roll.distributed.handles import Handle
+from roll.distributed.placement import RolePlacement
+from roll.distributed.process_group import release_port, reserve_port
+from roll.distributed.worker import Worker, WorkerInfo
+
+_HOST = "127.0.0.1"
+_Job = tuple["concurrent.futures.Future[Any]", Callable[[], Any]]
+
+
+class InlineExecutor(Executor):
+    """Runs workers in this process; refuses roles of more than one rank."""
+
+    def __init__(self, placements: Sequence[RolePlacement], *, rpc_timeout: float) -> None:
+        super().__init__(placements, rpc_timeout=rpc_timeout)
+        for placement in placements:
+            if placement.world_size != 1:
+                raise ValueError(
+                    f"{placement.role} asks for {placement.world_size} ranks, but the inline executor runs one rank "
+                    "per role inside the controller's process; set executor: ray, or give the role one rank "
+                    f"({placement.role}.device_mapping with one slot)"
+                )
+        self._clusters: list[InlineCluster] = []
+        self._replaced: dict[str, str | None] = {}
+        self._set_env(placements)
+
+    def create_cluster(
+        self,
+        placement: RolePlacement,
+        worker_cls: type[Worker],
+        init_args: tuple[Any, ...] = (),
+        *,
+        rpc_timeout: float | None = None,
+        balance: bool = True,
+    ) -> Cluster:
+        """See `Executor`."""
+        cluster = InlineCluster(
+            self._known(placement),
+            worker_cls,
+            init_args,
+            rpc_timeout=rpc_timeout or self.rpc_timeout,
+            balance=balance,
+        )
+        self._clusters.append(cluster)
+        return cluster
+
+    def put(self, payload: Any) -> Handle:
+        """The payload itself."""
+        return payload
+
+    def shutdown(self) -> None:
+        """Close every worker and give the environment back."""
+        for cluster in self._clusters:
+            cluster.shutdown()
+        self._clusters.clear()
+        for name, value in self._replaced.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        self._replaced.clear()
+
+    def _set_env(self, placements: Sequence[RolePlacement]) -> None:
+        env: dict[str, tuple[str, str]] = {}
+        for placement in placements:
+            for name, value in placement.env.items():
+                role, other = env.setdefault(name, (placement.role, value))
+                if other != value:
+                    raise ValueError(
+                        f"the inline executor has one process, but system_envs.{name} is {other!r} for {role} "
+                        f"and {value!r} for {placement.role}; make them equal or set executor: ray"
+                    )
+        for name, (_, value) in env.items():
+            self._replaced[name] = os.environ.get(name)
+            os.environ[name] = value
+        torch = sys.modules.get("torch")
+        if torch is not None and "OMP_NUM_THREADS" in env:
+            # Torch has read the variable already.
+            torch.set_num_threads(int(env["OMP_NUM_THREADS"][1]))
+
+
+class InlineCluster(Cluster):
+    """One worker in this process."""
+
+    def __init__(
+        self,
+        placement: RolePlacement,
+        worker_cls: type[Worker],
+        init_args: tuple[Any, ...],
+        *,
+        rpc_timeout: float,
+        balance: bool,
+    ) -> None:
+        super().__init__(placement, worker_cls, rpc_timeout=rpc_timeout, balance=balance)
+        self._free = threading.BoundedSemaphore(placement.max_concurrency)
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._port = reserve_port(_HOST)
+        slots = placement.ranks[0]
+        info = WorkerInfo(
+            role=placement.role,
+            rank=0,
+            world_size=1,
+            master_addr=_HOST,
+            master_port=self._port,
+            slots=slots,
+            local_rank=slots[0] if slots else 0,
+        )
+        self._worker: Worker | None = None
+        self._worker = self._attributed("__init__", lambda: worker_cls(info, *init_args))
+
+    def shutdown(self) -> None:
+        """Close the worker and end its threads."""
+        worker, self._worker = self._worker, None
+        if worker is None:
+            return
+        for _ in self._threads:
+            self._jobs.put(None)
+        release_port(self._port)
+        worker.close()
+
+    def _run(self, name: str, args: Mapping[int, tuple[Any, ...]], timeout: float | None) -> list[Any]:
+        return [self._invoke(name, each, timeout) for each in args.values()]
+
+    async def _run_async(self, name: str, rank: int, args: tuple[Any, ...], timeout: float | None) -> Any:
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self._start_threads()
+        self._jobs.put((future, functools.partial(self._invoke, name, args, timeout)))
+        limit = self._limit(timeout)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(future), limit)
+        except asyncio.TimeoutError:
+            raise self._late(rank, name, limit) from None
+
+    def _invoke(self, name: str, args: tuple[Any, ...], timeout: float | None) -> Any:
+        limit = self._limit(timeout)
+        if not self._free.acquire(timeout=limit):
+            raise self._late(0, name, limit)
+        try:
+            method = getattr(self._live(), name)
+            return self._attributed(name, lambda: method(*args))
+        finally:
+            self._free.release()
+
+    def _live(self) -> Worker:
+        if self._worker is None:
+            raise RuntimeError(f"{self.role} was shut down")
+        return self._worker
+
+    def _attributed(self, name: str, run: Callable[[], Any]) -> Any:
+        try:
+            return run()
+        except Exception as error:
+            # The chained original shows the traceback, so the message doesn't repeat it.
+            raise Failure.of(error).error(self.role, 0, name, show=False) from error
+
+    def _start_threads(self) -> None:
+        for _ in range(self.placement.max_concurrency - len(self._threads)):
+            thread = threading.Thread(target=self._work, name=f"{self.role}-0", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            future, run = job
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(run())
+            except BaseException as error:  # noqa: BLE001 - handed to whoever awaits the call
+                future.set_exception(error)
+
+    def _late(self, rank: int, name: str, seconds: float) -> WorkerTimeout:
+        frames = sys._current_frames()
+        stacks = [traceback.format_stack(frames[t.ident]) for t in self._threads if t.ident in frames]
+        doing = "\n".join("".join(stack) for stack in stacks)
+        return WorkerTimeout(role=self.role, rank=rank, call=name, seconds=seconds, doing=doing)

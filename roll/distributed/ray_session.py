@@ -1,0 +1,106 @@
+"""A Ray cluster of this run's own: private folder, ports and namespace, gone when the run is."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import IO, Any
+
+from roll.distributed.cluster import RayOptions
+
+_logger = logging.getLogger(__name__)
+_PREFIX = "roll-ray-"
+_LONGEST_ROOT = 30
+"""Ray's socket paths add about 75 characters, and a Unix socket's path may have 107."""
+
+
+class RaySession:
+    """Holds the connection of this process to Ray; one at a time per process."""
+
+    def __init__(self, options: RayOptions) -> None:
+        # Before the import: Ray reads them then. Nothing of a run is reported to anybody.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        import ray
+
+        if ray.is_initialized():
+            raise RuntimeError(
+                "this process is connected to Ray already; the ray executor starts or joins a cluster itself "
+                "(set ray.address to join an existing one) and a process can have one at a time"
+            )
+        self.temp = PrivateFolder()
+        common: dict[str, Any] = {
+            "namespace": self.temp.path.name,
+            "log_to_driver": False,
+            "logging_level": logging.ERROR,
+        }
+        try:
+            if options.address is None:
+                self._start_own(ray, options, common)
+            else:
+                ray.init(address=options.address, **common)
+        except BaseException:
+            self.temp.remove()
+            raise
+        self.own = options.address is None
+
+    def _start_own(self, ray: Any, options: RayOptions, common: dict[str, Any]) -> None:
+        size = options.object_store_gb
+        # "local" keeps RAY_ADDRESS and clusters that others left running on this machine out of the choice.
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            object_store_memory=None if size is None else int(size * 2**30),
+            _temp_dir=str(self.temp.path),
+            # Workers get an environment of their own, so processes started in advance would idle for ever.
+            _system_config={"prestart_worker_first_driver": False},
+            **common,
+        )
+
+    def close(self) -> None:
+        """Leave the cluster, which ends with its last process when it is our own."""
+        import ray
+
+        ray.shutdown()
+        self.temp.remove()
+
+
+class PrivateFolder:
+    """A temporary folder of this process. A lock tells a living owner's folder from the litter of a killed
+    one."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        root = root or _short_root()
+        _sweep(root)
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
+        self._lock: IO[str] | None = open(self.path / "lock.new", "w")  # noqa: SIM115 - held until `remove`
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        # Only a locked file ever has the name that `_sweep` looks for.
+        os.rename(self.path / "lock.new", self.path / "lock")
+
+    def remove(self) -> None:
+        """Delete the folder; a second call does nothing."""
+        if self._lock is not None:
+            shutil.rmtree(self.path, ignore_errors=True)
+            self._lock.close()
+            self._lock = None
+
+
+def _short_root() -> Path:
+    root = Path(tempfile.gettempdir())
+    return root if len(str(root)) <= _LONGEST_ROOT else Path("/tmp")
+
+
+def _sweep(root: Path) -> None:
+    """Delete folders whose owner is gone."""
+    for lock in root.glob(f"{_PREFIX}*/lock"):
+        try:
+            with open(lock, "r+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(lock.parent, ignore_errors=True)
+        except OSError:
+            continue  # somebody's living folder, or another user's

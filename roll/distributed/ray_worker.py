@@ -1,0 +1,89 @@
+"""The actor around one worker: redirects its output, builds it, runs its calls, and turns exceptions into
+data.
+
+Imported before the worker's own code, and by design without torch: the environment is complete by then.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from roll.distributed.errors import Failure
+from roll.utils.logging import setup_logging
+
+STACKS_SIGNAL = signal.SIGUSR2
+"""Makes a worker write the stacks of its threads to its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where a worker's process runs."""
+
+    node: str
+    """Address of the machine, reachable by the others."""
+    host: str
+    pid: int
+
+
+class WorkerShell:
+    """One Ray actor, one process, one worker."""
+
+    def __init__(self, name: str, log_file: Path) -> None:
+        self._worker: Any = None
+        _redirect(log_file)
+        setup_logging(name=name)
+        faulthandler.register(STACKS_SIGNAL, all_threads=True)
+
+    def home(self) -> Home:
+        """Where this process runs."""
+        import ray
+
+        return Home(ray.util.get_node_ip_address(), socket.gethostname(), os.getpid())
+
+    def reserve_port(self, host: str) -> int:
+        """Hold a port for the process group that this rank will lead."""
+        from roll.distributed.process_group import reserve_port
+
+        return reserve_port(host)
+
+    def build(self, spec: tuple[Any, ...]) -> Failure | None:
+        """Make the worker from `(worker class, info, its further arguments, environment)`."""
+        worker_cls, info, init_args, env = spec
+        os.environ.update(env)
+        try:
+            self._worker = worker_cls(info, *init_args)
+        except Exception as error:  # noqa: BLE001 - attributed to the worker by the controller
+            return Failure.of(error)
+        return None
+
+    def invoke(self, name: str, args: tuple[Any, ...]) -> Any:
+        """Result of the worker's method, or the `Failure` it ended with."""
+        try:
+            return getattr(self._worker, name)(*args)
+        except Exception as error:  # noqa: BLE001 - attributed to the worker by the controller
+            return Failure.of(error)
+
+    def close(self) -> None:
+        """Let the worker clean up before its process is killed."""
+        if self._worker is not None:
+            self._worker.close()
+
+
+def _redirect(log_file: Path) -> None:
+    """Send everything this process prints, native code included, to one file."""
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115

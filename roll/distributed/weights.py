@@ -1,0 +1,130 @@
+"""Weights on their way from a training worker to inference workers: buckets of named tensors behind handles.
+
+    train worker:   handles = send_weights(strategy.named_weights(), bucket_bytes, version)
+    controller:     infer.call(ActorInfer.update_weights, handles, version)
+    infer worker:   engine.update_weights(version, receive_weights(handles, version))
+
+Under `ray` a bucket lies in shared memory, written once by the sender and read in place by every receiver of
+the machine. In one process the tensors themselves are handed over and nothing is copied, so they still belong
+to the trainer: receive them before its next step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from roll.distributed.handles import Handle, crosses_processes, put, resolve
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DEFAULT_BUCKET_BYTES = 256 * 2**20
+
+
+class WeightMismatch(ValueError):
+    """Buckets that don't belong together, or not to the version that was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """A tensor as plain bytes, which Ray keeps in shared memory without another copy."""
+
+    data: Any
+    """numpy uint8, flat"""
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    version: int
+    index: int
+    last: bool
+    tensors: tuple[tuple[str, Any], ...]
+    """(name, `_Packed` or the tensor itself)"""
+
+
+def send_weights(
+    named: Iterable[tuple[str, Tensor]], bucket_bytes: int = DEFAULT_BUCKET_BYTES, version: int = 0
+) -> list[Handle]:
+    """Handles of buckets of about `bucket_bytes`, in stream order; a larger tensor has a bucket of its own.
+
+    Only one bucket at a time is held by the sender. The buckets are freed when the last handle is.
+    """
+    if bucket_bytes < 1:
+        raise ValueError(f"bucket_bytes must be >= 1, got {bucket_bytes}")
+    handles: list[Handle] = []
+    waiting: list[tuple[str, Tensor]] = []
+    size = 0
+    for name, tensor in named:
+        if waiting and size + tensor.nbytes > bucket_bytes:
+            handles.append(_put(version, len(handles), waiting, last=False))
+            waiting, size = [], 0
+        waiting.append((name, tensor.detach()))
+        size += tensor.nbytes
+    handles.append(_put(version, len(handles), waiting, last=True))
+    return handles
+
+
+def receive_weights(handles: Sequence[Handle], version: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """The (name, tensor) stream that `send_weights` took, on the CPU if it crossed processes.
+
+    The tensors may lie in memory that others read: copy them into the model, never write to them or keep
+    them. Raises `WeightMismatch` for another version, or for buckets that are missing, doubled or out of
+    order.
+    """
+    complete = False
+    for index, handle in enumerate(handles):
+        bucket = resolve(handle)
+        if bucket.version != version:
+            raise WeightMismatch(
+                f"expected weights of version {version}, bucket {index} holds {bucket.version}"
+            )
+        if bucket.index != index or complete:
+            raise WeightMismatch(f"bucket {bucket.index} arrived at place {index} of {len(handles)}")
+        complete = bucket.last
+        for name, content in bucket.tensors:
+            yield name, _unpack(content) if isinstance(content, _Packed) else content
+    if not complete:
+        raise WeightMismatch(f"the last of the buckets of version {version} is missing, got {len(handles)}")
+
+
+def weights_checksum(named: Iterable[tuple[str, Tensor]]) -> str:
+    """A hash of names, dtypes, shapes and bytes that doesn't depend on the order of the stream."""
+    digests = []
+    for name, tensor in named:
+        digest = hashlib.sha256(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        digest.update(_bytes_of(tensor))
+        digests.append(digest.digest())
+    return hashlib.sha256(b"".join(sorted(digests))).hexdigest()
+
+
+def _put(version: int, index: int, tensors: Sequence[tuple[str, Tensor]], *, last: bool) -> Handle:
+    pack = crosses_processes()
+    contents = tuple((name, _pack(tensor) if pack else tensor) for name, tensor in tensors)
+    return put(_Bucket(version, index, last, contents))
+
+
+def _bytes_of(tensor: Tensor) -> Any:
+    """The tensor's content as a flat numpy uint8 array; no copy for a contiguous tensor on the CPU."""
+    import torch
+
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def _pack(tensor: Tensor) -> _Packed:
+    return _Packed(_bytes_of(tensor), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+
+
+def _unpack(packed: _Packed) -> Tensor:
+    import torch
+
+    with warnings.catch_warnings():
+        # The array is read-only shared memory, which is what this module's contract says.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        flat = torch.from_numpy(packed.data)
+    return flat.view(getattr(torch, packed.dtype)).reshape(packed.shape)

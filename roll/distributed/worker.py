@@ -1,0 +1,72 @@
+"""The base of every worker: plain Python objects that know where they stand, not who runs them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+
+from roll.distributed.dispatch import Dispatch, dispatch
+from roll.distributed.layout import RankLayout
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """What a worker is told about itself."""
+
+    role: str
+    rank: int
+    world_size: int
+    master_addr: str
+    """Where rank 0 listens for its peers' process group."""
+    master_port: int
+    slots: tuple[int, ...]
+    """Global device slots; empty for a worker that needs no device."""
+    local_rank: int
+    """Number of the worker's first device among those its process can see (what `LOCAL_RANK` means to
+    torch)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """A sign of life."""
+
+    role: str
+    rank: int
+    node: str
+    pid: int
+    rss_bytes: int
+    """Resident memory of the worker's process; 0 where the system doesn't tell."""
+
+
+class Worker:
+    """One rank of a role. Subclasses declare remote methods with `@dispatch`.
+
+    Under `ray` an instance lives in a process of its own, under `inline` in the controller's. It is built and
+    called by one thread at a time unless its placement allows more.
+    """
+
+    def __init__(self, info: WorkerInfo) -> None:
+        self.info = info
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def ping(self) -> Ping:
+        """Who and where this worker is, and how much memory its process holds."""
+        return Ping(self.info.role, self.info.rank, socket.gethostname(), os.getpid(), _rss_bytes())
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def layout(self) -> RankLayout:
+        """This rank's place in the data-parallel split; asked once, before the first split call."""
+        return RankLayout(dp_rank=self.info.rank, dp_size=self.info.world_size)
+
+    def close(self) -> None:
+        """Let go of what wouldn't end with the process, such as an engine's own processes. Default:
+        nothing."""
+
+
+def _rss_bytes() -> int:
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0

@@ -1,0 +1,27 @@
+"""One log format for the controller and every worker. Modules log to `logging.getLogger(__name__)`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+_FORMAT = "%(asctime)s %(levelname)s [{name}] %(name)s: %(message)s"
+
+
+def setup_logging(level: str = "INFO", *, name: str = "controller", file: Path | None = None) -> None:
+    """Send the records of this process to stderr, and to `file` where given; a second call replaces the
+    first.
+
+    `name` says which process wrote a line, e.g. `actor_train-0`.
+    """
+    known = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+    if level not in known:
+        raise ValueError(f"unknown log level {level!r}; expected one of {list(known)}")
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handlers.append(logging.FileHandler(file, encoding="utf-8"))
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter(_FORMAT.format(name=name)))
+    logging.basicConfig(level=level, handlers=handlers, force=True)
