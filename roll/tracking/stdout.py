@@ -61,8 +61,10 @@ class StdoutTracker(Tracker):
             rows: Steps that the table shows, the latest.
             file: Where to write; None for the process's standard output.
         """
-        if rows < 1:
-            raise ValueError(f"tracker_kwargs.stdout.rows must be >= 1, got {rows}")
+        if not isinstance(rows, int) or rows < 1:
+            raise ValueError(f"tracker_kwargs.stdout.rows must be a whole number >= 1, got {rows!r}")
+        if live not in (True, False, None):
+            raise ValueError(f"tracker_kwargs.stdout.live must be true, false or null, got {live!r}")
         self._file = sys.stdout if file is None else file
         self._rows: deque[tuple[str, ...]] = deque(maxlen=rows)
         self._live: Live | None = None

@@ -14,14 +14,12 @@ class TensorboardTracker(Tracker):
     steps that this run plays again (all of them, for a run that starts from nothing).
     """
 
-    def __init__(self, destination: Destination, *, flush_secs: int = 30) -> None:
+    def __init__(self, destination: Destination) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        if flush_secs < 1:
-            raise ValueError(f"tracker_kwargs.tensorboard.flush_secs must be >= 1 second, got {flush_secs}")
         first_step = 0 if destination.resume_step is None else destination.resume_step + 1
         folder = destination.folder / "tensorboard"
-        self._writer = SummaryWriter(str(folder), purge_step=first_step, flush_secs=flush_secs)
+        self._writer = SummaryWriter(str(folder), purge_step=first_step)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write and flush, so that a kill loses no step and a full disk shows at the step it happens."""
@@ -37,6 +35,7 @@ class TensorboardTracker(Tracker):
         for domain, group in by_domain.items():
             text = "\n\n---\n\n".join(_markdown(sample) for sample in group)
             self._writer.add_text(f"samples/{domain}", text, global_step=step)
+        self._writer.flush()
 
     def finish(self, summary: Mapping[str, float]) -> None:
         """Write the summary as a text entry and close."""

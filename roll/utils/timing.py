@@ -67,8 +67,9 @@ class Timers:
             yield
         finally:
             seconds = self._clock() - frame.start
-            top = stack.pop()
-            assert top is frame, f"span {name!r} closed before {top.name!r}; spans don't cross coroutines"
+            inner = stack[-1]
+            assert inner is frame, f"span {name!r} closed before {inner.name!r}; spans don't cross coroutines"
+            stack.pop()
             self._close(frame, seconds, waits, stack)
 
     def result(self) -> dict[str, float]:

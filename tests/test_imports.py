@@ -1,0 +1,151 @@
+"""Imports point down: the table of `roll` packages and what each may import, and what stays light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "roll"
+
+MIDDLE = {"utils", "types", "configs"}
+BELOW_WORKERS = MIDDLE | {
+    "algorithms", "data", "rewards", "envs", "distributed", "strategies", "rollout", "tracking", "checkpoint",
+}  # fmt: skip
+
+ALLOWED: dict[str, set[str]] = {
+    "utils": set(),
+    "types": {"utils"},
+    "configs": {"utils"},
+    "algorithms": {"types"},
+    "data": MIDDLE,
+    "rewards": MIDDLE,
+    "envs": MIDDLE,
+    "distributed": MIDDLE,
+    "tracking": MIDDLE,
+    "checkpoint": MIDDLE,
+    "strategies": MIDDLE | {"distributed"},
+    "rollout": MIDDLE | {"data", "rewards", "envs", "distributed", "strategies.base"},
+    "workers": BELOW_WORKERS,
+    "pipelines": BELOW_WORKERS | {"workers"},
+    "cli": BELOW_WORKERS | {"workers", "pipelines"},
+}
+"""Package -> what it may import from `roll`, besides itself. `a.b` allows that one module of package a."""
+
+HEAVY = ("torch", "ray", "transformers", "datasets", "vllm", "sglang", "deepspeed", "megatron")
+
+
+def imported_modules(source: str, path: Path) -> list[tuple[int, str]]:
+    """(line, dotted module) of every import anywhere in a file; a relative one fails."""
+    found: list[tuple[int, str]] = []
+    for node in ast.walk(ast.parse(source, filename=str(path))):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import; write the whole name"
+            # `from roll import x` and `from roll.a import b` may name a module: judge the longest name.
+            found += [(node.lineno, f"{node.module}.{alias.name}") for alias in node.names]
+    return found
+
+
+def violation(package: str, module: str) -> str | None:
+    """What is wrong with `module` being imported inside `roll/<package>`, or None."""
+    parts = module.split(".")
+    if parts[0] != "roll" or len(parts) == 1:
+        return None
+    target = parts[1]
+    if target == package or target == "__version__":
+        return None
+    if target not in ALLOWED:
+        return f"imports {module}: roll has no package {target!r} in the table of tests/test_imports.py"
+    allowed = ALLOWED[package]
+    if target in allowed or ".".join(parts[1:3]) in allowed:
+        return None
+    return f"imports {module}; roll/{package} may import {sorted(allowed) or 'nothing of roll'}"
+
+
+def violations_of(path: Path) -> list[str]:
+    package = path.relative_to(PACKAGE).parts[0]
+    assert package in ALLOWED, f"roll/{package} isn't in the table of tests/test_imports.py"
+    problems = [
+        (line, violation(package, module)) for line, module in imported_modules(path.read_text("utf-8"), path)
+    ]
+    return [f"{path.relative_to(ROOT)}:{line}: {problem}" for line, problem in problems if problem]
+
+
+def test_every_import_inside_roll_points_down():
+    files = [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent != PACKAGE]
+    problems = [problem for path in files for problem in violations_of(path)]
+    assert not problems, "\n" + "\n".join(problems)
+
+
+def test_the_allowed_arrows_have_no_cycle():
+    # Peeling off packages whose targets are all gone empties an acyclic table and only that.
+    left = {name: {target.split(".")[0] for target in targets} for name, targets in ALLOWED.items()}
+    while left:
+        free = [name for name, targets in left.items() if not targets & left.keys()]
+        assert free, f"cycle among {sorted(left)}"
+        left = {name: targets for name, targets in left.items() if name not in free}
+
+
+@pytest.mark.parametrize(
+    ("package", "module"),
+    [
+        ("utils", "roll.types.batch"),
+        ("types", "roll.configs"),
+        ("algorithms", "roll.configs.base"),
+        ("algorithms", "roll.utils.seeding"),
+        ("strategies", "roll.rewards.base"),
+        ("envs", "roll.data.dataset"),
+        ("rollout", "roll.strategies.hf_infer.engine"),
+        ("rollout", "roll.tracking.base"),
+        ("workers", "roll.pipelines.base"),
+        ("tracking", "roll.checkpoint.store"),
+        ("data", "roll.functionals"),
+    ],
+)
+def test_an_upward_import_is_found(package: str, module: str):
+    assert violation(package, module) is not None
+
+
+@pytest.mark.parametrize(
+    ("package", "module"),
+    [
+        ("utils", "json"),
+        ("utils", "rollout_of_another_project.x"),
+        ("algorithms", "roll.types.batch"),
+        ("algorithms", "roll.algorithms.kl"),
+        ("rollout", "roll.strategies.base.InferEngine"),
+        ("pipelines", "roll.workers.actor"),
+        ("tracking", "roll.__version__"),
+    ],
+)
+def test_a_downward_import_is_accepted(package: str, module: str):
+    assert violation(package, module) is None
+
+
+def test_imports_hidden_in_functions_and_type_checking_blocks_count():
+    source = "if TYPE_CHECKING:\n    import roll.workers.base\ndef f():\n    from roll import pipelines\n"
+    assert imported_modules(source, Path("x.py")) == [(2, "roll.workers.base"), (4, "roll.pipelines")]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import roll",
+        "import roll.configs",
+        "import roll.utils.models, roll.utils.timing",
+        "import roll.tracking.registry, roll.tracking.summary, roll.tracking.rollouts, roll.tracking.drops",
+    ],
+)
+def test_light_packages_load_nothing_heavy(statement: str):
+    code = f"{statement}\nimport sys\nprint(*sorted({set(HEAVY)} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [], f"{statement} loads {done.stdout}"

@@ -1,0 +1,179 @@
+"""Rollout files and the closing summary."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from roll.tracking.rollouts import TOKEN_COLUMNS, RolloutRow, RolloutWriter, read_rollouts
+from roll.tracking.summary import RunSummary, render
+
+ROW = RolloutRow(
+    step=3,
+    task_id="math:7",
+    domain="math",
+    tag="chain_sum",
+    member=1,
+    status="ok",
+    prompt="1 + 1 =",
+    response=" 2 ☃",
+    token_ids=[5, 6, 7],
+    action_mask=[False, True, True],
+    sampling_logprobs=[0.0, -0.5, -0.25],
+    old_logprobs=[0.0, -0.5, -0.25],
+    versions=[-1, 2, 2],
+    advantages=[0.0, 1.5, 1.5],
+    reward=1.0,
+    reward_parts={"correct": 1.0, "format": 0.5},
+)
+FAILED = RolloutRow(
+    step=3,
+    task_id="math:8",
+    domain="math",
+    tag="chain_sum",
+    member=0,
+    status="reward_error",
+    error="ZeroDivisionError: division by zero",
+    prompt="1 / 0 =",
+    response="",
+    token_ids=[],
+)
+
+
+def test_rollouts_come_back_as_they_were_written(tmp_path: Path):
+    path = RolloutWriter(tmp_path / "dump").write(3, [ROW, FAILED])
+    assert path == tmp_path / "dump" / "rollouts-000003.parquet"
+    for got, put in zip(read_rollouts(path), (ROW, FAILED), strict=True):
+        for field in dataclasses.fields(RolloutRow):
+            expected = getattr(put, field.name)
+            expected = list(expected) if isinstance(expected, tuple) else expected
+            assert getattr(got, field.name) == expected, field.name
+
+
+def test_a_failed_rollout_has_no_reward_rather_than_zero(tmp_path: Path):
+    path = RolloutWriter(tmp_path).write(3, [FAILED])
+    assert read_rollouts(path)[0].reward is None
+
+
+def test_other_tools_see_a_fixed_schema_even_without_rows(tmp_path: Path):
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(RolloutWriter(tmp_path).write(0, []))
+    assert table.num_rows == 0
+    assert set(table.column_names) == {field.name for field in dataclasses.fields(RolloutRow)}
+    assert str(table.schema.field("token_ids").type) == "list<element: int64>"
+
+
+def test_a_step_that_runs_again_replaces_its_file_and_equal_rows_give_equal_bytes(tmp_path: Path):
+    writer = RolloutWriter(tmp_path)
+    first = writer.write(3, [ROW]).read_bytes()
+    writer.write(3, [ROW, FAILED])
+    assert writer.write(3, [ROW]).read_bytes() == first
+    assert [path.name for path in tmp_path.iterdir()] == ["rollouts-000003.parquet"]
+
+
+def test_a_write_that_is_cut_off_leaves_the_earlier_file_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    import pyarrow.parquet as pq
+
+    def cut_off(_table, where: Path) -> None:
+        where.write_bytes(b"PAR1")
+        raise OSError("No space left on device")
+
+    writer = RolloutWriter(tmp_path)
+    path = writer.write(3, [ROW])
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(pq, "write_table", cut_off)
+        writer.write(3, [FAILED])
+    assert read_rollouts(path)[0].token_ids == [5, 6, 7]
+
+
+@pytest.mark.parametrize("column", TOKEN_COLUMNS)
+def test_a_token_column_of_another_length_is_refused(column: str):
+    with pytest.raises(ValueError, match=rf"rollout math:7#1: {column} has 2 entries, expected 3"):
+        dataclasses.replace(ROW, **{column: [0, 0]})
+
+
+def test_rollouts_of_another_step_are_our_bug(tmp_path: Path):
+    with pytest.raises(AssertionError, match=r"rollouts of steps \[3\] in the file of step 4"):
+        RolloutWriter(tmp_path).write(4, [ROW])
+
+
+SUMMARY = RunSummary(
+    exp_name="quickstart",
+    steps=40,
+    wall_seconds=200.0,
+    accuracy_before={"chain_sum": 0.5, "products": 0.25},
+    accuracy_after={"chain_sum": 0.75, "products": 0.5},
+    tokens=36000,
+    step_seconds=150.0,
+    spans={"update": 50.0, "generate": 90.0},
+    files={"metrics": Path("/runs/x/metrics.jsonl"), "checkpoint": Path("/runs/x/checkpoint-40")},
+)
+
+
+def text_of(summary: RunSummary, width: int = 100) -> list[list[str]]:
+    """The words of each line, frames removed."""
+    out = io.StringIO()
+    Console(file=out, width=width, no_color=True).print(render(summary))
+    lines = out.getvalue().translate({ord(c): " " for c in "┃│┡━╇┩┏┳┓└─┴┘├┼┤"}).splitlines()
+    return [line.split() for line in lines if line.split()]
+
+
+def test_the_summary_says_whether_it_learned_how_fast_where_the_time_went_and_where_the_files_are():
+    lines = text_of(SUMMARY)
+    assert lines == [
+        ["quickstart:", "40", "steps", "in", "3", "min", "20", "s"],
+        ["240", "tokens/s", "(36,000", "response", "tokens)"],  # 36000 / 150
+        ["held-out", "accuracy", "before", "after", "change"],
+        ["chain_sum", "50.0%", "75.0%", "+25.0", "points"],
+        ["products", "25.0%", "50.0%", "+25.0", "points"],
+        ["where", "the", "time", "went", "time", "share"],
+        ["generate", "1", "min", "30", "s", "45.0%"],
+        ["update", "50.0", "s", "25.0%"],
+        ["other", "1", "min", "00", "s", "30.0%"],  # 200 - 90 - 50
+        ["metrics", "/runs/x/metrics.jsonl"],
+        ["checkpoint", "/runs/x/checkpoint-40"],
+    ]
+
+
+def test_a_summary_without_validation_or_steps_leaves_those_parts_out():
+    bare = dataclasses.replace(
+        SUMMARY,
+        accuracy_before={},
+        accuracy_after={},
+        tokens=0,
+        steps=0,
+        step_seconds=0.0,
+        spans={},
+        files={},
+    )
+    assert text_of(bare)[1:] == [["0", "tokens/s", "(0", "response", "tokens)"]]
+
+
+def test_a_domain_measured_once_shows_no_change():
+    half = dataclasses.replace(SUMMARY, accuracy_before={"chain_sum": 0.5}, accuracy_after={"products": 1.0})
+    assert text_of(half)[3:5] == [["chain_sum", "50.0%", "-", "-"], ["products", "-", "100.0%", "-"]]
+
+
+def test_a_long_path_survives_a_narrow_terminal():
+    path = Path("/runs") / ("deep" * 30)
+    lines = text_of(dataclasses.replace(SUMMARY, files={"metrics": path}), width=40)
+    assert str(path) in "".join(word for line in lines for word in line)
+
+
+def test_the_final_numbers_for_the_trackers():
+    assert SUMMARY.metrics() == {
+        "accuracy_before/chain_sum": 0.5,
+        "accuracy_before/products": 0.25,
+        "accuracy_after/chain_sum": 0.75,
+        "accuracy_after/products": 0.5,
+        "steps": 40,
+        "wall_seconds": 200.0,
+        "tokens_per_second": 240.0,
+    }

@@ -1,0 +1,166 @@
+"""Spans: inclusive and exclusive seconds, the controller's share, threads."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from roll.utils.timing import Timers
+
+
+class Clock:
+    """Time that passes when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_nested_spans_give_inclusive_and_exclusive_seconds_and_the_controllers_share():
+    clock = Clock()
+    timers = Timers(clock)
+    with timers.span("step"):
+        clock.now += 1  # the controller's own
+        with timers.span("generate", waits=True):
+            clock.now += 6
+        with timers.span("update"):
+            clock.now += 0.5  # the controller's own
+            with timers.span("train", waits=True):
+                clock.now += 2
+        with timers.span("generate", waits=True):
+            clock.now += 0.5
+    # step = 1 + 6 + 2.5 + 0.5 = 10, of which the controller's own is 1 + 0.5 = 1.5
+    assert timers.result() == {
+        "time/generate": 6.5,
+        "time/step": 10.0,
+        "time/step/self": 1.0,  # 10 - 6.5 - 2.5
+        "time/train": 2.0,
+        "time/update": 2.5,
+        "time/update/self": 0.5,
+        "time/controller": 1.5,
+        "time/controller_share": 0.15,
+    }
+
+
+def test_waiting_inside_waiting_counts_once():
+    clock = Clock()
+    timers = Timers(clock)
+    with timers.span("step"):
+        clock.now += 1
+        with timers.span("generate", waits=True):
+            clock.now += 1
+            with timers.span("poll", waits=True):
+                clock.now += 2
+    # step = 4, waited = 3 (not 3 + 2)
+    result = timers.result()
+    assert (result["time/controller"], result["time/controller_share"]) == (1.0, 0.25)
+
+
+def test_a_span_inside_one_of_its_own_name_counts_once_in_the_inclusive_time():
+    clock = Clock()
+    timers = Timers(clock)
+    with timers.span("walk"):
+        clock.now += 1
+        with timers.span("walk"):
+            clock.now += 2
+    assert timers.result() == {"time/walk": 3.0, "time/walk/self": 3.0}
+
+
+def test_result_starts_anew_and_without_a_step_names_no_controller():
+    clock = Clock()
+    timers = Timers(clock)
+    with timers.span("save"):
+        clock.now += 2
+    assert timers.result() == {"time/save": 2.0}
+    assert timers.result() == {}
+
+
+def test_a_step_of_no_time_has_a_share_of_zero():
+    timers = Timers(Clock())
+    with timers.span("step"):
+        pass
+    assert timers.result()["time/controller_share"] == 0.0
+
+
+def test_time_counts_when_the_body_raises_and_the_next_span_is_not_inside_it():
+    clock = Clock()
+    timers = Timers(clock)
+
+    def load() -> None:
+        with timers.span("load"):
+            clock.now += 3
+            raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        load()
+    with timers.span("save"):
+        clock.now += 1
+    assert timers.result() == {"time/load": 3.0, "time/save": 1.0}
+
+
+def test_spans_of_other_threads_add_up_by_name_but_are_not_the_steps_waiting():
+    clock = Clock()
+    timers = Timers(clock)
+    entered, leave = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with timers.span("upload", waits=True):
+            entered.set()
+            assert leave.wait(timeout=10), "the main thread never said leave"
+
+    thread = threading.Thread(target=work)
+    with timers.span("step"):
+        thread.start()
+        assert entered.wait(timeout=10), "the worker thread never started"
+        clock.now += 4
+        leave.set()
+        thread.join(timeout=10)
+    result = timers.result()
+    assert (result["time/upload"], result["time/step"], result["time/controller"]) == (4.0, 4.0, 4.0)
+    assert "time/step/self" not in result
+
+
+def test_many_threads_lose_no_time():
+    ticks = threading.local()
+
+    def clock() -> float:
+        """Each call of a thread takes one second of that thread."""
+        ticks.now = getattr(ticks, "now", 0.0) + 1
+        return ticks.now
+
+    timers = Timers(clock)
+    barrier = threading.Barrier(8, timeout=10)
+
+    def work(index: int) -> None:
+        barrier.wait()
+        for _ in range(50):
+            with timers.span(f"span_{index}"), timers.span("shared"):
+                pass
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=10)
+    result = timers.result()
+    # Readings t, t+1, t+2, t+3: the inner span lasts 1, the outer 3, of which 2 are its own; 50 times each.
+    assert result["time/shared"] == 8 * 50
+    for index in range(8):
+        assert (result[f"time/span_{index}"], result[f"time/span_{index}/self"]) == (150.0, 100.0)
+
+
+def test_misuse_is_our_bug_and_is_asserted():
+    timers = Timers(Clock())
+    with pytest.raises(AssertionError, match="one word"):
+        timers.span("a/b").__enter__()
+    with timers.span("step"), pytest.raises(AssertionError, match=r"inside the open span 'step'"):
+        timers.result()
+    outer, inner = timers.span("outer"), timers.span("inner")
+    outer.__enter__()
+    inner.__enter__()
+    with pytest.raises(AssertionError, match="'outer' closed before 'inner'"):
+        outer.__exit__(None, None, None)
+    inner.__exit__(None, None, None)
