@@ -1,0 +1,120 @@
+"""What a reward function takes and returns. Read this file to write one.
+
+A reward function is `fn(response: str, task: Task, **reward_kwargs) -> Reward | float`. It raises when the
+*task* is broken or a service it needs is down: that becomes a status, is retried and counted. A broken
+*response* is the policy's doing and gets a low reward. A function with a parameter called `finish_reason` is
+also told how the response ended.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any, Literal, TypeAlias
+
+from roll.types.episode import FinishReason, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """One response's score. `parts` are the unweighted terms, logged under their own names."""
+
+    value: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+RewardFn: TypeAlias = Callable[..., Reward | float]
+"""(response, task, **reward_kwargs) -> score."""
+
+ResultStatus = Literal["ok", "error", "timeout"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardSpec:
+    """Which function scores a domain, and with which keyword arguments."""
+
+    name: str
+    """A name from `registry.REWARDS`, a dotted path (`package.module.function`), or, with `path`, a function
+    there.
+    """
+    path: str | None = None
+    """A Python file; null: `name` is a registered name or a dotted path."""
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Passed to every call (`reward_kwargs`); a name that the function doesn't take is refused when it is
+    loaded.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardRequest:
+    """One response to score."""
+
+    id: str
+    domain: str
+    response: str
+    task: Task
+    finish_reason: FinishReason = "stop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardResult:
+    """What came of a request. Only `ok` says something about the policy; the others have no reward."""
+
+    id: str
+    status: ResultStatus
+    reward: Reward | None
+    error: str = ""
+    """For people: the exception, or how the process ended; empty when `ok`."""
+    attempts: int = 1
+    seconds: float = 0.0
+    """Wall time over all attempts."""
+
+
+class RewardLoadError(ValueError):
+    """A reward function that can't be found, imported or called as configured."""
+
+
+class RewardOutputError(ValueError):
+    """A reward function returned something other than a finite number or a `Reward` of finite numbers."""
+
+
+def ground_truth(task: Task) -> Any:
+    """The expected answer of a task; raises `ValueError` when its row has none."""
+    truth = task.payload.get("ground_truth")
+    if truth is None:
+        raise ValueError(
+            f"task {task.id!r} has no ground truth; its columns are {sorted(task.payload)}: "
+            "name the column that holds the answer in data_args"
+        )
+    return truth
+
+
+def _finite(value: object, what: str, function: str) -> float:
+    if not isinstance(value, Real):
+        raise RewardOutputError(
+            f"reward function {function!r} returned {what} of type {type(value).__name__}, expected a float"
+        )
+    number = float(value)
+    if not math.isfinite(number):
+        raise RewardOutputError(
+            f"reward function {function!r} returned {what} = {number}, expected a finite number"
+        )
+    return number
+
+
+def as_reward(output: object, function: str) -> Reward:
+    """What `function` returned, checked; a plain number becomes a `Reward` without parts."""
+    if not isinstance(output, Reward):
+        return Reward(_finite(output, "a value", function), {})
+    if not isinstance(output.parts, Mapping):
+        raise RewardOutputError(
+            f"reward function {function!r} returned parts of type "
+            f"{type(output.parts).__name__}, expected a dict"
+        )
+    bad = [name for name in output.parts if not isinstance(name, str)]
+    if bad:
+        raise RewardOutputError(f"reward function {function!r} returned part names {bad!r}, expected strings")
+    parts = {name: _finite(part, f"part {name!r}", function) for name, part in output.parts.items()}
+    return Reward(_finite(output.value, "a value", function), parts)

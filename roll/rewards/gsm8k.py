@@ -1,0 +1,80 @@
+"""`gsm8k`: does the response end with `#### <the right number>`?"""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+from typing import Any, Literal
+
+from roll.rewards.base import Reward, ground_truth
+from roll.rewards.numbers import MAX_DIGITS, PLAIN_NUMBER, plain_characters
+from roll.types.episode import Task
+
+_NUMBER = re.compile(rf"(?:(?<![\w)])-\s?)?[$€£]?(?P<digits>{PLAIN_NUMBER})")
+_MARKED = re.compile(
+    rf"\s*\**(?P<sign>-?)\s*[$€£]?(?P<sign2>-?)(?P<digits>{PLAIN_NUMBER})(?P<rest>[^\d\n]*)(?:\n|$)"
+)
+_OPERATOR = re.compile(r"[-+*/^=<>\\]")
+_TAIL_CHARS = 4000
+
+
+def gsm8k(response: str, task: Task, *, mode: Literal["strict", "flexible"] = "strict") -> Reward:
+    """1.0 when the number stated is the one of `task.payload["ground_truth"]` (`... #### 72`, `72` or 72),
+    else 0.0.
+
+    `strict`: the number after the last `####`, alone on its line but for a unit. `flexible`: that, else the
+    last number of the response. Parts: `correct`, `answered` (a number was found), `format` (it followed
+    `####`). Raises `ValueError` for a ground truth that is not a number: scoring against it would train on
+    noise.
+    """
+    if mode not in ("strict", "flexible"):
+        raise ValueError(f"gsm8k: mode must be strict or flexible, got {mode!r}")
+    expected = _expected(ground_truth(task), task.id)
+    marked = marked_number(response)
+    stated = marked if marked is not None or mode == "strict" else last_number(response)
+    correct = float(stated == expected)
+    return Reward(
+        correct,
+        {"correct": correct, "answered": float(stated is not None), "format": float(marked is not None)},
+    )
+
+
+def marked_number(text: str) -> Fraction | None:
+    """The number after the last `####`; None when there is none, or when its line goes on as a
+    calculation.
+    """
+    _, mark, rest = text.rpartition("####")
+    match = _MARKED.match(plain_characters(rest[:_TAIL_CHARS])) if mark else None
+    if match is None or _OPERATOR.search(match["rest"]):
+        return None
+    return _value(match["digits"], (match["sign"] == "-") != (match["sign2"] == "-"))
+
+
+def last_number(text: str) -> Fraction | None:
+    """The last number among the last 4,000 characters, or None."""
+    match = None
+    for match in _NUMBER.finditer(plain_characters(text[-_TAIL_CHARS:])):  # noqa: B007 - the last one counts
+        pass
+    return _value(match["digits"], match.group().startswith("-")) if match else None
+
+
+def _value(digits: str, negative: bool) -> Fraction | None:
+    if len(digits) > MAX_DIGITS:
+        return None
+    value = Fraction(digits.replace(",", ""))
+    return -value if negative else value
+
+
+def _expected(truth: Any, task_id: str) -> Fraction:
+    if isinstance(truth, (int, float)) and not isinstance(truth, bool) and math.isfinite(truth):
+        return Fraction(str(truth))
+    expected = None
+    if isinstance(truth, str):
+        expected = marked_number(truth if "####" in truth else f"#### {truth}")
+    if expected is None:
+        raise ValueError(
+            f"task {task_id!r}: ground truth {str(truth)[-80:]!r} is not a number; "
+            "expected e.g. 72, '1,250' or '... #### 72'"
+        )
+    return expected
