@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
-import os
 import queue
 import sys
 import threading
@@ -37,13 +36,16 @@ class InlineExecutor(Executor):
         for placement in placements:
             if placement.world_size != 1:
                 raise ValueError(
-                    f"{placement.role} asks for {placement.world_size} ranks, but the inline executor runs one rank "
-                    "per role inside the controller's process; set executor: ray, or give the role one rank "
-                    f"({placement.role}.device_mapping with one slot)"
+                    f"{placement.role} has {placement.world_size} ranks, but the inline executor runs one "
+                    "rank per role, inside the controller's process; set executor: ray, or give the role one "
+                    f"rank ({placement.role}.device_mapping with one slot)"
+                )
+            if placement.env:
+                raise ValueError(
+                    f"{placement.role} has system_envs {sorted(placement.env)}, but executor: inline starts "
+                    "no process that could have them; set executor: ray, or export them before the start"
                 )
         self._clusters: list[InlineCluster] = []
-        self._replaced: dict[str, str | None] = {}
-        self._set_env(placements)
 
     def create_cluster(
         self,
@@ -70,34 +72,10 @@ class InlineExecutor(Executor):
         return payload
 
     def shutdown(self) -> None:
-        """Close every worker and give the environment back."""
+        """Close every worker."""
         for cluster in self._clusters:
             cluster.shutdown()
         self._clusters.clear()
-        for name, value in self._replaced.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        self._replaced.clear()
-
-    def _set_env(self, placements: Sequence[RolePlacement]) -> None:
-        env: dict[str, tuple[str, str]] = {}
-        for placement in placements:
-            for name, value in placement.env.items():
-                role, other = env.setdefault(name, (placement.role, value))
-                if other != value:
-                    raise ValueError(
-                        f"the inline executor has one process, but system_envs.{name} is {other!r} for {role} "
-                        f"and {value!r} for {placement.role}; make them equal or set executor: ray"
-                    )
-        for name, (_, value) in env.items():
-            self._replaced[name] = os.environ.get(name)
-            os.environ[name] = value
-        torch = sys.modules.get("torch")
-        if torch is not None and "OMP_NUM_THREADS" in env:
-            # Torch has read the variable already.
-            torch.set_num_threads(int(env["OMP_NUM_THREADS"][1]))
 
 
 class InlineCluster(Cluster):

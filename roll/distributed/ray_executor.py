@@ -118,15 +118,15 @@ class RayExecutor(Executor):
             return gpus > 0, []
         if 0 < gpus < count:
             raise ValueError(
-                f"the placements name device slots 0 to {count - 1}, but the cluster has {gpus} GPU(s); lower "
-                "the device_mapping of the roles, or hide the GPUs (CUDA_VISIBLE_DEVICES='') to run on CPU slots"
+                f"the placements name device slots 0 to {count - 1}, but the cluster has {gpus} GPU(s); name "
+                "fewer in the roles' device_mapping, or hide the GPUs (CUDA_VISIBLE_DEVICES='') for CPU slots"
             )
         shape = {"CPU": _BUNDLE_CPU, "GPU": 1.0} if gpus else {"CPU": _BUNDLE_CPU}
         self._group = placement_group([shape] * count, strategy="PACK")
         if not self._group.wait(self._options.start_timeout):
             raise TimeoutError(
-                f"the Ray cluster didn't give {count} slots of {shape} within "
-                f"{self._options.start_timeout:g} s; it has {dict(total)}, free now: {dict(ray.available_resources())}; is another job using it?"
+                f"Ray didn't give {count} slots of {shape} in {self._options.start_timeout:g} s; it "
+                f"has {dict(total)}, free now: {dict(ray.available_resources())}; is another job using it?"
             )
         nodes = placement_group_table(self._group)["bundles_to_node_id"]
         devices = self._devices(count) if gpus else list(range(count))

@@ -1,0 +1,234 @@
+"""The folder of a run's checkpoints.
+
+    store = CheckpointStore(root, max_to_keep=3)
+    with store.writing(step, {"config": fingerprint}) as folder:
+        actor.call(ActorTrain.save, folder)  # every rank writes its own files
+        write_json(folder / "cursor.json", cursor)
+
+    checkpoint = store.resolve("auto")  # None, or the newest complete one
+
+A checkpoint is written into a hidden sibling, flushed, described by a manifest with the size and hash of
+every file, and renamed to `checkpoint-<step>`. The rename is atomic: a kill at any point leaves the whole
+checkpoint or nothing of it, and the ones before it untouched. What a killed writer left behind is removed by
+the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from roll.checkpoint.files import CheckpointError, files_below, hash_files, sync_folder
+from roll.checkpoint.manifest import MANIFEST, Checkpoint, read_manifest, verify, write_manifest
+
+_logger = logging.getLogger(__name__)
+_NAME = re.compile(r"checkpoint-(\d+)")
+_OURS = re.compile(r"\.checkpoint-(\d+)\.[0-9a-f]{8}\.(writing|replaced|removed)")
+"""Names of our own hidden folders: unfinished, set aside while a step is saved again, on their way out."""
+_LOCK = ".lock"
+
+
+class CheckpointStore:
+    """Writes, finds and prunes the checkpoints below one folder. One process writes at a time."""
+
+    def __init__(self, root: Path, max_to_keep: int | None = None) -> None:
+        """`max_to_keep` newest checkpoints stay (None: all)."""
+        if max_to_keep is not None and max_to_keep < 1:
+            raise ValueError(
+                f"checkpoint_config.max_to_keep must be >= 1, or null for all, got {max_to_keep}"
+            )
+        self.root = root
+        self.max_to_keep = max_to_keep
+
+    @contextlib.contextmanager
+    def writing(self, step: int, meta: Mapping[str, Any] | None = None) -> Iterator[Path]:
+        """A folder to write the checkpoint of `step` into; complete once the block ends without an exception.
+
+        `meta` is kept in the manifest (JSON values). Raises `CheckpointError` when the disk is full or
+        refuses, or when another process writes here; earlier checkpoints are untouched then.
+        """
+        if step < 0:
+            raise ValueError(f"a checkpoint's step must be >= 0, got {step}")
+        with self._attributed(step), self._lock():
+            self._clean()
+            folder = self._hidden(step, "writing")
+            folder.mkdir()
+            try:
+                yield folder
+                self._finish(folder, step, meta or {})
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            self._prune(step)
+
+    def complete(self) -> list[Checkpoint]:
+        """All complete checkpoints, newest (saved last) first; sizes are checked, hashes aren't."""
+        self._recover()
+        found = []
+        for path in self._named():
+            try:
+                found.append(read_manifest(path))
+            except CheckpointError as error:
+                _logger.warning("skipping %s: %s", path, error)
+        return sorted(found, key=lambda checkpoint: checkpoint.serial, reverse=True)
+
+    def latest(self) -> Checkpoint | None:
+        """The complete checkpoint that was saved last."""
+        return next(iter(self.complete()), None)
+
+    def resolve(self, resume: bool | str | Path) -> Checkpoint | None:
+        """The checkpoint to resume from, its hashes verified; None to start afresh.
+
+        False: none. True: the newest intact one, which must exist. `auto`: the newest intact one, if any. A
+        path: that one, also relative to the store's folder. A damaged newer checkpoint is skipped with a
+        warning.
+        """
+        if resume is False:
+            return None
+        if resume is not True and str(resume) != "auto":
+            return self._at(Path(resume))
+        for checkpoint in self.complete():
+            try:
+                return verify(checkpoint.path)
+            except CheckpointError as error:
+                _logger.warning("not resuming from %s: %s", checkpoint.path, error)
+        if resume is True:
+            raise CheckpointError(
+                f"resume_from_checkpoint is true, but {self.root} holds no intact checkpoint "
+                f"({self._listing()}); set it to auto to start afresh, or to the path of a checkpoint"
+            )
+        return None
+
+    def _at(self, path: Path) -> Checkpoint:
+        places = [path] if path.is_absolute() else [path, self.root / path]
+        for place in places:
+            if (place / MANIFEST).exists():
+                return verify(place)
+        for place in places:
+            if place.is_dir():
+                inside = sorted(p.name for p in place.iterdir() if _NAME.fullmatch(p.name))
+                hint = f"; it holds {inside}: name one of them" if inside else f": it has no {MANIFEST}"
+                raise CheckpointError(f"resume_from_checkpoint: {place} isn't a complete checkpoint{hint}")
+        raise CheckpointError(
+            f"resume_from_checkpoint: {path} doesn't exist; {self.root} holds {self._listing()}"
+        )
+
+    def _listing(self) -> str:
+        return ", ".join(path.name for path in self._named()) or "no checkpoint-<step> folder"
+
+    def _named(self) -> list[Path]:
+        """Folders with a checkpoint's name, by step."""
+        if not self.root.is_dir():
+            return []
+        named = [path for path in self.root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+        return sorted(named, key=lambda path: int(path.name.split("-")[1]))
+
+    def _hidden(self, step: int, state: str) -> Path:
+        return self.root / f".checkpoint-{step}.{secrets.token_hex(4)}.{state}"
+
+    def _finish(self, folder: Path, step: int, meta: Mapping[str, Any]) -> None:
+        serial = max((checkpoint.serial for checkpoint in self.complete()), default=0) + 1
+        records = hash_files(folder, files_below(folder), flush=True)
+        write_manifest(Checkpoint(folder, step, serial, dict(meta), records))
+        for inner in [path for path in folder.rglob("*") if path.is_dir()]:
+            sync_folder(inner)
+        sync_folder(folder)
+        final = self.root / f"checkpoint-{step}"
+        old = self._make_room(final, step) if final.exists() else None
+        os.rename(folder, final)
+        sync_folder(self.root)
+        if old is not None:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _make_room(self, final: Path, step: int) -> Path | None:
+        """Set aside what has the name already: our own to be deleted, anything else to be kept."""
+        try:
+            read_manifest(final)
+        except CheckpointError as error:
+            kept = final.with_name(f"{final.name}.kept-{secrets.token_hex(4)}")
+            _logger.warning(
+                "%s is in the way and isn't a complete checkpoint (%s); renamed to %s", final, error, kept
+            )
+            os.rename(final, kept)
+            return None
+        old = self._hidden(step, "replaced")
+        os.rename(final, old)
+        return old
+
+    def _prune(self, written: int) -> None:
+        """Delete the oldest beyond `max_to_keep`, never the one just written, never a folder without our
+        manifest."""
+        if self.max_to_keep is None:
+            return
+        for checkpoint in self.complete()[self.max_to_keep :]:
+            if checkpoint.step == written:
+                continue
+            doomed = self._hidden(checkpoint.step, "removed")
+            try:
+                # Renamed first: a kill in the middle of deleting must not leave half of a checkpoint under
+                # its name.
+                os.rename(checkpoint.path, doomed)
+                shutil.rmtree(doomed)
+            except OSError as error:
+                _logger.warning("couldn't delete the old checkpoint %s: %s", checkpoint.path, error)
+
+    def _clean(self) -> None:
+        """Remove what killed writers left, and only that. The lock is held, so none of them is alive."""
+        for path in list(self.root.iterdir()):
+            match = _OURS.fullmatch(path.name)
+            if match is None:
+                continue
+            final = self.root / f"checkpoint-{match[1]}"
+            if match[2] == "replaced" and not final.exists():
+                os.rename(path, final)  # killed between the two renames of saving a step again
+            else:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _recover(self) -> None:
+        """Bring back a checkpoint that a kill left between two renames, unless a writer is at work."""
+        if not self.root.is_dir() or not any(_is_replaced(path.name) for path in self.root.iterdir()):
+            return
+        with contextlib.suppress(CheckpointError), self._lock():
+            self._clean()
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Be the only writer. The system drops the lock with the process, however it ends."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        with open(self.root / _LOCK, "a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise CheckpointError(
+                    f"another process is writing checkpoints to {self.root}; give each run its own output_dir"
+                ) from None
+            yield
+
+    @contextlib.contextmanager
+    def _attributed(self, step: int) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise CheckpointError(
+                f"the checkpoint of step {step} couldn't be written to {self.root}: {error}; "
+                f"{_space(self.root)}. Earlier checkpoints are intact: {self._listing()}"
+            ) from error
+
+
+def _is_replaced(name: str) -> bool:
+    match = _OURS.fullmatch(name)
+    return match is not None and match[2] == "replaced"
+
+
+def _space(root: Path) -> str:
+    while not root.exists():
+        root = root.parent
+    return f"{shutil.disk_usage(root).free / 2**30:.1f} GiB are free there"
