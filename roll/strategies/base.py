@@ -14,6 +14,8 @@ from typing import Literal, TypeAlias
 
 from torch import Tensor
 
+from roll.configs.base import ForwardConfig
+from roll.distributed.layout import RankLayout
 from roll.types.batch import Denominators, TokenBatch, TokenOutputs
 from roll.types.episode import FinishReason
 from roll.types.metrics import Metrics
@@ -43,14 +45,25 @@ class LossFn:
 NamedWeights: TypeAlias = Iterator[tuple[str, Tensor]]
 
 
-@dataclass(frozen=True, slots=True)
-class RankLayout:
-    """Where a rank stands: which data shard it works on, and whether its result is the one to keep."""
+@dataclass(frozen=True, kw_only=True)
+class TrainSpec:
+    """All that a training backend is told."""
 
-    dp_rank: int = 0
-    dp_size: int = 1
-    collects: bool = True
-    """One rank per data-parallel rank returns results; its tensor- and pipeline-parallel peers don't."""
+    role: str
+    kind: Literal["policy", "value"]
+    worker: ForwardConfig
+    """The role's section of the configuration."""
+    seed: int
+    temperature: float = 1.0
+    """Of the rollouts: log-probs are those of logits / temperature."""
+    trains: bool = True
+    """False builds the `*_infer` form: no optimizer, no gradients."""
+    total_optimizer_steps: int = 1
+    """Planned length of the run, for the learning-rate schedule."""
+    max_grad_norm: float = 1.0
+    """0 or less: no clipping; the norm is still reported."""
+    l2: float = 0.0
+    """Adds l2 / 2 * |weights - initial weights|^2 to the loss."""
 
 
 class TrainStrategy(ABC):
@@ -102,7 +115,6 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     stop_token_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
-    include_stop_str_in_output: bool = True
     ignore_eos: bool = False
 
 

@@ -79,8 +79,8 @@ class Trajectory:
 
     @property
     def trainable(self) -> bool:
-        """True when the reward belongs to the policy's behaviour, not to a failure of the infrastructure."""
-        return self.status in TRAINABLE
+        """True when the policy chose tokens and the reward is about them, not about a failure of the infrastructure."""
+        return self.status in TRAINABLE and self.num_response_tokens > 0
 
     @property
     def num_tokens(self) -> int:

@@ -1,0 +1,1 @@
+"""Environments: what an episode is played against. They see text, never token ids."""

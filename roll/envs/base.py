@@ -1,0 +1,54 @@
+"""The environment interface: gymnasium's `reset` and `step`, with text for observations and actions."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the agent is shown: the messages that are new since its last action."""
+
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What an action led to."""
+
+    reward: float
+    terminated: bool
+    """The task is over: solved, failed, or answered."""
+    truncated: bool = False
+    """We stopped it: a time limit. Its value is not 0."""
+    observation: Observation | None = None
+    """None when the episode is over."""
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    """Named terms of the reward, for logging."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Env(ABC):
+    """One environment instance; plays one episode at a time."""
+
+    @abstractmethod
+    def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:
+        """Start an episode. The same seed and options give the same episode in any process."""
+
+    @abstractmethod
+    def step(self, action: str) -> StepResult:
+        """Apply the text of one response."""
+
+    def close(self) -> None:
+        """Release resources. Default: there are none."""

@@ -1,0 +1,200 @@
+"""The training loop, shared by every pipeline. One of the six files to read first.
+
+    groups  = collect      tasks -> episodes -> groups of trajectories     (rollout/scheduler.py)
+    batch   = assemble     ragged rows with ids
+    batch   = score        reference and old log-probs, values             (strategies, on their clusters)
+    batch   = credit       rewards -> advantages, masks, weights           (algorithms/)
+    metrics = update       critic, actor: epochs x mini-batches            (strategies + losses)
+              sync         train -> infer weights, versioned
+              evaluate, log, save
+
+A subclass says where tasks come from and how an episode is played; nothing else differs between pipelines.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from roll.configs.rlvr import RLVRConfig
+from roll.pipelines.assemble import Rollouts, assemble, with_fillers
+from roll.pipelines.checkpoints import Checkpoints
+from roll.pipelines.clusters import Clusters
+from roll.pipelines.credit import CreditAssigner
+from roll.pipelines.report import Report
+from roll.pipelines.rollout_metrics import rollout_metrics
+from roll.pipelines.update import old_logprobs_source, train
+from roll.rollout.scheduler import Collected
+from roll.types.batch import TokenBatch
+from roll.types.metrics import Metrics
+from roll.utils.timing import Timers
+from roll.workers.infer import InferWorker
+from roll.workers.train import ForwardWorker, TrainWorker
+
+logger = logging.getLogger(__name__)
+
+
+class OutOfTasks(Exception):
+    """The last epoch has ended."""
+
+
+class Pipeline(ABC):
+    """Owns the clusters and walks the loop. Use as a context manager, then `run`."""
+
+    def __init__(self, config: RLVRConfig, clusters: Clusters, tokenizer: Any, *, total_steps: int) -> None:
+        self.config = config
+        self.clusters = clusters
+        self.tokenizer = tokenizer
+        self.timers = Timers()
+        self.total_steps = total_steps
+        self.credit = CreditAssigner(config)
+        self.old_logprobs = old_logprobs_source(config)
+        self.checkpoints = Checkpoints(config, clusters)
+        self.start_step = 0
+        self.report: Report
+
+    # --- what a pipeline defines ----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def collect(self, step: int) -> Collected:
+        """Groups for one training step; raises `OutOfTasks` when there are not enough left."""
+
+    @abstractmethod
+    def greedy_scores(self, step: int, rollouts: Rollouts) -> torch.Tensor:
+        """float32 [B], the score of one greedy response to each row's task (`remax`)."""
+
+    @abstractmethod
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Validation metrics under the current weights."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """The pipeline's own state, JSON-able: at least the cursor of its tasks."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+
+    # --- the loop -------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """From the start, or from a checkpoint, to the last step."""
+        self.restore()
+        self.report = Report(self.config, self.timers, self.tokenizer, resume_step=self.start_step or None)
+        try:
+            logger.info("old log-probs come from: %s (%s)", self.old_logprobs.source, self.old_logprobs.reason)
+            if self.start_step == 0 and (self.config.val_before_train or self.config.val_only):
+                self.report.row(0, self.validated(0))
+            if not self.config.val_only:
+                self.train()
+            self.report.finish(self.checkpoints.latest())
+        finally:
+            self.report.close()
+
+    def train(self) -> None:
+        """All steps that are left."""
+        for step in range(self.start_step + 1, self.total_steps + 1):
+            try:
+                self.step(step)
+            except OutOfTasks as end:
+                logger.info("training ends before step %d: %s", step, end)
+                self.total_steps = step - 1
+                if step - 1 > self.start_step:
+                    self.conclude(step - 1, {})
+                break
+
+    def step(self, step: int) -> None:
+        """One step of the loop."""
+        with self.timers.span("step"):
+            with self.timers.span("generate"):
+                collected = self.collect(step)
+            rollouts = assemble(collected.groups)
+            metrics = self.rollout_metrics(rollouts).merge(collected.metrics)
+            rollouts = self.score(rollouts)
+            greedy = self.greedy_scores(step, rollouts) if self.config.adv_estimator == "remax" else None
+            with self.timers.span("credit"):
+                batch, credit_metrics = self.credit.assign(rollouts, step=step, greedy_scores=greedy)
+            metrics.merge(credit_metrics).merge(self.update(batch, step))
+            self.sync_weights(step)
+        self.report.rollouts(step, replace(rollouts, batch=batch))
+        self.conclude(step, metrics.result())
+
+    def conclude(self, step: int, values: dict[str, float]) -> None:
+        """Evaluate, log and save as far as they are due. Logged before saved: a resumed run repeats no row."""
+        validates = self.is_due(step, self.config.eval_steps)
+        if validates:
+            values.update(self.validated(step))
+        if validates or self.is_due(step, self.config.logging_steps) or step == self.total_steps:
+            self.report.row(step, values)
+        if self.is_due(step, self.config.save_steps):
+            with self.timers.span("save", waits=True):
+                self.checkpoints.save(step, {**self.state_dict(), "credit": self.credit.state_dict()})
+
+    def is_due(self, step: int, period: int | None) -> bool:
+        """Whether something with this period happens at this step; what happens at all also happens at the last."""
+        return bool(period) and (step % period == 0 or step == self.total_steps)
+
+    def score(self, rollouts: Rollouts) -> Rollouts:
+        """Add what the models say about the sampled tokens, joined by row id."""
+        batch = rollouts.batch
+        if self.clusters.reference is not None:
+            with self.timers.span("reference", waits=True):
+                outputs = self.forward(self.clusters.reference, batch, "logprobs")
+            batch = batch.join(outputs, ref_logprobs="logprobs")
+        if self.old_logprobs.source == "forward":
+            with self.timers.span("old_logprobs", waits=True):
+                outputs = self.forward(self.clusters.actor_train, batch, "logprobs")
+            batch = batch.join(outputs, old_logprobs="logprobs")
+        elif self.old_logprobs.source == "sampler":
+            batch = batch.with_columns(old_logprobs=batch.sampling_logprobs)
+        if self.clusters.critic is not None:
+            with self.timers.span("values", waits=True):
+                outputs = self.forward(self.clusters.critic, batch, "values")
+            batch = batch.join(outputs, values="values")
+        return replace(rollouts, batch=batch)
+
+    @staticmethod
+    def forward(cluster: Any, batch: TokenBatch, output: str) -> Any:
+        """One forward pass over all rows; fillers of a small batch are dropped again."""
+        outputs = cluster.call(ForwardWorker.forward, with_fillers(batch, cluster.world_size), (output,))
+        return outputs.select(range(len(batch)))
+
+    def update(self, batch: TokenBatch, step: int) -> Metrics:
+        """Train the critic, and the actor once the critic's warm-up is over."""
+        metrics = Metrics()
+        if self.clusters.critic is not None:
+            with self.timers.span("train_critic", waits=True):
+                metrics.merge(train(self.clusters.critic, self.config, batch, step))
+        if self.clusters.critic is None or step > self.config.critic_warmup:
+            with self.timers.span("train_actor", waits=True):
+                metrics.merge(train(self.clusters.actor_train, self.config, batch, step))
+        return metrics
+
+    def sync_weights(self, version: int) -> None:
+        """The engines go on with the trainer's weights; what they sample from now on carries `version`."""
+        with self.timers.span("sync_weights", waits=True):
+            handles = self.clusters.actor_train.call(TrainWorker.send_weights, version)[0]
+            self.clusters.actor_infer.call(InferWorker.update_weights, version, handles)
+
+    def validated(self, step: int) -> dict[str, float]:
+        """`evaluate`, timed."""
+        with self.timers.span("validate", waits=True):
+            return self.evaluate(step)
+
+    def restore(self) -> None:
+        """Continue from a checkpoint if the configuration asks for one, and bring the engines to the same weights."""
+        state = self.checkpoints.load()
+        if state is not None:
+            self.start_step = state["step"]
+            self.credit.load_state_dict(state["credit"])
+            self.load_state_dict(state)
+        if not self.config.val_only or state is not None:
+            self.sync_weights(self.start_step)
+
+    def rollout_metrics(self, rollouts: Rollouts) -> Metrics:
+        """What the step's rows look like; a pipeline may add its own."""
+        return rollout_metrics(rollouts)

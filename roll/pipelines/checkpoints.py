@@ -1,0 +1,62 @@
+"""What a checkpoint of a run holds: every training role's state, and the pipeline's own."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from roll.checkpoint.files import read_json, write_json
+from roll.checkpoint.store import CheckpointStore
+from roll.configs.rlvr import RLVRConfig
+from roll.pipelines.clusters import Clusters
+from roll.workers.train import TrainWorker
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """Saves and restores a run through its clusters."""
+
+    def __init__(self, config: RLVRConfig, clusters: Clusters) -> None:
+        self._config = config
+        self._trained = {"actor_train": clusters.actor_train}
+        if clusters.critic is not None:
+            self._trained["critic"] = clusters.critic
+        self._store = CheckpointStore(config.checkpoint_path, config.checkpoint_config.max_to_keep)
+
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        """Write the checkpoint of a finished step; a kill leaves it whole or not there at all."""
+        with self._store.writing(step, {"exp_name": self._config.exp_name}) as folder:
+            for role, cluster in self._trained.items():
+                cluster.call(TrainWorker.save, str(folder / role))
+            if self._config.checkpoint_config.save_hf_model:
+                self._trained["actor_train"].call(TrainWorker.export, str(folder / "hf_model"))
+            write_json(folder / "pipeline.json", {"step": step, "seed": self._config.seed, **state})
+
+    def load(self) -> dict[str, Any] | None:
+        """Restore the training roles from the checkpoint that `resume_from_checkpoint` names; the pipeline's state.
+
+        None when the run starts from nothing.
+        """
+        checkpoint = self._store.resolve(self._config.resume_from_checkpoint)
+        if checkpoint is None:
+            return None
+        state: dict[str, Any] = read_json(checkpoint.path / "pipeline.json")
+        if state["seed"] != self._config.seed:
+            raise ValueError(
+                f"{checkpoint.path} was written with seed {state['seed']}, but seed is {self._config.seed}; a resumed run "
+                "must use the same seed, or start anew with resume_from_checkpoint: false"
+            )
+        for role, cluster in self._trained.items():
+            folder = checkpoint.path / role
+            if not folder.is_dir():
+                raise ValueError(f"{checkpoint.path} holds no {role}; it was written by another configuration")
+            cluster.call(TrainWorker.load, str(folder))
+        logger.info("resumed from %s", checkpoint.path)
+        return state
+
+    def latest(self) -> Path | None:
+        """The newest complete checkpoint."""
+        checkpoint = self._store.latest()
+        return None if checkpoint is None else checkpoint.path

@@ -1,0 +1,72 @@
+"""Builds the clusters that a configuration asks for, and ends them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from roll.configs.rlvr import RLVRConfig
+from roll.distributed.cluster import Cluster, Executor, make_executor
+from roll.distributed.placement import RolePlacement
+from roll.pipelines.update import optimizer_steps
+from roll.workers.infer import InferWorker
+from roll.workers.train import ForwardWorker, TrainWorker, train_spec
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """The model roles of a run; what the configuration doesn't need isn't there."""
+
+    actor_train: Cluster
+    actor_infer: Cluster
+    reference: Cluster | None
+    critic: Cluster | None
+
+
+def placements(config: RLVRConfig) -> list[RolePlacement]:
+    """Where every rank of every started role runs, with the environment variables of its process."""
+    plan = config.placement
+    result = []
+    for role, worker in config.roles.items():
+        env = {**config.system_envs, **worker.system_envs}
+        result.append(RolePlacement(role=role, ranks=plan.roles[role], env=env))
+    return result
+
+
+@contextlib.contextmanager
+def start_clusters(config: RLVRConfig, *, total_steps: int) -> Iterator[Clusters]:
+    """Start every role; leaving the block ends all of them."""
+    by_role = {placement.role: placement for placement in placements(config)}
+    executor = make_executor(
+        config.executor, list(by_role.values()), rpc_timeout=config.rpc_timeout, log_dir=config.logging_path / "workers"
+    )
+    with executor:
+        yield Clusters(
+            actor_train=_start(executor, by_role, config, "actor_train", total_steps),
+            actor_infer=executor.create_cluster(by_role["actor_infer"], InferWorker, (config,)),
+            reference=_start(executor, by_role, config, "reference", total_steps),
+            critic=_start(executor, by_role, config, "critic", total_steps),
+        )
+
+
+def _start(
+    executor: Executor, by_role: dict[str, RolePlacement], config: RLVRConfig, role: str, total_steps: int
+) -> Cluster:
+    if role not in by_role:
+        return None  # type: ignore[return-value]
+    learns = role in ("actor_train", "critic")
+    rows = config.rollout_batch_size * config.num_return_sequences_in_group
+    # The critic trains from the first step, the actor after the critic's warm-up.
+    steps = total_steps - (config.critic_warmup if role == "actor_train" and config.uses_critic else 0)
+    spec = train_spec(
+        config,
+        role,
+        kind="value" if role == "critic" else "policy",
+        trains=learns and not config.val_only,
+        total_optimizer_steps=max(1, steps) * optimizer_steps(config, role, rows) if learns else 1,
+    )
+    worker_cls = TrainWorker if learns else ForwardWorker
+    return executor.create_cluster(by_role[role], worker_cls, (config, spec), balance=config.balance_batch)
+
+

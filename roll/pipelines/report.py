@@ -1,0 +1,166 @@
+"""Everything a run says: trackers, the rollout dump, what was dropped, and the closing summary."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+
+from roll.configs.rlvr import RLVRConfig
+from roll.pipelines.assemble import Rollouts
+from roll.tracking.base import Sample
+from roll.tracking.drops import DropLog
+from roll.tracking.registry import build_trackers
+from roll.tracking.rollouts import RolloutRow, RolloutWriter
+from roll.tracking.summary import RunSummary, render
+from roll.types.episode import Group, Trajectory
+from roll.utils.timing import Timers
+
+_WORK = ("generate", "reference", "old_logprobs", "values", "credit", "train_critic", "train_actor", "sync_weights")
+_OUTSIDE_STEP = ("validate", "save")
+
+
+class Report:
+    """One per run.
+
+    Args:
+        config: the run's.
+        timers: the run's; a row takes what they measured since the last row.
+        tokenizer: for the texts of dumps and samples.
+        resume_step: last step that is already on record; None for a new run.
+    """
+
+    def __init__(self, config: RLVRConfig, timers: Timers, tokenizer: Any, *, resume_step: int | None) -> None:
+        self._config = config
+        self._timers = timers
+        self._tokenizer = tokenizer
+        self._started = time.monotonic()
+        folder = config.logging_path
+        kwargs = {name: asdict(getattr(config.tracker_kwargs, name)) for name in config.track_with if name == "tensorboard"}
+        if "tensorboard" in kwargs:
+            kwargs["tensorboard"]["log_dir"] = str(config.tensorboard_path)
+        self._trackers = build_trackers(config.track_with, kwargs, folder, resume_step)
+        self._drops = DropLog(folder, resume_step)
+        self._writer = RolloutWriter(Path(config.rollout_dump_dir)) if config.rollout_dump_dir else None
+        self._spans: dict[str, float] = {}
+        self._tokens = 0
+        self._steps = 0
+        self._accuracy: list[dict[str, float]] = []
+
+    def row(self, step: int, values: Mapping[str, float]) -> None:
+        """One line in every tracker: a step's metrics, its timings and counters."""
+        row = {**values, **self._drops.close_step(step), **self._timers.result()}
+        for name, value in row.items():
+            if name.startswith("time/") and not name.endswith(("/self", "_share", "/controller")):
+                span = name.removeprefix("time/")
+                self._spans[span] = self._spans.get(span, 0.0) + value
+        self._tokens += int(row.get("tokens/response", 0))
+        seconds = row.get("time/step")
+        if seconds:
+            row["throughput/tokens_per_second"] = (row["tokens/prompt"] + row["tokens/response"]) / seconds
+            row["throughput/responses_per_second"] = row["rollout/responses"] / seconds
+        if row.get("time/generate"):
+            row["throughput/generated_per_second"] = row["tokens/response"] / row["time/generate"]
+        row["memory/host_gib"] = psutil.Process().memory_info().rss / 2**30
+        if "val/accuracy" in row:
+            domains = {n.split("/")[1]: v for n, v in row.items() if n.startswith("val/") and n.endswith("/accuracy")}
+            self._accuracy.append({**domains, "all": row["val/accuracy"]})
+        self._steps = max(self._steps, step)
+        self._trackers.log(step, row)
+
+    def samples(self, step: int, samples: Sequence[Sample]) -> None:
+        """Some responses for people."""
+        if samples:
+            self._trackers.log_samples(step, samples)
+
+    def dropped(self, group: Group, reason: str) -> None:
+        """A group that won't be trained on."""
+        shown = max(group.trajectories, key=lambda t: t.num_response_tokens)
+        word = "filtered_group" if reason.startswith("filter") else "failed_group"
+        self._drops.add(
+            word,
+            group.task.id,
+            reason if not shown.error else f"{reason}: {shown.error}",
+            {
+                "domain": group.task.domain,
+                "scores": [t.reward for t in group.survivors],
+                "statuses": [t.status for t in group.trajectories],
+                "response": self._text(shown),
+            },
+        )
+
+    def dropped_prompts(self, items: Sequence[tuple[str, str]]) -> None:
+        """Dataset rows (id, why) that were left out when the data was loaded."""
+        for item, why in items:
+            self._drops.add("overlong_prompt", item, why)
+
+    def rollouts(self, step: int, rollouts: Rollouts) -> None:
+        """Every training row of a step to parquet, if asked for."""
+        if self._writer is not None:
+            rows = range(len(rollouts.batch))
+            self._writer.write(step, [self._rollout_row(step, rollouts, i) for i in rows])
+
+    def _rollout_row(self, step: int, rollouts: Rollouts, i: int) -> RolloutRow:
+        batch, trajectory, task = rollouts.batch, rollouts.trajectories[i], rollouts.tasks[i]
+        ids = batch.row("token_ids", i).tolist()
+        first = len(trajectory.turns[0].prompt_ids)
+        optional = {
+            name: batch.row(name, i).tolist()
+            for name in ("sampling_logprobs", "old_logprobs", "ref_logprobs", "versions", "advantages")
+            if getattr(batch, name) is not None
+        }
+        return RolloutRow(
+            step=step,
+            task_id=task.id,
+            domain=task.domain,
+            tag=task.tag,
+            member=trajectory.member,
+            status=trajectory.status,
+            error=trajectory.error,
+            prompt=self._tokenizer.decode(ids[:first]),
+            response=self._tokenizer.decode(ids[first:]),
+            token_ids=ids,
+            action_mask=batch.row("action_mask", i).tolist(),
+            reward=trajectory.reward,
+            reward_parts=dict(trajectory.reward_parts),
+            **optional,
+        )
+
+    def _text(self, trajectory: Trajectory) -> str:
+        return self._tokenizer.decode([token for turn in trajectory.turns for token in turn.response_ids])
+
+    def finish(self, checkpoint: Path | None) -> None:
+        """Print the summary, and hand its numbers to the trackers."""
+        summary = self._summary(checkpoint)
+        Console(stderr=True).print(render(summary))
+        self._trackers.finish(summary.metrics())
+
+    def _summary(self, checkpoint: Path | None) -> RunSummary:
+        files = {"metrics and logs": self._config.logging_path}
+        if "tensorboard" in self._config.track_with:
+            files["tensorboard"] = self._config.tensorboard_path
+        if checkpoint is not None:
+            files["checkpoint"] = checkpoint
+        if self._config.rollout_dump_dir:
+            files["rollouts"] = Path(self._config.rollout_dump_dir)
+        return RunSummary(
+            exp_name=self._config.exp_name,
+            steps=self._steps,
+            wall_seconds=time.monotonic() - self._started,
+            accuracy_before=self._accuracy[0] if len(self._accuracy) > 1 else {},
+            accuracy_after=self._accuracy[-1] if self._accuracy else {},
+            tokens=self._tokens,
+            step_seconds=self._spans.get("step", 0.0),
+            spans={name: self._spans[name] for name in (*_WORK, *_OUTSIDE_STEP) if name in self._spans},
+            files=files,
+        )
+
+    def close(self) -> None:
+        """Close what wasn't closed; after a failure the trackers are told that there is no summary."""
+        self._drops.close()
+        self._trackers.finish({})

@@ -1,0 +1,72 @@
+"""What a step's rollouts look like, in numbers (`reward/`, `response/`, `group/`, `rollout/`, `tokens/`)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from statistics import fmean, stdev
+
+from roll.pipelines.assemble import Rollouts
+from roll.types.episode import Trajectory
+from roll.types.metrics import Metrics
+
+
+def rollout_metrics(rollouts: Rollouts) -> Metrics:
+    """Metrics of the rows that will be trained on."""
+    metrics, trajectories = Metrics(), rollouts.trajectories
+    rewards = [t.reward for t in trajectories]
+    lengths = [t.num_response_tokens for t in trajectories]
+    prompts = [t.num_tokens - t.num_response_tokens for t in trajectories]
+    metrics.update(
+        {
+            "reward/mean": fmean(rewards),
+            "reward/std": stdev(rewards) if len(rewards) > 1 else 0.0,
+            "reward/max": max(rewards),
+            "reward/min": min(rewards),
+            "response/length_mean": fmean(lengths),
+            "response/length_max": max(lengths),
+            "response/length_min": min(lengths),
+            "response/truncated_share": fmean(t.status == "truncated" for t in trajectories),
+            "prompt/length_mean": fmean(prompts),
+            "prompt/length_max": max(prompts),
+            "episode/turns_mean": fmean(len(t.turns) for t in trajectories),
+            "rollout/responses": len(trajectories),
+            "tokens/prompt": sum(prompts),
+            "tokens/response": sum(lengths),
+        }
+    )
+    _groups(rollouts, metrics)
+    _domains(rollouts, metrics)
+    return metrics
+
+
+def _groups(rollouts: Rollouts, metrics: Metrics) -> None:
+    groups: dict[int, list[float]] = defaultdict(list)
+    for index, trajectory in zip(rollouts.group_index.tolist(), rollouts.trajectories, strict=True):
+        groups[index].append(trajectory.reward)
+    spreads = [stdev(rewards) if len(rewards) > 1 else 0.0 for rewards in groups.values()]
+    metrics.update(
+        {
+            "rollout/groups": len(groups),
+            "group/size_mean": fmean(len(rewards) for rewards in groups.values()),
+            "group/reward_std_mean": fmean(spreads),
+            "group/zero_signal_share": fmean(spread == 0 for spread in spreads),
+        }
+    )
+
+
+def _domains(rollouts: Rollouts, metrics: Metrics) -> None:
+    domains: dict[str, list[Trajectory]] = defaultdict(list)
+    for task, trajectory in zip(rollouts.tasks, rollouts.trajectories, strict=True):
+        domains[task.domain].append(trajectory)
+    for domain, members in sorted(domains.items()):
+        rewards = [t.reward for t in members]
+        metrics.update(
+            {
+                f"reward/{domain}/mean": fmean(rewards),
+                f"reward/{domain}/std": stdev(rewards) if len(rewards) > 1 else 0.0,
+                f"data/{domain}/share": len(members) / len(rollouts.trajectories),
+            }
+        )
+        for trajectory in members:
+            for part, value in trajectory.reward_parts.items():
+                metrics.add_mean(f"reward/{domain}/part/{part}", value)

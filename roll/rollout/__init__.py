@@ -1,0 +1,1 @@
+"""Playing episodes: agent, engines and environments, coordinated by the scheduler."""

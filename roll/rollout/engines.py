@@ -1,0 +1,156 @@
+"""From many episodes to few engines.
+
+    episode --generate--> LockstepEngines --submit/poll--> engine 0..E-1 (a cluster's ranks)
+            <--Completion--
+
+Lockstep engines (`hf_infer`) work in rounds. A round starts only when every live episode either waits for tokens or has
+ended, so what is batched together, and every decision of the scheduler in between, is a function of the plan and never
+of who answered first: same seed, same run, on any number of processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from roll.strategies.base import Completion, Request
+
+
+class RolloutStalled(RuntimeError):
+    """Nobody made progress within the time limit; the message names who was waited for."""
+
+
+class EngineRanks(Protocol):
+    """What the scheduler needs of the inference cluster."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of engines."""
+
+    async def submit(self, rank: int, requests: Sequence[Request]) -> None:
+        """Queue requests on one engine."""
+
+    async def poll(self, rank: int, budget: float) -> list[Completion]:
+        """Let one engine work, and take what has finished."""
+
+    async def abort(self, rank: int, request_ids: Sequence[str]) -> list[Completion]:
+        """Stop requests on one engine."""
+
+
+class LockstepEngines:
+    """See the module docstring.
+
+    Args:
+        ranks: the engines.
+        round_steps: decode steps per round. Fewer: aborts act sooner, more barriers.
+        timeout: seconds an episode may take outside the engine (its environment, its reward) before the step fails.
+    """
+
+    def __init__(self, ranks: EngineRanks, *, round_steps: int = 16, timeout: float = 3600.0) -> None:
+        self._ranks = ranks
+        self._round_steps = round_steps
+        self._timeout = timeout
+        self._busy: dict[str, str] = {}
+        self._queued: list[Request] = []
+        self._placed: dict[str, int] = {}
+        self._futures: dict[str, tuple[asyncio.Future[Completion], str]] = {}
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+
+    @contextlib.contextmanager
+    def episode(self, name: str) -> Iterator[Callable[[str], None]]:
+        """Register a live episode. Yields a function that says what the episode is doing, for error messages."""
+
+        def doing(what: str) -> None:
+            self._busy[name] = what
+            self._quiet.clear()
+
+        doing("starting")
+        try:
+            yield doing
+        finally:
+            del self._busy[name]
+            self._set_if_quiet()
+
+    async def generate(self, episode: str, request: Request) -> Completion:
+        """One response; finish reason `abort` when the scheduler stopped it."""
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._futures[request.id] = (future, episode)
+        self._queued.append(request)
+        del self._busy[episode]
+        self._set_if_quiet()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._busy.setdefault(episode, "cancelled")
+            raise
+
+    def _set_if_quiet(self) -> None:
+        if not self._busy:
+            self._quiet.set()
+
+    @property
+    def pending(self) -> int:
+        """Requests that wait for tokens."""
+        return len(self._futures)
+
+    async def quiet(self) -> None:
+        """Wait until every live episode waits for tokens; raises `RolloutStalled` naming those that don't."""
+        try:
+            await asyncio.wait_for(self._quiet.wait(), self._timeout)
+        except asyncio.TimeoutError:
+            waiting = ", ".join(f"{name} ({what})" for name, what in sorted(self._busy.items())[:5])
+            raise RolloutStalled(
+                f"no progress for {self._timeout:.0f} s; waiting for {len(self._busy)} episodes: {waiting}. "
+                "Raise rpc_timeout if they are merely slow."
+            ) from None
+
+    async def round(self) -> None:
+        """Hand out queued requests, let every engine work for one round, wake the episodes whose response is there."""
+        await self._place()
+        used = sorted(set(self._placed.values()))
+        results = await asyncio.gather(*(self._ranks.poll(rank, self._round_steps) for rank in used))
+        self._resolve([completion for result in results for completion in result])
+
+    async def _place(self) -> None:
+        """Queued requests to the least loaded engine, in plan order; siblings stay together for their shared prefix."""
+        if not self._queued:
+            return
+        load = [0] * self._ranks.world_size
+        for rank in self._placed.values():
+            load[rank] += 1
+        batches: list[list[Request]] = [[] for _ in load]
+        home: dict[tuple[int, ...], int] = {}
+        for request in sorted(self._queued, key=lambda r: (r.order, r.id)):
+            rank = home.setdefault(request.prompt_ids, load.index(min(load)))
+            load[rank] += 1
+            self._placed[request.id] = rank
+            batches[rank].append(request)
+        self._queued = []
+        await asyncio.gather(*(self._ranks.submit(r, batch) for r, batch in enumerate(batches) if batch))
+
+    async def abort_all(self) -> int:
+        """Stop everything that waits for tokens; returns how many requests that were."""
+        by_rank: dict[int, list[str]] = {}
+        for request_id, rank in self._placed.items():
+            by_rank.setdefault(rank, []).append(request_id)
+        results = await asyncio.gather(*(self._ranks.abort(rank, ids) for rank, ids in by_rank.items()))
+        never_started = [
+            Completion(id=r.id, token_ids=(), logprobs=(), versions=(), finish_reason="abort") for r in self._queued
+        ]
+        self._queued = []
+        stopped = [completion for result in results for completion in result] + never_started
+        self._resolve(stopped)
+        return len(stopped)
+
+    def _resolve(self, completions: Sequence[Completion]) -> None:
+        for completion in completions:
+            self._placed.pop(completion.id, None)
+            future, episode = self._futures.pop(completion.id)
+            # Busy from this moment, not from when its coroutine runs: a faster sibling must not declare quiet.
+            self._busy[episode] = "between turns"
+            self._quiet.clear()
+            if not future.done():
+                future.set_result(completion)

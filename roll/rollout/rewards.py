@@ -1,0 +1,50 @@
+"""RLVR's one-turn environment: hands over the prompt, takes one response, asks a reward function."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from roll.envs.base import Message, Observation, StepResult
+from roll.rewards.base import RewardRequest, RewardResult
+from roll.rollout.episode import Action, EpisodeError
+from roll.types.episode import Task
+
+SubmitReward = Callable[[RewardRequest], "Future[RewardResult]"]
+"""Queues one response for scoring; the future always gets a result, a failed reward function included."""
+
+
+class RewardEnv:
+    """One per episode; `name` is the id of its request."""
+
+    waits_for = "reward"
+
+    def __init__(self, submit: SubmitReward, task: Task, name: str) -> None:
+        self._submit = submit
+        self._task = task
+        self._name = name
+
+    async def reset(self, task: Task) -> Observation:
+        """The row's messages; a plain prompt is one user message."""
+        messages = task.payload.get("messages")
+        if messages is None:
+            return Observation((Message("user", str(task.payload.get("prompt", ""))),))
+        return Observation(tuple(Message(m["role"], m["content"]) for m in messages))
+
+    async def step(self, action: Action) -> StepResult:
+        """Score the response. A reward function that fails gives no reward at all."""
+        request = RewardRequest(
+            id=self._name,
+            domain=self._task.domain,
+            response=action.text,
+            task=self._task,
+            finish_reason=action.finish_reason,
+        )
+        result = await asyncio.wrap_future(self._submit(request))
+        if result.reward is None:
+            raise EpisodeError("reward_error", f"{result.status} after {result.attempts} attempts: {result.error}")
+        return StepResult(reward=result.reward.value, terminated=True, reward_parts=result.reward.parts)
+
+    async def close(self) -> None:
+        """Nothing to release."""

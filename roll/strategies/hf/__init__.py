@@ -1,0 +1,1 @@
+"""Hugging Face building blocks: model loading, scoring, and a deterministic generator."""

@@ -1,0 +1,172 @@
+"""Loading models and tokenizers, and scoring tokens without keeping logits."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from roll.configs.base import ModelArgs
+from roll.utils.logits import token_scores
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def _source(args: ModelArgs) -> dict[str, Any]:
+    """Where `from_pretrained` finds the model: a folder or hub id, or one GGUF file inside a folder."""
+    path = args.model_name_or_path
+    assert path is not None, "configuration checks make sure that every started role has a model"
+    common = {"trust_remote_code": args.trust_remote_code}
+    if path.endswith(".gguf"):
+        return {"pretrained_model_name_or_path": str(Path(path).parent), "gguf_file": Path(path).name, **common}
+    return {"pretrained_model_name_or_path": path, **common}
+
+
+def load_tokenizer(args: ModelArgs) -> Any:
+    """The tokenizer of a model; one without a padding token pads with its end-of-sequence token."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(**_source(args))
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_causal_lm(args: ModelArgs, dtype: torch.dtype) -> nn.Module:
+    """A causal language model on the CPU, in eval mode."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(**_source(args), **_model_kwargs(args), dtype=dtype)
+    return model.eval()
+
+
+def load_backbone(args: ModelArgs, dtype: torch.dtype) -> nn.Module:
+    """The same architecture without its language-model head, on the CPU, in eval mode."""
+    from transformers import AutoModel
+
+    return AutoModel.from_pretrained(**_source(args), **_model_kwargs(args), dtype=dtype).eval()
+
+
+_ATTENTION = {"eager": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}
+
+
+def _model_kwargs(args: ModelArgs) -> dict[str, Any]:
+    """The model's own configuration with the user's changes, and the attention kernel."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(**_source(args))
+    for name, value in args.model_config_kwargs.items():
+        if not hasattr(config, name):
+            known = difflib.get_close_matches(name, [k for k in vars(config) if not k.startswith("_")], n=1)
+            hint = f"; did you mean {known[0]!r}?" if known else ""
+            raise ValueError(f"model_config_kwargs.{name}: {args.model_name_or_path} has no such option{hint}")
+        setattr(config, name, value)
+    attention = {}
+    if args.attn_implementation != "auto":
+        attention["attn_implementation"] = _ATTENTION[args.attn_implementation]
+    return {"config": config, **attention}
+
+
+def eos_token_ids(model: nn.Module, tokenizer: Any) -> frozenset[int]:
+    """Every token that ends a response: the tokenizer's and those of the model's generation settings."""
+    ids = {tokenizer.eos_token_id}
+    generation = getattr(model, "generation_config", None)
+    declared = None if generation is None else generation.eos_token_id
+    ids.update(declared if isinstance(declared, list) else [declared])
+    return frozenset(i for i in ids if i is not None)
+
+
+def context_length(model: nn.Module) -> int:
+    """Positions the model was built for."""
+    return int(model.config.get_text_config().max_position_embeddings)
+
+
+def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters (tied ones once) and saved buffers under their Hugging Face names."""
+    yield from model.named_parameters()
+    saved = model.state_dict(keep_vars=True).keys()
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
+
+
+@torch.no_grad()
+def load_named_tensors(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Copy `weights` into the model, casting to its dtype.
+
+    Raises:
+        ValueError: a name or shape doesn't fit, or a tensor of the model got no value: the engine would go on with
+            stale weights.
+    """
+    targets = dict(named_tensors(model))
+    missing = set(targets)
+    for name, value in weights:
+        if name not in targets:
+            raise ValueError(f"weight update brought {name!r}, which the engine's model doesn't have")
+        if targets[name].shape != value.shape:
+            raise ValueError(f"weight {name!r} has shape {tuple(value.shape)}, expected {tuple(targets[name].shape)}")
+        targets[name].copy_(value)
+        missing.discard(name)
+    if missing:
+        raise ValueError(f"weight update left {len(missing)} tensors untouched, e.g. {sorted(missing)[:3]}")
+
+
+@dataclass
+class ScoredTokens:
+    """Outputs at the scored positions, in their order; what wasn't asked for is None."""
+
+    logprobs: Tensor | None = None
+    entropy: Tensor | None = None
+    values: Tensor | None = None
+
+
+class PolicyScorer(nn.Module):
+    """A causal LM as a map from tokens to per-token log-probs and entropies.
+
+    The head runs only where a token is scored, in chunks whose logits are recomputed in the backward pass, so memory
+    never holds positions x vocabulary.
+    """
+
+    def __init__(self, lm: nn.Module, temperature: float) -> None:
+        super().__init__()
+        self.lm = lm
+        self.temperature = temperature
+
+    def forward(
+        self, ids: Tensor, mask: Tensor, positions: Tensor, index: Tensor, targets: Tensor, entropy: bool
+    ) -> ScoredTokens:
+        """Score `targets` as the continuations of the flat positions `index`.
+
+        Shapes: `ids`, `mask`, `positions` [B, T]; `index` [N] into the flattened [B * T] hidden states; `targets` [N].
+        """
+        decoder = self.lm.get_decoder()
+        hidden = decoder(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).last_hidden_state
+        picked = hidden.flatten(0, 1)[index]
+        head = self.lm.get_output_embeddings()
+        softcap = getattr(self.lm.config.get_text_config(), "final_logit_softcapping", None)
+        logprobs, entropies = token_scores(
+            picked, head, targets, temperature=self.temperature, softcap=softcap, with_entropy=entropy
+        )
+        return ScoredTokens(logprobs=logprobs, entropy=entropies)
+
+
+class ValueScorer(nn.Module):
+    """A backbone with a scalar head, zero at the start so that the first values are 0, not noise."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.value_head = nn.Linear(backbone.config.get_text_config().hidden_size, 1, bias=False)
+        nn.init.zeros_(self.value_head.weight)
+
+    def forward(
+        self, ids: Tensor, mask: Tensor, positions: Tensor, index: Tensor, targets: Tensor, entropy: bool
+    ) -> ScoredTokens:
+        """Values of the states at flat positions `index`; `targets` and `entropy` are the policy's business."""
+        del targets, entropy
+        hidden = self.backbone(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
+        picked = hidden.last_hidden_state.flatten(0, 1)[index]
+        return ScoredTokens(values=self.value_head(picked.to(self.value_head.weight.dtype))[:, 0].float())

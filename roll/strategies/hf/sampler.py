@@ -1,0 +1,81 @@
+"""Drawing tokens: one uniform number per token from the request's own key, inverted through the cumulative distribution.
+
+The draw of a row depends on its logits and its key alone, never on the other rows of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from roll.strategies.base import SamplingParams
+
+
+def sample(
+    logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float], seen: Sequence[Tensor | None]
+) -> tuple[Tensor, Tensor]:
+    """Draw one token per row.
+
+    Args:
+        logits: [B, V], any float type; computed on in float32.
+        params: one per row. `temperature` 0 takes the most likely token.
+        uniforms: one number in [0, 1) per row.
+        seen: token ids of the row's context, needed only where `repetition_penalty` != 1.
+
+    Returns:
+        (tokens int64 [B], log-probs float32 [B]). The log-prob is that of the temperature-scaled distribution over the
+        whole vocabulary, before top-k and top-p cut it: the definition that the trainer uses.
+    """
+    scaled = logits.float()
+    scaled = _penalised(scaled, params, seen)
+    temperature = [p.temperature if p.temperature > 0 else 1.0 for p in params]
+    if any(t != 1.0 for t in temperature):
+        scaled = scaled / torch.tensor(temperature, device=logits.device)[:, None]
+    log_normaliser = scaled.logsumexp(-1)
+    tokens = scaled.argmax(-1)
+    drawn = [i for i, p in enumerate(params) if p.temperature > 0]
+    if drawn:
+        rows = torch.tensor(drawn, device=logits.device)
+        probs = (scaled[rows] - log_normaliser[rows, None]).exp()
+        probs = _truncated(probs, [params[i] for i in drawn])
+        cumulative = probs.cumsum(-1, dtype=torch.float64)
+        points = torch.tensor([uniforms[i] for i in drawn], dtype=torch.float64, device=logits.device)
+        # right=True finds the first entry above the point, so a token of probability 0 is never drawn.
+        found = torch.searchsorted(cumulative, (points * cumulative[:, -1])[:, None], right=True)[:, 0]
+        tokens[rows] = found.clamp(max=logits.shape[-1] - 1)
+    logprobs = scaled.gather(-1, tokens[:, None])[:, 0] - log_normaliser
+    return tokens, logprobs
+
+
+def _penalised(logits: Tensor, params: Sequence[SamplingParams], seen: Sequence[Tensor | None]) -> Tensor:
+    """Repetition penalty as in CTRL (arXiv:1909.05858): positive logits divided, negative ones multiplied."""
+    if all(p.repetition_penalty == 1.0 for p in params):
+        return logits
+    logits = logits.clone()
+    for i, (p, context) in enumerate(zip(params, seen, strict=True)):
+        if p.repetition_penalty != 1.0 and context is not None:
+            picked = logits[i, context]
+            logits[i, context] = torch.where(picked > 0, picked / p.repetition_penalty, picked * p.repetition_penalty)
+    return logits
+
+
+def _truncated(probs: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Zero what top-k and top-p exclude. Ties at the edge of top-k go to the lower token id."""
+    rows = [i for i, p in enumerate(params) if p.top_p < 1.0 or 0 < p.top_k < probs.shape[-1]]
+    if not rows:
+        return probs
+    probs = probs.clone()
+    for i in rows:
+        ordered, index = probs[i].sort(descending=True, stable=True)
+        keep = torch.ones_like(ordered, dtype=torch.bool)
+        if params[i].top_k > 0:
+            keep[params[i].top_k :] = False
+        if params[i].top_p < 1.0:
+            kept = ordered * keep
+            # A token stays while the mass before it is below top_p, so at least one always does.
+            before = kept.cumsum(-1, dtype=torch.float64) - kept
+            keep &= before < params[i].top_p * kept.sum(dtype=torch.float64)
+        probs[i, index[~keep]] = 0.0
+    return probs

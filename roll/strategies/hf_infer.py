@@ -1,0 +1,263 @@
+"""`hf_infer`: generation with a transformers model, made for correctness and for small machines.
+
+Lockstep and deterministic: work happens only inside `poll`, rows enter in the order of their plan position, and every
+row draws from its own key. What shares a batch with what (and so how sums are rounded) is a function of the plan and
+of the tokens, never of timing. Rows that finish leave the batch at once; responses of one prompt share its prefill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roll.strategies.base import Completion, InferEngine, Request
+from roll.strategies.hf.cache import RowCache
+from roll.strategies.hf.model import load_named_tensors
+from roll.strategies.hf.sampler import sample
+from roll.types.episode import FinishReason
+
+_PREFILL_TOKENS = 8192
+"""Padded tokens in one prefill forward; bounds its memory."""
+
+
+class _Sequence:
+    """A request on its way: what has been sampled so far and the generator of its draws."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.versions: list[int] = []
+        self.steps = 0
+        self.rng = np.random.Generator(np.random.Philox(key=request.seed))
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        return (*self.request.prompt_ids, *self.tokens)
+
+    def completion(self, reason: FinishReason) -> Completion:
+        return Completion(
+            id=self.request.id,
+            token_ids=tuple(self.tokens),
+            logprobs=tuple(self.logprobs),
+            versions=tuple(self.versions),
+            finish_reason=reason,
+            steps=self.steps,
+        )
+
+
+class HfInfer(InferEngine):
+    """See the module docstring.
+
+    Args:
+        model: a transformers causal LM in eval mode.
+        eos_token_ids: tokens that end a response (kept as its last token).
+        pad_token_id: any valid id; padding is masked.
+        max_running_requests: rows in one forward.
+        max_context: prompt plus response tokens the model can hold.
+        decode: token ids -> text; needed only for stop strings.
+    """
+
+    lockstep = True
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        eos_token_ids: Iterable[int],
+        pad_token_id: int,
+        max_running_requests: int = 64,
+        max_context: int,
+        decode: Callable[[Sequence[int]], str] | None = None,
+    ) -> None:
+        self._model = model
+        self._eos = frozenset(eos_token_ids)
+        self._pad = pad_token_id
+        self._max_running = max_running_requests
+        self._max_context = max_context
+        self._decode = decode
+        self._device = next(model.parameters()).device
+        self._num_layers: int = model.config.get_text_config().num_hidden_layers
+        self._waiting: list[_Sequence] = []
+        self._running: list[_Sequence] = []
+        self._cache: RowCache | None = None
+        self._version = 0
+
+    @property
+    def version(self) -> int:
+        """Version of the weights in use."""
+        return self._version
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests. Raises `ValueError` for an empty or too long prompt, before any is queued."""
+        known = {s.request.id for s in (*self._waiting, *self._running)}
+        for request in requests:
+            self._check(request, known)
+            known.add(request.id)
+        self._waiting.extend(_Sequence(request) for request in requests)
+        self._waiting.sort(key=lambda s: (s.request.order, s.request.id))
+
+    def _check(self, request: Request, known: set[str]) -> None:
+        if not request.prompt_ids:
+            raise ValueError(f"request {request.id!r} has an empty prompt; the model needs at least one token")
+        if len(request.prompt_ids) >= self._max_context:
+            raise ValueError(
+                f"request {request.id!r} has {len(request.prompt_ids)} prompt tokens; the model holds "
+                f"{self._max_context} with the response"
+            )
+        if request.id in known:
+            raise ValueError(f"request id {request.id!r} is already running; ids must be unique")
+        if request.params.max_new_tokens < 1:
+            raise ValueError(f"request {request.id!r}: max_new_tokens must be >= 1, got {request.params.max_new_tokens}")
+        if request.params.stop_strings and self._decode is None:
+            raise ValueError(f"request {request.id!r} has stop strings, which need a tokenizer: pass `decode`")
+
+    @torch.inference_mode()
+    def poll(self, budget: float) -> list[Completion]:
+        """At most `budget` decode steps; returns what finished in them."""
+        finished: list[Completion] = []
+        for _ in range(int(budget)):
+            if not self._waiting and not self._running:
+                break
+            finished.extend(self._step())
+        return finished
+
+    def abort(self, request_ids: Iterable[str]) -> list[Completion]:
+        """Stop these requests; unknown ids are ignored."""
+        ids = set(request_ids)
+        stopped = [s for s in (*self._running, *self._waiting) if s.request.id in ids]
+        self._waiting = [s for s in self._waiting if s.request.id not in ids]
+        self._keep([i for i, s in enumerate(self._running) if s.request.id not in ids])
+        return [s.completion("abort") for s in stopped]
+
+    def update_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Load new weights; running requests go on under them, their cache recomputed from their tokens."""
+        self._waiting = self._running + self._waiting
+        self._running, self._cache = [], None
+        load_named_tensors(self._model, weights)
+        self._version = version
+
+    def _step(self) -> list[Completion]:
+        """Feed each running row its last token, take in waiting rows, draw one token for every row."""
+        logits: list[Tensor] = []
+        if self._running:
+            logits.append(self._forward_running())
+        newcomers = self._waiting[: self._max_running - len(self._running)]
+        if newcomers:
+            del self._waiting[: len(newcomers)]
+            logits.append(self._prefill(newcomers))
+            self._running.extend(newcomers)
+        self._draw(torch.cat(logits))
+        reasons = [self._finish_reason(sequence) for sequence in self._running]
+        done = [s.completion(r) for s, r in zip(self._running, reasons, strict=True) if r is not None]
+        self._keep([i for i, reason in enumerate(reasons) if reason is None])
+        return done
+
+    def _forward_running(self) -> Tensor:
+        cache = self._cache
+        assert cache is not None
+        last = torch.tensor([[s.tokens[-1]] for s in self._running], device=self._device)
+        positions = (cache.length - cache.padding)[:, None]
+        return self._forward(last, cache.mask(extra=1), positions, cache)
+
+    def _prefill(self, newcomers: Sequence[_Sequence]) -> Tensor:
+        """Run the contexts of new rows, each distinct context once, and add them to the running cache."""
+        row_of: dict[tuple[int, ...], int] = {}
+        for sequence in newcomers:
+            row_of.setdefault(sequence.context, len(row_of))
+        contexts = list(row_of)
+        logits, cache = [], None
+        for part in _prefill_parts(contexts):
+            part_logits, part_cache = self._prefill_part(part)
+            logits.append(part_logits)
+            if cache is None:
+                cache = part_cache
+            else:
+                cache.adopt(part_cache)
+        assert cache is not None
+        rows = torch.tensor([row_of[s.context] for s in newcomers], device=self._device)
+        cache.select(rows)
+        if self._cache is None:
+            self._cache = cache
+        else:
+            self._cache.adopt(cache)
+        return torch.cat(logits)[rows]
+
+    def _prefill_part(self, contexts: Sequence[tuple[int, ...]]) -> tuple[Tensor, RowCache]:
+        width = max(len(c) for c in contexts)
+        padding = torch.tensor([width - len(c) for c in contexts], device=self._device)
+        ids = torch.tensor([[self._pad] * (width - len(c)) + list(c) for c in contexts], device=self._device)
+        cache = RowCache(self._num_layers, padding)
+        mask = cache.mask(extra=width)
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        return self._forward(ids, mask, positions, cache), cache
+
+    def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: RowCache) -> Tensor:
+        """Logits after the last column, [B, V]."""
+        output = self._model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return output.logits[:, -1]
+
+    def _draw(self, logits: Tensor) -> None:
+        params = [s.request.params for s in self._running]
+        uniforms = [s.rng.random() if s.request.params.temperature > 0 else 0.0 for s in self._running]
+        seen = [
+            torch.tensor(sorted(set(s.context)), device=self._device) if s.request.params.repetition_penalty != 1 else None
+            for s in self._running
+        ]
+        tokens, logprobs = sample(logits, params, uniforms, seen)
+        for sequence, token, logprob in zip(self._running, tokens.tolist(), logprobs.tolist(), strict=True):
+            sequence.tokens.append(token)
+            sequence.logprobs.append(logprob)
+            sequence.versions.append(self._version)
+            sequence.steps += 1
+
+    def _finish_reason(self, sequence: _Sequence) -> FinishReason | None:
+        params, token = sequence.request.params, sequence.tokens[-1]
+        if (token in self._eos and not params.ignore_eos) or token in params.stop_token_ids:
+            return "stop"
+        if params.stop_strings and self._ends_with_stop(sequence):
+            return "stop"
+        full = len(sequence.request.prompt_ids) + len(sequence.tokens) >= self._max_context
+        return "length" if full or len(sequence.tokens) >= params.max_new_tokens else None
+
+    def _ends_with_stop(self, sequence: _Sequence) -> bool:
+        assert self._decode is not None
+        stops = sequence.request.params.stop_strings
+        # A token holds at least one byte, so this many tokens always cover the longest stop string and its neighbours.
+        window = max(len(stop.encode()) for stop in stops) + 8
+        text = self._decode(sequence.tokens[-window:])
+        return any(stop in text for stop in stops)
+
+    def _keep(self, rows: Sequence[int]) -> None:
+        """Drop every running row that isn't in `rows`."""
+        if len(rows) == len(self._running):
+            return
+        self._running = [self._running[i] for i in rows]
+        if not rows:
+            self._cache = None
+        elif self._cache is not None:
+            self._cache.select(torch.tensor(rows, device=self._device))
+
+
+def _prefill_parts(contexts: Sequence[tuple[int, ...]]) -> list[Sequence[tuple[int, ...]]]:
+    """Consecutive contexts whose padded size stays within the prefill budget."""
+    parts: list[Sequence[tuple[int, ...]]] = []
+    start, width = 0, 0
+    for i, context in enumerate(contexts):
+        wider = max(width, len(context))
+        if i > start and wider * (i - start + 1) > _PREFILL_TOKENS:
+            parts.append(contexts[start:i])
+            start, wider = i, len(context)
+        width = wider
+    parts.append(contexts[start:])
+    return parts

@@ -1,0 +1,148 @@
+"""The configuration's losses as pure functions of model outputs: what a strategy is given to train with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from roll.algorithms.aggregation import aggregate
+from roll.algorithms.corrections import log_ratio_of, mismatch_metrics
+from roll.algorithms.kl import kl_divergence
+from roll.algorithms.losses import (
+    POLICY_LOSSES,
+    PolicyLossInputs,
+    entropy_loss,
+    policy_loss,
+    sft_loss,
+    value_loss,
+)
+from roll.configs.rlvr import RLVRConfig
+from roll.strategies.base import LossFn, LossTerms
+from roll.types.batch import Denominators, TokenBatch, TokenOutputs
+from roll.types.metrics import Metrics
+from roll.utils.importing import load_object
+
+
+def _loss_options(config: RLVRConfig) -> Mapping[str, Any]:
+    """The hyper-parameters of the chosen policy loss, under the names the algorithm has for them."""
+    low, high = config.clip_range
+    options: dict[str, dict[str, Any]] = {
+        "ppo": {
+            "clip_low": low,
+            "clip_high": high,
+            "dual_clip": config.dual_clip_c if config.dual_clip_loss else None,
+        },
+        "gspo": {"clip_low": low, "clip_high": high},
+        "cispo": {"clip_low": min(config.cispo_epsilon_low, 1.0), "clip_high": config.cispo_epsilon_high},
+        "topr": {
+            "positive_weight": config.topr_positive_weight,
+            "negative_weight": config.topr_negative_weight,
+            "level": "sequence" if config.topr_ratio_level == "trajectory" else "token",
+        },
+        "tis": {"lower": config.tis_lower_bound, "upper": config.tis_upper_bound},
+        "kimi15": {"tau": config.kimi15_tau},
+        "sapo": {"tau_pos": config.sapo_tau_positive, "tau_neg": config.sapo_tau_negative},
+    }
+    return options.get(config.policy_loss, {})
+
+
+def _policy_loss_name(config: RLVRConfig) -> str:
+    """A registered name; a loss of the user's own is loaded and registered under its path."""
+    name = config.policy_loss
+    if name not in POLICY_LOSSES and ":" in name:
+        POLICY_LOSSES[name] = load_object(name, key="policy_loss")
+    return name
+
+
+def actor_loss(config: RLVRConfig) -> LossFn:
+    """Policy loss, KL and entropy terms and imitation of good responses, as the configuration weighs them.
+
+    Reads `loss_mask`, `advantages`, and where present `old_logprobs` (else the log-probs of this very forward pass: the
+    batch gets a single optimizer step), `ref_logprobs`, `importance_weights`, `loss_weight`. A batch that still carries
+    `sampling_logprobs` was sampled by these weights: the train/infer mismatch is measured on it.
+    """
+    name, options = _policy_loss_name(config), _loss_options(config)
+    uses_kl = config.use_kl_loss and config.kl_loss_coef > 0
+    # The gradient of the plain estimator has mean 0; this one has the gradient of the KL.
+    kl_gradient = "unbiased" if config.kl_loss_type == "kl" else "own"
+
+    def compute(outputs: TokenOutputs, batch: TokenBatch, sizes: Denominators) -> LossTerms:
+        logprobs, mask = outputs.pad("logprobs"), batch.pad("loss_mask", False)
+        old = logprobs.detach() if batch.old_logprobs is None else batch.pad("old_logprobs")
+        advantages = batch.pad("advantages")
+        inputs = PolicyLossInputs(logprobs=logprobs, old_logprobs=old, advantages=advantages, mask=mask)
+        result = policy_loss(name, inputs, options)
+        metrics = result.metrics
+        combine = _Combiner(config, batch, mask, sizes, metrics)
+        pg = result.loss if batch.importance_weights is None else result.loss * batch.pad("importance_weights")
+        combine.add("actor/pg_loss", pg, config.rl_loss_coef)
+        if uses_kl:
+            reference = batch.pad("ref_logprobs")
+            kl = kl_divergence(logprobs, reference, mask, kind=config.kl_loss_type, gradient=kl_gradient)
+            combine.add("actor/kl_loss", kl, config.kl_loss_coef)
+        if config.entropy_loss_coef > 0:
+            combine.add("actor/entropy_loss", entropy_loss(outputs.pad("entropy"), mask), config.entropy_loss_coef)
+        if config.sft_loss_coef > 0:
+            combine.add("actor/sft_loss", sft_loss(logprobs, mask & (advantages > 0)), config.sft_loss_coef)
+        tokens = float(mask.sum())
+        # An unbiased estimate that costs nothing: the entropy is the mean of -log p over tokens drawn from p.
+        metrics.add_mean("actor/entropy", -float((logprobs.detach() * mask).sum()), tokens)
+        metrics.add_sum("actor/loss_tokens", tokens)
+        if batch.sampling_logprobs is not None:
+            acting = batch.pad("action_mask", False)
+            ratio = log_ratio_of(logprobs.detach(), batch.pad("sampling_logprobs"), acting)
+            metrics.merge(mismatch_metrics(ratio, acting))
+        return combine.terms("actor/loss")
+
+    needs_entropy = config.entropy_loss_coef > 0
+    return LossFn(compute=compute, needs=("logprobs", "entropy") if needs_entropy else ("logprobs",))
+
+
+def critic_loss(config: RLVRConfig) -> LossFn:
+    """Clipped value loss. Reads `values` (before the update), `returns`, `loss_mask`, `loss_weight`."""
+
+    def compute(outputs: TokenOutputs, batch: TokenBatch, sizes: Denominators) -> LossTerms:
+        mask = batch.pad("loss_mask", False)
+        loss, metrics = value_loss(
+            outputs.pad("values"), batch.pad("values"), batch.pad("returns"), mask, clip=config.value_clip
+        )
+        metrics.add_sum("critic/loss_tokens", float(mask.sum()))
+        combine = _Combiner(config, batch, mask, sizes, metrics)
+        combine.add("critic/loss", loss, 1.0)
+        return combine.terms(None)
+
+    return LossFn(compute=compute, needs=("values",))
+
+
+class _Combiner:
+    """Adds up terms of a loss, each aggregated in the configured mode and logged under its name."""
+
+    def __init__(
+        self, config: RLVRConfig, batch: TokenBatch, mask: Tensor, sizes: Denominators, metrics: Metrics
+    ) -> None:
+        self._config, self._batch, self._mask, self._sizes, self._metrics = config, batch, mask, sizes, metrics
+        self._total: Tensor | None = None
+        # Losses are shares of the mini-batch's; weights that add up to 1 over it make their mean the whole.
+        self._share = float(mask.sum()) / sizes.tokens if sizes.tokens > 0 else 0.0
+
+    def add(self, name: str, loss: Tensor, coef: float) -> None:
+        value = aggregate(
+            loss,
+            self._mask,
+            self._sizes,
+            mode=self._config.loss_agg_mode,
+            norm_length=self._config.response_length,
+            row_weights=self._batch.loss_weight,
+        )
+        self._metrics.add_mean(name, float(value.detach()), self._share)
+        self._total = coef * value if self._total is None else self._total + coef * value
+
+    def terms(self, name: str | None) -> LossTerms:
+        assert self._total is not None, "a loss needs at least one term"
+        if name is not None:
+            self._metrics.add_mean(name, float(self._total.detach()), self._share)
+        return LossTerms(loss=self._total, metrics=self._metrics)
+
+

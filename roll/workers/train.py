@@ -1,0 +1,96 @@
+"""Workers around a training strategy: the actor, the critic, and the frozen reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from roll.configs.base import ForwardConfig
+from roll.configs.rlvr import RLVRConfig
+from roll.distributed.dispatch import Dispatch, dispatch
+from roll.distributed.handles import Handle
+from roll.distributed.layout import RankLayout
+from roll.distributed.weights import send_weights
+from roll.distributed.worker import Worker, WorkerInfo
+from roll.strategies import build_train_strategy
+from roll.strategies.base import OutputName, TrainSpec
+from roll.types.batch import TokenBatch, TokenOutputs
+from roll.types.metrics import Metrics
+from roll.workers.losses import actor_loss, critic_loss
+
+
+def train_spec(
+    config: RLVRConfig, role: str, *, kind: Literal["policy", "value"], trains: bool, total_optimizer_steps: int
+) -> TrainSpec:
+    """What a backend is told about a role: its section with the model filled in, and the run's constants."""
+    worker: ForwardConfig = getattr(config, role)
+    model_args = replace(worker.model_args, model_name_or_path=config.model_path(role))
+    return TrainSpec(
+        role=role,
+        kind=kind,
+        worker=replace(worker, model_args=model_args),
+        seed=config.seed,
+        temperature=config.actor_infer.generating_args.temperature,
+        trains=trains,
+        total_optimizer_steps=total_optimizer_steps,
+        max_grad_norm=config.max_grad_norm or 0.0,
+        l2=config.l2 if role == "actor_train" else 0.0,
+    )
+
+
+class ForwardWorker(Worker):
+    """Scores finished responses; the reference policy is one."""
+
+    def __init__(self, info: WorkerInfo, config: RLVRConfig, spec: TrainSpec) -> None:
+        super().__init__(info)
+        self.config = config
+        self.strategy = build_train_strategy(spec, info)
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def layout(self) -> RankLayout:
+        """This rank's place in the data-parallel split, as its backend laid it out."""
+        return self.strategy.layout
+
+    @dispatch(Dispatch.SPLIT_BY_DP)
+    def forward(self, batch: TokenBatch, outputs: Sequence[OutputName]) -> TokenOutputs:
+        """Log-probs, entropy or values under the current weights."""
+        return self.strategy.forward(batch, outputs)
+
+
+class TrainWorker(ForwardWorker):
+    """Trains on mini-batches and owns a part of every checkpoint."""
+
+    def __init__(self, info: WorkerInfo, config: RLVRConfig, spec: TrainSpec) -> None:
+        super().__init__(info, config, spec)
+        self._loss = actor_loss(config) if spec.kind == "policy" else critic_loss(config)
+
+    @dispatch(Dispatch.SPLIT_BY_DP)
+    def train_step(self, batch: TokenBatch) -> Metrics:
+        """One optimizer step over a mini-batch."""
+        return self.strategy.train_step(batch, self._loss)
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def send_weights(self, version: int) -> list[Handle]:
+        """Handles to the current weights in buckets: rank 0's list is complete, the others' are empty."""
+        if self.info.rank == 0:
+            return send_weights(self.strategy.named_weights(), version=version)
+        for _ in self.strategy.named_weights():  # gathering a sharded tensor takes every rank
+            pass
+        return []
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def save(self, folder: str) -> None:
+        """Write this rank's part of a checkpoint."""
+        self.strategy.save(Path(folder))
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def load(self, folder: str) -> None:
+        """Read what `save` wrote."""
+        self.strategy.load(Path(folder))
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def export(self, folder: str) -> None:
+        """Write a Hugging Face folder."""
+        self.strategy.export(Path(folder))
