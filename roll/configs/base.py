@@ -19,7 +19,8 @@ class ModelArgs:
     else the model of `actor_train`."""
 
     dtype: Dtype = "fp32"
-    """Type of the weights in memory. With `bf16` the optimizer also steps in bf16."""
+    """Type of the forward pass, and of the weights of roles that don't train; trained weights are kept in
+    fp32."""
 
     attn_implementation: Literal["auto", "eager", "sdpa", "fa2"] = "auto"
     """Attention kernel. `auto`: what transformers picks; `fa2` needs the flash-attn package and an
@@ -48,13 +49,14 @@ class TrainingArgs:
     """Peak learning rate."""
 
     min_lr_ratio: float = number(0.0, ge=0, le=1)
-    """Lowest learning rate as a share of the peak: where `linear` and `cosine` end."""
+    """Lowest learning rate as a share of the peak: where `linear`, `cosine` and `wsd` end."""
 
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
-    """Shape after the warm-up. Counts optimizer steps actually taken."""
+    lr_scheduler_type: Literal["constant", "linear", "cosine", "wsd"] = "constant"
+    """Shape after the warm-up; `wsd` stays and falls over the last tenth. Counts optimizer steps actually
+    taken."""
 
     warmup_steps: int = number(0, ge=0)
-    """Optimizer steps of linear warm-up from 0. Not together with `warmup_ratio`."""
+    """Optimizer steps of linear warm-up. Not together with `warmup_ratio`."""
 
     warmup_ratio: float = number(0.0, ge=0, lt=1)
     """Warm-up as a share of all planned optimizer steps. 0: off."""

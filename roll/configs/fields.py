@@ -25,6 +25,11 @@ def one_or_many(default: tuple[Any, ...] = ()) -> Any:
     return field(default=default, metadata={"one_or_many": True})
 
 
+def choice(choices: Mapping[str, Any], later: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Metadata of a text that must be a key of `choices`; one in `later` is refused as not available."""
+    return {"choices": choices, "later": later}
+
+
 def parsed(default: Any, parser: Callable[[Any], Any], expected: str) -> Any:
     """A value in a notation of its own; `parser` raises `ValueError` for what it doesn't understand."""
     return field(default=default, metadata={"parser": parser, "expected": expected})

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from roll.configs.fields import number, one_or_many
 
@@ -27,26 +27,40 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorboardArgs:
-    """Options of the `tensorboard` tracker."""
+    """Options of the `tensorboard` tracker; its files are in `<logging_dir>/tensorboard`."""
 
-    log_dir: str | None = None
-    """Folder of the event files. null: `<logging_dir>/tensorboard`."""
+    flush_secs: int = number(30, ge=1)
+    """Longest time between writes to disk, in seconds."""
 
-    flush_secs: int = number(10, ge=1)
-    """Seconds between writes to disk."""
+
+@dataclass(frozen=True, kw_only=True)
+class StdoutArgs:
+    """Options of the `stdout` tracker."""
+
+    live: bool | None = None
+    """true: a table that is redrawn; false: one line a step; null: the table if the output is a terminal."""
+
+    rows: int = number(20, ge=1)
+    """Steps that the table shows, the latest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerKwargs:
-    """Options by tracker."""
+    """Options by tracker; `jsonl` has none."""
 
-    tensorboard: TensorboardArgs = field(default_factory=TensorboardArgs)
-    """Of `tensorboard`."""
+    tensorboard: TensorboardArgs | None = None
+    """Of `tensorboard`. null: its defaults."""
+
+    stdout: StdoutArgs | None = None
+    """Of `stdout`. null: its defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineConfig:
     """Keys that don't depend on what is trained."""
+
+    pipeline: str
+    """Which pipeline the file is for."""
 
     exp_name: str = "rlvr"
     """Name of the run in trackers and process names."""
@@ -186,7 +200,7 @@ class PipelineConfig:
         return Path(chosen) if chosen else self.output_path / "checkpoints"
 
     @property
-    def tensorboard_path(self) -> Path:
-        """Folder of TensorBoard's event files."""
-        chosen = self.tracker_kwargs.tensorboard.log_dir
-        return Path(chosen) if chosen else self.logging_path / "tensorboard"
+    def tracker_options(self) -> dict[str, dict[str, Any]]:
+        """Options of each tracker in use, as keyword arguments."""
+        options = {"tensorboard": self.tracker_kwargs.tensorboard, "stdout": self.tracker_kwargs.stdout}
+        return {name: asdict(given) for name, given in options.items() if name in self.track_with and given}

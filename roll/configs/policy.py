@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from roll.configs.fields import number
 
@@ -46,14 +46,17 @@ class TrainInferCorrection:
     importance_upper: float | None = number(2.0, gt=0)
     """Multiply the loss of a token by min(ratio, this). null: no weight, only the filters below."""
 
-    ratio_low: float | None = number(None, ge=0)
+    ratio_low: float | None = number(None, ge=0, lt=1)
     """Mask what has a ratio below this. null: off."""
 
-    ratio_high: float | None = number(None, gt=0)
+    ratio_high: float | None = number(None, gt=1)
     """Mask what has a ratio above this. null: off."""
 
-    difference_high: float | None = number(None, gt=0)
-    """Mask tokens with |p_train - p_infer| above this, whatever the level. null: off."""
+    difference_low: float | None = number(None, ge=-1, lt=0)
+    """Mask what has a difference p_train - p_infer (mean over the level's unit) below this. null: off."""
+
+    difference_high: float | None = number(None, gt=0, le=1)
+    """Mask what has such a difference above this. null: off."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +64,8 @@ class PfPpo:
     """Policy-filtration PPO: draw the training rows again according to their scores."""
 
     reweight_method: Literal["pow", "max_min", "max_random"] = "pow"
-    """`pow`: probability |score|^weight_pow; `max_min`: only each group's best and worst; `max_random`: its
-    best and one other."""
+    """Weight of a row in the draw: |score|^weight_pow; 1 for the batch's best and worst scores, else 0; 0.4
+    for the best, else 0.1."""
 
     weight_pow: float = number(2.0, gt=0)
     """Exponent of `pow`; the other methods have none."""
@@ -112,7 +115,7 @@ class PolicyOptimisation:
     whole batch, of the prompt's group, or of all scores so far. null: off."""
 
     reward_shift: bool = False
-    """With `reward_norm`: only subtract the mean."""
+    """With `reward_norm`: only subtract the mean (with `reward_scale` too: both, as with neither)."""
 
     reward_scale: bool = False
     """With `reward_norm`: only divide by the standard deviation."""
@@ -163,11 +166,11 @@ class PolicyOptimisation:
     """Permit the KL in the reward and in the loss at once; without it the pair is refused as a likely
     mistake."""
 
-    pg_clip: float = number(0.2, gt=0)
+    pg_clip: float = number(0.2, gt=0, lt=1)
     """Clip range of the probability ratio, [1 - clip, 1 + clip]; for `ppo` and `gspo`. With `gspo` use the
     order of 3e-4: its ratio is a geometric mean over the response."""
 
-    pg_clip_low: float | None = number(None, gt=0)
+    pg_clip_low: float | None = number(None, gt=0, lt=1)
     """Lower range, if different. null: `pg_clip`."""
 
     pg_clip_high: float | None = number(None, gt=0)
@@ -190,7 +193,7 @@ class PolicyOptimisation:
     cispo_epsilon_low: float = number(1.0, gt=0)
     """`cispo`: lowest weight is 1 - this; 1 or more: no lower bound."""
 
-    cispo_epsilon_high: float = number(0.2, gt=0)
+    cispo_epsilon_high: float = number(0.28, gt=0)
     """`cispo`: highest weight is 1 + this."""
 
     topr_positive_weight: float = number(1.0, ge=0)
@@ -199,7 +202,7 @@ class PolicyOptimisation:
     topr_negative_weight: float = number(1.0, ge=0)
     """`topr`: factor on responses with negative advantage."""
 
-    topr_ratio_level: Literal["trajectory", "token"] = "trajectory"
+    topr_level: Literal["sequence", "token"] = "sequence"
     """`topr`: whether the clamped ratio of negative responses is that of the whole response or of each
     token."""
 
@@ -210,7 +213,10 @@ class PolicyOptimisation:
     """`tis`: largest importance weight."""
 
     kimi15_tau: float = number(0.1, ge=0)
-    """`kimi15`: coefficient of the squared log-ratio."""
+    """`kimi15`: half of this multiplies the squared log-ratio."""
+
+    kimi15_level: Literal["sequence", "token"] = "sequence"
+    """`kimi15`: whether that log-ratio is the whole response's (the paper) or each token's."""
 
     sapo_tau_positive: float = number(1.0, gt=0)
     """`sapo`: temperature of the soft gate for tokens with positive advantage."""
@@ -235,10 +241,10 @@ class PolicyOptimisation:
     """First steps in which only the critic trains. 0: none."""
 
     difficulty_loss_weight: bool = False
-    """Weigh rows by how rarely their group solves the task."""
+    """Weigh rows by how rarely their group solves the task: 2 if never to 0.5 if always, then mean 1."""
 
     length_loss_weight: bool = False
-    """Weigh rows by how short they are within their group."""
+    """Weigh rows by how short they are: 1.5 for the batch's shortest to 0.5 for its longest, then mean 1."""
 
     add_len_reward: bool = False
     """Add a reward in [-0.5, 0.5] for being short within the group; wrong answers only ever lose by it."""
@@ -250,13 +256,13 @@ class PolicyOptimisation:
     """Leave responses cut off at the length limit out of the loss."""
 
     difficulty_mask: bool = False
-    """Leave groups out of the loss whose mean score is outside the two thresholds."""
+    """Leave groups out of the loss whose mean score isn't between the two thresholds."""
 
     difficulty_low_threshold: float = 0.1
-    """Lowest mean score kept. Acts with `difficulty_mask`."""
+    """Groups up to this mean score are left out. Acts with `difficulty_mask`."""
 
     difficulty_high_threshold: float = 0.95
-    """Highest mean score kept. Acts with `difficulty_mask`."""
+    """Groups from this mean score on are left out. Acts with `difficulty_mask`."""
 
     error_max_len_clip: bool = False
     """Leave wrong answers (score <= 0) of `error_max_len_threshold` tokens or more out of the loss."""
@@ -282,14 +288,37 @@ class PolicyOptimisation:
         """Over what the subtracted mean score is taken; None: nothing is subtracted."""
         if self.use_reward_scaling:
             return "running" if self.use_reward_norm else None
-        return None if self.reward_scale else self.reward_norm
+        return None if self.reward_scale and not self.reward_shift else self.reward_norm
 
     @property
     def reward_std_over(self) -> NormLevel | None:
         """Over what the dividing standard deviation is taken; None: no division."""
         if self.use_reward_scaling:
             return "running"
-        return None if self.reward_shift else self.reward_norm
+        return None if self.reward_shift and not self.reward_scale else self.reward_norm
+
+    @property
+    def policy_loss_options(self) -> dict[str, Any]:
+        """Constants of the chosen policy loss, as its keyword arguments; one of the user's own has none."""
+        low, high = self.clip_range
+        options: dict[str, dict[str, Any]] = {
+            "ppo": {
+                "clip_low": low,
+                "clip_high": high,
+                "dual_clip": self.dual_clip_c if self.dual_clip_loss else None,
+            },
+            "gspo": {"clip_low": low, "clip_high": high},
+            "cispo": {"clip_low": self.cispo_epsilon_low, "clip_high": self.cispo_epsilon_high},
+            "topr": {
+                "positive_weight": self.topr_positive_weight,
+                "negative_weight": self.topr_negative_weight,
+                "level": self.topr_level,
+            },
+            "tis": {"lower": self.tis_lower_bound, "upper": self.tis_upper_bound},
+            "kimi15": {"tau": self.kimi15_tau, "level": self.kimi15_level},
+            "sapo": {"tau_pos": self.sapo_tau_positive, "tau_neg": self.sapo_tau_negative},
+        }
+        return options.get(self.policy_loss, {})
 
     @property
     def uses_reference(self) -> bool:

@@ -40,13 +40,11 @@ class QueryFilterConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig:
-    """How one domain is scored. Exactly one of `name` and `worker_cls`."""
+    """How one domain is scored."""
 
-    name: str | None = None
-    """A built-in reward: math_rule, gsm8k, reasoning_gym; or `custom`, see `custom_reward_function`."""
-
-    worker_cls: str | None = None
-    """A reward class of your own, `package.module.Class` or `path/to/file.py:Class`."""
+    name: str
+    """A built-in reward: math_rule, gsm8k, reasoning_gym; `custom`, see `custom_reward_function`; or a
+    function of your own as `package.module.function`."""
 
     tag_included: tuple[str, ...] = one_or_many()
     """Tags of the rows that belong to this domain. Empty: the domain's own name."""
@@ -57,8 +55,8 @@ class RewardConfig:
     query_filter_config: QueryFilterConfig = field(default_factory=QueryFilterConfig)
     """Dynamic filtering of groups. Not in validation."""
 
-    world_size: int = number(1, ge=0)
-    """Processes that score this domain. 0: a thread of the controller, where a timeout can't stop a loop."""
+    world_size: int = number(1, ge=1)
+    """Processes that score this domain's responses."""
 
     timeout_s: float = number(30.0, gt=0)
     """Seconds for one response; beyond, the sample has status `reward_error` and is retried, never a

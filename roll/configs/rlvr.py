@@ -10,14 +10,15 @@ from roll.configs.pipeline import PipelineConfig
 from roll.configs.placement import PlacementPlan
 from roll.configs.policy import PolicyOptimisation
 from roll.configs.rewards import CustomRewardFunction, RewardConfig, ValidationConfig
+from roll.configs.validate import warnings_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class RLVRConfig(PipelineConfig, PolicyOptimisation):
+class RLVRConfig(PolicyOptimisation, PipelineConfig):
     """Everything a run is told. Inert and frozen; derived values are properties."""
 
     pipeline: Literal["rlvr"]
-    """Which pipeline the file is for."""
+    """Which pipeline the file is for; `rlvr` is the only one in this version."""
 
     reward_pretrain: str | None = None
     """Model of the critic if it names none itself. null: `pretrain`."""
@@ -80,6 +81,10 @@ class RLVRConfig(PipelineConfig, PolicyOptimisation):
     def template_of(self, tag: str) -> str | None:
         """Template that overrides `data_args` for a tag; None when nothing does."""
         return self.tag_to_template.get(tag, self.global_template)
+
+    def warnings(self) -> list[str]:
+        """What is allowed but probably not meant."""
+        return warnings_of(self)
 
     @property
     def placement(self) -> PlacementPlan:

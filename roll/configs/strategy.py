@@ -1,11 +1,11 @@
-"""Backends by name, each with typed options. A new backend adds one dataclass and one line in `STRATEGIES`."""
+"""Backends by name, each with typed options. A new one adds a dataclass and a line in `STRATEGIES`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Literal
 
-from roll.configs.fields import number, typed_by
+from roll.configs.fields import choice, number, typed_by
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 
@@ -17,7 +17,7 @@ class StrategyConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Fsdp2Config(StrategyConfig):
-    """torch FSDP2 (`fully_shard`); a role with one rank uses no process group at all."""
+    """torch FSDP2 (`fully_shard`); a role with one rank uses no process group."""
 
     fsdp_size: int | None = number(None, ge=1)
     """Ranks that share one copy of the weights; must divide the role's world size. The rest replicate (HSDP).
@@ -64,7 +64,7 @@ LATER_STRATEGIES = (
 class StrategyArgs:
     """Which backend a role runs on."""
 
-    strategy_name: str
+    strategy_name: str = field(metadata=choice(STRATEGIES, LATER_STRATEGIES))
     """Backend: `fsdp2_train` for roles that train, `fsdp2_infer` for forward passes only, `hf_infer` for
     generation."""
 

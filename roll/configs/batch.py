@@ -1,0 +1,147 @@
+"""Batch arithmetic: prompts -> responses -> mini-batches -> optimizer steps, with the sums shown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from roll.configs.errors import Violation
+
+if TYPE_CHECKING:
+    from roll.configs.rlvr import RLVRConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainBatch:
+    """How one training role cuts the responses of a step."""
+
+    role: str
+    per_device: int
+    accumulation: int
+    data_parallel: int
+    rows: int
+    """Responses per step."""
+    epochs: int
+
+    @property
+    def mini_batch(self) -> int:
+        """Responses per optimizer step, over all ranks."""
+        return self.per_device * self.accumulation * self.data_parallel
+
+    @property
+    def mini_batches(self) -> int:
+        """Mini-batches in one pass over the responses."""
+        return self.rows // self.mini_batch
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps per pipeline step."""
+        return self.mini_batches * self.epochs
+
+    @property
+    def fits(self) -> bool:
+        """Whether mini-batches fill the responses exactly."""
+        return self.rows % self.mini_batch == 0
+
+    def nearest_accumulations(self) -> list[int]:
+        """The nearest `gradient_accumulation_steps` below and above that fit, if any do."""
+        per_pass = self.per_device * self.data_parallel
+        if self.rows % per_pass:
+            return []
+        return _around(self.accumulation, _divisors(self.rows // per_pass))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPlan:
+    """The batch of one pipeline step."""
+
+    prompts: int
+    group_size: int
+    trains: tuple[TrainBatch, ...]
+
+    @property
+    def rows(self) -> int:
+        """Responses per step."""
+        return self.prompts * self.group_size
+
+    def nearest_prompts(self) -> list[int]:
+        """The nearest `rollout_batch_size` below and above that fits every training role."""
+        step = math.lcm(*(b.mini_batch // math.gcd(b.mini_batch, self.group_size) for b in self.trains))
+        below, above = self.prompts // step * step, -(-self.prompts // step) * step
+        return sorted({size for size in (below, above) if size > 0})
+
+    def optimizer_steps(self, role: str, steps: int, critic_warmup: int = 0) -> int:
+        """Optimizer steps of a role in a run of `steps`; the actor rests during `critic_warmup`."""
+        batch = next(b for b in self.trains if b.role == role)
+        active = max(0, steps - critic_warmup) if role == "actor_train" else steps
+        return active * batch.optimizer_steps
+
+    def violations(self) -> Iterator[Violation]:
+        """Training roles whose mini-batch doesn't divide the responses of a step."""
+        for batch in self.trains:
+            if batch.fits:
+                continue
+            sizes = " or ".join(map(str, self.nearest_prompts()))
+            choices = [f"rollout_batch_size={sizes}"]
+            if batch.nearest_accumulations():
+                steps = " or ".join(map(str, batch.nearest_accumulations()))
+                choices.append(f"{batch.role}.training_args.gradient_accumulation_steps={steps}")
+            yield Violation(
+                f"{batch.role}.training_args",
+                f"a mini-batch that divides the responses of a step: {self._product(batch)} doesn't divide "
+                f"{self.prompts} prompts x {self.group_size} responses = {self.rows} (remainder "
+                f"{self.rows % batch.mini_batch})",
+                "; or ".join(choices),
+            )
+
+    def explain(self) -> str:
+        """The arithmetic in words."""
+        lines = [f"{self.prompts} prompts x {self.group_size} responses = {self.rows} responses per step"]
+        for batch in self.trains:
+            passes = "pass" if batch.epochs == 1 else "passes"
+            lines.append(f"  {batch.role}: mini-batch {self._product(batch)} responses")
+            lines.append(
+                f"    {self.rows} / {batch.mini_batch} = {batch.mini_batches} mini-batches, "
+                f"x {batch.epochs} {passes} = {batch.optimizer_steps} optimizer steps per step"
+            )
+        return "\n".join(lines)
+
+    @staticmethod
+    def _product(batch: TrainBatch) -> str:
+        cut = f"{batch.per_device} per device x {batch.accumulation} accumulation"
+        return f"{cut} x {batch.data_parallel} rank(s) = {batch.mini_batch}"
+
+
+def plan_batches(config: RLVRConfig) -> BatchPlan:
+    """The batch plan of the roles that train."""
+    trains = {"actor_train": config.actor_train}
+    rows = config.rollout_batch_size * config.num_return_sequences_in_group
+    if config.critic is not None and config.uses_critic:
+        trains["critic"] = config.critic  # type: ignore[assignment]
+    batches = tuple(
+        TrainBatch(
+            role=role,
+            per_device=worker.training_args.per_device_train_batch_size,
+            accumulation=worker.training_args.gradient_accumulation_steps,
+            data_parallel=worker.ranks,
+            rows=rows,
+            epochs=config.ppo_epochs,
+        )
+        for role, worker in trains.items()
+    )
+    return BatchPlan(
+        prompts=config.rollout_batch_size, group_size=config.num_return_sequences_in_group, trains=batches
+    )
+
+
+def _divisors(number: int) -> list[int]:
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def _around(value: int, legal: list[int]) -> list[int]:
+    below = [entry for entry in legal if entry <= value][-1:]
+    above = [entry for entry in legal if entry > value][:1]
+    return below + above

@@ -1,0 +1,269 @@
+"""Checks against the machine: files, folders, models, functions. Reads little, imports nothing heavy."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from roll.configs.base import DataArgs
+from roll.configs.errors import ConfigError, Violation, did_you_mean
+from roll.configs.rlvr import RLVRConfig
+from roll.configs.rules_policy import IMPORT_PATH
+from roll.utils.models import SMOLLM2_FOLDER
+
+DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
+_HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
+
+
+def check_environment(config: RLVRConfig) -> None:
+    """Raise `ConfigError` with everything the configuration needs and this machine doesn't have."""
+    violations = [violation for check in CHECKS for violation in check(config)]
+    if violations:
+        raise ConfigError(violations, "what the configuration refers to")
+
+
+def data_checks(config: RLVRConfig) -> Iterator[Violation]:
+    """Data files exist, aren't empty, have the columns; procedural datasets exist."""
+    sections = {"actor_train.data_args": config.actor_train.data_args}
+    if config.validation is not None:
+        sections["validation.data_args"] = config.validation.data_args
+    for path, data in sections.items():
+        for name in data.file_name:
+            yield from _data_file(f"{path}.file_name", data, name)
+        if data.procedural:
+            yield from _procedural(path, data)
+
+
+def _data_file(path: str, data: DataArgs, name: str) -> Iterator[Violation]:
+    file = Path(name).expanduser()
+    if not file.exists():
+        there = _nearby(file)
+        yield Violation(path, f"a file that exists, seen from {Path.cwd()}{there}", "check the path", name)
+    elif file.is_dir():
+        if not (file / "dataset_info.json").is_file() and not (file / "dataset_dict.json").is_file():
+            expected = "a file, or a folder written by datasets' save_to_disk (with dataset_info.json)"
+            yield Violation(path, expected, "name the files in it", name)
+    elif file.suffix not in DATA_SUFFIXES:
+        yield Violation(path, f"a file ending in {', '.join(DATA_SUFFIXES)}", "convert or rename it", name)
+    elif file.stat().st_size == 0:
+        yield Violation(path, "a file with rows; it is empty", "check how it was written", name)
+    else:
+        yield from _first_row(path, data, file)
+
+
+def _first_row(path: str, data: DataArgs, file: Path) -> Iterator[Violation]:
+    """The columns of the first row of a text file; later rows are checked when they are read."""
+    try:
+        columns = _columns(file)
+    except (ValueError, csv.Error) as error:
+        yield Violation(path, f"readable rows; {file}:1: {error}", "mend the file", str(file))
+        return
+    if columns is None:
+        return
+    if not columns:
+        yield Violation(path, "a file with rows; it has none", "check how it was written", str(file))
+        return
+    wanted = {"prompt": data.prompt, "messages": data.messages, "ground_truth": data.ground_truth}
+    section = path.rsplit(".", 1)[0]
+    for key, column in wanted.items():
+        if column is not None and column not in columns:
+            expected = f"a column of {file}: {', '.join(columns)}"
+            yield Violation(f"{section}.{key}", expected, f"{section}.{key}=<one of them>", column)
+
+
+def _columns(file: Path) -> list[str] | None:
+    """Column names of the first row; [] without rows, None when only reading it all would tell."""
+    if file.suffix not in (".jsonl", ".csv"):
+        return None
+    with file.open(encoding="utf-8-sig", newline="") as lines:
+        if file.suffix == ".csv":
+            reader = csv.reader(lines)
+            header = next(reader, [])
+            return header if next(reader, None) is not None else []
+        first = next((line for line in lines if line.strip()), None)
+    if first is None:
+        return []
+    row = json.loads(first)
+    if not isinstance(row, dict):
+        raise ValueError(f"a row must be a JSON object, got {type(row).__name__}")
+    return list(row)
+
+
+def _procedural(path: str, data: DataArgs) -> Iterator[Violation]:
+    spec = importlib.util.find_spec("reasoning_gym")
+    if spec is None or spec.origin is None:
+        fix = "pip install reasoning-gym, or remove the section"
+        yield Violation(f"{path}.procedural", "reasoning-gym, which isn't installed", fix)
+        return
+    names: set[str] = set()
+    for file in Path(spec.origin).parent.rglob("*.py"):
+        # Importing the package takes a second; its datasets are named in its sources.
+        text = file.read_text(encoding="utf-8")
+        names.update(re.findall(r"""(?:DATASET_NAME\s*=\s*|register_dataset\(\s*)["'](\w+)["']""", text))
+    for i, task in enumerate(data.procedural):
+        if task.dataset not in names:
+            fix = did_you_mean(task.dataset, names)
+            yield Violation(f"{path}.procedural[{i}].dataset", "a dataset of reasoning-gym", fix, task.dataset)
+
+
+def model_checks(config: RLVRConfig) -> Iterator[Violation]:
+    """Local model folders are there, and hold sequences this long."""
+    for role in config.roles:
+        name = config.model_path(role)
+        args = getattr(config, role).model_args
+        path = f"{role}.model_args.model_name_or_path" if args.model_name_or_path else "pretrain"
+        folder = Path(name).expanduser()
+        if not folder.exists():
+            if not _HUB_ID.match(name) or ("/" in name and Path(name).parent.is_dir()):
+                expected = f"a model folder that exists, seen from {Path.cwd()}, or a hub id such as org/name"
+                made = "run `make quickstart`, which makes it" if folder.name == SMOLLM2_FOLDER else ""
+                yield Violation(path, expected, made or "check the path", name)
+        elif not (folder / "config.json").is_file():
+            yield Violation(path, "a Hugging Face model folder with a config.json", "check the path", name)
+        else:
+            overrides = args.model_config_kwargs
+            limit = overrides.get("max_position_embeddings", _max_positions(folder / "config.json"))
+            yield from _too_long(config, name, limit)
+
+
+def _too_long(config: RLVRConfig, model: str, limit: Any) -> Iterator[Violation]:
+    length = config.max_sequence_length
+    if isinstance(limit, int) and length > limit:
+        expected = f"at most {limit} tokens (if null: prompt_length + response_length), all that {model} can hold"
+        yield Violation("sequence_length", expected, "shorter prompts or responses", length)
+
+
+def _max_positions(file: Path) -> Any:
+    try:
+        tree = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        return None  # transformers says it better when it loads the model
+    if not isinstance(tree, dict):
+        return None
+    return tree.get("max_position_embeddings") or tree.get("text_config", {}).get("max_position_embeddings")
+
+
+def folder_checks(config: RLVRConfig) -> Iterator[Violation]:
+    """Folders can be written; the checkpoint to resume from is there."""
+    folders: Mapping[str, Path | None] = {
+        "output_dir": config.output_path,
+        "logging_dir": config.logging_path,
+        "checkpoint_config.output_dir": config.checkpoint_path,
+        "rollout_dump_dir": Path(config.rollout_dump_dir) if config.rollout_dump_dir else None,
+    }
+    told: set[Path] = set()
+    for key, folder in folders.items():
+        if folder is None:
+            continue
+        there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+        if there in told:
+            continue
+        if not there.is_dir():
+            told.add(there)
+            yield Violation(key, f"a folder; {there} is a file", "choose another name", str(folder))
+        elif not os.access(there, os.W_OK | os.X_OK):
+            told.add(there)
+            yield Violation(
+                key, f"a folder that can be written; {there} can't", "choose another place", str(folder)
+            )
+    yield from _resume(config)
+
+
+def _resume(config: RLVRConfig) -> Iterator[Violation]:
+    wanted = config.resume_from_checkpoint
+    if wanted is True and not (config.checkpoint_path.is_dir() and any(config.checkpoint_path.iterdir())):
+        expected = f"checkpoints in {config.checkpoint_path}, and there are none"
+        yield Violation(
+            "resume_from_checkpoint", expected, "false, auto, or the folder of a checkpoint", True
+        )
+    elif isinstance(wanted, str) and wanted != "auto" and not Path(wanted).expanduser().is_dir():
+        expected = f"true, false, auto, or a checkpoint's folder that exists{_nearby(Path(wanted))}"
+        yield Violation("resume_from_checkpoint", expected, "check the path", wanted)
+
+
+def function_checks(config: RLVRConfig) -> Iterator[Violation]:
+    """Functions of the user's own exist; nothing is imported."""
+    for key in ("adv_estimator", "policy_loss"):
+        value = getattr(config, key)
+        if IMPORT_PATH.match(value):
+            where, name = value.rsplit(":", 1)
+            yield from _in_file(key, Path(where), name) if where.endswith(".py") else _in_package(key, where)
+    for domain, reward in config.rewards.items():
+        if "." in reward.name:
+            yield from _in_package(f"rewards.{domain}.name", reward.name)
+    custom = config.custom_reward_function
+    if custom is not None:
+        yield from _in_file("custom_reward_function.path", Path(custom.path), custom.name)
+
+
+def _in_package(path: str, dotted: str) -> Iterator[Violation]:
+    package = dotted.split(".")[0]
+    if importlib.util.find_spec(package) is None:
+        expected = f"a function that can be imported; there is no package {package!r}"
+        yield Violation(path, expected, "install it, or put its folder on PYTHONPATH", dotted)
+
+
+def _in_file(path: str, file: Path, name: str) -> Iterator[Violation]:
+    file = file.expanduser()
+    if not file.is_file():
+        yield Violation(
+            path,
+            f"a Python file that exists, seen from {Path.cwd()}{_nearby(file)}",
+            "check the path",
+            str(file),
+        )
+        return
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError) as error:
+        line = getattr(error, "lineno", None)
+        yield Violation(path, f"valid Python; {file}:{line}: {error}", "mend the file", str(file))
+        return
+    names = set(_top_level_names(tree))
+    if name not in names:
+        functions = sorted(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
+        expected = f"a function {name!r} in {file}; it has {', '.join(functions) or 'none'}"
+        yield Violation(path, expected, did_you_mean(name, functions), name)
+
+
+def _top_level_names(tree: ast.Module) -> Iterator[str]:
+    pending: list[ast.AST] = list(tree.body)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+            continue  # what is inside is not at the top level
+        pending.extend(ast.iter_child_nodes(node))
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.alias):
+            yield node.asname or node.name
+
+
+def device_checks(config: RLVRConfig) -> Iterator[Violation]:
+    """As many accelerators as promised, on one machine that has any; without, a slot is a CPU worker."""
+    names = os.listdir("/dev") if Path("/dev").is_dir() else []
+    present = sum(re.fullmatch(r"nvidia\d+", name) is not None for name in names)
+    if 0 < present < config.num_gpus_per_node and config.num_nodes == 1:
+        expected = f"at most {present}, the accelerators of this machine"
+        yield Violation("num_gpus_per_node", expected, "fewer slots, or more nodes", config.num_gpus_per_node)
+
+
+CHECKS = (data_checks, model_checks, folder_checks, function_checks, device_checks)
+"""All of them, in the order of their messages."""
+
+
+def _nearby(file: Path) -> str:
+    """What the nearest existing folder holds that looks like `file`."""
+    folder = file.expanduser().parent
+    if not folder.is_dir():
+        return f"; there is no folder {str(folder)!r}"
+    near = did_you_mean(file.name, [entry.name for entry in folder.iterdir()])
+    return f"; {near}" if near.startswith("did") else ""

@@ -1,0 +1,62 @@
+"""One error for everything that is wrong with a configuration."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+class _NoValue:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+NO_VALUE: Any = _NoValue()
+"""For violations about something that isn't there."""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One thing that is wrong."""
+
+    path: str
+    """Dotted path of the key."""
+    expected: str
+    fix: str = ""
+    value: Any = NO_VALUE
+
+    def __str__(self) -> str:
+        got = "" if self.value is NO_VALUE else f"got {_short(self.value)}, "
+        fix = f"\n      fix: {self.fix}" if self.fix else ""
+        return f"{self.path}: {got}expected {self.expected}{fix}"
+
+
+class ConfigError(ValueError):
+    """A configuration that can't run; `violations` lists every reason."""
+
+    def __init__(self, violations: Sequence[Violation], source: str = "") -> None:
+        self.violations = tuple({str(violation): violation for violation in violations}.values())
+        self.source = source
+        count = "1 problem" if len(self.violations) == 1 else f"{len(self.violations)} problems"
+        where = f" in {source}" if source else " in the configuration"
+        lines = [f"{count}{where}", *(f"  * {violation}" for violation in self.violations)]
+        super().__init__("\n".join(lines))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.violations, self.source)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`did you mean 'x'?` with the nearest known words, or the whole list when it is short, or nothing."""
+    names = sorted(known)
+    near = difflib.get_close_matches(word, names, n=2, cutoff=0.6)
+    if near:
+        return "did you mean " + " or ".join(repr(name) for name in near) + "?"
+    return f"known: {', '.join(names)}" if 0 < len(names) <= 14 else ""
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."

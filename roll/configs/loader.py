@@ -1,0 +1,215 @@
+"""YAML -> Hydra composition -> overrides -> interpolation -> a typed, validated configuration.
+
+    presets + file + key=value  --compose-->  tree  --resolve-->  plain values  --build-->  RLVRConfig
+
+Every step reports all it finds as violations; the first step that finds any ends the load.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from roll.configs.build import build
+from roll.configs.errors import NO_VALUE, ConfigError, Violation, did_you_mean
+from roll.configs.rlvr import RLVRConfig
+from roll.configs.validate import validate
+from roll.configs.vocabulary import LATER_VALUES
+
+PIPELINES: dict[str, type[RLVRConfig]] = {"rlvr": RLVRConfig}
+"""Configuration class by the value of `pipeline`."""
+
+_VARIABLE = re.compile(r"\$\{\s*([A-Za-z_]\w*)")
+
+
+def load_config(
+    config_path: str | Path, config_name: str, overrides: Sequence[str] = (), *, check: bool = True
+) -> RLVRConfig:
+    """The configuration in `config_path/config_name.yaml` with `key=value` overrides.
+
+    Args:
+        config_path: Folder of the file.
+        config_name: File name, with or without `.yaml`.
+        overrides: Hydra overrides; a declared key needs no `+`, whether the file names it or not.
+        check: Also apply the rules between keys (`validate`).
+
+    Raises:
+        ConfigError: With every violation that could be found.
+    """
+    file = find_file(Path(config_path), config_name)
+    tree, presets = _compose(file, overrides)
+    plain, violations = _resolve(tree)
+    if violations:
+        raise ConfigError(violations, str(file))
+    cls, plain = _pipeline_of(plain, str(file)), _drop_variables(plain, tree, presets)
+    config, violations = build(cls, plain)
+    if config is not None and check:
+        violations = [*violations, *validate(config)]
+    if violations or config is None:
+        raise ConfigError(violations, str(file))
+    return config
+
+
+def to_yaml(config: RLVRConfig) -> str:
+    """The whole configuration as YAML, defaults included."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_yaml(OmegaConf.create(_plain(asdict(config))))
+
+
+def find_file(folder: Path, name: str) -> Path:
+    """The YAML file that is meant; raises with what there is when it is missing."""
+    if not folder.is_dir():
+        fix = "it is relative to the working directory"
+        raise ConfigError([Violation("--config_path", "a folder", fix, str(folder))])
+    stem = name[: -len(".yaml")] if name.endswith(".yaml") else name
+    file = folder / f"{stem}.yaml"
+    if not file.is_file():
+        there = sorted(path.stem for path in folder.glob("*.yaml"))
+        expected = f"the name of a YAML file in {folder}: {', '.join(there) or 'it has none'}"
+        near = did_you_mean(stem, there)
+        raise ConfigError(
+            [Violation("--config_name", expected, near if near.startswith("did") else "", name)]
+        )
+    return file
+
+
+def _compose(file: Path, overrides: Sequence[str]) -> tuple[Any, set[str]]:
+    """The composed, unresolved tree, and the names of the files in its defaults list."""
+    import yaml
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from hydra.types import RunMode
+    from omegaconf.errors import OmegaConfBaseException
+
+    _check_syntax(file)
+    adapted = [_without_plus(override) for override in overrides]
+    try:
+        with initialize_config_dir(config_dir=str(file.parent.resolve()), version_base=None):
+            tree = compose(config_name=file.stem, overrides=adapted)
+            loader = GlobalHydra.instance().config_loader()
+            parts = loader.compute_defaults_list(file.stem, adapted, RunMode.RUN).defaults
+    except yaml.YAMLError as error:
+        raise ConfigError([_syntax_violation(error, file)]) from None
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError([_composition_violation(error, file, overrides)], str(file)) from None
+    names = {PurePosixPath(part.config_path).name for part in parts if part.config_path}
+    return tree, names - {file.stem}
+
+
+def _check_syntax(file: Path) -> None:
+    """Refuse what isn't YAML, isn't text, or isn't a mapping, before Hydra wraps the error."""
+    import yaml
+
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError([_syntax_violation(error, file)]) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError([Violation(str(file), f"UTF-8 text; {error}")]) from None
+    if not isinstance(tree, Mapping):
+        raise ConfigError([Violation(str(file), "keys and values", "e.g. pipeline: rlvr", tree)])
+
+
+def _syntax_violation(error: Exception, file: Path) -> Violation:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error)
+    name = file if mark is None or not Path(mark.name).is_file() else mark.name
+    where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark is not None else str(file)
+    fix = (
+        "a tab may not indent; use spaces"
+        if "\\t" in problem
+        else "check indentation, colons, quotes, brackets"
+    )
+    return Violation(where, f"valid YAML; {problem}", fix)
+
+
+def _composition_violation(error: Exception, file: Path, overrides: Sequence[str]) -> Violation:
+    text = " ".join(str(error).split())
+    for override in overrides:
+        if override in text or "=" not in override:
+            fix = "key=value; in a shell, quote an argument with spaces or brackets"
+            return Violation(override, f"an override that Hydra understands; {text}", fix)
+    return Violation(str(file), f"a file that composes; {text}", "paths in `defaults` are relative to it")
+
+
+def _without_plus(override: str) -> str:
+    """`key=value` sets a key whether or not the file names it; `+`, `~` and group choices stay."""
+    key = override.split("=", 1)[0]
+    plain = "=" in override and not key.startswith(("+", "~", "hydra.")) and "@" not in key and "/" not in key
+    return f"++{override}" if plain else override
+
+
+def _resolve(tree: Any) -> tuple[Any, list[Violation]]:
+    """Plain values with interpolations filled in, and every interpolation that can't be."""
+    from omegaconf import DictConfig, ListConfig
+    from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
+
+    violations: list[Violation] = []
+
+    def value_of(node: Any, key: Any, path: str) -> Any:
+        raw: Any = node._get_node(key)
+        try:
+            return "???" if raw is not None and raw._is_missing() else walk(node[key], path)
+        except InterpolationToMissingValueError:
+            pass  # the missing value itself is reported below
+        except (OmegaConfBaseException, RecursionError) as error:
+            violations.append(_reference_violation(path, str(raw), error, [str(name) for name in tree]))
+        return None
+
+    def walk(node: Any, path: str) -> Any:
+        if isinstance(node, DictConfig):
+            names = {key: str(key) for key in node}
+            return {key: value_of(node, key, f"{path}.{name}" if path else name) for key, name in names.items()}
+        if isinstance(node, ListConfig):
+            return [value_of(node, i, f"{path}[{i}]") for i in range(len(node))]
+        return node
+
+    plain = walk(tree, "")
+    declared = set(RLVRConfig.__dataclass_fields__)
+    for name in plain:
+        if plain[name] == "???" and name not in declared:
+            violations.append(Violation(name, "a value in place of ???", f"{name}=... on the command line"))
+    return plain, violations
+
+
+def _reference_violation(path: str, text: str, error: Exception, names: Sequence[str]) -> Violation:
+    reason = (str(error).splitlines() or ["it refers to itself"])[0]
+    word = _VARIABLE.search(text)
+    near = did_you_mean(word.group(1), names) if word else ""
+    fix = near if near.startswith("did") else "define that key, or write the value itself"
+    return Violation(path, f"a reference that resolves; {reason}", fix, text)
+
+
+def _pipeline_of(plain: Mapping[str, Any], source: str) -> type[RLVRConfig]:
+    name = plain.get("pipeline", NO_VALUE)
+    if isinstance(name, str) and name in PIPELINES:
+        return PIPELINES[name]
+    known = ", ".join(PIPELINES)
+    later = LATER_VALUES["pipeline"].get(str(name), "")
+    fix = later or f"add pipeline: {next(iter(PIPELINES))}"
+    raise ConfigError([Violation("pipeline", f"which pipeline the file is for: {known}", fix, name)], source)
+
+
+def _drop_variables(plain: dict[str, Any], tree: Any, presets: set[str]) -> dict[str, Any]:
+    """Without the user's own top-level variables: names that some `${name}` refers to, or of presets.
+
+    An unknown name that nothing refers to stays, and is refused as unknown.
+    """
+    from omegaconf import OmegaConf
+
+    used = set(_VARIABLE.findall(OmegaConf.to_yaml(tree, resolve=False))) | presets
+    declared = set(RLVRConfig.__dataclass_fields__)
+    return {key: value for key, value in plain.items() if key in declared or key not in used}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    return value

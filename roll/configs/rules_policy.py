@@ -1,0 +1,181 @@
+"""Rules between keys of the optimisation: estimator, rewards, KL, loss. Each yields what is wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from roll.configs.errors import NO_VALUE, Violation, did_you_mean
+from roll.configs.policy import ESTIMATORS, GROUP_ESTIMATORS, POLICY_LOSSES
+
+if TYPE_CHECKING:
+    from roll.configs.rlvr import RLVRConfig
+
+IMPORT_PATH = re.compile(r"^(?:[A-Za-z_][\w.]*|[^:]+\.py):[A-Za-z_]\w*$")
+"""`package.module:name` or `path/to/file.py:name`."""
+
+
+def estimator_rules(config: RLVRConfig) -> Iterator[Violation]:
+    """Names, group sizes, critic."""
+    yield from _named(config.adv_estimator, "adv_estimator", ESTIMATORS)
+    yield from _named(config.policy_loss, "policy_loss", POLICY_LOSSES)
+    if config.num_return_sequences_in_group == 1:
+        for key, why in _needs_group(config):
+            yield Violation(
+                "num_return_sequences_in_group",
+                f"at least 2, because {key} {why}",
+                "num_return_sequences_in_group=8, or adv_estimator=reinforce and nothing relative to a group",
+                1,
+            )
+    if config.uses_critic and config.critic is None:
+        yield Violation("critic", "a critic, because adv_estimator is gae", "add a critic section", None)
+    if config.critic is not None and not config.uses_critic:
+        expected = f"no critic, because adv_estimator {config.adv_estimator} has no use for one"
+        yield Violation("critic", expected, "critic=null, or adv_estimator=gae")
+    if config.critic_warmup and not config.uses_critic:
+        expected = "0, because there is no critic to warm up"
+        yield Violation(
+            "critic_warmup", expected, "critic_warmup=0, or adv_estimator=gae", config.critic_warmup
+        )
+    if config.max_steps and config.critic_warmup >= config.max_steps:
+        expected = f"less than max_steps ({config.max_steps}), or the actor never trains"
+        yield Violation("critic_warmup", expected, "", config.critic_warmup)
+
+
+def _named(value: str, path: str, known: tuple[str, ...]) -> Iterator[Violation]:
+    if value in known or IMPORT_PATH.match(value):
+        return
+    near = did_you_mean(value, known)
+    expected = f"one of {', '.join(known)}; or your own as package.module:name or file.py:name"
+    yield Violation(path, expected, near if near.startswith("did") else "", value)
+
+
+def _needs_group(config: RLVRConfig) -> Iterator[tuple[str, str]]:
+    """What compares the responses of one prompt."""
+    zero = "compares the responses of one prompt: with one response every advantage is 0"
+    if config.adv_estimator in GROUP_ESTIMATORS:
+        yield f"adv_estimator {config.adv_estimator}", zero
+    if "group" in (config.reward_mean_over, config.reward_std_over):
+        yield "reward_norm group", zero
+    if config.add_len_reward:
+        yield "add_len_reward", "compares lengths within the group"
+    for domain, reward in config.rewards.items():
+        if reward.query_filter_config.type == "std_filter":
+            yield f"rewards.{domain}.query_filter_config std_filter", "drops groups of one"
+
+
+def reward_norm_rules(config: RLVRConfig) -> Iterator[Violation]:
+    """Switches that refer to each other."""
+    if config.reward_norm is None:
+        for key in ("reward_shift", "reward_scale"):
+            if getattr(config, key):
+                expected = "false, because reward_norm is null and there is nothing to choose a part of"
+                yield Violation(key, expected, "reward_norm=group (or batch, running)", True)
+    if config.use_reward_scaling and config.reward_norm is not None:
+        expected = "false, because reward_norm already divides scores"
+        yield Violation(
+            "use_reward_scaling", expected, "keep one: reward_norm=null or use_reward_scaling=false", True
+        )
+    if config.use_reward_norm and not config.use_reward_scaling:
+        yield Violation(
+            "use_reward_norm", "false without use_reward_scaling", "use_reward_scaling=true", True
+        )
+    if config.difficulty_mask and config.difficulty_low_threshold >= config.difficulty_high_threshold:
+        expected = f"less than difficulty_high_threshold ({config.difficulty_high_threshold})"
+        yield Violation("difficulty_low_threshold", expected, "", config.difficulty_low_threshold)
+
+
+def kl_rules(config: RLVRConfig) -> Iterator[Violation]:
+    """KL terms and the reference they need."""
+    if config.add_token_level_kl and config.use_kl_loss and not config.allow_both_kl:
+        yield Violation(
+            "use_kl_loss",
+            "one KL term: add_token_level_kl already puts it into the reward",
+            "use_kl_loss=false, or add_token_level_kl=false, or say allow_both_kl=true",
+            True,
+        )
+    if config.uses_reference and config.reference is None:
+        key = "use_kl_loss" if config.use_kl_loss else "add_token_level_kl"
+        yield Violation(
+            "reference", f"a reference, because {key} is on", f"add a reference section, or {key}=false", None
+        )
+    if config.target_kl is not None and not config.add_token_level_kl:
+        expected = "null, because it steers the KL in the reward, which is off"
+        yield Violation("target_kl", expected, "add_token_level_kl=true", config.target_kl)
+    if config.target_kl is not None and config.init_kl_coef == 0:
+        expected = "more than 0, because the adaptive controller only multiplies it"
+        yield Violation("init_kl_coef", expected, "init_kl_coef=0.2", 0.0)
+
+
+def loss_rules(config: RLVRConfig) -> Iterator[Violation]:
+    """Constants of the losses and the correction."""
+    if config.dual_clip_loss and config.policy_loss != "ppo":
+        expected = f"false, because policy_loss {config.policy_loss} has no dual clip"
+        yield Violation("dual_clip_loss", expected, "dual_clip_loss=false, or policy_loss=ppo", True)
+    if config.policy_loss == "tis" and config.tis_lower_bound >= config.tis_upper_bound:
+        expected = f"less than tis_upper_bound ({config.tis_upper_bound})"
+        yield Violation("tis_lower_bound", expected, "", config.tis_lower_bound)
+    coefs = (config.rl_loss_coef, config.sft_loss_coef, config.entropy_loss_coef)
+    if not any(coefs) and not (config.use_kl_loss and config.kl_loss_coef):
+        yield Violation("rl_loss_coef", "more than 0, because no other loss is on", "rl_loss_coef=1", 0.0)
+    correction = config.train_infer_correction
+    if correction is not None:
+        acting = (
+            correction.importance_upper,
+            correction.ratio_low,
+            correction.ratio_high,
+            correction.difference_low,
+            correction.difference_high,
+        )
+        if all(value is None for value in acting):
+            expected = "a weight or a filter: all its bounds are null, so it does nothing"
+            yield Violation(
+                "train_infer_correction", expected, "importance_upper=2, or train_infer_correction=null"
+            )
+    if config.error_max_len_clip and config.error_max_len_threshold is None:
+        yield Violation(
+            "error_max_len_threshold", "a length in tokens, because error_max_len_clip is on", "", None
+        )
+
+
+def reward_rules(config: RLVRConfig) -> Iterator[Violation]:
+    """Domains, their tags, their filters."""
+    if not config.rewards:
+        yield Violation("rewards", "at least one domain", "e.g. rewards: {math: {name: math_rule}}", {})
+    owner: dict[str, str] = {}
+    for domain, reward in config.rewards.items():
+        path = f"rewards.{domain}"
+        yield from _reward_name(config, path, reward.name)
+        for tag in config.tags_of(domain):
+            other = owner.setdefault(tag, domain)
+            if other != domain:
+                expected = f"tags of one domain only: {tag!r} is also in rewards.{other}"
+                yield Violation(f"{path}.tag_included", expected, "remove it from one of them", tag)
+        args = reward.query_filter_config.filter_args
+        if reward.query_filter_config.type == "mean_filter" and args.threshold_down >= args.threshold_up:
+            expected = f"less than threshold_up ({args.threshold_up}), or every group is dropped"
+            yield Violation(
+                f"{path}.query_filter_config.filter_args.threshold_down", expected, "", args.threshold_down
+            )
+    used = any(reward.name == "custom" for reward in config.rewards.values())
+    if config.custom_reward_function is not None and not used:
+        expected = "a domain that uses it"
+        yield Violation(
+            "custom_reward_function", expected, "rewards.<domain>.name: custom, or remove the section"
+        )
+
+
+def _reward_name(config: RLVRConfig, path: str, name: str) -> Iterator[Violation]:
+    from roll.configs.rewards import REWARDS
+
+    if name == "custom" and config.custom_reward_function is None:
+        expected = "a path and a name, because a domain has name: custom"
+        yield Violation(
+            "custom_reward_function", expected, "custom_reward_function: {path: my.py, name: score}", NO_VALUE
+        )
+    if name in REWARDS or re.match(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$", name):
+        return
+    near = did_you_mean(name, REWARDS)
+    expected = f"one of {', '.join(REWARDS)}; or package.module.function"
+    yield Violation(f"{path}.name", expected, near if near.startswith("did") else "", name)

@@ -1,0 +1,97 @@
+"""Rules about roles: placement, backends, models. Each yields what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from roll.configs.base import WorkerConfig
+from roll.configs.errors import Violation
+from roll.configs.strategy import Fsdp2Config
+
+if TYPE_CHECKING:
+    from roll.configs.rlvr import RLVRConfig
+
+ROLE_STRATEGIES = {
+    "actor_train": ("fsdp2_train",),
+    "critic": ("fsdp2_train",),
+    "reference": ("fsdp2_infer",),
+    "actor_infer": ("hf_infer",),
+}
+"""Backends that can do a role's work."""
+
+
+def role_rules(config: RLVRConfig) -> Iterator[Violation]:
+    """Each configured role by itself."""
+    for role, allowed in ROLE_STRATEGIES.items():
+        worker: WorkerConfig | None = getattr(config, role)
+        if worker is None:
+            continue
+        name = worker.strategy_args.strategy_name
+        if name not in allowed:
+            expected = f"{' or '.join(allowed)}, which can do the work of {role}"
+            yield Violation(f"{role}.strategy_args.strategy_name", expected, "", name)
+        yield from _model_rules(config, role, worker)
+        yield from _size_rules(config, role, worker)
+
+
+def _model_rules(config: RLVRConfig, role: str, worker: WorkerConfig) -> Iterator[Violation]:
+    args, path = worker.model_args, f"{role}.model_args"
+    if args.model_name_or_path is None and not _default_model(config, role):
+        expected = "a model: neither this nor pretrain names one"
+        yield Violation(f"{path}.model_name_or_path", expected, "pretrain=<folder or hub id>", None)
+    if args.attn_implementation == "fa2" and args.dtype == "fp32":
+        expected = "another kernel with dtype fp32: flash attention computes in half precision"
+        yield Violation(f"{path}.attn_implementation", expected, f"{path}.dtype=bf16, or sdpa", "fa2")
+    if args.freeze_module_prefix and role not in ("actor_train", "critic"):
+        expected = f"nothing: {role} doesn't train"
+        yield Violation(
+            f"{path}.freeze_module_prefix", expected, "remove it", list(args.freeze_module_prefix)
+        )
+
+
+def _default_model(config: RLVRConfig, role: str) -> str | None:
+    critic_default = config.reward_pretrain if role == "critic" else None
+    return critic_default or config.pretrain or config.actor_train.model_args.model_name_or_path
+
+
+def _size_rules(config: RLVRConfig, role: str, worker: WorkerConfig) -> Iterator[Violation]:
+    mapping, per_rank = worker.device_mapping, worker.num_gpus_per_worker
+    if per_rank != 1:
+        expected = f"1: {worker.strategy_args.strategy_name} uses one device per rank"
+        yield Violation(f"{role}.num_gpus_per_worker", expected, "use more ranks", per_rank)
+    elif mapping and worker.world_size is not None and worker.world_size * per_rank != len(mapping):
+        expected = f"{len(mapping) // per_rank}, the number of slots in device_mapping"
+        yield Violation(
+            f"{role}.world_size", expected, "remove it: device_mapping says enough", worker.world_size
+        )
+    if config.executor == "inline" and worker.ranks > 1:
+        expected = f"one rank with executor inline, not {worker.ranks}"
+        yield Violation(f"{role}.device_mapping", expected, "executor=ray, or one slot", _given(worker))
+    options = worker.strategy_args.strategy_config
+    if isinstance(options, Fsdp2Config) and options.fsdp_size and worker.ranks % options.fsdp_size:
+        expected = f"a divisor of the role's {worker.ranks} rank(s)"
+        yield Violation(
+            f"{role}.strategy_args.strategy_config.fsdp_size", expected, "remove it", options.fsdp_size
+        )
+    beyond = [slot for slot in worker.slots if slot >= config.num_nodes * config.num_gpus_per_node]
+    if beyond:
+        slots = (
+            f"{config.num_nodes} x {config.num_gpus_per_node} = {config.num_nodes * config.num_gpus_per_node}"
+        )
+        expected = f"slots below num_nodes x num_gpus_per_node = {slots}; {beyond[0]} isn't there"
+        fix = f"num_gpus_per_node={-(-(beyond[-1] + 1) // config.num_nodes)}, or fewer slots"
+        yield Violation(f"{role}.device_mapping", expected, fix, _given(worker))
+
+
+def placement_rules(config: RLVRConfig) -> Iterator[Violation]:
+    """Ranks against nodes."""
+    if config.executor == "inline" and config.num_nodes > 1:
+        yield Violation("num_nodes", "1 with executor inline", "executor=ray", config.num_nodes)
+    for role, rank in config.placement.split_ranks():
+        expected = f"ranks within one node; rank {rank} has slots on two"
+        yield Violation(f"{role}.device_mapping", expected, "reorder the slots", _given(config.roles[role]))
+
+
+def _given(worker: WorkerConfig) -> object:
+    return list(worker.device_mapping) if worker.device_mapping else f"world_size {worker.ranks}"

@@ -1,0 +1,258 @@
+"""Rules between keys of the run: lengths, sampling, data, schedule, tracking. Each yields what is wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from roll.configs.base import DataArgs, GeneratingArgs
+from roll.configs.errors import NO_VALUE, Violation, did_you_mean
+
+if TYPE_CHECKING:
+    from roll.configs.rlvr import RLVRConfig
+
+
+def length_rules(config: RLVRConfig) -> Iterator[Violation]:
+    """Token limits."""
+    total = config.prompt_length + config.response_length
+    if config.sequence_length is not None and config.sequence_length < total:
+        sums = f"{config.prompt_length} + {config.response_length} = {total}"
+        expected = f"at least prompt_length + response_length = {sums}"
+        yield Violation("sequence_length", expected, "raise it, or remove it", config.sequence_length)
+    shaping = config.overlong_shaping
+    if shaping is not None and shaping.buffer > config.response_length:
+        expected = f"at most response_length ({config.response_length})"
+        yield Violation("overlong_shaping.buffer", expected, "", shaping.buffer)
+    threshold = config.error_max_len_threshold
+    if config.error_max_len_clip and threshold is not None and threshold > config.response_length:
+        expected = f"at most response_length ({config.response_length}), which no response exceeds"
+        yield Violation("error_max_len_threshold", expected, "", threshold)
+    yield from _token_budgets(config)
+
+
+def _token_budgets(config: RLVRConfig) -> Iterator[Violation]:
+    for role in ("actor_train", "critic", "reference"):
+        worker = getattr(config, role)
+        for way in ("train", "infer"):
+            switch = f"use_dynamic_batching_in_{way}"
+            if worker is None or not getattr(worker, switch, False):
+                continue
+            key = f"max_tokens_per_microbatch_in_{way}"
+            budget = getattr(worker, key)
+            if budget is None:
+                yield Violation(f"{role}.{key}", f"a number of tokens, because {switch} is on", "", None)
+            elif budget < config.max_sequence_length:
+                expected = f"at least the longest sequence, {config.max_sequence_length} tokens"
+                yield Violation(f"{role}.{key}", expected, "raise it, or lower the lengths", budget)
+
+
+def sampling_rules(config: RLVRConfig) -> Iterator[Violation]:
+    """Sampling in training must be what the trainer's log-probs describe; validation is free."""
+    path, args = "actor_infer.generating_args", config.actor_infer.generating_args
+    yield from _generating_rules(config, path, args)
+    if not config.val_only:
+        if args.temperature <= 0 or not args.do_sample:
+            key, value = ("do_sample", False) if not args.do_sample else ("temperature", args.temperature)
+            expected = "sampling at a temperature above 0: greedy responses of one prompt are all the same"
+            yield Violation(f"{path}.{key}", expected, f"{path}.temperature=1", value)
+        yield from _untracked_truncation(config, path, args)
+    n = config.num_return_sequences_in_group
+    if args.num_return_sequences not in (None, n):
+        expected = f"num_return_sequences_in_group ({n}), which rules in training"
+        yield Violation(f"{path}.num_return_sequences", expected, "remove it", args.num_return_sequences)
+    if config.validation is not None:
+        yield from _validation_sampling(config, config.validation.generating_args)
+
+
+def _generating_rules(config: RLVRConfig, path: str, args: GeneratingArgs) -> Iterator[Violation]:
+    if args.max_new_tokens is not None and args.max_new_tokens > config.response_length:
+        expected = f"at most response_length ({config.response_length})"
+        yield Violation(f"{path}.max_new_tokens", expected, "raise response_length", args.max_new_tokens)
+    if "" in args.stop_strings:
+        yield Violation(
+            f"{path}.stop_strings", "texts that aren't empty", "remove the empty one", list(args.stop_strings)
+        )
+
+
+def _untracked_truncation(config: RLVRConfig, path: str, args: GeneratingArgs) -> Iterator[Violation]:
+    if config.train_infer_correction is not None:
+        return
+    changed = {
+        "top_p": args.top_p < 1 and args.top_p,
+        "top_k": args.top_k > 0 and args.top_k,
+        "repetition_penalty": args.repetition_penalty != 1 and args.repetition_penalty,
+    }
+    for key, value in changed.items():
+        if value:
+            expected = "no truncation in training: the trainer's log-probs are those of the full distribution"
+            yield Violation(f"{path}.{key}", expected, f"remove {key}, or set train_infer_correction", value)
+
+
+def _validation_sampling(config: RLVRConfig, args: GeneratingArgs) -> Iterator[Violation]:
+    assert config.validation is not None
+    path = "validation.generating_args"
+    yield from _generating_rules(config, path, args)
+    count = args.num_return_sequences or 1
+    if count > 1 and (args.temperature == 0 or not args.do_sample):
+        expected = "1 with greedy decoding: all responses of a prompt would be the same"
+        yield Violation(
+            f"{path}.num_return_sequences", expected, f"{path}.temperature=1, do_sample=true", count
+        )
+    for k in config.validation.pass_at_k:
+        if not 1 <= k <= count:
+            expected = f"whole numbers from 1 to num_return_sequences ({count})"
+            yield Violation("validation.pass_at_k", expected, f"{path}.num_return_sequences={max(k, 1)}", k)
+
+
+def data_rules(config: RLVRConfig) -> Iterator[Violation]:
+    """Where prompts come from, and whose they are."""
+    path, data = "actor_train.data_args", config.actor_train.data_args
+    if not data.file_name and not data.procedural and not config.val_only:
+        yield Violation(
+            f"{path}.file_name", "a file, or procedural tasks", f"{path}.file_name=data.jsonl", NO_VALUE
+        )
+    yield from _source_rules(config, path, data)
+    yield from _shares(config, f"{path}.domain_interleave_probs", data)
+    if config.validation is not None:
+        path, data = "validation.data_args", config.validation.data_args
+        if not data.file_name and not data.procedural:
+            yield Violation(
+                f"{path}.file_name", "a file, or procedural tasks", f"{path}.file_name=test.jsonl", NO_VALUE
+            )
+        yield from _source_rules(config, path, data)
+        if data.domain_interleave_probs:
+            expected = "nothing: validation plays every row once"
+            yield Violation(
+                f"{path}.domain_interleave_probs", expected, "remove it", data.domain_interleave_probs
+            )
+    tags = {tag for domain in config.rewards for tag in config.tags_of(domain)}
+    for tag in config.tag_to_template:
+        if tag not in tags:
+            yield Violation(
+                f"tag_to_template.{tag}",
+                f"a tag of some domain: {', '.join(sorted(tags))}",
+                did_you_mean(tag, tags),
+            )
+
+
+def _source_rules(config: RLVRConfig, path: str, data: DataArgs) -> Iterator[Violation]:
+    if data.prompt is not None and data.messages is not None:
+        expected = f"only one of prompt and messages ({data.messages!r})"
+        yield Violation(
+            f"{path}.prompt", expected, f"{path}.prompt=null, or {path}.messages=null", data.prompt
+        )
+    if data.file_name and data.prompt is None and data.messages is None:
+        expected = "the column with the prompts, or with messages"
+        yield Violation(
+            f"{path}.prompt", expected, f"{path}.prompt=question, or {path}.messages=messages", None
+        )
+    twice = {name for name in data.file_name if data.file_name.count(name) > 1}
+    for name in sorted(twice):
+        yield Violation(f"{path}.file_name", "each file once", "remove one", name)
+    seen: set[str] = set()
+    known = {tag for domain in config.rewards for tag in config.tags_of(domain)}
+    for i, task in enumerate(data.procedural):
+        here = f"{path}.procedural[{i}]"
+        if task.tag in seen:
+            yield Violation(
+                f"{here}.tag", "a tag of its own for every entry", "tags of one domain may differ", task.tag
+            )
+        seen.add(task.tag)
+        if task.tag not in known:
+            expected = f"a tag of some domain: {', '.join(sorted(known))}"
+            yield Violation(f"{here}.tag", expected, "add it to rewards.<domain>.tag_included", task.tag)
+        if task.few_shot and task.size < 1 + task.few_shot:
+            yield Violation(f"{here}.few_shot", f"less than size ({task.size})", "", task.few_shot)
+    if data.default_tag is not None and data.default_tag not in known:
+        expected = f"a tag of some domain: {', '.join(sorted(known))}"
+        yield Violation(
+            f"{path}.default_tag", expected, did_you_mean(data.default_tag, known), data.default_tag
+        )
+
+
+def _shares(config: RLVRConfig, path: str, data: DataArgs) -> Iterator[Violation]:
+    shares = data.domain_interleave_probs
+    if not shares:
+        return
+    for domain in shares:
+        if domain not in config.rewards:
+            expected = f"a domain of rewards: {', '.join(config.rewards)}"
+            yield Violation(f"{path}.{domain}", expected, did_you_mean(domain, config.rewards))
+    for domain in config.rewards:
+        if domain not in shares:
+            yield Violation(
+                f"{path}.{domain}", "a share for every domain of rewards", f"add {domain}: ...", NO_VALUE
+            )
+    for domain, share in shares.items():
+        if share <= 0:
+            yield Violation(f"{path}.{domain}", "a share above 0", "or remove the domain from rewards", share)
+    total = sum(shares.values())
+    if not math.isclose(total, 1.0, abs_tol=1e-6):
+        sums = " + ".join(f"{share:g}" for share in shares.values())
+        yield Violation(path, f"shares that sum to 1; {sums} = {total:g}", "", shares)
+
+
+def schedule_rules(config: RLVRConfig) -> Iterator[Violation]:
+    """When the run ends, validates, saves, resumes."""
+    if not config.max_steps and not config.num_train_epochs and not config.val_only:
+        expected = "a number of steps, because num_train_epochs is off too"
+        yield Violation("max_steps", expected, "max_steps=100, or num_train_epochs=1", config.max_steps)
+    asks = {
+        "eval_steps": config.eval_steps,
+        "val_before_train": config.val_before_train,
+        "val_only": config.val_only,
+    }
+    for key, value in asks.items():
+        if value and config.validation is None:
+            off = "0" if key == "eval_steps" else "false"
+            expected = f"{off}, because there is no validation section"
+            yield Violation(key, expected, "add validation.data_args", value)
+    for role in ("actor_train", "critic"):
+        worker = getattr(config, role)
+        if worker is not None and worker.training_args.warmup_steps and worker.training_args.warmup_ratio:
+            path = f"{role}.training_args.warmup_ratio"
+            yield Violation(
+                path,
+                "0, because warmup_steps is set",
+                "keep one of the two",
+                worker.training_args.warmup_ratio,
+            )
+    if config.async_generation_ratio > 0:
+        expected = "0: generation ahead of training isn't available in this version"
+        yield Violation(
+            "async_generation_ratio", expected, "async_generation_ratio=0", config.async_generation_ratio
+        )
+    if config.is_use_additional_prompts and config.max_additional_running_prompts == 0:
+        expected = "more than 0, because is_use_additional_prompts is on"
+        yield Violation("max_additional_running_prompts", expected, "", 0)
+    if isinstance(config.resume_from_checkpoint, str) and config.resume_from_checkpoint.lower() in (
+        "true",
+        "false",
+        "",
+    ):
+        expected = "true, false, auto, or a folder"
+        fix = "write true or false without quotes"
+        yield Violation("resume_from_checkpoint", expected, fix, config.resume_from_checkpoint)
+
+
+def name_rules(config: RLVRConfig) -> Iterator[Violation]:
+    """Names of the run, trackers and environment variables."""
+    if not config.exp_name or "/" in config.exp_name or config.exp_name != config.exp_name.strip():
+        expected = "a name without slashes or spaces at its ends"
+        yield Violation("exp_name", expected, "folders go to output_dir", config.exp_name)
+    for tracker in sorted(set(config.track_with)):
+        if config.track_with.count(tracker) > 1:
+            yield Violation("track_with", "each tracker once", "remove one", tracker)
+    for tracker in ("tensorboard", "stdout"):
+        if getattr(config.tracker_kwargs, tracker) is not None and tracker not in config.track_with:
+            expected = f"nothing, because track_with is {', '.join(config.track_with) or 'empty'}"
+            yield Violation(f"tracker_kwargs.{tracker}", expected, f"add {tracker} to track_with")
+    sections = {"": config.system_envs}
+    sections.update({f"{role}.": worker.system_envs for role, worker in config.roles.items()})
+    for prefix, variables in sections.items():
+        if variables and config.executor == "inline":
+            expected = "nothing with executor inline: this process has already read its environment"
+            yield Violation(
+                f"{prefix}system_envs", expected, "set them in the shell, or executor=ray", variables
+            )

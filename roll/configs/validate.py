@@ -1,0 +1,70 @@
+"""Rules between keys, without touching anything outside the configuration; `environment` does that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from roll.configs import rules_policy, rules_roles, rules_run
+from roll.configs.batch import plan_batches
+from roll.configs.errors import Violation
+
+if TYPE_CHECKING:
+    from roll.configs.rlvr import RLVRConfig
+
+Rule = Callable[["RLVRConfig"], Iterator[Violation]]
+
+
+def _batch_rules(config: RLVRConfig) -> Iterator[Violation]:
+    yield from plan_batches(config).violations()
+
+
+RULES: tuple[Rule, ...] = (
+    rules_policy.estimator_rules,
+    rules_policy.reward_norm_rules,
+    rules_policy.kl_rules,
+    rules_policy.loss_rules,
+    rules_policy.reward_rules,
+    rules_run.length_rules,
+    rules_run.sampling_rules,
+    rules_run.data_rules,
+    rules_run.schedule_rules,
+    rules_run.name_rules,
+    rules_roles.role_rules,
+    rules_roles.placement_rules,
+    _batch_rules,
+)
+"""All of them, in the order of their messages."""
+
+
+def validate(config: RLVRConfig) -> list[Violation]:
+    """Everything that contradicts itself or can't act."""
+    return [violation for rule in RULES for violation in rule(config)]
+
+
+def warnings_of(config: RLVRConfig) -> list[str]:
+    """What is allowed but probably not meant."""
+    found = []
+    if config.reference is not None and not config.uses_reference:
+        found.append("reference is configured, but no KL term uses it: it won't be started")
+    wants_validation = config.eval_steps or config.val_before_train or config.val_only
+    if config.validation is not None and not wants_validation:
+        found.append("validation is configured, but eval_steps and val_before_train are off: it won't run")
+    if config.adv_estimator == "dr_grpo" and config.loss_agg_mode != "seq-mean-token-sum-norm":
+        found.append("dr_grpo was published with loss_agg_mode: seq-mean-token-sum-norm")
+    if config.policy_loss == "gspo" and max(config.clip_range) > 0.05:
+        found.append(
+            f"gspo with a clip range of {max(config.clip_range):g} never clips; use about pg_clip=3e-4"
+        )
+    idle_kl_loss = config.use_kl_loss and config.kl_loss_coef == 0
+    if idle_kl_loss or (config.add_token_level_kl and config.init_kl_coef == 0):
+        found.append("a KL term has coefficient 0: it does nothing, and no reference is started for it")
+    for role in ("actor_train", "critic"):
+        worker = config.roles.get(role)
+        if worker is not None and worker.model_args.dtype == "fp16":
+            found.append(f"{role} trains in fp16 without loss scaling: small gradients vanish; bf16 is safer")
+    if config.rollout_batch_size < len(config.rewards):
+        found.append(
+            "rollout_batch_size is smaller than the number of domains: a step won't hold all of them"
+        )
+    return found

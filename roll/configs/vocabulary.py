@@ -1,0 +1,113 @@
+"""Words users bring that aren't keys here (yet), and what to say about each."""
+
+from __future__ import annotations
+
+_ENGINE = "it belongs to engines that this version doesn't have"
+_AGENTIC = "agentic pipelines aren't available in this version"
+_FULL_KL = "it needs both models' distributions over the whole vocabulary, which aren't kept; try low_var_kl"
+_TRACKERS = "not available in this version; available: tensorboard, stdout, jsonl"
+_PIPELINES = "not available in this version; available: rlvr"
+_LORA = "LoRA isn't available in this version"
+
+LATER_KEYS: dict[str, str] = {
+    "train_env_manager": _AGENTIC,
+    "val_env_manager": _AGENTIC,
+    "custom_envs": _AGENTIC,
+    "reward_normalization": f"{_AGENTIC}; for RLVR see reward_norm",
+    "episode_reward_weight": _AGENTIC,
+    "step_reward_weight": _AGENTIC,
+    "step_reward_gamma": _AGENTIC,
+    "ratio_type": f"{_AGENTIC}; for a sequence ratio use policy_loss: gspo",
+    "render_save_dir": "environments with pictures aren't available in this version",
+    "generate_opt_level": "there is one scheduler, which works per request",
+    "is_num_return_sequences_expand": "the scheduler always sends one request per response",
+    "profile_steps": "the profiler isn't available in this version",
+    "profiler_output_dir": "the profiler isn't available in this version",
+    "reward_model": "model rewards aren't available in this version; see rewards.<domain>.name",
+    "reward": "model rewards aren't available in this version; see rewards.<domain>.world_size",
+    "response_filter_config": "single responses aren't filtered in this version; see query_filter_config",
+    "save_logging_board_dir": "not available in this version; see rollout_dump_dir",
+    "model_update_frequency": "weights are synchronised after every step",
+    "max_concurrency": "workers do one call at a time",
+    "worker_cls": "a role has one worker class; a reward is chosen by rewards.<domain>.name",
+    "response": "reference responses aren't used in RLVR; see data_args.ground_truth",
+    "logprobs": "log-probs of sampled tokens are always kept",
+    "use_remove_padding": "not available in this version",
+    "use_sequence_packing": "not available in this version; see use_dynamic_batching_in_train",
+    "sequence_length_round_in_train": "not available in this version",
+    "sequence_length_round_in_infer": "not available in this version",
+    "ulysses_size": "sequence parallelism isn't available in this version",
+    "ep_size": "expert parallelism isn't available in this version",
+    "use_liger": "not available in this version",
+    "use_fused_kernels": "not available in this version",
+    "activation_offload": "not available in this version",
+    "lora_rank": _LORA,
+    "lora_alpha": _LORA,
+    "lora_target": _LORA,
+    "lora_dropout": _LORA,
+    "adapter_name_or_path": _LORA,
+    "tensor_parallel_size": _ENGINE,
+    "gpu_memory_utilization": _ENGINE,
+    "max_model_len": _ENGINE,
+    "max_num_seqs": _ENGINE,
+    "enforce_eager": _ENGINE,
+    "load_format": _ENGINE,
+    "sleep_level": _ENGINE,
+    "mem_fraction_static": _ENGINE,
+    "tensor_model_parallel_size": _ENGINE,
+    "pipeline_model_parallel_size": _ENGINE,
+    "context_parallel_size": _ENGINE,
+}
+"""Keys of the users' vocabulary that nothing would read in this version."""
+
+OTHER_WORDS: dict[str, str] = {
+    "use_topr_loss": "write policy_loss: topr",
+    "pg_variant": "write policy_loss",
+    "train_batch_size": "write rollout_batch_size",
+    "ppo_mini_batch_size": (
+        "the mini-batch is per_device_train_batch_size x gradient_accumulation_steps x data-parallel ranks"
+    ),
+    "ppo_micro_batch_size_per_gpu": "write training_args.per_device_train_batch_size",
+    "use_dynamic_bsz": "write use_dynamic_batching_in_train",
+    "ppo_max_token_len_per_gpu": "write max_tokens_per_microbatch_in_train",
+    "log_prob_micro_batch_size_per_gpu": "write infer_batch_size",
+    "log_prob_max_token_len_per_gpu": "write max_tokens_per_microbatch_in_infer",
+    "max_prompt_length": "write prompt_length",
+    "max_response_length": "write response_length",
+    "norm_adv_by_std_in_grpo": "for false write adv_estimator: dr_grpo",
+    "use_kl_in_reward": "write add_token_level_kl",
+    "kl_ctrl": "write init_kl_coef, target_kl and kl_horizon",
+    "kl_coef": "write init_kl_coef (KL in the reward) or kl_loss_coef (KL in the loss)",
+    "clip_ratio": "write pg_clip",
+    "clip_ratio_low": "write pg_clip_low",
+    "clip_ratio_high": "write pg_clip_high",
+    "clip_ratio_c": "write dual_clip_c",
+    "entropy_coeff": "write entropy_loss_coef",
+    "grad_clip": "write max_grad_norm",
+    "lam": "write lambd",
+    "val_kwargs": "write validation.generating_args",
+    "total_epochs": "write num_train_epochs",
+    "total_training_steps": "write max_steps",
+    "save_freq": "write save_steps",
+    "test_freq": "write eval_steps",
+    "resume_mode": "write resume_from_checkpoint",
+    "resume_from_path": "write resume_from_checkpoint",
+    "logger": "write track_with",
+    "rollout_data_dir": "write rollout_dump_dir",
+    "max_actor_ckpt_to_keep": "write checkpoint_config.max_to_keep",
+    "nnodes": "write num_nodes",
+    "n_gpus_per_node": "write num_gpus_per_node",
+    "reward_manager": "write rewards",
+}
+"""Words of the verl family and older spellings, with this project's key."""
+
+LATER_VALUES: dict[str, dict[str, str]] = {
+    "pipeline": dict.fromkeys(("agentic", "sft", "dpo", "distill"), _PIPELINES),
+    "adv_estimator": dict.fromkeys(
+        ("gigpo", "step_reinforce"), "it needs an environment's steps and isn't available for pipeline rlvr"
+    ),
+    "kl_penalty": {"full": _FULL_KL},
+    "kl_loss_type": {"full": _FULL_KL},
+    "track_with": dict.fromkeys(("wandb", "swanlab", "mlflow", "trackio"), _TRACKERS),
+}
+"""Values of the users' vocabulary, by key, that are refused with a reason of their own."""
