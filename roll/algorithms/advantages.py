@@ -6,7 +6,8 @@ members all have the same reward, a group of one included, has advantage 0.
 
 `ADVANTAGES` maps the names of `adv_estimator` in YAML to adapters from `AdvantageInputs`. To add an
 estimator, write a function `(AdvantageInputs) -> (advantages [B, T], returns [B, T])` under
-`@register_advantage("name")`. """
+`@register_advantage("name")`.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ def gae(
 
 
 def reinforce_return(rewards: Tensor, action_mask: Tensor, *, gamma: float) -> Tensor:
-    """Discounted reward-to-go over action tokens, G_t = r_t + gamma G_{t+1}; [B, T], zero outside the mask."""
+    """Discounted reward-to-go over action tokens, G_t = r_t + gamma G_{t+1}; [B, T], zero elsewhere."""
     advantages, _ = gae(
         rewards, torch.zeros_like(at_least_float32(rewards)), action_mask, gamma=gamma, lam=1.0
     )
@@ -96,7 +97,8 @@ def opo(rewards: Tensor, lengths: Tensor, group_index: Tensor) -> Tensor:
     """r - sum(l r) / sum(l) over the group: the optimal baseline weighs by length (arXiv:2505.23585).
 
     `rewards`, `lengths` (action tokens), `group_index` are [B]. A group of empty responses uses the plain
-    mean. """
+    mean.
+    """
     require_shape("lengths", lengths, tuple(rewards.shape), "[B]")
     _, inverse, size = torch.unique(group_index, return_inverse=True, return_counts=True)
     group, wide = group_moments(rewards, group_index), lengths.to(torch.float64)
@@ -133,7 +135,7 @@ def reinforce_plus_plus(token_rewards: Tensor, action_mask: Tensor, *, gamma: fl
 
 
 def reinforce_plus_plus_baseline(rewards: Tensor, action_mask: Tensor, group_index: Tensor) -> Tensor:
-    """REINFORCE++ with baseline (arXiv:2501.03262): r - mean_g on every action token, whitened over the batch.
+    """REINFORCE++ with baseline (arXiv:2501.03262): r - mean_g on the action tokens, whitened over the batch.
 
     A group of one has no baseline: it gets 0 and doesn't count in the whitening. `rewards` [B] -> [B, T].
     """
@@ -188,7 +190,7 @@ class AdvantageInputs:
 
     @property
     def episode_rewards(self) -> Tensor:
-        """[B], the sum of each row's token rewards, KL penalty included; its reward if it has no action token."""
+        """[B], sums of token rewards, KL penalty included; a row without action tokens has its reward."""
         totals = masked_sum(self.token_rewards, self.action_mask, dim=1)
         return torch.where(as_bool(self.action_mask).any(1), totals, self.rewards.to(totals.dtype))
 

@@ -2,7 +2,8 @@
 
 Every mode is a sum over rows divided by global sizes, so adding up micro-batches and ranks gives exactly the
 loss (and the gradient) of the whole mini-batch, however it was split. In every mode the mask multiplies the
-loss. """
+loss.
+"""
 
 from __future__ import annotations
 
@@ -88,5 +89,6 @@ def aggregate_whole(
     row_weights: Tensor | None = None,
 ) -> Tensor:
     """`aggregate` for a batch that is all here: the denominators come from its own mask."""
+    require_shape("mask", mask, tuple(loss.shape), "the shape of loss")
     sizes = denominators_of(mask, row_weights)
     return aggregate(loss, mask, sizes, mode=mode, norm_length=norm_length, row_weights=row_weights)

@@ -9,7 +9,8 @@ what lies outside [low, high]. The log-ratio is taken at one of four levels:
     sequence   sum over the row's action tokens
 
 Everything is constant in the loss (detached). A filter returns the tokens to keep: they make the loss mask,
-and so the denominators as well, not just the numerator. """
+and so the denominators as well, not just the numerator.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +83,8 @@ def keep_by_difference(
     """Tokens whose unit has low <= pi_train - pi_infer <= high; bool [B, T], a subset of `mask`.
 
     Levels other than `token` compare the unit's mean difference (a product of probabilities has no
-    difference). """
+    difference).
+    """
     _check_bounds(low, high)
     inside = as_bool(mask)
     difference = (

@@ -1,7 +1,8 @@
 """Step-level credit for multi-turn episodes: GiGPO (arXiv:2505.10978) and step-level REINFORCE.
 
 B rows (trajectories), N turns, T tokens. A turn is one response of the policy; its state is what it was
-shown. """
+shown.
+"""
 
 from __future__ import annotations
 

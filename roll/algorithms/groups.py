@@ -1,7 +1,8 @@
 """Statistics of the rows that share a prompt (or a state, or a tag).
 
 A group is given by an int64 index per row. All sums run over sorted values in float64, so a group's
-statistics are bit-identical in whatever order, and from whichever engine, its members arrived. """
+statistics are bit-identical in whatever order, and from whichever engine, its members arrived.
+"""
 
 from __future__ import annotations
 

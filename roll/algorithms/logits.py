@@ -2,7 +2,8 @@
 
 A vocabulary of 150,000 makes a float32 copy of the logits the largest tensor of the step. Here the upcast,
 the softmax and their gradients exist for one slice only: the forward keeps the logits as they are and one
-number per token, the backward makes the one gradient that can't be avoided, in the logits' own dtype. """
+number per token, the backward makes the one gradient that can't be avoided, in the logits' own dtype.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 With rho = exp(logp - old_logp), A the advantage and sg a stop-gradient. Every loss returns [B, T], zero
 outside the mask, and metrics that add up over micro-batches and ranks. To add a loss, write a function
 `(PolicyLossInputs, *, options...) -> PolicyLoss` under `@register_policy_loss("name")`; its keyword options
-are its hyper-parameters. """
+are its hyper-parameters.
+"""
 
 from __future__ import annotations
 
@@ -105,9 +106,10 @@ def gspo(inputs: PolicyLossInputs, *, clip_low: float = 3e-4, clip_high: float =
 
     s = exp(mean log-ratio of the response).
     The sequence ratio decides clipping and scale, each token's gradient is weighed by its own advantage; the
-    paper aggregates with `seq-mean-token-mean` and clips by about 3e-4 / 4e-4, for s stays close to 1. """
+    paper aggregates with `seq-mean-token-mean` and clips by about 3e-4 / 4e-4, for s stays close to 1.
+    """
     sequence = at_level(inputs.log_ratio.detach(), inputs.mask, "geometric")
-    ratio = bounded_exp(sequence + inputs.logprobs - inputs.logprobs.detach())
+    ratio = bounded_exp(sequence + (inputs.logprobs - inputs.logprobs.detach()))
     return _clipped(inputs, ratio, clip_low, clip_high, dual_clip=None)
 
 
@@ -122,7 +124,8 @@ def decoupled_ppo(
     """PPO around the proximal policy, weighted by pi_prox / pi_behave (arXiv:2505.24298).
 
     `old_logprobs` are the proximal policy's, `rollout_logprobs` the behaviour policy's; `behave_cap`
-    truncates the weight. """
+    truncates the weight.
+    """
     if inputs.rollout_logprobs is None:
         raise ValueError(
             "policy loss 'decoupled_ppo' needs rollout_logprobs (of the policy that sampled), got none"
@@ -162,7 +165,8 @@ def topr(
     """Tapered off-policy REINFORCE (arXiv:2503.14286): -w sg(taper) A logp.
 
     The taper is 1 for A >= 0, and for A < 0 the ratio of the whole trajectory, prod_t rho_t, clamped to [0,
-    1]. With `level: token` it is each token's own ratio, a different algorithm of the same shape. """
+    1]. With `level: token` it is each token's own ratio, a different algorithm of the same shape.
+    """
     ratio = bounded_exp(at_level(inputs.log_ratio, inputs.mask, level))
     negative = inputs.advantages < 0
     taper = torch.where(
@@ -182,7 +186,8 @@ def kimi15(
     """Kimi k1.5's mirror descent: -A logp + tau / 2 (log-ratio)^2 (arXiv:2501.12599, equation 3).
 
     The paper's log-ratio is the whole response's; its square is spread evenly over the response's n tokens,
-    so `seq-mean-token-sum` gives the paper's loss. With `level: token` each token has its own square. """
+    so `seq-mean-token-sum` gives the paper's loss. With `level: token` each token has its own square.
+    """
     log_ratio = at_level(inputs.log_ratio, inputs.mask, level)
     penalty = tau / 2 * log_ratio.square()
     if level == "sequence":

@@ -1,7 +1,8 @@
 """Masked arithmetic in which nothing under the mask can leak, not even NaN or infinity.
 
 A product with a 0/1 mask keeps `nan * 0`, and `where` after a non-linear function keeps its NaN gradient. So
-every function here selects with `torch.where` *before* it computes. """
+every function here selects with `torch.where` *before* it computes.
+"""
 
 from __future__ import annotations
 

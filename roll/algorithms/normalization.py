@@ -1,7 +1,8 @@
 """Normalisation of rewards and advantages: mean and std each over batch, group or a running estimate.
 
 Penalties and shaping come before normalisation. A std of 0 (a group of one, or without spread) never divides:
-such values are centred only, so they stay bounded. """
+such values are centred only, so they stay bounded.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ class RunningMoments:
 def norm_sources(
     reward_norm: Source | None, *, reward_shift: bool, reward_scale: bool
 ) -> tuple[Source | None, Source | None]:
-    """(source of the mean, source of the std): `reward_shift` is the mean only, `reward_scale` the std only."""
+    """(source of the mean, of the std): `reward_shift` is the mean only, `reward_scale` the std only."""
     if reward_norm is None:
         return None, None
     only_one = reward_shift != reward_scale

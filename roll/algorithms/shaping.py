@@ -1,7 +1,8 @@
 """Parts of the reward other than correctness, and weights and masks of samples.
 
 Each function gives one named part, [B], to be added to the reward and logged on its own, before
-normalisation. """
+normalisation.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +133,8 @@ def pf_ppo_weights(scores: Tensor, *, method: PFMethod, power: float = 2.0) -> T
     """Sampling weights of PF-PPO (arXiv:2409.06957), scaled to mean 1; [B].
 
     `pow` |score|^power; `max_min` 1 for the best and the worst scores, else 0; `max_random` 0.4 for the best,
-    else 0.1. Where all weights are 0 there is nothing to prefer: all become 1. """
+    else 0.1. Where all weights are 0 there is nothing to prefer: all become 1.
+    """
     if method not in get_args(PFMethod):
         raise ValueError(f"unknown pf_ppo method {method!r}; expected one of {', '.join(get_args(PFMethod))}")
     scores = at_least_float32(scores)

@@ -1,0 +1,412 @@
+"""Advantage estimators against numbers worked by hand, loops in float64, and properties."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from algorithms_reference import SEEDS, draw, draw_index, draw_mask, poison, reference_gae, reference_grouped
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from roll.algorithms.advantages import (
+    ADVANTAGES,
+    AdvantageInputs,
+    compute_advantages,
+    dr_grpo,
+    gae,
+    gpg,
+    grpo,
+    opo,
+    register_advantage,
+    reinforce_plus_plus,
+    reinforce_plus_plus_baseline,
+    reinforce_return,
+    remax,
+    rloo,
+    to_tokens,
+)
+from roll.algorithms.gigpo import StepInputs
+from roll.algorithms.shaping import token_rewards
+
+QUICK = settings(max_examples=30, deadline=None, derandomize=True)
+
+
+def make_inputs(seed=0, rows=6, width=5, groups=2, dtype=torch.float32, **changes):
+    mask = draw_mask(seed, rows, width)
+    mask[:, 0] = True
+    rewards = draw(seed, rows, dtype=dtype)
+    turns = torch.arange(width).expand(rows, width)
+    given_inputs = {
+        "rewards": rewards,
+        "token_rewards": token_rewards(rewards, mask),
+        "action_mask": mask,
+        "group_index": draw_index(seed, rows, groups),
+        "gamma": 0.9,
+        "lam": 0.8,
+        "values": draw(seed + 5, rows, width, dtype=dtype),
+        "greedy_rewards": draw(seed + 6, rows, dtype=dtype),
+        "steps": StepInputs(
+            turn_index=turns,
+            turn_rewards=draw(seed + 7, rows, width, dtype=dtype),
+            state_index=draw_index(seed + 8, rows * width, 3).reshape(rows, width),
+        ),
+    }
+    return AdvantageInputs(**{**given_inputs, **changes})
+
+
+# ---- GAE and reward-to-go ------------------------------------------------------------------------------
+
+
+def test_gae_matches_hand_computed_values():
+    # gamma = 1, lam = 0.5, reward 1 on the last token, terminal after it:
+    #   A2 = 1 - 0.2                 = 0.8
+    #   A1 = (0.2 - 0.4) + 0.5 * 0.8 = 0.2
+    #   A0 = (0.4 - 0.5) + 0.5 * 0.2 = 0.0
+    rewards, values = torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[0.5, 0.4, 0.2]])
+    advantages, returns = gae(rewards, values, torch.ones(1, 3, dtype=torch.bool), gamma=1.0, lam=0.5)
+    assert_close(advantages, torch.tensor([[0.0, 0.2, 0.8]]))
+    assert_close(returns, torch.tensor([[0.5, 0.6, 1.0]]))
+
+
+def test_gae_with_a_discount_matches_hand_computed_values():
+    # gamma = 0.9, lam = 1: A0 = r0 + 0.9 r1 - V0 = 1 + 1.8 - 0.5 = 2.3, A1 = 2 - 0.25 = 1.75
+    rewards, values = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.5, 0.25]])
+    advantages, returns = gae(rewards, values, torch.ones(1, 2, dtype=torch.bool), gamma=0.9, lam=1.0)
+    assert_close(advantages, torch.tensor([[2.3, 1.75]]))
+    assert_close(returns, torch.tensor([[2.8, 2.0]]))
+
+
+@given(SEEDS, st.integers(0, 4), st.integers(0, 7), st.floats(0, 1), st.floats(0, 1))
+@QUICK
+def test_gae_equals_the_sum_of_its_definition(seed, rows, width, gamma, lam):
+    rewards, values, mask = draw(seed, rows, width), draw(seed + 9, rows, width), draw_mask(seed, rows, width)
+    expected = reference_gae(rewards, values, mask, gamma, lam)
+    for junk in (7.0, math.nan, -math.inf):
+        found = gae(poison(rewards, mask, junk), poison(values, mask, junk), mask, gamma=gamma, lam=lam)
+        assert_close(found[0], expected[0])
+        assert_close(found[1], expected[1])
+
+
+def test_gae_does_not_change_its_arguments():
+    rewards, values, mask = draw(0, 2, 3), draw(1, 2, 3), torch.tensor([[True, False, True], [False] * 3])
+    before = rewards.clone(), values.clone(), mask.clone()
+    gae(rewards, values, mask, gamma=0.9, lam=0.9)
+    for old, new in zip(before, (rewards, values, mask), strict=True):
+        assert torch.equal(old, new)
+
+
+def test_reward_to_go_matches_hand_computed_values():
+    # gamma = 0.5, the masked middle token is stepped over without a discount:
+    #   G3 = 4, G2 = 2 + 0.5 * 4 = 4, G0 = 1 + 0.5 * 4 = 3
+    mask = torch.tensor([[True, False, True, True]])
+    returns = reinforce_return(torch.tensor([[1.0, 99.0, 2.0, 4.0]]), mask, gamma=0.5)
+    assert_close(returns, torch.tensor([[3.0, 0.0, 4.0, 4.0]]))
+
+
+def test_half_precision_rewards_are_computed_in_float32():
+    mask = torch.ones(1, 300, dtype=torch.bool)
+    returns = reinforce_return(torch.full((1, 300), 1.0, dtype=torch.bfloat16), mask, gamma=1.0)
+    assert returns.dtype == torch.float32
+    assert returns[0, 0] == 300  # bfloat16 can't count beyond 256
+
+
+# ---- group-relative estimators -------------------------------------------------------------------------
+
+REWARDS = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 3.0])
+INDEX = torch.tensor([0, 0, 0, 0, 1, 2])
+
+
+def test_grpo_matches_hand_computed_values():
+    # mean 0.5, unbiased variance 4 * 0.25 / 3 = 1/3, std 0.57735: +-0.5 / 0.57735 = +-0.86602. Groups of one: 0.
+    expected = torch.tensor([0.86602, -0.86602, -0.86602, 0.86602, 0.0, 0.0])
+    assert_close(grpo(REWARDS, INDEX), expected, atol=1e-5, rtol=0)
+
+
+def test_dr_grpo_matches_hand_computed_values():
+    assert_close(dr_grpo(REWARDS, INDEX), torch.tensor([0.5, -0.5, -0.5, 0.5, 0.0, 0.0]))
+
+
+def test_rloo_matches_hand_computed_values():
+    # right: 1 - (0 + 0 + 1)/3 = 2/3; wrong: 0 - (1 + 0 + 1)/3 = -2/3
+    expected = torch.tensor([2.0, -2.0, -2.0, 2.0, 0.0, 0.0]) / 3
+    assert_close(rloo(REWARDS, INDEX), expected)
+
+
+def test_opo_matches_hand_computed_values():
+    # baseline (10*1 + 20*0 + 30*0 + 40*1) / 100 = 0.5; with lengths 10, 0, 0, 30 it is 1
+    lengths = torch.tensor([10, 20, 30, 40, 5, 5])
+    assert_close(opo(REWARDS, lengths, INDEX), torch.tensor([0.5, -0.5, -0.5, 0.5, 0.0, 0.0]))
+    lengths = torch.tensor([10, 0, 0, 30, 5, 5])
+    assert_close(opo(REWARDS, lengths, INDEX), torch.tensor([0.0, -1.0, -1.0, 0.0, 0.0, 0.0]))
+
+
+def test_opo_falls_back_to_the_mean_when_all_responses_are_empty():
+    assert_close(opo(REWARDS, torch.zeros(6, dtype=torch.int64), INDEX), dr_grpo(REWARDS, INDEX))
+
+
+def test_gpg_makes_up_for_groups_without_signal():
+    # 6 rows, 4 of them in a group with signal: alpha = 1.5
+    assert_close(gpg(REWARDS, INDEX), torch.tensor([0.75, -0.75, -0.75, 0.75, 0.0, 0.0]))
+    assert_close(gpg(torch.ones(4), torch.zeros(4, dtype=torch.int64)), torch.zeros(4))
+
+
+def test_remax_subtracts_the_greedy_reward():
+    assert_close(remax(torch.tensor([1.0, 0.0]), torch.tensor([0.25, 0.25])), torch.tensor([0.75, -0.25]))
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "rloo", "opo", "gpg"])
+@given(seed=SEEDS, rows=st.integers(0, 12), groups=st.integers(1, 5))
+@QUICK
+def test_group_estimators_equal_a_loop(kind, seed, rows, groups):
+    rewards, index = draw(seed, rows), draw_index(seed, rows, groups)
+    lengths = torch.randint(0, 9, (rows,), generator=torch.Generator().manual_seed(seed))
+    found = opo(rewards, lengths, index) if kind == "opo" else globals()[kind](rewards, index)
+    assert_close(found, reference_grouped(rewards, index, kind, lengths))
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "rloo"])
+@given(seed=SEEDS, rows=st.integers(1, 12), groups=st.integers(1, 4), shift=st.floats(-100, 100))
+@QUICK
+def test_group_estimators_sum_to_zero_and_ignore_a_constant(kind, seed, rows, groups, shift):
+    rewards, index = draw(seed, rows), draw_index(seed, rows, groups)
+    estimator = globals()[kind]
+    found = estimator(rewards, index)
+    for group in index.unique():
+        assert found[index == group].sum().abs() < 1e-9
+    assert_close(estimator(rewards + shift, index), found, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 1e8, -7.3])
+@pytest.mark.parametrize("estimator", [grpo, dr_grpo, rloo, gpg])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64])
+def test_a_group_without_spread_has_advantage_exactly_zero(value, estimator, dtype):
+    advantages = estimator(torch.full((7,), value).to(dtype), torch.zeros(7, dtype=torch.int64))
+    assert torch.equal(advantages, torch.zeros_like(advantages))
+    assert advantages.is_floating_point()
+
+
+@pytest.mark.parametrize("estimator", [grpo, dr_grpo, rloo, gpg])
+def test_no_rows_is_fine(estimator):
+    assert estimator(torch.zeros(0), torch.zeros(0, dtype=torch.int64)).shape == (0,)
+
+
+def test_a_column_of_rewards_is_refused_instead_of_broadcast():
+    with pytest.raises(ValueError, match="shape"):
+        grpo(torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64))
+
+
+# ---- REINFORCE++ ---------------------------------------------------------------------------------------
+
+
+def test_reinforce_plus_plus_matches_hand_computed_values():
+    # gamma = 1: returns 1, 1 | 3 over the action tokens; mean 5/3, unbiased variance (4/9 + 4/9 + 16/9)/2 = 4/3
+    mask = torch.tensor([[True, True], [True, False]])
+    rewards = torch.tensor([[0.0, 1.0], [3.0, 50.0]])
+    advantages, returns = reinforce_plus_plus(rewards, mask, gamma=1.0)
+    assert_close(returns, torch.tensor([[1.0, 1.0], [3.0, 0.0]]))
+    std = math.sqrt(4 / 3)
+    assert_close(advantages, torch.tensor([[-2 / 3 / std, -2 / 3 / std], [4 / 3 / std, 0.0]]))
+
+
+def test_reinforce_plus_plus_baseline_matches_hand_computed_values():
+    # centred +-0.5 on three tokens each but for lengths 2 and 1: [0.5, 0.5 | -0.5]; mean 1/6, variance 1/3
+    mask = torch.tensor([[True, True], [True, False], [True, True]])
+    advantages = reinforce_plus_plus_baseline(torch.tensor([1.0, 0.0, 9.0]), mask, torch.tensor([0, 0, 1]))
+    std = math.sqrt(1 / 3)
+    expected = torch.tensor([[1 / 3 / std, 1 / 3 / std], [-2 / 3 / std, 0.0], [0.0, 0.0]])  # a group of one: 0
+    assert_close(advantages, expected)
+
+
+# ---- the registry --------------------------------------------------------------------------------------
+
+NAMES = {
+    "gae",
+    "reinforce",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "remax",
+    "opo",
+    "gpg",
+    "gigpo",
+    "step_reinforce",
+}
+
+
+def test_every_documented_estimator_is_registered():
+    assert set(ADVANTAGES) == NAMES
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_every_estimator_gives_finite_zero_padded_tokens(name, dtype):
+    inputs = make_inputs(dtype=dtype)
+    advantages, returns, metrics = compute_advantages(name, inputs)
+    for tensor in (advantages, returns):
+        assert tensor.shape == inputs.action_mask.shape
+        assert tensor.dtype in (torch.float32, torch.float64)
+        assert torch.isfinite(tensor).all()
+        assert not tensor[~inputs.action_mask].any()
+        assert not tensor.requires_grad
+    assert metrics.result()["advantages/zero_signal_groups"] == 0.0
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+@pytest.mark.parametrize("junk", [math.nan, math.inf, -math.inf, 1e30])
+def test_junk_under_the_mask_changes_no_estimator(name, junk):
+    clean = make_inputs()
+    mask = clean.action_mask
+    dirty = make_inputs(
+        token_rewards=poison(clean.token_rewards, mask, junk),
+        values=poison(clean.values, mask, junk),
+        steps=StepInputs(
+            turn_index=torch.where(mask, clean.steps.turn_index, torch.full_like(clean.steps.turn_index, -100)),
+            turn_rewards=clean.steps.turn_rewards,
+            state_index=clean.steps.state_index,
+        ),
+    )
+    for found, expected in zip(compute_advantages(name, dirty)[:2], compute_advantages(name, clean)[:2], strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 1), (2, 0), (0, 4)])
+def test_every_estimator_takes_the_smallest_batches(name, rows, width):
+    mask = torch.ones(rows, width, dtype=torch.bool)
+    inputs = make_inputs(
+        rewards=torch.ones(rows),
+        token_rewards=token_rewards(torch.ones(rows), mask),
+        action_mask=mask,
+        group_index=torch.zeros(rows, dtype=torch.int64),
+        values=torch.zeros(rows, width),
+        greedy_rewards=torch.zeros(rows),
+        steps=StepInputs(
+            turn_index=torch.zeros(rows, width, dtype=torch.int64),
+            turn_rewards=torch.zeros(rows, 1),
+            state_index=torch.zeros(rows, 1, dtype=torch.int64),
+        ),
+    )
+    advantages, returns, _ = compute_advantages(name, inputs)
+    assert advantages.shape == returns.shape == (rows, width)
+    assert torch.isfinite(advantages).all()
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_rows_without_action_tokens_do_no_harm(name):
+    inputs = make_inputs(action_mask=torch.zeros(6, 5, dtype=torch.bool), token_rewards=torch.zeros(6, 5))
+    advantages, returns, _ = compute_advantages(name, inputs)
+    assert torch.equal(advantages, torch.zeros(6, 5))
+    assert torch.equal(returns, torch.zeros(6, 5))
+
+
+def test_an_empty_response_still_counts_in_its_groups_mean():
+    # rewards 1 (two tokens) and 0 (no token at all): mean 0.5, so the first has 0.5
+    mask = torch.tensor([[True, True], [False, False]])
+    rewards = torch.tensor([1.0, 0.0])
+    inputs = make_inputs(
+        rewards=rewards,
+        token_rewards=token_rewards(rewards, mask),
+        action_mask=mask,
+        group_index=torch.tensor([0, 0]),
+        values=None,
+        greedy_rewards=None,
+        steps=None,
+    )
+    assert_close(compute_advantages("dr_grpo", inputs)[0], torch.tensor([[0.5, 0.5], [0.0, 0.0]]))
+
+
+def test_the_kl_penalty_per_token_reaches_group_estimators():
+    # rewards 1 and 1; KL 0.5 per token over two and one tokens, coefficient 0.2: totals 0.8 and 0.9, mean 0.85
+    mask = torch.tensor([[True, True], [True, False]])
+    rewards = torch.ones(2)
+    inputs = make_inputs(
+        rewards=rewards,
+        token_rewards=token_rewards(rewards, mask, kl=torch.full((2, 2), 0.5), kl_coef=0.2),
+        action_mask=mask,
+        group_index=torch.tensor([0, 0]),
+        values=None,
+        greedy_rewards=None,
+        steps=None,
+    )
+    assert_close(compute_advantages("dr_grpo", inputs)[0], torch.tensor([[-0.05, -0.05], [0.05, 0.0]]))
+
+
+def test_metrics_count_groups_without_signal():
+    # groups: {1, 0}, {2, 2}, {5}: two of three carry no signal, one has a single member
+    rewards = torch.tensor([1.0, 0.0, 2.0, 2.0, 5.0])
+    mask = torch.ones(5, 2, dtype=torch.bool)
+    inputs = AdvantageInputs(
+        rewards=rewards,
+        token_rewards=token_rewards(rewards, mask),
+        action_mask=mask,
+        group_index=torch.tensor([4, 4, 7, 7, 1]),
+    )
+    result = compute_advantages("dr_grpo", inputs)[2].result()
+    assert result["advantages/zero_signal_groups"] == pytest.approx(2 / 3)
+    assert result["advantages/groups_of_one"] == pytest.approx(1 / 3)
+    assert result["advantages/max"] == 0.5
+    assert result["advantages/mean"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [("gae", "values"), ("remax", "greedy_rewards"), ("gigpo", "steps"), ("step_reinforce", "steps")],
+)
+def test_a_missing_input_is_named(name, missing):
+    with pytest.raises(ValueError, match=f"{name}.*{missing}"):
+        compute_advantages(name, make_inputs(**{missing: None}))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_reward_that_is_not_finite_is_refused_by_row(bad):
+    with pytest.raises(ValueError, match=r"rows \[2\]"):
+        make_inputs(rewards=torch.tensor([0.0, 1.0, bad, 0.0, 0.0, 0.0]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rewards": torch.zeros(6, 1)},
+        {"group_index": torch.zeros(5, dtype=torch.int64)},
+        {"token_rewards": torch.zeros(6, 4)},
+        {"values": torch.zeros(6)},
+    ],
+)
+def test_inputs_of_the_wrong_shape_are_refused(change):
+    with pytest.raises(ValueError, match="has shape"):
+        make_inputs(**change)
+
+
+def test_an_unknown_estimator_names_the_nearest():
+    with pytest.raises(ValueError, match="did you mean 'grpo'"):
+        compute_advantages("grpoo", make_inputs())
+
+
+def test_a_user_adds_an_estimator_with_one_registration():
+    try:
+
+        @register_advantage("half_reward")
+        def half_reward(inputs: AdvantageInputs):
+            advantages = to_tokens(inputs.rewards / 2, inputs.action_mask)
+            return advantages, advantages
+
+        inputs = make_inputs()
+        assert_close(compute_advantages("half_reward", inputs)[0][:, 0], inputs.rewards / 2)
+        with pytest.raises(ValueError, match="registered already"):
+            register_advantage("half_reward")(lambda i: (i.values, i.values))
+    finally:
+        ADVANTAGES.pop("half_reward", None)
+
+
+def test_an_estimator_that_returns_rows_instead_of_tokens_is_told_so():
+    try:
+        register_advantage("rows")(lambda i: (i.rewards, i.rewards))
+        with pytest.raises(ValueError, match="'rows' has shape"):
+            compute_advantages("rows", make_inputs())
+    finally:
+        ADVANTAGES.pop("rows", None)

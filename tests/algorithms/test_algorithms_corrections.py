@@ -1,0 +1,199 @@
+"""Train/infer mismatch: weights, filters and what is measured."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from algorithms_reference import SEEDS, draw, draw_mask, poison
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from roll.algorithms.corrections import (
+    Filter,
+    at_level,
+    correct,
+    importance_weights,
+    keep_by_difference,
+    keep_by_ratio,
+    log_ratio_of,
+    mismatch_metrics,
+)
+
+QUICK = settings(max_examples=30, deadline=None, derandomize=True)
+LEVELS = ["token", "segment", "geometric", "sequence"]
+
+# One row, two turns: log-ratios 0.2, 0.4 | 0.9 with a reply between and padding behind.
+LOG_RATIO = torch.tensor([[0.2, 0.4, 7.0, 0.9, 7.0]])
+MASK = torch.tensor([[True, True, False, True, False]])
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        ("token", [0.2, 0.4, 0.0, 0.9, 0.0]),
+        ("segment", [0.3, 0.3, 0.0, 0.9, 0.0]),
+        ("geometric", [0.5, 0.5, 0.0, 0.5, 0.0]),
+        ("sequence", [1.5, 1.5, 0.0, 1.5, 0.0]),
+    ],
+)
+def test_levels_match_hand_computed_values(level, expected):
+    assert_close(at_level(LOG_RATIO, MASK, level), torch.tensor([expected]))
+
+
+def test_weights_are_truncated_at_the_cap():
+    # e^0.2 = 1.2214, e^0.4 = 1.4918, e^0.9 = 2.4596 -> 2
+    expected = torch.tensor([[1.221403, 1.491825, 0.0, 2.0, 0.0]])
+    assert_close(importance_weights(LOG_RATIO, MASK, level="token", cap=2.0), expected)
+
+
+@pytest.mark.parametrize(
+    ("level", "kept"),
+    [
+        ("token", [True, False, False, False, False]),  # 1.22 | 1.49 | 2.46
+        ("segment", [True, True, False, False, False]),  # e^0.3 = 1.35 | 2.46
+        ("geometric", [False] * 5),  # e^0.5 = 1.65
+        ("sequence", [False] * 5),  # e^1.5 = 4.48
+    ],
+)
+def test_the_ratio_filter_keeps_what_lies_within(level, kept):
+    found = keep_by_ratio(LOG_RATIO, MASK, level=level, low=0.5, high=1.4)
+    assert found.tolist() == [kept]
+
+
+def test_a_lower_bound_of_zero_filters_nothing_from_below():
+    tiny = torch.tensor([[-400.0, -800.0]])
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    assert keep_by_ratio(tiny, mask, level="token", low=0.0, high=2.0).all()
+    assert not keep_by_ratio(tiny, mask, level="token", low=1e-9, high=2.0).any()
+
+
+def test_the_difference_filter_compares_probabilities():
+    # 0.9 - 0.5 = 0.4 and 0.5 - 0.6 = -0.1; mean 0.15
+    train, infer = torch.tensor([[0.9, 0.5]]).log(), torch.tensor([[0.5, 0.6]]).log()
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    bounds = {"low": -0.2, "high": 0.2}
+    assert keep_by_difference(train, infer, mask, level="token", **bounds).tolist() == [[False, True]]
+    assert keep_by_difference(train, infer, mask, level="sequence", **bounds).all()
+    assert keep_by_difference(train, infer, mask, level="geometric", **bounds).all()
+
+
+@given(seed=SEEDS, level=st.sampled_from(LEVELS))
+@QUICK
+def test_levels_equal_a_loop_and_never_see_what_is_masked(seed, level):
+    values, mask = draw(seed, 3, 6), draw_mask(seed, 3, 6, share=0.6)
+    expected = torch.zeros(3, 6, dtype=torch.float64)
+    for i in range(3):
+        units: list[list[int]] = []
+        for t in range(6):
+            if mask[i, t]:
+                new = not units or level == "token" or (level == "segment" and not mask[i, t - 1])
+                units.append([t]) if new else units[-1].append(t)
+        for unit in units:
+            total = sum(float(values[i, t]) for t in unit)
+            for t in unit:
+                expected[i, t] = total if level == "sequence" else total / len(unit)
+    for junk in (math.nan, math.inf):
+        assert_close(at_level(poison(values, mask, junk), mask, level), expected)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_levels_have_a_clean_gradient(level):
+    mask = torch.tensor([[True, False, True]])
+    values = torch.tensor([[0.1, math.nan, 0.3]], requires_grad=True)
+    at_level(values, mask, level).sum().backward()
+    assert torch.isfinite(values.grad).all()
+    # token, segment: 1 each; geometric: 2 tokens * 1/2; sequence: 2 tokens * 1
+    each = 2.0 if level == "sequence" else 1.0
+    assert_close(values.grad, torch.tensor([[each, 0.0, each]]))
+
+
+def test_without_options_nothing_is_changed_but_everything_measured():
+    train, infer = draw(0, 2, 3), draw(1, 2, 3)
+    mask = torch.tensor([[True, True, False], [False, False, False]])
+    found = correct(train, infer, mask)
+    assert torch.equal(found.keep, mask)
+    assert torch.equal(found.weights, mask.to(found.weights.dtype))
+    assert {"mismatch/kl", "mismatch/ratio_max", "mismatch/ratio_min"} <= set(found.metrics.result())
+
+
+def test_mismatch_is_measured_by_hand_computed_values():
+    # ratios 2 and 1: k3 = 2 - 1 - log 2 = 0.306853 and 0; mean 0.153426
+    result = mismatch_metrics(torch.tensor([[math.log(2.0), 0.0, 9.0]]), torch.tensor([[1, 1, 0]])).result()
+    assert result["mismatch/kl"] == pytest.approx(0.153426, rel=1e-5)
+    assert result["mismatch/ratio_max"] == pytest.approx(2.0)
+    assert result["mismatch/ratio_min"] == pytest.approx(1.0)
+    assert result["mismatch/abs_log_ratio"] == pytest.approx(math.log(2) / 2)
+
+
+def test_filters_combine_and_are_counted():
+    # ratios 1, 3 | 1: the ratio filter drops one of three tokens; the sequence filter then drops row 0 whole
+    train = torch.tensor([[0.0, math.log(3.0)], [0.0, 0.0]])
+    mask = torch.tensor([[True, True], [True, False]])
+    infer = torch.zeros(2, 2)
+    token = Filter(level="token", low=0.5, high=2.0)
+    found = correct(train, infer, mask, filters=(token,))
+    assert found.keep.tolist() == [[True, False], [True, False]]
+    assert found.metrics.result()["mismatch/rejected_tokens"] == pytest.approx(1 / 3)
+    found = correct(train, infer, mask, filters=(token, Filter(level="sequence", low=0.5, high=2.0)))
+    assert found.keep.tolist() == [[False, False], [True, False]]
+    assert found.metrics.result()["mismatch/rejected_rows"] == 0.5
+
+
+def test_a_difference_filter_works_through_correct():
+    train, infer = torch.tensor([[0.9, 0.5]]).log(), torch.tensor([[0.5, 0.6]]).log()
+    rule = Filter(level="token", low=-0.2, high=0.2, on="difference")
+    assert correct(train, infer, torch.ones(1, 2), filters=(rule,)).keep.tolist() == [[False, True]]
+
+
+def test_weights_and_their_truncation_are_measured():
+    found = correct(LOG_RATIO, torch.zeros(1, 5), MASK, weight_level="token", weight_cap=2.0)
+    result = found.metrics.result()
+    assert result["mismatch/weight"] == pytest.approx((1.221403 + 1.491825 + 2.0) / 3, rel=1e-5)
+    assert result["mismatch/weight_capped"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("junk", [math.nan, math.inf, -math.inf])
+def test_junk_under_the_mask_changes_no_weight_and_no_filter(level, junk):
+    train, infer, mask = draw(0, 3, 4), draw(1, 3, 4), draw_mask(5, 3, 4)
+    rules = (Filter(level, 0.3, 3.0), Filter(level, -0.9, 0.9, on="difference"))
+    clean = correct(train, infer, mask, weight_level=level, filters=rules)
+    dirty = correct(poison(train, mask, junk), poison(infer, mask, junk), mask, weight_level=level, filters=rules)
+    assert torch.equal(clean.weights, dirty.weights)
+    assert torch.equal(clean.keep, dirty.keep)
+    assert clean.metrics.result() == dirty.metrics.result()
+
+
+def test_everything_is_constant_in_the_loss():
+    train = torch.zeros(1, 2, requires_grad=True)
+    found = correct(train, torch.zeros(1, 2), torch.ones(1, 2), weight_level="sequence")
+    assert not found.weights.requires_grad
+
+
+def test_an_extreme_mismatch_stays_finite():
+    found = correct(torch.full((1, 9), -1e4), torch.zeros(1, 9), torch.ones(1, 9), weight_level="sequence")
+    assert torch.isfinite(found.weights).all()
+    assert all(math.isfinite(x) for x in found.metrics.result().values())
+
+
+def test_an_empty_mask_is_fine():
+    found = correct(torch.zeros(2, 0), torch.zeros(2, 0), torch.zeros(2, 0), weight_level="segment")
+    assert found.weights.shape == (2, 0)
+    assert found.metrics.result() == {}
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: at_level(LOG_RATIO, MASK, "row"), "unknown ratio level"),
+        (lambda: importance_weights(LOG_RATIO, MASK, level="token", cap=0.0), "cap"),
+        (lambda: keep_by_ratio(LOG_RATIO, MASK, level="token", low=2.0, high=1.0), "low < high"),
+        (lambda: log_ratio_of(LOG_RATIO, LOG_RATIO[:, :2], MASK), "infer_logprobs has shape"),
+    ],
+)
+def test_bad_arguments_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
