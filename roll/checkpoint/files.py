@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -62,7 +63,10 @@ def load_tensors(path: Path) -> Any:
     """What `save_tensors` wrote, on the CPU; refuses files that hold more than tensors and plain values."""
     import torch
 
-    return torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
+        raise CheckpointError(f"{path} can't be read as tensors: {error}") from error
 
 
 def files_below(folder: Path) -> list[str]:

@@ -65,7 +65,9 @@ def read_manifest(path: Path) -> Checkpoint:
         checkpoint = Checkpoint(
             path, int(content["step"]), int(content["serial"]), dict(content["meta"]), files
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except CheckpointError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise CheckpointError(f"{path / MANIFEST} isn't a checkpoint's manifest ({error!r})") from error
     for name, record in files.items():
         _check_size(path / name, record)
