@@ -1,0 +1,207 @@
+"""`hf_infer`: exact log-probs, draws that depend on the request alone, aborts, weight updates."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from roll.configs.base import ModelArgs
+from roll.strategies.base import Request, SamplingParams
+from roll.strategies.hf.model import context_length, eos_token_ids, load_causal_lm, load_tokenizer, named_tensors
+from roll.strategies.hf_infer import HfInfer
+from roll.utils.seeding import stable_hash
+
+
+def make_engine(path, **options):
+    args = ModelArgs(model_name_or_path=str(path))
+    tokenizer, model = load_tokenizer(args), load_causal_lm(args, torch.float32)
+    options.setdefault("max_context", context_length(model))
+    engine = HfInfer(
+        model,
+        eos_token_ids=eos_token_ids(model, tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        decode=tokenizer.decode,
+        **options,
+    )
+    return engine, model, tokenizer
+
+
+def request(name, prompt, *, order=0, seed=None, **params):
+    params.setdefault("max_new_tokens", 6)
+    return Request(
+        id=name,
+        prompt_ids=tuple(prompt),
+        params=SamplingParams(**params),
+        seed=stable_hash(name if seed is None else seed, bits=128),
+        order=(order,),
+    )
+
+
+def run(engine, requests, budget=3):
+    engine.submit(requests)
+    done = {}
+    for _ in range(1000):
+        done.update({c.id: c for c in engine.poll(budget)})
+        if len(done) == len(requests):
+            return done
+    raise AssertionError(f"only {sorted(done)} finished")
+
+
+def reference_logprobs(model, req, completion):
+    ids = torch.tensor([[*req.prompt_ids, *completion.token_ids]])
+    with torch.no_grad():
+        logits = model(ids).logits[0].float() / (req.params.temperature or 1.0)
+    table, start = logits.log_softmax(-1), len(req.prompt_ids)
+    return torch.tensor([table[start + i - 1, token].item() for i, token in enumerate(completion.token_ids)])
+
+
+def mixed_requests():
+    return [
+        request(
+            f"r{i}",
+            range(7, 10 + 3 * (i % 4)),
+            order=i,
+            max_new_tokens=4 + i % 5,
+            temperature=(1.0, 0.7, 0.0)[i % 3],
+            ignore_eos=True,
+        )
+        for i in range(11)
+    ]
+
+
+def test_sampling_logprobs_equal_a_full_forward_for_ragged_prompts_and_refilled_slots(tiny_family):
+    engine, model, _ = make_engine(tiny_family, max_running_requests=4)
+    requests = mixed_requests()
+    done = run(engine, requests)
+    for req in requests:
+        completion = done[req.id]
+        assert len(completion.token_ids) == req.params.max_new_tokens
+        expected = reference_logprobs(model, req, completion)
+        torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-5, rtol=0)
+
+
+def test_a_draw_depends_on_the_request_and_not_on_its_company(tiny_model):
+    engine, *_ = make_engine(tiny_model, max_running_requests=4)
+    together = run(engine, mixed_requests())
+    for req in mixed_requests():
+        alone = run(engine, [req])
+        assert alone[req.id].token_ids == together[req.id].token_ids
+
+
+def test_the_same_plan_gives_the_same_bits_in_whatever_order_it_is_submitted(tiny_model):
+    engine, *_ = make_engine(tiny_model, max_running_requests=4)
+    assert run(engine, mixed_requests()) == run(engine, mixed_requests()[::-1])
+
+
+def test_sampled_frequencies_follow_the_models_distribution(tiny_model):
+    engine, model, _ = make_engine(tiny_model, max_running_requests=500)
+    requests = [request(f"r{i}", [9, 8], max_new_tokens=1, temperature=0.1, ignore_eos=True) for i in range(1000)]
+    drawn = torch.tensor([c.token_ids[0] for c in run(engine, requests).values()])
+    with torch.no_grad():
+        probs = (model(torch.tensor([[9, 8]])).logits[0, -1].float() / 0.1).softmax(-1)
+    counts = torch.bincount(drawn, minlength=len(probs)) / 1000
+    # Standard error of a frequency is at most sqrt(0.25 / 1000) = 0.016.
+    assert (counts - probs).abs().max() < 0.06
+
+
+def test_top_k_and_top_p_draw_only_from_the_kept_tokens_but_report_full_vocabulary_logprobs(tiny_model):
+    engine, model, _ = make_engine(tiny_model)
+    with torch.no_grad():
+        probs = model(torch.tensor([[9, 8]])).logits[0, -1].float().softmax(-1)
+    ordered = probs.sort(descending=True)
+    nucleus = set(ordered.indices[: int((ordered.values.cumsum(0) < 0.3).sum()) + 1].tolist())
+    for options, allowed in (({"top_k": 3}, set(ordered.indices[:3].tolist())), ({"top_p": 0.3}, nucleus)):
+        requests = [request(f"{options}{i}", [9, 8], max_new_tokens=1, **options) for i in range(60)]
+        for completion in run(engine, requests, budget=200).values():
+            token = completion.token_ids[0]
+            assert token in allowed
+            assert completion.logprobs[0] == pytest.approx(float(probs[token].log()), abs=1e-5)
+
+
+def test_responses_end_at_eos_stop_tokens_stop_strings_and_the_context(tiny_model):
+    engine, _, tokenizer = make_engine(tiny_model, max_context=12)
+    free = run(engine, [request("free", [9, 8], max_new_tokens=50, ignore_eos=True)])["free"]
+    assert free.finish_reason == "length"
+    assert len(free.token_ids) == 10  # 12 positions, 2 of them prompt
+    same = {"seed": "free", "max_new_tokens": 50, "ignore_eos": True}
+    third = free.token_ids[2]
+    stopped = run(engine, [request("token", [9, 8], stop_token_ids=(third,), **same)])["token"]
+    assert stopped.finish_reason == "stop"
+    assert stopped.token_ids == free.token_ids[: free.token_ids.index(third) + 1]
+    text = tokenizer.decode(free.token_ids[1:4])
+    stopped = run(engine, [request("string", [9, 8], stop_strings=(text,), **same)])["string"]
+    assert stopped.finish_reason == "stop"
+    assert text in tokenizer.decode(stopped.token_ids)
+    assert text not in tokenizer.decode(stopped.token_ids[:-1])
+
+
+def test_repetition_penalty_makes_seen_tokens_rarer(tiny_model):
+    engine, *_ = make_engine(tiny_model)
+    options = {"max_new_tokens": 30, "ignore_eos": True, "temperature": 0.0}
+    plain = run(engine, [request("plain", [9, 8], **options)])["plain"]
+    spread = run(engine, [request("spread", [9, 8], repetition_penalty=5.0, **options)])["spread"]
+    assert len(set(spread.token_ids)) > len(set(plain.token_ids))
+
+
+def test_abort_returns_what_was_sampled_and_leaves_the_others_as_they_were(tiny_model):
+    engine, *_ = make_engine(tiny_model, max_running_requests=4)
+    expected = run(engine, [request("stays", [9, 8], max_new_tokens=8, ignore_eos=True)])["stays"]
+    pair = [
+        request("stays", [9, 8], max_new_tokens=8, ignore_eos=True),
+        request("goes", [9, 8, 7], max_new_tokens=8, ignore_eos=True),
+    ]
+    engine.submit(pair)
+    assert engine.poll(3) == []
+    (gone,) = engine.abort(["goes", "never heard of"])
+    assert (gone.id, gone.finish_reason, len(gone.token_ids)) == ("goes", "abort", 3)
+    (stayed,) = engine.poll(100)
+    assert stayed.token_ids == expected.token_ids
+
+
+def test_a_weight_update_reaches_running_requests_and_each_token_names_its_version(tiny_family):
+    engine, model, _ = make_engine(tiny_family)
+    engine.submit([request("r", [9, 8], max_new_tokens=6, ignore_eos=True)])
+    engine.poll(2)
+    weights = {name: tensor.detach() * 1.5 for name, tensor in named_tensors(model)}
+    engine.update_weights(7, weights.items())
+    (completion,) = engine.poll(100)
+    assert completion.versions == (0, 0, 7, 7, 7, 7)
+    req = request("r", [9, 8])
+    under_new = reference_logprobs(model, req, completion)
+    torch.testing.assert_close(torch.tensor(completion.logprobs[2:]), under_new[2:], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: {k: v for k, v in w.items() if "norm" not in k}, "untouched"),
+        (lambda w: {**w, "extra": torch.zeros(1)}, "'extra'"),
+        (lambda w: {k: v[:1] for k, v in w.items()}, "has shape"),
+    ],
+)
+def test_an_incomplete_or_foreign_weight_update_is_refused(tiny_model, change, message):
+    engine, model, _ = make_engine(tiny_model)
+    weights = change({name: tensor.detach().clone() for name, tensor in named_tensors(model)})
+    with pytest.raises(ValueError, match=message):
+        engine.update_weights(1, weights.items())
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (request("r", []), "empty prompt"),
+        (request("r", [9] * 300), "300 prompt tokens"),
+        (request("r", [9], max_new_tokens=0), "max_new_tokens"),
+    ],
+)
+def test_a_malformed_request_is_refused_before_anything_is_queued(tiny_model, bad, message):
+    engine, *_ = make_engine(tiny_model)
+    with pytest.raises(ValueError, match=message):
+        engine.submit([request("good", [9]), bad])
+    assert engine.poll(10) == []
+
+
+def test_one_id_can_run_only_once(tiny_model):
+    engine, *_ = make_engine(tiny_model)
+    with pytest.raises(ValueError, match="already running"):
+        engine.submit([request("r", [9]), request("r", [8])])
