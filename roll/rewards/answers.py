@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from roll.rewards.numbers import PLAIN_NUMBER, plain_characters, read_quantity
+from roll.rewards.quantities import PLAIN_NUMBER, plain_characters, read_quantity
 
 ThinkMode = Literal["auto", "required", "ignore"]
 

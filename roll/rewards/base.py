@@ -98,9 +98,7 @@ def _finite(value: object, what: str, function: str) -> float:
         )
     number = float(value)
     if not math.isfinite(number):
-        raise RewardOutputError(
-            f"reward function {function!r} returned {what} = {number}, expected a finite number"
-        )
+        raise RewardOutputError(f"reward function {function!r} returned {what} = {number}, expected a finite number")
     return number
 
 
@@ -110,8 +108,7 @@ def as_reward(output: object, function: str) -> Reward:
         return Reward(_finite(output, "a value", function), {})
     if not isinstance(output.parts, Mapping):
         raise RewardOutputError(
-            f"reward function {function!r} returned parts of type "
-            f"{type(output.parts).__name__}, expected a dict"
+            f"reward function {function!r} returned parts of type {type(output.parts).__name__}, expected a dict"
         )
     bad = [name for name in output.parts if not isinstance(name, str)]
     if bad:

@@ -8,13 +8,11 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from roll.rewards.base import Reward, ground_truth
-from roll.rewards.numbers import MAX_DIGITS, PLAIN_NUMBER, plain_characters
+from roll.rewards.quantities import MAX_DIGITS, PLAIN_NUMBER, plain_characters
 from roll.types.episode import Task
 
 _NUMBER = re.compile(rf"(?:(?<![\w)])-\s?)?[$€£]?(?P<digits>{PLAIN_NUMBER})")
-_MARKED = re.compile(
-    rf"\s*\**(?P<sign>-?)\s*[$€£]?(?P<sign2>-?)(?P<digits>{PLAIN_NUMBER})(?P<rest>[^\d\n]*)(?:\n|$)"
-)
+_MARKED = re.compile(rf"\s*\**(?P<sign>-?)\s*[$€£]?(?P<sign2>-?)(?P<digits>{PLAIN_NUMBER})(?P<rest>[^\d\n]*)(?:\n|$)")
 _OPERATOR = re.compile(r"[-+*/^=<>\\]")
 _TAIL_CHARS = 4000
 

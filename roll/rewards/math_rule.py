@@ -15,7 +15,7 @@ from typing import Any
 
 from roll.rewards.answers import MAX_ANSWER_CHARS, ThinkMode, find_answer
 from roll.rewards.base import Reward, ground_truth
-from roll.rewards.numbers import plain_characters, read_quantity, same_quantity
+from roll.rewards.quantities import plain_characters, read_quantity, same_quantity
 from roll.types.episode import Task
 
 _MAX_DEPTH = 30
@@ -57,17 +57,14 @@ def math_rule(
         stated = normalise(answer.text)
         answered = float(stated == gold or is_readable(stated))
         correct = float(answered and same_answer(stated, gold))
-    return Reward(
-        correct + format_weight * formatted, {"correct": correct, "answered": answered, "format": formatted}
-    )
+    return Reward(correct + format_weight * formatted, {"correct": correct, "answered": answered, "format": formatted})
 
 
 def read_gold(truth: Any, task_id: str) -> str:
     """The ground truth as a normalised string; raises `ValueError` for one that no answer could match."""
     if isinstance(truth, bool) or not isinstance(truth, (str, int, float)):
         raise ValueError(
-            f"task {task_id!r}: ground truth {truth!r} is a {type(truth).__name__}, "
-            "expected a string or a number"
+            f"task {task_id!r}: ground truth {truth!r} is a {type(truth).__name__}, expected a string or a number"
         )
     if isinstance(truth, float):
         if not math.isfinite(truth):

@@ -101,8 +101,7 @@ class RewardPool:
         """
         if request.domain not in self._specs:
             raise ValueError(
-                f"no reward for domain {request.domain!r} (request {request.id!r}); "
-                f"known: {sorted(self._specs)}"
+                f"no reward for domain {request.domain!r} (request {request.id!r}); known: {sorted(self._specs)}"
             )
         if self._closed:
             raise RuntimeError("the reward pool is closed")
@@ -147,8 +146,7 @@ class RewardPool:
                 before, answered = answered, sum(self.counters().values())
                 if before == answered:
                     raise TimeoutError(
-                        f"the reward pool answered nobody for {stall_s:g} s; "
-                        f"waiting for request {request.id!r}"
+                        f"the reward pool answered nobody for {stall_s:g} s; waiting for request {request.id!r}"
                     ) from None
 
     # --- in the threads ---------------------------------------------------------------

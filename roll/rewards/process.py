@@ -57,9 +57,7 @@ class RewardProcess:
             )
         finally:
             theirs.close()
-        with contextlib.suppress(
-            BrokenPipeError, ConnectionResetError
-        ):  # an early death is reported by wait_ready
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # an early death is reported by wait_ready
             self._connection.send_bytes(pickle.dumps(dict(specs)))
 
     def wait_ready(self, timeout_s: float) -> None:
@@ -112,19 +110,13 @@ class RewardProcess:
                 raise self._died(doing)
             if left <= 0:
                 self.kill()
-                raise CallTimeout(
-                    f"no answer in {timeout_s:g} s while {doing}; the reward process was killed"
-                )
+                raise CallTimeout(f"no answer in {timeout_s:g} s while {doing}; the reward process was killed")
 
     def _died(self, doing: str) -> ProcessDied:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1.0)
         code = self._process.returncode
-        how = (
-            f"signal {-code} ({signal.Signals(-code).name})"
-            if code is not None and code < 0
-            else f"exit code {code}"
-        )
+        how = f"signal {-code} ({signal.Signals(-code).name})" if code is not None and code < 0 else f"exit code {code}"
         self._stderr.seek(0)
         said = self._stderr.read()[-1000:].decode(errors="replace").strip()
         self.kill()

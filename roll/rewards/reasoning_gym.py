@@ -63,9 +63,7 @@ def extract_answer(response: str, extract: Extract) -> str | None:
     elif extract == "whole":
         answer = response
     else:
-        raise ValueError(
-            f"reasoning_gym: extract must be first_line, after_answer, tags or whole, got {extract!r}"
-        )
+        raise ValueError(f"reasoning_gym: extract must be first_line, after_answer, tags or whole, got {extract!r}")
     answer = answer.strip()
     return answer if answer and len(answer) <= _MAX_ANSWER_CHARS else None
 

@@ -66,15 +66,11 @@ def _from_name(name: str) -> RewardFn:
 def _from_file(path: str, name: str) -> RewardFn:
     file = Path(path).expanduser()
     if not file.is_file():
-        raise RewardLoadError(
-            f"reward {name!r}: there is no file {str(file)!r} (looked from {str(Path.cwd())!r})"
-        )
+        raise RewardLoadError(f"reward {name!r}: there is no file {str(file)!r} (looked from {str(Path.cwd())!r})")
     module_name = f"custom_reward_{stable_hash(str(file.resolve())):016x}"
     module_spec = importlib.util.spec_from_file_location(module_name, file)
     if module_spec is None or module_spec.loader is None:
-        raise RewardLoadError(
-            f"reward {name!r}: {str(file)!r} is not a Python file; expected a name ending in .py"
-        )
+        raise RewardLoadError(f"reward {name!r}: {str(file)!r} is not a Python file; expected a name ending in .py")
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[module_name] = module  # dataclasses and pickle look their module up here
     try:

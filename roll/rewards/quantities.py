@@ -143,9 +143,9 @@ def _is_unit(text: str) -> bool:
     if match is None:
         return False
     words = re.findall(r"[A-Za-z]+", (match["words"] or "").lower())
-    return all(
-        word in _SHORT_UNITS or (len(word) > 2 and word not in _MATHS_WORDS) for word in words[:1]
-    ) and not (_MATHS_WORDS & set(words))
+    return all(word in _SHORT_UNITS or (len(word) > 2 and word not in _MATHS_WORDS) for word in words[:1]) and not (
+        _MATHS_WORDS & set(words)
+    )
 
 
 def read_quantity(text: str) -> Quantity | None:
@@ -166,9 +166,7 @@ def read_quantity(text: str) -> Quantity | None:
         return None
     value = Fraction(match["whole"] or 0) + _fraction(parts[0]) / _fraction(parts[1])
     negative = (match["sign"] == "-") != (match["sign2"] == "-")
-    return Quantity(
-        -value if negative else value, match["percent"] is not None, any("." in part for part in parts)
-    )
+    return Quantity(-value if negative else value, match["percent"] is not None, any("." in part for part in parts))
 
 
 def same_quantity(a: Quantity, b: Quantity) -> bool:

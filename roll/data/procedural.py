@@ -1,0 +1,162 @@
+"""Tasks from the generators of reasoning-gym, with few-shot examples and a held-out set that doesn't
+overlap.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from roll.data.readers import DataError
+from roll.types.episode import Task
+from roll.utils.seeding import stable_hash
+
+PAYLOAD_KEY = "reasoning_gym"
+"""Where the reward `reasoning_gym` finds the generator's entry in a task's payload."""
+_SLOT = re.compile(r"\{(\w+)\}")
+_DRAWS_PER_TASK = 20
+_MIN_DRAWS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProceduralSpec:
+    """One set of generated tasks."""
+
+    dataset: str
+    """Name in reasoning-gym, e.g. `chain_sum`."""
+    size: int
+    """Number of tasks, all with different questions."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the generator's configuration, without `seed` and `size`."""
+    split: str = "train"
+    """Part of the random key: another split, other tasks."""
+    tag: str = ""
+    """Default: the name of the dataset."""
+    domain: str = ""
+    few_shot: int = 0
+    """Solved examples before the question; the same ones in every prompt of every split."""
+    example_template: str = "{question}\n{answer}\n\n"
+    """One example: `{question}`, `{answer}` and plain fields of the metadata, e.g. `{expression}`, are filled in."""
+    question_template: str = "{question}\n"
+    """The question to answer, with the same names; `{answer}` is refused."""
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"procedural {self.dataset!r}: size must be >= 1, got {self.size}")
+        if self.few_shot < 0:
+            raise ValueError(f"procedural {self.dataset!r}: few_shot must be >= 0, got {self.few_shot}")
+        clash = {"seed", "size"} & set(self.config)
+        if clash:
+            raise ValueError(
+                f"procedural {self.dataset!r}: config must not set {sorted(clash)}: the run's seed and `size` do"
+            )
+        if "{answer}" not in self.example_template:
+            raise ValueError(
+                f"procedural {self.dataset!r}: example_template {self.example_template!r} lacks {{answer}}"
+            )
+        if "{answer}" in self.question_template or not _SLOT.search(self.question_template):
+            raise ValueError(
+                f"procedural {self.dataset!r}: question_template {self.question_template!r} must hold the question "
+                "({question}, or a field of the metadata) and not the answer"
+            )
+
+
+def procedural_tasks(spec: ProceduralSpec, *, seed: int, exclude: Collection[str] = ()) -> list[Task]:
+    """`spec.size` tasks with different questions, none of them in `exclude` (see `questions_of`) or among the
+    examples.
+
+    The payload holds `prompt`, `messages` (None), `question`, `ground_truth` and, for the reward
+    `reasoning_gym`, the generator's entry. The generator's seed is a hash of (seed, dataset, split), because
+    neighbouring seeds of reasoning-gym generate the same tasks shifted by one.
+
+    Raises `DataError` for an unknown dataset, a configuration it refuses, a generator that rejects its own
+    answers, and when it has too few different questions.
+    """
+    examples = _examples(spec, seed)
+    prefix = "".join(_fill(spec.example_template, entry, spec.dataset) for entry in examples)
+    taken = set(exclude) | {entry["question"] for entry in examples}
+    tag = spec.tag or spec.dataset
+    tasks: list[Task] = []
+    limit = max(spec.size * _DRAWS_PER_TASK, _MIN_DRAWS)
+    for entry in _entries(spec, seed, spec.split, limit):
+        if entry["question"] in taken:
+            continue
+        taken.add(entry["question"])
+        task_id = f"{tag}:{spec.split}:{len(tasks) + 1}"
+        payload = {
+            "prompt": prefix + _fill(spec.question_template, entry, spec.dataset),
+            "messages": None,
+            "question": entry["question"],
+            "ground_truth": entry["answer"],
+            PAYLOAD_KEY: {"dataset": spec.dataset, "config": dict(spec.config), "entry": entry},
+        }
+        tasks.append(
+            Task(
+                id=task_id,
+                source=spec.dataset,
+                payload=payload,
+                seed=stable_hash(seed, "task", task_id),
+                tag=tag,
+                domain=spec.domain,
+            )
+        )
+        if len(tasks) == spec.size:
+            return tasks
+    raise DataError(
+        f"procedural {spec.dataset!r} ({spec.split}): only {len(tasks)} new questions in {limit} draws, {spec.size} "
+        f"are needed ({len(exclude)} are excluded because another split has them); lower a size or widen config"
+    )
+
+
+def questions_of(tasks: Sequence[Task]) -> set[str]:
+    """The questions of procedural tasks, to exclude from another split."""
+    return {task.payload["question"] for task in tasks}
+
+
+def _fill(template: str, entry: Mapping[str, Any], dataset: str) -> str:
+    """Replace each `{name}` literally, in one pass: what is put in is not looked at again."""
+    values = {**entry["metadata"], "question": entry["question"], "answer": entry["answer"]}
+
+    def value(match: re.Match[str]) -> str:
+        found = values.get(match[1])
+        if not isinstance(found, (str, int, float)):
+            usable = sorted(name for name, item in values.items() if isinstance(item, (str, int, float)))
+            raise DataError(f"procedural {dataset!r}: template {template!r} asks for {match[0]}; there are {usable}")
+        return str(found)
+
+    return _SLOT.sub(value, template)
+
+
+def _examples(spec: ProceduralSpec, seed: int) -> list[dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    if not spec.few_shot:
+        return []
+    for entry in _entries(spec, seed, "few_shot", max(spec.few_shot * _DRAWS_PER_TASK, _MIN_DRAWS)):
+        if entry["answer"] is not None:
+            found.setdefault(entry["question"], entry)
+        if len(found) == spec.few_shot:
+            return list(found.values())
+    raise DataError(f"procedural {spec.dataset!r}: found only {len(found)} of {spec.few_shot} few-shot examples")
+
+
+def _entries(spec: ProceduralSpec, seed: int, split: str, count: int) -> Iterator[dict[str, Any]]:
+    import reasoning_gym
+    from reasoning_gym.factory import DATASETS
+
+    if spec.dataset not in DATASETS:
+        near = difflib.get_close_matches(spec.dataset, DATASETS, n=3)
+        raise DataError(f"reasoning-gym has no dataset {spec.dataset!r}; near: {near or sorted(DATASETS)}")
+    generator_seed = stable_hash(seed, "procedural", spec.dataset, split) % 2**31
+    try:
+        data = reasoning_gym.create_dataset(spec.dataset, **spec.config, seed=generator_seed, size=count)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise DataError(f"procedural {spec.dataset!r}: config {dict(spec.config)} is refused: {error}") from error
+    for index in range(count):
+        entry = data[index]
+        gold = entry["answer"]
+        if index == 0 and gold is not None and data.score_answer(gold, entry) < 1.0:
+            raise DataError(f"procedural {spec.dataset!r}: its verifier rejects its own answer {gold!r}")
+        yield entry

@@ -1,0 +1,146 @@
+"""Tokenised prompts of a set of tasks, within the length limit; what was left out or cut is reported."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
+
+from roll.data.readers import DataError
+from roll.data.task_ids import base_id
+from roll.data.templates import PromptEncoder
+from roll.types.episode import Task
+
+Truncation = Literal["error", "left", "right", "middle", "filter"]
+
+
+@dataclass(frozen=True, slots=True)
+class LongPrompt:
+    """A prompt over the limit."""
+
+    task_id: str
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptReport:
+    """What became of the prompts."""
+
+    total: int
+    filtered: tuple[LongPrompt, ...]
+    """Left out, with `truncation: filter`."""
+    truncated: tuple[LongPrompt, ...]
+    """Cut to the limit, with `left`, `right` or `middle`."""
+    longest: int
+    """Tokens, before anything was done."""
+    mean: float
+
+    def metrics(self) -> dict[str, float]:
+        """For the tracker."""
+        return {
+            "data/prompts": float(self.total),
+            "data/prompts_filtered": float(len(self.filtered)),
+            "data/prompts_truncated": float(len(self.truncated)),
+            "data/prompt_length_mean": self.mean,
+            "data/prompt_length_max": float(self.longest),
+        }
+
+
+class PromptSet:
+    """Tasks that can be played, and their prompt token ids."""
+
+    def __init__(self, tasks: Sequence[Task], ids: Sequence[tuple[int, ...]], report: PromptReport) -> None:
+        self.tasks = list(tasks)
+        self.report = report
+        self._ids = {task.id: row for task, row in zip(tasks, ids, strict=True)}
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def prompt_ids(self, task: Task) -> tuple[int, ...]:
+        """Prompt token ids; a repeat in a later epoch has those of the first."""
+        try:
+            return self._ids[base_id(task.id)]
+        except KeyError:
+            raise KeyError(f"task {task.id!r} is not in this prompt set of {len(self.tasks)} tasks") from None
+
+
+def encode_prompts(
+    tasks: Sequence[Task],
+    encoder: PromptEncoder,
+    *,
+    prompt_length: int,
+    truncation: Truncation = "error",
+    num_workers: int = 1,
+) -> PromptSet:
+    """Tokenise all prompts; the result doesn't depend on `num_workers` (`preprocessing_num_workers`).
+
+    A prompt of more than `prompt_length` tokens: `error` raises, `filter` leaves the task out, `left`,
+    `right` and `middle` cut at that end (a chat template's own tokens are cut like all others). Raises
+    `DataError` when no task is left.
+    """
+    if prompt_length < 1:
+        raise ValueError(f"prompt_length must be >= 1, got {prompt_length}")
+    if truncation not in ("filter", "error", *_CUT):
+        raise ValueError(f"truncation must be error, left, right, middle or filter, got {truncation!r}")
+    if not tasks:
+        raise DataError("there are no tasks to tokenise")
+    encoded = _encode_all(tasks, encoder, num_workers)
+    kept: list[Task] = []
+    kept_ids: list[tuple[int, ...]] = []
+    long: list[LongPrompt] = []
+    for task, ids in zip(tasks, encoded, strict=True):
+        if len(ids) > prompt_length:
+            long.append(LongPrompt(task.id, len(ids)))
+            if truncation in ("error", "filter"):
+                continue
+            ids = _CUT[truncation](ids, prompt_length)
+        kept.append(task)
+        kept_ids.append(ids)
+    lengths = [len(ids) for ids in encoded]
+    if long and truncation == "error":
+        raise DataError(
+            f"{len(long)} of {len(tasks)} prompts have more than prompt_length = {prompt_length} tokens, the first is "
+            f"{long[0].task_id!r} with {long[0].length}, the longest has {max(lengths)}; raise prompt_length, or set "
+            "truncation to filter, left, right or middle"
+        )
+    if not kept:
+        raise DataError(
+            f"all {len(tasks)} prompts have more than prompt_length = {prompt_length} tokens "
+            f"(the shortest has {min(lengths)}); raise prompt_length"
+        )
+    report = PromptReport(
+        total=len(tasks),
+        filtered=tuple(long) if truncation == "filter" else (),
+        truncated=() if truncation == "filter" else tuple(long),
+        longest=max(lengths),
+        mean=sum(lengths) / len(lengths),
+    )
+    return PromptSet(kept, kept_ids, report)
+
+
+def _cut_middle(ids: tuple[int, ...], limit: int) -> tuple[int, ...]:
+    head = (limit + 1) // 2
+    return ids[:head] + ids[len(ids) - (limit - head) :]
+
+
+_CUT: dict[str, Callable[[tuple[int, ...], int], tuple[int, ...]]] = {
+    "left": lambda ids, limit: ids[len(ids) - limit :],
+    "right": lambda ids, limit: ids[:limit],
+    "middle": _cut_middle,
+}
+
+
+def _encode_all(tasks: Sequence[Task], encoder: PromptEncoder, num_workers: int) -> list[tuple[int, ...]]:
+    num_workers = min(num_workers, len(tasks))
+    if num_workers <= 1:
+        return [encoder.encode(task) for task in tasks]
+    size = -(-len(tasks) // num_workers)
+    chunks = [tasks[start : start + size] for start in range(0, len(tasks), size)]
+    # A tokenizer isn't thread-safe, so every thread has its own; the tokenising itself runs outside of the GIL.
+    encoders = [copy.deepcopy(encoder) for _ in chunks]
+    with ThreadPoolExecutor(len(chunks)) as threads:
+        parts = threads.map(lambda own, chunk: [own.encode(task) for task in chunk], encoders, chunks)
+        return [ids for part in parts for ids in part]

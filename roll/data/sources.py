@@ -1,0 +1,228 @@
+"""Dataset rows as tasks, each error with the file and the line it is about.
+
+`load_tasks` = `resolve_sources` (files, folders, globs, Hub ids) -> `readers.read_rows` -> one `Task` per
+row.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from roll.data.readers import BadRow, DataError, Row, Source, read_rows, resolve_sources
+from roll.types.episode import Task
+from roll.utils.seeding import stable_hash
+
+GROUND_TRUTH_COLUMNS = ("ground_truth", "answer", "response")
+"""Where the expected answer is looked for, in this order, when no column is named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """Which columns of a dataset mean what. A column that is named must be there; null means the default."""
+
+    prompt: str | None = None
+    """A string; default `prompt`. Exactly one of `prompt` and `messages` is used: a dataset that has both
+    needs one named.
+    """
+    messages: str | None = None
+    """A list of {"role", "content"}, or the same as a JSON string; default `messages`."""
+    ground_truth: str | None = None
+    """The expected answer; default the first of `GROUND_TRUTH_COLUMNS` that is there, none is fine."""
+    id: str | None = None
+    """Unique among the rows of a tag; default `id` if it is there, else the row's number in its file."""
+    tag: str | None = None
+    """Decides domain and template; default `tag` if it is there, else the name of the file."""
+
+    def __post_init__(self) -> None:
+        if self.prompt is not None and self.messages is not None:
+            raise ValueError(
+                f"data columns: prompt={self.prompt!r} and messages={self.messages!r} are both named; "
+                "a task is made of one of them, set the other to null"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTasks:
+    """The tasks, and the rows that were left out because the caller asked for it."""
+
+    tasks: list[Task]
+    skipped: tuple[str, ...] = ()
+    """One message per bad row, with file and line."""
+
+
+def load_tasks(
+    files: str | Sequence[str],
+    *,
+    columns: Columns | None = None,
+    seed: int,
+    domain: str = "",
+    on_bad_row: Literal["error", "skip"] = "error",
+) -> LoadedTasks:
+    """Read one or many sources (see `resolve_sources`) into tasks, in file and row order.
+
+    A task's id is `<tag>:<id column>` or, without an id column, `<file>:<row number from 1>`; its seed
+    depends on `seed` and the id alone. Its payload holds `prompt`, `messages` (one of them None),
+    `ground_truth` where the dataset has one, and every other column.
+
+    Raises `DataError` naming file and line for a bad row (with `on_bad_row="skip"` it is left out and
+    reported), for a named column that isn't there, for an id that occurs twice, and for a source without
+    rows.
+    """
+    if on_bad_row not in ("error", "skip"):
+        raise ValueError(f"on_bad_row must be error or skip, got {on_bad_row!r}")
+    columns = columns or Columns()
+    tasks: list[Task] = []
+    skipped: list[str] = []
+    seen: dict[str, str] = {}
+    for source in resolve_sources(files):
+        rows, before = 0, len(tasks)
+        roles: dict[str, str | None] | None = None
+        for item in read_rows(source):
+            rows += 1
+            try:
+                if isinstance(item, BadRow):
+                    raise DataError(item.message)
+                roles = roles or _roles(columns, item)
+                task = _task(item, source, roles, seed, domain)
+            except DataError as error:
+                if on_bad_row == "error":
+                    raise
+                skipped.append(str(error))
+                continue
+            _check_unique(task.id, item.where, seen, roles["id"])
+            tasks.append(task)
+        if len(tasks) == before:
+            raise DataError(
+                f"{source.name}: no rows" if not rows else f"{source.name}: all {rows} rows are bad; {skipped[-1]}"
+            )
+    return LoadedTasks(tasks, tuple(skipped))
+
+
+def _check_unique(task_id: str, where: str, seen: dict[str, str], id_column: str | None) -> None:
+    if task_id in seen:
+        raise DataError(
+            f"{where}: id {task_id!r} was used before at {seen[task_id]}; ids must be unique within a tag"
+            + (f": mend column {id_column!r} or remove it, then rows are numbered" if id_column else "")
+        )
+    seen[task_id] = where
+
+
+def _roles(columns: Columns, row: Row) -> dict[str, str | None]:
+    """Column of each role in this row's file; raises when a named one isn't there."""
+    there = set(row.values)
+    roles: dict[str, str | None] = {}
+    for role in ("prompt", "messages", "ground_truth", "id", "tag"):
+        named = getattr(columns, role)
+        if named is not None and named not in there:
+            raise DataError(f"{row.where}: no column {named!r} (named for {role}); columns: {sorted(there)}")
+        defaults = GROUND_TRUTH_COLUMNS if role == "ground_truth" else (role,)
+        roles[role] = named or next((name for name in defaults if name in there), None)
+    if columns.prompt is not None:
+        roles["messages"] = None
+    elif columns.messages is not None:
+        roles["prompt"] = None
+    if roles["prompt"] is not None and roles["messages"] is not None:
+        raise DataError(
+            f"{row.where}: has both a `prompt` and a `messages` column; name one of them in data_args "
+            "(prompt: prompt, or messages: messages)"
+        )
+    if roles["prompt"] is None and roles["messages"] is None:
+        raise DataError(
+            f"{row.where}: no `prompt` or `messages` column; columns: {sorted(there)}. Name the one that holds the "
+            "question in data_args, e.g. prompt: question"
+        )
+    return roles
+
+
+def _task(row: Row, source: Source, roles: Mapping[str, str | None], seed: int, domain: str) -> Task:
+    missing = [column for column in roles.values() if column is not None and column not in row.values]
+    if missing:
+        raise DataError(
+            f"{row.where}: no column {missing[0]!r}, which earlier rows have; columns: {sorted(row.values)}"
+        )
+    payload: dict[str, Any] = dict(row.values)
+    payload["prompt"] = payload["messages"] = None
+    if roles["messages"] is not None:
+        payload["messages"] = parse_messages(row.values[roles["messages"]], row.where)
+    else:
+        payload["prompt"] = _prompt(row.values[roles["prompt"] or ""], row.where)
+    if roles["ground_truth"] is not None:
+        truth = row.values[roles["ground_truth"]]
+        if truth is None or truth == "" or (isinstance(truth, float) and math.isnan(truth)):
+            raise DataError(f"{row.where}: column {roles['ground_truth']!r} (the ground truth) is empty")
+        payload["ground_truth"] = truth
+    tag = _label(row, roles["tag"]) or source.name
+    row_id = _label(row, roles["id"])
+    task_id = f"{tag}:{row_id}" if row_id is not None else f"{source.name}:{row.number}"
+    return Task(
+        id=task_id, source=source.name, payload=payload, seed=stable_hash(seed, "task", task_id), tag=tag, domain=domain
+    )
+
+
+def _label(row: Row, column: str | None) -> str | None:
+    """An id or a tag as text; raises when the row leaves it empty."""
+    if column is None:
+        return None
+    value = row.values[column]
+    if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
+        raise DataError(f"{row.where}: column {column!r} is {value!r}, expected a non-empty string or an integer")
+    return str(value)
+
+
+def _prompt(value: Any, where: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise DataError(f"{where}: the prompt is {value!r:.80}, expected a non-empty string")
+    return value
+
+
+def parse_messages(value: Any, where: str) -> list[dict[str, str]]:
+    """Chat messages from a list or a JSON string; raises `DataError` unless a model could answer them."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{where}: messages is a string but not JSON: {error}") from error
+    if not isinstance(value, Sequence) or not value:
+        raise DataError(f"{where}: messages is {value!r:.80}, expected a non-empty list of {{role, content}}")
+    messages = []
+    for position, message in enumerate(value):
+        if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+            raise DataError(
+                f"{where}: messages[{position}] is {message!r:.80}, expected "
+                "{'role': ..., 'content': ...} with strings"
+            )
+        messages.append({"role": message["role"], "content": message["content"]})
+    if messages[-1]["role"] == "assistant":
+        raise DataError(f"{where}: the last message is the assistant's, so there is nothing to answer; drop it")
+    return messages
+
+
+def route_by_tag(tasks: Iterable[Task], tag_included: Mapping[str, Sequence[str]]) -> dict[str, list[Task]]:
+    """Tasks by domain, `tag_included` being the tags of each domain; the domain is written into the task.
+
+    Raises `DataError` for a tag that belongs to no domain or to two, and for a domain without tasks.
+    """
+    owner: dict[str, str] = {}
+    for domain, tags in tag_included.items():
+        for tag in tags:
+            if owner.setdefault(tag, domain) != domain:
+                raise DataError(f"tag {tag!r} is in tag_included of both {owner[tag]!r} and {domain!r}")
+    routed: dict[str, list[Task]] = {domain: [] for domain in tag_included}
+    lost: Counter[str] = Counter()
+    for task in tasks:
+        if task.tag in owner:
+            routed[owner[task.tag]].append(replace(task, domain=owner[task.tag]))
+        else:
+            lost[task.tag] += 1
+    if lost:
+        known = {domain: list(tags) for domain, tags in tag_included.items()}
+        raise DataError(f"no domain includes the tags {dict(lost)} (tag: rows); domains and their tags: {known}")
+    empty = [domain for domain, found in routed.items() if not found]
+    if empty:
+        raise DataError(f"no task has a tag of domain {empty[0]!r}: {list(tag_included[empty[0]])}")
+    return routed

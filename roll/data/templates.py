@@ -1,0 +1,118 @@
+"""From a task to prompt token ids.
+
+Templates are data, never evaluated as Python. A string with `{prompt}` has that word replaced, literally and
+once; a string with `{%` or `{{` is Jinja over `messages`, rendered in the sandbox of transformers' chat
+templates.
+
+Beginning-of-sequence token: a chat template (`native` or Jinja) writes its own, so none is added. To `none`
+and `{prompt}` texts it is added where the tokenizer itself does so for plain text. A prompt that starts with
+two is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from roll.types.episode import Task
+
+_SLOT = "{prompt}"
+
+TEMPLATES: dict[str, str] = {
+    "none": _SLOT,
+    "question_answer": "Question: {prompt}\nAnswer:",
+    "step_by_step": "{prompt}\nLet's think step by step and put the final answer within \\boxed{}.\n",
+}
+"""Named templates beside `native`: `none` is the text of the prompt as it is."""
+
+
+class TemplateError(ValueError):
+    """A template that doesn't fit the tokenizer or the task."""
+
+
+class PromptEncoder:
+    """Turns tasks into token ids with one tokenizer, and one template per tag."""
+
+    def __init__(
+        self, tokenizer: Any, *, template: str = "native", tag_to_template: Mapping[str, str] | None = None
+    ) -> None:
+        """Check all templates against the tokenizer (a Hugging Face one); raises `TemplateError`.
+
+        Args:
+            tokenizer: a transformers tokenizer.
+            template: `native` (the tokenizer's own chat template), a name in `TEMPLATES`, or the text of a
+                template (`global_template`).
+            tag_to_template: templates, in the same words, for the tasks of some tags.
+        """
+        self._tokenizer = tokenizer
+        self._template = _resolve(template, tokenizer)
+        self._by_tag = {tag: _resolve(text, tokenizer) for tag, text in (tag_to_template or {}).items()}
+        empty = list(tokenizer("", add_special_tokens=True)["input_ids"])
+        bos = tokenizer.bos_token_id
+        self._bos: tuple[int, ...] = (bos,) if bos is not None and empty[:1] == [bos] else ()
+
+    def encode(self, task: Task) -> tuple[int, ...]:
+        """Prompt token ids of a task; raises `TemplateError` when its template doesn't fit it."""
+        template = self._by_tag.get(task.tag, self._template)
+        text = self.render(task)
+        ids = tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        if _is_plain(template):
+            ids = self._bos + ids
+        if not ids:
+            raise TemplateError(f"task {task.id!r}: the prompt has no tokens")
+        bos = self._tokenizer.bos_token_id
+        if bos is not None and ids[:2] == (bos, bos):
+            raise TemplateError(
+                f"task {task.id!r}: the prompt starts with {self._tokenizer.bos_token!r} twice; remove it from the "
+                "template or from the data"
+            )
+        return ids
+
+    def render(self, task: Task) -> str:
+        """The text that is tokenised."""
+        template = self._by_tag.get(task.tag, self._template)
+        messages, prompt = task.payload.get("messages"), task.payload.get("prompt")
+        if _is_plain(template):
+            return template.replace(_SLOT, _as_prompt(task, prompt, messages), 1)
+        if messages is None:
+            messages = [{"role": "user", "content": prompt}]
+        text: str = self._tokenizer.apply_chat_template(
+            messages,
+            chat_template=template or None,
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        return text
+
+
+def _is_plain(template: str) -> bool:
+    return _SLOT in template and "{%" not in template and "{{" not in template
+
+
+def _resolve(template: str, tokenizer: Any) -> str:
+    """The text of a template; "" for the tokenizer's own."""
+    if template == "native":
+        if not getattr(tokenizer, "chat_template", None):
+            raise TemplateError(
+                "template 'native' needs a tokenizer with a chat template, and this one has none; set template to "
+                f"one of {sorted(TEMPLATES)} or to a text with {_SLOT}"
+            )
+        return ""
+    text = TEMPLATES.get(template, template)
+    if "{%" in text or "{{" in text or text.count(_SLOT) == 1:
+        return text
+    raise TemplateError(
+        f"template {template!r:.80} is neither 'native', nor one of {sorted(TEMPLATES)}, nor a text with "
+        f"exactly one {_SLOT}, nor Jinja"
+    )
+
+
+def _as_prompt(task: Task, prompt: str | None, messages: Sequence[Mapping[str, str]] | None) -> str:
+    if prompt is not None:
+        return prompt
+    if messages is not None and len(messages) == 1:
+        return messages[0]["content"]
+    raise TemplateError(
+        f"task {task.id!r} is a conversation of {len(messages or ())} messages, which a template with "
+        f"{_SLOT} can't hold; use 'native' or a Jinja template, or name a prompt column"
+    )
