@@ -52,4 +52,4 @@ class Tracker(ABC):
 
     @abstractmethod
     def finish(self, summary: Mapping[str, float]) -> None:
-        """Close; `summary` holds the final numbers, and is empty after a failure."""
+        """Close; `summary` holds the final numbers, and is empty after a failure. Called once."""

@@ -57,9 +57,10 @@ class MultiTracker(Tracker):
                 raise _failed(name, f"logging the samples of step {step}", error) from error
 
     def finish(self, summary: Mapping[str, float]) -> None:
-        """Close every tracker, also after one has failed; then raise the first failure."""
+        """Close every tracker, also after one has failed; then raise the first failure. Again: nothing."""
         failure: TrackingError | None = None
-        for name, tracker in self._trackers.items():
+        open_trackers, self._trackers = self._trackers, {}
+        for name, tracker in open_trackers.items():
             try:
                 tracker.finish(summary)
             except Exception as error:  # noqa: BLE001 - raised below, once the others are closed
@@ -83,16 +84,12 @@ def check_trackers(names: Sequence[str], kwargs: Mapping[str, Mapping[str, Any]]
             raise ValueError(f"track_with: {name!r} is named twice in {list(names)}")
     for name, options in kwargs.items():
         if name not in names:
-            raise ValueError(
-                f"tracker_kwargs.{name}: track_with is {list(names)}; add {name!r} or remove these"
-            )
+            raise ValueError(f"tracker_kwargs.{name}: track_with is {list(names)}; add {name!r} or remove these")
         known = _options(TRACKERS[name])
         for option in options:
             if option not in known:
                 expected = f"expected one of {known}" if known else f"{name!r} has no options"
-                raise ValueError(
-                    f"tracker_kwargs.{name}.{option}: unknown option; {expected}{_near(option, known)}"
-                )
+                raise ValueError(f"tracker_kwargs.{name}.{option}: unknown option; {expected}{_near(option, known)}")
 
 
 def build_trackers(

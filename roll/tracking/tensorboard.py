@@ -14,12 +14,12 @@ class TensorboardTracker(Tracker):
     steps that this run plays again (all of them, for a run that starts from nothing).
     """
 
-    def __init__(self, destination: Destination) -> None:
+    def __init__(self, destination: Destination, *, log_dir: str | None = None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         first_step = 0 if destination.resume_step is None else destination.resume_step + 1
-        folder = destination.folder / "tensorboard"
-        self._writer = SummaryWriter(str(folder), purge_step=first_step)
+        folder = log_dir or str(destination.folder / "tensorboard")
+        self._writer = SummaryWriter(folder, purge_step=first_step)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write and flush, so that a kill loses no step and a full disk shows at the step it happens."""

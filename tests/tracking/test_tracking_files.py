@@ -96,9 +96,7 @@ def test_jsonl_writes_samples_and_a_summary(tmp_path: Path):
 
 def test_comparable_metrics_leave_out_what_depends_on_the_machine(tmp_path: Path):
     tracker = JsonlTracker(Destination(tmp_path, None))
-    tracker.log(
-        1, {"reward/mean": 0.5, "time/step": 3.2, "throughput/tokens_per_second": 9.0, "memory/host_gib": 1.0}
-    )
+    tracker.log(1, {"reward/mean": 0.5, "time/step": 3.2, "throughput/tokens_per_second": 9.0, "memory/host_gib": 1.0})
     assert comparable_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "reward/mean": 0.5}]
 
 

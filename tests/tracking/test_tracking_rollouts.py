@@ -76,9 +76,7 @@ def test_a_step_that_runs_again_replaces_its_file_and_equal_rows_give_equal_byte
     assert [path.name for path in tmp_path.iterdir()] == ["rollouts-000003.parquet"]
 
 
-def test_a_write_that_is_cut_off_leaves_the_earlier_file_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_write_that_is_cut_off_leaves_the_earlier_file_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     import pyarrow.parquet as pq
 
     def cut_off(_table, where: Path) -> None:
@@ -87,8 +85,8 @@ def test_a_write_that_is_cut_off_leaves_the_earlier_file_whole(
 
     writer = RolloutWriter(tmp_path)
     path = writer.write(3, [ROW])
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
-        patch.setattr(pq, "write_table", cut_off)
+    monkeypatch.setattr(pq, "write_table", cut_off)
+    with pytest.raises(OSError, match="No space left"):
         writer.write(3, [FAILED])
     assert read_rollouts(path)[0].token_ids == [5, 6, 7]
 

@@ -105,9 +105,7 @@ def test_no_tracker_at_all_is_fine(tmp_path: Path):
         ),
     ],
 )
-def test_bad_tracker_configuration_is_refused_with_the_path_and_the_fix(
-    tmp_path: Path, names, kwargs, message
-):
+def test_bad_tracker_configuration_is_refused_with_the_path_and_the_fix(tmp_path: Path, names, kwargs, message):
     with pytest.raises(ValueError, match=message):
         build_trackers(names, kwargs, tmp_path, None)
 
@@ -138,9 +136,7 @@ def test_a_step_logged_twice_or_out_of_order_is_refused(second: int):
 
 def test_a_tracker_that_fails_is_named_with_the_step_and_the_reason():
     tracker = MultiTracker({"good": Recorder(), "bad": Recorder("log")})
-    with pytest.raises(
-        TrackingError, match=r"tracker 'bad' failed while logging step 7: OSError: .*No space left"
-    ):
+    with pytest.raises(TrackingError, match=r"tracker 'bad' failed while logging step 7: OSError: .*No space left"):
         tracker.log(7, {})
     with pytest.raises(TrackingError, match=r"tracker 'bad' failed while logging the samples of step 7"):
         MultiTracker({"bad": Recorder("samples")}).log_samples(7, [])
@@ -253,3 +249,11 @@ def test_tensorboard_forgets_an_older_run_in_the_same_folder(tmp_path: Path):
         tracker.log(1, {"reward/mean": value})
         tracker.finish({})
     assert scalars(tmp_path) == {"reward/mean": [(1, 0.5)]}
+
+
+def test_finishing_twice_closes_once(tmp_path: Path):
+    recorder = Recorder()
+    tracker = MultiTracker({"one": recorder})
+    tracker.finish({"steps": 1.0})
+    tracker.finish({})
+    assert recorder.calls == ["finish"]

