@@ -33,9 +33,7 @@ from roll.algorithms.registry import look_up, registering
 from roll.types.metrics import Metrics
 
 
-def gae(
-    rewards: Tensor, values: Tensor, action_mask: Tensor, *, gamma: float, lam: float
-) -> tuple[Tensor, Tensor]:
+def gae(rewards: Tensor, values: Tensor, action_mask: Tensor, *, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
     """Generalized advantage estimation over action tokens (arXiv:1506.02438).
 
     delta_t = r_t + gamma V_{t+1} - V_t,   A_t = delta_t + gamma lam A_{t+1}
@@ -69,9 +67,7 @@ def gae(
 
 def reinforce_return(rewards: Tensor, action_mask: Tensor, *, gamma: float) -> Tensor:
     """Discounted reward-to-go over action tokens, G_t = r_t + gamma G_{t+1}; [B, T], zero elsewhere."""
-    advantages, _ = gae(
-        rewards, torch.zeros_like(at_least_float32(rewards)), action_mask, gamma=gamma, lam=1.0
-    )
+    advantages, _ = gae(rewards, torch.zeros_like(at_least_float32(rewards)), action_mask, gamma=gamma, lam=1.0)
     return advantages
 
 
@@ -184,9 +180,7 @@ class AdvantageInputs:
             require_shape("values", self.values, shape, "[B, T]")
         broken = (~torch.isfinite(at_least_float32(self.rewards))).nonzero().flatten().tolist()
         if broken:
-            raise ValueError(
-                f"rewards of rows {broken[:8]} are not finite; a failed reward is a status: drop the row"
-            )
+            raise ValueError(f"rewards of rows {broken[:8]} are not finite; a failed reward is a status: drop the row")
 
     @property
     def episode_rewards(self) -> Tensor:
@@ -244,9 +238,7 @@ def _remax(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
 
 def _steps(inputs: AdvantageInputs, estimator: str) -> StepInputs:
     if inputs.steps is None:
-        raise ValueError(
-            f"adv_estimator {estimator!r} needs steps (turns, their rewards and states), got none"
-        )
+        raise ValueError(f"adv_estimator {estimator!r} needs steps (turns, their rewards and states), got none")
     return inputs.steps
 
 
@@ -301,9 +293,7 @@ def _signal_metrics(advantages: Tensor, inputs: AdvantageInputs) -> Metrics:
     group = group_moments(inputs.rewards, inputs.group_index)
     share_of_group = 1 / group.size.to(torch.float64)  # a group's rows add up to 1
     groups = float(share_of_group.sum())
-    metrics.add_mean(
-        "advantages/zero_signal_groups", float((share_of_group * ~group.has_signal).sum()), groups
-    )
+    metrics.add_mean("advantages/zero_signal_groups", float((share_of_group * ~group.has_signal).sum()), groups)
     metrics.add_mean("advantages/groups_of_one", float((group.size == 1).sum()), groups)
     tokens = int(mask.sum())
     if tokens:

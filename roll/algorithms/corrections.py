@@ -88,8 +88,7 @@ def keep_by_difference(
     _check_bounds(low, high)
     inside = as_bool(mask)
     difference = (
-        zero_outside(train_logprobs.detach(), inside).exp()
-        - zero_outside(infer_logprobs.detach(), inside).exp()
+        zero_outside(train_logprobs.detach(), inside).exp() - zero_outside(infer_logprobs.detach(), inside).exp()
     )
     unit = at_level(difference, inside, "geometric" if level == "sequence" else level)
     return inside & (unit >= low) & (unit <= high)

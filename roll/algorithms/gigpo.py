@@ -83,9 +83,7 @@ def gigpo(rewards: Tensor, group_index: Tensor, steps: StepInputs, action_mask: 
     returns = step_returns(steps.turn_rewards, present, gamma=steps.gamma)
     per_turn = torch.zeros_like(returns)
     groups = step_groups(group_index, steps.state_index)
-    per_turn[present] = normalize_grouped(returns[present], groups[present], method=steps.method).to(
-        returns.dtype
-    )
+    per_turn[present] = normalize_grouped(returns[present], groups[present], method=steps.method).to(returns.dtype)
     joint = steps.episode_weight * episode.unsqueeze(1) + steps.step_weight * per_turn
     return turns_to_tokens(joint, steps.turn_index, action_mask)
 

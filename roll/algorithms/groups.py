@@ -77,9 +77,7 @@ def group_moments(values: Tensor, group_index: Tensor) -> GroupMoments:
     return GroupMoments(mean=mean[inverse], std=std[inverse], size=size[inverse])
 
 
-def surviving_rows(
-    group_index: Tensor, survived: Tensor, *, min_survivors: int = 2
-) -> tuple[Tensor, Metrics]:
+def surviving_rows(group_index: Tensor, survived: Tensor, *, min_survivors: int = 2) -> tuple[Tensor, Metrics]:
     """Rows to keep when some members failed: a group goes on with its survivors, or is dropped if too few.
 
     A failed row is never scored 0: that would move the mean of its group.

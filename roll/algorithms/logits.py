@@ -42,9 +42,7 @@ class _TokenStatistics(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, grad_logprobs: Tensor, grad_entropy: Tensor
-    ) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad_logprobs: Tensor, grad_entropy: Tensor) -> tuple[Tensor, None, None, None, None]:
         logits, tokens, normalizer, entropy = ctx.saved_tensors
         grad = torch.empty_like(logits)
         for part in _slices(logits.shape[0], ctx.rows):
@@ -73,9 +71,7 @@ def _statistics(
     logits: Tensor, tokens: Tensor, temperature: float, slice_rows: int | None, with_entropy: bool
 ) -> tuple[Tensor, Tensor]:
     if temperature <= 0:
-        raise ValueError(
-            f"temperature must be > 0, got {temperature}; log-probs of greedy sampling are taken at 1"
-        )
+        raise ValueError(f"temperature must be > 0, got {temperature}; log-probs of greedy sampling are taken at 1")
     if logits.shape[:-1] != tokens.shape:
         raise ValueError(
             f"logits {tuple(logits.shape)} need tokens {tuple(logits.shape[:-1])}, got {tuple(tokens.shape)}"

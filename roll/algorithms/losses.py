@@ -127,9 +127,7 @@ def decoupled_ppo(
     truncates the weight.
     """
     if inputs.rollout_logprobs is None:
-        raise ValueError(
-            "policy loss 'decoupled_ppo' needs rollout_logprobs (of the policy that sampled), got none"
-        )
+        raise ValueError("policy loss 'decoupled_ppo' needs rollout_logprobs (of the policy that sampled), got none")
     weight = bounded_exp(inputs.old_logprobs - inputs.rollout_logprobs)
     if behave_cap is not None:
         weight = weight.clamp(max=_positive("behave_cap", behave_cap))
@@ -169,9 +167,7 @@ def topr(
     """
     ratio = bounded_exp(at_level(inputs.log_ratio, inputs.mask, level))
     negative = inputs.advantages < 0
-    taper = torch.where(
-        negative, negative_weight * ratio.clamp(max=1.0), torch.full_like(ratio, positive_weight)
-    )
+    taper = torch.where(negative, negative_weight * ratio.clamp(max=1.0), torch.full_like(ratio, positive_weight))
     return _weighted_reinforce(inputs, ratio, taper)
 
 
@@ -208,18 +204,14 @@ def sapo(inputs: PolicyLossInputs, *, tau_pos: float = 1.0, tau_neg: float = 1.0
     ratio = bounded_exp(inputs.log_ratio)
     tau = torch.where(inputs.advantages > 0, torch.full_like(ratio, tau_pos), torch.full_like(ratio, tau_neg))
     gate = 4 / tau * torch.sigmoid(tau * (ratio - 1))
-    return PolicyLoss(
-        zero_outside(-inputs.advantages * gate, inputs.mask), _ratio_metrics(ratio, inputs.mask)
-    )
+    return PolicyLoss(zero_outside(-inputs.advantages * gate, inputs.mask), _ratio_metrics(ratio, inputs.mask))
 
 
 def _clipped(
     inputs: PolicyLossInputs, ratio: Tensor, clip_low: float, clip_high: float, dual_clip: float | None
 ) -> PolicyLoss:
     if not 0 < clip_low <= 1 or clip_high <= 0:
-        raise ValueError(
-            f"clipping needs 0 < clip_low <= 1 and clip_high > 0, got {clip_low} and {clip_high}"
-        )
+        raise ValueError(f"clipping needs 0 < clip_low <= 1 and clip_high > 0, got {clip_low} and {clip_high}")
     plain = -inputs.advantages * ratio
     bounded = -inputs.advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
     loss = torch.maximum(plain, bounded)

@@ -110,16 +110,12 @@ def _moments(
         ones = torch.ones(rewards.shape, dtype=torch.float64, device=rewards.device)
         return ones * running.mean, ones * running.std
     if source not in get_args(Source):
-        raise ValueError(
-            f"unknown source of normalisation {source!r}; expected one of {get_args(Source)} or None"
-        )
+        raise ValueError(f"unknown source of normalisation {source!r}; expected one of {get_args(Source)} or None")
     moments = group_moments(rewards, batch_index(rewards) if source == "batch" else group_index)
     return moments.mean, moments.std
 
 
-def normalize_grouped(
-    scores: Tensor, group_index: Tensor | None, *, method: GroupMethod, eps: float = 1e-6
-) -> Tensor:
+def normalize_grouped(scores: Tensor, group_index: Tensor | None, *, method: GroupMethod, eps: float = 1e-6) -> Tensor:
     """Agentic reward normalisation (RAGEN, arXiv:2504.20073).
 
     The grouping is the index: state, task group (`traj_group`), tag (`tags`, `inductive`), or None for the
@@ -139,9 +135,7 @@ def normalize_grouped(
     if method == "identity":
         return at_least_float32(scores)
     index = batch_index(scores) if group_index is None else group_index
-    normed = normalize_rewards(
-        scores, index, mean="group", std=None if method == "mean" else "group", eps=eps
-    )
+    normed = normalize_rewards(scores, index, mean="group", std=None if method == "mean" else "group", eps=eps)
     return normed.clamp(-1.0, 3.0) if method == "asym_clip" else normed
 
 

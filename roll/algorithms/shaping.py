@@ -26,9 +26,7 @@ def place_on_last_token(rewards: Tensor, action_mask: Tensor) -> Tensor:
     return zero_outside(rewards.unsqueeze(1).expand(mask.shape), mask & (later == 1))
 
 
-def token_rewards(
-    rewards: Tensor, action_mask: Tensor, *, kl: Tensor | None = None, kl_coef: float = 0.0
-) -> Tensor:
+def token_rewards(rewards: Tensor, action_mask: Tensor, *, kl: Tensor | None = None, kl_coef: float = 0.0) -> Tensor:
     """The row's reward on its last action token, minus `kl_coef` * KL on every action token; [B, T]."""
     placed = place_on_last_token(rewards, action_mask)
     return placed if kl is None else placed - kl_coef * zero_outside(kl.detach(), action_mask)
@@ -54,12 +52,8 @@ def repetition_penalty(responses: Sequence[Sequence[int]], *, ngram: int, max_pe
     A response shorter than one n-gram can't repeat itself: 0.
     """
     if ngram < 1 or max_penalty < 0:
-        raise ValueError(
-            f"repetition penalty needs ngram >= 1 and max_penalty >= 0, got {ngram} and {max_penalty}"
-        )
-    return torch.tensor(
-        [-max_penalty * _repeated(tokens, ngram) for tokens in responses], dtype=torch.float32
-    )
+        raise ValueError(f"repetition penalty needs ngram >= 1 and max_penalty >= 0, got {ngram} and {max_penalty}")
+    return torch.tensor([-max_penalty * _repeated(tokens, ngram) for tokens in responses], dtype=torch.float32)
 
 
 def _repeated(tokens: Sequence[int], ngram: int) -> float:
@@ -82,9 +76,7 @@ def length_reward(lengths: Tensor, correct: Tensor, group_index: Tensor) -> Tens
     low = empty.scatter_reduce(0, inverse, lengths, "amin", include_self=False)[inverse]
     high = empty.scatter_reduce(0, inverse, lengths, "amax", include_self=False)[inverse]
     spread = high - low
-    reward = torch.where(
-        spread > 0, 0.5 - (lengths - low) / spread.clamp(min=1e-6), torch.zeros_like(lengths)
-    )
+    reward = torch.where(spread > 0, 0.5 - (lengths - low) / spread.clamp(min=1e-6), torch.zeros_like(lengths))
     return torch.where(as_bool(correct), reward, reward.clamp(max=0.0))
 
 

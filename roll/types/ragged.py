@@ -117,9 +117,12 @@ class Ragged:
     def reorder(self: R, row_ids: Sequence[str]) -> R:
         """The same rows in the order of `row_ids`; raises `RowMismatch` unless they are the same set."""
         if len(row_ids) != len(self) or set(row_ids) != set(self.row_ids):
-            missing = sorted(set(self.row_ids) - set(row_ids))[:3]
-            unknown = sorted(set(row_ids) - set(self.row_ids))[:3]
-            raise RowMismatch(f"rows differ: missing {missing}, unknown {unknown} ({len(self)} rows, got {len(row_ids)})")
+            absent = sorted(set(row_ids) - set(self.row_ids))[:3]
+            extra = sorted(set(self.row_ids) - set(row_ids))[:3]
+            raise RowMismatch(
+                f"rows differ: wanted but absent {absent}, present but unwanted {extra} "
+                f"({len(row_ids)} wanted, {len(self)} present)"
+            )
         position = {row_id: i for i, row_id in enumerate(self.row_ids)}
         return self.select([position[row_id] for row_id in row_ids])
 

@@ -28,12 +28,16 @@ def partition_balanced(costs: Sequence[float], k: int, equal_size: bool = False)
     """
     if k < 1:
         raise ValueError(f"a partition needs k >= 1 parts, got {k}")
-    wrong = [(i, cost) for i, cost in enumerate(costs) if not cost >= 0]
-    if wrong:
-        raise ValueError(f"costs must be >= 0, item {wrong[0][0]} costs {wrong[0][1]}")
+    _check_costs(costs)
     parts = _differencing(costs, k, equal_size) if len(costs) else [[] for _ in range(k)]
     _fill_empty(parts, costs)
     return sorted((sorted(part) for part in parts), key=lambda part: (not part, part[:1]))
+
+
+def _check_costs(costs: Sequence[float]) -> None:
+    for item, cost in enumerate(costs):
+        if not cost >= 0:  # this way round NaN is caught too
+            raise ValueError(f"costs must be >= 0, item {item} costs {cost}")
 
 
 def _differencing(costs: Sequence[float], k: int, equal_size: bool) -> list[list[int]]:
@@ -84,6 +88,7 @@ def pack_first_fit_decreasing(costs: Sequence[float], capacity: float) -> list[l
     """
     if not capacity > 0:
         raise ValueError(f"bins need a capacity > 0, got {capacity}")
+    _check_costs(costs)
     bins: list[list[int]] = []
     used: list[float] = []
     for item in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -104,15 +105,13 @@ def test_any_split_gives_the_loss_and_gradient_of_the_whole(mode, dtype, toleran
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
     bounds = [0, *sorted(min(c, rows) for c in cuts), rows]
     total = parameters.sum() * 0
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in itertools.pairwise(bounds):
         part = order[start:end]
         longest = width - int(mask[part].any(0).flip(0).to(torch.uint8).argmax()) if mask[part].any() else 0
         # another padding in every part: cut off what the part doesn't need, then add junk columns
         piece = torch.cat([losses()[part, :longest], torch.full((len(part), 2), 1e6, dtype=dtype)], 1)
         piece_mask = torch.cat([mask[part, :longest], torch.zeros(len(part), 2, dtype=torch.bool)], 1)
-        total = total + aggregate(
-            piece, piece_mask, sizes, mode=mode, norm_length=9.0, row_weights=weights[part]
-        )
+        total = total + aggregate(piece, piece_mask, sizes, mode=mode, norm_length=9.0, row_weights=weights[part])
     split = result(total)
     assert_close(split[0], whole[0], atol=tolerance, rtol=tolerance)
     assert_close(split[1], whole[1], atol=tolerance, rtol=tolerance)

@@ -105,7 +105,10 @@ def test_gigpo_equals_a_loop(seed, rows, turns):
         method="mean",
     )
     expected = torch.zeros(rows, turns, dtype=torch.float64)
-    go = [[sum(0.7**j * float(turn_rewards[b, n + j]) for j in range(turns - n)) for n in range(turns)] for b in range(rows)]
+    go = [
+        [sum(0.7**j * float(turn_rewards[b, n + j]) for j in range(turns - n)) for n in range(turns)]
+        for b in range(rows)
+    ]
     for b in range(rows):
         peers = [float(rewards[c]) for c in range(rows) if index[c] == index[b]]
         for n in range(turns):
@@ -130,9 +133,7 @@ def test_gigpo_does_not_depend_on_the_order_of_rows(seed, rows):
 
     def run(rows_taken):
         turn_index = torch.arange(3).expand(rows, 3)
-        steps = StepInputs(
-            turn_index=turn_index, turn_rewards=turn_rewards[rows_taken], state_index=state[rows_taken]
-        )
+        steps = StepInputs(turn_index=turn_index, turn_rewards=turn_rewards[rows_taken], state_index=state[rows_taken])
         return gigpo(rewards[rows_taken], index[rows_taken], steps, mask)
 
     assert torch.equal(run(order), run(torch.arange(rows))[order])

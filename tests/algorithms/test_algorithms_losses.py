@@ -110,8 +110,8 @@ def test_ppo_equals_a_float64_loop(seed, dual):
 
 
 def test_gspo_matches_hand_computed_values():
-    # ratios 4 and 1 over two tokens: s = 2, clipped to 1.5 for A > 0 (no gradient). Second row: s = sqrt(0.5 * 0.72) = 0.6
-    # for A = 1 stays; each token's slope is -A s by itself (stop-gradient form), whatever the others do.
+    # ratios 4 and 1 over two tokens: s = 2, clipped to 1.5 for A > 0 (no gradient). Second row:
+    # s = sqrt(0.5 * 0.72) = 0.6 stays for A = 1; each token's slope is -A s by itself (stop-gradient form), whatever the others do.
     loss, slope, _ = run("gspo", [[4.0, 1.0], [0.5, 0.72]], [1.0, 1.0], clip_low=0.5, clip_high=0.5)
     assert_close(loss, torch.tensor([[-1.5, -1.5], [-0.6, -0.6]], dtype=torch.float64))
     assert_close(slope, torch.tensor([[0.0, 0.0], [-0.6, -0.6]], dtype=torch.float64))
@@ -277,7 +277,9 @@ def test_half_precision_logprobs_are_computed_in_float32(name, dtype):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_only_the_new_logprobs_get_a_gradient(name):
-    tensors = {n: draw(i, 2, 3).requires_grad_() for i, n in enumerate(("logprobs", "old_logprobs", "rollout_logprobs"))}
+    tensors = {
+        n: draw(i, 2, 3).requires_grad_() for i, n in enumerate(("logprobs", "old_logprobs", "rollout_logprobs"))
+    }
     advantages = draw(9, 2, 3).requires_grad_()
     inputs = PolicyLossInputs(**tensors, advantages=advantages, mask=torch.ones(2, 3))
     policy_loss(name, inputs, {}).loss.sum().backward()
@@ -309,7 +311,13 @@ def test_metrics_of_micro_batches_merge_to_those_of_the_batch(name):
 
 @pytest.mark.parametrize(
     ("field", "shape"),
-    [("old_logprobs", (2, 2)), ("advantages", (3,)), ("advantages", (2, 1)), ("mask", (2,)), ("rollout_logprobs", (2,))],
+    [
+        ("old_logprobs", (2, 2)),
+        ("advantages", (3,)),
+        ("advantages", (2, 1)),
+        ("mask", (2,)),
+        ("rollout_logprobs", (2,)),
+    ],
 )
 def test_inputs_of_the_wrong_shape_are_refused(field, shape):
     arguments = {"logprobs": (2, 3), "old_logprobs": (2, 3), "advantages": (2,), "mask": (2, 3), field: shape}

@@ -163,7 +163,9 @@ def test_asymmetric_clipping_cuts_at_minus_one_and_three():
 def test_no_grouping_is_one_group_for_all(seed, rows, method):
     scores = draw(seed, rows)
     one_group = torch.full((rows,), 5)
-    assert torch.equal(normalize_grouped(scores, None, method=method), normalize_grouped(scores, one_group, method=method))
+    assert torch.equal(
+        normalize_grouped(scores, None, method=method), normalize_grouped(scores, one_group, method=method)
+    )
 
 
 def test_an_unknown_method_is_refused():

@@ -1,0 +1,93 @@
+"""Group statistics and the registries' helpers."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+import torch
+from algorithms_reference import SEEDS, draw, draw_index, members
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roll.algorithms.groups import group_moments, index_of, joint_index, surviving_rows
+from roll.algorithms.registry import look_up, registering
+
+QUICK = settings(max_examples=30, deadline=None, derandomize=True)
+
+
+def test_names_become_numbers_in_order_of_appearance():
+    assert index_of(["b", "a", "b", "c"]).tolist() == [0, 1, 0, 2]
+    assert index_of([]).dtype == torch.int64
+
+
+@given(SEEDS, st.integers(1, 10), st.integers(1, 4))
+@QUICK
+def test_joint_groups_agree_exactly_when_both_agree(seed, rows, groups):
+    a, b = draw_index(seed, rows, groups), draw_index(seed + 1, rows, groups)
+    joint = joint_index(a, b)
+    for i in range(rows):
+        for j in range(rows):
+            assert (joint[i] == joint[j]) == (a[i] == a[j] and b[i] == b[j])
+
+
+@given(SEEDS, st.integers(0, 12), st.integers(1, 5))
+@QUICK
+def test_group_moments_equal_the_statistics_module(seed, rows, groups):
+    values, index = draw(seed, rows), draw_index(seed, rows, groups)
+    found = group_moments(values, index)
+    for peers in members(index).values():
+        group = [float(values[i]) for i in peers]
+        for i in peers:
+            assert int(found.size[i]) == len(peers)
+            assert float(found.mean[i]) == pytest.approx(statistics.fmean(group), abs=1e-12)
+            assert float(found.std[i]) == pytest.approx(statistics.stdev(group) if len(peers) > 1 else 0.0)
+
+
+@given(SEEDS, st.integers(1, 12), st.sampled_from([torch.float32, torch.float64]))
+@QUICK
+def test_group_moments_are_bit_identical_in_any_order_and_under_any_numbering(seed, rows, dtype):
+    values, index = draw(seed, rows, dtype=dtype), draw_index(seed, rows, 3)
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
+    plain, shuffled = group_moments(values, index), group_moments(values[order], 100 - 7 * index[order])
+    assert torch.equal(plain.mean[order], shuffled.mean)
+    assert torch.equal(plain.std[order], shuffled.std)
+
+
+def test_a_group_goes_on_with_its_survivors_and_is_dropped_below_two():
+    # group 0 loses one of three, group 1 one of two (dropped with its survivor), group 2 none, group 3 all
+    index = torch.tensor([0, 0, 0, 1, 1, 2, 2, 3])
+    survived = torch.tensor([True, False, True, True, False, True, True, False])
+    keep, metrics = surviving_rows(index, survived)
+    assert keep.tolist() == [True, False, True, False, False, True, True, False]
+    assert metrics.result() == {
+        "groups/failed_rows": 3.0,
+        "groups/incomplete": 1.0,
+        "groups/dropped": 2.0,
+        "groups/dropped_rows": 1.0,
+    }
+
+
+def test_a_single_survivor_may_be_asked_for():
+    keep, _ = surviving_rows(torch.tensor([1, 1]), torch.tensor([True, False]), min_survivors=1)
+    assert keep.tolist() == [True, False]
+
+
+def test_registering_the_same_function_twice_is_harmless_another_one_is_not():
+    table: dict[str, object] = {}
+
+    def first():
+        pass
+
+    assert registering(table, "thing", "a")(first) is first
+    registering(table, "thing", "a")(first)
+    with pytest.raises(ValueError, match="thing 'a' is registered already"):
+        registering(table, "thing", "a")(lambda: None)
+    assert table == {"a": first}
+
+
+def test_looking_up_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(ValueError, match=r"unknown thing 'zzz'; known: alpha, beta"):
+        look_up({"beta": 1, "alpha": 2}, "thing", "zzz")
+    with pytest.raises(ValueError, match="did you mean 'alpha'"):
+        look_up({"beta": 1, "alpha": 2}, "thing", "alhpa")

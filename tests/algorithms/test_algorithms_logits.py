@@ -1,0 +1,101 @@
+"""Log-probs and entropy from logits, sliced, with the gradients of torch's own formulas."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from algorithms_reference import SEEDS, draw
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from roll.algorithms.logits import entropy_from_logits, logprobs_and_entropy, logprobs_from_logits
+
+QUICK = settings(max_examples=25, deadline=None, derandomize=True)
+
+
+def test_logprobs_and_entropy_match_hand_computed_values():
+    # logits log 1, log 3: p = 1/4, 3/4; entropy log 4 - 0.75 log 3 = 0.562335. Temperature 0.5 squares: 1/10, 9/10.
+    logits, tokens = torch.tensor([[0.0, math.log(3.0)]]), torch.tensor([1])
+    logp, entropy = logprobs_and_entropy(logits, tokens)
+    assert float(logp.exp()) == pytest.approx(0.75)
+    assert float(entropy) == pytest.approx(0.562335, rel=1e-5)
+    assert float(logprobs_from_logits(logits, tokens, temperature=0.5).exp()) == pytest.approx(0.9)
+
+
+@given(
+    seed=SEEDS,
+    rows=st.integers(0, 3),
+    width=st.integers(0, 4),
+    slice_rows=st.integers(1, 20),
+    temperature=st.sampled_from([0.3, 1.0, 2.0]),
+)
+@QUICK
+def test_values_and_gradients_equal_log_softmax_for_every_slice_size(seed, rows, width, slice_rows, temperature):
+    logits = draw(seed, rows, width, 7).requires_grad_()
+    tokens = torch.randint(7, (rows, width), generator=torch.Generator().manual_seed(seed))
+    weights, entropy_weights = draw(seed + 1, rows, width), draw(seed + 2, rows, width)
+    logp = (logits / temperature).log_softmax(-1)
+    picked, entropy = logp.gather(-1, tokens[..., None])[..., 0], -(logp.exp() * logp).sum(-1)
+    (expected,) = torch.autograd.grad((weights * picked + entropy_weights * entropy).sum(), logits)
+
+    found, found_entropy = logprobs_and_entropy(logits, tokens, temperature=temperature, slice_rows=slice_rows)
+    assert_close(found, picked)
+    assert_close(found_entropy, entropy)
+    (slope,) = torch.autograd.grad((weights * found + entropy_weights * found_entropy).sum(), logits)
+    assert_close(slope, expected)
+
+    alone = logprobs_from_logits(logits, tokens, temperature=temperature, slice_rows=slice_rows)
+    assert_close(alone, picked)
+    (slope,) = torch.autograd.grad((weights * alone).sum(), logits)
+    (expected,) = torch.autograd.grad(
+        (weights * (logits / temperature).log_softmax(-1).gather(-1, tokens[..., None])[..., 0]).sum(), logits
+    )
+    assert_close(slope, expected)
+    assert_close(entropy_from_logits(logits, temperature=temperature, slice_rows=slice_rows), entropy)
+
+
+def test_the_gradient_passes_torchs_numerical_check():
+    logits, tokens = draw(3, 4, 5).requires_grad_(), torch.tensor([0, 4, 2, 2])
+    assert torch.autograd.gradcheck(lambda z: logprobs_and_entropy(z, tokens, temperature=0.7, slice_rows=3), logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_logits_are_upcast(dtype):
+    logits = draw(0, 3, 50, dtype=dtype).requires_grad_()
+    tokens = torch.tensor([1, 2, 3])
+    found = logprobs_from_logits(logits, tokens, slice_rows=2)
+    assert found.dtype == torch.float32
+    assert_close(found, logits.float().log_softmax(-1).gather(-1, tokens[:, None])[:, 0])
+    found.sum().backward()
+    assert logits.grad.dtype == dtype
+
+
+def test_impossible_tokens_add_nothing_to_entropy_or_gradient():
+    logits = torch.tensor([[0.0, 0.0, -math.inf]], requires_grad=True)
+    logp, entropy = logprobs_and_entropy(logits, torch.tensor([0]))
+    assert float(entropy.detach()) == pytest.approx(math.log(2))
+    (logp + entropy).sum().backward()
+    assert_close(logits.grad, torch.tensor([[0.5, -0.5, 0.0]]))
+
+
+def test_the_forward_keeps_no_second_copy_of_the_logits():
+    logits = torch.zeros(64, 1000, requires_grad=True)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        logprobs_and_entropy(logits, torch.zeros(64, dtype=torch.int64), slice_rows=4)
+    extra = [t for t in kept if t.data_ptr() != logits.data_ptr()]
+    assert sum(t.numel() for t in extra) <= 4 * 64
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0])
+def test_a_temperature_that_is_not_positive_is_refused(temperature):
+    with pytest.raises(ValueError, match="temperature must be > 0"):
+        logprobs_from_logits(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64), temperature=temperature)
+
+
+def test_tokens_of_another_shape_are_refused():
+    with pytest.raises(ValueError, match="need tokens"):
+        logprobs_from_logits(torch.zeros(2, 3, 4), torch.zeros(2, dtype=torch.int64))
