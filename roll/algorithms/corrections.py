@@ -104,8 +104,8 @@ class Filter:
     """One rejection rule."""
 
     level: Level
-    low: float
-    high: float
+    low: float = -math.inf
+    high: float = math.inf
     on: Literal["ratio", "difference"] = "ratio"
 
 

@@ -54,6 +54,15 @@ def kl_divergence(
     return value
 
 
+def kl_loss(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, *, kind: KLKind) -> Tensor:
+    """The KL as a term of the loss: `kl_divergence` with a gradient that pulls towards the reference; [B, T].
+
+    That is the estimator's own, but for `kl`, whose own gradient is zero on average.
+    """
+    gradient: KLGradient = "unbiased" if kind == "kl" else "own"
+    return kl_divergence(logprobs, ref_logprobs, mask, kind=kind, gradient=gradient)
+
+
 def _estimate(diff: Tensor, kind: KLKind) -> Tensor:
     if kind == "kl":
         return diff

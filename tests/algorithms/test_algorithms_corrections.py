@@ -70,6 +70,18 @@ def test_a_lower_bound_of_zero_filters_nothing_from_below():
     assert not keep_by_ratio(tiny, mask, level="token", low=1e-9, high=2.0).any()
 
 
+def test_a_filter_with_one_bound_leaves_the_other_side_open():
+    train = torch.tensor([[-5.0, 0.0, 5.0]])
+    mask, infer = torch.ones(1, 3, dtype=torch.bool), torch.zeros(1, 3)
+    for rule, kept in [
+        (Filter("token", high=2.0), [True, True, False]),
+        (Filter("token", low=0.5), [False, True, True]),
+        (Filter("token", low=-0.5, on="difference"), [False, True, True]),
+        (Filter("token", high=0.5, on="difference"), [True, True, False]),
+    ]:
+        assert correct(train, infer, mask, filters=(rule,)).keep.tolist() == [kept]
+
+
 def test_the_difference_filter_compares_probabilities():
     # 0.9 - 0.5 = 0.4 and 0.5 - 0.6 = -0.1; mean 0.15
     train, infer = torch.tensor([[0.9, 0.5]]).log(), torch.tensor([[0.5, 0.6]]).log()

@@ -111,7 +111,8 @@ def test_ppo_equals_a_float64_loop(seed, dual):
 
 def test_gspo_matches_hand_computed_values():
     # ratios 4 and 1 over two tokens: s = 2, clipped to 1.5 for A > 0 (no gradient). Second row:
-    # s = sqrt(0.5 * 0.72) = 0.6 stays for A = 1; each token's slope is -A s by itself (stop-gradient form), whatever the others do.
+    # s = sqrt(0.5 * 0.72) = 0.6 stays for A = 1; each token's slope is -A s by itself (stop-gradient form),
+    # whatever the others do.
     loss, slope, _ = run("gspo", [[4.0, 1.0], [0.5, 0.72]], [1.0, 1.0], clip_low=0.5, clip_high=0.5)
     assert_close(loss, torch.tensor([[-1.5, -1.5], [-0.6, -0.6]], dtype=torch.float64))
     assert_close(slope, torch.tensor([[0.0, 0.0], [-0.6, -0.6]], dtype=torch.float64))
