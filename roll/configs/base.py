@@ -101,10 +101,13 @@ class ProceduralTask:
     """Options of that dataset, e.g. `{min_digits: 1, max_digits: 1}`; an unknown one is refused."""
 
     few_shot: int = number(0, ge=0)
-    """Solved examples put before each question, generated from other seeds. 0: none."""
+    """Solved examples put before each question, the same in every prompt. 0: none."""
 
-    template: str | None = None
-    """How its prompts are written, instead of `data_args.template`. null: no exception for this tag."""
+    example_template: str = "{question}\n{answer}\n\n"
+    """One solved example: `{question}`, `{answer}` and plain fields of the task's metadata are filled in."""
+
+    question_template: str = "{question}\n"
+    """The question to answer, likewise, without its answer."""
 
 
 @dataclass(frozen=True, kw_only=True)

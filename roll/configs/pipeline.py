@@ -26,14 +26,6 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorboardArgs:
-    """Options of the `tensorboard` tracker; its files are in `<logging_dir>/tensorboard`."""
-
-    flush_secs: int = number(30, ge=1)
-    """Longest time between writes to disk, in seconds."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class StdoutArgs:
     """Options of the `stdout` tracker."""
 
@@ -46,10 +38,7 @@ class StdoutArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerKwargs:
-    """Options by tracker; `jsonl` has none."""
-
-    tensorboard: TensorboardArgs | None = None
-    """Of `tensorboard`. null: its defaults."""
+    """Options by tracker; `jsonl` and `tensorboard` have none."""
 
     stdout: StdoutArgs | None = None
     """Of `stdout`. null: its defaults."""

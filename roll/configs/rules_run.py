@@ -244,7 +244,7 @@ def name_rules(config: RLVRConfig) -> Iterator[Violation]:
     for tracker in sorted(set(config.track_with)):
         if config.track_with.count(tracker) > 1:
             yield Violation("track_with", "each tracker once", "remove one", tracker)
-    for tracker in ("tensorboard", "stdout"):
+    for tracker in ("stdout",):
         if getattr(config.tracker_kwargs, tracker) is not None and tracker not in config.track_with:
             expected = f"nothing, because track_with is {', '.join(config.track_with) or 'empty'}"
             yield Violation(f"tracker_kwargs.{tracker}", expected, f"add {tracker} to track_with")

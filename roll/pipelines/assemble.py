@@ -87,7 +87,7 @@ def with_fillers(batch: TokenBatch, rows: int) -> TokenBatch:
         parts.append(
             TokenBatch(
                 **{
-                    **{name: column for name, column in row.columns().items()},
+                    **row.columns(),
                     "row_ids": (f"filler-{i}",),
                     "group_ids": row.group_ids,
                     "offsets": row.offsets,

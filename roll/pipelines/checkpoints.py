@@ -45,8 +45,8 @@ class Checkpoints:
         state: dict[str, Any] = read_json(checkpoint.path / "pipeline.json")
         if state["seed"] != self._config.seed:
             raise ValueError(
-                f"{checkpoint.path} was written with seed {state['seed']}, but seed is {self._config.seed}; a resumed run "
-                "must use the same seed, or start anew with resume_from_checkpoint: false"
+                f"{checkpoint.path} was written with seed {state['seed']}, but seed is {self._config.seed}; "
+                "a resumed run must use the same seed, or start anew with resume_from_checkpoint: false"
             )
         for role, cluster in self._trained.items():
             folder = checkpoint.path / role

@@ -173,8 +173,10 @@ class CreditAssigner:
         filters = []
         if rule.ratio_low is not None or rule.ratio_high is not None:
             filters.append(Filter(rule.level, rule.ratio_low or 0.0, rule.ratio_high or float("inf")))
-        if rule.difference_high is not None:
-            filters.append(Filter("token", -rule.difference_high, rule.difference_high, on="difference"))
+        if rule.difference_low is not None or rule.difference_high is not None:
+            low = -1.0 if rule.difference_low is None else rule.difference_low
+            high = 1.0 if rule.difference_high is None else rule.difference_high
+            filters.append(Filter(rule.level, low, high, on="difference"))
         correction = correct(
             old,
             sampled,

@@ -41,9 +41,8 @@ class Report:
         self._tokenizer = tokenizer
         self._started = time.monotonic()
         folder = config.logging_path
-        kwargs = {name: asdict(getattr(config.tracker_kwargs, name)) for name in config.track_with if name == "tensorboard"}
-        if "tensorboard" in kwargs:
-            kwargs["tensorboard"]["log_dir"] = str(config.tensorboard_path)
+        chosen = config.tracker_kwargs.stdout
+        kwargs = {"stdout": asdict(chosen)} if chosen is not None else {}
         self._trackers = build_trackers(config.track_with, kwargs, folder, resume_step)
         self._drops = DropLog(folder, resume_step)
         self._writer = RolloutWriter(Path(config.rollout_dump_dir)) if config.rollout_dump_dir else None
@@ -143,7 +142,7 @@ class Report:
     def _summary(self, checkpoint: Path | None) -> RunSummary:
         files = {"metrics and logs": self._config.logging_path}
         if "tensorboard" in self._config.track_with:
-            files["tensorboard"] = self._config.tensorboard_path
+            files["tensorboard"] = self._config.logging_path / "tensorboard"
         if checkpoint is not None:
             files["checkpoint"] = checkpoint
         if self._config.rollout_dump_dir:

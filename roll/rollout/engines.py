@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 from roll.strategies.base import Completion, Request
+
+T = TypeVar("T")
 
 
 class RolloutStalled(RuntimeError):
@@ -56,8 +58,18 @@ class LockstepEngines:
         self._queued: list[Request] = []
         self._placed: dict[str, int] = {}
         self._futures: dict[str, tuple[asyncio.Future[Completion], str]] = {}
+        # One loop for the engines' life: their events belong to it.
+        self._loop = asyncio.new_event_loop()
         self._quiet = asyncio.Event()
         self._quiet.set()
+
+    def run(self, main: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine that plays episodes on these engines, from synchronous code."""
+        return self._loop.run_until_complete(main)
+
+    def close(self) -> None:
+        """End the event loop."""
+        self._loop.close()
 
     @contextlib.contextmanager
     def episode(self, name: str) -> Iterator[Callable[[str], None]]:

@@ -105,7 +105,7 @@ class EpisodePlayer:
     Args:
         engines: where tokens come from.
         agent: text to tokens and back.
-        make_env: a fresh environment for a task.
+        make_env: a fresh environment for a task and an episode's name.
         max_sequence_length: tokens of a whole trajectory.
         max_turns: responses per episode.
     """
@@ -114,7 +114,7 @@ class EpisodePlayer:
         self,
         engines: LockstepEngines,
         agent: Agent,
-        make_env: Callable[[Task], EpisodeEnv],
+        make_env: Callable[[Task, str], EpisodeEnv],
         *,
         max_sequence_length: int,
         max_turns: int = 1,
@@ -133,7 +133,7 @@ class EpisodePlayer:
         `doing` is told what the episode waits for, so that a stall can be explained.
         """
         recorder = _Recorder(task, key.member)
-        env = self._make_env(task)
+        env = self._make_env(task, key.name(task))
         try:
             await self._turns(env, task, key, params, doing, recorder)
         except EpisodeError as error:

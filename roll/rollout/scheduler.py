@@ -19,7 +19,7 @@ import asyncio
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from roll.rollout.engines import LockstepEngines
 from roll.rollout.episode import EpisodeKey, EpisodePlayer
@@ -33,19 +33,13 @@ class FilterBudgetExhausted(RuntimeError):
 
 
 class TaskSource(Protocol):
-    """Where tasks come from; its cursor is part of every checkpoint."""
+    """Where tasks come from."""
 
     def take(self, n: int) -> list[Task]:
         """Up to `n` next tasks; fewer means that the last epoch has ended."""
 
     def put_back(self, tasks: Sequence[Task]) -> None:
         """Hand back tasks that were not played to their end; they come first next time."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The cursor, JSON-able."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state` was taken."""
 
 
 GroupFilter = Callable[[Group], str | None]
@@ -66,7 +60,7 @@ class CollectPlan:
     max_prompts: int
     """Budget: prompts that may be started before the step fails."""
     min_survivors: int = 1
-    """Groups with fewer trainable members are dropped."""
+    """Groups with fewer trainable members are dropped. 0 keeps every group, and asks no filter."""
 
 
 @dataclass
@@ -117,8 +111,6 @@ class RolloutScheduler:
         self._seed = seed
         self._keep = keep
         self._on_drop = on_drop
-        # One loop for the scheduler's life: the engines' events and the reward queue belong to it.
-        self._loop = asyncio.new_event_loop()
 
     def collect(self, source: TaskSource, plan: CollectPlan) -> Collected:
         """Play tasks from `source` until `plan.groups` groups are accepted.
@@ -127,11 +119,7 @@ class RolloutScheduler:
             FilterBudgetExhausted: `plan.max_prompts` were started and too few groups were kept.
             RolloutStalled: an environment or reward gave no sign within the time limit.
         """
-        return self._loop.run_until_complete(_Collection(self, source, plan).run())
-
-    def close(self) -> None:
-        """End the scheduler's event loop."""
-        self._loop.close()
+        return self._engines.run(_Collection(self, source, plan).run())
 
 
 class _Collection:
@@ -227,7 +215,7 @@ class _Collection:
             reason = f"fewer than {self._plan.min_survivors} usable responses"
             metrics.add_sum("rollout/failed_groups", 1)
         else:
-            kept_out = self._s._keep(group)
+            kept_out = self._s._keep(group) if self._plan.min_survivors else None
             if kept_out is None:
                 self._accepted.append((open_group.position, group))
                 return

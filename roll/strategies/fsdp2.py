@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from roll.configs.strategy import Fsdp2Config
-from roll.distributed.worker import WorkerInfo, init_process_group
+from roll.distributed.process_group import init_process_group
+from roll.distributed.worker import WorkerInfo
 from roll.strategies.base import LossFn, NamedWeights, OutputName, RankLayout, TrainSpec, TrainStrategy
 from roll.strategies.hf.model import (
     DTYPES,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
@@ -16,6 +15,7 @@ from roll.distributed.worker import Worker, WorkerInfo
 from roll.strategies.base import Completion, Request
 from roll.strategies.hf.model import DTYPES, context_length, eos_token_ids, load_causal_lm, load_tokenizer
 from roll.strategies.hf_infer import HfInfer
+from roll.workers.train import resolved_model_args
 
 
 class InferWorker(Worker):
@@ -23,7 +23,7 @@ class InferWorker(Worker):
 
     def __init__(self, info: WorkerInfo, config: RLVRConfig) -> None:
         super().__init__(info)
-        args = replace(config.actor_infer.model_args, model_name_or_path=config.model_path("actor_infer"))
+        args = resolved_model_args(config, "actor_infer")
         tokenizer = load_tokenizer(args)
         model = load_causal_lm(args, DTYPES[args.dtype])
         if torch.cuda.is_available():

@@ -39,10 +39,10 @@ def _loss_options(config: RLVRConfig) -> Mapping[str, Any]:
         "topr": {
             "positive_weight": config.topr_positive_weight,
             "negative_weight": config.topr_negative_weight,
-            "level": "sequence" if config.topr_ratio_level == "trajectory" else "token",
+            "level": config.topr_level,
         },
         "tis": {"lower": config.tis_lower_bound, "upper": config.tis_upper_bound},
-        "kimi15": {"tau": config.kimi15_tau},
+        "kimi15": {"tau": config.kimi15_tau, "level": config.kimi15_level},
         "sapo": {"tau_pos": config.sapo_tau_positive, "tau_neg": config.sapo_tau_negative},
     }
     return options.get(config.policy_loss, {})

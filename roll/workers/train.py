@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from roll.configs.base import ForwardConfig
+from roll.configs.base import ForwardConfig, ModelArgs, WorkerConfig
 from roll.configs.rlvr import RLVRConfig
 from roll.distributed.dispatch import Dispatch, dispatch
 from roll.distributed.handles import Handle
@@ -21,16 +21,21 @@ from roll.types.metrics import Metrics
 from roll.workers.losses import actor_loss, critic_loss
 
 
+def resolved_model_args(config: RLVRConfig, role: str) -> ModelArgs:
+    """A role's `model_args` with the model filled in that the role itself may leave to others."""
+    worker: WorkerConfig = getattr(config, role)
+    return replace(worker.model_args, model_name_or_path=config.model_path(role))
+
+
 def train_spec(
     config: RLVRConfig, role: str, *, kind: Literal["policy", "value"], trains: bool, total_optimizer_steps: int
 ) -> TrainSpec:
     """What a backend is told about a role: its section with the model filled in, and the run's constants."""
     worker: ForwardConfig = getattr(config, role)
-    model_args = replace(worker.model_args, model_name_or_path=config.model_path(role))
     return TrainSpec(
         role=role,
         kind=kind,
-        worker=replace(worker, model_args=model_args),
+        worker=replace(worker, model_args=resolved_model_args(config, role)),
         seed=config.seed,
         temperature=config.actor_infer.generating_args.temperature,
         trains=trains,

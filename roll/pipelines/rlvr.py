@@ -1,0 +1,207 @@
+"""Reinforcement learning with verifiable rewards: dataset rows as tasks, one turn, a reward function per domain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from roll.configs.base import GeneratingArgs
+from roll.configs.rewards import QueryFilterConfig
+from roll.configs.rlvr import RLVRConfig
+from roll.data.prompts import PromptSet
+from roll.data.sampler import TaskSource
+from roll.envs.base import Observation
+from roll.pipelines.assemble import Rollouts
+from roll.pipelines.base import OutOfTasks, Pipeline
+from roll.pipelines.clusters import Clusters
+from roll.pipelines.scoring import RewardProcesses
+from roll.pipelines.validation import validation_metrics, validation_samples
+from roll.rollout.agent import Agent
+from roll.rollout.engines import LockstepEngines
+from roll.rollout.episode import EpisodePlayer
+from roll.rollout.rewards import RewardEnv
+from roll.rollout.scheduler import Collected, CollectPlan, RolloutScheduler
+from roll.strategies.base import SamplingParams
+from roll.types.episode import Group, Task
+from roll.workers.infer import ClusterEngines
+
+
+def sampling_params(args: GeneratingArgs, response_length: int) -> SamplingParams:
+    """The engine's form of `generating_args`."""
+    return SamplingParams(
+        max_new_tokens=args.max_new_tokens or response_length,
+        temperature=args.temperature if args.do_sample else 0.0,
+        top_p=args.top_p,
+        top_k=args.top_k or -1,
+        repetition_penalty=args.repetition_penalty,
+        stop_strings=args.stop_strings,
+        ignore_eos=args.ignore_eos,
+    )
+
+
+class FixedTasks:
+    """A finite list of tasks, in order; what is put back is played again."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._tasks = list(tasks)
+
+    def take(self, n: int) -> list[Task]:
+        """The next `n`, or what is left."""
+        taken, self._tasks = self._tasks[:n], self._tasks[n:]
+        return taken
+
+    def put_back(self, tasks: Sequence[Task]) -> None:
+        """To the front."""
+        self._tasks = [*tasks, *self._tasks]
+
+
+class RLVRPipeline(Pipeline):
+    """See the module docstring."""
+
+    def __init__(
+        self,
+        config: RLVRConfig,
+        clusters: Clusters,
+        tokenizer: Any,
+        *,
+        source: TaskSource,
+        training: PromptSet,
+        validation: PromptSet | None,
+        rewards: RewardProcesses,
+        total_steps: int,
+    ) -> None:
+        super().__init__(config, clusters, tokenizer, total_steps=total_steps)
+        self._source = source
+        self._training = training
+        self._validation = validation
+        self._rewards = rewards
+        self._engines = LockstepEngines(ClusterEngines(clusters.actor_infer), timeout=config.rpc_timeout)
+        self._training_scheduler = self._scheduler(training, config.actor_infer.generating_args)
+        self._greedy = GeneratingArgs(do_sample=False, stop_strings=config.actor_infer.generating_args.stop_strings)
+        if validation is not None and config.validation is not None:
+            args = config.validation.generating_args
+            self._validation_scheduler = self._scheduler(validation, args)
+
+    def _scheduler(self, prompts: PromptSet, args: GeneratingArgs) -> RolloutScheduler:
+        """A scheduler for one set of prompts."""
+
+        def first_prompt(task: Task, _observation: Observation) -> tuple[int, ...]:
+            return prompts.prompt_ids(task)
+
+        agent = Agent(
+            self.tokenizer,
+            first_prompt,
+            chat=bool(getattr(self.tokenizer, "chat_template", None)),
+            keep_stop_string=args.include_stop_str_in_output,
+        )
+        player = EpisodePlayer(
+            self._engines,
+            agent,
+            lambda task, name: RewardEnv(self._rewards.submit, task, name),
+            max_sequence_length=self.config.max_sequence_length,
+        )
+        return RolloutScheduler(
+            self._engines,
+            player,
+            seed=self.config.seed,
+            keep=self._keep,
+            on_drop=lambda group, reason: self.report.dropped(group, reason),
+        )
+
+    # --- training -------------------------------------------------------------------------------------------------
+
+    def collect(self, step: int) -> Collected:
+        """See the base class."""
+        config = self.config
+        plan = CollectPlan(
+            step=step,
+            purpose="train",
+            groups=config.rollout_batch_size,
+            group_size=config.num_return_sequences_in_group,
+            params=sampling_params(config.actor_infer.generating_args, config.response_length),
+            extra_prompts=config.max_additional_running_prompts if config.is_use_additional_prompts else 0,
+            max_prompts=config.max_num_gen_batches * config.rollout_batch_size,
+            min_survivors=min(2, config.num_return_sequences_in_group),
+        )
+        collected = self._training_scheduler.collect(self._source, plan)
+        if len(collected.groups) < plan.groups:
+            raise OutOfTasks(
+                f"num_train_epochs are over; {len(collected.groups)} last groups don't fill a batch of {plan.groups}"
+            )
+        return collected
+
+    def greedy_scores(self, step: int, rollouts: Rollouts) -> torch.Tensor:
+        """See the base class."""
+        tasks = list({task.id: task for task in rollouts.tasks}.values())
+        plan = CollectPlan(
+            step=step,
+            purpose="greedy",
+            groups=len(tasks),
+            group_size=1,
+            params=sampling_params(self._greedy, self._response_limit),
+            max_prompts=len(tasks),
+            min_survivors=0,
+        )
+        with self.timers.span("generate_greedy", waits=True):
+            groups = self._training_scheduler.collect(FixedTasks(tasks), plan).groups
+        scores = {group.task.id: group.trajectories[0].reward for group in groups}
+        return torch.tensor([scores[task.id] for task in rollouts.tasks], dtype=torch.float32)
+
+    @property
+    def _response_limit(self) -> int:
+        return self.config.actor_infer.generating_args.max_new_tokens or self.config.response_length
+
+    def _keep(self, group: Group) -> str | None:
+        return query_filter(group, self.config.rewards[group.task.domain].query_filter_config)
+
+    # --- validation -----------------------------------------------------------------------------------------------
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """See the base class."""
+        assert self._validation is not None, "configuration checks refuse validation without data"
+        assert self.config.validation is not None
+        validation = self.config.validation
+        n = validation.generating_args.num_return_sequences or 1
+        chunk = self.config.val_batch_size or len(self._validation)
+        groups: list[Group] = []
+        for start in range(0, len(self._validation), chunk):
+            tasks = self._validation.tasks[start : start + chunk]
+            plan = CollectPlan(
+                step=step,
+                purpose="val",
+                groups=len(tasks),
+                group_size=n,
+                params=sampling_params(validation.generating_args, self.config.response_length),
+                max_prompts=len(tasks),
+                min_survivors=0,
+            )
+            groups += self._validation_scheduler.collect(FixedTasks(tasks), plan).groups
+        self.report.samples(step, validation_samples(groups, self.tokenizer, self.config.log_val_generations))
+        return validation_metrics(groups, validation)
+
+    # --- state ----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The cursor of the training tasks."""
+        return {"tasks": self._source.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See the base class."""
+        self._source.load_state_dict(state["tasks"])
+
+
+def query_filter(group: Group, rule: QueryFilterConfig) -> str | None:
+    """Why a domain's filter drops this group; None to keep it."""
+    scores = torch.tensor([t.reward for t in group.survivors], dtype=torch.float64)
+    args = rule.filter_args
+    if rule.type == "mean_filter":
+        mean = float(scores.mean())
+        if not args.threshold_down < mean < args.threshold_up:
+            return f"filtered: mean score outside ({args.threshold_down:g}, {args.threshold_up:g})"
+    if rule.type == "std_filter":
+        spread = float(scores.std()) if len(scores) > 1 else 0.0
+        if spread <= args.std_threshold:
+            return f"filtered: standard deviation of scores not above {args.std_threshold:g}"
+    return None

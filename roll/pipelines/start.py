@@ -1,0 +1,48 @@
+"""From a checked configuration to a running pipeline: data, then reward processes, then clusters.
+
+What is cheap and can be wrong comes first, so that a bad row or reward fails before a model is loaded.
+"""
+
+from __future__ import annotations
+
+from roll.configs.rlvr import RLVRConfig
+from roll.data.sampler import TaskSource
+from roll.pipelines.clusters import start_clusters
+from roll.pipelines.rlvr import RLVRPipeline
+from roll.pipelines.scoring import RewardProcesses
+from roll.pipelines.tasks import training_data, validation_data
+from roll.strategies.hf.model import load_tokenizer
+from roll.workers.train import resolved_model_args
+
+
+def planned_steps(config: RLVRConfig, source: TaskSource) -> int:
+    """Steps of the run: `max_steps`, or what `num_train_epochs` give, or what comes first."""
+    limits = [config.max_steps] if config.max_steps else []
+    if source.remaining is not None:
+        limits.append(source.remaining // config.rollout_batch_size)
+    return min(limits)
+
+
+def run_rlvr(config: RLVRConfig) -> None:
+    """Run RLVR to its end."""
+    with RewardProcesses(config) as rewards:
+        tokenizer = load_tokenizer(resolved_model_args(config, "actor_train"))
+        source, training = training_data(config, tokenizer)
+        validation = validation_data(config, tokenizer, training) if _validates(config) else None
+        rewards.wait_ready()
+        total_steps = planned_steps(config, source)
+        with start_clusters(config, total_steps=total_steps) as clusters:
+            RLVRPipeline(
+                config,
+                clusters,
+                tokenizer,
+                source=source,
+                training=training,
+                validation=validation,
+                rewards=rewards,
+                total_steps=total_steps,
+            ).run()
+
+
+def _validates(config: RLVRConfig) -> bool:
+    return config.validation is not None and bool(config.eval_steps or config.val_before_train or config.val_only)

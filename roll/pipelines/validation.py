@@ -1,0 +1,70 @@
+"""Validation in numbers: accuracy and pass@k per domain, from groups of scored responses."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from roll.configs.rewards import ValidationConfig
+from roll.tracking.base import Sample
+from roll.types.episode import Group
+
+
+def pass_at_k(n: int, right: int, k: int) -> float:
+    """Chance that at least one of k responses, drawn from n of which `right` are right, is right (arXiv:2107.03374)."""
+    if not 1 <= k <= n:
+        raise ValueError(f"pass@{k} needs at least {k} responses, got {n}")
+    return 1.0 - math.comb(n - right, k) / math.comb(n, k)
+
+
+def validation_metrics(groups: Sequence[Group], config: ValidationConfig) -> dict[str, float]:
+    """Metrics by name. A response without a score counts as failed, and is left out of every mean."""
+    domains: dict[str, list[Group]] = defaultdict(list)
+    for group in groups:
+        domains[group.task.domain].append(group)
+    values: dict[str, float] = {}
+    accuracies: list[float] = []
+    for domain, members in sorted(domains.items()):
+        per_task = []
+        for group in members:
+            right = [float(t.reward >= config.pass_threshold) for t in group.survivors]
+            if right:
+                per_task.append(right)
+        scored = [t for group in members for t in group.survivors]
+        failed = sum(len(group.trajectories) for group in members) - len(scored)
+        values[f"val/{domain}/failed"] = float(failed)
+        if not per_task:
+            continue
+        accuracies += [fmean(right) for right in per_task]
+        values[f"val/{domain}/accuracy"] = fmean(fmean(right) for right in per_task)
+        values[f"val/{domain}/reward"] = fmean(t.reward for t in scored)
+        values[f"val/{domain}/length_mean"] = fmean(t.num_response_tokens for t in scored)
+        for k in config.pass_at_k:
+            enough = [right for right in per_task if len(right) >= k]
+            if enough:
+                values[f"val/{domain}/pass_at_{k}"] = fmean(pass_at_k(len(r), int(sum(r)), k) for r in enough)
+    if accuracies:
+        values["val/accuracy"] = fmean(accuracies)
+    values["val/responses"] = float(sum(len(group.trajectories) for group in groups))
+    return values
+
+
+def validation_samples(groups: Sequence[Group], tokenizer: Any, count: int) -> list[Sample]:
+    """The first response of the first `count` tasks, as text."""
+    samples = []
+    for group in groups[:count]:
+        trajectory = group.trajectories[0]
+        if trajectory.turns:
+            turn = trajectory.turns[0]
+            samples.append(
+                Sample(
+                    domain=group.task.domain,
+                    prompt=tokenizer.decode(turn.prompt_ids),
+                    response=tokenizer.decode(turn.response_ids),
+                    reward=trajectory.reward,
+                )
+            )
+    return samples
