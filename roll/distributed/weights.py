@@ -123,8 +123,11 @@ def _pack(tensor: Tensor) -> _Packed:
 def _unpack(packed: _Packed) -> Tensor:
     import torch
 
+    dtype = getattr(torch, packed.dtype)
+    if packed.data.size == 0:
+        return torch.empty(packed.shape, dtype=dtype)
     with warnings.catch_warnings():
         # The array is read-only shared memory, which is what this module's contract says.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         flat = torch.from_numpy(packed.data)
-    return flat.view(getattr(torch, packed.dtype)).reshape(packed.shape)
+    return flat.view(dtype).reshape(packed.shape)

@@ -1,0 +1,33 @@
+"""A small run on Ray for the tests of whole processes: `python ray_run.py <repository> <seconds to stay>`.
+
+Prints one JSON line when its workers stand, and one when it ends by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+
+def tell(news: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(news) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, sys.argv[1])
+    from distributed_workers import Echo
+
+    from roll.distributed.cluster import make_executor
+    from roll.distributed.placement import RolePlacement
+
+    role = RolePlacement("actor", ((0,), (1,)))
+    with make_executor("ray", [role], rpc_timeout=60) as executor:
+        cluster = executor.create_cluster(role, Echo)
+        reduced = cluster.call(Echo.all_reduce)
+        pids = [ping.pid for ping in cluster.call(Echo.ping)]
+        temp = str(executor._session.temp.path)  # type: ignore[attr-defined]
+        tell({"reduced": reduced, "pids": pids, "temp": temp})
+        time.sleep(float(sys.argv[2]))
+        tell({"greetings": cluster.call(Echo.greet, "still")})

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roll.distributed.cluster import make_executor
+from roll.distributed.dispatch import check_layouts, split_rows
+from roll.distributed.layout import RankLayout
+from roll.distributed.placement import RolePlacement, num_slots
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(1, 6), st.booleans())
+def test_every_row_goes_to_exactly_one_rank_and_no_rank_is_idle(lengths: list[int], ranks: int, balance: bool) -> None:
+    if len(lengths) < ranks:
+        with pytest.raises(ValueError, match="can't be split"):
+            split_rows(lengths, ranks, balance=balance)
+        return
+    parts = split_rows(lengths, ranks, balance=balance)
+    assert len(parts) == ranks
+    assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
+    assert all(parts)
+    assert all(part == sorted(part) for part in parts)
+    if len(lengths) % ranks == 0:
+        assert {len(part) for part in parts} == {len(lengths) // ranks}
+
+
+def test_balancing_evens_out_tokens_and_not_balancing_keeps_the_order() -> None:
+    lengths = [8, 7, 6, 1, 1, 1]
+    # Equal row counts: 8 + 1 + 1 = 10 or so against 7 + 6 + 1 = 14; in order it is 21 against 3.
+    balanced = split_rows(lengths, 2, balance=True)
+    loads = sorted(sum(lengths[row] for row in part) for part in balanced)
+    assert loads == [10, 14]
+    assert split_rows(lengths, 2, balance=False) == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_layouts_must_give_every_shard_one_answer() -> None:
+    good = [RankLayout(0, 2, False), RankLayout(0, 2, True), RankLayout(1, 2, True), RankLayout(1, 2, False)]
+    check_layouts("actor", good)
+    for bad in (
+        [RankLayout(0, 2, True), RankLayout(0, 2, True)],
+        [RankLayout(0, 2, True), RankLayout(1, 2, False)],
+        [RankLayout(0, 1, True), RankLayout(1, 2, True)],
+    ):
+        with pytest.raises(ValueError, match="actor: each data-parallel rank needs one rank that collects"):
+            check_layouts("actor", bad)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        ((), "needs at least one rank"),
+        (((0,), (0,)), r"two ranks of one role can't share a slot, got \[0\]"),
+        (((-1,),), "slots count from 0"),
+    ],
+)
+def test_impossible_placements_are_refused(ranks: tuple[tuple[int, ...], ...], message: str) -> None:
+    with pytest.raises(ValueError, match=f"actor: .*{message}"):
+        RolePlacement("actor", ranks)
+
+
+def test_the_cluster_needs_as_many_slots_as_the_largest_one_named() -> None:
+    placements = [RolePlacement("a", ((0, 1),)), RolePlacement("b", ((4,),)), RolePlacement("c", ((),))]
+    assert num_slots(placements) == 5
+    assert num_slots([]) == 0
+
+
+def test_executors_refuse_nonsense() -> None:
+    role = RolePlacement("a", ((0,),))
+    with pytest.raises(ValueError, match=r"unknown executor 'slurm'; known: \['inline', 'ray'\]"):
+        make_executor("slurm", [role], rpc_timeout=1)
+    with pytest.raises(ValueError, match="rpc_timeout must be > 0 seconds, got 0"):
+        make_executor("inline", [role], rpc_timeout=0)
+    with pytest.raises(ValueError, match="each role needs its own name"):
+        make_executor("inline", [role, role], rpc_timeout=1)
