@@ -104,20 +104,18 @@ class _Builder:
             return value
         if origin in (Union, types.UnionType):
             return self._union(args, value, path)
-        if value is None:
-            return self._wrong(
-                path, value, describe(hint), "remove the key for its default; it can't be null"
-            )
-        if origin is Literal:
-            if any(choice == value and type(choice) is type(value) for choice in args):
-                return value
-            return self._wrong(path, value, describe(hint), _near_choice(value, args))
         if is_dataclass(hint):
             return self.section(hint, value, path)  # type: ignore[arg-type]
         if origin is dict:
             return self._dict(args[1], value, path)
+        if value is None:
+            return self._wrong(path, value, describe(hint), "remove the key for its default; it can't be null")
         if origin is tuple:
             return self._tuple(args[0], value, path)
+        if origin is Literal:
+            if any(choice == value and type(choice) is type(value) for choice in args):
+                return value
+            return self._wrong(path, value, describe(hint), _near_choice(value, args))
         return self._scalar(hint, value, path)
 
     def _union(self, args: tuple[Any, ...], value: Any, path: str) -> Any:

@@ -58,5 +58,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    yaml_words = {None: "null", True: "true", False: "false"}
+    text = yaml_words[value] if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= 120 else f"{text[:117]}..."

@@ -87,7 +87,7 @@ def _compose(file: Path, overrides: Sequence[str]) -> tuple[Any, set[str]]:
     from omegaconf.errors import OmegaConfBaseException
 
     _check_syntax(file)
-    adapted = [_without_plus(override) for override in overrides]
+    adapted = _adapt(overrides)
     try:
         with initialize_config_dir(config_dir=str(file.parent.resolve()), version_base=None):
             tree = compose(config_name=file.stem, overrides=adapted)
@@ -96,7 +96,7 @@ def _compose(file: Path, overrides: Sequence[str]) -> tuple[Any, set[str]]:
     except yaml.YAMLError as error:
         raise ConfigError([_syntax_violation(error, file)]) from None
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError([_composition_violation(error, file, overrides)], str(file)) from None
+        raise ConfigError([_composition_violation(error, file)], str(file)) from None
     names = {PurePosixPath(part.config_path).name for part in parts if part.config_path}
     return tree, names - {file.stem}
 
@@ -128,13 +128,30 @@ def _syntax_violation(error: Exception, file: Path) -> Violation:
     return Violation(where, f"valid YAML; {problem}", fix)
 
 
-def _composition_violation(error: Exception, file: Path, overrides: Sequence[str]) -> Violation:
-    text = " ".join(str(error).split())
+def _composition_violation(error: Exception, file: Path) -> Violation:
+    return Violation(str(file), f"a file that composes; {_one_line(error)}", "paths in `defaults` are relative to it")
+
+
+def _adapt(overrides: Sequence[str]) -> list[str]:
+    """The overrides as Hydra wants them; raises with every one that it doesn't understand."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser, adapted, violations = OverridesParser.create(), [], []
     for override in overrides:
-        if override in text or "=" not in override:
+        try:
+            adapted.append(_without_plus(override))
+            parser.parse_override(adapted[-1])
+        except HydraException as error:
             fix = "key=value; in a shell, quote an argument with spaces or brackets"
-            return Violation(override, f"an override that Hydra understands; {text}", fix)
-    return Violation(str(file), f"a file that composes; {text}", "paths in `defaults` are relative to it")
+            violations.append(Violation(override, f"an override that Hydra understands; {_one_line(error)}", fix))
+    if violations:
+        raise ConfigError(violations, "the command line")
+    return adapted
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split("\nSee https://")[0].split())
 
 
 def _without_plus(override: str) -> str:
@@ -180,7 +197,7 @@ def _resolve(tree: Any) -> tuple[Any, list[Violation]]:
 def _reference_violation(path: str, text: str, error: Exception, names: Sequence[str]) -> Violation:
     reason = (str(error).splitlines() or ["it refers to itself"])[0]
     word = _VARIABLE.search(text)
-    near = did_you_mean(word.group(1), names) if word else ""
+    near = did_you_mean(word.group(1), names) if word and word.group(1) not in names else ""
     fix = near if near.startswith("did") else "define that key, or write the value itself"
     return Violation(path, f"a reference that resolves; {reason}", fix, text)
 

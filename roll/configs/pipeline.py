@@ -191,5 +191,5 @@ class PipelineConfig:
     @property
     def tracker_options(self) -> dict[str, dict[str, Any]]:
         """Options of each tracker in use, as keyword arguments."""
-        options = {"tensorboard": self.tracker_kwargs.tensorboard, "stdout": self.tracker_kwargs.stdout}
-        return {name: asdict(given) for name, given in options.items() if name in self.track_with and given}
+        stdout = self.tracker_kwargs.stdout
+        return {"stdout": asdict(stdout)} if stdout is not None and "stdout" in self.track_with else {}

@@ -10,7 +10,7 @@ from typing import Any
 MAX_SLOTS = 65_536
 """Longest mapping; a typing error such as `range(0, 10**9)` must not eat the memory."""
 
-_RANGE = re.compile(r"^(?:list\s*\(\s*)?range\s*\(([^()]*)\)\s*\)?$")
+_RANGE = re.compile(r"^range\s*\(([^()]+)\)$|^list\s*\(\s*range\s*\(([^()]+)\)\s*\)$")
 _SPAN = re.compile(r"^(\d+)\s*-\s*(\d+)$")
 
 
@@ -41,8 +41,8 @@ def parse_device_mapping(value: Any) -> tuple[int, ...]:
 
 def _parse_text(text: str) -> tuple[int, ...]:
     match = _RANGE.match(text)
-    if match and text.startswith("list") == text.endswith("))"):
-        return _parse_range(match.group(1))
+    if match:
+        return _parse_range(match.group(1) or match.group(2))
     if text.startswith("[") and text.endswith("]"):
         text = text[1:-1]
     slots: list[int] = []

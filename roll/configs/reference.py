@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -108,7 +109,7 @@ def _yaml(value: Any) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, tuple):
         return f"[{', '.join(_yaml(entry) for entry in value)}]"
-    return str(value)
+    return json.dumps(value) if isinstance(value, str) and "\n" in value else str(value)
 
 
 def _cell(text: str) -> str:

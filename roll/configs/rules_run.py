@@ -244,10 +244,9 @@ def name_rules(config: RLVRConfig) -> Iterator[Violation]:
     for tracker in sorted(set(config.track_with)):
         if config.track_with.count(tracker) > 1:
             yield Violation("track_with", "each tracker once", "remove one", tracker)
-    for tracker in ("stdout",):
-        if getattr(config.tracker_kwargs, tracker) is not None and tracker not in config.track_with:
-            expected = f"nothing, because track_with is {', '.join(config.track_with) or 'empty'}"
-            yield Violation(f"tracker_kwargs.{tracker}", expected, f"add {tracker} to track_with")
+    if config.tracker_kwargs.stdout is not None and "stdout" not in config.track_with:
+        expected = f"nothing, because track_with is {', '.join(config.track_with) or 'empty'}"
+        yield Violation("tracker_kwargs.stdout", expected, "add stdout to track_with")
     sections = {"": config.system_envs}
     sections.update({f"{role}.": worker.system_envs for role, worker in config.roles.items()})
     for prefix, variables in sections.items():

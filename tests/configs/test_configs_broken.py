@@ -1,0 +1,274 @@
+"""Each broken configuration gives one clear error, quickly, before anything heavy is imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from roll.configs.environment import check_environment
+from roll.configs.errors import ConfigError
+from roll.configs.loader import load_config
+
+REPOSITORY = Path(__file__).parents[2]
+TRAIN = "actor_train.training_args"
+DATA = "actor_train.data_args"
+SAMPLING = "actor_infer.generating_args"
+
+BROKEN: list[tuple[str, list[str], str, list[str]]] = [
+    # id, overrides, path of the one violation, fragments of its text
+    ("a typo at the top", ["rollout_batchsize=4"], "rollout_batchsize", ["did you mean 'rollout_batch_size'"]),
+    ("a typo below", [f"{TRAIN}.learning_rat=1"], f"{TRAIN}.learning_rat", ["'learning_rate'", f"a key of {TRAIN}"]),
+    (
+        "a key at the wrong level",
+        ["actor_train.learning_rate=1e-6"],
+        "actor_train.learning_rate",
+        [f"belongs at {TRAIN}.learning_rate"],
+    ),
+    ("another project's word", ["train_batch_size=4"], "train_batch_size", ["write rollout_batch_size"]),
+    ("an agentic key", ["train_env_manager={}"], "train_env_manager", ["agentic", "not available", "remove it"][::2]),
+    ("LoRA", ["actor_train.model_args.lora_rank=8"], "actor_train.model_args.lora_rank", ["LoRA isn't available"]),
+    ("a string for a number", [f"{TRAIN}.learning_rate='fast'"], f"{TRAIN}.learning_rate", ["a number", "'fast'"]),
+    ("a quoted number", ["seed='42'"], "seed", ["a whole number", "without quotes"]),
+    ("a float for an integer", ["rollout_batch_size=4.0"], "rollout_batch_size", ["a whole number", "write 4"]),
+    ("a switch for a number", ["rollout_batch_size=true"], "rollout_batch_size", ["got true", "a whole number"]),
+    ("a number for a switch", ["balance_batch=1"], "balance_batch", ["true or false"]),
+    ("a number for text", ["exp_name=3"], "exp_name", ["quote it: '3'"]),
+    ("null for a required value", ["rollout_batch_size=null"], "rollout_batch_size", ["can't be null"]),
+    ("a section without keys", ["rewards=null"], "rewards", ["section with keys", "no value in the file"]),
+    ("a value for a section", ["actor_train.model_args=big"], "actor_train.model_args", ["a section with keys"]),
+    ("a missing required key", ["~validation.data_args"], "validation.data_args", ["required", "add"]),
+    ("out of bounds", [f"{TRAIN}.warmup_ratio=1.5"], f"{TRAIN}.warmup_ratio", [">= 0 and < 1"]),
+    ("not a number at all", [f"{TRAIN}.learning_rate=.nan"], f"{TRAIN}.learning_rate", ["a number"]),
+    ("a choice misspelt", ["truncation=midle"], "truncation", ["did you mean 'middle'"]),
+    ("a choice of three dots", ["pretrain=???"], "pretrain", ["in place of ???", "pretrain=..."]),
+    ("an engine of later", ["actor_infer.strategy_args.strategy_name=vllm"], "actor_infer.strategy_args.strategy_name",
+     ["'vllm' is not available in this version", "hf_infer"]),
+    ("an unknown engine", ["actor_infer.strategy_args.strategy_name=hf_inferr"],
+     "actor_infer.strategy_args.strategy_name", ["did you mean 'hf_infer'"]),
+    ("an engine in the wrong role", ["actor_infer.strategy_args.strategy_name=fsdp2_train"],
+     "actor_infer.strategy_args.strategy_name", ["hf_infer, which can do the work of actor_infer"]),
+    ("an option of another engine",
+     ["actor_infer.strategy_args={strategy_name: hf_infer, strategy_config: {reduce_dtype: fp32}}"],
+     "actor_infer.strategy_args.strategy_config.reduce_dtype", ["a key of actor_infer.strategy_args"]),
+    ("a tracker of later", ["track_with=wandb"], "track_with", ["not available in this version", "tensorboard"]),
+    ("options of a silent tracker", ["track_with=[jsonl]", "tracker_kwargs.stdout.rows=3"], "tracker_kwargs.stdout",
+     ["track_with is jsonl"]),
+    ("another pipeline", ["pipeline=agentic"], "pipeline", ["not available in this version", "rlvr"]),
+    ("an estimator misspelt", ["adv_estimator=gpro"], "adv_estimator", ["did you mean 'grpo'"]),
+    ("an agentic estimator", ["adv_estimator=gigpo"], "adv_estimator", ["isn't available for pipeline rlvr"]),
+    ("a KL over the vocabulary", ["kl_penalty=full"], "kl_penalty", ["whole vocabulary"]),
+    ("a loss misspelt", ["policy_loss=cipso"], "policy_loss", ["did you mean 'cispo'"]),
+    ("a reference to nowhere", ["exp_name=${experiment}"], "exp_name", ["'experiment' not found"]),
+    # groups and batches
+    ("a group of one with GRPO", ["num_return_sequences_in_group=1", f"{TRAIN}.gradient_accumulation_steps=1"],
+     "num_return_sequences_in_group", ["at least 2", "adv_estimator grpo", "every advantage is 0"]),
+    ("a group of one with group norm",
+     ["num_return_sequences_in_group=1", "adv_estimator=reinforce", "reward_norm=group",
+      f"{TRAIN}.gradient_accumulation_steps=1"],
+     "num_return_sequences_in_group", ["reward_norm group", "every advantage is 0"]),
+    # 4 per device x 3 accumulation x 1 rank = 12; 4 prompts x 4 responses = 16 = 12 + 4. 4 x 2 = 8 and 4 x 4 = 16 fit.
+    ("a mini-batch that doesn't divide", [f"{TRAIN}.gradient_accumulation_steps=3"], TRAIN,
+     ["= 12 doesn't divide", "4 prompts x 4 responses = 16", "remainder 4", "rollout_batch_size=3 or 6",
+      "gradient_accumulation_steps=2 or 4"]),
+    ("a mini-batch larger than the step", [f"{TRAIN}.gradient_accumulation_steps=8"], TRAIN,
+     ["= 32 doesn't divide", "rollout_batch_size=8"]),
+    ("GAE without a critic", ["adv_estimator=gae"], "critic", ["adv_estimator is gae", "add a critic section"]),
+    ("a critic without GAE", ["critic={}"], "critic", ["has no use for one", "critic=null"]),
+    ("a warm-up without a critic", ["critic_warmup=1"], "critic_warmup", ["no critic"]),
+    # KL
+    ("both KL terms", ["use_kl_loss=true", "add_token_level_kl=true", "reference={}"], "use_kl_loss",
+     ["one KL term", "allow_both_kl=true"]),
+    ("a KL without a reference", ["use_kl_loss=true"], "reference", ["use_kl_loss is on", "add a reference section"]),
+    ("a KL target without KL", ["target_kl=0.1"], "target_kl", ["the KL in the reward, which is off"]),
+    # rewards
+    ("no domain", ["~rewards", "+rewards={}"], "rewards", ["at least one domain"]),
+    ("an unknown reward", ["rewards.math.name=mathrule"], "rewards.math.name", ["did you mean 'math_rule'"]),
+    ("two domains with one tag", ["rewards.words.tag_included=algebra"], "rewards.words.tag_included",
+     ["'algebra' is also in rewards.math"]),
+    ("a custom reward without its function", ["rewards.math.name=custom"], "custom_reward_function", ["name: custom"]),
+    ("an empty band of scores",
+     ["rewards.math.query_filter_config={type: mean_filter, filter_args: {threshold_down: 1, threshold_up: 0}}"],
+     "rewards.math.query_filter_config.filter_args.threshold_down", ["every group is dropped"]),
+    ("shares of an unknown domain", [f"{DATA}.domain_interleave_probs={{math: 0.5, words: 0.5, word: 0.0}}"],
+     f"{DATA}.domain_interleave_probs.word", ["a domain of rewards: math, words"]),
+    ("shares that don't sum to one", [f"{DATA}.domain_interleave_probs={{math: 0.5, words: 0.6}}"],
+     f"{DATA}.domain_interleave_probs", ["0.5 + 0.6 = 1.1"]),
+    ("shares that miss a domain", [f"{DATA}.domain_interleave_probs={{math: 1.0}}"],
+     f"{DATA}.domain_interleave_probs.words", ["a share for every domain"]),
+    # lengths
+    ("an impossible length", ["sequence_length=40"], "sequence_length", ["32 + 16 = 48"]),
+    ("longer than the model", ["prompt_length=64"], "sequence_length", ["got 80", "at most 64 tokens"]),
+    ("responses beyond their limit", [f"{SAMPLING}.max_new_tokens=17"], f"{SAMPLING}.max_new_tokens",
+     ["response_length (16)"]),
+    ("a token budget below one row",
+     ["actor_train.use_dynamic_batching_in_train=true", "actor_train.max_tokens_per_microbatch_in_train=47"],
+     "actor_train.max_tokens_per_microbatch_in_train", ["at least the longest sequence, 48"]),
+    ("a switch without its budget", ["actor_train.use_dynamic_batching_in_infer=true"],
+     "actor_train.max_tokens_per_microbatch_in_infer", ["use_dynamic_batching_in_infer is on"]),
+    # sampling
+    ("greedy training", [f"{SAMPLING}.temperature=0"], f"{SAMPLING}.temperature", ["above 0", "all the same"]),
+    ("top-p that the trainer ignores", [f"{SAMPLING}.top_p=0.9"], f"{SAMPLING}.top_p", ["train_infer_correction"]),
+    ("pass@k beyond n", ["validation.pass_at_k=[1,4]"], "validation.pass_at_k", ["1 to num_return_sequences (1)"]),
+    ("many greedy responses",
+     ["validation.generating_args.num_return_sequences=4", "validation.generating_args.temperature=0"],
+     "validation.generating_args.num_return_sequences", ["all responses of a prompt would be the same"]),
+    # data
+    ("no data", [f"{DATA}.file_name=[]", f"{DATA}.prompt=null"], f"{DATA}.file_name", ["a file, or procedural tasks"]),
+    ("prompt and messages", [f"{DATA}.messages=chat"], f"{DATA}.prompt", ["only one of prompt and messages"]),
+    ("a missing file", [f"{DATA}.file_name=trian.jsonl"], f"{DATA}.file_name", ["exists", "'train.jsonl'"]),
+    ("an empty file", [f"{DATA}.file_name=empty.jsonl"], f"{DATA}.file_name", ["it is empty"]),
+    ("a blank file", [f"{DATA}.file_name=blank.jsonl"], f"{DATA}.file_name", ["with rows"]),
+    ("a header without rows", [f"{DATA}.file_name=header.csv"], f"{DATA}.file_name", ["with rows"]),
+    ("a torn row", [f"{DATA}.file_name=torn.jsonl"], f"{DATA}.file_name", ["torn.jsonl:1"]),
+    ("a folder for a file", [f"{DATA}.file_name=hollow"], f"{DATA}.file_name", ["a file, or a folder written by"]),
+    ("an unknown format", [f"{DATA}.file_name=notes.txt"], f"{DATA}.file_name", [".jsonl"]),
+    ("a missing column", [f"{DATA}.prompt=problem"], f"{DATA}.prompt", ["question, ground_truth, tag"]),
+    ("an unknown procedural dataset", [f"{DATA}.procedural=[{{tag: algebra, dataset: chain_sums}}]"],
+     f"{DATA}.procedural[0].dataset", ["did you mean 'chain_sum'"]),
+    ("a tag of no domain", [f"{DATA}.procedural=[{{tag: algebr, dataset: chain_sum}}]"], f"{DATA}.procedural[0].tag",
+     ["algebra, words"]),
+    # schedule
+    ("no end", ["max_steps=0"], "max_steps", ["num_train_epochs is off too"]),
+    ("evaluation of nothing", ["eval_steps=1", "~validation"], "eval_steps", ["no validation section"]),
+    ("two warm-ups", [f"{TRAIN}.warmup_steps=1", f"{TRAIN}.warmup_ratio=0.1"], f"{TRAIN}.warmup_ratio", ["keep one"]),
+    ("asynchronous generation", ["async_generation_ratio=1"], "async_generation_ratio", ["isn't available"]),
+    ("resuming from nothing", ["resume_from_checkpoint=true"], "resume_from_checkpoint", ["there are none"]),
+    ("resuming from nowhere", ["resume_from_checkpoint=old/step-3"], "resume_from_checkpoint", ["no folder 'old'"]),
+    # machine
+    ("a slot that isn't there", ["executor=ray", "actor_infer.device_mapping=[0,1]"], "actor_infer.device_mapping",
+     ["1 x 1 = 1; 1 isn't there", "num_gpus_per_node=2"]),
+    ("a mapping nobody can read", ["actor_infer.device_mapping='range(two)'"], "actor_infer.device_mapping",
+     ["'two' isn't a slot number", "list(range(0, 8))"]),
+    ("a slot named twice", ["actor_infer.device_mapping=[0,0]"], "actor_infer.device_mapping", ["0 appears twice"]),
+    ("a size that contradicts the slots",
+     ["executor=ray", "actor_infer.world_size=2", "actor_infer.device_mapping=[0]"],
+     "actor_infer.world_size", ["1, the number of slots"]),
+    ("two ranks inline", ["num_gpus_per_node=2", "actor_infer.device_mapping=0-1"], "actor_infer.device_mapping",
+     ["one rank with executor inline"]),
+    ("variables for no process", ["system_envs={A: b}"], "system_envs", ["executor inline"]),
+    ("a model that isn't there", ["pretrain=./modle"], "pretrain", ["a model folder that exists"]),
+    ("no model", ["pretrain=null"], "actor_train.model_args.model_name_or_path", ["neither this nor pretrain"]),
+    ("a folder without a model", ["pretrain=hollow"], "pretrain", ["config.json"]),
+    ("an output that is a file", ["output_dir=notes.txt/run"], "output_dir", ["notes.txt is a file"]),
+    ("a custom reward without a file",
+     ["rewards.math.name=custom", "custom_reward_function={path: reward.py, name: score}"],
+     "custom_reward_function.path", ["'rewards.py'"]),
+    ("a custom reward without a function",
+     ["rewards.math.name=custom", "custom_reward_function={path: rewards.py, name: scor}"],
+     "custom_reward_function.path", ["it has score"]),
+    ("a custom reward that doesn't parse",
+     ["rewards.math.name=custom", "custom_reward_function={path: broken.py, name: score}"],
+     "custom_reward_function.path", ["broken.py:1"]),
+    ("an estimator in no package", ["adv_estimator='nowhere_to_be.found:mine'"], "adv_estimator", ["no package"]),
+]
+
+
+def problem_of(job: Path, overrides: list[str]) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        check_environment(load_config(job, "job", overrides))
+    return caught.value
+
+
+def test_the_job_that_the_table_breaks_is_sound(job):
+    check_environment(load_config(job, "job"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path", "fragments"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN]
+)
+def test_a_broken_configuration_gives_one_clear_error(job, overrides, path, fragments):
+    start = time.perf_counter()
+    error = problem_of(job, overrides)
+    assert time.perf_counter() - start < 2.0
+    # `actor_infer` without a model of its own repeats what is wrong with the default.
+    violation = error.violations[0]
+    assert {v.path.split(".", 1)[-1] for v in error.violations} == {violation.path.split(".", 1)[-1]}, str(error)
+    assert violation.path == path
+    for fragment in fragments:
+        assert fragment in str(error)
+
+
+def test_an_unwritable_output_folder_is_refused(job):
+    if os.access(job / "locked", os.W_OK):
+        pytest.skip("this user may write anywhere")
+    assert "can't" in str(problem_of(job, ["output_dir=locked/run"]))
+
+
+def test_all_problems_are_shown_at_once(job):
+    overrides = ["sead=1", "exp_name=3", f"{TRAIN}.learning_rate=fast", "rewards.math.nam=1", "truncation=no"]
+    error = problem_of(job, overrides)
+    assert [violation.path for violation in error.violations] == [
+        "exp_name",
+        "truncation",
+        "rewards.math.nam",
+        f"{TRAIN}.learning_rate",
+        "sead",
+    ] or {violation.path for violation in error.violations} == {
+        "exp_name",
+        "truncation",
+        "rewards.math.nam",
+        f"{TRAIN}.learning_rate",
+        "sead",
+    }
+    assert str(error).startswith("5 problems in")
+
+
+def test_unknown_keys_and_contradictions_are_shown_together(job):
+    error = problem_of(job, ["sead=1", "use_kl_loss=true", "sequence_length=1"])
+    assert {violation.path for violation in error.violations} == {"sead", "reference", "sequence_length"}
+
+
+YAMLS = [
+    ("pipeline: rlvr\n\tseed: 1\n", "bad.yaml:2:1", "spaces"),
+    ("pipeline: rlvr\nrewards: [1\n", "bad.yaml:3:1", "valid YAML"),
+    ("pipeline: rlvr\nseed: 1\nseed: 2\n", "bad.yaml:3:1", "duplicate key seed"),
+    ("", "bad.yaml", "keys and values"),
+    ("- 1\n", "bad.yaml", "keys and values"),
+    ("defaults: [absent, _self_]\npipeline: rlvr\n", "bad.yaml", "Could not load 'absent'"),
+    ("seed: 1\n", "pipeline", "add pipeline: rlvr"),
+]
+
+
+@pytest.mark.parametrize(("text", "where", "fragment"), YAMLS)
+def test_a_file_that_is_no_configuration_is_refused_with_its_place(tmp_path, text, where, fragment):
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(tmp_path, "bad")
+    assert where in str(caught.value)
+    assert fragment in str(caught.value)
+
+
+def test_a_missing_file_names_those_there_are(job):
+    with pytest.raises(ConfigError, match=r"jobs.*: job\n.*did you mean 'job'"):
+        load_config(job, "jobs")
+    with pytest.raises(ConfigError, match="a folder"):
+        load_config(job / "nowhere", "job")
+
+
+COMMANDS = [
+    (["sead=1"], "did you mean 'seed'"),
+    ([f"{DATA}.file_name=trian.jsonl"], "'train.jsonl'"),
+    (["seed=[1"], "an override that Hydra understands"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "fragment"), COMMANDS)
+def test_the_command_ends_with_code_2_and_no_traceback(job, overrides, fragment):
+    command = [sys.executable, "-X", "importtime", REPOSITORY / "examples" / "start_pipeline.py"]
+    start = time.perf_counter()
+    done = subprocess.run(
+        [*command, "--config_path", ".", "--config_name", "job", *overrides],
+        capture_output=True, text=True, timeout=60, cwd=job,
+    )  # fmt: skip
+    assert time.perf_counter() - start < 2.0
+    imported = {line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    said = "\n".join(line for line in done.stderr.splitlines() if not line.startswith("import time:"))
+    assert done.returncode == 2, said
+    assert fragment in said
+    assert "Traceback" not in said
+    assert not {"torch", "ray", "transformers", "datasets"} & imported

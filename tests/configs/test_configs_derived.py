@@ -1,0 +1,201 @@
+"""Derived values: batch plan, placement, models, tags, paths, warnings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roll.configs.base import ActorInferConfig, ActorTrainConfig, ModelArgs, ReferenceConfig, TrainConfig, TrainingArgs
+from roll.configs.batch import BatchPlan, TrainBatch, plan_batches
+from roll.configs.placement import PlacementPlan, parse_device_mapping
+from roll.configs.rewards import RewardConfig
+from roll.configs.rlvr import RLVRConfig
+
+
+def config_with(**values) -> RLVRConfig:
+    rewards = {"math": RewardConfig(name="math_rule")}
+    return RLVRConfig(**{"pipeline": "rlvr", "pretrain": "p", "rewards": rewards, **values})
+
+
+NOTATIONS = [
+    ([0, 1], (0, 1)),
+    (3, (3,)),
+    ("3", (3,)),
+    ("[0, 1]", (0, 1)),
+    ("[4,]", (4,)),
+    ("0-7,12", (0, 1, 2, 3, 4, 5, 6, 7, 12)),
+    ("list(range(0, 8))", tuple(range(8))),
+    ("range(2)", (0, 1)),
+    ("list( range(0, 8, 2) )", (0, 2, 4, 6)),
+    ("range(3, -1, -1)", (3, 2, 1, 0)),
+    ("5,3", (5, 3)),
+]
+
+
+@pytest.mark.parametrize(("text", "slots"), NOTATIONS)
+def test_device_mappings_in_every_notation(text, slots):
+    assert parse_device_mapping(text) == slots
+
+
+HOSTILE = [
+    *("__import__('os').system('true')", "list(range(0, 8)", "range(0, 8))", "range()", "range(0, 1, 0)"),
+    *("range(10**9)", "range(999999999)", "0-999999999", "[0", "0]", "", "[]", "a", "1.0", "0--1", "-1", "3-1"),
+    *("0,0", "0-2,1", "range(-1, 2)", "range(1,2,3,4)", "1_0", "\u0663"),
+    *([], [-1], [True], [0, 0], [1.0], [None], {"a": 1}, 1.5),
+]
+
+
+@pytest.mark.parametrize("value", HOSTILE, ids=repr)
+def test_anything_else_is_refused_and_never_evaluated(value):
+    with pytest.raises(ValueError):
+        parse_device_mapping(value)
+
+
+@given(st.lists(st.integers(0, 200), min_size=1, max_size=30, unique=True))
+def test_a_list_and_its_text_name_the_same_slots(slots):
+    assert parse_device_mapping(slots) == tuple(slots)
+    assert parse_device_mapping(str(slots)) == tuple(slots)
+    assert parse_device_mapping(",".join(map(str, slots))) == tuple(slots)
+
+
+@given(st.integers(0, 50), st.integers(1, 50), st.integers(1, 5))
+def test_a_range_means_what_python_means(start, length, step):
+    expected = tuple(range(start, start + length, step))
+    assert parse_device_mapping(f"list(range({start}, {start + length}, {step}))") == expected
+    assert parse_device_mapping(f"{start}-{start + length}") == tuple(range(start, start + length + 1))
+
+
+@given(st.text(max_size=12))
+def test_any_text_gives_slots_or_a_value_error(text):
+    try:
+        slots = parse_device_mapping(text)
+    except ValueError:
+        return
+    assert slots
+    assert all(type(slot) is int and slot >= 0 for slot in slots)
+
+
+def test_a_rank_may_not_lie_on_two_nodes():
+    plan = PlacementPlan(num_nodes=2, num_gpus_per_node=2, roles={"a": ((0, 1), (2, 3)), "b": ((1, 2),)})
+    assert plan.split_ranks() == [("b", 0)]
+    assert plan.colocated() == [("a", "b")]
+    assert "share slots: a+b" in plan.explain()
+
+
+def test_only_roles_that_something_needs_are_started():
+    quiet = config_with(reference=ReferenceConfig(), critic=TrainConfig())
+    assert list(quiet.roles) == ["actor_train", "actor_infer"]
+    assert "reference is configured" in quiet.warnings()[0]
+    busy = config_with(reference=ReferenceConfig(), critic=TrainConfig(), use_kl_loss=True, adv_estimator="gae")
+    assert list(busy.roles) == ["actor_train", "actor_infer", "reference", "critic"]
+    assert busy.placement.colocated()
+
+
+def test_world_size_and_slots_follow_from_each_other():
+    assert ActorInferConfig(device_mapping=(4, 5)).ranks == 2
+    assert ActorInferConfig(world_size=3).slots == (0, 1, 2)
+    assert ActorInferConfig().slots == (0,)
+
+
+def test_a_role_without_a_model_takes_the_nearest_default():
+    own = ActorTrainConfig(model_args=ModelArgs(model_name_or_path="own"))
+    config = config_with(actor_train=own, critic=TrainConfig(), reward_pretrain="judge")
+    assert config.model_path("actor_train") == "own"
+    assert config.model_path("actor_infer") == "p"
+    assert config.model_path("critic") == "judge"
+    assert config_with(actor_train=own, pretrain=None).model_path("actor_infer") == "own"
+    with pytest.raises(ValueError, match="no model for actor_infer"):
+        config_with(pretrain=None).model_path("actor_infer")
+
+
+def test_tags_find_their_domain_and_template():
+    rewards = {"math": RewardConfig(name="math_rule", tag_included=("a", "b")), "words": RewardConfig(name="gsm8k")}
+    config = config_with(rewards=rewards, global_template="plain", tag_to_template={"b": "native"})
+    assert [config.domain_of(tag) for tag in ("a", "b", "words", "c")] == ["math", "math", "words", None]
+    assert [config.template_of(tag) for tag in ("a", "b")] == ["plain", "native"]
+
+
+def test_folders_default_to_places_below_the_output():
+    config = config_with(output_dir="out")
+    assert (config.logging_path, config.checkpoint_path) == (Path("out/logs"), Path("out/checkpoints"))
+
+
+def test_normalisation_levels_follow_the_switches():
+    # reward_norm alone: mean and std; shift: the mean only; scale: the std only; scaling: the running std.
+    def levels(**values):
+        config = config_with(**values)
+        return config.reward_mean_over, config.reward_std_over
+
+    assert levels() == (None, None)
+    assert levels(reward_norm="group") == ("group", "group")
+    assert levels(reward_norm="group", reward_shift=True) == ("group", None)
+    assert levels(reward_norm="batch", reward_scale=True) == (None, "batch")
+    assert levels(use_reward_scaling=True) == (None, "running")
+    assert levels(use_reward_scaling=True, use_reward_norm=True) == ("running", "running")
+
+
+def test_constants_of_every_loss_are_its_own_options():
+    losses = pytest.importorskip("roll.algorithms.losses")
+    from roll.configs.policy import POLICY_LOSSES
+
+    for name in POLICY_LOSSES:
+        options = config_with(policy_loss=name).policy_loss_options
+        assert set(options) <= set(losses.policy_loss_options(name)), name
+    assert config_with(policy_loss="ppo", pg_clip_high=0.28, dual_clip_loss=True).policy_loss_options == {
+        "clip_low": 0.2,
+        "clip_high": 0.28,
+        "dual_clip": 3.0,
+    }
+    assert config_with(policy_loss="mine:loss").policy_loss_options == {}
+
+
+def test_names_of_estimators_and_losses_are_those_of_the_registry():
+    from roll.configs.policy import ESTIMATORS, POLICY_LOSSES
+
+    advantages = pytest.importorskip("roll.algorithms.advantages")
+    losses = pytest.importorskip("roll.algorithms.losses")
+    assert set(ESTIMATORS) <= set(advantages.ADVANTAGES)
+    assert set(POLICY_LOSSES) <= set(losses.POLICY_LOSSES)
+
+
+def test_the_plan_counts_what_happens_in_a_step():
+    # 8 prompts x 4 = 32 responses; mini-batch 2 x 4 x 2 = 16 -> 2 mini-batches, 3 passes -> 6 optimizer steps.
+    training = TrainingArgs(per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    actor = ActorTrainConfig(training_args=training, world_size=2)
+    plan = plan_batches(
+        config_with(rollout_batch_size=8, num_return_sequences_in_group=4, ppo_epochs=3, actor_train=actor)
+    )
+    assert plan.rows == 32
+    assert [b.optimizer_steps for b in plan.trains] == [6]
+    assert not list(plan.violations())
+    # 10 steps of which the actor rests in 2.
+    assert plan.optimizer_steps("actor_train", 10, critic_warmup=2) == 48
+    assert "32 / 16 = 2 mini-batches, x 3 passes = 6 optimizer steps per step" in plan.explain()
+
+
+SIZES = st.integers(1, 12)
+
+
+@given(SIZES, SIZES, SIZES, SIZES, SIZES)
+def test_the_suggested_sizes_fit_and_are_the_nearest(prompts, group, per_device, accumulation, ranks):
+    def plan(prompts: int, accumulation: int) -> BatchPlan:
+        batch = TrainBatch(
+            role="actor_train", per_device=per_device, accumulation=accumulation, data_parallel=ranks,
+            rows=prompts * group, epochs=1,
+        )  # fmt: skip
+        return BatchPlan(prompts=prompts, group_size=group, trains=(batch,))
+
+    given_plan = plan(prompts, accumulation)
+    assert bool(list(given_plan.violations())) == (not given_plan.trains[0].fits)
+    suggested = given_plan.nearest_prompts()
+    assert suggested
+    assert all(plan(size, accumulation).trains[0].fits for size in suggested)
+    mini_batch = per_device * accumulation * ranks
+    legal = [size for size in range(1, prompts + mini_batch + 1) if size * group % mini_batch == 0]
+    below, above = [size for size in legal if size <= prompts], [size for size in legal if size >= prompts]
+    assert set(suggested) == {*below[-1:], *above[:1]}
+    for count in given_plan.trains[0].nearest_accumulations():
+        assert plan(prompts, count).trains[0].fits

@@ -1,0 +1,132 @@
+"""The shipped YAML, the reference page, the command, and what importing costs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+
+from roll.configs.build import sections_of
+from roll.configs.loader import load_config, to_yaml
+from roll.configs.reference import docstrings, reference
+from roll.configs.rlvr import RLVRConfig
+from roll.configs.strategy import STRATEGIES, StrategyArgs
+
+REPOSITORY = Path(__file__).parents[2]
+EXAMPLES = sorted(path for path in (REPOSITORY / "examples").rglob("*.yaml"))
+PRESETS = sorted((REPOSITORY / "configs").glob("*.yaml"))
+QUESTIONS = {"pretrain": "some/model", "train_file": "train.jsonl", "test_file": "test.jsonl"}
+
+
+def answers(file: Path) -> list[str]:
+    """Overrides for what an example leaves to its user."""
+    tree = yaml.safe_load(file.read_text())
+    return [f"{key}={QUESTIONS[key]}" for key, value in tree.items() if value == "???"]
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_loads(file):
+    config = load_config(file.parent, file.stem, answers(file))
+    assert config.warnings() == []
+
+
+@pytest.mark.parametrize("file", PRESETS, ids=lambda path: path.stem)
+def test_every_preset_is_one_section_of_its_own_name_that_some_strategy_takes(file):
+    from roll.configs.build import build
+
+    tree = yaml.safe_load(file.read_text())
+    assert list(tree) == [file.stem]
+    assert any(not build(options, tree[file.stem])[1] for options in STRATEGIES.values())
+
+
+def test_one_example_spells_out_every_key():
+    file = REPOSITORY / "examples" / "rlvr" / "rlvr_qwen2.5_0.5b.yaml"
+    whole = yaml.safe_load(to_yaml(load_config(file.parent, file.stem, answers(file))))
+    written = yaml.safe_load(file.read_text())
+
+    def missing(full: object, given: object, path: str) -> list[str]:
+        if not isinstance(full, dict) or not isinstance(given, dict):
+            return []
+        return [f"{path}{key}" for key in full if key not in given] + [
+            entry for key in full for entry in missing(full[key], given.get(key), f"{path}{key}.")
+        ]
+
+    assert missing(whole, written, "") == []
+
+
+def test_the_reference_page_is_current():
+    committed = (REPOSITORY / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert committed == reference(), "run: python -m roll.configs.reference docs/configuration.md"
+
+
+def sections(cls: type = RLVRConfig) -> set[type]:
+    from typing import get_type_hints
+
+    found = {cls}
+    for hint in get_type_hints(cls).values():
+        for section, _ in sections_of(hint):
+            found |= sections(section)
+    return found | set(STRATEGIES.values())
+
+
+def test_every_key_says_what_it_means():
+    for cls in sections():
+        told = docstrings(cls)
+        assert {f.name for f in fields(cls)} <= set(told), cls
+        assert all(text.endswith(".") for text in told.values()), cls
+
+
+def test_a_default_starts_nothing_that_was_not_asked_for():
+    config = RLVRConfig(pipeline="rlvr", rewards={})
+    assert list(config.roles) == ["actor_train", "actor_infer"]
+    assert not (config.val_before_train or config.eval_steps or config.save_steps or config.validation)
+    assert StrategyArgs(strategy_name="hf_infer").strategy_config == STRATEGIES["hf_infer"]()
+
+
+def test_importing_the_configuration_needs_nothing_heavy():
+    code = (
+        "import importlib, json, pkgutil, sys, roll.configs\n"
+        "for module in pkgutil.iter_modules(roll.configs.__path__):\n"
+        "    importlib.import_module('roll.configs.' + module.name)\n"
+        "print(json.dumps(sorted(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, check=True)
+    loaded = {name.split(".")[0] for name in json.loads(done.stdout)}
+    assert not loaded & {"torch", "ray", "transformers", "datasets", "hydra", "omegaconf", "yaml", "numpy"}
+
+
+def run_command(*arguments: str, folder: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(REPOSITORY / "examples" / "start_pipeline.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=60, check=False)
+
+
+def test_help_comes_at_once():
+    start = time.perf_counter()
+    done = run_command("--help")
+    assert time.perf_counter() - start < 1.0
+    assert done.returncode == 0
+    assert "--config_name" in done.stdout
+
+
+def test_print_config_shows_every_key_and_check_shows_the_arithmetic(job):
+    printed = run_command("--config_path", ".", "--config_name", "job", "--print_config", "seed=7", folder=job)
+    assert printed.returncode == 0, printed.stderr
+    tree = yaml.safe_load(printed.stdout)
+    assert tree["seed"] == 7
+    assert set(tree) == {f.name for f in fields(RLVRConfig)}
+    checked = run_command("--config_path", ".", "--config_name", "job", "--check", folder=job)
+    assert checked.returncode == 0, checked.stderr
+    assert "4 prompts x 4 responses = 16 responses per step" in checked.stdout
+    assert "share slots: actor_train+actor_infer" in checked.stdout
+
+
+def test_the_folder_may_be_given_from_the_examples(tmp_path):
+    job = ["--config_path", "quickstart", "--config_name", "rlvr_smollm2", "--print_config"]
+    done = run_command(*job, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
