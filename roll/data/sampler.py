@@ -63,10 +63,10 @@ class TaskSource:
         if any(epoch_of(task_id) for task_id in self._by_id):
             raise DataError("task ids must not end in @e<number>: that suffix marks repeats")
         self._identity = {
+            "tasks": {name: _fingerprint(self._domains[name]) for name in self._shares},
             "seed": seed,
             "shuffle": shuffle,
             "domain_interleave_probs": {name: str(share) for name, share in self._shares.items()},
-            "tasks": {name: _fingerprint(self._domains[name]) for name in self._shares},
         }
         self._drawn = dict.fromkeys(self._shares, 0)
         self._returned: deque[Task] = deque()

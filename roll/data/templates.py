@@ -4,7 +4,7 @@ Templates are data, never evaluated as Python. A string with `{prompt}` has that
 once; a string with `{%` or `{{` is Jinja over `messages`, rendered in the sandbox of transformers' chat
 templates.
 
-Beginning-of-sequence token: a chat template (`native` or Jinja) writes its own, so none is added. To `none`
+Beginning-of-sequence token: a chat template (`native` or Jinja) writes its own, so none is added. To `plain`
 and `{prompt}` texts it is added where the tokenizer itself does so for plain text. A prompt that starts with
 two is refused.
 """
@@ -19,11 +19,11 @@ from roll.types.episode import Task
 _SLOT = "{prompt}"
 
 TEMPLATES: dict[str, str] = {
-    "none": _SLOT,
+    "plain": _SLOT,
     "question_answer": "Question: {prompt}\nAnswer:",
     "step_by_step": "{prompt}\nLet's think step by step and put the final answer within \\boxed{}.\n",
 }
-"""Named templates beside `native`: `none` is the text of the prompt as it is."""
+"""Named templates beside `native`: `plain` is the text of the prompt as it is."""
 
 
 class TemplateError(ValueError):
@@ -55,7 +55,7 @@ class PromptEncoder:
         """Prompt token ids of a task; raises `TemplateError` when its template doesn't fit it."""
         template = self._by_tag.get(task.tag, self._template)
         text = self.render(task)
-        ids = tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        ids = tuple(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
         if _is_plain(template):
             ids = self._bos + ids
         if not ids:

@@ -31,7 +31,7 @@ def gsm8k(response: str, task: Task, *, mode: Literal["strict", "flexible"] = "s
     expected = _expected(ground_truth(task), task.id)
     marked = marked_number(response)
     stated = marked if marked is not None or mode == "strict" else last_number(response)
-    correct = float(stated == expected)
+    correct = float(stated is not None and _same(stated, expected))
     return Reward(
         correct,
         {"correct": correct, "answered": float(stated is not None), "format": float(marked is not None)},
@@ -44,7 +44,7 @@ def marked_number(text: str) -> Fraction | None:
     """
     _, mark, rest = text.rpartition("####")
     match = _MARKED.match(plain_characters(rest[:_TAIL_CHARS])) if mark else None
-    if match is None or _OPERATOR.search(match["rest"]):
+    if match is None or _OPERATOR.search(match["rest"].lstrip("*")):
         return None
     return _value(match["digits"], (match["sign"] == "-") != (match["sign2"] == "-"))
 
@@ -62,6 +62,11 @@ def _value(digits: str, negative: bool) -> Fraction | None:
         return None
     value = Fraction(digits.replace(",", ""))
     return -value if negative else value
+
+
+def _same(stated: Fraction, expected: Fraction) -> bool:
+    """Exact for whole numbers; otherwise six decimals are enough (0.666667 for 0.6666666667)."""
+    return stated == expected or (expected.denominator != 1 and round(stated, 6) == round(expected, 6))
 
 
 def _expected(truth: Any, task_id: str) -> Fraction:

@@ -25,7 +25,7 @@ _EXPLOSIVE = re.compile(
     r"""\^\s*\{?[^{}^]*\d\s*\}?\s*\^\s*\{?\s*-?\d   # a tower: 9^{9^{9}}
     |\)\s*\^\s*\{?\s*\d{3,}                       # (x+y+z)^{300} expands
     |\^\s*\{?\s*-?\d{6,}                          # 2^{1000000}
-    |\d{5,}\s*!|\)\s*!|!\s*!                      # huge or nested factorials
+    |\d{5,}\s*!|\d{4,}[^()]*\)\s*!|!\s*[)}]\s*!   # huge or nested factorials
     """,
     re.VERBOSE,
 )
@@ -87,7 +87,7 @@ def normalise(answer: str) -> str:
     stop.
     """
     text = re.sub(r"(?:\{,\}|,\s*\\[!,])\s*(?=\d{3})", ",", plain_characters(answer).strip())
-    text = re.sub(r"\\[,;:! ]|\\(?:q?quad|left|right|displaystyle)(?![A-Za-z])|~", " ", text)
+    text = re.sub(r"(?<!\\)\\[,;:! ]|\\(?:q?quad|left|right|displaystyle)(?![A-Za-z])|~", " ", text)
     text = re.sub(r"\\[dt]frac(?![A-Za-z])", r"\\frac", text)
     text = re.sub(r"\\frac\s*(\d)\s*(\d)(?!\d)", r"\\frac{\1}{\2}", text)
     text = " ".join(text.split())
@@ -141,6 +141,8 @@ def same_answer(answer: str, gold: str) -> bool:
     mine, theirs = read_quantity(answer), read_quantity(gold)
     if mine is not None and theirs is not None:
         return same_quantity(mine, theirs)
+    if theirs is not None and _words(answer) is not None:
+        return False
     return _verify(answer, gold)
 
 

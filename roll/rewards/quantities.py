@@ -54,7 +54,7 @@ _NUMBER = re.compile(
     rf"""(?P<sign>[-+]?)\s*(?:\\?[$€£¥₹]\s*)?(?P<sign2>-?)
     (?:(?P<whole>\d+)?\s*\\frac\s*\{{\s*(?P<num>{_SIGNED})\s*\}}\s*\{{\s*(?P<den>{_SIGNED})\s*\}}
       |(?P<a>(?:{PLAIN_NUMBER})(?:[eE][-+]?\d{{1,3}})?)(?:\s*/\s*(?P<b>{PLAIN_NUMBER}))?)
-    \s*(?P<percent>\\?%|[Pp]ercent\b)?(?P<unit>.*)""",
+    (?:\s*(?P<percent>\\?%|[Pp]ercent\b))?(?P<unit>.*)""",
     re.VERBOSE | re.DOTALL,
 )
 _UNIT = re.compile(

@@ -86,7 +86,8 @@ def _from_file(path: str, name: str) -> RewardFn:
 def _attribute(module: ModuleType, name: str, where: str) -> RewardFn:
     function: RewardFn | None = getattr(module, name, None)
     if function is None:
-        names = sorted(key for key, value in vars(module).items() if inspect.isfunction(value))
+        functions = [value for value in vars(module).values() if inspect.isfunction(value)]
+        names = sorted(f.__name__ for f in functions if f.__module__ == module.__name__ and f.__name__[0] != "_")
         raise RewardLoadError(f"{where} has no function {name!r}; it has {names}")
     if not callable(function) or inspect.iscoroutinefunction(function):
         raise RewardLoadError(f"{name!r} in {where} is not a plain function (async isn't supported)")

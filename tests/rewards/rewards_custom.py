@@ -1,0 +1,106 @@
+"""Reward functions with every kind of bad behaviour, for the tests of loading and of the pool."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from roll.rewards.base import Reward
+from roll.types.episode import Task
+
+
+def length(response: str, task: Task, *, scale: float = 1.0) -> float:
+    return len(response) * scale
+
+
+def with_parts(response: str, task: Task) -> Reward:
+    return Reward(1.0, {"length": float(len(response))})
+
+
+def by_finish(response: str, task: Task, finish_reason: str) -> float:
+    return float(finish_reason == "stop")
+
+
+def needs_more(response: str, task: Task, *, url: str) -> float:
+    return 0.0
+
+
+def one_argument(response: str) -> float:
+    return 0.0
+
+
+async def asynchronous(response: str, task: Task) -> float:
+    return 0.0
+
+
+NOT_A_FUNCTION = 3
+
+
+def obey(response: str, task: Task, *, folder: str = "") -> Any:
+    """Do what the response says; `folder` is where attempts are counted and process ids written."""
+    command, _, argument = response.partition(" ")
+    action = _ACTIONS[command]
+    return action(argument, Path(folder))
+
+
+def _sleep(argument: str, folder: Path) -> float:
+    time.sleep(float(argument))
+    return float(argument)
+
+
+def _count(argument: str, folder: Path) -> float:
+    """Fails until the n-th attempt."""
+    path = folder / "attempts"
+    attempts = int(path.read_text()) + 1 if path.exists() else 1
+    path.write_text(str(attempts))
+    if attempts < int(argument):
+        raise ConnectionError(f"attempt {attempts}")
+    return float(attempts)
+
+
+def _hang_with_child(argument: str, folder: Path) -> float:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    (folder / "child").write_text(str(child.pid))
+    while True:
+        pass
+
+
+def _fork_and_exit(argument: str, folder: Path) -> float:
+    """The grandchild keeps the pipe open."""
+    if os.fork() == 0:
+        time.sleep(30)
+    os._exit(0)
+
+
+def _print(argument: str, folder: Path) -> float:
+    for _ in range(200):
+        print("x" * 10_000)  # noqa: T201
+        os.write(1, b"y" * 10_000)
+    print(argument, file=sys.stderr)  # noqa: T201
+    raise KeyError("after printing")
+
+
+_ACTIONS = {
+    "value": lambda argument, folder: float(argument),
+    "nan_part": lambda argument, folder: Reward(1.0, {"p": float("nan")}),
+    "none": lambda argument, folder: None,
+    "text": lambda argument, folder: "1.0",
+    "list_parts": lambda argument, folder: Reward(1.0, ["p"]),  # type: ignore[arg-type]
+    "pid": lambda argument, folder: float(os.getpid()),
+    "torch": lambda argument, folder: float("torch" in sys.modules),
+    "main": lambda argument, folder: float(getattr(sys.modules["__main__"], "__file__", None) is not None),
+    "raise": lambda argument, folder: [].pop(),
+    "os_exit": lambda argument, folder: os._exit(int(argument)),
+    "sys_exit": lambda argument, folder: sys.exit(int(argument)),
+    "kill": lambda argument, folder: os.kill(os.getpid(), signal.SIGKILL),
+    "sleep": _sleep,
+    "count": _count,
+    "hang_with_child": _hang_with_child,
+    "fork_and_exit": _fork_and_exit,
+    "print": _print,
+}
