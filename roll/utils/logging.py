@@ -9,6 +9,18 @@ from pathlib import Path
 _FORMAT = "%(asctime)s %(levelname)s [{name}] %(name)s: %(message)s"
 
 
+class _StderrHandler(logging.Handler):
+    """Writes to what `sys.stderr` is now, not at set-up: a live display replaces it to print above itself."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record."""
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
+        except (OSError, ValueError):
+            self.handleError(record)
+
+
 def setup_logging(level: str = "INFO", *, name: str = "controller", file: Path | None = None) -> None:
     """Send the records of this process to stderr, and to `file` where given; a second call replaces the
     first.
@@ -18,7 +30,7 @@ def setup_logging(level: str = "INFO", *, name: str = "controller", file: Path |
     known = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
     if level not in known:
         raise ValueError(f"unknown log level {level!r}; expected one of {list(known)}")
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    handlers: list[logging.Handler] = [_StderrHandler()]
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         handlers.append(logging.FileHandler(file, encoding="utf-8"))

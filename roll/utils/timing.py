@@ -52,16 +52,19 @@ class Timers:
         self._open = threading.local()
 
     @contextmanager
-    def span(self, name: str, *, waits: bool = False) -> Iterator[None]:
+    def span(self, name: str, *, waits: bool = False, event_loop: bool = False) -> Iterator[None]:
         """Time the body; it counts even when the body raises.
 
         Args:
             name: One word; spans of one name add up within a step.
             waits: True when the body waits for workers, so that its time is not the controller's own.
+            event_loop: True when the body runs an event loop on this thread: what the thread didn't spend
+                computing it waited for workers.
         """
         assert name.isidentifier(), f"a span name is one word, got {name!r}"
         stack = self._stack()
         frame = _Frame(name, self._clock())
+        computed = time.thread_time()
         stack.append(frame)
         try:
             yield
@@ -70,6 +73,8 @@ class Timers:
             inner = stack[-1]
             assert inner is frame, f"span {name!r} closed before {inner.name!r}; spans don't cross coroutines"
             stack.pop()
+            if event_loop:
+                frame.waited = max(frame.waited, seconds - (time.thread_time() - computed))
             self._close(frame, seconds, waits, stack)
 
     def result(self) -> dict[str, float]:

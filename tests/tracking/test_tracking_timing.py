@@ -59,6 +59,27 @@ def test_waiting_inside_waiting_counts_once():
     assert (result["time/controller"], result["time/controller_share"]) == (1.0, 0.25)
 
 
+@pytest.mark.parametrize(
+    ("computed", "own"),
+    [
+        (1.0, 3.0),  # 4 s of event loop, 1 s of it computing: 3 s were waiting, which is more than the 2 s of poll
+        (3.5, 4.0),  # 0.5 s were waiting, but poll alone says 2 s: 2 + 2 s of the controller's own
+    ],
+)
+def test_an_event_loop_waits_as_long_as_its_thread_computes_nothing(monkeypatch, computed: float, own: float):
+    clock, cpu = Clock(), Clock()
+    monkeypatch.setattr("roll.utils.timing.time.thread_time", cpu)
+    timers = Timers(clock)
+    with timers.span("step"):
+        clock.now += 2
+        with timers.span("generate", event_loop=True):
+            clock.now += 2
+            cpu.now += computed
+            with timers.span("poll", waits=True):
+                clock.now += 2
+    assert timers.result()["time/controller"] == own
+
+
 def test_a_span_inside_one_of_its_own_name_counts_once_in_the_inclusive_time():
     clock = Clock()
     timers = Timers(clock)

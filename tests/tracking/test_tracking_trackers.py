@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from roll.tracking.base import Destination, Sample, Tracker, TrackingError
 from roll.tracking.registry import TRACKERS, MultiTracker, build_trackers, check_trackers
 from roll.tracking.stdout import StdoutTracker
 from roll.tracking.steplines import read_steps
+from roll.utils.logging import setup_logging
 
 ROOT = Path(__file__).parents[2]
 STEP = {
@@ -174,8 +176,8 @@ def test_off_a_terminal_a_step_is_one_plain_line(tmp_path: Path):
     resumed, fifth, sixth, sample = out.getvalue().splitlines()
     assert resumed == "resumed after step 4"
     assert fifth == (
-        "step 5  reward 0.500  accuracy 62.5%  length 12.2  kl mismatch 1.5e-07  loss -0.0123  "
-        "grad norm 0.870  tokens/s 1,234  step time 3.2s"
+        "step 5  reward 0.500  accuracy 62.5%  length 12.2  mismatch 1.5e-07  loss -0.0123  "
+        "grad norm 0.870  tokens/s 1,234  time 3.2s"
     )
     assert sixth == "step 6  reward 0.250"
     assert sample == f"sample  step 6  math  reward 1  '{'p' * 160}' -> '[red]2\\n'"
@@ -188,9 +190,48 @@ def test_on_a_terminal_a_step_is_a_row_and_old_rows_leave(tmp_path: Path):
     for step in (1, 2, 3):
         tracker.log(step, {**STEP, "reward/mean": float(step)})
     tracker.finish({})
-    last_frame = out.getvalue().rsplit("step ", 1)[-1]
+    last_frame = out.getvalue().rsplit("grad norm", 1)[-1]
     assert "\x1b" in out.getvalue()
     assert ("2.000" in last_frame, "3.000" in last_frame, "1.000" in last_frame) == (True, True, False)
+
+
+@pytest.mark.parametrize(("terminal", "term", "redraws"), [(True, "xterm", 1), (True, "dumb", 0), (False, "xterm", 0)])
+def test_the_table_is_for_terminals_that_can_redraw(tmp_path: Path, monkeypatch, terminal, term, redraws):
+    out = io.StringIO()
+    out.isatty = lambda: terminal
+    monkeypatch.setenv("TERM", term)
+    tracker = StdoutTracker(Destination(tmp_path, None), file=out)
+    tracker.log(1, STEP)
+    tracker.finish({})
+    assert ("\x1b" in out.getvalue()) == bool(redraws)
+    assert "0.500" in out.getvalue()
+
+
+def test_the_table_fits_eighty_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    out = io.StringIO()
+    tracker = StdoutTracker(Destination(tmp_path, None), live=True, file=out)
+    tracker.log(12345, {**STEP, "throughput/tokens_per_second": 123456.0, "time/step": 1234.5})
+    tracker.finish({})
+    assert "12345" in out.getvalue()
+    assert all(word in out.getvalue() for word in ("mismatch", "grad norm", "123,456", "1234.5s", "-0.0123"))
+
+
+def test_log_lines_appear_above_the_table_and_none_is_overwritten(tmp_path: Path):
+    out = io.StringIO()
+    level = logging.getLogger().level
+    handlers = logging.getLogger().handlers[:]
+    setup_logging()
+    try:
+        tracker = StdoutTracker(Destination(tmp_path, None), live=True, file=out)
+        for step in (1, 2):
+            tracker.log(step, STEP)
+            logging.getLogger("roll.test").info("line of step %d", step)
+        tracker.finish({})
+    finally:
+        logging.basicConfig(level=level, handlers=handlers, force=True)
+    assert out.getvalue().count("line of step 1") == 1
+    assert out.getvalue().count("line of step 2") == 1
 
 
 def test_an_output_that_knows_only_ascii_gets_escapes_instead_of_an_error(tmp_path: Path):
