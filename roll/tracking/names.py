@@ -134,7 +134,6 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
     "Validation": (
         _M("val/accuracy", "fraction", "Right answers", "mean over validation tasks of all domains"),
         _M("val/responses", "responses", "Validation responses", "sum"),
-        _M("val/length_mean", "tokens", "Length of a response", "mean over all responses"),
         _M("val/<domain>/accuracy", "fraction", "Right answers in one domain", _TASKS),
         _M("val/<domain>/reward", "reward", "Reward in one domain", _ITS_RESPONSES),
         _M("val/<domain>/pass_at_<k>", "fraction", "Tasks solved in k responses, unbiased", _TASKS),
