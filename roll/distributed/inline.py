@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
+import logging
 import queue
 import sys
 import threading
@@ -18,12 +19,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from roll.distributed.cluster import Cluster, Executor
-from roll.distributed.errors import Failure, WorkerTimeout
+from roll.distributed.errors import Failure, WorkerError, WorkerTimeout
 from roll.distributed.handles import Handle
 from roll.distributed.placement import RolePlacement
 from roll.distributed.process_group import release_port, reserve_port
 from roll.distributed.worker import Worker, WorkerInfo
 
+_logger = logging.getLogger(__name__)
 _HOST = "127.0.0.1"
 _Job = tuple["concurrent.futures.Future[Any]", Callable[[], Any]]
 
@@ -116,7 +118,10 @@ class InlineCluster(Cluster):
         for _ in self._threads:
             self._jobs.put(None)
         release_port(self._port)
-        worker.close()
+        try:
+            self._attributed("close", worker.close)
+        except WorkerError as error:
+            _logger.warning("%s", error, exc_info=error.__cause__)
 
     def _run(self, name: str, args: Mapping[int, tuple[Any, ...]], timeout: float | None) -> list[Any]:
         return [self._invoke(name, each, timeout) for each in args.values()]

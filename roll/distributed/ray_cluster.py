@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import socket
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _TAIL_BYTES = 16384
+_logger = logging.getLogger(__name__)
 _GRACE = 1.0
 """Seconds to look for a death behind an exception: a peer's broken connection is reported before the death
 itself."""
@@ -80,8 +82,13 @@ class RayCluster(Cluster):
         if self._healthy:
             import ray
 
-            refs = [peer.shell.close.remote() for peer in self._peers]
-            ray.wait(refs, num_returns=len(refs), timeout=_CLOSE_SECONDS)
+            refs = {peer.shell.close.remote(): rank for rank, peer in enumerate(self._peers)}
+            done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=_CLOSE_SECONDS)
+            for ref in done:
+                try:
+                    self._fetch(ref, refs[ref], "close")
+                except WorkerError as error:
+                    _logger.warning("%s", error)
         self.kill()
 
     def kill(self) -> None:

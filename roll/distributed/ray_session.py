@@ -12,7 +12,6 @@ from typing import IO, Any
 
 from roll.distributed.cluster import RayOptions
 
-_logger = logging.getLogger(__name__)
 _PREFIX = "roll-ray-"
 _LONGEST_ROOT = 30
 """Ray's socket paths add about 75 characters, and a Unix socket's path may have 107."""

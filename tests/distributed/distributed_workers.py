@@ -122,6 +122,13 @@ class Echo(Worker):
         init_process_group(self.info, "gloo", timeout=1)
 
 
+class Clumsy(Echo):
+    """Fails at the last moment."""
+
+    def close(self) -> None:
+        raise OSError("the engine doesn't answer")
+
+
 class Pair(Echo):
     """Two ranks that share one data shard, as tensor-parallel peers do; the second one collects."""
 

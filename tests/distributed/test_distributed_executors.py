@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import time
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from distributed_workers import Echo, Pair, Sampler, Trainer, weights
+from distributed_workers import Clumsy, Echo, Pair, Sampler, Trainer, weights
 from torch import Tensor
 
 from roll.distributed.cluster import Cluster, Executor, make_executor
@@ -133,6 +134,18 @@ def test_calls_that_make_no_sense_are_refused_before_they_are_sent(solo: Cluster
         solo.call(Echo.double, "text")
     with pytest.raises(TypeError, match=r"returns a Ragged, Metrics or None on every rank, got \['str'\]"):
         solo.call(Echo.answer_wrongly, batch_of(1))
+
+
+def test_a_worker_that_fails_to_close_is_a_warning_and_keeps_nobody_alive(
+    executor: Executor, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = executor.create_cluster(SOLO[3], Clumsy)
+    with caplog.at_level(logging.WARNING):
+        cluster.shutdown()
+        cluster.shutdown()
+    assert caplog.text.count("broken rank 0 failed in 'close': OSError: the engine doesn't answer") == 1
+    with pytest.raises(RuntimeError, match="broken was shut down"):
+        cluster.call(Echo.greet, "x")
 
 
 def test_an_undeclared_role_is_refused(executor: Executor) -> None:
