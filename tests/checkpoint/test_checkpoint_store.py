@@ -53,12 +53,17 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     assert names(tmp_path) == ["checkpoint-5"]
 
 
+def save_interrupted(store: CheckpointStore, step: int, interrupt: Callable[[], object]) -> None:
+    with store.writing(step) as folder:
+        (folder / "half").write_text("x")
+        interrupt()
+
+
 def test_an_exception_in_the_block_leaves_nothing_and_keeps_the_previous(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     save(store, 1)
-    with pytest.raises(ZeroDivisionError), store.writing(2) as folder:
-        (folder / "half").write_text("x")
-        _ = 1 / 0
+    with pytest.raises(KeyError):
+        save_interrupted(store, 2, lambda: {}["absent"])
     assert names(tmp_path) == ["checkpoint-1"]
     assert verify(tmp_path / "checkpoint-1").step == 1
 
@@ -73,12 +78,9 @@ def test_a_full_disk_is_reported_and_leaves_the_previous_intact(
     def full(*args: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    interrupt = full if where == "write" else lambda: monkeypatch.setattr(os, where, full)
     with pytest.raises(CheckpointError, match=r"step 2 couldn't be written.*No space left.*GiB are free.*checkpoint-1"):
-        with store.writing(2) as folder:
-            (folder / "a").write_text("x")
-            if where == "write":
-                full()
-            monkeypatch.setattr(os, where, full)
+        save_interrupted(store, 2, interrupt)
     monkeypatch.undo()
     assert names(tmp_path) == ["checkpoint-1"]
     assert verify(tmp_path / "checkpoint-1").step == 1
