@@ -72,12 +72,6 @@ class BatchPlan:
         below, above = self.prompts // step * step, -(-self.prompts // step) * step
         return sorted({size for size in (below, above) if size > 0})
 
-    def optimizer_steps(self, role: str, steps: int, critic_warmup: int = 0) -> int:
-        """Optimizer steps of a role in a run of `steps`; the actor rests during `critic_warmup`."""
-        batch = next(b for b in self.trains if b.role == role)
-        active = max(0, steps - critic_warmup) if role == "actor_train" else steps
-        return active * batch.optimizer_steps
-
     def violations(self) -> Iterator[Violation]:
         """Training roles whose mini-batch doesn't divide the responses of a step."""
         for batch in self.trains:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from roll.configs.fields import number, one_or_many
 
@@ -187,9 +187,3 @@ class PipelineConfig:
         """Folder of the checkpoints."""
         chosen = self.checkpoint_config.output_dir
         return Path(chosen) if chosen else self.output_path / "checkpoints"
-
-    @property
-    def tracker_options(self) -> dict[str, dict[str, Any]]:
-        """Options of each tracker in use, as keyword arguments."""
-        stdout = self.tracker_kwargs.stdout
-        return {"stdout": asdict(stdout)} if stdout is not None and "stdout" in self.track_with else {}

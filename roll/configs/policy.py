@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from roll.configs.fields import number
 
@@ -296,29 +296,6 @@ class PolicyOptimisation:
         if self.use_reward_scaling:
             return "running"
         return None if self.reward_shift and not self.reward_scale else self.reward_norm
-
-    @property
-    def policy_loss_options(self) -> dict[str, Any]:
-        """Constants of the chosen policy loss, as its keyword arguments; one of the user's own has none."""
-        low, high = self.clip_range
-        options: dict[str, dict[str, Any]] = {
-            "ppo": {
-                "clip_low": low,
-                "clip_high": high,
-                "dual_clip": self.dual_clip_c if self.dual_clip_loss else None,
-            },
-            "gspo": {"clip_low": low, "clip_high": high},
-            "cispo": {"clip_low": self.cispo_epsilon_low, "clip_high": self.cispo_epsilon_high},
-            "topr": {
-                "positive_weight": self.topr_positive_weight,
-                "negative_weight": self.topr_negative_weight,
-                "level": self.topr_level,
-            },
-            "tis": {"lower": self.tis_lower_bound, "upper": self.tis_upper_bound},
-            "kimi15": {"tau": self.kimi15_tau, "level": self.kimi15_level},
-            "sapo": {"tau_pos": self.sapo_tau_positive, "tau_neg": self.sapo_tau_negative},
-        }
-        return options.get(self.policy_loss, {})
 
     @property
     def uses_reference(self) -> bool:

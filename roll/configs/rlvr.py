@@ -78,10 +78,6 @@ class RLVRConfig(PolicyOptimisation, PipelineConfig):
         """Domain of a tag; None when no domain includes it."""
         return next((domain for domain in self.rewards if tag in self.tags_of(domain)), None)
 
-    def template_of(self, tag: str) -> str | None:
-        """Template that overrides `data_args` for a tag; None when nothing does."""
-        return self.tag_to_template.get(tag, self.global_template)
-
     def warnings(self) -> list[str]:
         """What is allowed but probably not meant."""
         return warnings_of(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from roll.configs import rules_policy, rules_roles, rules_run
+from roll.configs import rules_data, rules_policy, rules_roles, rules_run
 from roll.configs.batch import plan_batches
 from roll.configs.errors import Violation
 
@@ -27,7 +27,7 @@ RULES: tuple[Rule, ...] = (
     rules_policy.reward_rules,
     rules_run.length_rules,
     rules_run.sampling_rules,
-    rules_run.data_rules,
+    rules_data.data_rules,
     rules_run.schedule_rules,
     rules_run.name_rules,
     rules_roles.role_rules,
