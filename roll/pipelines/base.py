@@ -110,7 +110,7 @@ class Pipeline(ABC):
     def step(self, step: int) -> None:
         """One step of the loop."""
         with self.timers.span("step"):
-            with self.timers.span("generate"):
+            with self.timers.span("generate", event_loop=True):
                 collected = self.collect(step)
             rollouts = assemble(collected.groups)
             metrics = self.rollout_metrics(rollouts).merge(collected.metrics)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -269,7 +270,8 @@ class Fsdp2Strategy(TrainStrategy):
         import torch.distributed.checkpoint as dcp
 
         path.mkdir(parents=True, exist_ok=True)
-        dcp.save(self._state(), checkpoint_id=path / "state", no_dist=self._world_size == 1)
+        with _expected_single_process():
+            dcp.save(self._state(), checkpoint_id=path / "state", no_dist=self._world_size == 1)
         if self._rank == 0:
             (path / "schedule.json").write_text(json.dumps({"optimizer_steps": self._steps}))
 
@@ -279,7 +281,8 @@ class Fsdp2Strategy(TrainStrategy):
         from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_state_dict
 
         state = self._state()
-        dcp.load(state, checkpoint_id=path / "state", no_dist=self._world_size == 1)
+        with _expected_single_process():
+            dcp.load(state, checkpoint_id=path / "state", no_dist=self._world_size == 1)
         if self._optimizer is None:
             set_model_state_dict(self._module, state["model"])
             return
@@ -306,5 +309,14 @@ def _disable_dropout(model: nn.Module) -> None:
             module.attention_dropout = 0.0
 
 
+@contextlib.contextmanager
+def _expected_single_process() -> Iterator[None]:
+    """torch warns that it assumes one process where that was asked for with `no_dist`."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*assuming the intent is to", category=UserWarning)
+        yield
+
+
 def _no_outputs(outputs: Sequence[OutputName]) -> TokenOutputs:
-    return TokenOutputs(row_ids=(), offsets=torch.zeros(1, dtype=torch.int64), **{name: torch.zeros(0) for name in outputs})
+    columns = {name: torch.zeros(0) for name in outputs}
+    return TokenOutputs(row_ids=(), offsets=torch.zeros(1, dtype=torch.int64), **columns)

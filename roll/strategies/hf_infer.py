@@ -111,7 +111,8 @@ class HfInfer(InferEngine):
         if request.id in known:
             raise ValueError(f"request id {request.id!r} is already running; ids must be unique")
         if request.params.max_new_tokens < 1:
-            raise ValueError(f"request {request.id!r}: max_new_tokens must be >= 1, got {request.params.max_new_tokens}")
+            got = request.params.max_new_tokens
+            raise ValueError(f"request {request.id!r}: max_new_tokens must be >= 1, got {got}")
         if request.params.stop_strings and self._decode is None:
             raise ValueError(f"request {request.id!r} has stop strings, which need a tokenizer: pass `decode`")
 
@@ -210,16 +211,19 @@ class HfInfer(InferEngine):
     def _draw(self, logits: Tensor) -> None:
         params = [s.request.params for s in self._running]
         uniforms = [s.rng.random() if s.request.params.temperature > 0 else 0.0 for s in self._running]
-        seen = [
-            torch.tensor(sorted(set(s.context)), device=self._device) if s.request.params.repetition_penalty != 1 else None
-            for s in self._running
-        ]
+        seen = [self._seen(sequence) for sequence in self._running]
         tokens, logprobs = sample(logits, params, uniforms, seen)
         for sequence, token, logprob in zip(self._running, tokens.tolist(), logprobs.tolist(), strict=True):
             sequence.tokens.append(token)
             sequence.logprobs.append(logprob)
             sequence.versions.append(self._version)
             sequence.steps += 1
+
+    def _seen(self, sequence: _Sequence) -> Tensor | None:
+        """Token ids of the context, for the repetition penalty only."""
+        if sequence.request.params.repetition_penalty == 1.0:
+            return None
+        return torch.tensor(sorted(set(sequence.context)), device=self._device)
 
     def _finish_reason(self, sequence: _Sequence) -> FinishReason | None:
         params, token = sequence.request.params, sequence.tokens[-1]

@@ -48,7 +48,8 @@ class Ragged:
 
     def __post_init__(self) -> None:
         if self.offsets.shape != (len(self.row_ids) + 1,):
-            raise ValueError(f"{len(self.row_ids)} rows need {len(self.row_ids) + 1} offsets, got {tuple(self.offsets.shape)}")
+            got = tuple(self.offsets.shape)
+            raise ValueError(f"{len(self.row_ids)} rows need {len(self.row_ids) + 1} offsets, got shape {got}")
         if int(self.offsets[0]) != 0 or bool((self.offsets.diff() < 0).any()):
             raise ValueError(f"offsets must start at 0 and never fall, got {self.offsets.tolist()[:8]}")
         twice = _unique(self.row_ids)

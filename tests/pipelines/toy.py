@@ -1,4 +1,7 @@
-"""A task that a tiny model learns in seconds: answer each prompt with its letter. Used by the pipeline tests."""
+"""A task that a tiny random model learns in seconds: answer in lower or upper case as the prompt asks.
+
+A quarter of the characters are right at the start, so there is a reward to climb from the first step.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-LETTERS = "abcd"
-
 REWARD = '''
-"""The share of the response's first characters that are the wanted letter."""
+"""The share of the response that is written in the wanted case."""
 
 
-def letter(response, task):
-    wanted = task.payload["ground_truth"]
-    return sum(c.lower() == wanted or c.isdigit() for c in response[:2]) / 2
+def case(response, task):
+    check = str.islower if task.payload["ground_truth"] == "lower" else str.isupper
+    return sum(map(check, response[:2])) / 2
 '''
 
 YAML = """
@@ -23,25 +24,25 @@ exp_name: toy
 seed: 3
 executor: inline
 output_dir: {output}
-track_with: [jsonl]
+track_with: jsonl
 pretrain: {model}
 max_steps: 4
-rollout_batch_size: 4
-num_return_sequences_in_group: 4
+rollout_batch_size: 8
+num_return_sequences_in_group: 8
 prompt_length: 16
 response_length: 2
 reward_retries: 0
 rewards:
-  letters: {{name: custom, tag_included: [letters]}}
-custom_reward_function: {{path: {reward}, name: letter}}
+  case: {{name: custom, tag_included: case}}
+custom_reward_function: {{path: {folder}/case_reward.py, name: case}}
 actor_train:
   model_args: {{disable_gradient_checkpointing: true}}
-  training_args: {{learning_rate: 1.0e-2, per_device_train_batch_size: 8, gradient_accumulation_steps: 2}}
-  data_args: {{file_name: {data}, prompt: prompt, tag: tag, template: plain}}
+  training_args: {{learning_rate: 1.0e-2, per_device_train_batch_size: 32, gradient_accumulation_steps: 2}}
+  data_args: {{file_name: {folder}/case.jsonl, prompt: prompt, tag: tag, template: plain}}
 actor_infer:
   generating_args: {{temperature: 1.0, ignore_eos: true}}
 validation:
-  data_args: {{file_name: {data}, prompt: prompt, tag: tag, template: plain}}
+  data_args: {{file_name: {folder}/case.jsonl, prompt: prompt, tag: tag, template: plain}}
   generating_args: {{temperature: 0.0, ignore_eos: true}}
 """
 
@@ -49,16 +50,13 @@ validation:
 def write_toy(folder: Path, model: Path, rows: int = 16) -> Path:
     """Write configuration, data and reward into `folder`; returns the folder, the file is `toy.yaml`."""
     folder.mkdir(parents=True, exist_ok=True)
-    reward, data = folder / "letter_reward.py", folder / "letters.jsonl"
-    reward.write_text(REWARD)
-    letters = [LETTERS[i % len(LETTERS)] for i in range(rows)]
+    (folder / "case_reward.py").write_text(REWARD)
     lines = [
-        {"id": str(i), "tag": "letters", "prompt": f"{letter}{i // 4}=", "ground_truth": letter}
-        for i, letter in enumerate(letters)
+        {"id": str(i), "tag": "case", "prompt": f"{i % 10}{'lU'[i % 2]}=", "ground_truth": ("lower", "upper")[i % 2]}
+        for i in range(rows)
     ]
-    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    text = YAML.format(output=folder / "output", model=model, reward=reward, data=data)
-    (folder / "toy.yaml").write_text(text)
+    (folder / "case.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "toy.yaml").write_text(YAML.format(output=folder / "output", model=model, folder=folder))
     return folder
 
 

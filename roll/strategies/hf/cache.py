@@ -27,7 +27,7 @@ class _GrowingLayer(CacheLayerMixin):
         self.values = _grown(value_states[:, :, :0], value_states.shape[2])
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *_args: object, **_kwargs: object) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None

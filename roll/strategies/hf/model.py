@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -27,6 +28,20 @@ def _source(args: ModelArgs) -> dict[str, Any]:
     return {"pretrained_model_name_or_path": path, **common}
 
 
+@contextlib.contextmanager
+def _quiet_loading() -> Iterator[None]:
+    """No progress bars: a worker's log isn't a terminal."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
 def load_tokenizer(args: ModelArgs) -> Any:
     """The tokenizer of a model; one without a padding token pads with its end-of-sequence token."""
     from transformers import AutoTokenizer
@@ -41,15 +56,16 @@ def load_causal_lm(args: ModelArgs, dtype: torch.dtype) -> nn.Module:
     """A causal language model on the CPU, in eval mode."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(**_source(args), **_model_kwargs(args), dtype=dtype)
-    return model.eval()
+    with _quiet_loading():
+        return AutoModelForCausalLM.from_pretrained(**_source(args), **_model_kwargs(args), dtype=dtype).eval()
 
 
 def load_backbone(args: ModelArgs, dtype: torch.dtype) -> nn.Module:
     """The same architecture without its language-model head, on the CPU, in eval mode."""
     from transformers import AutoModel
 
-    return AutoModel.from_pretrained(**_source(args), **_model_kwargs(args), dtype=dtype).eval()
+    with _quiet_loading():
+        return AutoModel.from_pretrained(**_source(args), **_model_kwargs(args), dtype=dtype).eval()
 
 
 _ATTENTION = {"eager": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}

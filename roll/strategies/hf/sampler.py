@@ -1,4 +1,4 @@
-"""Drawing tokens: one uniform number per token from the request's own key, inverted through the cumulative distribution.
+"""Drawing tokens: one uniform number per token, from the request's own key, through the inverse distribution.
 
 The draw of a row depends on its logits and its key alone, never on the other rows of the batch.
 """

@@ -1,0 +1,110 @@
+"""Same seed, same run: twice, killed anywhere and resumed, on one process or on several."""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_pipelines_learning import CRITIC
+from toy import metrics_of, run_toy, write_toy
+
+from roll.tracking.names import is_timing
+
+# Everything that has a state: two optimizers, running reward statistics, an adaptive KL coefficient, a learning-rate
+# schedule, shuffled epochs, prompts that over-sampling put back, draws of PF-PPO.
+EVERYTHING = (
+    "max_steps=5",
+    "save_steps=2",
+    "eval_steps=1",
+    "adv_estimator=gae",
+    *CRITIC,
+    "ppo_epochs=2",
+    "reward_norm=running",
+    "add_token_level_kl=true",
+    "init_kl_coef=0.1",
+    "target_kl=0.01",
+    "kl_horizon=200",
+    "reference.infer_batch_size=16",
+    "is_use_additional_prompts=true",
+    "max_additional_running_prompts=3",
+    "actor_train.training_args.lr_scheduler_type=cosine",
+    "pf_ppo.reweight_method=pow",
+    "checkpoint_config.save_hf_model=true",
+    "response_length=20",
+    "actor_infer.generating_args.ignore_eos=false",
+)
+
+
+def comparable(rows):
+    return [{name: value for name, value in row.items() if not is_timing(name)} for row in rows]
+
+
+def weights_hash(folder: Path, step: int = 5) -> str:
+    weights = folder / "output" / "checkpoints" / f"checkpoint-{step}" / "hf_model" / "model.safetensors"
+    return hashlib.sha256(weights.read_bytes()).hexdigest()
+
+
+def in_process(folder: Path, moment: str = "", nth: int = 0, *overrides: str) -> int:
+    script = Path(__file__).with_name("toy_process.py")
+    command = [sys.executable, str(script), str(folder), moment, str(nth), *EVERYTHING, *overrides]
+    return subprocess.run(command, capture_output=True, timeout=300, check=False).returncode
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tiny_model, tmp_path_factory):
+    folder = write_toy(tmp_path_factory.mktemp("resume") / "whole", tiny_model)
+    return folder, comparable(run_toy(folder, *EVERYTHING))
+
+
+def test_the_same_seed_gives_the_same_bits_in_another_process(uninterrupted, tiny_model, tmp_path):
+    folder, rows = uninterrupted
+    again = write_toy(tmp_path / "again", tiny_model)
+    assert in_process(again) == 0
+    assert comparable(metrics_of(again / "output" / "logs")) == rows
+    assert weights_hash(again) == weights_hash(folder)
+
+
+def test_another_seed_gives_another_run(uninterrupted, tiny_model, tmp_path):
+    other = comparable(run_toy(write_toy(tmp_path, tiny_model), *EVERYTHING, "seed=4", "max_steps=1"))
+    assert other[0]["reward/mean"] != uninterrupted[1][0]["reward/mean"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("moment", "nth"),
+    [("generation", 90), ("scoring", 300), ("update", 16), ("checkpoint write", 2), ("evaluation", 4)],
+)
+def test_killed_and_resumed_equals_never_killed(uninterrupted, tiny_model, tmp_path, moment, nth):
+    folder, rows = uninterrupted
+    killed = write_toy(tmp_path / "killed", tiny_model)
+    assert in_process(killed, moment, nth) == -signal.SIGKILL
+    done = metrics_of(killed / "output" / "logs")
+    assert 1 < len(done) < len(rows), f"killed {moment} after {len(done)} steps: choose another call"
+    assert in_process(killed, "", 0, "resume_from_checkpoint=auto") == 0
+    assert comparable(metrics_of(killed / "output" / "logs")) == rows
+    assert weights_hash(killed) == weights_hash(folder)
+
+
+@pytest.mark.slow
+def test_ray_with_two_data_parallel_ranks_equals_inline(tiny_model, tmp_path):
+    settings = ("max_steps=4", "adv_estimator=reinforce", "ppo_epochs=2", "use_kl_loss=true", "kl_loss_coef=0.1")
+    reference = ("reference.infer_batch_size=16",)
+    inline = run_toy(write_toy(tmp_path / "inline", tiny_model), *settings, *reference)
+    ray = run_toy(
+        write_toy(tmp_path / "ray", tiny_model),
+        *settings,
+        *reference,
+        "executor=ray",
+        "num_gpus_per_node=2",
+        "actor_train.device_mapping='0-1'",
+        "actor_train.training_args.gradient_accumulation_steps=1",
+        "actor_infer.device_mapping='0-1'",
+    )
+    for mine, theirs in zip(inline, ray, strict=True):
+        for name in ("actor/loss", "actor/pg_loss", "actor/kl_loss", "reward/mean"):
+            assert mine[name] == pytest.approx(theirs[name], abs=1e-5), name
+        assert mine["actor/grad_norm"] == pytest.approx(theirs["actor/grad_norm"], rel=1e-3)

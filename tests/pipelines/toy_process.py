@@ -1,0 +1,48 @@
+"""Runs the toy in a process of its own, optionally killed with SIGKILL in the middle of something.
+
+    python toy_process.py FOLDER MOMENT NTH [key=value ...]
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+
+def kill_at(moment: str, nth: int) -> None:
+    """The process dies at the n-th call of the function that stands for this moment."""
+    from roll.pipelines import checkpoints
+    from roll.pipelines.rlvr import RLVRPipeline
+    from roll.rollout.rewards import RewardEnv
+    from roll.strategies.hf_infer import HfInfer
+    from roll.workers.train import TrainWorker
+
+    owner, name = {
+        "generation": (HfInfer, "_step"),
+        "scoring": (RewardEnv, "step"),
+        "update": (TrainWorker, "train_step"),
+        # The actor's state is written by then, the pipeline's isn't.
+        "checkpoint write": (checkpoints, "write_json"),
+        "evaluation": (RLVRPipeline, "evaluate"),
+    }[moment]
+    original, calls = getattr(owner, name), [0]
+
+    def dying(*args, **kwargs):
+        calls[0] += 1
+        if calls[0] == nth:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*args, **kwargs)
+
+    setattr(owner, name, dying)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from toy import run_toy
+
+    folder, moment, nth, *overrides = sys.argv[1:]
+    if moment:
+        kill_at(moment, int(nth))
+    run_toy(Path(folder), *overrides)
