@@ -79,13 +79,14 @@ def procedural_tasks(spec: ProceduralSpec, *, seed: int, exclude: Collection[str
     prefix = "".join(_fill(spec.example_template, entry, spec.dataset) for entry in examples)
     taken = set(exclude) | {entry["question"] for entry in examples}
     tag = spec.tag or spec.dataset
+    prefix_of_id = tag if tag == spec.dataset else f"{tag}/{spec.dataset}"
     tasks: list[Task] = []
     limit = max(spec.size * _DRAWS_PER_TASK, _MIN_DRAWS)
     for entry in _entries(spec, seed, spec.split, limit):
         if entry["question"] in taken:
             continue
         taken.add(entry["question"])
-        task_id = f"{tag}:{spec.split}:{len(tasks) + 1}"
+        task_id = f"{prefix_of_id}:{spec.split}:{len(tasks) + 1}"
         payload = {
             "prompt": prefix + _fill(spec.question_template, entry, spec.dataset),
             "messages": None,

@@ -10,7 +10,7 @@ tasks, every domain has been drawn from less than one task more or less than its
 from __future__ import annotations
 
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -58,8 +58,10 @@ class TaskSource:
             raise ValueError(f"num_train_epochs must be >= 1 or null, got {num_train_epochs}")
         self._seed, self._shuffle, self._num_train_epochs = seed, shuffle, num_train_epochs
         self._by_id = {task.id: task for tasks in self._domains.values() for task in tasks}
-        if len(self._by_id) != sum(map(len, self._domains.values())):
-            raise DataError("task ids are not unique over the domains")
+        counts = Counter(task.id for tasks in self._domains.values() for task in tasks)
+        twice = [task_id for task_id, n in counts.items() if n > 1]
+        if twice:
+            raise DataError(f"{len(twice)} task ids are not unique over all domains, e.g. {twice[0]!r}")
         if any(epoch_of(task_id) for task_id in self._by_id):
             raise DataError("task ids must not end in @e<number>: that suffix marks repeats")
         self._identity = {

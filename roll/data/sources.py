@@ -34,9 +34,9 @@ class Columns:
     ground_truth: str | None = None
     """The expected answer; default the first of `GROUND_TRUTH_COLUMNS` that is there, none is fine."""
     id: str | None = None
-    """Unique among the rows of a tag; default `id` if it is there, else the row's number in its file."""
+    """Unique among the rows of a tag; default `id`. In a file without this column rows are numbered."""
     tag: str | None = None
-    """Decides domain and template; default `tag` if it is there, else the name of the file."""
+    """Decides domain and template; default `tag` if it is there, else `default_tag` or the name of the file."""
 
     def __post_init__(self) -> None:
         if self.prompt is not None and self.messages is not None:
@@ -61,13 +61,14 @@ def load_tasks(
     columns: Columns | None = None,
     seed: int,
     domain: str = "",
+    default_tag: str | None = None,
     on_bad_row: Literal["error", "skip"] = "error",
 ) -> LoadedTasks:
     """Read one or many sources (see `resolve_sources`) into tasks, in file and row order.
 
-    A task's id is `<tag>:<id column>` or, without an id column, `<file>:<row number from 1>`; its seed
-    depends on `seed` and the id alone. Its payload holds `prompt`, `messages` (one of them None),
-    `ground_truth` where the dataset has one, and every other column.
+    A task's id is `<tag>:<id column>` or, without an id column, `<file>:<row number from 1>`; its seed depends on
+    `seed` and the id alone. Its payload holds `prompt`, `messages` (one of them None), `ground_truth` where the
+    dataset has one, and every other column. `default_tag` is the tag of rows in files without a tag column.
 
     Raises `DataError` naming file and line for a bad row (with `on_bad_row="skip"` it is left out and
     reported), for a named column that isn't there, for an id that occurs twice, and for a source without
@@ -87,8 +88,8 @@ def load_tasks(
             try:
                 if isinstance(item, BadRow):
                     raise DataError(item.message)
-                roles = roles or _roles(columns, item)
-                task = _task(item, source, roles, seed, domain)
+                roles = roles or _roles(columns, item, default_tag)
+                task = _task(item, source, roles, seed, domain, default_tag or source.name)
             except DataError as error:
                 if on_bad_row == "error":
                     raise
@@ -112,14 +113,18 @@ def _check_unique(task_id: str, where: str, seen: dict[str, str], id_column: str
     seen[task_id] = where
 
 
-def _roles(columns: Columns, row: Row) -> dict[str, str | None]:
+def _roles(columns: Columns, row: Row, default_tag: str | None) -> dict[str, str | None]:
     """Column of each role in this row's file; raises when a named one isn't there."""
     there = set(row.values)
     roles: dict[str, str | None] = {}
     for role in ("prompt", "messages", "ground_truth", "id", "tag"):
         named = getattr(columns, role)
         if named is not None and named not in there:
-            raise DataError(f"{row.where}: no column {named!r} (named for {role}); columns: {sorted(there)}")
+            if role == "id" or (role == "tag" and default_tag is not None):
+                roles[role] = None
+                continue
+            hint = "; give its rows a default_tag" if role == "tag" else ""
+            raise DataError(f"{row.where}: no column {named!r} (named for {role}); columns: {sorted(there)}{hint}")
         defaults = GROUND_TRUTH_COLUMNS if role == "ground_truth" else (role,)
         roles[role] = named or next((name for name in defaults if name in there), None)
     if columns.prompt is not None:
@@ -139,7 +144,7 @@ def _roles(columns: Columns, row: Row) -> dict[str, str | None]:
     return roles
 
 
-def _task(row: Row, source: Source, roles: Mapping[str, str | None], seed: int, domain: str) -> Task:
+def _task(row: Row, source: Source, roles: Mapping[str, str | None], seed: int, domain: str, default_tag: str) -> Task:
     missing = [column for column in roles.values() if column is not None and column not in row.values]
     if missing:
         raise DataError(
@@ -156,7 +161,7 @@ def _task(row: Row, source: Source, roles: Mapping[str, str | None], seed: int, 
         if truth is None or truth == "" or (isinstance(truth, float) and math.isnan(truth)):
             raise DataError(f"{row.where}: column {roles['ground_truth']!r} (the ground truth) is empty")
         payload["ground_truth"] = truth
-    tag = _label(row, roles["tag"]) or source.name
+    tag = _label(row, roles["tag"]) or default_tag
     row_id = _label(row, roles["id"])
     task_id = f"{tag}:{row_id}" if row_id is not None else f"{source.name}:{row.number}"
     return Task(
@@ -205,7 +210,8 @@ def parse_messages(value: Any, where: str) -> list[dict[str, str]]:
 def route_by_tag(tasks: Iterable[Task], tag_included: Mapping[str, Sequence[str]]) -> dict[str, list[Task]]:
     """Tasks by domain, `tag_included` being the tags of each domain; the domain is written into the task.
 
-    Raises `DataError` for a tag that belongs to no domain or to two, and for a domain without tasks.
+    Raises `DataError` for a tag that belongs to no domain or to two. A domain may end up empty: generated tasks may
+    fill it, and `TaskSource` refuses it otherwise.
     """
     owner: dict[str, str] = {}
     for domain, tags in tag_included.items():
@@ -222,7 +228,4 @@ def route_by_tag(tasks: Iterable[Task], tag_included: Mapping[str, Sequence[str]
     if lost:
         known = {domain: list(tags) for domain, tags in tag_included.items()}
         raise DataError(f"no domain includes the tags {dict(lost)} (tag: rows); domains and their tags: {known}")
-    empty = [domain for domain, found in routed.items() if not found]
-    if empty:
-        raise DataError(f"no task has a tag of domain {empty[0]!r}: {list(tag_included[empty[0]])}")
     return routed

@@ -90,7 +90,8 @@ def normalise(answer: str) -> str:
     text = re.sub(r"(?<!\\)\\[,;:! ]|\\(?:q?quad|left|right|displaystyle)(?![A-Za-z])|~", " ", text)
     text = re.sub(r"\\[dt]frac(?![A-Za-z])", r"\\frac", text)
     text = re.sub(r"\\frac\s*(\d)\s*(\d)(?!\d)", r"\\frac{\1}{\2}", text)
-    text = " ".join(text.split())
+    # Spaces only matter between words, and after a comma: `1, 250` is not 1250.
+    text = re.sub(r"\s+(?!\w)|(?<![\w,])\s+", "", " ".join(text.split()))
     for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
         inner = text[len(opening) : -len(closing)]
         if text.startswith(opening) and text.endswith(closing) and inner.strip() and opening not in inner:

@@ -142,10 +142,9 @@ def _is_unit(text: str) -> bool:
     match = _UNIT.fullmatch(text)
     if match is None:
         return False
-    words = re.findall(r"[A-Za-z]+", (match["words"] or "").lower())
-    return all(word in _SHORT_UNITS or (len(word) > 2 and word not in _MATHS_WORDS) for word in words[:1]) and not (
-        _MATHS_WORDS & set(words)
-    )
+    word = re.match(r"\s*([A-Za-z]*)", match["words"] or "")
+    first = word[1].lower() if word else ""
+    return not first or first in _SHORT_UNITS or (len(first) > 2 and first not in _MATHS_WORDS)
 
 
 def read_quantity(text: str) -> Quantity | None:

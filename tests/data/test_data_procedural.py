@@ -61,6 +61,13 @@ def test_the_payload_survives_a_process_boundary() -> None:
     assert (task.tag, task.id) == ("chain_sum", "chain_sum:train:1")
 
 
+def test_two_generators_may_share_a_tag() -> None:
+    one = procedural_tasks(spec(tag="arithmetic"), seed=1)
+    two = procedural_tasks(spec(tag="arithmetic", dataset="gcd", config={}), seed=1)
+    assert not {task.id for task in one} & {task.id for task in two}
+    assert {task.tag for task in one + two} == {"arithmetic"}
+
+
 def test_what_a_question_contains_is_not_filled_in_again() -> None:
     task = procedural_tasks(spec(question_template="{question} {question}\n"), seed=1)[0]
     assert task.payload["prompt"] == f"{task.payload['question']} {task.payload['question']}\n"

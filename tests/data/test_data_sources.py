@@ -87,6 +87,14 @@ def test_folders_globs_and_lists_are_read_in_order_with_distinct_names(tmp_path:
     assert [t.id for t in load_tasks(both, seed=1).tasks] == ["data:1", "other:1"]
 
 
+def test_files_without_the_id_or_tag_column_are_numbered_and_get_the_default_tag(tmp_path: Path) -> None:
+    columns = Columns(id="key", tag="kind")
+    with_both = write(tmp_path / "a.jsonl", [{"prompt": "p", "key": "k", "kind": "x"}])
+    without = write(tmp_path / "b.jsonl", [{"prompt": "p"}])
+    tasks = load_tasks([str(with_both), str(without)], seed=1, columns=columns, default_tag="y").tasks
+    assert [(t.id, t.tag) for t in tasks] == [("x:k", "x"), ("b:1", "y")]
+
+
 def test_a_hub_id_is_told_from_a_file() -> None:
     assert [(s.location, s.format) for s in resolve_sources("owner/name/main#test")] == [
         ("owner/name/main#test", "hub")
@@ -141,7 +149,7 @@ BAD_FILES: list[tuple[str, str | bytes, Columns | None, str]] = [
     ("bad.jsonl", '{"prompt": "p", "messages": []}', None, "has both a `prompt` and a `messages` column"),
     ("bad.jsonl", P, Columns(prompt="q"), r"no column 'q' \(named for prompt\); columns: \['prompt'\]"),
     ("bad.jsonl", P, Columns(ground_truth="answer"), r"no column 'answer' \(named for ground_truth\)"),
-    ("bad.jsonl", P, Columns(id="id"), r"no column 'id'"),
+    ("bad.jsonl", P, Columns(tag="kind"), "no column 'kind' .*default_tag"),
     (
         "bad.jsonl",
         '{"prompt": "p", "answer": null}',
@@ -219,6 +227,10 @@ def tagged(*tags: str) -> list[Task]:
     return [Task(id=f"{t}:{i}", source="f", payload={}, seed=0, tag=t, domain="") for i, t in enumerate(tags)]
 
 
+def test_a_domain_may_be_left_for_generated_tasks() -> None:
+    assert route_by_tag(tagged("a"), {"math": ["a"], "sums": ["b"]})["sums"] == []
+
+
 def test_tags_decide_the_domain() -> None:
     routed = route_by_tag(tagged("a", "b", "c", "a"), {"math": ["a", "c"], "code": ["b"]})
     assert {d: [(t.id, t.domain) for t in ts] for d, ts in routed.items()} == {
@@ -232,7 +244,6 @@ def test_tags_decide_the_domain() -> None:
     [
         ({"math": ["a"]}, r"no domain includes the tags \{'b': 1\}"),
         ({"math": ["a", "b"], "code": ["b"]}, "tag 'b' is in tag_included of both 'math' and 'code'"),
-        ({"math": ["a", "b"], "code": ["c"]}, "no task has a tag of domain 'code'"),
     ],
 )
 def test_tags_that_do_not_fit_the_domains_are_refused(included: dict[str, list[str]], message: str) -> None:
