@@ -285,7 +285,8 @@ def compute_advantages(name: str, inputs: AdvantageInputs) -> tuple[Tensor, Tens
     shape = tuple(inputs.action_mask.shape)
     require_shape(f"advantages of {name!r}", advantages, shape, "[B, T]")
     require_shape(f"returns of {name!r}", returns, shape, "[B, T]")
-    return advantages, returns, _signal_metrics(advantages, inputs)
+    dtype = at_least_float32(inputs.token_rewards).dtype  # group statistics are float64; that stays inside
+    return advantages.to(dtype), returns.to(dtype), _signal_metrics(advantages, inputs)
 
 
 def _signal_metrics(advantages: Tensor, inputs: AdvantageInputs) -> Metrics:

@@ -183,9 +183,11 @@ def test_group_estimators_sum_to_zero_and_ignore_a_constant(kind, seed, rows, gr
 @pytest.mark.parametrize("estimator", [grpo, dr_grpo, rloo, gpg])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64])
 def test_a_group_without_spread_has_advantage_exactly_zero(value, estimator, dtype):
-    advantages = estimator(torch.full((7,), value).to(dtype), torch.zeros(7, dtype=torch.int64))
-    assert torch.equal(advantages, torch.zeros_like(advantages))
-    assert advantages.is_floating_point()
+    for size in (2, 3, 6, 7, 10):  # in float64, (0.1 + 0.1 + 0.1) / 3 isn't 0.1
+        rewards = torch.full((size,), value, dtype=torch.float64).to(dtype)
+        advantages = estimator(rewards, torch.zeros(size, dtype=torch.int64))
+        assert torch.equal(advantages, torch.zeros_like(advantages))
+        assert advantages.is_floating_point()
 
 
 @pytest.mark.parametrize("estimator", [grpo, dr_grpo, rloo, gpg])
@@ -246,6 +248,8 @@ def test_every_documented_estimator_is_registered():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_every_estimator_gives_finite_zero_padded_tokens(name, dtype):
     inputs = make_inputs(dtype=dtype)
+    inputs.values.requires_grad_()
+    inputs.token_rewards.requires_grad_()
     advantages, returns, metrics = compute_advantages(name, inputs)
     for tensor in (advantages, returns):
         assert tensor.shape == inputs.action_mask.shape
@@ -305,9 +309,9 @@ def test_rows_without_action_tokens_do_no_harm(name):
 
 
 def test_an_empty_response_still_counts_in_its_groups_mean():
-    # rewards 1 (two tokens) and 0 (no token at all): mean 0.5, so the first has 0.5
+    # rewards 0 (two tokens) and 1 (no token at all): mean 0.5, so the first has -0.5
     mask = torch.tensor([[True, True], [False, False]])
-    rewards = torch.tensor([1.0, 0.0])
+    rewards = torch.tensor([0.0, 1.0])
     inputs = make_inputs(
         rewards=rewards,
         token_rewards=token_rewards(rewards, mask),
@@ -317,7 +321,7 @@ def test_an_empty_response_still_counts_in_its_groups_mean():
         greedy_rewards=None,
         steps=None,
     )
-    assert_close(compute_advantages("dr_grpo", inputs)[0], torch.tensor([[0.5, 0.5], [0.0, 0.0]]))
+    assert_close(compute_advantages("dr_grpo", inputs)[0], torch.tensor([[-0.5, -0.5], [0.0, 0.0]]))
 
 
 def test_the_kl_penalty_per_token_reaches_group_estimators():

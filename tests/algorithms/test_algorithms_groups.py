@@ -1,8 +1,9 @@
-"""Group statistics and the registries' helpers."""
+"""Group statistics, the registries' helpers, and the page that documents them."""
 
 from __future__ import annotations
 
 import statistics
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,8 +11,11 @@ from algorithms_reference import SEEDS, draw, draw_index, members
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from roll.algorithms.advantages import ADVANTAGES, AdvantageInputs
 from roll.algorithms.groups import group_moments, index_of, joint_index, surviving_rows
+from roll.algorithms.losses import POLICY_LOSSES, PolicyLossInputs
 from roll.algorithms.registry import look_up, registering
+from roll.algorithms.shaping import token_rewards
 
 QUICK = settings(max_examples=30, deadline=None, derandomize=True)
 
@@ -54,6 +58,15 @@ def test_group_moments_are_bit_identical_in_any_order_and_under_any_numbering(se
     assert torch.equal(plain.std[order], shuffled.std)
 
 
+@pytest.mark.parametrize("size", [2, 3, 6, 7, 10])
+def test_equal_values_have_exactly_their_mean_and_no_spread(size):
+    values = torch.full((size,), 0.1, dtype=torch.float64)  # (0.1 + 0.1 + 0.1) / 3 isn't 0.1
+    found = group_moments(values, torch.zeros(size, dtype=torch.int64))
+    assert torch.equal(found.mean, values)
+    assert not found.std.any()
+    assert not found.has_signal.any()
+
+
 def test_a_group_goes_on_with_its_survivors_and_is_dropped_below_two():
     # group 0 loses one of three, group 1 one of two (dropped with its survivor), group 2 none, group 3 all
     index = torch.tensor([0, 0, 0, 1, 1, 2, 2, 3])
@@ -91,3 +104,34 @@ def test_looking_up_an_unknown_name_lists_the_known_ones():
         look_up({"beta": 1, "alpha": 2}, "thing", "zzz")
     with pytest.raises(ValueError, match="did you mean 'alpha'"):
         look_up({"beta": 1, "alpha": 2}, "thing", "alhpa")
+
+
+def documentation():
+    return (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+
+
+def test_every_registered_name_is_documented():
+    for name in (*ADVANTAGES, *POLICY_LOSSES):
+        if name != "topr_token":  # documented as an option of topr
+            assert f"`{name}`" in documentation() or f"`{name}:" in documentation() or f"`{name}`:" in documentation()
+
+
+def test_the_documented_example_works():
+    source = documentation().split("```python\n")[1].split("```")[0]
+    example: dict[str, object] = {}
+    exec(compile(source, "my_algorithm.py", "exec"), example)
+    mask, rewards = torch.tensor([[True, True], [True, False]]), torch.tensor([1.0, 0.0])
+    advantages, _ = example["max_baseline"](
+        AdvantageInputs(
+            rewards=rewards,
+            token_rewards=token_rewards(rewards, mask),
+            action_mask=mask,
+            group_index=torch.tensor([0, 0]),
+        )
+    )
+    # mean 0.5, std sqrt(0.5): 1 - 0.5 - 0.7071 and 0 - 0.5 - 0.7071
+    assert torch.allclose(advantages.float(), torch.tensor([[-0.2071, -0.2071], [-1.2071, 0.0]]), atol=1e-4)
+    logprobs = torch.full((2, 2), -1.0)
+    inputs = PolicyLossInputs(logprobs=logprobs, old_logprobs=logprobs - 0.5, advantages=rewards, mask=mask)
+    # 2 * 0.25 - A * -1
+    assert torch.allclose(example["squared"](inputs, scale=2.0).loss, torch.tensor([[1.5, 1.5], [0.5, 0.0]]))

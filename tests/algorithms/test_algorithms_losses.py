@@ -118,6 +118,11 @@ def test_gspo_matches_hand_computed_values():
     assert_close(slope, torch.tensor([[0.0, 0.0], [-0.6, -0.6]], dtype=torch.float64))
 
 
+def test_gspo_weighs_each_tokens_gradient_by_its_own_advantage():
+    _, slope, _ = run("gspo", [[1.0, 1.0]], [[2.0, -1.0]])
+    assert_close(slope, row(-2.0, 1.0))
+
+
 def test_gspo_ignores_masked_tokens_in_its_mean():
     plain, _, _ = run("gspo", [[1.1, 0.8]], [1.0], clip_low=0.5, clip_high=0.5)
     padded, _, _ = run("gspo", [[1.1, 7.0, 0.8, 9.0]], [1.0], [[1, 0, 1, 0]], clip_low=0.5, clip_high=0.5)
