@@ -51,6 +51,8 @@ def gae(rewards: Tensor, values: Tensor, action_mask: Tensor, *, gamma: float, l
     Returns:
         (advantages, returns), both [B, T], zero outside `action_mask`.
     """
+    require_shape("values", values, tuple(rewards.shape), "the shape of rewards, [B, T]")
+    require_shape("action_mask", action_mask, tuple(rewards.shape), "the shape of rewards, [B, T]")
     mask = as_bool(action_mask)
     rewards, values = zero_outside(rewards, mask), zero_outside(values, mask)
     advantages = torch.zeros_like(rewards)

@@ -41,6 +41,7 @@ def at_level(log_ratio: Tensor, mask: Tensor, level: Level) -> Tensor:
     """
     if level not in get_args(Level):
         raise ValueError(f"unknown ratio level {level!r}; expected one of {', '.join(get_args(Level))}")
+    require_shape("mask", mask, tuple(log_ratio.shape), "[B, T]")
     mask = as_bool(mask)
     log_ratio = zero_outside(log_ratio, mask)
     if level == "token":

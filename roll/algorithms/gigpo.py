@@ -44,6 +44,7 @@ class StepInputs:
 
 def step_returns(turn_rewards: Tensor, turn_mask: Tensor, *, gamma: float) -> Tensor:
     """Discounted reward-to-go per turn, G_n = r_n + gamma G_{n+1}; [B, N], zero outside `turn_mask`."""
+    require_shape("turn_mask", turn_mask, tuple(turn_rewards.shape), "[B, N]")
     mask = as_bool(turn_mask)
     rewards = zero_outside(turn_rewards, mask)
     returns = torch.zeros_like(rewards)

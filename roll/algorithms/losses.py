@@ -323,9 +323,11 @@ def value_loss(
 
 def entropy_loss(entropy: Tensor, mask: Tensor) -> Tensor:
     """-entropy per token: minimising it keeps the policy random. [B, T], zero outside `mask`."""
+    require_shape("mask", mask, tuple(entropy.shape), "[B, T]")
     return -zero_outside(entropy, mask)
 
 
 def sft_loss(logprobs: Tensor, mask: Tensor) -> Tensor:
     """-logp per token: imitate these tokens. [B, T], zero outside `mask`."""
+    require_shape("mask", mask, tuple(logprobs.shape), "[B, T]")
     return -zero_outside(logprobs, mask)

@@ -195,6 +195,12 @@ def test_no_rows_is_fine(estimator):
     assert estimator(torch.zeros(0), torch.zeros(0, dtype=torch.int64)).shape == (0,)
 
 
+@pytest.mark.parametrize(("values", "mask"), [((2, 1), (2, 3)), ((2, 3), (3,)), ((3,), (2, 3))])
+def test_values_and_masks_are_never_broadcast(values, mask):
+    with pytest.raises(ValueError, match="has shape"):
+        gae(torch.zeros(2, 3), torch.zeros(values), torch.ones(mask), gamma=1.0, lam=1.0)
+
+
 def test_a_column_of_rewards_is_refused_instead_of_broadcast():
     with pytest.raises(ValueError, match="shape"):
         grpo(torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64))

@@ -201,6 +201,7 @@ def test_an_empty_mask_is_fine():
     ("call", "message"),
     [
         (lambda: at_level(LOG_RATIO, MASK, "row"), "unknown ratio level"),
+        (lambda: at_level(LOG_RATIO, MASK[:, :1], "token"), "mask has shape"),
         (lambda: importance_weights(LOG_RATIO, MASK, level="token", cap=0.0), "cap"),
         (lambda: keep_by_ratio(LOG_RATIO, MASK, level="token", low=2.0, high=1.0), "low < high"),
         (lambda: log_ratio_of(LOG_RATIO, LOG_RATIO[:, :2], MASK), "infer_logprobs has shape"),

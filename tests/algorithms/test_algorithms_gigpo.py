@@ -20,6 +20,11 @@ def test_step_returns_match_hand_computed_values():
     assert_close(step_returns(rewards, mask, gamma=0.5), torch.tensor([[3.0, 4.0, 4.0], [3.0, 0.0, 0.0]]))
 
 
+def test_turn_masks_are_never_broadcast():
+    with pytest.raises(ValueError, match="turn_mask has shape"):
+        step_returns(torch.zeros(2, 3), torch.ones(2, 1), gamma=1.0)
+
+
 def test_the_same_state_in_another_task_group_is_another_state():
     groups = step_groups(torch.tensor([0, 0, 1]), torch.tensor([[5, 6], [5, 5], [5, 6]]))
     assert groups[0, 0] == groups[1, 0] == groups[1, 1]

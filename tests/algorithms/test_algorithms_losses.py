@@ -408,6 +408,12 @@ def test_a_value_clip_of_zero_is_refused():
         value_loss(row(1.0), row(1.0), row(1.0), torch.ones(1, 1), clip=0.0)
 
 
+@pytest.mark.parametrize("loss", [entropy_loss, sft_loss])
+def test_entropy_and_imitation_masks_are_never_broadcast(loss):
+    with pytest.raises(ValueError, match="mask has shape"):
+        loss(torch.zeros(2, 3), torch.ones(2, 1))
+
+
 def test_entropy_and_imitation_losses_are_negated_and_masked():
     mask = torch.tensor([[True, False]])
     assert torch.equal(entropy_loss(torch.tensor([[2.0, math.nan]]), mask), torch.tensor([[-2.0, 0.0]]))
