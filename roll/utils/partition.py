@@ -30,7 +30,6 @@ def partition_balanced(costs: Sequence[float], k: int, equal_size: bool = False)
         raise ValueError(f"a partition needs k >= 1 parts, got {k}")
     _check_costs(costs)
     parts = _differencing(costs, k, equal_size) if len(costs) else [[] for _ in range(k)]
-    _fill_empty(parts, costs)
     return sorted((sorted(part) for part in parts), key=lambda part: (not part, part[:1]))
 
 
@@ -41,7 +40,10 @@ def _check_costs(costs: Sequence[float]) -> None:
 
 
 def _differencing(costs: Sequence[float], k: int, equal_size: bool) -> list[list[int]]:
-    """Repeatedly join the two partial solutions with the widest spread, heavy ends to light ones."""
+    """Repeatedly join the two partial solutions with the widest spread, heavy ends to light ones.
+
+    Empty parts sort last, so p and q parts in use join to min(k, p + q): k items leave no part empty.
+    """
     order = sorted(range(len(costs)), key=lambda i: (costs[i], i))
     width = k if equal_size else 1
     queue: list[tuple[float, int, list[_Part]]] = []
@@ -63,17 +65,6 @@ def _differencing(costs: Sequence[float], k: int, equal_size: bool) -> list[list
         wide.sort(reverse=True)
         heapq.heappush(queue, (wide[-1].cost - wide[0].cost, number, wide))
     return [part.items for part in queue[0][2]]
-
-
-def _fill_empty(parts: list[list[int]], costs: Sequence[float]) -> None:
-    """Give each empty part the cheapest item of the part with most items, while one has an item to spare."""
-    for empty in (part for part in parts if not part):
-        donor = max(parts, key=len)
-        if len(donor) < 2:
-            return
-        cheapest = min(donor, key=lambda i: (costs[i], i))
-        donor.remove(cheapest)
-        empty.append(cheapest)
 
 
 def pack_first_fit_decreasing(costs: Sequence[float], capacity: float) -> list[list[int]]:

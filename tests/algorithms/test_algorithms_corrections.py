@@ -149,8 +149,10 @@ def test_filters_combine_and_are_counted():
     found = correct(train, infer, mask, filters=(token,))
     assert found.keep.tolist() == [[True, False], [True, False]]
     assert found.metrics.result()["mismatch/rejected_tokens"] == pytest.approx(1 / 3)
-    found = correct(train, infer, mask, filters=(token, Filter(level="sequence", low=0.5, high=2.0)))
-    assert found.keep.tolist() == [[False, False], [True, False]]
+    sequence = Filter(level="sequence", low=0.5, high=2.0)
+    for both in ((token, sequence), (sequence, token)):
+        found = correct(train, infer, mask, filters=both)
+        assert found.keep.tolist() == [[False, False], [True, False]]
     assert found.metrics.result()["mismatch/rejected_rows"] == 0.5
 
 
