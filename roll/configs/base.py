@@ -133,17 +133,18 @@ class DataArgs:
     messages: str | None = None
     """Column with the prompt as chat messages (a list, or its JSON text)."""
 
-    ground_truth: str = "ground_truth"
-    """Column with what the reward compares against."""
+    ground_truth: str | None = None
+    """Column with what the reward compares against. null: `ground_truth`, else `answer`, else `response`, as there
+    are."""
 
-    tag: str = "tag"
-    """Column that says which kind of task a row is. A file without it needs `default_tag`."""
+    tag: str | None = None
+    """Column that says which kind of task a row is. null: `tag` if there is one."""
 
     default_tag: str | None = None
-    """Tag of rows that have none. null: such a row is an error, unless there is only one domain."""
+    """Tag of files without a tag column. null: with one domain its first tag, else the file's name."""
 
-    id: str = "id"
-    """Column with a row's name; files without it are numbered."""
+    id: str | None = None
+    """Column with a row's name. null: `id` if there is one, else rows are numbered."""
 
     domain_interleave_probs: dict[str, float] = field(default_factory=dict)
     """Share of each domain in a batch, met exactly by quotas, not by chance. The domains of `rewards`,
@@ -160,7 +161,7 @@ class DataArgs:
     `truncation` says what happens to a long prompt that is met later."""
 
     preprocessing_num_workers: int = number(1, ge=1)
-    """Processes for `filter_overlong_prompts`."""
+    """Threads that tokenise the prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +179,7 @@ class GeneratingArgs:
 
     top_p: float = number(1.0, gt=0, le=1)
     """Smallest set of tokens with this probability. 1: off. The trainer's log-probs don't know this
-    truncation: below 1 in training needs `train_infer_correction`."""
+    truncation: below 1 in training needs `train_infer_correction`, whose ratio contains it."""
 
     top_k: int = number(-1, ge=-1)
     """Number of likeliest tokens. -1 or 0: off. In training as for `top_p`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -84,16 +84,6 @@ def with_fillers(batch: TokenBatch, rows: int) -> TokenBatch:
     parts = [whole]
     for i in range(missing):
         row = whole.select([i % len(batch)])
-        parts.append(
-            TokenBatch(
-                **{
-                    **row.columns(),
-                    "row_ids": (f"filler-{i}",),
-                    "group_ids": row.group_ids,
-                    "offsets": row.offsets,
-                    "loss_weight": torch.zeros(1),
-                    "loss_mask": torch.zeros_like(row.require("loss_mask")),
-                }
-            )
-        )
+        empty = torch.zeros_like(row.require("loss_mask"))
+        parts.append(replace(row, row_ids=(f"filler-{i}",), loss_weight=torch.zeros(1), loss_mask=empty))
     return TokenBatch.concat(parts)

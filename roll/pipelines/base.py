@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from roll.configs.rlvr import RLVRConfig
+from roll.distributed.cluster import Cluster
 from roll.pipelines.assemble import Rollouts, assemble, with_fillers
 from roll.pipelines.checkpoints import Checkpoints
 from roll.pipelines.clusters import Clusters
@@ -29,7 +30,8 @@ from roll.pipelines.report import Report
 from roll.pipelines.rollout_metrics import rollout_metrics
 from roll.pipelines.update import old_logprobs_source, train
 from roll.rollout.scheduler import Collected
-from roll.types.batch import TokenBatch
+from roll.strategies.base import OutputName
+from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
 from roll.utils.timing import Timers
 from roll.workers.infer import InferWorker
@@ -128,15 +130,17 @@ class Pipeline(ABC):
         validates = self.is_due(step, self.config.eval_steps)
         if validates:
             values.update(self.validated(step))
-        if validates or self.is_due(step, self.config.logging_steps) or step == self.total_steps:
-            self.report.row(step, values)
+        shown = validates or self.is_due(step, self.config.logging_steps) or step == self.total_steps
+        self.report.row(step, values, due=shown)
         if self.is_due(step, self.config.save_steps):
             with self.timers.span("save", waits=True):
                 self.checkpoints.save(step, {**self.state_dict(), "credit": self.credit.state_dict()})
 
     def is_due(self, step: int, period: int | None) -> bool:
         """Whether something with this period happens at this step; what happens at all also happens at the last."""
-        return bool(period) and (step % period == 0 or step == self.total_steps)
+        if not period:
+            return False
+        return step % period == 0 or step == self.total_steps
 
     def score(self, rollouts: Rollouts) -> Rollouts:
         """Add what the models say about the sampled tokens, joined by row id."""
@@ -158,9 +162,11 @@ class Pipeline(ABC):
         return replace(rollouts, batch=batch)
 
     @staticmethod
-    def forward(cluster: Any, batch: TokenBatch, output: str) -> Any:
+    def forward(cluster: Cluster, batch: TokenBatch, output: OutputName) -> TokenOutputs:
         """One forward pass over all rows; fillers of a small batch are dropped again."""
-        outputs = cluster.call(ForwardWorker.forward, with_fillers(batch, cluster.world_size), (output,))
+        outputs: TokenOutputs = cluster.call(
+            ForwardWorker.forward, with_fillers(batch, cluster.world_size), (output,)
+        )
         return outputs.select(range(len(batch)))
 
     def update(self, batch: TokenBatch, step: int) -> Metrics:

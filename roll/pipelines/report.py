@@ -51,8 +51,8 @@ class Report:
         self._steps = 0
         self._accuracy: list[dict[str, float]] = []
 
-    def row(self, step: int, values: Mapping[str, float]) -> None:
-        """One line in every tracker: a step's metrics, its timings and counters."""
+    def row(self, step: int, values: Mapping[str, float], *, due: bool = True) -> None:
+        """One line in every tracker: a step's metrics, its timings and counters. Called every step, shown when due."""
         row = {**values, **self._drops.close_step(step), **self._timers.result()}
         for name, value in row.items():
             if name.startswith("time/") and not name.endswith(("/self", "_share", "/controller")):
@@ -70,7 +70,8 @@ class Report:
             domains = {n.split("/")[1]: v for n, v in row.items() if n.startswith("val/") and n.endswith("/accuracy")}
             self._accuracy.append({**domains, "all": row["val/accuracy"]})
         self._steps = max(self._steps, step)
-        self._trackers.log(step, row)
+        if due:
+            self._trackers.log(step, row)
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
         """Some responses for people."""
@@ -92,11 +93,6 @@ class Report:
                 "response": self._text(shown),
             },
         )
-
-    def dropped_prompts(self, items: Sequence[tuple[str, str]]) -> None:
-        """Dataset rows (id, why) that were left out when the data was loaded."""
-        for item, why in items:
-            self._drops.add("overlong_prompt", item, why)
 
     def rollouts(self, step: int, rollouts: Rollouts) -> None:
         """Every training row of a step to parquet, if asked for."""

@@ -22,7 +22,7 @@ class PromptTooLong(ValueError):
 class FirstPrompt(Protocol):
     """Renders the first prompt of a task; `data.PromptEncoder` does it for dataset rows."""
 
-    def __call__(self, task: Task, observation: Observation) -> tuple[int, ...]:
+    def __call__(self, task: Task, observation: Observation, /) -> tuple[int, ...]:
         """Token ids; raises `PromptTooLong`."""
 
 

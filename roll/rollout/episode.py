@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from roll.envs.base import Env, Observation, StepResult
 from roll.rollout.agent import Agent, PromptTooLong
@@ -14,6 +14,8 @@ from roll.rollout.engines import LockstepEngines
 from roll.strategies.base import Completion, Request, SamplingParams
 from roll.types.episode import FinishReason, Status, Task, Trajectory, Turn
 from roll.utils.seeding import stable_hash
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class ThreadedEnv:
         """The environment gets the text."""
         return await self._run(lambda: self._env.step(action.text))
 
-    async def _run(self, call: Callable[[], object]) -> object:  # type: ignore[override]
+    async def _run(self, call: Callable[[], T]) -> T:
         try:
             return await asyncio.wait_for(asyncio.to_thread(call), self._timeout)
         except asyncio.TimeoutError:

@@ -139,7 +139,7 @@ class Completion:
     id: str
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Log-prob of each token under temperature-scaled logits over the full vocabulary."""
+    """Log-prob of each token under the distribution it was drawn from (temperature, penalty, top-k, top-p applied)."""
     versions: tuple[int, ...]
     finish_reason: FinishReason
     steps: int = 0

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from roll.configs.base import TrainConfig
 from roll.configs.strategy import Fsdp2Config
 from roll.distributed.process_group import init_process_group
 from roll.distributed.worker import WorkerInfo
@@ -63,12 +64,12 @@ class Fsdp2Strategy(TrainStrategy):
         if spec.trains:
             self._build_optimizer()
 
-    def _build_module(self) -> nn.Module:
+    def _build_module(self) -> PolicyScorer | ValueScorer:
         args = self._spec.worker.model_args
         stored = torch.float32 if self._spec.trains else self._dtype
         if self._spec.kind == "policy":
             model = load_causal_lm(args, stored)
-            module: nn.Module = PolicyScorer(model, self._spec.temperature)
+            module: PolicyScorer | ValueScorer = PolicyScorer(model, self._spec.temperature)
         else:
             model = load_backbone(args, stored)
             module = ValueScorer(model)
@@ -83,7 +84,7 @@ class Fsdp2Strategy(TrainStrategy):
         module.to(self._device)
         return self._shard(module) if self._world_size > 1 else module
 
-    def _shard(self, module: nn.Module) -> nn.Module:
+    def _shard(self, module: PolicyScorer | ValueScorer) -> PolicyScorer | ValueScorer:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
@@ -105,10 +106,11 @@ class Fsdp2Strategy(TrainStrategy):
         for child in list(module.modules()):
             if type(child).__name__.endswith("DecoderLayer"):
                 fully_shard(child, **options)
-        return fully_shard(module, **options)
+        fully_shard(module, **options)  # in place
+        return module
 
     def _build_optimizer(self) -> None:
-        args = self._spec.worker.training_args
+        args = self._trained.training_args
         self._optimizer = torch.optim.AdamW(
             parameter_groups(self._module.named_parameters(), args.weight_decay),
             lr=args.learning_rate,
@@ -120,6 +122,12 @@ class Fsdp2Strategy(TrainStrategy):
         if self._spec.l2 > 0:
             trained = ((n, p) for n, p in self._module.named_parameters() if p.requires_grad)
             self._anchor = {name: parameter.detach().clone() for name, parameter in trained}
+
+    @property
+    def _trained(self) -> TrainConfig:
+        worker = self._spec.worker
+        assert isinstance(worker, TrainConfig), f"{self._spec.role} has no training_args"
+        return worker
 
     # --- computing -------------------------------------------------------------------------------------------------
 
@@ -145,7 +153,7 @@ class Fsdp2Strategy(TrainStrategy):
     def train_step(self, batch: TokenBatch, loss_fn: LossFn) -> Metrics:
         """See the base class. A step whose gradient isn't finite is skipped and counted."""
         assert self._optimizer is not None, f"{self._spec.role} was built without an optimizer"
-        worker = self._spec.worker
+        worker = self._trained
         whole = self._reduced(denominators(batch))
         dynamic = worker.use_dynamic_batching_in_train
         parts = plan_micro_batches(
@@ -172,7 +180,7 @@ class Fsdp2Strategy(TrainStrategy):
             metrics.merge(terms.metrics)
             loss = terms.loss
         else:
-            loss = sum(column.sum() for column in outputs.columns().values()) * 0.0
+            loss = torch.stack([column.sum() for column in outputs.columns().values()]).sum() * 0.0
         # FSDP averages gradients over ranks; the loss is already divided by global sizes and wants their sum.
         (loss * self._world_size).backward()
 
@@ -200,7 +208,7 @@ class Fsdp2Strategy(TrainStrategy):
         norm = nn.utils.clip_grad_norm_(parameters, limit if limit > 0 else float("inf"))
         if hasattr(norm, "full_tensor"):
             norm = norm.full_tensor()
-        lr = self._spec.worker.training_args.learning_rate * self._lr_factor(self._steps)
+        lr = self._trained.training_args.learning_rate * self._lr_factor(self._steps)
         finite = bool(torch.isfinite(norm))
         if finite:
             for group in optimizer.param_groups:
@@ -293,11 +301,13 @@ class Fsdp2Strategy(TrainStrategy):
 
     def export(self, path: Path) -> None:
         """A Hugging Face folder with weights and tokenizer; rank 0 writes."""
-        weights = dict(self.named_weights())
+        assert isinstance(self._module, PolicyScorer), "a critic has no Hugging Face form"
+        weights = {}
+        for name, tensor in self.named_weights():
+            if self._rank == 0:
+                weights[name] = tensor.cpu().contiguous()
         if self._rank == 0:
-            model = self._hf_model()
-            assert hasattr(model, "save_pretrained"), "a critic has no Hugging Face form"
-            model.save_pretrained(path, state_dict={k: v.cpu().contiguous() for k, v in weights.items()})
+            self._module.lm.save_pretrained(path, state_dict=weights)
             self._tokenizer.save_pretrained(path)
 
 
@@ -306,7 +316,7 @@ def _disable_dropout(model: nn.Module) -> None:
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.0
+            setattr(module, "attention_dropout", 0.0)  # noqa: B010 - nn.Module declares every attribute a tensor
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from roll.strategies.base import Completion, InferEngine, Request
 from roll.strategies.hf.cache import RowCache
-from roll.strategies.hf.model import load_named_tensors
+from roll.strategies.hf.model import load_named_tensors, text_config
 from roll.strategies.hf.sampler import sample
 from roll.types.episode import FinishReason
 
@@ -80,7 +80,7 @@ class HfInfer(InferEngine):
         self._max_context = max_context
         self._decode = decode
         self._device = next(model.parameters()).device
-        self._num_layers: int = model.config.get_text_config().num_hidden_layers
+        self._num_layers: int = text_config(model).num_hidden_layers
         self._waiting: list[_Sequence] = []
         self._running: list[_Sequence] = []
         self._cache: RowCache | None = None

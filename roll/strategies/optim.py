@@ -52,7 +52,8 @@ def schedule_from(training_args: Any, total_steps: int) -> Callable[[int], float
 
 def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], weight_decay: float) -> list[dict[str, Any]]:
     """Trainable parameters in two groups: matrices decay; vectors (norms, biases) don't."""
-    decayed, plain = [], []
+    decayed: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
     for _, parameter in named:
         if parameter.requires_grad:
             (decayed if parameter.dim() > 1 else plain).append(parameter)

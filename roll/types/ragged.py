@@ -113,7 +113,8 @@ class Ragged:
         }
         lengths = self.lengths[row_index]
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-        return replace(self, offsets=offsets, **self._row_values(rows), **picked)
+        changes: dict[str, Any] = {**self._row_values(rows), **picked}
+        return replace(self, offsets=offsets, **changes)
 
     def reorder(self: R, row_ids: Sequence[str]) -> R:
         """The same rows in the order of `row_ids`; raises `RowMismatch` unless they are the same set."""
@@ -151,14 +152,16 @@ class Ragged:
             key: tuple(item for part in parts for item in part._row_values(range(len(part)))[key])
             for key in parts[0]._row_values([])
         }
-        return replace(parts[0], offsets=torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]), **joined, **columns)
+        changes: dict[str, Any] = {**joined, **columns}
+        return replace(parts[0], offsets=torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]), **changes)
 
     def with_columns(self: R, **columns: Tensor | None) -> R:
         """The same rows with these columns set (aligned with this carrier)."""
         unknown = set(columns) - set(self._levels())
         if unknown:
             raise ValueError(f"unknown columns {sorted(unknown)}; known: {sorted(self._levels())}")
-        return replace(self, **columns)
+        changes: dict[str, Any] = dict(columns)
+        return replace(self, **changes)
 
     def join(self: R, other: Ragged, **names: str) -> R:
         """Take columns from `other`, matched by row id: `batch.join(scored, ref_logprobs="logprobs")`.
@@ -168,9 +171,8 @@ class Ragged:
         aligned = other.reorder(self.row_ids)
         if not torch.equal(aligned.lengths, self.lengths):
             bad = int((aligned.lengths != self.lengths).nonzero()[0])
-            raise RowMismatch(
-                f"row {self.row_ids[bad]!r} has {int(self.lengths[bad])} tokens here and {int(aligned.lengths[bad])} there"
-            )
+            here, there = int(self.lengths[bad]), int(aligned.lengths[bad])
+            raise RowMismatch(f"row {self.row_ids[bad]!r} has {here} tokens here and {there} there")
         return self.with_columns(**{mine: aligned.require(theirs) for mine, theirs in names.items()})
 
     def pad(self, name: str, value: float = 0.0) -> Tensor:
@@ -185,7 +187,8 @@ class Ragged:
 
     def to(self: R, device: torch.device | str) -> R:
         """Columns on `device`; offsets stay on the CPU."""
-        return replace(self, **{name: column.to(device) for name, column in self.columns().items()})
+        moved: dict[str, Any] = {name: column.to(device) for name, column in self.columns().items()}
+        return replace(self, **moved)
 
 
 def pad_flat(flat: Tensor, offsets: Tensor, value: float = 0.0) -> Tensor:

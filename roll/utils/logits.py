@@ -54,10 +54,10 @@ def token_scores(
     rows = max(1, _CHUNK_ELEMENTS // vocabulary)
     if len(hidden) <= rows:
         return score(hidden, targets)
-    parts = []
+    parts: list[tuple[Tensor, Tensor | None]] = []
     for start in range(0, len(hidden), rows):
         piece = (hidden[start : start + rows], targets[start : start + rows])
         recompute = torch.is_grad_enabled() and hidden.requires_grad
         parts.append(checkpoint(score, *piece, use_reentrant=False) if recompute else score(*piece))
-    logprobs = torch.cat([p[0] for p in parts])
-    return logprobs, torch.cat([p[1] for p in parts]) if with_entropy else None
+    entropies = [entropy for _, entropy in parts if entropy is not None]
+    return torch.cat([logprobs for logprobs, _ in parts]), torch.cat(entropies) if with_entropy else None

@@ -27,7 +27,7 @@ class InferWorker(Worker):
         tokenizer = load_tokenizer(args)
         model = load_causal_lm(args, DTYPES[args.dtype])
         if torch.cuda.is_available():
-            model.to("cuda")
+            model = model.cuda()
         self.engine = HfInfer(
             model,
             eos_token_ids=eos_token_ids(model, tokenizer),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from roll.algorithms.aggregation import aggregate
 from roll.algorithms.corrections import log_ratio_of, mismatch_metrics
-from roll.algorithms.kl import kl_divergence
+from roll.algorithms.kl import KLGradient, kl_divergence
 from roll.algorithms.losses import (
     POLICY_LOSSES,
     PolicyLossInputs,
@@ -66,7 +66,7 @@ def actor_loss(config: RLVRConfig) -> LossFn:
     name, options = _policy_loss_name(config), _loss_options(config)
     uses_kl = config.use_kl_loss and config.kl_loss_coef > 0
     # The gradient of the plain estimator has mean 0; this one has the gradient of the KL.
-    kl_gradient = "unbiased" if config.kl_loss_type == "kl" else "own"
+    kl_gradient: KLGradient = "unbiased" if config.kl_loss_type == "kl" else "own"
 
     def compute(outputs: TokenOutputs, batch: TokenBatch, sizes: Denominators) -> LossTerms:
         logprobs, mask = outputs.pad("logprobs"), batch.pad("loss_mask", False)

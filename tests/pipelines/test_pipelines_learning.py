@@ -25,9 +25,8 @@ ALGORITHMS = {
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_toy_is_solved(tiny_model, tmp_path, algorithm):
-    rows = run_toy(
-        write_toy(tmp_path, tiny_model), *ALGORITHMS[algorithm], "max_steps=30", "eval_steps=30", "val_before_train=true"
-    )
+    schedule = ("max_steps=30", "eval_steps=30", "val_before_train=true")
+    rows = run_toy(write_toy(tmp_path, tiny_model), *ALGORITHMS[algorithm], *schedule)
     training = [row["reward/mean"] for row in rows if row["step"] > 0]
     assert fmean(training[:2]) < 0.4
     assert fmean(training[-3:]) > 0.9
@@ -36,8 +35,9 @@ def test_the_toy_is_solved(tiny_model, tmp_path, algorithm):
 
 
 def test_mismatch_between_sampler_and_trainer_is_measured_every_step_and_tiny(tiny_model, tmp_path):
+    cooler = "actor_infer.generating_args.temperature=0.8"
     for overrides in ((), ("ppo_epochs=2",)):
-        rows = run_toy(write_toy(tmp_path / str(len(overrides)), tiny_model), *overrides, "actor_infer.generating_args.temperature=0.8")
+        rows = run_toy(write_toy(tmp_path / str(len(overrides)), tiny_model), *overrides, cooler)
         assert len(rows) == 4
         assert all(row["mismatch/kl"] < 1e-10 for row in rows)
         assert all(abs(row["mismatch/ratio_max"] - 1) < 1e-4 for row in rows)

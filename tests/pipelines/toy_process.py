@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -29,6 +30,7 @@ def kill_at(moment: str, nth: int) -> None:
     }[moment]
     original, calls = getattr(owner, name), [0]
 
+    @functools.wraps(original)  # keeps the dispatch mode of a worker's method
     def dying(*args, **kwargs):
         calls[0] += 1
         if calls[0] == nth:

@@ -62,7 +62,7 @@ class RowCache:
 
     def __init__(self, num_layers: int, padding: Tensor) -> None:
         self.layers = [_GrowingLayer() for _ in range(num_layers)]
-        self.cache = Cache(layers=self.layers)
+        self.cache = Cache(layers=list(self.layers))
         self.padding = padding
         """int64 [B], positions at the left of each row that hold nothing."""
 

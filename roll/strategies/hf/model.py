@@ -7,13 +7,16 @@ import difflib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from roll.configs.base import ModelArgs
 from roll.utils.logits import token_scores
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -52,7 +55,7 @@ def load_tokenizer(args: ModelArgs) -> Any:
     return tokenizer
 
 
-def load_causal_lm(args: ModelArgs, dtype: torch.dtype) -> nn.Module:
+def load_causal_lm(args: ModelArgs, dtype: torch.dtype) -> PreTrainedModel:
     """A causal language model on the CPU, in eval mode."""
     from transformers import AutoModelForCausalLM
 
@@ -60,7 +63,7 @@ def load_causal_lm(args: ModelArgs, dtype: torch.dtype) -> nn.Module:
         return AutoModelForCausalLM.from_pretrained(**_source(args), **_model_kwargs(args), dtype=dtype).eval()
 
 
-def load_backbone(args: ModelArgs, dtype: torch.dtype) -> nn.Module:
+def load_backbone(args: ModelArgs, dtype: torch.dtype) -> PreTrainedModel:
     """The same architecture without its language-model head, on the CPU, in eval mode."""
     from transformers import AutoModel
 
@@ -97,9 +100,15 @@ def eos_token_ids(model: nn.Module, tokenizer: Any) -> frozenset[int]:
     return frozenset(i for i in ids if i is not None)
 
 
+def text_config(model: nn.Module) -> Any:
+    """The model's configuration; of a multimodal one, that of its language model."""
+    config: Any = model.config
+    return config.get_text_config()
+
+
 def context_length(model: nn.Module) -> int:
     """Positions the model was built for."""
-    return int(model.config.get_text_config().max_position_embeddings)
+    return int(text_config(model).max_position_embeddings)
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -146,7 +155,7 @@ class PolicyScorer(nn.Module):
     never holds positions x vocabulary.
     """
 
-    def __init__(self, lm: nn.Module, temperature: float) -> None:
+    def __init__(self, lm: PreTrainedModel, temperature: float) -> None:
         super().__init__()
         self.lm = lm
         self.temperature = temperature
@@ -162,7 +171,7 @@ class PolicyScorer(nn.Module):
         hidden = decoder(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).last_hidden_state
         picked = hidden.flatten(0, 1)[index]
         head = self.lm.get_output_embeddings()
-        softcap = getattr(self.lm.config.get_text_config(), "final_logit_softcapping", None)
+        softcap = getattr(text_config(self.lm), "final_logit_softcapping", None)
         logprobs, entropies = token_scores(
             picked, head, targets, temperature=self.temperature, softcap=softcap, with_entropy=entropy
         )
@@ -172,10 +181,10 @@ class PolicyScorer(nn.Module):
 class ValueScorer(nn.Module):
     """A backbone with a scalar head, zero at the start so that the first values are 0, not noise."""
 
-    def __init__(self, backbone: nn.Module) -> None:
+    def __init__(self, backbone: PreTrainedModel) -> None:
         super().__init__()
         self.backbone = backbone
-        self.value_head = nn.Linear(backbone.config.get_text_config().hidden_size, 1, bias=False)
+        self.value_head = nn.Linear(text_config(backbone).hidden_size, 1, bias=False)
         nn.init.zeros_(self.value_head.weight)
 
     def forward(

@@ -25,8 +25,9 @@ def sample(
         seen: token ids of the row's context, needed only where `repetition_penalty` != 1.
 
     Returns:
-        (tokens int64 [B], log-probs float32 [B]). The log-prob is that of the temperature-scaled distribution over the
-        whole vocabulary, before top-k and top-p cut it: the definition that the trainer uses.
+        (tokens int64 [B], log-probs float32 [B]): the log-prob of each token under the very distribution that it was
+        drawn from. Without penalty, top-k and top-p that is what the trainer computes; with them the difference is
+        there to be measured and corrected. A greedy token has the log-prob of temperature 1.
     """
     scaled = logits.float()
     scaled = _penalised(scaled, params, seen)
@@ -35,6 +36,7 @@ def sample(
         scaled = scaled / torch.tensor(temperature, device=logits.device)[:, None]
     log_normaliser = scaled.logsumexp(-1)
     tokens = scaled.argmax(-1)
+    kept = torch.ones_like(log_normaliser, dtype=torch.float64)
     drawn = [i for i, p in enumerate(params) if p.temperature > 0]
     if drawn:
         rows = torch.tensor(drawn, device=logits.device)
@@ -45,8 +47,14 @@ def sample(
         # right=True finds the first entry above the point, so a token of probability 0 is never drawn.
         found = torch.searchsorted(cumulative, (points * cumulative[:, -1])[:, None], right=True)[:, 0]
         tokens[rows] = found.clamp(max=logits.shape[-1] - 1)
-    logprobs = scaled.gather(-1, tokens[:, None])[:, 0] - log_normaliser
+        cut = torch.tensor([_truncates(params[i], logits.shape[-1]) for i in drawn], device=logits.device)
+        kept[rows[cut]] = cumulative[cut, -1]
+    logprobs = scaled.gather(-1, tokens[:, None])[:, 0] - log_normaliser - kept.log().float()
     return tokens, logprobs
+
+
+def _truncates(params: SamplingParams, vocabulary: int) -> bool:
+    return params.top_p < 1.0 or 0 < params.top_k < vocabulary
 
 
 def _penalised(logits: Tensor, params: Sequence[SamplingParams], seen: Sequence[Tensor | None]) -> Tensor:
@@ -63,7 +71,7 @@ def _penalised(logits: Tensor, params: Sequence[SamplingParams], seen: Sequence[
 
 def _truncated(probs: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """Zero what top-k and top-p exclude. Ties at the edge of top-k go to the lower token id."""
-    rows = [i for i, p in enumerate(params) if p.top_p < 1.0 or 0 < p.top_k < probs.shape[-1]]
+    rows = [i for i, p in enumerate(params) if _truncates(p, probs.shape[-1])]
     if not rows:
         return probs
     probs = probs.clone()
