@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,6 +11,9 @@ if TYPE_CHECKING:
 
 def run_pipeline(config: RLVRConfig) -> None:
     """Run a configuration to its end."""
+    # Before torch starts its threads: ones that spin while they wait slow each other down many times over as soon as
+    # anything else runs on the machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from roll.pipelines.start import run_rlvr
 
     run_rlvr(config)

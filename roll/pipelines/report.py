@@ -67,7 +67,8 @@ class Report:
             row["throughput/generated_per_second"] = row["tokens/response"] / row["time/generate"]
         row["memory/host_gib"] = psutil.Process().memory_info().rss / 2**30
         if "val/accuracy" in row:
-            domains = {n.split("/")[1]: v for n, v in row.items() if n.startswith("val/") and n.endswith("/accuracy")}
+            parts = {tuple(name.split("/")): value for name, value in row.items()}
+            domains = {part[1]: v for part, v in parts.items() if len(part) == 3 and part[::2] == ("val", "accuracy")}
             self._accuracy.append({**domains, "all": row["val/accuracy"]})
         self._steps = max(self._steps, step)
         if due:

@@ -40,6 +40,8 @@ class LossFn:
     """(outputs of one micro-batch with gradients, its rows, sizes of the whole mini-batch) -> terms."""
     needs: tuple[OutputName, ...]
     """Outputs that the strategy must produce for it."""
+    has_gradient: Callable[[TokenBatch], Tensor] | None = None
+    """bool [B]: rows that can move the weights; the others count in the denominators but aren't computed. None: all."""
 
 
 NamedWeights: TypeAlias = Iterator[tuple[str, Tensor]]

@@ -11,6 +11,7 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,9 @@ from roll.strategies.hf.model import (
     load_causal_lm,
     load_tokenizer,
     named_tensors,
+    quiet_transformers,
 )
-from roll.strategies.micro import denominators, filler, lay_out, plan_micro_batches
+from roll.strategies.micro import denominators, filler, lay_out, plan_micro_batches, rows_to_compute
 from roll.strategies.optim import parameter_groups, schedule_from
 from roll.types.batch import Denominators, TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
@@ -154,7 +156,9 @@ class Fsdp2Strategy(TrainStrategy):
         """See the base class. A step whose gradient isn't finite is skipped and counted."""
         assert self._optimizer is not None, f"{self._spec.role} was built without an optimizer"
         worker = self._trained
-        whole = self._reduced(denominators(batch))
+        sizes = denominators(batch)
+        batch = batch.select(rows_to_compute(batch, loss_fn))
+        whole = self._reduced(replace(sizes, computed_tokens=denominators(batch).tokens))
         dynamic = worker.use_dynamic_batching_in_train
         parts = plan_micro_batches(
             batch.lengths.tolist(),
@@ -238,9 +242,9 @@ class Fsdp2Strategy(TrainStrategy):
     def _reduced(self, mine: Denominators) -> Denominators:
         if self._world_size == 1:
             return mine
-        sizes = torch.tensor([mine.tokens, mine.sequences], dtype=torch.float64, device=self._device)
+        sizes = torch.tensor(astuple(mine), dtype=torch.float64, device=self._device)
         dist.all_reduce(sizes)
-        return Denominators(tokens=float(sizes[0]), sequences=float(sizes[1]))
+        return Denominators(*sizes.tolist())
 
     @contextlib.contextmanager
     def _gradient_sync(self, last: bool) -> Iterator[None]:
@@ -307,7 +311,8 @@ class Fsdp2Strategy(TrainStrategy):
             if self._rank == 0:
                 weights[name] = tensor.cpu().contiguous()
         if self._rank == 0:
-            self._module.lm.save_pretrained(path, state_dict=weights)
+            with quiet_transformers():
+                self._module.lm.save_pretrained(path, state_dict=weights)
             self._tokenizer.save_pretrained(path)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from roll.strategies.base import LossFn
 from roll.types.batch import Denominators, TokenBatch
 
 
@@ -83,6 +84,13 @@ def filler(batch: TokenBatch) -> TokenBatch:
         token_ids=torch.zeros(2, dtype=batch.token_ids.dtype),
         action_mask=torch.tensor([False, True]),
     )
+
+
+def rows_to_compute(batch: TokenBatch, loss_fn: LossFn) -> list[int]:
+    """Rows that a training step must run: those with a gradient, and at least one to report on."""
+    if loss_fn.has_gradient is None:
+        return list(range(len(batch)))
+    return loss_fn.has_gradient(batch).nonzero()[:, 0].tolist() or [0]
 
 
 def denominators(batch: TokenBatch) -> Denominators:

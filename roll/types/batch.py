@@ -79,3 +79,5 @@ class Denominators:
     """Tokens with `loss_mask` in rows of non-zero weight."""
     sequences: float
     """Rows of non-zero weight with at least one such token."""
+    computed_tokens: float | None = None
+    """Of `tokens`, those in rows that are computed; None: all. For means in metrics only."""

@@ -25,7 +25,7 @@ class InferWorker(Worker):
         super().__init__(info)
         args = resolved_model_args(config, "actor_infer")
         tokenizer = load_tokenizer(args)
-        model = load_causal_lm(args, DTYPES[args.dtype])
+        model: torch.nn.Module = load_causal_lm(args, DTYPES[args.dtype])
         if torch.cuda.is_available():
             model = model.cuda()
         self.engine = HfInfer(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from roll.algorithms.aggregation import aggregate
@@ -97,7 +98,23 @@ def actor_loss(config: RLVRConfig) -> LossFn:
         return combine.terms("actor/loss")
 
     needs_entropy = config.entropy_loss_coef > 0
-    return LossFn(compute=compute, needs=("logprobs", "entropy") if needs_entropy else ("logprobs",))
+    only_policy = not uses_kl and not needs_entropy and name in _ZERO_WITHOUT_ADVANTAGE
+    return LossFn(
+        compute=compute,
+        needs=("logprobs", "entropy") if needs_entropy else ("logprobs",),
+        has_gradient=_has_advantage if only_policy else None,
+    )
+
+
+_ZERO_WITHOUT_ADVANTAGE = frozenset({"ppo", "gspo", "cispo", "topr", "reinforce", "tis", "sapo"})
+"""Losses that are a multiple of the advantage. (Imitation of good responses needs a positive one, too.)"""
+
+
+def _has_advantage(batch: TokenBatch) -> Tensor:
+    counts = batch.require("loss_mask") & (batch.require("advantages") != 0)
+    rows = torch.repeat_interleave(torch.arange(len(batch)), batch.lengths)
+    found = torch.zeros(len(batch), dtype=torch.bool).index_put((rows[counts],), torch.tensor(True))
+    return found if batch.loss_weight is None else found & (batch.loss_weight != 0)
 
 
 def critic_loss(config: RLVRConfig) -> LossFn:
@@ -124,8 +141,10 @@ class _Combiner:
     ) -> None:
         self._config, self._batch, self._mask, self._sizes, self._metrics = config, batch, mask, sizes, metrics
         self._total: Tensor | None = None
-        # Losses are shares of the mini-batch's; weights that add up to 1 over it make their mean the whole.
-        self._share = float(mask.sum()) / sizes.tokens if sizes.tokens > 0 else 0.0
+        # Each micro-batch has a share of the mini-batch's loss; weights that add up to 1 make their mean the whole.
+        computed = sizes.tokens if sizes.computed_tokens is None else sizes.computed_tokens
+        counted = mask if batch.loss_weight is None else mask & (batch.loss_weight != 0)[:, None]
+        self._share = float(counted.sum()) / computed if computed > 0 else 0.0
 
     def add(self, name: str, loss: Tensor, coef: float) -> None:
         value = aggregate(

@@ -23,12 +23,12 @@ from roll.algorithms.corrections import Filter, correct
 from roll.algorithms.gigpo import StepInputs
 from roll.algorithms.groups import index_of, surviving_rows
 from roll.algorithms.kl import kl_divergence
-from roll.algorithms.logits import logprobs_from_logits
 from roll.algorithms.losses import POLICY_LOSSES, PolicyLossInputs, policy_loss
 from roll.algorithms.normalization import RunningMoments, normalize_rewards
 from roll.algorithms.shaping import token_rewards
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.ragged import RowMismatch
+from roll.utils.logits import logprobs_from_logits
 from roll.utils.partition import pack_first_fit_decreasing, partition_balanced
 
 QUICK = settings(max_examples=20, deadline=None, derandomize=True)

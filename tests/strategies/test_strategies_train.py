@@ -7,7 +7,17 @@ import socket
 import pytest
 import torch
 import torch.multiprocessing as mp
-from train_contract import LOSS, build, make_batch, make_info, make_spec, trained, weights_of, with_worker
+from train_contract import (
+    LOSS,
+    build,
+    make_batch,
+    make_info,
+    make_spec,
+    token_mean_loss,
+    trained,
+    weights_of,
+    with_worker,
+)
 
 from roll.strategies.base import LossFn, LossTerms
 from roll.strategies.micro import denominators, plan_micro_batches
@@ -238,3 +248,31 @@ def test_two_ranks_with_uneven_shards_equal_one(tiny_model, tmp_path, layout):
     alone.load(tmp_path / "checkpoint")
     for name, tensor in weights_of(alone).items():
         assert torch.equal(tensor, ranks[0][3][name])
+
+
+def test_rows_without_gradient_are_not_computed_and_change_nothing(tiny_model):
+    batch = make_batch()
+    advantages = batch.advantages.clone()
+    for row in (1, 4):
+        advantages[batch.offsets[row] : batch.offsets[row + 1]] = 0.0
+    batch = batch.with_columns(advantages=advantages)
+    computed = []
+
+    def recording(outputs, micro, sizes):
+        computed.extend(micro.row_ids)
+        return token_mean_loss(outputs, micro, sizes)
+
+    skipping = LossFn(
+        compute=recording,
+        needs=("logprobs",),
+        has_gradient=lambda b: torch.tensor([bool(b.row("advantages", i).any()) for i in range(len(b))]),
+    )
+    _, expected = trained(make_spec(tiny_model), batch, steps=1)
+    strategy = build(make_spec(tiny_model))
+    strategy.train_step(batch, skipping)
+    assert sorted(computed) == ["row0", "row2", "row3", "row5"]
+    for name, tensor in weights_of(strategy).items():
+        torch.testing.assert_close(tensor, expected[name], atol=1e-5, rtol=1e-4)
+    computed.clear()
+    strategy.train_step(batch.with_columns(advantages=torch.zeros_like(advantages)), skipping)
+    assert computed == ["row0"]  # one row is always there to report on, and a momentum goes on

@@ -32,7 +32,7 @@ def _source(args: ModelArgs) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _quiet_loading() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """No progress bars: a worker's log isn't a terminal."""
     from transformers.utils import logging
 
@@ -59,7 +59,7 @@ def load_causal_lm(args: ModelArgs, dtype: torch.dtype) -> PreTrainedModel:
     """A causal language model on the CPU, in eval mode."""
     from transformers import AutoModelForCausalLM
 
-    with _quiet_loading():
+    with quiet_transformers():
         return AutoModelForCausalLM.from_pretrained(**_source(args), **_model_kwargs(args), dtype=dtype).eval()
 
 
@@ -67,7 +67,7 @@ def load_backbone(args: ModelArgs, dtype: torch.dtype) -> PreTrainedModel:
     """The same architecture without its language-model head, on the CPU, in eval mode."""
     from transformers import AutoModel
 
-    with _quiet_loading():
+    with quiet_transformers():
         return AutoModel.from_pretrained(**_source(args), **_model_kwargs(args), dtype=dtype).eval()
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from roll.algorithms.logits import entropy_from_logits, logprobs_and_entropy, logprobs_from_logits
+from roll.utils.logits import entropy_from_logits, logprobs_and_entropy, logprobs_from_logits
 
 QUICK = settings(max_examples=25, deadline=None, derandomize=True)
 
