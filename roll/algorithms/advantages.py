@@ -296,11 +296,11 @@ def _signal_metrics(advantages: Tensor, inputs: AdvantageInputs) -> Metrics:
     group = group_moments(inputs.rewards, inputs.group_index)
     share_of_group = 1 / group.size.to(torch.float64)  # a group's rows add up to 1
     groups = float(share_of_group.sum())
-    metrics.add_mean("advantages/zero_signal_groups", float((share_of_group * ~group.has_signal).sum()), groups)
-    metrics.add_mean("advantages/groups_of_one", float((group.size == 1).sum()), groups)
+    metrics.add_mean("advantage/zero_signal_share", float((share_of_group * ~group.has_signal).sum()), groups)
+    metrics.add_mean("advantage/group_of_one_share", float((group.size == 1).sum()), groups)
     tokens = int(mask.sum())
     if tokens:
-        metrics.add_mean("advantages/mean", float(masked_mean(advantages, mask)) * tokens, tokens)
-        metrics.add_max("advantages/max", float(advantages[mask].max()))
-        metrics.add_min("advantages/min", float(advantages[mask].min()))
+        metrics.add_mean("advantage/mean", float(masked_mean(advantages, mask)) * tokens, tokens)
+        metrics.add_max("advantage/max", float(advantages[mask].max()))
+        metrics.add_min("advantage/min", float(advantages[mask].min()))
     return metrics

@@ -147,15 +147,15 @@ def correct(
     tokens = float(inside.sum())
     if weight_level is not None:
         weights = importance_weights(log_ratio, inside, level=weight_level, cap=weight_cap)
-        metrics.add_mean("mismatch/weight", float(masked_sum(weights, inside)), tokens)
-        metrics.add_mean("mismatch/weight_capped", float((inside & (weights >= weight_cap)).sum()), tokens)
+        metrics.add_mean("mismatch/weight_mean", float(masked_sum(weights, inside)), tokens)
+        metrics.add_mean("mismatch/weight_capped_share", float((inside & (weights >= weight_cap)).sum()), tokens)
     keep = inside
     for rule in filters:
         keep = keep & _passes(rule, train_logprobs, infer_logprobs, log_ratio, inside)
     if filters:
-        metrics.add_mean("mismatch/rejected_tokens", float((inside & ~keep).sum()), tokens)
+        metrics.add_mean("mismatch/rejected_share", float((inside & ~keep).sum()), tokens)
         rows = inside.any(1)
-        metrics.add_mean("mismatch/rejected_rows", float((rows & ~keep.any(1)).sum()), float(rows.sum()))
+        metrics.add_mean("mismatch/rejected_row_share", float((rows & ~keep.any(1)).sum()), float(rows.sum()))
     return Correction(weights=weights, keep=keep, metrics=metrics)
 
 
@@ -175,7 +175,7 @@ def mismatch_metrics(log_ratio: Tensor, mask: Tensor) -> Metrics:
     # Tokens were drawn from the engine: E[ratio - 1 - log ratio] under it is KL(infer || train).
     bounded = log_ratio.clamp(-20.0, 20.0)
     metrics.add_mean("mismatch/kl", float((bounded.expm1() - bounded).sum()), tokens)
-    metrics.add_mean("mismatch/abs_log_ratio", float(log_ratio.abs().sum()), tokens)
+    metrics.add_mean("mismatch/abs_log_ratio_mean", float(log_ratio.abs().sum()), tokens)
     metrics.add_max("mismatch/ratio_max", float(bounded[inside].max().exp()))
     metrics.add_min("mismatch/ratio_min", float(bounded[inside].min().exp()))
     return metrics

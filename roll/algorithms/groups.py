@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from roll.algorithms.masking import as_bool, require_shape
-from roll.types.metrics import Metrics
+from roll.algorithms.masking import require_shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,30 +74,3 @@ def group_moments(values: Tensor, group_index: Tensor) -> GroupMoments:
     high = empty.scatter_reduce(0, inverse, wide, "amax", include_self=False)
     mean, std = torch.where(low == high, low, mean), torch.where(low == high, empty, std)
     return GroupMoments(mean=mean[inverse], std=std[inverse], size=size[inverse])
-
-
-def surviving_rows(group_index: Tensor, survived: Tensor, *, min_survivors: int = 2) -> tuple[Tensor, Metrics]:
-    """Rows to keep when some members failed: a group goes on with its survivors, or is dropped if too few.
-
-    A failed row is never scored 0: that would move the mean of its group.
-
-    Args:
-        group_index: int64 [B].
-        survived: bool [B], False for a member whose episode or reward failed for reasons outside the policy.
-        min_survivors: smallest group that still says something; 2 for group-relative advantages.
-
-    Returns:
-        (keep, metrics): bool [B], and counts of failed rows, dropped groups and rows dropped with them.
-    """
-    survived = as_bool(survived)
-    require_shape("survived", survived, tuple(group_index.shape), "[B]")
-    _, inverse, size = torch.unique(group_index, return_inverse=True, return_counts=True)
-    alive = torch.zeros_like(size).index_add(0, inverse, survived.to(torch.int64))
-    dropped = alive < min_survivors
-    keep = survived & ~dropped[inverse]
-    metrics = Metrics()
-    metrics.add_sum("groups/failed_rows", float((~survived).sum()))
-    metrics.add_sum("groups/incomplete", float(((alive < size) & ~dropped).sum()))
-    metrics.add_sum("groups/dropped", float(dropped.sum()))
-    metrics.add_sum("groups/dropped_rows", float((survived & ~keep).sum()))
-    return keep, metrics

@@ -132,7 +132,7 @@ def decoupled_ppo(
     if behave_cap is not None:
         weight = weight.clamp(max=_positive("behave_cap", behave_cap))
     clipped = ppo(inputs, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
-    _add_mean(clipped.metrics, "behave_weight", weight, inputs.mask)
+    _add_mean(clipped.metrics, "behave_weight_mean", weight, inputs.mask)
     return PolicyLoss(clipped.loss * weight, clipped.metrics)
 
 
@@ -190,7 +190,7 @@ def kimi15(
         penalty = penalty / inputs.mask.sum(1, keepdim=True).clamp(min=1)
     loss = zero_outside(penalty - inputs.advantages * inputs.logprobs, inputs.mask)
     metrics = _ratio_metrics(bounded_exp(inputs.log_ratio), inputs.mask)
-    _add_mean(metrics, "kimi15_penalty", penalty, inputs.mask)
+    _add_mean(metrics, "kimi15_penalty_mean", penalty, inputs.mask)
     return PolicyLoss(loss, metrics)
 
 
@@ -216,22 +216,22 @@ def _clipped(
     bounded = -inputs.advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
     loss = torch.maximum(plain, bounded)
     metrics = _ratio_metrics(ratio, inputs.mask)
-    _add_mean(metrics, "clip_fraction", bounded > plain, inputs.mask)
-    _add_mean(metrics, "clip_high_fraction", (bounded > plain) & (inputs.advantages > 0), inputs.mask)
+    _add_mean(metrics, "clip_share", bounded > plain, inputs.mask)
+    _add_mean(metrics, "clip_high_share", (bounded > plain) & (inputs.advantages > 0), inputs.mask)
     if dual_clip is not None:
         if dual_clip <= 1:
             raise ValueError(f"dual_clip must be > 1, got {dual_clip}; null disables it")
         ceiling = -dual_clip * inputs.advantages
         limited = (inputs.advantages < 0) & (loss > ceiling)
         loss = torch.where(limited, ceiling, loss)
-        _add_mean(metrics, "dual_clip_fraction", limited, inputs.mask)
+        _add_mean(metrics, "dual_clip_share", limited, inputs.mask)
     return PolicyLoss(zero_outside(loss, inputs.mask), metrics)
 
 
 def _weighted_reinforce(inputs: PolicyLossInputs, ratio: Tensor, weight: Tensor) -> PolicyLoss:
     """-sg(weight) A logp."""
     metrics = _ratio_metrics(ratio, inputs.mask)
-    _add_mean(metrics, "loss_weight", weight.detach(), inputs.mask)
+    _add_mean(metrics, "loss_weight_mean", weight.detach(), inputs.mask)
     loss = -weight.detach() * inputs.advantages * inputs.logprobs
     return PolicyLoss(zero_outside(loss, inputs.mask), metrics)
 
@@ -248,7 +248,7 @@ def _add_mean(metrics: Metrics, name: str, values: Tensor, mask: Tensor) -> None
 
 def _ratio_metrics(ratio: Tensor, mask: Tensor) -> Metrics:
     metrics, ratio = Metrics(), ratio.detach()
-    _add_mean(metrics, "ratio", ratio, mask)
+    _add_mean(metrics, "ratio_mean", ratio, mask)
     if bool(mask.any()):
         metrics.add_max("actor/ratio_max", float(ratio[mask].max()))
         metrics.add_min("actor/ratio_min", float(ratio[mask].min()))
@@ -315,9 +315,9 @@ def value_loss(
         _positive("value_clip", clip)
         moved = torch.maximum(torch.minimum(values, old + clip), old - clip)
         limited = (moved - target).square()
-        metrics.add_mean("critic/clip_fraction", float(masked_sum(limited > loss, mask)), float(mask.sum()))
+        metrics.add_mean("critic/clip_share", float(masked_sum(limited > loss, mask)), float(mask.sum()))
         loss = torch.maximum(loss, limited)
-    metrics.add_mean("critic/value", float(masked_sum(values.detach(), mask)), float(mask.sum()))
+    metrics.add_mean("critic/value_mean", float(masked_sum(values.detach(), mask)), float(mask.sum()))
     return zero_outside(0.5 * loss, mask), metrics
 
 

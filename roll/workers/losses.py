@@ -10,7 +10,7 @@ from torch import Tensor
 
 from roll.algorithms.aggregation import aggregate
 from roll.algorithms.corrections import log_ratio_of, mismatch_metrics
-from roll.algorithms.kl import KLGradient, kl_divergence
+from roll.algorithms.kl import kl_loss
 from roll.algorithms.losses import (
     POLICY_LOSSES,
     PolicyLossInputs,
@@ -66,8 +66,6 @@ def actor_loss(config: RLVRConfig) -> LossFn:
     """
     name, options = _policy_loss_name(config), _loss_options(config)
     uses_kl = config.use_kl_loss and config.kl_loss_coef > 0
-    # The gradient of the plain estimator has mean 0; this one has the gradient of the KL.
-    kl_gradient: KLGradient = "unbiased" if config.kl_loss_type == "kl" else "own"
 
     def compute(outputs: TokenOutputs, batch: TokenBatch, sizes: Denominators) -> LossTerms:
         logprobs, mask = outputs.pad("logprobs"), batch.pad("loss_mask", False)
@@ -81,7 +79,7 @@ def actor_loss(config: RLVRConfig) -> LossFn:
         combine.add("actor/pg_loss", pg, config.rl_loss_coef)
         if uses_kl:
             reference = batch.pad("ref_logprobs")
-            kl = kl_divergence(logprobs, reference, mask, kind=config.kl_loss_type, gradient=kl_gradient)
+            kl = kl_loss(logprobs, reference, mask, kind=config.kl_loss_type)
             combine.add("actor/kl_loss", kl, config.kl_loss_coef)
         if config.entropy_loss_coef > 0:
             combine.add("actor/entropy_loss", entropy_loss(outputs.pad("entropy"), mask), config.entropy_loss_coef)

@@ -263,7 +263,7 @@ def test_every_estimator_gives_finite_zero_padded_tokens(name, dtype):
         assert torch.isfinite(tensor).all()
         assert not tensor[~inputs.action_mask].any()
         assert not tensor.requires_grad
-    assert metrics.result()["advantages/zero_signal_groups"] == 0.0
+    assert metrics.result()["advantage/zero_signal_share"] == 0.0
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
@@ -357,10 +357,10 @@ def test_metrics_count_groups_without_signal():
         group_index=torch.tensor([4, 4, 7, 7, 1]),
     )
     result = compute_advantages("dr_grpo", inputs)[2].result()
-    assert result["advantages/zero_signal_groups"] == pytest.approx(2 / 3)
-    assert result["advantages/groups_of_one"] == pytest.approx(1 / 3)
-    assert result["advantages/max"] == 0.5
-    assert result["advantages/mean"] == 0.0
+    assert result["advantage/zero_signal_share"] == pytest.approx(2 / 3)
+    assert result["advantage/group_of_one_share"] == pytest.approx(1 / 3)
+    assert result["advantage/max"] == 0.5
+    assert result["advantage/mean"] == 0.0
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_mismatch_is_measured_by_hand_computed_values():
     assert result["mismatch/kl"] == pytest.approx(0.153426, rel=1e-5)
     assert result["mismatch/ratio_max"] == pytest.approx(2.0)
     assert result["mismatch/ratio_min"] == pytest.approx(1.0)
-    assert result["mismatch/abs_log_ratio"] == pytest.approx(math.log(2) / 2)
+    assert result["mismatch/abs_log_ratio_mean"] == pytest.approx(math.log(2) / 2)
 
 
 def test_filters_combine_and_are_counted():
@@ -148,12 +148,12 @@ def test_filters_combine_and_are_counted():
     token = Filter(level="token", low=0.5, high=2.0)
     found = correct(train, infer, mask, filters=(token,))
     assert found.keep.tolist() == [[True, False], [True, False]]
-    assert found.metrics.result()["mismatch/rejected_tokens"] == pytest.approx(1 / 3)
+    assert found.metrics.result()["mismatch/rejected_share"] == pytest.approx(1 / 3)
     sequence = Filter(level="sequence", low=0.5, high=2.0)
     for both in ((token, sequence), (sequence, token)):
         found = correct(train, infer, mask, filters=both)
         assert found.keep.tolist() == [[False, False], [True, False]]
-    assert found.metrics.result()["mismatch/rejected_rows"] == 0.5
+    assert found.metrics.result()["mismatch/rejected_row_share"] == 0.5
 
 
 def test_a_difference_filter_works_through_correct():
@@ -165,8 +165,8 @@ def test_a_difference_filter_works_through_correct():
 def test_weights_and_their_truncation_are_measured():
     found = correct(LOG_RATIO, torch.zeros(1, 5), MASK, weight_level="token", weight_cap=2.0)
     result = found.metrics.result()
-    assert result["mismatch/weight"] == pytest.approx((1.221403 + 1.491825 + 2.0) / 3, rel=1e-5)
-    assert result["mismatch/weight_capped"] == pytest.approx(1 / 3)
+    assert result["mismatch/weight_mean"] == pytest.approx((1.221403 + 1.491825 + 2.0) / 3, rel=1e-5)
+    assert result["mismatch/weight_capped_share"] == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize("level", LEVELS)

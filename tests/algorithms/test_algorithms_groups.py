@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll.algorithms.advantages import ADVANTAGES, AdvantageInputs
-from roll.algorithms.groups import group_moments, index_of, joint_index, surviving_rows
+from roll.algorithms.groups import group_moments, index_of, joint_index
 from roll.algorithms.losses import POLICY_LOSSES, PolicyLossInputs
 from roll.algorithms.registry import look_up, registering
 from roll.algorithms.shaping import token_rewards
@@ -65,25 +65,6 @@ def test_equal_values_have_exactly_their_mean_and_no_spread(size):
     assert torch.equal(found.mean, values)
     assert not found.std.any()
     assert not found.has_signal.any()
-
-
-def test_a_group_goes_on_with_its_survivors_and_is_dropped_below_two():
-    # group 0 loses one of three, group 1 one of two (dropped with its survivor), group 2 none, group 3 all
-    index = torch.tensor([0, 0, 0, 1, 1, 2, 2, 3])
-    survived = torch.tensor([True, False, True, True, False, True, True, False])
-    keep, metrics = surviving_rows(index, survived)
-    assert keep.tolist() == [True, False, True, False, False, True, True, False]
-    assert metrics.result() == {
-        "groups/failed_rows": 3.0,
-        "groups/incomplete": 1.0,
-        "groups/dropped": 2.0,
-        "groups/dropped_rows": 1.0,
-    }
-
-
-def test_a_single_survivor_may_be_asked_for():
-    keep, _ = surviving_rows(torch.tensor([1, 1]), torch.tensor([True, False]), min_survivors=1)
-    assert keep.tolist() == [True, False]
 
 
 def test_registering_the_same_function_twice_is_harmless_another_one_is_not():

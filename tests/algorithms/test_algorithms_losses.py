@@ -62,9 +62,9 @@ def test_ppo_matches_hand_computed_values():
     loss, slope, metrics = run("ppo", [[1.5, 0.5, 1.5, 0.5]], [[2.0, 2.0, -2.0, -2.0]], clip_low=0.2, clip_high=0.28)
     assert_close(loss, row(-2.56, -1.0, 3.0, 1.6))
     assert_close(slope, row(0.0, -1.0, 3.0, 0.0))
-    assert metrics["actor/clip_fraction"] == 0.5
-    assert metrics["actor/clip_high_fraction"] == 0.25
-    assert metrics["actor/ratio"] == pytest.approx(1.0)
+    assert metrics["actor/clip_share"] == 0.5
+    assert metrics["actor/clip_high_share"] == 0.25
+    assert metrics["actor/ratio_mean"] == pytest.approx(1.0)
     assert metrics["actor/ratio_max"] == pytest.approx(1.5)
     assert metrics["actor/ratio_min"] == pytest.approx(0.5)
 
@@ -80,7 +80,7 @@ def test_the_dual_clip_bounds_the_loss_of_bad_actions_only():
     loss, slope, metrics = run("ppo", [[5.0, 2.0, 5.0]], [[-1.0, -1.0, 1.0]], dual_clip=3.0)
     assert_close(loss, row(3.0, 2.0, -1.2))
     assert_close(slope, row(0.0, 2.0, 0.0))
-    assert metrics["actor/dual_clip_fraction"] == pytest.approx(1 / 3)
+    assert metrics["actor/dual_clip_share"] == pytest.approx(1 / 3)
 
 
 def test_ppo_by_segment_uses_the_geometric_mean_of_each_turn():
@@ -196,7 +196,7 @@ def test_decoupled_ppo_weighs_ppo_by_proximal_over_behaviour():
     loss, slope, metrics = run("decoupled_ppo", [[1.5, 0.5]], [[1.0, 1.0]], rollout=[[2.0, 8.0]], behave_cap=5.0)
     assert_close(loss, row(-2.4, -2.5))
     assert_close(slope, row(0.0, -2.5))
-    assert metrics["actor/behave_weight"] == pytest.approx(3.5)
+    assert metrics["actor/behave_weight_mean"] == pytest.approx(3.5)
 
 
 def test_decoupled_ppo_without_rollout_logprobs_says_what_is_missing():
@@ -383,7 +383,7 @@ def test_the_value_loss_matches_hand_computed_values():
     loss.sum().backward()
     assert_close(loss.detach(), row(1.125, 0.5, 0.32))
     assert_close(values.grad, row(0.0, 1.0, -0.8))
-    assert metrics.result()["critic/clip_fraction"] == pytest.approx(1 / 3)
+    assert metrics.result()["critic/clip_share"] == pytest.approx(1 / 3)
 
 
 def test_the_value_loss_without_a_clip_is_half_the_square():
