@@ -99,7 +99,8 @@ class ProceduralTask:
     """Number of rows."""
 
     seed: int | None = number(None, ge=0)
-    """Which rows. null: derived from the run's `seed`, differently for training and validation."""
+    """Key of the rows and of the solved examples; training and validation rows differ all the same. null: the run's
+    `seed`. A number keeps the data while the run's seed varies."""
 
     config: dict[str, Any] = field(default_factory=dict)
     """Options of that dataset, e.g. `{min_digits: 1, max_digits: 1}`; an unknown one is refused."""

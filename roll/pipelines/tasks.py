@@ -37,14 +37,15 @@ def load_domains(
             dataset=item.dataset,
             size=item.size,
             config=item.config,
-            split=split if item.seed is None else f"{split}-{item.seed}",
+            split=split,
             tag=item.tag,
             domain=domain,
             few_shot=item.few_shot,
             example_template=item.example_template,
             question_template=item.question_template,
         )
-        domains[domain] += procedural_tasks(spec, seed=config.seed, exclude=exclude.get(item.tag, ()))
+        seed = config.seed if item.seed is None else item.seed
+        domains[domain] += procedural_tasks(spec, seed=seed, exclude=exclude.get(item.tag, ()))
     if data.file_name:
         columns = Columns(
             prompt=data.prompt, messages=data.messages, ground_truth=data.ground_truth, id=data.id, tag=data.tag
