@@ -9,8 +9,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from roll.configs.rlvr import RLVRConfig
 
 HERE = Path(__file__).resolve().parent
 if str(HERE.parent) not in sys.path:
@@ -22,7 +27,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
         description="Start a pipeline from a YAML file.",
-        epilog="Every key and its meaning: docs/configuration.md. Exit code 2: the configuration can't run.",
+        epilog="Every key and its meaning: docs/configuration.md. Exit code 2: the configuration or the data can't be used.",
     )
     parser.add_argument("--config_path", required=True, help="folder of the file, from here or from examples/")
     parser.add_argument("--config_name", required=True, help="name of the file, without .yaml")
@@ -33,7 +38,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run; 0 when the pipeline ended, 2 when the configuration can't run."""
+    """Run; 0 when the pipeline ended, 2 when configuration or data can't be used, 1 for any other failure."""
     options = parse_arguments(arguments)
     from roll.configs.batch import plan_batches
     from roll.configs.environment import check_environment
@@ -58,9 +63,26 @@ def main(arguments: Sequence[str]) -> int:
         print(plan_batches(config).explain())
         print(config.placement.explain())
         return 0
-    from roll.pipelines import run_pipeline
+    return run(config)
 
-    run_pipeline(config)
+
+def run(config: RLVRConfig) -> int:
+    """Run the pipeline. What goes wrong is said in a few lines; the traceback goes to `<logging_dir>/error.txt`."""
+    from roll.pipelines import run_pipeline
+    from roll.utils.logging import setup_logging
+
+    setup_logging(file=config.logging_path / "controller.log")
+    try:
+        run_pipeline(config)
+    except KeyboardInterrupt:
+        print("interrupted; resume with resume_from_checkpoint=auto", file=sys.stderr)
+        return 130
+    except Exception as error:  # noqa: BLE001 - the last boundary: everything is reported, nothing is hidden
+        details = config.logging_path / "error.txt"
+        details.write_text(traceback.format_exc(), encoding="utf-8")
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        print(f"error: {kind}{error}\n(traceback: {details})", file=sys.stderr)
+        return 2 if isinstance(error, ValueError) else 1
     return 0
 
 

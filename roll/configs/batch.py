@@ -66,6 +66,10 @@ class BatchPlan:
         """Responses per step."""
         return self.prompts * self.group_size
 
+    def of(self, role: str) -> TrainBatch:
+        """The batch of one training role."""
+        return next(batch for batch in self.trains if batch.role == role)
+
     def nearest_prompts(self) -> list[int]:
         """The nearest `rollout_batch_size` below and above that fits every training role."""
         step = math.lcm(*(b.mini_batch // math.gcd(b.mini_batch, self.group_size) for b in self.trains))

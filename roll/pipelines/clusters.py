@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from roll.configs.batch import plan_batches
 from roll.configs.rlvr import RLVRConfig
 from roll.distributed.cluster import Cluster, Executor, make_executor
 from roll.distributed.placement import RolePlacement
-from roll.pipelines.update import optimizer_steps
 from roll.workers.infer import InferWorker
 from roll.workers.train import ForwardWorker, TrainWorker, train_spec
 
@@ -56,7 +56,6 @@ def _start(
     if role not in by_role:
         return None  # type: ignore[return-value]
     learns = role in ("actor_train", "critic")
-    rows = config.rollout_batch_size * config.num_return_sequences_in_group
     # The critic trains from the first step, the actor after the critic's warm-up.
     steps = total_steps - (config.critic_warmup if role == "actor_train" and config.uses_critic else 0)
     spec = train_spec(
@@ -64,7 +63,7 @@ def _start(
         role,
         kind="value" if role == "critic" else "policy",
         trains=learns and not config.val_only,
-        total_optimizer_steps=max(1, steps) * optimizer_steps(config, role, rows) if learns else 1,
+        total_optimizer_steps=max(1, steps) * plan_batches(config).of(role).optimizer_steps if learns else 1,
     )
     worker_cls = TrainWorker if learns else ForwardWorker
     return executor.create_cluster(by_role[role], worker_cls, (config, spec), balance=config.balance_batch)

@@ -5,6 +5,9 @@ What is cheap and can be wrong comes first, so that a bad row or reward fails be
 
 from __future__ import annotations
 
+import logging
+
+from roll.configs.batch import plan_batches
 from roll.configs.rlvr import RLVRConfig
 from roll.data.sampler import TaskSource
 from roll.pipelines.clusters import start_clusters
@@ -13,6 +16,8 @@ from roll.pipelines.scoring import RewardProcesses
 from roll.pipelines.tasks import training_data, validation_data
 from roll.strategies.hf.model import load_tokenizer
 from roll.workers.train import resolved_model_args
+
+logger = logging.getLogger(__name__)
 
 
 def planned_steps(config: RLVRConfig, source: TaskSource) -> int:
@@ -31,6 +36,8 @@ def run_rlvr(config: RLVRConfig) -> None:
         validation = validation_data(config, tokenizer, training) if _validates(config) else None
         rewards.wait_ready()
         total_steps = planned_steps(config, source)
+        logger.info("%d steps of %s", total_steps, plan_batches(config).explain())
+        logger.info("%s", config.placement.explain())
         with start_clusters(config, total_steps=total_steps) as clusters:
             RLVRPipeline(
                 config,

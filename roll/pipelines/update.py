@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from roll.configs.batch import plan_batches
 from roll.configs.rlvr import RLVRConfig
 from roll.distributed.cluster import Cluster
 from roll.pipelines.assemble import with_fillers
@@ -24,23 +25,9 @@ class OldLogprobs:
     reason: str
 
 
-def mini_batch_rows(config: RLVRConfig, role: str) -> int:
-    """Responses per optimizer step of a role."""
-    worker = config.actor_train if role == "actor_train" else config.critic
-    assert worker is not None
-    args = worker.training_args
-    return args.per_device_train_batch_size * args.gradient_accumulation_steps * worker.ranks
-
-
-def optimizer_steps(config: RLVRConfig, role: str, rows: int) -> int:
-    """Optimizer steps that a batch of `rows` gives."""
-    return config.ppo_epochs * math.ceil(rows / mini_batch_rows(config, role))
-
-
 def old_logprobs_source(config: RLVRConfig) -> OldLogprobs:
     """Spend a forward pass on old log-probs only when nobody knows them already."""
-    rows = config.rollout_batch_size * config.num_return_sequences_in_group
-    steps = optimizer_steps(config, "actor_train", rows)
+    steps = plan_batches(config).of("actor_train").optimizer_steps
     readers = []
     if steps > 1:
         readers.append(f"{steps} optimizer steps per batch")
@@ -83,7 +70,7 @@ def mini_batches(batch: TokenBatch, rows: int, min_rows: int, *key: int | str) -
 def train(cluster: Cluster, config: RLVRConfig, batch: TokenBatch, step: int) -> Metrics:
     """Every optimizer step that this batch is good for, on the actor's or the critic's cluster."""
     metrics = Metrics()
-    rows = mini_batch_rows(config, cluster.role)
+    rows = plan_batches(config).of(cluster.role).mini_batch
     for epoch in range(config.ppo_epochs):
         source = batch if epoch == 0 else batch.with_columns(sampling_logprobs=None)
         for piece in mini_batches(
