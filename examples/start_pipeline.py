@@ -27,7 +27,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
         description="Start a pipeline from a YAML file.",
-        epilog="Every key and its meaning: docs/configuration.md. Exit code 2: the configuration or the data can't be used.",
+        epilog="Every key: docs/configuration.md. Exit code 2: the configuration or the data can't be used.",
     )
     parser.add_argument("--config_path", required=True, help="folder of the file, from here or from examples/")
     parser.add_argument("--config_name", required=True, help="name of the file, without .yaml")

@@ -1,0 +1,68 @@
+"""The command that users type, from YAML to exit code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from toy import metrics_of, write_toy
+
+START = Path(__file__).parents[2] / "examples" / "start_pipeline.py"
+
+
+def start(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(START), "--config_path", str(folder), "--config_name", "toy", *arguments]
+    # From another directory: nothing may depend on where the command is typed.
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder, check=False)
+
+
+def test_a_run_prints_a_row_a_step_and_a_summary_and_leaves_its_files(tiny_model, tmp_path):
+    folder = write_toy(tmp_path, tiny_model)
+    run = start(
+        folder,
+        "track_with=[stdout,jsonl,tensorboard]",
+        "max_steps=3",
+        "save_steps=3",
+        "eval_steps=3",
+        "val_before_train=true",
+        "checkpoint_config.save_hf_model=true",
+        "log_val_generations=1",
+    )
+    assert run.returncode == 0, run.stderr
+    assert [line.split("  ")[0] for line in run.stdout.splitlines() if line.startswith("step ")] == [
+        "step 0",
+        "step 1",
+        "step 2",
+        "step 3",
+    ]
+    for text in ("old log-probs come from: update", "held-out accuracy", "where the time went", "checkpoint-3"):
+        assert text in run.stderr
+    assert [row["step"] for row in metrics_of(folder / "output" / "logs")] == [0, 1, 2, 3]
+    assert list((folder / "output" / "logs" / "tensorboard").iterdir())
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    exported = folder / "output" / "checkpoints" / "checkpoint-3" / "hf_model"
+    AutoModelForCausalLM.from_pretrained(exported)
+    AutoTokenizer.from_pretrained(exported)
+
+
+FILTER = "rewards.case.query_filter_config.type=mean_filter"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "expected"),
+    [
+        (("prompt_length=1",), 2, "more than prompt_length = 1 tokens"),
+        (("resume_from_checkpoint=true",), 2, "checkpoint"),
+        (("max_num_gen_batches=1", FILTER, "response_length=1"), 1, "kept"),
+    ],
+)
+def test_a_failure_is_a_few_lines_and_its_traceback_is_in_a_file(tiny_model, tmp_path, arguments, code, expected):
+    folder = write_toy(tmp_path, tiny_model)
+    run = start(folder, *arguments)
+    assert run.returncode == code, run.stderr
+    assert "error: " in run.stderr or "problem" in run.stderr
+    assert expected in run.stderr
+    assert "Traceback" not in run.stderr
