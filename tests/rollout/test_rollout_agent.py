@@ -1,0 +1,120 @@
+"""Tokens are carried, never re-made: what an episode holds is what the chat template would have rendered."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+from conftest import char_tokenizer
+from fakes import EchoEnv, Source, make_plan, make_tasks
+
+from roll.envs.base import Message, Observation
+from roll.rollout.agent import Agent
+from roll.rollout.engines import LockstepEngines
+from roll.rollout.episode import EpisodePlayer, ThreadedEnv
+from roll.rollout.scheduler import RolloutScheduler
+from roll.strategies.base import Completion, SamplingParams
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return char_tokenizer()
+
+
+def chat_prompt(tokenizer):
+    def render(task, observation):
+        messages = [{"role": m.role, "content": m.content} for m in observation.messages]
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return tuple(tokenizer(text, add_special_tokens=False).input_ids)
+
+    return render
+
+
+def ids_of(tokenizer, text):
+    return tuple(tokenizer(text, add_special_tokens=False).input_ids)
+
+
+@pytest.mark.parametrize("closing", ["<|im_end|>", ""])
+def test_a_reply_continues_the_conversation_as_the_template_writes_it(tokenizer, closing):
+    # With `closing` the response ended itself; without, it hit the length limit and the reply must close it.
+    agent = Agent(tokenizer, chat_prompt(tokenizer), chat=True)
+    start = agent.start(make_tasks(1)[0], Observation((Message("user", "hello"),)))
+    response = ids_of(tokenizer, "hi you" + closing)
+    reply = agent.reply(Observation((Message("user", "and now?"),)), response)
+    conversation = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "hi you"},
+        {"role": "user", "content": "and now?"},
+    ]
+    rendered = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+    assert tokenizer.decode([*start, *response, *reply]) == rendered
+
+
+def test_a_template_that_rewrites_earlier_answers_is_refused(tokenizer):
+    forgetful = char_tokenizer()
+    forgetful.chat_template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    agent = Agent(forgetful, chat_prompt(forgetful), chat=True)
+    with pytest.raises(ValueError, match="chat template"):
+        agent.reply(Observation((Message("user", "and now?"),)), (5,))
+
+
+@pytest.mark.parametrize(("keep", "expected"), [(True, "4\nQ"), (False, "4")])
+def test_the_stop_string_is_in_the_actions_text_if_asked_for(tokenizer, keep, expected):
+    agent = Agent(tokenizer, chat_prompt(tokenizer), chat=False, keep_stop_string=keep)
+    ids = ids_of(tokenizer, "4\nQ</s>")
+    completion = Completion(
+        id="r", token_ids=ids, logprobs=(0.0,) * len(ids), versions=(0,) * len(ids), finish_reason="stop"
+    )
+    assert agent.action(completion, SamplingParams(max_new_tokens=9, stop_strings=("\n",))) == expected
+
+
+class OneEngine:
+    """A real engine, called directly."""
+
+    world_size = 1
+
+    def __init__(self, engine):
+        self.engine = engine
+
+    async def submit(self, rank, requests):
+        self.engine.submit(requests)
+
+    async def poll(self, rank, budget):
+        await asyncio.sleep(0)
+        return self.engine.poll(budget)
+
+    async def abort(self, rank, request_ids):
+        return self.engine.abort(request_ids)
+
+
+def test_a_two_turn_episode_on_a_real_engine_has_the_trainers_logprobs(tiny_model):
+    from roll.configs.base import ModelArgs
+    from roll.pipelines.assemble import assemble
+    from roll.strategies.hf.model import context_length, eos_token_ids, load_causal_lm, load_tokenizer
+    from roll.strategies.hf_infer import HfInfer
+
+    args = ModelArgs(model_name_or_path=str(tiny_model))
+    tokenizer, model = load_tokenizer(args), load_causal_lm(args, torch.float32)
+    engine = HfInfer(
+        model, eos_token_ids=eos_token_ids(model, tokenizer), pad_token_id=0, max_context=context_length(model)
+    )
+    engines = LockstepEngines(OneEngine(engine), round_steps=3, timeout=60)
+    player = EpisodePlayer(
+        engines,
+        Agent(tokenizer, chat_prompt(tokenizer), chat=True),
+        lambda task, name: ThreadedEnv(EchoEnv()),
+        max_sequence_length=200,
+        max_turns=4,
+    )
+    plan = make_plan(groups=3, group_size=2, params=SamplingParams(max_new_tokens=5, temperature=0.8))
+    collected = RolloutScheduler(engines, player, seed=1).collect(Source(make_tasks(3)), plan)
+    batch = assemble(collected.groups).batch
+    assert len(batch) == 6
+    for i in range(len(batch)):
+        ids, acting = batch.row("token_ids", i), batch.row("action_mask", i)
+        assert len(collected.groups[i // 2].trajectories[i % 2].turns) == 2
+        with torch.no_grad():
+            table = (model(ids[None]).logits[0].float() / 0.8).log_softmax(-1)[:-1]
+        expected = table.gather(-1, ids[1:, None])[:, 0] * acting[1:]
+        torch.testing.assert_close(batch.row("sampling_logprobs", i)[1:], expected, atol=1e-5, rtol=0)
