@@ -52,7 +52,7 @@ class PipelineConfig:
     """Which pipeline the file is for."""
 
     exp_name: str = "rlvr"
-    """Name of the run in trackers and process names."""
+    """Name of the run in its closing summary and its checkpoints."""
 
     seed: int = number(42, ge=0)
     """Key of every random draw. Same seed, same run."""
@@ -136,8 +136,8 @@ class PipelineConfig:
     out (counted)."""
 
     rollout_dump_dir: str | None = None
-    """Folder for all rollouts as parquet, one file per step, with tokens, masks, log-probs, rewards,
-    advantages. null: none."""
+    """Folder for all responses that are trained on as parquet, one file per step, with tokens, masks,
+    log-probs, rewards, advantages. null: none."""
 
     log_val_generations: int = number(0, ge=0)
     """Validation samples shown in the log and the trackers. 0: none."""

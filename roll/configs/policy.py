@@ -73,7 +73,8 @@ class PfPpo:
 
 @dataclass(frozen=True, kw_only=True)
 class OverlongShaping:
-    """Soft penalty near the length limit: 0 up to `response_length - buffer`, linear to `-penalty` at it."""
+    """Soft penalty near the length limit (`max_new_tokens`, else `response_length`): 0 up to `buffer` tokens
+    before it, linear to `-penalty` at it."""
 
     buffer: int = number(512, ge=1)
     """Tokens before the limit at which the penalty begins."""
@@ -100,7 +101,7 @@ class PolicyOptimisation:
     from: l2 * (w - w_start) joins the gradient. 0: off. Keeps a copy of those weights."""
 
     gamma: float = number(1.0, ge=0, le=1)
-    """Discount per action token, for `gae`, `reinforce` and the `reinforce_plus_plus` family."""
+    """Discount per action token, for `gae`, `reinforce` and `reinforce_plus_plus`."""
 
     lambd: float = number(0.95, ge=0, le=1)
     """Lambda of `gae`."""
@@ -148,7 +149,7 @@ class PolicyOptimisation:
     """Coefficient of that penalty, or its first value when `target_kl` is set."""
 
     target_kl: float | None = number(None, gt=0)
-    """KL per response that the adaptive controller steers to, once per step. null: the coefficient stays."""
+    """Mean KL per token that the adaptive controller steers to, once per step. null: the coefficient stays."""
 
     kl_horizon: int = number(10_000, ge=1)
     """Responses over which the adaptive controller reacts. Acts with `target_kl`."""

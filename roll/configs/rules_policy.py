@@ -81,6 +81,11 @@ def reward_norm_rules(config: RLVRConfig) -> Iterator[Violation]:
         yield Violation(
             "use_reward_norm", "false without use_reward_scaling", "use_reward_scaling=true", True
         )
+    for key in ("reward_norm", "use_reward_scaling", "whiten_rewards"):
+        if config.adv_estimator == "remax" and getattr(config, key):
+            off = "null" if key == "reward_norm" else "false"
+            expected = f"{off}, because remax subtracts the greedy response's score, which stays as it is"
+            yield Violation(key, expected, f"{key}={off}, or another adv_estimator", getattr(config, key))
     if config.difficulty_mask and config.difficulty_low_threshold >= config.difficulty_high_threshold:
         expected = f"less than difficulty_high_threshold ({config.difficulty_high_threshold})"
         yield Violation("difficulty_low_threshold", expected, "", config.difficulty_low_threshold)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from roll.configs.base import WorkerConfig
+from roll.configs.base import TrainConfig, WorkerConfig
 from roll.configs.errors import Violation
 from roll.configs.strategy import Fsdp2Config
 
@@ -40,6 +40,12 @@ def _model_rules(config: RLVRConfig, role: str, worker: WorkerConfig) -> Iterato
     if args.model_name_or_path is None and not _default_model(config, role):
         expected = "a model: neither this nor pretrain names one"
         yield Violation(f"{path}.model_name_or_path", expected, "pretrain=<folder or hub id>", None)
+    options = worker.strategy_args.strategy_config
+    param_dtype = options.param_dtype if isinstance(options, Fsdp2Config) else None
+    if isinstance(worker, TrainConfig) and "fp16" in (args.dtype, param_dtype):
+        expected = "bf16 or fp32 where a role trains: small gradients vanish in fp16, and there is no loss scaling"
+        key = f"{path}.dtype" if args.dtype == "fp16" else f"{role}.strategy_args.strategy_config.param_dtype"
+        yield Violation(key, expected, f"{key}=bf16", "fp16")
     if args.attn_implementation == "fa2" and args.dtype == "fp32":
         expected = "another kernel with dtype fp32: flash attention computes in half precision"
         yield Violation(f"{path}.attn_implementation", expected, f"{path}.dtype=bf16, or sdpa", "fa2")

@@ -20,8 +20,9 @@ def length_rules(config: RLVRConfig) -> Iterator[Violation]:
         expected = f"at least prompt_length + response_length = {sums}"
         yield Violation("sequence_length", expected, "raise it, or remove it", config.sequence_length)
     shaping = config.overlong_shaping
-    if shaping is not None and shaping.buffer > config.response_length:
-        expected = f"at most response_length ({config.response_length})"
+    limit = config.actor_infer.generating_args.max_new_tokens or config.response_length
+    if shaping is not None and shaping.buffer > limit:
+        expected = f"at most {limit}, the longest response (max_new_tokens, else response_length)"
         yield Violation("overlong_shaping.buffer", expected, "", shaping.buffer)
     threshold = config.error_max_len_threshold
     if config.error_max_len_clip and threshold is not None and threshold > config.response_length:

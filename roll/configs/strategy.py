@@ -27,7 +27,7 @@ class Fsdp2Config(StrategyConfig):
     """Type of the gathered weights and of the forward pass. null: `model_args.dtype`."""
 
     reduce_dtype: Dtype = "fp32"
-    """Type in which gradients are summed over ranks."""
+    """Type in which gradients are summed over ranks. Acts with two ranks or more."""
 
     reshard_after_forward: bool = True
     """Free the gathered weights between forward and backward: less memory, one more gather. Acts with two
@@ -35,7 +35,7 @@ class Fsdp2Config(StrategyConfig):
 
     offload_policy: bool = False
     """Keep sharded weights, gradients and optimizer states in host memory and bring them in layer by layer.
-    Needs an accelerator."""
+    Needs an accelerator, acts with two ranks or more."""
 
 
 @dataclass(frozen=True, kw_only=True)

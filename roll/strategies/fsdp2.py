@@ -105,8 +105,10 @@ class Fsdp2Strategy(TrainStrategy):
             ),
             "offload_policy": CPUOffloadPolicy() if self._options.offload_policy else OffloadPolicy(),
         }
+        # What transformers itself names as the blocks that must stay on one device.
+        blocks = set(getattr(self._hf_module(module), "_no_split_modules", None) or ())
         for child in list(module.modules()):
-            if type(child).__name__.endswith("DecoderLayer"):
+            if type(child).__name__ in blocks:
                 fully_shard(child, **options)
         fully_shard(module, **options)  # in place
         return module
@@ -260,12 +262,13 @@ class Fsdp2Strategy(TrainStrategy):
 
     # --- weights ---------------------------------------------------------------------------------------------------
 
-    def _hf_model(self) -> nn.Module:
-        return self._module.lm if isinstance(self._module, PolicyScorer) else self._module
+    @staticmethod
+    def _hf_module(module: PolicyScorer | ValueScorer) -> nn.Module:
+        return module.lm if isinstance(module, PolicyScorer) else module.backbone
 
     def named_weights(self) -> NamedWeights:
         """Every rank must walk it to the end: gathering a sharded tensor is a collective."""
-        for name, tensor in named_tensors(self._hf_model()):
+        for name, tensor in named_tensors(self._hf_module(self._module)):
             yield name, tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
 
     def _state(self) -> dict[str, Any]:
@@ -317,11 +320,13 @@ class Fsdp2Strategy(TrainStrategy):
 
 
 def _disable_dropout(model: nn.Module) -> None:
+    """Zero every probability of dropping or jittering, as a module or as a number that a module keeps."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if hasattr(module, "attention_dropout"):
-            setattr(module, "attention_dropout", 0.0)  # noqa: B010 - nn.Module declares every attribute a tensor
+        for name, value in list(vars(module).items()):
+            if isinstance(value, float) and ("drop" in name or "jitter" in name):
+                setattr(module, name, 0.0)
 
 
 @contextlib.contextmanager
