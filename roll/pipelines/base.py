@@ -67,7 +67,7 @@ class Pipeline(ABC):
 
     @abstractmethod
     def greedy_scores(self, step: int, rollouts: Rollouts) -> torch.Tensor:
-        """float32 [B], the score of one greedy response to each row's task (`remax`)."""
+        """float32 [B], the score of one greedy response to each row's task (`remax`); NaN where that failed."""
 
     @abstractmethod
     def evaluate(self, step: int) -> dict[str, float]:
@@ -86,11 +86,13 @@ class Pipeline(ABC):
     def run(self) -> None:
         """From the start, or from a checkpoint, to the last step."""
         self.restore()
-        self.report = Report(self.config, self.timers, self.tokenizer, resume_step=self.start_step or None)
+        # A mere validation of an old checkpoint must not cut off what is on record after it.
+        resume_step = None if self.config.val_only else self.start_step or None
+        self.report = Report(self.config, self.timers, self.tokenizer, resume_step=resume_step)
         try:
             logger.info("old log-probs come from: %s (%s)", self.old_logprobs.source, self.old_logprobs.reason)
-            if self.start_step == 0 and (self.config.val_before_train or self.config.val_only):
-                self.report.row(0, self.validated(0))
+            if self.config.val_only or (self.start_step == 0 and self.config.val_before_train):
+                self.report.row(self.start_step, self.validated(self.start_step))
             if not self.config.val_only:
                 self.train()
             self.report.finish(self.checkpoints.latest())
@@ -106,7 +108,7 @@ class Pipeline(ABC):
                 logger.info("training ends before step %d: %s", step, end)
                 self.total_steps = step - 1
                 if step - 1 > self.start_step:
-                    self.conclude(step - 1, {})
+                    self.conclude_late(step - 1)
                 break
 
     def step(self, step: int) -> None:
@@ -133,8 +135,19 @@ class Pipeline(ABC):
         shown = validates or self.is_due(step, self.config.logging_steps) or step == self.total_steps
         self.report.row(step, values, due=shown)
         if self.is_due(step, self.config.save_steps):
-            with self.timers.span("save", waits=True):
-                self.checkpoints.save(step, {**self.state_dict(), "credit": self.credit.state_dict()})
+            self.save(step)
+
+    def conclude_late(self, step: int) -> None:
+        """What is due at the last step and wasn't done at it, because nobody knew that the tasks would end there."""
+        if self.config.eval_steps and step % self.config.eval_steps:
+            self.report.row(step, self.validated(step))
+        if self.config.save_steps and step % self.config.save_steps:
+            self.save(step)
+
+    def save(self, step: int) -> None:
+        """Write a checkpoint."""
+        with self.timers.span("save", waits=True):
+            self.checkpoints.save(step, {**self.state_dict(), "credit": self.credit.state_dict()})
 
     def is_due(self, step: int, period: int | None) -> bool:
         """Whether something with this period happens at this step; what happens at all also happens at the last."""

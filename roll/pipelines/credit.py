@@ -26,7 +26,6 @@ from roll.algorithms.shaping import (
     short_or_right,
     token_rewards,
     within_difficulty,
-    within_length,
 )
 from roll.configs.rlvr import RLVRConfig
 from roll.pipelines.assemble import Rollouts
@@ -68,7 +67,8 @@ class CreditAssigner:
             rollouts: rows with `scores`, and with `ref_logprobs`, `old_logprobs`, `values` where the configuration
                 reads them.
             step: for the draws of `pf_ppo`.
-            greedy_scores: float32 [B], score of the greedy response to the row's prompt, for `remax`.
+            greedy_scores: float32 [B], score of the greedy response to the row's prompt, NaN where that failed; for
+                `remax`.
         """
         config, batch, metrics = self._config, rollouts.batch, Metrics()
         weights = torch.tensor([config.rewards[task.domain].weight for task in rollouts.tasks])
@@ -86,7 +86,8 @@ class CreditAssigner:
                 gamma=config.gamma,
                 lam=config.lambd,
                 values=None if batch.values is None else batch.pad("values"),
-                greedy_rewards=None if greedy_scores is None else greedy_scores * weights,
+                # Rows whose greedy response failed have nothing to be compared with; they leave the loss below.
+                greedy_rewards=None if greedy_scores is None else (greedy_scores * weights).nan_to_num(),
             ),
         )
         metrics.merge(signal)
@@ -96,6 +97,10 @@ class CreditAssigner:
             advantages, share = clip_to(advantages, config.advantage_clip, mask)
             metrics.update({"advantage/clipped_share": share})
         loss_mask, importance = self._masks(rollouts, mask, metrics)
+        if greedy_scores is not None:
+            compared = ~greedy_scores.isnan()
+            loss_mask = loss_mask & compared[:, None]
+            metrics.add_sum("rollout/failed_greedy", float((~compared).sum()))
         filled = batch.with_columns(
             rewards=rewards,
             token_rewards=unpad(per_token, batch.offsets),
@@ -103,7 +108,7 @@ class CreditAssigner:
             returns=unpad(returns, batch.offsets),
             loss_mask=unpad(loss_mask, batch.offsets),
             importance_weights=None if importance is None else unpad(importance, batch.offsets),
-            loss_weight=self._row_weights(rollouts, step),
+            loss_weight=self._row_weights(rollouts, loss_mask, step),
         )
         return filled, metrics
 
@@ -116,7 +121,8 @@ class CreditAssigner:
             shaped = shaped + config.overlong_shaping.penalty * overlong
             metrics.add_mean("reward/shaping/overlong", float(overlong.sum()), len(overlong))
         if config.add_len_reward:
-            bonus = length_reward(lengths, scores > 0, rollouts.group_index)
+            right = rollouts.batch.require("scores") > 0
+            bonus = length_reward(lengths, right, rollouts.group_index)
             shaped = shaped + bonus
             metrics.add_mean("reward/shaping/length", float(bonus.sum()), len(bonus))
         return shaped
@@ -154,7 +160,7 @@ class CreditAssigner:
         keep = torch.ones(len(batch), dtype=torch.bool)
         lengths, scores = rollouts.response_lengths, batch.require("scores")
         if config.max_len_mask:
-            keep &= ~rollouts.truncated & within_length(lengths, max_length=config.response_length)
+            keep &= ~rollouts.truncated
         if config.difficulty_mask:
             low, high = config.difficulty_low_threshold, config.difficulty_high_threshold
             keep &= within_difficulty(scores, rollouts.group_index, low=low, high=high)
@@ -188,7 +194,7 @@ class CreditAssigner:
         metrics.merge(correction.metrics)
         return counted & correction.keep, correction.weights
 
-    def _row_weights(self, rollouts: Rollouts, step: int) -> Tensor | None:
+    def _row_weights(self, rollouts: Rollouts, loss_mask: Tensor, step: int) -> Tensor | None:
         config, scores = self._config, rollouts.batch.require("scores")
         weights = torch.ones(len(rollouts.batch))
         if config.difficulty_loss_weight:
@@ -198,6 +204,10 @@ class CreditAssigner:
         if config.pf_ppo is not None:
             drawn = pf_ppo_weights(scores, method=config.pf_ppo.reweight_method, power=config.pf_ppo.weight_pow)
             generator = torch.Generator().manual_seed(stable_hash(config.seed, "pf_ppo", step, bits=56))
-            weights = weights * resample_counts(drawn, generator)
+            counts = resample_counts(drawn, generator)
+            # Rows that weren't drawn leave the denominators, in which the others count once, however often drawn.
+            tokens = loss_mask.sum(1).float()
+            sizes = tokens if config.loss_agg_mode == "token-mean" else (tokens > 0).float()
+            weights = weights * counts * ((sizes * (counts > 0)).sum() / (sizes * counts).sum().clamp(min=1))
         uses = config.difficulty_loss_weight or config.length_loss_weight or config.pf_ppo is not None
         return weights.float() if uses else None

@@ -50,9 +50,13 @@ class Report:
         self._tokens = 0
         self._steps = 0
         self._accuracy: list[dict[str, float]] = []
+        self._unshown: tuple[int, dict[str, float]] = (-1, {})
 
     def row(self, step: int, values: Mapping[str, float], *, due: bool = True) -> None:
-        """One line in every tracker: a step's metrics, its timings and counters. Called every step, shown when due."""
+        """One line in every tracker: a step's metrics, its timings and counters. Called every step, shown when due.
+
+        The last row is always shown: at the latest by `finish`.
+        """
         row = {**values, **self._drops.close_step(step), **self._timers.result()}
         for name, value in row.items():
             if name.startswith("time/") and not name.endswith(("/self", "_share", "/controller")):
@@ -71,8 +75,16 @@ class Report:
             domains = {part[1]: v for part, v in parts.items() if len(part) == 3 and part[::2] == ("val", "accuracy")}
             self._accuracy.append({**domains, "all": row["val/accuracy"]})
         self._steps = max(self._steps, step)
+        held, values_held = self._unshown
+        self._unshown = (step, {**values_held, **row} if held == step else row)
         if due:
+            self._show()
+
+    def _show(self) -> None:
+        step, row = self._unshown
+        if row:
             self._trackers.log(step, row)
+        self._unshown = (step, {})
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
         """Some responses for people."""
@@ -94,6 +106,13 @@ class Report:
                 "response": self._text(shown),
             },
         )
+
+    def failed(self, group: Group) -> None:
+        """Members that failed, of a group that is trained on without them."""
+        for trajectory in group.trajectories:
+            if not trajectory.trainable:
+                sample = {"domain": group.task.domain, "status": trajectory.status, "response": self._text(trajectory)}
+                self._drops.add("failed_response", trajectory.id, trajectory.error, sample)
 
     def rollouts(self, step: int, rollouts: Rollouts) -> None:
         """Every training row of a step to parquet, if asked for."""
@@ -132,6 +151,7 @@ class Report:
 
     def finish(self, checkpoint: Path | None) -> None:
         """Print the summary, and hand its numbers to the trackers."""
+        self._show()
         summary = self._summary(checkpoint)
         Console(stderr=True).print(render(summary))
         self._trackers.finish(summary.metrics())

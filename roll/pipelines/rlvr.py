@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -66,20 +68,19 @@ class RLVRPipeline(Pipeline):
         clusters: Clusters,
         tokenizer: Any,
         *,
-        source: TaskSource,
-        training: PromptSet,
+        training: tuple[TaskSource, PromptSet] | None,
         validation: PromptSet | None,
         rewards: RewardProcesses,
         total_steps: int,
     ) -> None:
         super().__init__(config, clusters, tokenizer, total_steps=total_steps)
-        self._source = source
-        self._training = training
         self._validation = validation
         self._rewards = rewards
         self._engines = LockstepEngines(ClusterEngines(clusters.actor_infer), timeout=config.rpc_timeout)
-        self._training_scheduler = self._scheduler(training, config.actor_infer.generating_args)
-        self._greedy = GeneratingArgs(do_sample=False, stop_strings=config.actor_infer.generating_args.stop_strings)
+        self._source: TaskSource | None = None
+        if training is not None:
+            self._source, self._training = training
+            self._training_scheduler = self._scheduler(self._training, config.actor_infer.generating_args)
         if validation is not None and config.validation is not None:
             args = config.validation.generating_args
             self._validation_scheduler = self._scheduler(validation, args)
@@ -125,33 +126,35 @@ class RLVRPipeline(Pipeline):
             max_prompts=config.max_num_gen_batches * config.rollout_batch_size,
             min_survivors=min(2, config.num_return_sequences_in_group),
         )
+        assert self._source is not None, "only val_only does without training data"
         collected = self._training_scheduler.collect(self._source, plan)
         if len(collected.groups) < plan.groups:
             raise OutOfTasks(
                 f"num_train_epochs are over; {len(collected.groups)} last groups don't fill a batch of {plan.groups}"
             )
+        for group in collected.groups:
+            self.report.failed(group)
+        if step == 1:
+            collected.metrics.update(self._training.report.metrics())
         return collected
 
     def greedy_scores(self, step: int, rollouts: Rollouts) -> torch.Tensor:
         """See the base class."""
+        args = self.config.actor_infer.generating_args
         tasks = list({task.id: task for task in rollouts.tasks}.values())
         plan = CollectPlan(
             step=step,
             purpose="greedy",
             groups=len(tasks),
             group_size=1,
-            params=sampling_params(self._greedy, self._response_limit),
+            params=sampling_params(replace(args, do_sample=False), self.config.response_length),
             max_prompts=len(tasks),
             min_survivors=0,
         )
         with self.timers.span("generate_greedy", waits=True):
             groups = self._training_scheduler.collect(FixedTasks(tasks), plan).groups
-        scores = {group.task.id: group.trajectories[0].reward for group in groups}
+        scores = {group.task.id: t.reward if t.trainable else math.nan for group in groups for t in group.trajectories}
         return torch.tensor([scores[task.id] for task in rollouts.tasks], dtype=torch.float32)
-
-    @property
-    def _response_limit(self) -> int:
-        return self.config.actor_infer.generating_args.max_new_tokens or self.config.response_length
 
     def _keep(self, group: Group) -> str | None:
         return query_filter(group, self.config.rewards[group.task.domain].query_filter_config)
@@ -185,11 +188,14 @@ class RLVRPipeline(Pipeline):
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor of the training tasks."""
+        assert self._source is not None, "a run without training data saves no checkpoint"
         return {"tasks": self._source.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See the base class."""
-        self._source.load_state_dict(state["tasks"])
+        if not self.config.val_only:
+            assert self._source is not None
+            self._source.load_state_dict(state["tasks"])
 
 
 def query_filter(group: Group, rule: QueryFilterConfig) -> str | None:

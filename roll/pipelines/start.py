@@ -25,17 +25,18 @@ def planned_steps(config: RLVRConfig, source: TaskSource) -> int:
     limits = [config.max_steps] if config.max_steps else []
     if source.remaining is not None:
         limits.append(source.remaining // config.rollout_batch_size)
-    return min(limits)
+    return min(limits, default=0)
 
 
 def run_rlvr(config: RLVRConfig) -> None:
     """Run RLVR to its end."""
     with RewardProcesses(config) as rewards:
         tokenizer = load_tokenizer(resolved_model_args(config, "actor_train"))
-        source, training = training_data(config, tokenizer)
-        validation = validation_data(config, tokenizer, training) if _validates(config) else None
+        training = training_data(config, tokenizer) if _has_training_data(config) else None
+        held_out = training[1] if training is not None else None
+        validation = validation_data(config, tokenizer, held_out) if _validates(config) else None
         rewards.wait_ready()
-        total_steps = planned_steps(config, source)
+        total_steps = planned_steps(config, training[0]) if training is not None else 0
         logger.info("%d steps of %s", total_steps, plan_batches(config).explain())
         logger.info("%s", config.placement.explain())
         with start_clusters(config, total_steps=total_steps) as clusters:
@@ -43,12 +44,17 @@ def run_rlvr(config: RLVRConfig) -> None:
                 config,
                 clusters,
                 tokenizer,
-                source=source,
                 training=training,
                 validation=validation,
                 rewards=rewards,
                 total_steps=total_steps,
             ).run()
+
+
+def _has_training_data(config: RLVRConfig) -> bool:
+    """`val_only` may do without."""
+    data = config.actor_train.data_args
+    return bool(data.file_name or data.procedural)
 
 
 def _validates(config: RLVRConfig) -> bool:

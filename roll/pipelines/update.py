@@ -44,6 +44,7 @@ def old_logprobs_source(config: RLVRConfig) -> OldLogprobs:
         infer.strategy_args.strategy_name == "hf_infer"
         and infer.model_args.dtype == train.model_args.dtype == "fp32"
         and getattr(train.strategy_args.strategy_config, "param_dtype", None) in (None, "fp32")
+        and infer.model_args.model_config_kwargs == train.model_args.model_config_kwargs
         and sampling.repetition_penalty == 1.0
         and config.train_infer_correction is None
     )

@@ -1,0 +1,78 @@
+"""Hand-made rollouts and configurations: no model, no files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from roll.configs.base import ActorTrainConfig, TrainConfig, TrainingArgs
+from roll.configs.rewards import RewardConfig
+from roll.configs.rlvr import RLVRConfig
+from roll.pipelines.assemble import Rollouts, assemble
+from roll.types.episode import Group, Task, Trajectory, Turn
+
+PROMPT = (7, 8)
+
+
+@dataclass(frozen=True)
+class R:
+    """A response: its score and number of tokens."""
+
+    score: float
+    length: int = 1
+    status: str = "ok"
+
+
+def make_config(**keys: Any) -> RLVRConfig:
+    """Domains `a` (weight 1) and `b` (weight 2), advantages that are the rewards themselves."""
+    defaults: dict[str, Any] = {
+        "adv_estimator": "reinforce",
+        "rewards": {"a": RewardConfig(name="gsm8k"), "b": RewardConfig(name="gsm8k", weight=2.0)},
+        "response_length": 10,
+        "rollout_batch_size": 2,
+        "num_return_sequences_in_group": 2,
+        "actor_train": ActorTrainConfig(
+            training_args=TrainingArgs(per_device_train_batch_size=2, gradient_accumulation_steps=2)
+        ),
+        "critic": TrainConfig(training_args=TrainingArgs(per_device_train_batch_size=4)),
+    }
+    return RLVRConfig(pipeline="rlvr", pretrain="none", **{**defaults, **keys})
+
+
+def make_group(name: str, responses: list[R], domain: str = "a") -> Group:
+    task = Task(id=name, source="hand", payload={}, seed=0, tag=domain, domain=domain)
+    trajectories = tuple(
+        Trajectory(
+            task_id=name,
+            member=member,
+            turns=(
+                Turn(
+                    prompt_ids=PROMPT,
+                    response_ids=tuple(range(10, 10 + r.length)),
+                    logprobs=(-1.0,) * r.length,
+                    versions=(3,) * r.length,
+                    finish_reason="length" if r.status == "truncated" else "stop",
+                ),
+            ),
+            reward=r.score,
+            status=r.status,  # type: ignore[arg-type]
+        )
+        for member, r in enumerate(responses)
+    )
+    return Group(task=task, trajectories=trajectories)
+
+
+def make_rollouts(*groups: list[R], domains: str = "") -> Rollouts:
+    """One group per argument; `domains` is a letter per group."""
+    named = zip(groups, domains or "a" * len(groups), strict=True)
+    return assemble([make_group(f"t{i}", responses, domain) for i, (responses, domain) in enumerate(named)])
+
+
+def on_actions(rollouts: Rollouts, *values: float) -> torch.Tensor:
+    """A token column with these values on the action tokens, in order, and junk elsewhere."""
+    mask = rollouts.batch.action_mask
+    column = torch.full((len(mask),), 99.0)
+    column[mask] = torch.tensor(values)
+    return column

@@ -1,0 +1,539 @@
+"""From scores to advantages, masks and weights: every key with numbers worked by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from rows import R, make_config, make_group, make_rollouts, on_actions
+from torch.testing import assert_close
+
+from roll.configs.base import ActorInferConfig, ActorTrainConfig, GeneratingArgs, ModelArgs, TrainingArgs
+from roll.configs.policy import OverlongShaping, PfPpo, TrainInferCorrection
+from roll.configs.rewards import FilterArgs, QueryFilterConfig, ValidationConfig
+from roll.pipelines.assemble import assemble, with_fillers
+from roll.pipelines.credit import CreditAssigner
+from roll.pipelines.rlvr import query_filter
+from roll.pipelines.update import mini_batches, old_logprobs_source
+from roll.pipelines.validation import pass_at_k, validation_metrics
+from roll.strategies.micro import denominators
+
+# Scores 1, 0, 0, 3 in two groups of two, one token each.
+FOUR = ([R(1.0), R(0.0)], [R(0.0), R(3.0)])
+HALF = math.sqrt(0.5)
+
+
+def assigned(rollouts, step=1, greedy_scores=None, **keys):
+    return CreditAssigner(make_config(**keys)).assign(rollouts, step=step, greedy_scores=greedy_scores)
+
+
+def rewards_of(rollouts, **keys):
+    batch, _ = assigned(rollouts, **keys)
+    # `reinforce` with gamma 1 puts the row's reward on every action token.
+    advantages = batch.pad("advantages")
+    assert_close(advantages.sum(1), batch.rewards * rollouts.response_lengths)
+    return batch.rewards.tolist()
+
+
+def close(*values):
+    return pytest.approx(values, abs=1e-5)
+
+
+# --- rewards ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_domain_weight_multiplies_rewards_and_leaves_scores_alone():
+    batch, _ = assigned(make_rollouts([R(1.0), R(0.5)], [R(1.0), R(-1.0)], domains="ab"))
+    assert batch.rewards.tolist() == [1.0, 0.5, 2.0, -2.0]
+    assert batch.scores.tolist() == [1.0, 0.5, 1.0, -1.0]
+
+
+def test_overlong_shaping_begins_a_buffer_before_the_limit():
+    # Limit 10, buffer 4, penalty 2: 6 tokens cost 0, 7 -> -1/4 * 2, 8 -> -1, 10 -> -2.
+    rows = make_rollouts([R(1.0, 6), R(1.0, 7)], [R(1.0, 8), R(1.0, 10)])
+    shaping = OverlongShaping(buffer=4, penalty=2.0)
+    assert rewards_of(rows, overlong_shaping=shaping) == [1.0, 0.5, 0.0, -1.0]
+    # The limit is max_new_tokens where that is lower: 8. 6 -> -1/2 * 2, 7 -> -1.5, from 8 on -2.
+    shorter = ActorInferConfig(generating_args=GeneratingArgs(max_new_tokens=8))
+    assert rewards_of(rows, overlong_shaping=shaping, actor_infer=shorter) == [0.0, -0.5, -1.0, -1.0]
+
+
+def test_add_len_reward_prefers_the_short_and_never_pays_a_wrong_answer():
+    # Lengths 2, 4, 6: lambda 0.5, 0, -0.5. Wrong ones get min(0, lambda). Right or wrong is the raw score's sign,
+    # also in domain b, whose weight of 2 multiplies the score and not the bonus.
+    rows = make_rollouts([R(1.0, 2), R(0.0, 4), R(1.0, 6)], [R(0.0, 2), R(1.0, 4), R(0.0, 6)], domains="ab")
+    assert rewards_of(rows, add_len_reward=True) == [1.5, 0.0, 0.5, 0.0, 2.0, -0.5]
+
+
+# Whole batch: mean 1, variance (0 + 1 + 1 + 4) / 3 = 2, std 1.41421.
+# Groups: (1, 0) has mean 0.5, std 0.70711; (0, 3) has mean 1.5, std 2.12132.
+NORMS = {
+    "off": ({}, (1, 0, 0, 3)),
+    "batch": ({"reward_norm": "batch"}, (0, -HALF, -HALF, 2 * HALF)),
+    "group": ({"reward_norm": "group"}, (HALF, -HALF, -HALF, HALF)),
+    "running": ({"reward_norm": "running"}, (0, -HALF, -HALF, 2 * HALF)),
+    "shift only": ({"reward_norm": "group", "reward_shift": True}, (0.5, -0.5, -1.5, 1.5)),
+    "scale only": ({"reward_norm": "batch", "reward_scale": True}, (HALF, 0, 0, 3 * HALF)),
+    "both named": (
+        {"reward_norm": "batch", "reward_shift": True, "reward_scale": True},
+        (0, -HALF, -HALF, 2 * HALF),
+    ),
+    "scaling": ({"use_reward_scaling": True}, (HALF, 0, 0, 3 * HALF)),
+    "scaling with norm": ({"use_reward_scaling": True, "use_reward_norm": True}, (0, -HALF, -HALF, 2 * HALF)),
+    "clip": ({"reward_norm": "batch", "reward_clip": 0.7}, (0, -0.7, -0.7, 0.7)),
+    "clip alone": ({"reward_clip": 2.0}, (1, 0, 0, 2)),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_reward_normalisation(name):
+    keys, expected = NORMS[name]
+    assert rewards_of(make_rollouts(*FOUR), **keys) == close(*expected)
+
+
+def test_running_statistics_remember_earlier_steps_and_a_checkpoint_holds_them():
+    # 1, 0, 0, 3 and then 5, 5, 5, 5: mean 3, squares 10 + 100 - 8 * 9 = 38, std sqrt(38 / 7) = 2.32993: 2 / 2.32993.
+    first, second = make_rollouts(*FOUR), make_rollouts([R(5.0), R(5.0)], [R(5.0), R(5.0)])
+    credit = CreditAssigner(make_config(reward_norm="running"))
+    credit.assign(first, step=1)
+    state = json.loads(json.dumps(credit.state_dict()))
+    resumed = CreditAssigner(make_config(reward_norm="running"))
+    resumed.load_state_dict(state)
+    for assigner in (credit, resumed):
+        assert assigner.assign(second, step=2)[0].rewards.tolist() == close(*[0.858395] * 4)
+
+
+def with_kl(*, step_coef=None, **keys):
+    """Two rows of two tokens with log-ratios to the reference of 0.5, -0.2 and 0, 1."""
+    rows = make_rollouts([R(1.0, 2)], [R(0.0, 2)], domains="ab")
+    old = on_actions(rows, -1.0, -1.2, -2.0, -1.0)
+    reference = on_actions(rows, -1.5, -1.0, -2.0, -2.0)
+    rows = replace(rows, batch=rows.batch.with_columns(old_logprobs=old, ref_logprobs=reference))
+    credit = CreditAssigner(make_config(add_token_level_kl=True, init_kl_coef=0.1, **keys))
+    return credit, rows
+
+
+# k1 is d; k2 d^2 / 2; k3 e^-d - 1 + d: e^-0.5 - 0.5 = 0.106531, e^0.2 - 1.2 = 0.021403, 0, e^-1 = 0.367879.
+KL = {
+    "kl": (0.5, -0.2, 0.0, 1.0),
+    "abs": (0.5, 0.2, 0.0, 1.0),
+    "mse": (0.125, 0.02, 0.0, 0.5),
+    "low_var_kl": (0.106531, 0.021403, 0.0, 0.367879),
+}
+
+
+@pytest.mark.parametrize("kind", KL)
+def test_the_kl_penalty_is_taken_off_every_token_and_the_score_stays_on_the_last(kind):
+    credit, rows = with_kl(kl_penalty=kind)
+    batch, _ = credit.assign(rows, step=1)
+    k = KL[kind]
+    expected = (-0.1 * k[0], 1.0 - 0.1 * k[1], -0.1 * k[2], 0.0 - 0.1 * k[3])
+    assert batch.token_rewards[batch.action_mask].tolist() == close(*expected)
+    # reward-to-go
+    assert batch.advantages[batch.action_mask].tolist() == close(
+        expected[0] + expected[1], expected[1], expected[2] + expected[3], expected[3]
+    )
+
+
+def test_without_a_target_the_kl_coefficient_stays():
+    credit, rows = with_kl()
+    credit.assign(rows, step=1)
+    assert credit.state_dict()["kl_coef"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("target", "factor"),
+    # The mean k1 per token is 1.3 / 4 = 0.325; two rows, horizon 10.
+    [
+        (0.1, 1 + 0.2 * 2 / 10),  # error 2.25, clipped to 0.2
+        (0.3, 1 + (0.325 / 0.3 - 1) * 2 / 10),
+        (10.0, 1 - 0.2 * 2 / 10),
+    ],
+)
+def test_the_kl_coefficient_adapts_once_per_step_over_all_domains(target, factor):
+    credit, rows = with_kl(target_kl=target, kl_horizon=10)
+    batch, _ = credit.assign(rows, step=1)
+    # This step still uses the coefficient it began with.
+    assert batch.token_rewards[batch.action_mask].tolist()[0] == pytest.approx(-0.1 * 0.5)
+    assert credit.state_dict()["kl_coef"] == pytest.approx(0.1 * factor)
+    batch, _ = credit.assign(rows, step=2)
+    assert batch.token_rewards[batch.action_mask].tolist()[0] == pytest.approx(-0.1 * factor * 0.5)
+
+
+# --- advantages -------------------------------------------------------------------------------------------------------
+
+
+def test_whitened_rewards_are_whitened_over_all_action_tokens_before_the_estimator():
+    # Token rewards 0, 1, 0, 3: mean 1, variance (1 + 0 + 1 + 4) / 3 = 2 -> -0.70711, 0, -0.70711, 1.41421.
+    batch, _ = assigned(make_rollouts([R(1.0, 2)], [R(3.0, 2)]), whiten_rewards=True)
+    assert batch.token_rewards[batch.action_mask].tolist() == close(-HALF, 0, -HALF, 2 * HALF)
+    assert batch.advantages[batch.action_mask].tolist() == close(-HALF, 0, HALF, 2 * HALF)
+
+
+def test_whitened_advantages_have_mean_0_and_variance_1_over_action_tokens():
+    # Advantages 1, 1, 4: mean 2, variance (1 + 1 + 4) / 2 = 3.
+    batch, _ = assigned(make_rollouts([R(1.0, 2)], [R(4.0, 1)]), whiten_advantages=True)
+    third = 1 / math.sqrt(3)
+    assert batch.advantages[batch.action_mask].tolist() == close(-third, -third, 2 * third)
+    assert batch.returns[batch.action_mask].tolist() == [1.0, 1.0, 4.0]
+
+
+def test_advantage_clip_comes_last():
+    keys = {"whiten_advantages": True, "advantage_clip": 1.0}
+    batch, metrics = assigned(make_rollouts([R(1.0, 2)], [R(4.0, 1)]), **keys)
+    assert batch.advantages[batch.action_mask].tolist() == close(-1 / math.sqrt(3), -1 / math.sqrt(3), 1.0)
+    assert metrics.result()["advantage/clipped_share"] == pytest.approx(1 / 3)
+
+
+def test_gamma_discounts_per_action_token_and_lambda_acts_in_gae():
+    rows = make_rollouts([R(1.0, 3)])
+    batch, _ = assigned(rows, gamma=0.5)
+    assert batch.advantages[batch.action_mask].tolist() == close(0.25, 0.5, 1.0)
+    # Values 0.2, 0.4, 0.6, gamma 0.5, lambda 0.5. delta = 0.2 - 0.2, 0.3 - 0.4, 1 - 0.6 = 0, -0.1, 0.4;
+    # A = 0 + 0.25 * 0 = 0, -0.1 + 0.25 * 0.4 = 0, 0.4.
+    rows = replace(rows, batch=rows.batch.with_columns(values=on_actions(rows, 0.2, 0.4, 0.6)))
+    batch, _ = assigned(rows, adv_estimator="gae", gamma=0.5, lambd=0.5)
+    assert batch.advantages[batch.action_mask].tolist() == close(0, 0, 0.4)
+    assert batch.returns[batch.action_mask].tolist() == close(0.2, 0.4, 1.0)
+
+
+def test_remax_subtracts_the_greedy_score_of_the_prompt_with_the_domains_weight():
+    rows = make_rollouts([R(1.0), R(0.0)], [R(1.0), R(0.0)], domains="ab")
+    batch, _ = assigned(rows, adv_estimator="remax", greedy_scores=torch.tensor([0.5, 0.5, 1.0, 1.0]))
+    assert batch.pad("advantages")[:, 2].tolist() == [0.5, -0.5, 0.0, -2.0]
+
+
+def test_remax_leaves_rows_out_whose_greedy_response_failed():
+    nan = float("nan")
+    greedy = torch.tensor([nan, nan, 1.0, 1.0])
+    batch, metrics = assigned(make_rollouts(*FOUR), adv_estimator="remax", greedy_scores=greedy)
+    assert batch.pad("loss_mask", False).any(1).tolist() == [False, False, True, True]
+    assert batch.advantages.isfinite().all()
+    assert batch.pad("advantages")[2:, 2].tolist() == [-1.0, 2.0]
+    assert metrics.result()["rollout/failed_greedy"] == 2
+
+
+def test_an_estimator_of_the_users_own_is_loaded_from_a_file(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from roll.algorithms.advantages import to_tokens\n\n\n"
+        "def negated(inputs):\n    a = to_tokens(-inputs.rewards, inputs.action_mask)\n    return a, a\n"
+    )
+    batch, _ = assigned(make_rollouts(*FOUR), adv_estimator=f"{file}:negated")
+    assert batch.advantages[batch.action_mask].tolist() == [-1.0, 0.0, 0.0, -3.0]
+
+
+# --- masks ------------------------------------------------------------------------------------------------------------
+
+
+def kept(rollouts, **keys):
+    batch, metrics = assigned(rollouts, **keys)
+    rows = batch.pad("loss_mask", False).any(1)
+    assert metrics.result()["rollout/masked_share"] == pytest.approx(float((~rows).float().mean()))
+    # A mask takes whole rows.
+    assert torch.equal(batch.pad("loss_mask", False), batch.pad("action_mask", False) & rows[:, None])
+    return rows.tolist()
+
+
+def test_max_len_mask_leaves_out_what_was_cut_off_and_not_what_just_fits():
+    rows = make_rollouts([R(1.0, 10, "truncated"), R(1.0, 10)], [R(1.0, 4, "truncated"), R(0.0, 1)])
+    assert kept(rows) == [True] * 4
+    assert kept(rows, max_len_mask=True) == [False, True, False, True]
+
+
+def test_difficulty_mask_leaves_out_groups_at_and_beyond_its_thresholds():
+    # Mean scores 0.25, 0.5, 0.75 against 0.25 and 0.75: both ends are out.
+    rows = make_rollouts([R(0.25), R(0.25)], [R(1.0), R(0.0)], [R(0.5), R(1.0)])
+    thresholds = {"difficulty_low_threshold": 0.25, "difficulty_high_threshold": 0.75}
+    assert kept(rows, difficulty_mask=True, **thresholds) == [False, False, True, True, False, False]
+    assert kept(rows, difficulty_mask=True) == [True] * 6
+    assert kept(rows, **thresholds) == [True] * 6
+
+
+def test_error_max_len_clip_leaves_out_wrong_and_long_answers():
+    rows = make_rollouts([R(0.0, 5), R(0.0, 4)], [R(1.0, 5), R(-1.0, 9)])
+    assert kept(rows, error_max_len_clip=True, error_max_len_threshold=5) == [False, True, True, False]
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def test_difficulty_loss_weight_favours_groups_that_fail():
+    # Group means 0, 0.5, 1: weights 2, 1.25, 0.5 with mean 1.25 -> 1.6, 1, 0.4.
+    rows = make_rollouts([R(0.0), R(0.0)], [R(1.0), R(0.0)], [R(1.0), R(1.0)])
+    batch, _ = assigned(rows, difficulty_loss_weight=True)
+    assert batch.loss_weight.tolist() == close(1.6, 1.6, 1.0, 1.0, 0.4, 0.4)
+
+
+def test_length_loss_weight_favours_the_short():
+    batch, _ = assigned(make_rollouts([R(0.0, 2), R(0.0, 4)], [R(0.0, 6)]), length_loss_weight=True)
+    assert batch.loss_weight.tolist() == close(1.5, 1.0, 0.5)
+
+
+def test_without_a_weight_there_is_none():
+    assert assigned(make_rollouts(*FOUR))[0].loss_weight is None
+
+
+def drawn(step=1, seed=42, mode="seq-mean-token-sum", lengths=(1, 1, 1, 1), **pf):
+    # Scores 0, 1, 2, 2.
+    scores = [R(s, n) for s, n in zip((0.0, 1.0, 2.0, 2.0), lengths, strict=True)]
+    keys = {"pf_ppo": PfPpo(**pf), "seed": seed, "loss_agg_mode": mode}
+    return assigned(make_rollouts(scores[:2], scores[2:]), step=step, **keys)[0]
+
+
+def test_pf_ppo_draws_rows_by_their_score():
+    counts = [[], [], [], []]
+    for step in range(60):
+        weights = drawn(step=step).loss_weight
+        # Weights are counts of 4 draws, scaled to mean 1 over the rows that were drawn.
+        assert float(weights[weights > 0].mean()) == pytest.approx(1.0)
+        for row in range(4):
+            counts[row].append(float(weights[row] > 0))
+    share = [sum(c) / len(c) for c in counts]
+    # |score|^2 is 0, 1, 4, 4 of 9: drawn at least once in 4 draws with 0, 1 - (8/9)^4 = 0.376, 1 - (5/9)^4 = 0.905.
+    assert share[0] == 0.0
+    assert 0.2 < share[1] < 0.55
+    assert min(share[2:]) > 0.8
+
+
+def test_pf_ppo_methods_and_exponent_act():
+    steps = range(40)
+    never = [all(drawn(step=s, reweight_method="max_min").loss_weight[row] == 0 for s in steps) for row in range(4)]
+    assert never == [False, True, False, False]
+    # 0.1, 0.1, 0.4, 0.4: the score of 0 is drawn too.
+    assert any(drawn(step=s, reweight_method="max_random").loss_weight[0] > 0 for s in steps)
+    # With an exponent of 20 a score of 1 is a million times less likely than one of 2.
+    assert all(drawn(step=s, weight_pow=20.0).loss_weight[1] == 0 for s in steps)
+
+
+def test_pf_ppo_draws_anew_every_step_and_the_same_for_the_same_seed():
+    assert torch.equal(drawn(step=3).loss_weight, drawn(step=3).loss_weight)
+    assert len({tuple(drawn(step=s).loss_weight.tolist()) for s in range(10)}) > 1
+    assert len({tuple(drawn(seed=s).loss_weight.tolist()) for s in range(10)}) > 1
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum"])
+def test_pf_ppo_weighs_a_loss_as_if_drawn_rows_were_copied(mode):
+    for step in range(5):
+        lengths = torch.tensor([1.0, 2.0, 3.0, 4.0])
+        batch = drawn(step=step, mode=mode, lengths=(1, 2, 3, 4), reweight_method="max_random")
+        counts = batch.loss_weight / batch.loss_weight[batch.loss_weight > 0].min()
+        counts = counts * (4 / counts.sum())  # four draws
+        assert_close(counts, counts.round())
+        sizes = denominators(batch)
+        token = mode == "token-mean"
+        # A loss of 1 on every token: the copied batch has counts * lengths tokens.
+        copied = 1.0 if token else float((counts * lengths).sum()) / 4
+        found = float((batch.loss_weight * lengths).sum()) / (sizes.tokens if token else sizes.sequences)
+        assert found == pytest.approx(copied)
+
+
+# --- train/infer correction -------------------------------------------------------------------------------------------
+
+
+def corrected(**rule):
+    """Two rows of two tokens, sampled at log-prob -2; trained log-probs give the ratios 0.5, 2 and 4, 1."""
+    rows = make_rollouts([R(1.0, 2), R(0.0, 2)])
+    ratios = (0.5, 2.0, 4.0, 1.0)
+    old, sampled = on_actions(rows, *(-2.0 + math.log(r) for r in ratios)), on_actions(rows, *[-2.0] * 4)
+    rows = replace(rows, batch=rows.batch.with_columns(old_logprobs=old, sampling_logprobs=sampled))
+    batch, metrics = assigned(rows, train_infer_correction=TrainInferCorrection(**rule) if rule else None)
+    inside = batch.action_mask
+    weights = None if batch.importance_weights is None else batch.importance_weights[inside].tolist()
+    return weights, batch.loss_mask[inside].tolist(), metrics.result()
+
+
+def test_without_a_correction_the_mismatch_is_only_measured():
+    weights, mask, metrics = corrected()
+    assert weights is None and mask == [True] * 4
+    assert metrics["mismatch/ratio_max"] == pytest.approx(4.0)
+    # mean |log ratio| = (ln 2 + ln 2 + ln 4 + 0) / 4 = ln 2
+    assert metrics["mismatch/abs_log_ratio_mean"] == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    # Row 1 has the product 1; row 2 the product 4 and the geometric mean 2. Capped at 3.
+    [
+        ("token", (0.5, 2, 3, 1)),
+        ("geometric", (1, 1, 2, 2)),
+        ("segment", (1, 1, 2, 2)),
+        ("sequence", (1, 1, 3, 3)),
+    ],
+)
+def test_importance_weights_are_ratios_up_to_a_bound(level, expected):
+    weights, mask, _ = corrected(level=level, importance_upper=3.0)
+    assert weights == close(*expected)
+    assert mask == [True] * 4
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ({"ratio_low": 0.6}, (False, True, True, True)),
+        ({"ratio_high": 3.0}, (True, True, False, True)),
+        ({"ratio_low": 0.6, "ratio_high": 3.0}, (False, True, False, True)),
+        ({"ratio_high": 3.0, "level": "sequence"}, (True, True, False, False)),
+        ({"ratio_high": 1.5, "level": "geometric"}, (True, True, False, False)),
+        # p_infer = e^-2 = 0.1353: differences -0.068, 0.135, 0.406, 0. Row means 0.034, 0.203.
+        ({"difference_low": -0.05}, (False, True, True, True)),
+        ({"difference_high": 0.3}, (True, True, False, True)),
+        ({"difference_high": 0.1, "level": "geometric"}, (True, True, False, False)),
+        ({"difference_high": 0.3, "ratio_low": 0.6}, (False, True, False, True)),
+    ],
+)
+def test_filters_mask_tokens_by_ratio_and_by_difference(rule, expected):
+    weights, mask, metrics = corrected(importance_upper=None, **rule)
+    assert weights == [1.0] * 4
+    assert tuple(mask) == expected
+    assert metrics["mismatch/rejected_share"] == pytest.approx(1 - sum(expected) / 4)
+
+
+# --- assemble ---------------------------------------------------------------------------------------------------------
+
+
+def test_assembled_rows_are_the_survivors_with_their_columns_aligned():
+    groups = [
+        make_group("x", [R(1.0, 2), R(9.0, 3, "reward_error"), R(0.0, 1, "truncated")]),
+        make_group("y", [R(2.0, 1)], "b"),
+    ]
+    rollouts = assemble(groups)
+    batch = rollouts.batch
+    assert batch.row_ids == ("x#0", "x#2", "y#0")
+    assert batch.group_ids == ("x", "x", "y")
+    assert rollouts.group_index.tolist() == [0, 0, 1]
+    assert [task.id for task in rollouts.tasks] == ["x", "x", "y"]
+    assert batch.offsets.tolist() == [0, 4, 7, 10]
+    assert batch.row("token_ids", 0).tolist() == [7, 8, 10, 11]
+    assert batch.row("action_mask", 0).tolist() == [False, False, True, True]
+    assert batch.row("sampling_logprobs", 0).tolist() == [0.0, 0.0, -1.0, -1.0]
+    assert batch.row("versions", 0).tolist() == [-1, -1, 3, 3]
+    assert batch.scores.tolist() == [1.0, 0.0, 2.0]
+    assert rollouts.response_lengths.tolist() == [2, 1, 1]
+    assert rollouts.truncated.tolist() == [False, True, False]
+
+
+def test_fillers_make_up_rows_that_count_nowhere():
+    batch = make_rollouts(*FOUR).batch
+    assert with_fillers(batch, 4) is batch
+    filled = with_fillers(batch, 6)
+    assert filled.row_ids[:4] == batch.row_ids
+    assert len(set(filled.row_ids)) == 6
+    assert filled.loss_weight.tolist() == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0]
+    assert not filled.pad("loss_mask", False)[4:].any()
+    assert denominators(filled) == denominators(batch)
+
+
+# --- update -----------------------------------------------------------------------------------------------------------
+
+
+def test_mini_batches_have_every_row_once_and_sampler_logprobs_in_the_first_only():
+    batch = make_rollouts([R(float(i)) for i in range(7)]).batch
+    pieces = list(mini_batches(batch, 3, 2, "key", 1))
+    real = [[row for row in piece.row_ids if not row.startswith("filler")] for piece in pieces]
+    assert [len(rows) for rows in real] == [3, 3, 1]
+    assert sorted(row for rows in real for row in rows) == sorted(batch.row_ids)
+    assert [len(piece) for piece in pieces] == [3, 3, 2]
+    assert [piece.sampling_logprobs is not None for piece in pieces] == [True, False, False]
+    orders = {tuple(p.row_ids for p in mini_batches(batch, 3, 1, "key", i)) for i in range(5)}
+    assert len(orders) > 1
+    whole = list(mini_batches(batch, 7, 1, "key", 1))
+    assert [piece.row_ids for piece in whole] == [batch.row_ids]
+
+
+SAMPLED = {"uses": "sampler", "why": "hf_infer in fp32"}
+FORWARD = {"uses": "forward", "why": "differ from the trainer's"}
+BF16 = ActorInferConfig(model_args=ModelArgs(dtype="bf16"))
+OTHER_ROPE = ActorInferConfig(model_args=ModelArgs(model_config_kwargs={"rope_theta": 5}))
+TWO_STEPS = ActorTrainConfig(training_args=TrainingArgs(per_device_train_batch_size=2))
+SOURCES = {
+    "one optimizer step": ({}, {"uses": "update", "why": "one optimizer step"}),
+    "two passes": ({"ppo_epochs": 2}, {**SAMPLED, "reader": "2 optimizer steps"}),
+    "two mini-batches": ({"actor_train": TWO_STEPS}, {**SAMPLED, "reader": "2 optimizer steps"}),
+    "KL in the reward": ({"add_token_level_kl": True}, {**SAMPLED, "reader": "the KL in the reward"}),
+    "KL of coefficient 0": ({"add_token_level_kl": True, "init_kl_coef": 0.0}, {"uses": "update", "why": ""}),
+    "correction": (
+        {"train_infer_correction": TrainInferCorrection()},
+        {**FORWARD, "reader": "train_infer_correction"},
+    ),
+    "half precision": ({"ppo_epochs": 2, "actor_infer": BF16}, FORWARD),
+    "another model configuration": ({"ppo_epochs": 2, "actor_infer": OTHER_ROPE}, FORWARD),
+}
+
+
+@pytest.mark.parametrize("case", SOURCES)
+def test_old_logprobs_come_from_where_they_are_cheapest_and_say_why(case):
+    keys, expected = SOURCES[case]
+    found = old_logprobs_source(make_config(**keys))
+    assert found.source == expected["uses"]
+    assert expected["why"] in found.reason
+    assert expected.get("reader", "") in found.reason
+
+
+# --- validation -------------------------------------------------------------------------------------------------------
+
+
+def test_pass_at_k_is_the_chance_of_a_right_one_among_k():
+    # 4 responses, 1 right: pass@1 1/4; pass@2 1 - C(3,2)/C(4,2) = 1/2; pass@4 1. 2 right: pass@2 1 - 1/6.
+    assert [pass_at_k(4, 1, k) for k in (1, 2, 3, 4)] == close(0.25, 0.5, 0.75, 1.0)
+    assert pass_at_k(4, 2, 2) == pytest.approx(5 / 6)
+    assert pass_at_k(4, 0, 4) == 0.0
+    with pytest.raises(ValueError, match="at least 5 responses, got 4"):
+        pass_at_k(4, 4, 5)
+
+
+def test_validation_counts_by_task_and_domain_and_leaves_failures_out():
+    config = ValidationConfig(data_args=None, pass_at_k=(1, 2), pass_threshold=0.5)  # type: ignore[arg-type]
+    groups = [
+        make_group("p", [R(1.0, 2), R(0.5, 4)]),
+        make_group("q", [R(0.0, 6), R(7.0, 1, "reward_error")]),
+        make_group("r", [R(0.0), R(1.0)], "b"),
+    ]
+    values = validation_metrics(groups, config)
+    # Domain a: p 2 of 2 right, q 0 of 1 (the failure has no score): accuracy 0.5, reward (1 + 0.5 + 0) / 3.
+    assert values["val/a/accuracy"] == 0.5
+    assert values["val/a/reward"] == pytest.approx(0.5)
+    assert values["val/a/length_mean"] == pytest.approx(4.0)
+    assert values["val/a/failed"] == 1.0
+    # pass@2 only of tasks with two scores.
+    assert (values["val/a/pass_at_1"], values["val/a/pass_at_2"]) == (0.5, 1.0)
+    # b: one of two; the overall accuracy is the mean over the three tasks. Its weight of 2 has no say.
+    assert (values["val/b/accuracy"], values["val/b/reward"]) == (0.5, 0.5)
+    assert values["val/b/pass_at_2"] == 1.0
+    assert values["val/accuracy"] == pytest.approx((1 + 0 + 0.5) / 3)
+    assert values["val/responses"] == 6.0
+
+
+# --- query filter -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rule", "scores", "keeps"),
+    [
+        ("no_filter", (1.0, 1.0), True),
+        ("mean_filter", (1.0, 0.0), True),
+        ("mean_filter", (0.0, 0.0), False),  # not above threshold_down
+        ("mean_filter", (1.0, 1.0), False),  # not below threshold_up
+        ({"threshold_down": 0.4, "threshold_up": 0.6}, (0.0, 1.0), True),
+        ({"threshold_down": 0.5, "threshold_up": 0.6}, (0.0, 1.0), False),
+        ("std_filter", (1.0, 1.0), False),
+        ("std_filter", (1.0, 0.9), True),
+        ("std_filter", (1.0,), False),
+        ({"std_threshold": 0.7}, (1.0, 0.0), True),  # std 0.70711
+        ({"std_threshold": 0.71}, (1.0, 0.0), False),
+    ],
+)
+def test_query_filters_keep_what_lies_between_their_thresholds(rule, scores, keeps):
+    args = FilterArgs() if isinstance(rule, str) else FilterArgs(**rule)
+    kind = rule if isinstance(rule, str) else "std_filter" if "std_threshold" in rule else "mean_filter"
+    reason = query_filter(make_group("x", [R(s) for s in scores]), QueryFilterConfig(type=kind, filter_args=args))
+    assert (reason is None) == keeps
+    assert keeps or reason.startswith("filtered: ")
+
+
+def test_a_query_filter_looks_at_survivors_only():
+    group = make_group("x", [R(1.0), R(1.0), R(0.0, 1, "reward_error")])
+    assert query_filter(group, QueryFilterConfig(type="std_filter")) is not None
