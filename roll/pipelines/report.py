@@ -150,11 +150,11 @@ class Report:
         return self._tokenizer.decode([token for turn in trajectory.turns for token in turn.response_ids])
 
     def finish(self, checkpoint: Path | None) -> None:
-        """Print the summary, and hand its numbers to the trackers."""
+        """Hand the closing numbers to the trackers, then print the summary: a live table must have ended by then."""
         self._show()
         summary = self._summary(checkpoint)
-        Console(stderr=True).print(render(summary))
         self._trackers.finish(summary.metrics())
+        Console(stderr=True).print(render(summary))
 
     def _summary(self, checkpoint: Path | None) -> RunSummary:
         files = {"metrics and logs": self._config.logging_path}
