@@ -84,6 +84,9 @@ class Fsdp2Strategy(TrainStrategy):
             _disable_dropout(model)
             model.train()
         module.to(self._device)
+        if isinstance(module, PolicyScorer):
+            with torch.autocast(self._device.type, self._dtype, enabled=self._dtype != stored):
+                module.check()
         return self._shard(module) if self._world_size > 1 else module
 
     def _shard(self, module: PolicyScorer | ValueScorer) -> PolicyScorer | ValueScorer:

@@ -22,6 +22,9 @@ from roll.types.episode import FinishReason
 _PREFILL_TOKENS = 8192
 """Padded tokens in one prefill forward; bounds its memory."""
 
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+"""Layers whose state is one key and value per position, and whose mask only looks at distances."""
+
 
 class _Sequence:
     """A request on its way: what has been sampled so far and the generator of its draws."""
@@ -80,7 +83,14 @@ class HfInfer(InferEngine):
         self._max_context = max_context
         self._decode = decode
         self._device = next(model.parameters()).device
-        self._num_layers: int = text_config(model).num_hidden_layers
+        config = text_config(model)
+        other = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
+        if other:
+            raise ValueError(
+                f"hf_infer can't run {type(model).__name__}, which has layers of type {', '.join(sorted(other))}; it "
+                f"can run {', '.join(sorted(_LAYER_TYPES))}"
+            )
+        self._num_layers: int = config.num_hidden_layers
         self._waiting: list[_Sequence] = []
         self._running: list[_Sequence] = []
         self._cache: RowCache | None = None

@@ -31,7 +31,7 @@ class InferWorker(Worker):
         self.engine = HfInfer(
             model,
             eos_token_ids=eos_token_ids(model, tokenizer),
-            pad_token_id=tokenizer.pad_token_id,
+            pad_token_id=0,  # masked; the tokenizer's may be missing, or beyond the model's vocabulary
             max_running_requests=config.max_running_requests,
             max_context=context_length(model),
             decode=tokenizer.decode,

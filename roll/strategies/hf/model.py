@@ -107,8 +107,20 @@ def text_config(model: nn.Module) -> Any:
 
 
 def context_length(model: nn.Module) -> int:
-    """Positions the model was built for."""
-    return int(text_config(model).max_position_embeddings)
+    """Positions the model was built for. Raises `ValueError` for one that doesn't say."""
+    length = getattr(text_config(model), "max_position_embeddings", None)
+    if length is None:
+        raise ValueError(
+            f"{type(model).__name__} has no max_position_embeddings in its configuration; such models (recurrent ones, "
+            "ALiBi) can't be used yet"
+        )
+    return int(length)
+
+
+def logit_factor(model: nn.Module) -> float:
+    """What the model multiplies the output of its head with: Cohere has a factor, Granite a divisor."""
+    config = text_config(model)
+    return float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -139,6 +151,11 @@ def load_named_tensors(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) 
         raise ValueError(f"weight update left {len(missing)} tensors untouched, e.g. {sorted(missing)[:3]}")
 
 
+_CHECKED_TOKENS = 256
+_CHECKED_TOLERANCE = 0.02
+"""Of the spread of the logits: above rounding in half precision, below any factor that matters."""
+
+
 @dataclass
 class ScoredTokens:
     """Outputs at the scored positions, in their order; what wasn't asked for is None."""
@@ -159,6 +176,8 @@ class PolicyScorer(nn.Module):
         super().__init__()
         self.lm = lm
         self.temperature = temperature
+        self._softcap = getattr(text_config(lm), "final_logit_softcapping", None)
+        self._factor = logit_factor(lm)
 
     def forward(
         self, ids: Tensor, mask: Tensor, positions: Tensor, index: Tensor, targets: Tensor, entropy: bool
@@ -171,11 +190,34 @@ class PolicyScorer(nn.Module):
         hidden = decoder(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).last_hidden_state
         picked = hidden.flatten(0, 1)[index]
         head = self.lm.get_output_embeddings()
-        softcap = getattr(text_config(self.lm), "final_logit_softcapping", None)
+        temperature = self.temperature / self._factor
         logprobs, entropies = token_scores(
-            picked, head, targets, temperature=self.temperature, softcap=softcap, with_entropy=entropy
+            picked, head, targets, temperature=temperature, softcap=self._softcap, with_entropy=entropy
         )
         return ScoredTokens(logprobs=logprobs, entropy=entropies)
+
+    @torch.no_grad()
+    def check(self) -> None:
+        """Raise `ValueError` unless these log-probs are those of the model's own logits.
+
+        Some architectures do more to their logits than apply a head; unnoticed, the trainer would optimise a
+        distribution that nothing was sampled from.
+        """
+        device = next(self.lm.parameters()).device
+        ids = torch.tensor([[0, 1]], device=device)
+        own = self.lm(input_ids=ids, use_cache=False).logits[0, -1].float() / self.temperature
+        targets = torch.arange(min(len(own), _CHECKED_TOKENS), device=device)
+        positions = torch.arange(2, device=device)[None]
+        index = torch.ones_like(targets)
+        scored = self(ids, torch.ones_like(ids), positions, index, targets, False).logprobs
+        expected = own.log_softmax(-1)[: len(targets)]
+        spread = float(own.max() - own.min())
+        if not torch.allclose(scored, expected, rtol=0.0, atol=1e-3 + _CHECKED_TOLERANCE * spread):
+            difference = float((scored - expected).abs().max())
+            raise ValueError(
+                f"{type(self.lm).__name__} computes its logits in a way that isn't supported: its log-probs differ "
+                f"from those of its output head by up to {difference:.3g}"
+            )
 
 
 class ValueScorer(nn.Module):
