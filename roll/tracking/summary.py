@@ -20,7 +20,7 @@ class RunSummary:
     exp_name: str
     steps: int
     wall_seconds: float
-    """From start to end, loading included."""
+    """Of the loop: validation and checkpoints included, loading not."""
     accuracy_before: Mapping[str, float]
     """By domain, fractions; empty without `val_before_train`."""
     accuracy_after: Mapping[str, float]
