@@ -27,6 +27,7 @@ from roll.distributed.worker import Worker, WorkerInfo
 
 _logger = logging.getLogger(__name__)
 _HOST = "127.0.0.1"
+_CLOSE_SECONDS = 10.0
 _Job = tuple["concurrent.futures.Future[Any]", Callable[[], Any]]
 
 
@@ -117,6 +118,9 @@ class InlineCluster(Cluster):
             return
         for _ in self._threads:
             self._jobs.put(None)
+        for thread in self._threads:
+            # A thread inside torch when the interpreter ends would abort the process.
+            thread.join(_CLOSE_SECONDS)
         release_port(self._port)
         try:
             self._attributed("close", worker.close)

@@ -41,6 +41,13 @@ class Checkpoints:
         """
         checkpoint = self._store.resolve(self._config.resume_from_checkpoint)
         if checkpoint is None:
+            earlier = self.latest()
+            if earlier is not None:
+                logger.warning(
+                    "%s is there from an earlier run; until this run saves, resume_from_checkpoint=auto would go on "
+                    "from it. Give each run its own output_dir",
+                    earlier,
+                )
             return None
         state: dict[str, Any] = read_json(checkpoint.path / "pipeline.json")
         if state["seed"] != self._config.seed:

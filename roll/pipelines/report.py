@@ -64,10 +64,11 @@ class Report:
                 self._spans[span] = self._spans.get(span, 0.0) + value
         self._tokens += int(row.get("tokens/response", 0))
         seconds = row.get("time/step")
-        if seconds:
+        trained = "tokens/response" in row
+        if seconds and trained:
             row["throughput/tokens_per_second"] = (row["tokens/prompt"] + row["tokens/response"]) / seconds
             row["throughput/responses_per_second"] = row["rollout/responses"] / seconds
-        if row.get("time/generate"):
+        if row.get("time/generate") and trained:
             row["throughput/generated_per_second"] = row["tokens/response"] / row["time/generate"]
         row["memory/host_gib"] = psutil.Process().memory_info().rss / 2**30
         if "val/accuracy" in row:
@@ -76,6 +77,9 @@ class Report:
             self._accuracy.append({**domains, "all": row["val/accuracy"]})
         self._steps = max(self._steps, step)
         held, values_held = self._unshown
+        if held == step and not values_held:
+            # A step has one row and this one's is out: what comes late stands in the row of the step that never was.
+            step += 1
         self._unshown = (step, {**values_held, **row} if held == step else row)
         if due:
             self._show()
@@ -178,5 +182,6 @@ class Report:
 
     def close(self) -> None:
         """Close what wasn't closed; after a failure the trackers are told that there is no summary."""
+        self._drops.close_step(self._steps + 1)  # those of a step that failed may say why
         self._drops.close()
         self._trackers.finish({})

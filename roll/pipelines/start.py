@@ -9,12 +9,14 @@ import logging
 
 from roll.configs.batch import plan_batches
 from roll.configs.rlvr import RLVRConfig
+from roll.data.readers import DataError
 from roll.data.sampler import TaskSource
 from roll.pipelines.clusters import start_clusters
 from roll.pipelines.rlvr import RLVRPipeline
 from roll.pipelines.scoring import RewardProcesses
 from roll.pipelines.tasks import training_data, validation_data
 from roll.strategies.hf.model import load_tokenizer
+from roll.utils.locking import folder_lock
 from roll.workers.train import resolved_model_args
 
 logger = logging.getLogger(__name__)
@@ -24,13 +26,18 @@ def planned_steps(config: RLVRConfig, source: TaskSource) -> int:
     """Steps of the run: `max_steps`, or what `num_train_epochs` give, or what comes first."""
     limits = [config.max_steps] if config.max_steps else []
     if source.remaining is not None:
+        if source.remaining < config.rollout_batch_size:
+            raise DataError(
+                f"num_train_epochs ({config.num_train_epochs}) give {source.remaining} prompts, fewer than one step "
+                f"takes: rollout_batch_size is {config.rollout_batch_size}; lower it, or raise num_train_epochs"
+            )
         limits.append(source.remaining // config.rollout_batch_size)
-    return min(limits, default=0)
+    return min(limits)
 
 
 def run_rlvr(config: RLVRConfig) -> None:
     """Run RLVR to its end."""
-    with RewardProcesses(config) as rewards:
+    with folder_lock(config.output_path), RewardProcesses(config) as rewards:
         tokenizer = load_tokenizer(resolved_model_args(config, "actor_train"))
         training = training_data(config, tokenizer) if _has_training_data(config) else None
         held_out = training[1] if training is not None else None

@@ -65,7 +65,14 @@ class LockstepEngines:
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine that plays episodes on these engines, from synchronous code."""
-        return self._loop.run_until_complete(main)
+        task = self._loop.create_task(main)
+        try:
+            return self._loop.run_until_complete(task)
+        finally:
+            if not task.done():  # Ctrl-C: let every episode end, or each would complain when it is collected
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    self._loop.run_until_complete(task)
 
     def close(self) -> None:
         """End the event loop."""

@@ -136,6 +136,7 @@ class _Collection:
         self._accepted: list[tuple[int, Group]] = []
         self._dropped_means: list[float] = []
         self._reasons: dict[str, int] = {}
+        self._first_failure = ""
 
     async def run(self) -> Collected:
         engines = self._s._engines
@@ -211,6 +212,7 @@ class _Collection:
         for trajectory in group.trajectories:
             if not trajectory.trainable:
                 metrics.add_sum(f"rollout/failed_{trajectory.status}", 1)
+                self._first_failure = self._first_failure or f"{trajectory.id}: {trajectory.error}"
         if len(group.survivors) < self._plan.min_survivors:
             reason = f"fewer than {self._plan.min_survivors} usable responses"
             metrics.add_sum("rollout/failed_groups", 1)
@@ -238,11 +240,12 @@ class _Collection:
 
     def _budget_message(self) -> str:
         reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(self._reasons.items()))
+        failure = f" The first response that failed, {self._first_failure}" if self._first_failure else ""
         return (
             f"step {self._plan.step}: started {self._started} prompts (the budget, max_num_gen_batches x "
             f"rollout_batch_size) and kept {len(self._accepted)} of the {self._plan.groups} groups needed. Dropped: "
             f"{reasons}. Mean scores of dropped groups: {histogram(self._dropped_means)}. Use tasks of another "
-            "difficulty, loosen query_filter_config, or raise max_num_gen_batches."
+            f"difficulty, loosen query_filter_config, or raise max_num_gen_batches.{failure}"
         )
 
 

@@ -288,7 +288,7 @@ class Fsdp2Strategy(TrainStrategy):
         import torch.distributed.checkpoint as dcp
 
         path.mkdir(parents=True, exist_ok=True)
-        with _expected_single_process():
+        with _checkpoint_errors(f"{path} couldn't be written"):
             dcp.save(self._state(), checkpoint_id=path / "state", no_dist=self._world_size == 1)
         if self._rank == 0:
             (path / "schedule.json").write_text(json.dumps({"optimizer_steps": self._steps}))
@@ -299,7 +299,7 @@ class Fsdp2Strategy(TrainStrategy):
         from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_state_dict
 
         state = self._state()
-        with _expected_single_process():
+        with _checkpoint_errors(f"{path} doesn't fit the model of {self._spec.role}"):
             dcp.load(state, checkpoint_id=path / "state", no_dist=self._world_size == 1)
         if self._optimizer is None:
             set_model_state_dict(self._module, state["model"])
@@ -333,11 +333,18 @@ def _disable_dropout(model: nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def _expected_single_process() -> Iterator[None]:
-    """torch warns that it assumes one process where that was asked for with `no_dist`."""
+def _checkpoint_errors(what: str) -> Iterator[None]:
+    """Turn torch's exception, a `BaseException` with the stacks of all ranks, into `ValueError` with their causes."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
     with warnings.catch_warnings():
+        # It assumes one process, which was asked for with `no_dist`.
         warnings.filterwarnings("ignore", message=".*assuming the intent is to", category=UserWarning)
-        yield
+        try:
+            yield
+        except CheckpointException as error:
+            causes = "; ".join(dict.fromkeys(str(cause) for cause, _ in error.failures.values()))
+            raise ValueError(f"{what}: {causes}") from None
 
 
 def _no_outputs(outputs: Sequence[OutputName]) -> TokenOutputs:
