@@ -69,8 +69,8 @@ class PipelineConfig:
     role; starts at once and breakpoints work."""
 
     rpc_timeout: float = number(3600.0, gt=0)
-    """Seconds a call to a worker may take before an error that names worker and call. With `executor:
-    ray`."""
+    """Seconds a call to a worker (with `executor: ray`) may take, or responses may wait for their rewards, before
+    an error that names who was waited for."""
 
     system_envs: dict[str, str] = field(default_factory=dict)
     """Environment variables of every worker process (quote numbers). Not with `executor: inline`."""
