@@ -182,7 +182,17 @@ def _label(row: Row, column: str | None) -> str | None:
 def _prompt(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise DataError(f"{where}: the prompt is {value!r:.80}, expected a non-empty string")
-    return value
+    return _encodable(value, where)
+
+
+def _encodable(text: str, where: str) -> str:
+    """`text`, unless it holds what no tokenizer takes: JSON can spell half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = text[error.start]
+        raise DataError(f"{where}: the text has {half!r} at {error.start}, half of a surrogate pair; mend it") from None
+    return text
 
 
 def parse_messages(value: Any, where: str) -> list[dict[str, str]]:
@@ -201,7 +211,7 @@ def parse_messages(value: Any, where: str) -> list[dict[str, str]]:
                 f"{where}: messages[{position}] is {message!r:.80}, expected "
                 "{'role': ..., 'content': ...} with strings"
             )
-        messages.append({"role": message["role"], "content": message["content"]})
+        messages.append({"role": message["role"], "content": _encodable(message["content"], where)})
     if messages[-1]["role"] == "assistant":
         raise DataError(f"{where}: the last message is the assistant's, so there is nothing to answer; drop it")
     return messages

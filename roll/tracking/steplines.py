@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+_ESCAPED = "backslashreplace"
+"""A lone surrogate, which an error message may hold, becomes the escape that JSON has for it."""
+
 
 def _plain(value: Any) -> Any:
     """Non-finite numbers as words: JSON has no NaN, and `null` would lose which one it was."""
@@ -57,7 +60,7 @@ class StepLines:
                 _set_aside(path)
             else:
                 _truncate(path, resume_step)
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("a", encoding="utf-8", errors=_ESCAPED)
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one record; on return it outlives a kill of this process."""
@@ -80,7 +83,7 @@ def _set_aside(path: Path) -> None:
 def _truncate(path: Path, last_step: int) -> None:
     kept = [record for record in read_steps(path) if record["step"] <= last_step]
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
+    with temporary.open("w", encoding="utf-8", errors=_ESCAPED) as file:
         file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in kept)
         file.flush()
         os.fsync(file.fileno())

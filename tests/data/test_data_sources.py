@@ -128,6 +128,8 @@ BAD_FILES: list[tuple[str, str | bytes, Columns | None, str]] = [
     ("bad.jsonl", P.encode() + b'{"prompt": "\xff"}\n', None, r"bad\.jsonl:2: not UTF-8"),
     ("bad.jsonl", P + '{"prompt": ""}\n', None, r"bad\.jsonl:2: the prompt is ''"),
     ("bad.jsonl", P + '{"prompt": 5}\n', None, r"bad\.jsonl:2: the prompt is 5"),
+    ("bad.jsonl", P + '{"prompt": "x\\ud800"}\n', None, r"bad\.jsonl:2: .* at 1, half of a surrogate pair"),
+    ("bad.jsonl", '{"messages": [{"role": "user", "content": "\\udc00"}]}', None, "half of a surrogate pair"),
     ("bad.jsonl", P + '{"text": "p"}\n', None, r"bad\.jsonl:2: no column 'prompt', which earlier rows have"),
     ("bad.jsonl", "", None, "bad: no rows"),
     ("bad.jsonl", "\n\n", None, "bad: no rows"),

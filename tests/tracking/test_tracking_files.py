@@ -84,6 +84,14 @@ def test_numbers_survive_and_non_finite_ones_are_words_in_valid_json(tmp_path: P
     assert list(record) == ["step", "a", "b", "c", "d"]  # sorted: equal runs give equal files
 
 
+def test_text_that_utf8_cannot_spell_survives_a_resume(tmp_path: Path):
+    for resume_step in (None, 1):
+        lines = StepLines(tmp_path / "x.jsonl", resume_step)
+        lines.append({"step": 2 if resume_step else 1, "error": "\ud800 é"})
+        lines.close()
+    assert [record["error"] for record in read_steps(tmp_path / "x.jsonl")] == ["\ud800 é"] * 2
+
+
 def test_jsonl_writes_samples_and_a_summary(tmp_path: Path):
     tracker = JsonlTracker(Destination(tmp_path, None))
     tracker.log_samples(3, [Sample(domain="math", prompt="1 + 1 =", response=" 2 ☃", reward=1.0)])
