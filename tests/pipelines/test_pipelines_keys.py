@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import pytest
 import torch
@@ -244,6 +246,23 @@ def test_long_prompts_are_left_out_and_counted(small, keys):
 def test_a_long_prompt_is_an_error_by_default_and_names_itself(small):
     with pytest.raises(DataError, match=r"1 of 8 prompts .* prompt_length = 4 .*:3' with 11"):
         small("prompt_length=4", data=LONG)
+
+
+def test_preprocessing_num_workers_tokenise_in_threads_to_the_same_end(small):
+    with mock.patch("roll.data.prompts.ThreadPoolExecutor", wraps=ThreadPoolExecutor) as threads:
+        one = small("max_steps=2")
+        assert not threads.called
+        three = small("max_steps=2", f"{DATA}.preprocessing_num_workers=3")
+        assert threads.call_args.args == (3,)
+    assert one.prompts() == three.prompts()
+
+
+def test_sequence_length_is_what_the_model_and_the_token_budgets_must_hold(small):
+    dynamic = ("actor_train.use_dynamic_batching_in_train=true", "actor_train.max_tokens_per_microbatch_in_train=20")
+    assert small(*dynamic).steps == [1]
+    for keys in (["sequence_length=17"], ["sequence_length=257"], ["sequence_length=21", *dynamic]):
+        with pytest.raises(ConfigError, match="sequence"):
+            small(*keys)
 
 
 TWO = [row_of(i, tag="case" if i % 2 else "other") for i in range(12)]

@@ -7,10 +7,13 @@ import math
 import shutil
 import string
 from collections import Counter
+from unittest import mock
 
 import pytest
 import torch
 from small import CRITIC, REFERENCE, run_small
+
+from roll.configs.strategy import Fsdp2Config
 
 CONSTANT = "def case(response, task):\n    return 0.5\n"
 ARGS = "actor_train.training_args"
@@ -199,6 +202,32 @@ def test_model_config_kwargs_change_the_model_of_their_role_and_unknown_ones_are
     assert run.last["mismatch/abs_log_ratio_mean"] > 1e-4  # the engine computes with another activation
     with pytest.raises(Exception, match="has no such option; did you mean 'hidden_act'"):
         small(f"{MODEL}.model_config_kwargs={{hidden_akt: relu}}")
+
+
+def test_fsdp_options_reach_torch(plain):
+    strategy = plain.strategies["actor_train"]
+    options = Fsdp2Config(
+        fsdp_size=2, param_dtype="bf16", reduce_dtype="fp16", reshard_after_forward=False, offload_policy=True
+    )
+    with (
+        mock.patch.multiple(strategy, _world_size=6, _options=options, _dtype=torch.bfloat16),
+        mock.patch("torch.distributed.device_mesh.init_device_mesh") as mesh,
+        mock.patch("torch.distributed.fsdp.fully_shard") as shard,
+    ):
+        strategy._shard(strategy._module)
+        assert mesh.call_args.args[1] == (3, 2)  # three copies over two ranks each
+        assert shard.call_count == 2 + 1  # decoder layers, root
+        given = shard.call_args.kwargs
+        assert (given["mp_policy"].param_dtype, given["mp_policy"].reduce_dtype) == (torch.bfloat16, torch.float16)
+        assert given["reshard_after_forward"] is False
+        assert type(given["offload_policy"]).__name__ == "CPUOffloadPolicy"
+        strategy._options = Fsdp2Config()
+        strategy._shard(strategy._module)
+        assert mesh.call_args.args[1] == (6,)
+        given = shard.call_args.kwargs
+        assert given["mp_policy"].reduce_dtype == torch.float32
+        assert given["reshard_after_forward"] is True
+        assert type(given["offload_policy"]).__name__ == "OffloadPolicy"
 
 
 OWN_MODEL = """
