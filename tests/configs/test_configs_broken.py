@@ -72,6 +72,10 @@ BROKEN: list[tuple[str, list[str], str, list[str]]] = [
      ["num_return_sequences_in_group=1", "adv_estimator=reinforce", "reward_norm=group",
       f"{TRAIN}.gradient_accumulation_steps=1"],
      "num_return_sequences_in_group", ["reward_norm group", "every advantage is 0"]),
+    ("normalised scores against a greedy one", ["adv_estimator=remax", "reward_norm=batch"], "reward_norm",
+     ["remax subtracts the greedy response's score", "reward_norm=null"]),
+    ("a buffer beyond the longest response", ["overlong_shaping.buffer=9", f"{SAMPLING}.max_new_tokens=8"],
+     "overlong_shaping.buffer", ["at most 8"]),
     # 4 per device x 3 accumulation x 1 rank = 12; 4 prompts x 4 responses = 16 = 12 + 4. 4 x 2 = 8 and 4 x 4 = 16 fit.
     ("a mini-batch that doesn't divide", [f"{TRAIN}.gradient_accumulation_steps=3"], TRAIN,
      ["= 12 doesn't divide", "4 prompts x 4 responses = 16", "remainder 4", "rollout_batch_size=3 or 6",
