@@ -75,9 +75,7 @@ class Fsdp2Strategy(TrainStrategy):
         else:
             model = load_backbone(args, stored)
             module = ValueScorer(model)
-        for name, parameter in model.named_parameters():
-            frozen = not self._spec.trains or any(name.startswith(p) for p in args.freeze_module_prefix)
-            parameter.requires_grad_(not frozen)
+        _freeze(model, args.freeze_module_prefix if self._spec.trains else ("",))
         if self._spec.trains and not args.disable_gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             # transformers recomputes only in train mode; dropout would make the ratio of old and new log-probs noise.
@@ -118,6 +116,8 @@ class Fsdp2Strategy(TrainStrategy):
 
     def _build_optimizer(self) -> None:
         args = self._trained.training_args
+        if not any(parameter.requires_grad for parameter in self._module.parameters()):
+            raise ValueError(f"{self._spec.role}: freeze_module_prefix leaves nothing to train")
         self._optimizer = torch.optim.AdamW(
             parameter_groups(self._module.named_parameters(), args.weight_decay),
             lr=args.learning_rate,
@@ -320,6 +320,16 @@ class Fsdp2Strategy(TrainStrategy):
             with quiet_transformers():
                 self._module.lm.save_pretrained(path, state_dict=weights)
             self._tokenizer.save_pretrained(path)
+
+
+def _freeze(model: nn.Module, prefixes: Sequence[str]) -> None:
+    """Take the parameters whose names begin so out of training."""
+    names = [name for name, _ in model.named_parameters()]
+    for prefix in prefixes:
+        if not any(name.startswith(prefix) for name in names):
+            raise ValueError(f"freeze_module_prefix: no parameter begins with {prefix!r}; the first is {names[0]!r}")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not name.startswith(tuple(prefixes)))
 
 
 def _disable_dropout(model: nn.Module) -> None:

@@ -223,6 +223,12 @@ class HfInfer(InferEngine):
         uniforms = [s.rng.random() if s.request.params.temperature > 0 else 0.0 for s in self._running]
         seen = [self._seen(sequence) for sequence in self._running]
         tokens, logprobs = sample(logits, params, uniforms, seen)
+        if not torch.isfinite(logprobs).all():
+            # A token that was drawn has a probability, unless there is no distribution to draw from.
+            raise FloatingPointError(
+                f"the logits under weights of version {self._version} are infinite or not a number; the last updates "
+                "went wrong: lower the learning rate, or resume from an earlier checkpoint"
+            )
         for sequence, token, logprob in zip(self._running, tokens.tolist(), logprobs.tolist(), strict=True):
             sequence.tokens.append(token)
             sequence.logprobs.append(logprob)

@@ -128,6 +128,14 @@ def test_layers_without_keys_and_values_are_refused_by_name():
         generated(model)
 
 
+def test_logits_that_are_not_a_number_stop_the_engine():
+    model = make_model("gpt2", GPT2)
+    with torch.no_grad():
+        model.transformer.ln_f.weight.fill_(float("nan"))
+    with pytest.raises(FloatingPointError, match="under weights of version 0 are infinite or not a number"):
+        generated(model)
+
+
 def test_a_model_that_states_no_context_length_is_refused():
     model = make_model("bloom", {"vocab_size": 60, "hidden_size": 16, "n_layer": 1, "n_head": 4})
     with pytest.raises(ValueError, match="BloomForCausalLM has no max_position_embeddings"):

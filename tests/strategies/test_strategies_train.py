@@ -150,6 +150,18 @@ def test_frozen_prefixes_stay_and_the_rest_moves(tiny_model):
     assert not any(name.startswith(("model.layers.0.", "model.embed_tokens")) for name in moved)
 
 
+@pytest.mark.parametrize(
+    ("prefix", "message"),
+    [
+        ("layers.0", "no parameter begins with 'layers.0'; the first is 'model.embed_tokens.weight'"),
+        ("model", "actor_train: freeze_module_prefix leaves nothing to train"),
+    ],
+)
+def test_prefixes_that_freeze_nothing_or_everything_are_refused(tiny_model, prefix, message):
+    with pytest.raises(ValueError, match=message):
+        build(make_spec(tiny_model, model={"freeze_module_prefix": (prefix,)}))
+
+
 def test_l2_pulls_towards_the_starting_weights(tiny_model):
     def distance(l2):
         spec = make_spec(tiny_model, l2=l2, max_grad_norm=0.0)
