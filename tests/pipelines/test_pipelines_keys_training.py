@@ -402,6 +402,24 @@ def test_remax_asks_for_one_greedy_response_per_prompt_under_the_sampling_keys(s
     assert {(r.params.temperature, r.params.ignore_eos, r.params.max_new_tokens) for r in greedy} == {(0.0, True, 2)}
 
 
+def test_a_greedy_response_that_cannot_be_scored_takes_its_group_out_of_the_loss(small):
+    # The third response to a prompt is the greedy one; that of prompt 0 fails.
+    reward = (
+        "from collections import Counter\n\ncalls = Counter()\n\n\ndef case(response, task):\n"
+        "    calls[task.id] += 1\n    if calls[task.id] == 3 and task.id.endswith(':0'):\n"
+        "        raise OSError('x')\n    return 1.0 / calls[task.id]\n"
+    )
+    run = small("adv_estimator=remax", "actor_train.data_args.shuffle=false", reward=reward, dump=True)
+    assert run.last["rollout/failed_greedy"] == 2
+    (_, batch), = run.trained
+    counted = dict(zip(batch.row_ids, batch.pad("loss_mask", False).any(1).tolist(), strict=True))
+    assert counted == {name: "1#" in name for name in batch.row_ids}
+    # Prompt 1 scored 1 and 1/2, its greedy response 1/3.
+    advantages = sorted(row.advantages[-1] for row in run.rollouts() if row.task_id.endswith(":1"))
+    assert advantages == pytest.approx([1 / 2 - 1 / 3, 1 - 1 / 3])
+    assert finite(run)
+
+
 def test_pf_ppo_and_weights_and_masks_reach_the_trainer(small):
     run = small(*WIDE, "pf_ppo.reweight_method=max_min", "max_len_mask=true", f"{SAMPLING}.ignore_eos=false")
     (_, batch), = run.trained
