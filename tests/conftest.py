@@ -1,24 +1,20 @@
-"""Shared fixtures: tiny real models that need no network and no data from outside."""
+"""Shared fixtures: tiny real models, and where the data beside the project is."""
 
 from __future__ import annotations
 
 import os
-import string
 from pathlib import Path
 
 import pytest
+from tiny_models import build_tiny_model
 
 # Before torch starts its threads: two cores, and tests that compare bits.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 SHARED = Path(__file__).parents[1].parent / "shared"
-
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 @pytest.fixture(scope="session")
@@ -33,58 +29,6 @@ def shared_data() -> Path:
 def stories260k(shared_data: Path) -> Path:
     """A real 0.26M-parameter Llama with its tokenizer."""
     return shared_data / "models" / "stories260k"
-
-
-def char_tokenizer():
-    """One token per character, with ChatML."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    special = ["<pad>", "<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>"]
-    letters = sorted(set(string.printable))
-    tokenizer = Tokenizer(models.WordLevel({t: i for i, t in enumerate(special + letters)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        bos_token="<s>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
-        clean_up_tokenization_spaces=False,
-    )
-    fast.chat_template = CHATML
-    return fast
-
-
-def build_tiny_model(folder: Path, family: str = "llama", *, hidden: int = 32, layers: int = 2, seed: int = 0) -> Path:
-    """A random model of a few thousand parameters, saved with the character tokenizer."""
-    import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
-
-    tokenizer = char_tokenizer()
-    shape = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": hidden,
-        "intermediate_size": 2 * hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": hidden // 4,
-        "max_position_embeddings": 256,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-        "tie_word_embeddings": True,
-    }
-    config = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}[family](**shape)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")

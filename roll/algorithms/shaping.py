@@ -102,11 +102,6 @@ def mean_one(weights: Tensor) -> Tensor:
     return weights * (weights.numel() / total) if total > 0 else weights
 
 
-def within_length(lengths: Tensor, *, max_length: int) -> Tensor:
-    """bool [B], False for a response cut off at the limit (`max_len_mask`)."""
-    return lengths < max_length
-
-
 def within_difficulty(scores: Tensor, group_index: Tensor, *, low: float, high: float) -> Tensor:
     """bool [B], True for rows of groups with low < mean score < high (`difficulty_mask`)."""
     if not low < high:

@@ -57,7 +57,7 @@ def validation_samples(groups: Sequence[Group], tokenizer: Any, count: int) -> l
     samples = []
     for group in groups[:count]:
         trajectory = group.trajectories[0]
-        if trajectory.turns:
+        if trajectory.trainable:  # one that failed has no reward to show
             turn = trajectory.turns[0]
             samples.append(
                 Sample(

@@ -22,7 +22,6 @@ from roll.algorithms.shaping import (
     short_or_right,
     token_rewards,
     within_difficulty,
-    within_length,
 )
 
 QUICK = settings(max_examples=30, deadline=None, derandomize=True)
@@ -99,7 +98,6 @@ def test_weights_have_mean_one(seed, rows):
 
 
 def test_masks_drop_what_they_say():
-    assert within_length(torch.tensor([9, 10, 11]), max_length=10).tolist() == [True, False, False]
     scores, index = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.0]), torch.tensor([0, 0, 1, 1, 2, 2])
     found = within_difficulty(scores, index, low=0.1, high=0.95)
     assert found.tolist() == [True, True, False, False, False, False]

@@ -14,7 +14,7 @@ import time
 
 import psutil
 import pytest
-from conftest import build_tiny_model
+from tiny_models import build_tiny_model
 from toy import metrics_of, run_toy, write_toy
 
 from roll.data.readers import DataError

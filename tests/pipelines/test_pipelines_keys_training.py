@@ -170,7 +170,7 @@ def test_the_reference_is_started_only_for_a_kl_term(small, keys, started):
 
 
 def test_a_model_of_its_own_for_critic_and_reference(small, tmp_path):
-    from conftest import build_tiny_model
+    from tiny_models import build_tiny_model
 
     other = build_tiny_model(tmp_path / "other", hidden=16, seed=5)
     run = small(*CRITIC, *REFERENCE, "use_kl_loss=true", f"reward_pretrain={other}",

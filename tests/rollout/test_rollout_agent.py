@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 import torch
-from conftest import char_tokenizer
 from fakes import EchoEnv, Source, make_plan, make_tasks
+from tiny_models import char_tokenizer
 
 from roll.envs.base import Message, Observation
 from roll.rollout.agent import Agent
