@@ -276,17 +276,20 @@ def register_advantage(name: str) -> Callable[[AdvantageFn], AdvantageFn]:
     return registering(ADVANTAGES, "adv_estimator", name)
 
 
-def compute_advantages(name: str, inputs: AdvantageInputs) -> tuple[Tensor, Tensor, Metrics]:
-    """Run the estimator called `name` and say how much signal there was.
+def compute_advantages(
+    estimator: str | AdvantageFn, inputs: AdvantageInputs
+) -> tuple[Tensor, Tensor, Metrics]:
+    """Run an estimator, given by its registered name or itself, and say how much signal there was.
 
     Returns:
         (advantages, returns, metrics); both tensors [B, T] without gradient, zero outside `action_mask`.
     """
     with torch.no_grad():
-        advantages, returns = look_up(ADVANTAGES, "adv_estimator", name)(inputs)
+        compute = look_up(ADVANTAGES, "adv_estimator", estimator) if isinstance(estimator, str) else estimator
+        advantages, returns = compute(inputs)
     shape = tuple(inputs.action_mask.shape)
-    require_shape(f"advantages of {name!r}", advantages, shape, "[B, T]")
-    require_shape(f"returns of {name!r}", returns, shape, "[B, T]")
+    require_shape(f"advantages of {estimator!r}", advantages, shape, "[B, T]")
+    require_shape(f"returns of {estimator!r}", returns, shape, "[B, T]")
     dtype = at_least_float32(inputs.token_rewards).dtype  # group statistics are float64; that stays inside
     return advantages.to(dtype), returns.to(dtype), _signal_metrics(advantages, inputs)
 

@@ -56,18 +56,6 @@ class RunningMoments:
         return asdict(self)
 
 
-def norm_sources(
-    reward_norm: Source | None, *, reward_shift: bool, reward_scale: bool
-) -> tuple[Source | None, Source | None]:
-    """(source of the mean, of the std): `reward_shift` is the mean only, `reward_scale` the std only."""
-    if reward_norm is None:
-        return None, None
-    only_one = reward_shift != reward_scale
-    return (reward_norm if reward_shift or not only_one else None), (
-        reward_norm if reward_scale or not only_one else None
-    )
-
-
 def normalize_rewards(
     rewards: Tensor,
     group_index: Tensor,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pickle
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -50,23 +49,6 @@ def read_json(path: Path) -> Any:
         raise CheckpointError(f"{path} doesn't exist") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} isn't valid JSON ({error}); the checkpoint is damaged") from error
-
-
-def save_tensors(path: Path, tensors: dict[str, Any]) -> None:
-    """Write tensors (and plain containers of them, such as an optimizer's state) with `torch.save`."""
-    import torch
-
-    torch.save(tensors, path)
-
-
-def load_tensors(path: Path) -> Any:
-    """What `save_tensors` wrote, on the CPU; refuses files that hold more than tensors and plain values."""
-    import torch
-
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
-        raise CheckpointError(f"{path} can't be read as tensors: {error}") from error
 
 
 def files_below(folder: Path) -> list[str]:

@@ -27,11 +27,6 @@ class Checkpoint:
     files: Mapping[str, FileRecord]
     """By path relative to the folder."""
 
-    @property
-    def num_bytes(self) -> int:
-        """Size of all files."""
-        return sum(record.size for record in self.files.values())
-
 
 def write_manifest(checkpoint: Checkpoint) -> None:
     """Write the manifest into the checkpoint's folder; every file must have its content by now."""

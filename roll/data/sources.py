@@ -206,15 +206,26 @@ def parse_messages(value: Any, where: str) -> list[dict[str, str]]:
         raise DataError(f"{where}: messages is {value!r:.80}, expected a non-empty list of {{role, content}}")
     messages = []
     for position, message in enumerate(value):
-        if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+        role = message.get("role") if isinstance(message, Mapping) else None
+        content = _text_of(message.get("content")) if isinstance(message, Mapping) else None
+        if not isinstance(role, str) or content is None:
             raise DataError(
                 f"{where}: messages[{position}] is {message!r:.80}, expected "
-                "{'role': ..., 'content': ...} with strings"
+                "{'role': ..., 'content': ...} with strings; content may be a list of {'type': 'text', 'text': ...}"
             )
-        messages.append({"role": message["role"], "content": _encodable(message["content"], where)})
+        messages.append({"role": role, "content": _encodable(content, where)})
     if messages[-1]["role"] == "assistant":
         raise DataError(f"{where}: the last message is the assistant's, so there is nothing to answer; drop it")
     return messages
+
+
+def _text_of(content: Any) -> str | None:
+    """A message's text, written as a string or as a list of text parts; None for anything else."""
+    if isinstance(content, str) or not isinstance(content, Sequence):
+        return content if isinstance(content, str) else None
+    text_parts = [part for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
+    texts = [part["text"] for part in text_parts if isinstance(part.get("text"), str)]
+    return "".join(texts) if texts and len(texts) == len(content) else None
 
 
 def route_by_tag(tasks: Iterable[Task], tag_included: Mapping[str, Sequence[str]]) -> dict[str, list[Task]]:

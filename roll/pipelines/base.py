@@ -45,7 +45,7 @@ class OutOfTasks(Exception):
 
 
 class Pipeline(ABC):
-    """Owns the clusters and walks the loop. Use as a context manager, then `run`."""
+    """Walks the loop over its clusters: `run`, then `close`."""
 
     def __init__(self, config: RLVRConfig, clusters: Clusters, tokenizer: Any, *, total_steps: int) -> None:
         self.config = config
@@ -80,6 +80,9 @@ class Pipeline(ABC):
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
+
+    def close(self) -> None:
+        """Release what isn't a cluster. Default: there is nothing."""
 
     # --- the loop -------------------------------------------------------------------------------------------------
 

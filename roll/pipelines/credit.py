@@ -45,9 +45,9 @@ class CreditAssigner:
         self._kl_coef = config.init_kl_coef
         adaptive = config.add_token_level_kl and config.target_kl is not None
         self._controller = AdaptiveKL(config.target_kl or 0.0, config.kl_horizon) if adaptive else FixedKL()
-        self._estimator = config.adv_estimator
-        if self._estimator not in ADVANTAGES and ":" in self._estimator:
-            ADVANTAGES[self._estimator] = load_object(self._estimator, key="adv_estimator")
+        name = config.adv_estimator
+        own = name not in ADVANTAGES and ":" in name
+        self._estimator = load_object(name, key="adv_estimator") if own else name
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers."""

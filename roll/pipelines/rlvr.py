@@ -186,6 +186,10 @@ class RLVRPipeline(Pipeline):
 
     # --- state ----------------------------------------------------------------------------------------------------
 
+    def close(self) -> None:
+        """End the event loop that episodes were played on."""
+        self._engines.close()
+
     def state_dict(self) -> dict[str, Any]:
         """The cursor of the training tasks."""
         assert self._source is not None, "a run without training data saves no checkpoint"

@@ -5,6 +5,7 @@ What is cheap and can be wrong comes first, so that a bad row or reward fails be
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 from roll.configs.batch import plan_batches
@@ -32,7 +33,7 @@ def planned_steps(config: RLVRConfig, source: TaskSource) -> int:
                 f"takes: rollout_batch_size is {config.rollout_batch_size}; lower it, or raise num_train_epochs"
             )
         limits.append(source.remaining // config.rollout_batch_size)
-    return min(limits)
+    return min(limits, default=0)  # neither: a mere validation
 
 
 def run_rlvr(config: RLVRConfig) -> None:
@@ -47,7 +48,7 @@ def run_rlvr(config: RLVRConfig) -> None:
         logger.info("%d steps of %s", total_steps, plan_batches(config).explain())
         logger.info("%s", config.placement.explain())
         with start_clusters(config, total_steps=total_steps) as clusters:
-            RLVRPipeline(
+            pipeline = RLVRPipeline(
                 config,
                 clusters,
                 tokenizer,
@@ -55,7 +56,9 @@ def run_rlvr(config: RLVRConfig) -> None:
                 validation=validation,
                 rewards=rewards,
                 total_steps=total_steps,
-            ).run()
+            )
+            with contextlib.closing(pipeline):
+                pipeline.run()
 
 
 def _has_training_data(config: RLVRConfig) -> bool:

@@ -42,6 +42,9 @@ from roll.types.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
+_MOST_SKIPPED = 5
+"""Non-finite gradients in a row: one is an accident of a batch, this many are a diverged model."""
+
 
 class Fsdp2Strategy(TrainStrategy):
     """See the module docstring; `spec.trains` decides whether there is an optimizer."""
@@ -61,6 +64,7 @@ class Fsdp2Strategy(TrainStrategy):
         self._dtype = DTYPES[options.param_dtype or spec.worker.model_args.dtype]
         self._module = self._build_module()
         self._steps = 0
+        self._skipped = 0
         self._optimizer: torch.optim.Optimizer | None = None
         self._anchor: dict[str, Tensor] = {}
         if spec.trains:
@@ -226,6 +230,13 @@ class Fsdp2Strategy(TrainStrategy):
             self._steps += 1
         else:
             logger.warning("%s: gradient norm is %s; this optimizer step is skipped", self._spec.role, float(norm))
+        self._skipped = 0 if finite else self._skipped + 1
+        if self._skipped >= _MOST_SKIPPED:
+            raise FloatingPointError(
+                f"{self._spec.role}: the gradient was not finite in {self._skipped} optimizer steps in a row, after "
+                f"{self._steps} good ones. The weights or the loss have diverged: lower learning_rate, clip with "
+                "max_grad_norm, and go on from an earlier checkpoint"
+            )
         if self._rank == 0:
             role = "critic" if self._spec.kind == "value" else "actor"
             if finite:

@@ -113,12 +113,6 @@ def logprobs_and_entropy(
     return _statistics(logits, tokens, temperature, slice_rows, with_entropy=True)
 
 
-def entropy_from_logits(logits: Tensor, *, temperature: float = 1.0, slice_rows: int | None = None) -> Tensor:
-    """-sum_v p_v log p_v of softmax(logits / temperature), in nats; [...]."""
-    tokens = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=logits.device)
-    return _statistics(logits, tokens, temperature, slice_rows, with_entropy=True)[1]
-
-
 def token_scores(
     hidden: Tensor,
     head: Callable[[Tensor], Tensor],

@@ -13,6 +13,7 @@ from roll.algorithms.corrections import log_ratio_of, mismatch_metrics
 from roll.algorithms.kl import kl_loss
 from roll.algorithms.losses import (
     POLICY_LOSSES,
+    PolicyLossFn,
     PolicyLossInputs,
     entropy_loss,
     policy_loss,
@@ -49,12 +50,13 @@ def _loss_options(config: RLVRConfig) -> Mapping[str, Any]:
     return options.get(config.policy_loss, {})
 
 
-def _policy_loss_name(config: RLVRConfig) -> str:
-    """A registered name; a loss of the user's own is loaded and registered under its path."""
+def _policy_loss_fn(config: RLVRConfig) -> PolicyLossFn:
+    """The chosen policy loss with its hyper-parameters; one of the user's own has none here."""
     name = config.policy_loss
     if name not in POLICY_LOSSES and ":" in name:
-        POLICY_LOSSES[name] = load_object(name, key="policy_loss")
-    return name
+        return load_object(name, key="policy_loss")
+    options = _loss_options(config)
+    return lambda inputs: policy_loss(name, inputs, options)
 
 
 def actor_loss(config: RLVRConfig) -> LossFn:
@@ -64,7 +66,7 @@ def actor_loss(config: RLVRConfig) -> LossFn:
     batch gets a single optimizer step), `ref_logprobs`, `importance_weights`, `loss_weight`. A batch that still carries
     `sampling_logprobs` was sampled by these weights: the train/infer mismatch is measured on it.
     """
-    name, options = _policy_loss_name(config), _loss_options(config)
+    loss_fn = _policy_loss_fn(config)
     uses_kl = config.use_kl_loss and config.kl_loss_coef > 0
 
     def compute(outputs: TokenOutputs, batch: TokenBatch, sizes: Denominators) -> LossTerms:
@@ -72,7 +74,7 @@ def actor_loss(config: RLVRConfig) -> LossFn:
         old = logprobs.detach() if batch.old_logprobs is None else batch.pad("old_logprobs")
         advantages = batch.pad("advantages")
         inputs = PolicyLossInputs(logprobs=logprobs, old_logprobs=old, advantages=advantages, mask=mask)
-        result = policy_loss(name, inputs, options)
+        result = loss_fn(inputs)
         metrics = result.metrics
         combine = _Combiner(config, batch, mask, sizes, metrics)
         pg = result.loss if batch.importance_weights is None else result.loss * batch.pad("importance_weights")
@@ -96,7 +98,7 @@ def actor_loss(config: RLVRConfig) -> LossFn:
         return combine.terms("actor/loss")
 
     needs_entropy = config.entropy_loss_coef > 0
-    only_policy = not uses_kl and not needs_entropy and name in _ZERO_WITHOUT_ADVANTAGE
+    only_policy = not uses_kl and not needs_entropy and config.policy_loss in _ZERO_WITHOUT_ADVANTAGE
     return LossFn(
         compute=compute,
         needs=("logprobs", "entropy") if needs_entropy else ("logprobs",),

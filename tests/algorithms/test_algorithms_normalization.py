@@ -17,7 +17,6 @@ from torch.testing import assert_close
 from roll.algorithms.normalization import (
     RunningMoments,
     clip_to,
-    norm_sources,
     normalize_grouped,
     normalize_rewards,
     whiten,
@@ -83,20 +82,6 @@ def test_running_normalisation_without_an_estimate_says_so():
 def test_an_unknown_source_is_refused():
     with pytest.raises(ValueError, match="'batch', 'group', 'running'"):
         normalize_rewards(REWARDS, INDEX, mean="prompt", std=None)
-
-
-@pytest.mark.parametrize(
-    ("shift", "scale", "expected"),
-    [
-        (False, False, ("group", "group")),
-        (True, True, ("group", "group")),
-        (True, False, ("group", None)),
-        (False, True, (None, "group")),
-    ],
-)
-def test_shift_is_the_mean_only_and_scale_the_std_only(shift, scale, expected):
-    assert norm_sources("group", reward_shift=shift, reward_scale=scale) == expected
-    assert norm_sources(None, reward_shift=shift, reward_scale=scale) == (None, None)
 
 
 # ---- running moments -----------------------------------------------------------------------------------

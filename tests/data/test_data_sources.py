@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from roll.data.readers import DataError, resolve_sources
-from roll.data.sources import Columns, load_tasks, route_by_tag
+from roll.data.sources import Columns, load_tasks, parse_messages, route_by_tag
 from roll.types.episode import Task
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
@@ -260,3 +260,12 @@ def test_real_files_load() -> None:
     assert len(deepmath) == 4994
     assert deepmath[0].payload["messages"][0]["role"] == "system"
     assert len(load_tasks(str(SHARED / "gsm8k" / "*.jsonl"), columns=Columns(prompt="question"), seed=1).tasks) == 8792
+
+
+def test_a_messages_content_may_be_a_list_of_text_parts():
+    parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "2 + 2?"}]
+    (message,) = parse_messages([{"role": "user", "content": parts}], "f:1")
+    assert message == {"role": "user", "content": "What is 2 + 2?"}
+    for content in ([], [{"type": "image_url", "image_url": "x"}], [*parts, {"type": "image"}], [3], None):
+        with pytest.raises(DataError, match=r"f:1: messages\[0\]"):
+            parse_messages([{"role": "user", "content": content}], "f:1")

@@ -181,6 +181,10 @@ def test_a_gradient_that_is_not_finite_skips_the_step_and_is_counted(tiny_model)
     result = strategy.train_step(make_batch(), LossFn(compute=broken, needs=("logprobs",))).result()
     assert (result["actor/skipped_steps"], result["actor/optimizer_steps"]) == (1, 0)
     assert all(torch.equal(before[name], tensor) for name, tensor in strategy.named_weights())
+    for _ in range(3):
+        strategy.train_step(make_batch(), LossFn(compute=broken, needs=("logprobs",)))
+    with pytest.raises(FloatingPointError, match="5 optimizer steps in a row"):
+        strategy.train_step(make_batch(), LossFn(compute=broken, needs=("logprobs",)))
 
 
 def test_bf16_computes_close_to_fp32_and_keeps_fp32_weights(tiny_model):
