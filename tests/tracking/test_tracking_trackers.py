@@ -184,7 +184,8 @@ def test_off_a_terminal_a_step_is_one_plain_line(tmp_path: Path):
     assert "\x1b" not in out.getvalue()
 
 
-def test_on_a_terminal_a_step_is_a_row_and_old_rows_leave(tmp_path: Path):
+def test_on_a_terminal_a_step_is_a_row_and_old_rows_leave(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
     out = io.StringIO()
     tracker = StdoutTracker(Destination(tmp_path, None), live=True, rows=2, file=out)
     for step in (1, 2, 3):
