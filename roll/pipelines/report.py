@@ -21,7 +21,17 @@ from roll.tracking.summary import RunSummary, render
 from roll.types.episode import Group, Trajectory
 from roll.utils.timing import Timers
 
-_WORK = ("generate", "reference", "old_logprobs", "values", "credit", "train_critic", "train_actor", "sync_weights")
+_WORK = (
+    "generate",
+    "generate_greedy",
+    "reference",
+    "old_logprobs",
+    "values",
+    "credit",
+    "train_critic",
+    "train_actor",
+    "sync_weights",
+)
 _OUTSIDE_STEP = ("validate", "save")
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from roll.strategies.base import Completion, Request
@@ -78,20 +78,15 @@ class LockstepEngines:
         """End the event loop."""
         self._loop.close()
 
-    @contextlib.contextmanager
-    def episode(self, name: str) -> Iterator[Callable[[str], None]]:
-        """Register a live episode. Yields a function that says what the episode is doing, for error messages."""
+    def busy(self, episode: str, doing: str) -> None:
+        """This episode is live and not waiting for tokens, but `doing` something: no round starts until it is done."""
+        self._busy[episode] = doing
+        self._quiet.clear()
 
-        def doing(what: str) -> None:
-            self._busy[name] = what
-            self._quiet.clear()
-
-        doing("starting")
-        try:
-            yield doing
-        finally:
-            del self._busy[name]
-            self._set_if_quiet()
+    def ended(self, episode: str) -> None:
+        """This episode is over."""
+        del self._busy[episode]
+        self._set_if_quiet()
 
     async def generate(self, episode: str, request: Request) -> Completion:
         """One response; finish reason `abort` when the scheduler stopped it."""
@@ -169,7 +164,6 @@ class LockstepEngines:
             self._placed.pop(completion.id, None)
             future, episode = self._futures.pop(completion.id)
             # Busy from this moment, not from when its coroutine runs: a faster sibling must not declare quiet.
-            self._busy[episode] = "between turns"
-            self._quiet.clear()
+            self.busy(episode, "between turns")
             if not future.done():
                 future.set_result(completion)

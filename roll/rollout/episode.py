@@ -127,17 +127,15 @@ class EpisodePlayer:
         self._max_sequence_length = max_sequence_length
         self._max_turns = max_turns
 
-    async def play(
-        self, task: Task, key: EpisodeKey, params: SamplingParams, doing: Callable[[str], None]
-    ) -> Trajectory:
+    async def play(self, task: Task, key: EpisodeKey, params: SamplingParams) -> Trajectory:
         """One episode. Never raises for what goes wrong inside it: that is the trajectory's status.
 
-        `doing` is told what the episode waits for, so that a stall can be explained.
+        The engines are told what it waits for, so that a stall can be explained.
         """
         recorder = _Recorder(task, key.member)
         env = self._make_env(task, key.name(task))
         try:
-            await self._turns(env, task, key, params, doing, recorder)
+            await self._turns(env, task, key, params, recorder)
         except EpisodeError as error:
             recorder.fail(error.status, str(error))
         except PromptTooLong as error:
@@ -152,10 +150,10 @@ class EpisodePlayer:
         task: Task,
         key: EpisodeKey,
         params: SamplingParams,
-        doing: Callable[[str], None],
         recorder: _Recorder,
     ) -> None:
-        doing(f"reset of {env.waits_for}")
+        name = key.name(task)
+        self._engines.busy(name, f"reset of {env.waits_for}")
         prompt = self._agent.start(task, await env.reset(task))
         for turn in range(self._max_turns):
             context = (*recorder.context, *prompt)
@@ -164,19 +162,19 @@ class EpisodePlayer:
                 recorder.fail("truncated", f"turn {turn} has {len(context)} tokens of context and no room to respond")
                 return
             request = Request(
-                id=f"{key.name(task)}/{turn}",
+                id=f"{name}/{turn}",
                 prompt_ids=context,
                 params=replace(params, max_new_tokens=min(params.max_new_tokens, room)),
                 seed=key.request_seed(task, turn),
                 order=(key.position, key.member, turn),
             )
             with recorder.span("generate"):
-                completion = await self._engines.generate(key.name(task), request)
+                completion = await self._engines.generate(name, request)
             if completion.finish_reason == "abort":
                 recorder.add(prompt, completion, None)
                 recorder.fail("aborted", "stopped by the scheduler")
                 return
-            doing(env.waits_for)
+            self._engines.busy(name, env.waits_for)
             with recorder.span(env.waits_for):
                 result = await env.step(Action(self._agent.action(completion, params), completion.finish_reason))
             recorder.add(prompt, completion, result)

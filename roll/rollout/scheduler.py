@@ -177,14 +177,15 @@ class _Collection:
             position=group.position,
             member=member,
         )
-        registration = self._s._engines.episode(key.name(group.task))
-        doing = registration.__enter__()
+        engines, name = self._s._engines, key.name(group.task)
+        # Live from this moment, not from when its coroutine runs: `quiet` must wait for it.
+        engines.busy(name, "starting")
 
         async def play() -> None:
             try:
-                group.members[member] = await self._s._player.play(group.task, key, self._plan.params, doing)
+                group.members[member] = await self._s._player.play(group.task, key, self._plan.params)
             finally:
-                registration.__exit__(None, None, None)
+                engines.ended(name)
 
         self._tasks.add(asyncio.get_running_loop().create_task(play()))
 

@@ -67,6 +67,7 @@ def test_no_tracker_at_all_is_fine(tmp_path: Path):
     trackers = build_trackers([], {}, tmp_path, None)
     trackers.log(1, {"reward/mean": 1.0})
     trackers.finish({})
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

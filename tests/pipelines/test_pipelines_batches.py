@@ -1,0 +1,165 @@
+"""Around credit: rows from groups, mini-batches, old log-probs, validation numbers, query filters."""
+
+from __future__ import annotations
+
+import pytest
+from rows import R, make_config, make_group, make_rollouts
+
+from roll.configs.base import ActorInferConfig, ActorTrainConfig, ModelArgs, TrainingArgs
+from roll.configs.policy import TrainInferCorrection
+from roll.configs.rewards import FilterArgs, QueryFilterConfig, ValidationConfig
+from roll.pipelines.assemble import assemble, with_fillers
+from roll.pipelines.rlvr import query_filter
+from roll.pipelines.update import mini_batches, old_logprobs_source
+from roll.pipelines.validation import pass_at_k, validation_metrics
+from roll.strategies.micro import denominators
+
+# Scores 1, 0, 0, 3 in two groups of two, one token each.
+FOUR = ([R(1.0), R(0.0)], [R(0.0), R(3.0)])
+
+
+# --- assemble ---------------------------------------------------------------------------------------------------------
+
+
+def test_assembled_rows_are_the_survivors_with_their_columns_aligned():
+    groups = [
+        make_group("x", [R(1.0, 2), R(9.0, 3, "reward_error"), R(0.0, 1, "truncated")]),
+        make_group("y", [R(2.0, 1)], "b"),
+    ]
+    rollouts = assemble(groups)
+    batch = rollouts.batch
+    assert batch.row_ids == ("x#0", "x#2", "y#0")
+    assert batch.group_ids == ("x", "x", "y")
+    assert rollouts.group_index.tolist() == [0, 0, 1]
+    assert [task.id for task in rollouts.tasks] == ["x", "x", "y"]
+    assert batch.offsets.tolist() == [0, 4, 7, 10]
+    assert batch.row("token_ids", 0).tolist() == [7, 8, 10, 11]
+    assert batch.row("action_mask", 0).tolist() == [False, False, True, True]
+    assert batch.row("sampling_logprobs", 0).tolist() == [0.0, 0.0, -1.0, -1.0]
+    assert batch.row("versions", 0).tolist() == [-1, -1, 3, 3]
+    assert batch.scores.tolist() == [1.0, 0.0, 2.0]
+    assert rollouts.response_lengths.tolist() == [2, 1, 1]
+    assert rollouts.truncated.tolist() == [False, True, False]
+
+
+def test_fillers_make_up_rows_that_count_nowhere():
+    batch = make_rollouts(*FOUR).batch
+    assert with_fillers(batch, 4) is batch
+    filled = with_fillers(batch, 6)
+    assert filled.row_ids[:4] == batch.row_ids
+    assert len(set(filled.row_ids)) == 6
+    assert filled.loss_weight.tolist() == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0]
+    assert not filled.pad("loss_mask", False)[4:].any()
+    assert denominators(filled) == denominators(batch)
+
+
+# --- update -----------------------------------------------------------------------------------------------------------
+
+
+def test_mini_batches_have_every_row_once_and_sampler_logprobs_in_the_first_only():
+    batch = make_rollouts([R(float(i)) for i in range(7)]).batch
+    pieces = list(mini_batches(batch, 3, 2, "key", 1))
+    real = [[row for row in piece.row_ids if not row.startswith("filler")] for piece in pieces]
+    assert [len(rows) for rows in real] == [3, 3, 1]
+    assert sorted(row for rows in real for row in rows) == sorted(batch.row_ids)
+    assert [len(piece) for piece in pieces] == [3, 3, 2]
+    assert [piece.sampling_logprobs is not None for piece in pieces] == [True, False, False]
+    orders = {tuple(p.row_ids for p in mini_batches(batch, 3, 1, "key", i)) for i in range(5)}
+    assert len(orders) > 1
+    whole = list(mini_batches(batch, 7, 1, "key", 1))
+    assert [piece.row_ids for piece in whole] == [batch.row_ids]
+
+
+SAMPLED = {"uses": "sampler", "why": "hf_infer in fp32"}
+FORWARD = {"uses": "forward", "why": "differ from the trainer's"}
+BF16 = ActorInferConfig(model_args=ModelArgs(dtype="bf16"))
+OTHER_ROPE = ActorInferConfig(model_args=ModelArgs(model_config_kwargs={"rope_theta": 5}))
+TWO_STEPS = ActorTrainConfig(training_args=TrainingArgs(per_device_train_batch_size=2))
+SOURCES = {
+    "one optimizer step": ({}, {"uses": "update", "why": "one optimizer step"}),
+    "two passes": ({"ppo_epochs": 2}, {**SAMPLED, "reader": "2 optimizer steps"}),
+    "two mini-batches": ({"actor_train": TWO_STEPS}, {**SAMPLED, "reader": "2 optimizer steps"}),
+    "KL in the reward": ({"add_token_level_kl": True}, {**SAMPLED, "reader": "the KL in the reward"}),
+    "KL of coefficient 0": ({"add_token_level_kl": True, "init_kl_coef": 0.0}, {"uses": "update", "why": ""}),
+    "correction": (
+        {"train_infer_correction": TrainInferCorrection()},
+        {**FORWARD, "reader": "train_infer_correction"},
+    ),
+    "half precision": ({"ppo_epochs": 2, "actor_infer": BF16}, FORWARD),
+    "another model configuration": ({"ppo_epochs": 2, "actor_infer": OTHER_ROPE}, FORWARD),
+}
+
+
+@pytest.mark.parametrize("case", SOURCES)
+def test_old_logprobs_come_from_where_they_are_cheapest_and_say_why(case):
+    keys, expected = SOURCES[case]
+    found = old_logprobs_source(make_config(**keys))
+    assert found.source == expected["uses"]
+    assert expected["why"] in found.reason
+    assert expected.get("reader", "") in found.reason
+
+
+# --- validation -------------------------------------------------------------------------------------------------------
+
+
+def test_pass_at_k_is_the_chance_of_a_right_one_among_k():
+    # 4 responses, 1 right: pass@1 1/4; pass@2 1 - C(3,2)/C(4,2) = 1/2; pass@4 1. 2 right: pass@2 1 - 1/6.
+    assert [pass_at_k(4, 1, k) for k in (1, 2, 3, 4)] == pytest.approx([0.25, 0.5, 0.75, 1.0])
+    assert pass_at_k(4, 2, 2) == pytest.approx(5 / 6)
+    assert pass_at_k(4, 0, 4) == 0.0
+    with pytest.raises(ValueError, match="at least 5 responses, got 4"):
+        pass_at_k(4, 4, 5)
+
+
+def test_validation_counts_by_task_and_domain_and_leaves_failures_out():
+    config = ValidationConfig(data_args=None, pass_at_k=(1, 2), pass_threshold=0.5)  # type: ignore[arg-type]
+    groups = [
+        make_group("p", [R(1.0, 2), R(0.5, 4)]),
+        make_group("q", [R(0.0, 6), R(7.0, 1, "reward_error")]),
+        make_group("r", [R(0.0), R(1.0)], "b"),
+    ]
+    values = validation_metrics(groups, config)
+    # Domain a: p 2 of 2 right, q 0 of 1 (the failure has no score): accuracy 0.5, reward (1 + 0.5 + 0) / 3.
+    assert values["val/a/accuracy"] == 0.5
+    assert values["val/a/reward"] == pytest.approx(0.5)
+    assert values["val/a/length_mean"] == pytest.approx(4.0)
+    assert values["val/a/failed"] == 1.0
+    # pass@2 only of tasks with two scores.
+    assert (values["val/a/pass_at_1"], values["val/a/pass_at_2"]) == (0.5, 1.0)
+    # b: one of two; the overall accuracy is the mean over the three tasks. Its weight of 2 has no say.
+    assert (values["val/b/accuracy"], values["val/b/reward"]) == (0.5, 0.5)
+    assert values["val/b/pass_at_2"] == 1.0
+    assert values["val/accuracy"] == pytest.approx((1 + 0 + 0.5) / 3)
+    assert values["val/responses"] == 6.0
+
+
+# --- query filter -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rule", "scores", "keeps"),
+    [
+        ("no_filter", (1.0, 1.0), True),
+        ("mean_filter", (1.0, 0.0), True),
+        ("mean_filter", (0.0, 0.0), False),  # not above threshold_down
+        ("mean_filter", (1.0, 1.0), False),  # not below threshold_up
+        ({"threshold_down": 0.4, "threshold_up": 0.6}, (0.0, 1.0), True),
+        ({"threshold_down": 0.5, "threshold_up": 0.6}, (0.0, 1.0), False),
+        ("std_filter", (1.0, 1.0), False),
+        ("std_filter", (1.0, 0.9), True),
+        ("std_filter", (1.0,), False),
+        ({"std_threshold": 0.7}, (1.0, 0.0), True),  # std 0.70711
+        ({"std_threshold": 0.71}, (1.0, 0.0), False),
+    ],
+)
+def test_query_filters_keep_what_lies_between_their_thresholds(rule, scores, keeps):
+    args = FilterArgs() if isinstance(rule, str) else FilterArgs(**rule)
+    kind = rule if isinstance(rule, str) else "std_filter" if "std_threshold" in rule else "mean_filter"
+    reason = query_filter(make_group("x", [R(s) for s in scores]), QueryFilterConfig(type=kind, filter_args=args))
+    assert (reason is None) == keeps
+    assert keeps or reason.startswith("filtered: ")
+
+
+def test_a_query_filter_looks_at_survivors_only():
+    group = make_group("x", [R(1.0), R(1.0), R(0.0, 1, "reward_error")])
+    assert query_filter(group, QueryFilterConfig(type="std_filter")) is not None
