@@ -163,7 +163,8 @@ class LockstepEngines:
         for completion in completions:
             self._placed.pop(completion.id, None)
             future, episode = self._futures.pop(completion.id)
-            # Busy from this moment, not from when its coroutine runs: a faster sibling must not declare quiet.
+            # Busy from this moment, not from when its coroutine runs: a faster sibling must not declare quiet, and
+            # from Python 3.12 on `wait_for` looks at the event before a woken coroutine has had its turn.
             self.busy(episode, "between turns")
             if not future.done():
                 future.set_result(completion)

@@ -74,6 +74,31 @@ def test_which_groups_are_taken_does_not_depend_on_how_long_rewards_take(delays)
     assert source.returned == ["t3", "t4", "t6"]
 
 
+def test_no_round_starts_while_an_episode_is_still_at_its_reward():
+    asked, answered = [], []
+
+    def submit(request):
+        future = delayed((0.05,))(request)
+        asked.append(request.id)
+        future.add_done_callback(lambda _: answered.append(request.id))
+        return future
+
+    class Watching(ScriptedRanks):
+        finished = 0
+
+        async def poll(self, rank, budget):
+            # Every response handed out so far has been to its reward and back.
+            assert len(asked) == len(answered) == self.finished
+            done = await super().poll(rank, budget)
+            self.finished += len(done)
+            return done
+
+    ranks = Watching(length=lambda request: 3 + 8 * (request.prompt_ids[-1] % 3))
+    collected = make_scheduler(ranks, submit).collect(Source(make_tasks(6)), make_plan(groups=6))
+    assert ranks.finished == 12
+    assert len(collected.groups) == 6
+
+
 def test_filtered_groups_are_replaced_counted_and_shown():
     dropped = []
     scheduler = make_scheduler(
