@@ -34,10 +34,16 @@ def char_tokenizer():
     return fast
 
 
-def build_tiny_model(folder: Path, family: str = "llama", *, hidden: int = 32, layers: int = 2, seed: int = 0) -> Path:
-    """A random model of a few thousand parameters, saved with the character tokenizer."""
+def build_tiny_model(
+    folder: Path, family: str = "llama", *, hidden: int = 32, layers: int = 2, seed: int = 0, **options: object
+) -> Path:
+    """A random model of a few thousand parameters, saved with the character tokenizer.
+
+    `family` is a transformers model type: llama, qwen2, qwen3, mistral, mixtral, qwen2_moe, qwen3_moe; `options` are
+    changes of its configuration.
+    """
     import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     tokenizer = char_tokenizer()
     shape = {
@@ -53,11 +59,25 @@ def build_tiny_model(folder: Path, family: str = "llama", *, hidden: int = 32, l
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
         "tie_word_embeddings": True,
+        **_EXPERTS.get(family, {}),
+        **options,
     }
-    config = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}[family](**shape)
+    config = AutoConfig.for_model(family, **shape)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+_EXPERTS = {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 48,
+    },
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True},
+}

@@ -40,6 +40,26 @@ class ModelArgs:
     trust_remote_code: bool = False
     """Allow Python code that comes with the model's folder to run."""
 
+    ulysses_size: int = number(1, ge=1)
+    """Ranks that share every sequence (Ulysses sequence parallelism): attention exchanges heads for tokens between
+    them. For `fsdp2_*` and `deepspeed_*`; megatron has `context_parallel_size`. Divides the attention heads."""
+
+    lora_rank: int = number(0, ge=0)
+    """Rank of low-rank adapters (LoRA, arXiv:2106.09685), which then are all that is trained. 0: train the weights
+    themselves."""
+
+    lora_alpha: float = number(16.0, gt=0)
+    """The adapters' product is scaled with `lora_alpha / lora_rank`."""
+
+    lora_target: tuple[str, ...] = one_or_many(("all-linear",))
+    """Names of the layers that get adapters, e.g. `[q_proj, v_proj]`; `all-linear`: every linear layer but the head."""
+
+    lora_dropout: float = number(0.0, ge=0, lt=1)
+    """Dropout before the adapters while training. It makes old and new log-probs differ by chance; 0 is safe."""
+
+    adapter_name_or_path: str | None = None
+    """Folder of adapters in peft's format to start from; their own rank, alpha and targets count. null: new ones."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingArgs:
@@ -240,6 +260,16 @@ class WorkerConfig:
         return len(self.device_mapping) // self.num_gpus_per_worker if self.device_mapping else 1
 
     @property
+    def data_parallel(self) -> int:
+        """Ranks that work on different rows: all, divided by those that share one copy of the model or sequence."""
+        return self.ranks // self.model_parallel_size
+
+    @property
+    def model_parallel_size(self) -> int:
+        """Ranks that work on the same rows together."""
+        return self.strategy_args.strategy_config.model_parallel_size * self.model_args.ulysses_size
+
+    @property
     def slots(self) -> tuple[int, ...]:
         """Global slots in rank order, `num_gpus_per_worker` for each rank."""
         return self.device_mapping or tuple(range(self.ranks * self.num_gpus_per_worker))
@@ -257,6 +287,10 @@ class ForwardConfig(WorkerConfig):
 
     max_tokens_per_microbatch_in_infer: int | None = number(None, ge=1)
     """That budget, padding included; at least the longest sequence. Required by the switch."""
+
+    use_sequence_packing: bool = False
+    """Lay the responses of a pass end to end instead of padding them to the longest. Attention never crosses from one
+    to the next; numbers stay the same, no time is spent on padding."""
 
 
 @dataclass(frozen=True, kw_only=True)

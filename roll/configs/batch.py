@@ -123,7 +123,7 @@ def plan_batches(config: RLVRConfig) -> BatchPlan:
             role=role,
             per_device=worker.training_args.per_device_train_batch_size,
             accumulation=worker.training_args.gradient_accumulation_steps,
-            data_parallel=worker.ranks,
+            data_parallel=worker.data_parallel,
             rows=rows,
             epochs=config.ppo_epochs,
         )

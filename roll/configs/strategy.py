@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from roll.configs.deepspeed import DeepSpeedConfig
 from roll.configs.fields import choice, number, typed_by
+from roll.configs.megatron import MegatronConfig
+from roll.configs.options import StrategyConfig
 
 Dtype = Literal["fp32", "bf16", "fp16"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class StrategyConfig:
-    """Options of one backend."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,17 +44,14 @@ class HfInferConfig(StrategyConfig):
 STRATEGIES: dict[str, type[StrategyConfig]] = {
     "fsdp2_train": Fsdp2Config,
     "fsdp2_infer": Fsdp2Config,
+    "deepspeed_train": DeepSpeedConfig,
+    "deepspeed_infer": DeepSpeedConfig,
+    "megatron_train": MegatronConfig,
+    "megatron_infer": MegatronConfig,
     "hf_infer": HfInferConfig,
 }
 
-LATER_STRATEGIES = (
-    "vllm",
-    "sglang",
-    "deepspeed_train",
-    "deepspeed_infer",
-    "megatron_train",
-    "megatron_infer",
-)
+LATER_STRATEGIES = ("vllm", "sglang")
 """Names from the users' vocabulary that this version refuses by name."""
 
 

@@ -7,7 +7,6 @@ _AGENTIC = "agentic pipelines aren't available in this version"
 _FULL_KL = "it needs both models' distributions over the whole vocabulary, which aren't kept; try low_var_kl"
 _TRACKERS = "not available in this version; available: tensorboard, stdout, jsonl"
 _PIPELINES = "not available in this version; available: rlvr"
-_LORA = "LoRA isn't available in this version"
 
 LATER_KEYS: dict[str, str] = {
     "train_env_manager": _AGENTIC,
@@ -33,19 +32,12 @@ LATER_KEYS: dict[str, str] = {
     "response": "reference responses aren't used in RLVR; see data_args.ground_truth",
     "logprobs": "log-probs of sampled tokens are always kept",
     "use_remove_padding": "not available in this version",
-    "use_sequence_packing": "not available in this version; see use_dynamic_batching_in_train",
     "sequence_length_round_in_train": "not available in this version",
     "sequence_length_round_in_infer": "not available in this version",
-    "ulysses_size": "sequence parallelism isn't available in this version",
     "ep_size": "expert parallelism isn't available in this version",
     "use_liger": "not available in this version",
     "use_fused_kernels": "not available in this version",
     "activation_offload": "not available in this version",
-    "lora_rank": _LORA,
-    "lora_alpha": _LORA,
-    "lora_target": _LORA,
-    "lora_dropout": _LORA,
-    "adapter_name_or_path": _LORA,
     "tensor_parallel_size": _ENGINE,
     "gpu_memory_utilization": _ENGINE,
     "max_model_len": _ENGINE,
@@ -54,9 +46,6 @@ LATER_KEYS: dict[str, str] = {
     "load_format": _ENGINE,
     "sleep_level": _ENGINE,
     "mem_fraction_static": _ENGINE,
-    "tensor_model_parallel_size": _ENGINE,
-    "pipeline_model_parallel_size": _ENGINE,
-    "context_parallel_size": _ENGINE,
 }
 """Keys of the users' vocabulary that nothing would read in this version."""
 

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from torch import Tensor
 
@@ -21,6 +21,9 @@ from roll.types.episode import FinishReason
 from roll.types.metrics import Metrics
 
 OutputName = Literal["logprobs", "entropy", "values"]
+
+StatePart = Literal["parameters", "gradients", "optimizer"]
+STATE_PARTS: tuple[StatePart, ...] = get_args(StatePart)
 
 
 @dataclass
@@ -74,8 +77,11 @@ class TrainStrategy(ABC):
     layout: RankLayout
 
     @abstractmethod
-    def forward(self, batch: TokenBatch, outputs: Sequence[OutputName]) -> TokenOutputs:
-        """Log-probs, entropy or values of this rank's rows under the current weights; no gradients."""
+    def forward(self, batch: TokenBatch, outputs: Sequence[OutputName], *, adapters: bool = True) -> TokenOutputs:
+        """Log-probs, entropy or values of this rank's rows under the current weights; no gradients.
+
+        `adapters=False`: those of the base model, without its LoRA adapters.
+        """
 
     @abstractmethod
     def train_step(self, batch: TokenBatch, loss_fn: LossFn) -> Metrics:
@@ -97,11 +103,13 @@ class TrainStrategy(ABC):
     def export(self, path: Path) -> None:
         """Write a folder that `AutoModelForCausalLM.from_pretrained` loads, tokenizer included."""
 
-    def sleep(self) -> None:
-        """Free the accelerator's memory until `wake`. Default: stay resident."""
+    def sleep(self, parts: Sequence[StatePart] = STATE_PARTS) -> int:
+        """Take these parts off the device until `wake`; bytes freed there. Default: stay resident."""
+        del parts
+        return 0
 
-    def wake(self) -> None:
-        """Undo `sleep`."""
+    def wake(self, parts: Sequence[StatePart] = STATE_PARTS) -> None:
+        """Bring these parts back (gradients come back empty); what is awake stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

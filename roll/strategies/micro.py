@@ -10,19 +10,26 @@ from torch import Tensor
 
 from roll.strategies.base import LossFn
 from roll.types.batch import Denominators, TokenBatch
+from roll.utils.partition import pack_first_fit_decreasing
 
 
-def plan_micro_batches(lengths: Sequence[int], *, max_rows: int | None, max_tokens: int | None) -> list[list[int]]:
-    """Rows sorted by length and cut so that a padded micro-batch stays within the limits.
+def plan_micro_batches(
+    lengths: Sequence[int], *, max_rows: int | None, max_tokens: int | None, packed: bool = False
+) -> list[list[int]]:
+    """Rows sorted by length and cut so that a micro-batch stays within the limits.
 
     Args:
         lengths: tokens per row.
         max_rows: rows in a micro-batch, or None.
-        max_tokens: padded tokens in a micro-batch, or None; a row longer than that is alone in its micro-batch.
+        max_tokens: tokens in a micro-batch, padding included, or None; a longer row is alone in its micro-batch.
+        packed: rows are laid end to end, so that only their own tokens count.
 
     Returns:
         Row positions per micro-batch, longest rows first: a run that would not fit in memory fails at its start.
     """
+    if packed and max_tokens is not None:
+        bins = pack_first_fit_decreasing(lengths, max_tokens)
+        return sorted(bins, key=lambda rows: (-sum(lengths[i] for i in rows), rows[0]))
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     parts: list[list[int]] = []
     for i in order:
@@ -39,39 +46,53 @@ def plan_micro_batches(lengths: Sequence[int], *, max_rows: int | None, max_toke
 
 
 @dataclass(frozen=True)
-class PaddedLayout:
-    """A right-padded micro-batch and which of its tokens are scored."""
+class MicroLayout:
+    """One micro-batch as a model reads it, and which of its tokens are scored.
+
+    Padded: one row of `ids` per row of the batch, padding at the right. Packed: a single row of `ids` that holds the
+    rows of the batch end to end; `lengths` tells them apart.
+    """
 
     ids: Tensor
-    """int64 [B, T]"""
-    mask: Tensor
-    """int64 [B, T]"""
+    """int64 [B, T]; packed [1, N]"""
+    mask: Tensor | None
+    """int64 [B, T], 1 at real tokens; None where nothing is padded."""
     positions: Tensor
-    """int64 [B, T]"""
+    """int64, as `ids`; begins at 0 in every row of the batch."""
+    lengths: tuple[int, ...]
+    """Tokens of each row of the batch."""
     index: Tensor
-    """int64 [S], flattened [B * T] position whose hidden state predicts each scored token."""
+    """int64 [S], flattened position in `ids` whose hidden state predicts each scored token."""
     targets: Tensor
     """int64 [S], the scored tokens."""
     flat: Tensor
     """int64 [S], where each scored token stands in the ragged columns."""
+    packed: bool = False
 
 
-def lay_out(batch: TokenBatch, device: torch.device) -> PaddedLayout:
-    """Right-padded layout in which every action token is scored."""
-    ids = batch.pad("token_ids")
-    valid = batch.valid()
-    acting = batch.pad("action_mask", False)
-    assert not acting[:, 0].any(), "the first token of a row has no context to be chosen in"
-    flat_position = torch.zeros(valid.shape, dtype=torch.int64)
-    flat_position[valid] = torch.arange(batch.num_tokens)
-    rows, columns = acting.nonzero(as_tuple=True)
-    return PaddedLayout(
+def lay_out(batch: TokenBatch, device: torch.device, *, packed: bool = False) -> MicroLayout:
+    """The layout of a micro-batch in which every action token is scored."""
+    assert not batch.action_mask[batch.offsets[:-1]].any(), "the first token of a row has no context to be chosen in"
+    flat = batch.action_mask.nonzero()[:, 0]
+    starts = torch.repeat_interleave(batch.offsets[:-1], batch.lengths)
+    positions = torch.arange(batch.num_tokens) - starts
+    if packed:
+        ids, place = batch.token_ids[None], torch.arange(batch.num_tokens)
+        mask, grid = None, positions[None]
+    else:
+        ids, mask = batch.pad("token_ids"), batch.valid().long()
+        rows = torch.repeat_interleave(torch.arange(len(batch)), batch.lengths)
+        place = rows * ids.shape[1] + positions
+        grid = torch.arange(ids.shape[1]).expand_as(ids)
+    return MicroLayout(
         ids=ids.to(device),
-        mask=valid.long().to(device),
-        positions=torch.arange(ids.shape[1]).expand_as(ids).to(device),
-        index=(rows * ids.shape[1] + columns - 1).to(device),
-        targets=ids[rows, columns].to(device),
-        flat=flat_position[rows, columns].to(device),
+        mask=None if mask is None else mask.to(device),
+        positions=grid.to(device),
+        lengths=tuple(batch.lengths.tolist()),
+        index=(place[flat] - 1).to(device),
+        targets=batch.token_ids[flat].to(device),
+        flat=flat.to(device),
+        packed=packed,
     )
 
 

@@ -31,7 +31,6 @@ BROKEN: list[tuple[str, list[str], str, list[str]]] = [
     ),
     ("another project's word", ["train_batch_size=4"], "train_batch_size", ["write rollout_batch_size"]),
     ("an agentic key", ["train_env_manager={}"], "train_env_manager", ["agentic", "not available", "remove it"][::2]),
-    ("LoRA", ["actor_train.model_args.lora_rank=8"], "actor_train.model_args.lora_rank", ["LoRA isn't available"]),
     ("fp16 where a role trains", ["actor_train.model_args.dtype=fp16"], "actor_train.model_args.dtype", ["bf16"]),
     ("a string for a number", [f"{TRAIN}.learning_rate='fast'"], f"{TRAIN}.learning_rate", ["a number", "'fast'"]),
     ("a quoted number", ["seed='42'"], "seed", ["a whole number", "without quotes"]),

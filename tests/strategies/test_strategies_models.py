@@ -7,9 +7,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from roll.strategies.base import Request, SamplingParams
-from roll.strategies.fsdp2 import _disable_dropout
+from roll.strategies.hf.build import _disable_dropout
 from roll.strategies.hf.model import PolicyScorer, context_length
 from roll.strategies.hf_infer import HfInfer
+from roll.strategies.micro import lay_out
+from roll.types.batch import TokenBatch
 
 COMMON = {
     "vocab_size": 60,
@@ -85,20 +87,18 @@ def generated(model, **options):
 def scored(model, completions):
     """Log-probs of all responses by the trainer's way, one right-padded batch."""
     rows = [PROMPTS[int(c.id)] + c.token_ids for c in completions]
-    width = max(map(len, rows))
-    ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
-    mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
-    places = [
-        (r, column)
-        for r, (row, c) in enumerate(zip(rows, completions, strict=True))
-        for column in range(len(row) - len(c.token_ids), len(row))
-    ]
-    index = torch.tensor([r * width + column - 1 for r, column in places])
-    targets = torch.tensor([rows[r][column] for r, column in places])
+    acting = [[False] * (len(row) - len(c.token_ids)) + [True] * len(c.token_ids)
+              for row, c in zip(rows, completions, strict=True)]
+    batch = TokenBatch(
+        row_ids=tuple(c.id for c in completions),
+        group_ids=tuple(c.id for c in completions),
+        offsets=torch.tensor([0, *(len(row) for row in rows)]).cumsum(0),
+        token_ids=torch.tensor([token for row in rows for token in row]),
+        action_mask=torch.tensor([flag for row in acting for flag in row]),
+    )
     scorer = PolicyScorer(model, temperature=1.0)
     scorer.check()
-    positions = torch.arange(width).expand_as(ids)
-    return scorer(ids, mask, positions, index, targets, False).logprobs.tolist()
+    return scorer(lay_out(batch, torch.device("cpu")), False).logprobs.tolist()
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from roll.configs.base import ModelArgs
+from roll.strategies.micro import MicroLayout
 from roll.utils.logits import token_scores
 
 if TYPE_CHECKING:
@@ -165,6 +166,14 @@ class ScoredTokens:
     values: Tensor | None = None
 
 
+def picked_hidden(decoder: nn.Module, layout: MicroLayout) -> Tensor:
+    """Last hidden states [S, D] at the positions that predict the layout's targets."""
+    hidden = decoder(
+        input_ids=layout.ids, attention_mask=layout.mask, position_ids=layout.positions, use_cache=False
+    ).last_hidden_state
+    return hidden.flatten(0, 1)[layout.index]
+
+
 class PolicyScorer(nn.Module):
     """A causal LM as a map from tokens to per-token log-probs and entropies.
 
@@ -179,20 +188,13 @@ class PolicyScorer(nn.Module):
         self._softcap = getattr(text_config(lm), "final_logit_softcapping", None)
         self._factor = logit_factor(lm)
 
-    def forward(
-        self, ids: Tensor, mask: Tensor, positions: Tensor, index: Tensor, targets: Tensor, entropy: bool
-    ) -> ScoredTokens:
-        """Score `targets` as the continuations of the flat positions `index`.
-
-        Shapes: `ids`, `mask`, `positions` [B, T]; `index` [N] into the flattened [B * T] hidden states; `targets` [N].
-        """
-        decoder = self.lm.get_decoder()
-        hidden = decoder(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).last_hidden_state
-        picked = hidden.flatten(0, 1)[index]
+    def forward(self, layout: MicroLayout, entropy: bool) -> ScoredTokens:
+        """Log-probs (and entropies) of the layout's targets, [S] each."""
+        picked = picked_hidden(self.lm.get_decoder(), layout)
         head = self.lm.get_output_embeddings()
         temperature = self.temperature / self._factor
         logprobs, entropies = token_scores(
-            picked, head, targets, temperature=temperature, softcap=self._softcap, with_entropy=entropy
+            picked, head, layout.targets, temperature=temperature, softcap=self._softcap, with_entropy=entropy
         )
         return ScoredTokens(logprobs=logprobs, entropy=entropies)
 
@@ -207,9 +209,16 @@ class PolicyScorer(nn.Module):
         ids = torch.tensor([[0, 1]], device=device)
         own = self.lm(input_ids=ids, use_cache=False).logits[0, -1].float() / self.temperature
         targets = torch.arange(min(len(own), _CHECKED_TOKENS), device=device)
-        positions = torch.arange(2, device=device)[None]
-        index = torch.ones_like(targets)
-        scored = self(ids, torch.ones_like(ids), positions, index, targets, False).logprobs
+        layout = MicroLayout(
+            ids=ids,
+            mask=torch.ones_like(ids),
+            positions=torch.arange(2, device=device)[None],
+            lengths=(2,),
+            index=torch.ones_like(targets),
+            targets=targets,
+            flat=targets,
+        )
+        scored = self(layout, False).logprobs
         expected = own.log_softmax(-1)[: len(targets)]
         spread = float(own.max() - own.min())
         if not torch.allclose(scored, expected, rtol=0.0, atol=1e-3 + _CHECKED_TOLERANCE * spread):
@@ -229,11 +238,8 @@ class ValueScorer(nn.Module):
         self.value_head = nn.Linear(text_config(backbone).hidden_size, 1, bias=False)
         nn.init.zeros_(self.value_head.weight)
 
-    def forward(
-        self, ids: Tensor, mask: Tensor, positions: Tensor, index: Tensor, targets: Tensor, entropy: bool
-    ) -> ScoredTokens:
-        """Values of the states at flat positions `index`; `targets` and `entropy` are the policy's business."""
-        del targets, entropy
-        hidden = self.backbone(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
-        picked = hidden.last_hidden_state.flatten(0, 1)[index]
+    def forward(self, layout: MicroLayout, entropy: bool) -> ScoredTokens:
+        """Values of the states in which the layout's targets were chosen, [S]; entropy is the policy's business."""
+        del entropy
+        picked = picked_hidden(self.backbone, layout)
         return ScoredTokens(values=self.value_head(picked.to(self.value_head.weight.dtype))[:, 0].float())

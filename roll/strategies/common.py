@@ -1,0 +1,124 @@
+"""What the training backends share: cutting a batch alike on every rank, global sizes, schedule, bad gradients."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import astuple
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from roll.configs.base import TrainConfig
+from roll.distributed.layout import RankLayout
+from roll.distributed.worker import WorkerInfo
+from roll.strategies.base import OutputName, TrainSpec, TrainStrategy
+from roll.strategies.micro import plan_micro_batches
+from roll.strategies.optim import schedule_from
+from roll.types.batch import Denominators, TokenBatch, TokenOutputs
+from roll.types.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+_MOST_SKIPPED = 5
+"""Non-finite gradients in a row: one is an accident of a batch, this many are a diverged model."""
+
+
+class CommonStrategy(TrainStrategy):
+    """A backend's state that doesn't depend on the backend. Subclasses set `layout`, and `_group` on several ranks."""
+
+    def __init__(self, spec: TrainSpec, info: WorkerInfo) -> None:
+        self._spec = spec
+        self._info = info
+        self._device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+        self.layout = RankLayout(dp_rank=info.rank, dp_size=info.world_size)
+        self._group: Any = None
+        """Process group of the data-parallel ranks that this rank's results are summed over; None: all ranks."""
+        self._steps = 0
+        self._skipped = 0
+        if spec.trains:
+            self._lr_factor = schedule_from(self._trained.training_args, spec.total_optimizer_steps)
+
+    @property
+    def _trained(self) -> TrainConfig:
+        worker = self._spec.worker
+        assert isinstance(worker, TrainConfig), f"{self._spec.role} has no training_args"
+        return worker
+
+    @property
+    def _backend(self) -> str:
+        """Collectives: NCCL between accelerators, gloo between CPUs."""
+        return "nccl" if self._device.type == "cuda" else "gloo"
+
+    # --- micro-batches ---------------------------------------------------------------------------------------------
+
+    def _plan(self, batch: TokenBatch, *, training: bool) -> list[list[int]]:
+        """Rows of each micro-batch. As many on every rank: an empty one stands for a filler row."""
+        worker = self._spec.worker
+        if training:
+            dynamic = self._trained.use_dynamic_batching_in_train
+            rows = self._trained.training_args.per_device_train_batch_size
+            tokens = self._trained.max_tokens_per_microbatch_in_train
+        else:
+            dynamic, rows = worker.use_dynamic_batching_in_infer, worker.infer_batch_size
+            tokens = worker.max_tokens_per_microbatch_in_infer
+        parts = plan_micro_batches(
+            batch.lengths.tolist(),
+            max_rows=None if dynamic else rows,
+            max_tokens=tokens if dynamic else None,
+            packed=worker.use_sequence_packing,
+        )
+        return parts + [[] for _ in range(self._most(len(parts)) - len(parts))]
+
+    def _most(self, mine: int) -> int:
+        if self.layout.dp_size == 1:
+            return mine
+        most = torch.tensor(mine, device=self._device)
+        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self._group)
+        return int(most)
+
+    def _summed(self, mine: Denominators) -> Denominators:
+        """Sizes of the whole mini-batch from those of each data-parallel rank."""
+        if self.layout.dp_size == 1:
+            return mine
+        sizes = torch.tensor(astuple(mine), dtype=torch.float64, device=self._device)
+        dist.all_reduce(sizes, group=self._group)
+        return Denominators(*sizes.tolist())
+
+    # --- optimizer steps -------------------------------------------------------------------------------------------
+
+    def _learning_rate(self) -> float:
+        """Of the coming optimizer step."""
+        return self._trained.training_args.learning_rate * self._lr_factor(self._steps)
+
+    def _record_step(self, metrics: Metrics, norm: float, lr: float, *, finite: bool) -> None:
+        """Count a step that was taken (`finite`) or skipped, and report it on rank 0.
+
+        Raises:
+            FloatingPointError: too many steps in a row had to be skipped.
+        """
+        if finite:
+            self._steps += 1
+        else:
+            logger.warning("%s: gradient norm is %s; this optimizer step is skipped", self._spec.role, norm)
+        self._skipped = 0 if finite else self._skipped + 1
+        if self._skipped >= _MOST_SKIPPED:
+            raise FloatingPointError(
+                f"{self._spec.role}: the gradient was not finite in {self._skipped} optimizer steps in a row, after "
+                f"{self._steps} good ones. The weights or the loss have diverged: lower learning_rate, clip with "
+                "max_grad_norm, and go on from an earlier checkpoint"
+            )
+        if self._info.rank == 0:
+            role = "critic" if self._spec.kind == "value" else "actor"
+            if finite:
+                metrics.add_mean(f"{role}/grad_norm", norm)
+            metrics.add_mean(f"{role}/lr", lr)
+            metrics.add_sum(f"{role}/optimizer_steps", float(finite))
+            metrics.add_sum(f"{role}/skipped_steps", float(not finite))
+
+
+def no_outputs(outputs: Sequence[OutputName]) -> TokenOutputs:
+    """Outputs of no rows."""
+    columns = {name: torch.zeros(0) for name in outputs}
+    return TokenOutputs(row_ids=(), offsets=torch.zeros(1, dtype=torch.int64), **columns)

@@ -1,0 +1,62 @@
+"""From a role's configuration to the module that scores its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from roll.strategies.base import TrainSpec
+from roll.strategies.hf.model import PolicyScorer, ValueScorer, load_backbone, load_causal_lm
+
+
+def build_module(
+    spec: TrainSpec, stored: torch.dtype, computed: torch.dtype, device: torch.device
+) -> PolicyScorer | ValueScorer:
+    """The scorer of a role on `device`, its weights in `stored`, ready to be wrapped by a backend."""
+    args = spec.worker.model_args
+    if spec.kind == "policy":
+        model = load_causal_lm(args, stored)
+        scorer: PolicyScorer | ValueScorer = PolicyScorer(model, spec.temperature)
+    else:
+        model = load_backbone(args, stored)
+        scorer = ValueScorer(model)
+    _freeze(model, args.freeze_module_prefix if spec.trains else ("",))
+    if spec.trains and not any(parameter.requires_grad for parameter in scorer.parameters()):
+        raise ValueError(f"{spec.role}: freeze_module_prefix leaves nothing to train")
+    if spec.trains and not args.disable_gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        # transformers recomputes only in train mode; dropout would make the ratio of old and new log-probs noise.
+        _disable_dropout(model)
+        model.train()
+    scorer.to(device)
+    if isinstance(scorer, PolicyScorer):
+        with torch.autocast(device.type, computed, enabled=computed != stored):
+            scorer.check()
+    return scorer
+
+
+def hf_module(scorer: PolicyScorer | ValueScorer) -> nn.Module:
+    """The transformers model inside a scorer."""
+    return scorer.lm if isinstance(scorer, PolicyScorer) else scorer.backbone
+
+
+def _freeze(model: nn.Module, prefixes: Sequence[str]) -> None:
+    """Take the parameters whose names begin so out of training."""
+    names = [name for name, _ in model.named_parameters()]
+    for prefix in prefixes:
+        if not any(name.startswith(prefix) for name in names):
+            raise ValueError(f"freeze_module_prefix: no parameter begins with {prefix!r}; the first is {names[0]!r}")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not name.startswith(tuple(prefixes)))
+
+
+def _disable_dropout(model: nn.Module) -> None:
+    """Zero every probability of dropping or jittering, as a module or as a number that a module keeps."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in list(vars(module).items()):
+            if isinstance(value, float) and ("drop" in name or "jitter" in name):
+                setattr(module, name, 0.0)

@@ -1,0 +1,155 @@
+"""Training a Hugging Face module: everything that FSDP2 and DeepSpeed do alike.
+
+A backend wraps the module (sharding, engine) and says how gradients are computed and applied; the rest is here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from roll.distributed.worker import WorkerInfo
+from roll.strategies.base import LossFn, NamedWeights, OutputName, TrainSpec
+from roll.strategies.common import CommonStrategy, no_outputs
+from roll.strategies.hf.build import build_module, hf_module
+from roll.strategies.hf.model import (
+    PolicyScorer,
+    ScoredTokens,
+    ValueScorer,
+    load_tokenizer,
+    named_tensors,
+    quiet_transformers,
+)
+from roll.strategies.micro import denominators, filler, lay_out, rows_to_compute
+from roll.types.batch import Denominators, TokenBatch, TokenOutputs
+from roll.types.metrics import Metrics
+
+
+class HfTrainStrategy(CommonStrategy):
+    """A scorer module on this rank, wrapped by the backend."""
+
+    def __init__(self, spec: TrainSpec, info: WorkerInfo) -> None:
+        super().__init__(spec, info)
+        self._connect()
+        self._tokenizer = load_tokenizer(spec.worker.model_args)
+        self._scorer: PolicyScorer | ValueScorer = build_module(spec, self._stored, self._computed, self._device)
+        self._module: nn.Module = self._wrap(self._scorer)
+        """What is called: the scorer itself or the backend's wrapper of it."""
+
+    # --- what a backend fills in -----------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        """Join the process groups that the backend needs."""
+
+    @property
+    @abstractmethod
+    def _computed(self) -> torch.dtype:
+        """Type of the forward pass."""
+
+    @property
+    def _stored(self) -> torch.dtype:
+        """Type of the weights as they are loaded: trained ones are kept in float32."""
+        return torch.float32 if self._spec.trains else self._computed
+
+    @abstractmethod
+    def _wrap(self, scorer: PolicyScorer | ValueScorer) -> nn.Module:
+        """Shard the module, build the optimizer."""
+
+    @abstractmethod
+    def _zero_grad(self) -> None:
+        """Forget the gradients of the last step."""
+
+    @abstractmethod
+    def _accumulate(self, loss: Tensor, *, last: bool) -> None:
+        """Add this micro-batch's gradients. `loss` is this rank's share: gradients are summed over ranks, not
+        averaged. `last`: no more micro-batches come before the optimizer step."""
+
+    @abstractmethod
+    def _apply(self, lr: float) -> tuple[float, bool]:
+        """Clip and take the optimizer step unless the gradient isn't finite: (norm before clipping, taken)."""
+
+    @abstractmethod
+    def _full(self, name: str, tensor: Tensor) -> Tensor:
+        """The whole of a sharded tensor; every rank calls it for the same tensors in the same order."""
+
+    def _autocast(self) -> contextlib.AbstractContextManager[object]:
+        """Around forward passes, where the wrapper itself doesn't cast."""
+        return contextlib.nullcontext()
+
+    # --- computing -------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def forward(self, batch: TokenBatch, outputs: Sequence[OutputName], *, adapters: bool = True) -> TokenOutputs:
+        """See the base class. Tokens the policy didn't choose hold 0."""
+        assert adapters, "adapters come with LoRA"
+        scored = []
+        for rows in self._plan(batch, training=False):
+            micro = batch.select(rows) if rows else filler(batch)
+            result = self._score(micro, outputs)
+            if rows:
+                scored.append(result.to("cpu"))
+        return TokenOutputs.concat(scored).reorder(batch.row_ids) if scored else no_outputs(outputs)
+
+    def train_step(self, batch: TokenBatch, loss_fn: LossFn) -> Metrics:
+        """See the base class. A step whose gradient isn't finite is skipped and counted."""
+        assert self._spec.trains, f"{self._spec.role} was built without an optimizer"
+        sizes = denominators(batch)
+        batch = batch.select(rows_to_compute(batch, loss_fn))
+        whole = self._summed(replace(sizes, computed_tokens=denominators(batch).tokens))
+        metrics = Metrics()
+        self._zero_grad()
+        parts = self._plan(batch, training=True)
+        for i, rows in enumerate(parts):
+            loss = self._loss(batch, rows, loss_fn, whole, metrics)
+            self._accumulate(loss, last=i == len(parts) - 1)
+        lr = self._learning_rate()
+        norm, taken = self._apply(lr)
+        self._record_step(metrics, norm, lr, finite=taken)
+        return metrics
+
+    def _loss(
+        self, batch: TokenBatch, rows: list[int], loss_fn: LossFn, whole: Denominators, metrics: Metrics
+    ) -> Tensor:
+        micro = batch.select(rows) if rows else filler(batch)
+        outputs = self._score(micro, loss_fn.needs)
+        if not rows:
+            return torch.stack([column.sum() for column in outputs.columns().values()]).sum() * 0.0
+        terms = loss_fn.compute(outputs, micro.to(self._device), whole)
+        metrics.merge(terms.metrics)
+        return terms.loss
+
+    def _score(self, micro: TokenBatch, outputs: Sequence[OutputName]) -> TokenOutputs:
+        layout = lay_out(micro, self._device, packed=self._spec.worker.use_sequence_packing)
+        with self._autocast():
+            scored: ScoredTokens = self._module(layout, "entropy" in outputs)
+        columns = {}
+        for name in outputs:
+            value = getattr(scored, name)
+            assert value is not None, f"a {self._spec.kind} model gives no {name}"
+            columns[name] = value.new_zeros(micro.num_tokens).index_put((layout.flat,), value)
+        return TokenOutputs(row_ids=micro.row_ids, offsets=micro.offsets, **columns)
+
+    # --- weights ---------------------------------------------------------------------------------------------------
+
+    def named_weights(self) -> NamedWeights:
+        """Every rank must walk it to the end: gathering a sharded tensor is a collective."""
+        for name, tensor in named_tensors(hf_module(self._scorer)):
+            yield name, self._full(name, tensor)
+
+    def export(self, path: Path) -> None:
+        """A Hugging Face folder with weights and tokenizer; rank 0 writes."""
+        assert isinstance(self._scorer, PolicyScorer), "a critic has no Hugging Face form"
+        weights = {}
+        for name, tensor in self.named_weights():
+            if self._info.rank == 0:
+                weights[name] = tensor.cpu().contiguous()
+        if self._info.rank == 0:
+            with quiet_transformers():
+                self._scorer.lm.save_pretrained(path, state_dict=weights)
+            self._tokenizer.save_pretrained(path)

@@ -1,0 +1,137 @@
+"""One check for every backend and parallel layout: the same numbers as a plain transformers + AdamW loop.
+
+The reference is written against torch and transformers alone, one unpadded row at a time, float32, one process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+
+import torch
+from train_contract import LOSS, build, make_batch, make_spec
+
+from roll.configs.strategy import STRATEGIES, StrategyArgs
+
+STEPS = 5
+LEARNING_RATE = 1e-3
+CLIP = 0.5
+DECAY = 0.1
+
+
+@dataclass
+class Run:
+    """What a run said before training, at each step, and what its weights became."""
+
+    logprobs: torch.Tensor
+    entropy: torch.Tensor
+    losses: list[float]
+    norms: list[float]
+    weights: dict[str, torch.Tensor]
+
+
+@functools.cache
+def reference(path) -> Run:
+    """Five optimizer steps by hand."""
+    from transformers import AutoModelForCausalLM
+
+    batch, model = make_batch(), AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    plain = [p for p in model.parameters() if p.dim() <= 1]
+    groups = [{"params": decayed, "weight_decay": DECAY}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE)
+
+    def scored():
+        logprobs, entropies = [], []
+        for i in range(len(batch)):
+            ids, acting = batch.row("token_ids", i), batch.row("action_mask", i)
+            table = model(ids[None]).logits[0].float().log_softmax(-1)[:-1]
+            zero = torch.zeros(1)
+            logprobs.append(torch.cat([zero, table.gather(-1, ids[1:, None])[:, 0]]) * acting)
+            entropies.append(torch.cat([zero, -(table.exp() * table).sum(-1)]) * acting)
+        return torch.cat(logprobs), torch.cat(entropies)
+
+    with torch.no_grad():
+        logprobs, entropy = scored()
+    losses, norms = [], []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = -(scored()[0] * batch.advantages).sum() / batch.loss_mask.sum()
+        loss.backward()
+        losses.append(float(loss.detach()))
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)))
+        optimizer.step()
+    weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    return Run(logprobs, entropy, losses, norms, weights)
+
+
+def layout_spec(path, strategy: str, options: dict, **changes):
+    """A training role on `strategy` with these options; `worker`, `model` and `training` as for `make_spec`."""
+    training = {"learning_rate": LEARNING_RATE, "weight_decay": DECAY, **changes.pop("training", {})}
+    spec = make_spec(path, training=training, max_grad_norm=CLIP, **changes)
+    args = StrategyArgs(strategy_name=strategy, strategy_config=STRATEGIES[strategy](**options))
+    return dataclasses.replace(spec, worker=dataclasses.replace(spec.worker, strategy_args=args))
+
+
+def shard_of(dp_rank: int, dp_size: int) -> list[int]:
+    """Uneven on purpose: the first data-parallel rank has most rows, so the others must fill up their passes."""
+    if dp_size == 1:
+        return list(range(6))
+    return list(range(6 - dp_size + 1)) if dp_rank == 0 else [6 - dp_size + dp_rank]
+
+
+def play(info, spec) -> dict:
+    """One rank's part of the run."""
+    strategy, batch = build(spec, info), make_batch()
+    layout = strategy.layout
+    mine = batch.select(shard_of(layout.dp_rank, layout.dp_size))
+    outputs = strategy.forward(mine, ("logprobs", "entropy"))
+    history = [strategy.train_step(mine, LOSS) for _ in range(STEPS)]
+    weights = {name: tensor.detach().clone() for name, tensor in strategy.named_weights()}
+    return {
+        "layout": layout,
+        "outputs": outputs if layout.collects else None,
+        "losses": [m.result().get("loss", 0.0) for m in history] if layout.collects else None,
+        "norms": [m.result()["actor/grad_norm"] for m in history] if info.rank == 0 else None,
+        "weights": weights if info.rank == 0 else None,
+    }
+
+
+def run_layout(ranks, spec, world: int) -> Run:
+    """The ranks' answers put together."""
+    answers = ranks.run(play, world, spec)
+    kept = sorted((a for a in answers if a["layout"].collects), key=lambda a: a["layout"].dp_rank)
+    assert [a["layout"].dp_rank for a in kept] == list(range(kept[0]["layout"].dp_size))
+    return Run(
+        logprobs=torch.cat([a["outputs"].logprobs for a in kept]),
+        entropy=torch.cat([a["outputs"].entropy for a in kept]),
+        losses=[sum(parts) for parts in zip(*(a["losses"] for a in kept), strict=True)],
+        norms=answers[0]["norms"],
+        weights=answers[0]["weights"],
+    )
+
+
+def relative(mine: torch.Tensor, theirs: torch.Tensor) -> float:
+    """Largest difference over largest value."""
+    return float((mine - theirs).abs().max() / theirs.abs().max().clamp_min(1e-12))
+
+
+def differences(run: Run, expected: Run) -> dict[str, float]:
+    """Relative difference of each quantity."""
+    assert run.weights.keys() == expected.weights.keys()
+    return {
+        "logprobs": relative(run.logprobs, expected.logprobs),
+        "entropy": relative(run.entropy, expected.entropy),
+        "loss": relative(torch.tensor(run.losses), torch.tensor(expected.losses)),
+        "grad_norm": relative(torch.tensor(run.norms), torch.tensor(expected.norms)),
+        "weights": max(relative(run.weights[name], expected.weights[name]) for name in expected.weights),
+    }
+
+
+def check_layout(ranks, path, strategy: str, options: dict, world: int, *, tolerance: float = 1e-4, **changes) -> dict:
+    """Raise unless the layout gives the reference's numbers; returns how far off each was."""
+    found = differences(run_layout(ranks, layout_spec(path, strategy, options, **changes), world), reference(path))
+    wrong = {name: value for name, value in found.items() if not value <= tolerance}
+    assert not wrong, f"{strategy} {options} on {world} rank(s): relative differences {wrong}, allowed {tolerance}"
+    return found

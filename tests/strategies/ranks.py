@@ -1,0 +1,103 @@
+"""Processes that stay for the whole test session and play the ranks of one role after another."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import socket
+import sys
+import traceback
+from multiprocessing.connection import Connection
+
+from train_contract import make_info
+
+_LIMIT = 180.0
+
+
+class RankPool:
+    """`run(f, world, *args)` calls `f(info, *args)` in `world` processes at once; `f` is a module's top-level function.
+
+    A process keeps its imports from one call to the next; process groups are taken down after each.
+    """
+
+    def __init__(self) -> None:
+        self._ranks: list[tuple[multiprocessing.Process, Connection]] = []
+
+    def run(self, function, world: int, *args, limit: float = _LIMIT) -> list:
+        """Results in rank order; raises with every failed rank's traceback."""
+        while len(self._ranks) < world:
+            self._start()
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        used = self._ranks[:world]
+        for rank, (_, pipe) in enumerate(used):
+            pipe.send_bytes(pickle.dumps((function, make_info(rank, world, port), args)))
+        results, failures = [], []
+        for rank, (process, pipe) in enumerate(used):
+            answer = self._answer(process, pipe, limit if not failures else 10.0)
+            results.append(answer.get("result"))
+            if "error" in answer:
+                failures.append(f"rank {rank} of {world}: {answer['error']}")
+        if failures:
+            self.close()  # its peers may wait for ever
+            raise RuntimeError("\n".join(failures))
+        return results
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        mine, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs, list(sys.path)), daemon=True)
+        process.start()
+        theirs.close()
+        self._ranks.append((process, mine))
+
+    @staticmethod
+    def _answer(process, pipe: Connection, limit: float) -> dict:
+        try:
+            if pipe.poll(limit):
+                return pickle.loads(pipe.recv_bytes())
+        except EOFError:
+            process.join(5)
+            return {"error": f"the process ended with exit code {process.exitcode}"}
+        return {"error": f"no answer in {limit:g} s"}
+
+    def close(self) -> None:
+        """Kill all processes; the next `run` starts new ones."""
+        for process, pipe in self._ranks:
+            pipe.close()
+            process.kill()
+            process.join()
+        self._ranks.clear()
+
+
+def _serve(pipe: Connection, path: list[str]) -> None:
+    sys.path[:] = path
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+
+    torch.set_num_threads(1)
+    while True:
+        try:
+            function, info, args = pickle.loads(pipe.recv_bytes())
+        except EOFError:
+            return
+        try:
+            answer = {"result": function(info, *args)}
+        except BaseException:
+            answer = {"error": traceback.format_exc()}
+        _disconnect()
+        pipe.send_bytes(pickle.dumps(answer))
+
+
+def _disconnect() -> None:
+    """Forget every process group, those that libraries keep for themselves included."""
+    import torch.distributed as dist
+
+    if "megatron.core.parallel_state" in sys.modules:
+        sys.modules["megatron.core.parallel_state"].destroy_model_parallel()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    comm = sys.modules.get("deepspeed.comm.comm")
+    if comm is not None:
+        comm.cdb = None
