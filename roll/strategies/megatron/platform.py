@@ -1,0 +1,208 @@
+"""Megatron-core on a machine without an accelerator.
+
+Megatron names the CUDA device in a few places of an otherwise device-free code. Without an accelerator `cpu_platform`
+lets these mean the CPU, while the block runs and no longer: it is the only place that changes other packages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_MISSING = object()
+_CPU = torch.device("cpu")
+
+
+class _Stream:
+    """Stands for a CUDA stream or event: on the CPU everything has happened when the call returns."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+
+    def wait_stream(self, stream: Any) -> None:
+        """Nothing to wait for."""
+
+    def wait_event(self, event: Any) -> None:
+        """Nothing to wait for."""
+
+    def wait(self, stream: Any = None) -> None:
+        """Nothing to wait for."""
+
+    def record(self, stream: Any = None) -> None:
+        """Nothing to remember."""
+
+    def record_event(self, event: Any = None) -> _Stream:
+        """An event that has happened."""
+        return self if event is None else event
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def query(self) -> bool:
+        """Everything has happened."""
+        return True
+
+
+_THE_STREAM = _Stream()
+
+
+class _CpuDevice(TorchFunctionMode):
+    """`device="cuda"`, `Tensor.cuda()` and the names of CUDA tensor types mean the CPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.cuda or func is Tensor.record_stream:
+            return args[0]
+        if func is Tensor.type and len(args) == 1 and not kwargs:
+            # The optimizers sort parameters by these names.
+            return str(func(*args)).replace("torch.", "torch.cuda.", 1)
+        if _is_cuda(kwargs.get("device")):
+            # Pinned memory is for copies to the device.
+            kwargs = {**kwargs, "device": _CPU, **({"pin_memory": False} if "pin_memory" in kwargs else {})}
+        if func is Tensor.to and len(args) > 1 and _is_cuda(args[1]):
+            args = (args[0], _CPU, *args[2:])
+        return func(*args, **kwargs)
+
+
+def _is_cuda(device: Any) -> bool:
+    if isinstance(device, str):
+        return device.startswith("cuda")
+    return isinstance(device, torch.device) and device.type == "cuda"
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    del args, kwargs
+
+
+def _the_stream(*args: Any, **kwargs: Any) -> _Stream:
+    del args, kwargs
+    return _THE_STREAM
+
+
+def _null_context(*args: Any, **kwargs: Any) -> contextlib.AbstractContextManager[None]:
+    del args, kwargs
+    return contextlib.nullcontext()
+
+
+def _get_rng_state(*args: Any, **kwargs: Any) -> Tensor:
+    del args, kwargs
+    return torch.get_rng_state()
+
+
+def _set_rng_state(new_state: Tensor, *args: Any, **kwargs: Any) -> None:
+    del args, kwargs
+    torch.set_rng_state(new_state)
+
+
+def _with_plain_ints(exchange: Callable[..., Any]) -> Callable[..., Any]:
+    """Gloo refuses the numpy integers that the expert dispatcher splits by."""
+
+    def all_to_all_single(
+        output: Tensor, input: Tensor, output_split_sizes: Any = None, input_split_sizes: Any = None, **kwargs: Any
+    ) -> Any:
+        splits = (None if s is None else [int(n) for n in s] for s in (output_split_sizes, input_split_sizes))
+        return exchange(output, input, *splits, **kwargs)
+
+    return all_to_all_single
+
+
+def _stand_ins() -> list[tuple[Any, str, Any]]:
+    """(owner, attribute, stand-in) of everything that is replaced."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Transformer Engine and Apex are not installed")
+        from megatron.core.tensor_parallel import random
+        from megatron.core.transformer.moe import moe_utils
+
+    cuda: list[tuple[str, Any]] = [
+        ("current_device", lambda: _CPU),
+        ("Stream", _Stream),
+        ("Event", _Stream),
+        ("current_stream", _the_stream),
+        ("default_stream", _the_stream),
+        ("stream", _null_context),
+        ("synchronize", _nothing),
+        ("empty_cache", _nothing),
+        ("manual_seed", torch.default_generator.manual_seed),
+        ("get_rng_state", _get_rng_state),
+        ("set_rng_state", _set_rng_state),
+    ]
+    replaced: list[tuple[Any, str, Any]] = [(torch.cuda, name, stand_in) for name, stand_in in cuda]
+    replaced += [
+        (random, "_get_cuda_rng_state", _get_rng_state),
+        (random, "_set_cuda_rng_state", _set_rng_state),
+        (dist, "all_to_all_single", _with_plain_ints(dist.all_to_all_single)),
+    ]
+    if not hasattr(moe_utils, "te_general_gemm"):
+        # It is looked up without Transformer Engine too, but only defined with it.
+        replaced.append((moe_utils, "te_general_gemm", None))
+    return replaced
+
+
+_lock = threading.Lock()
+_users = 0
+_originals: list[tuple[Any, str, Any]] = []
+_stance = contextlib.ExitStack()
+
+
+class _Here(threading.local):
+    """Of one thread: whether a block is open."""
+
+    open = False
+
+
+_here = _Here()
+
+
+def _install() -> None:
+    global _users
+    with _lock:
+        if _users == 0:
+            for owner, name, stand_in in _stand_ins():
+                _originals.append((owner, name, owner.__dict__.get(name, _MISSING)))
+                setattr(owner, name, stand_in)
+            # Megatron decorates small functions with torch.compile; the C++ compiler takes 15 s for the first one.
+            _stance.enter_context(torch.compiler.set_stance("force_eager"))
+        _users += 1
+
+
+def _remove() -> None:
+    global _users
+    with _lock:
+        _users -= 1
+        if _users:
+            return
+        _stance.close()
+        while _originals:
+            owner, name, original = _originals.pop()
+            if original is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
+
+
+@contextlib.contextmanager
+def cpu_platform() -> Iterator[None]:
+    """While it is open, Megatron runs on the CPU; nothing changes where there is an accelerator.
+
+    May be nested and opened from several threads. When the last block ends, by an exception too, all attributes are
+    the ones from before.
+    """
+    if torch.cuda.is_available() or _here.open:
+        yield
+        return
+    _install()
+    _here.open = True
+    try:
+        with _CpuDevice():
+            yield
+    finally:
+        _here.open = False
+        _remove()
