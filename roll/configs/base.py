@@ -45,20 +45,30 @@ class ModelArgs:
     them. For `fsdp2_*` and `deepspeed_*`; megatron has `context_parallel_size`. Divides the attention heads."""
 
     lora_rank: int = number(0, ge=0)
-    """Rank of low-rank adapters (LoRA, arXiv:2106.09685), which then are all that is trained. 0: train the weights
-    themselves."""
+    """Rank of low-rank adapters (LoRA, arXiv:2106.09685), which then are all that is trained (with a critic's value
+    head); the base weights are frozen and kept in `dtype`. Engines get the merged weights. For `fsdp2_train` and
+    `deepspeed_train`; needs peft. 0: train the weights themselves, unless `adapter_name_or_path` brings adapters."""
 
-    lora_alpha: float = number(16.0, gt=0)
-    """The adapters' product is scaled with `lora_alpha / lora_rank`."""
+    lora_alpha: float | None = number(None, gt=0)
+    """The adapters' product is scaled with `lora_alpha / lora_rank`. null: 16, or what `adapter_name_or_path` says."""
 
-    lora_target: tuple[str, ...] = one_or_many(("all-linear",))
-    """Names of the layers that get adapters, e.g. `[q_proj, v_proj]`; `all-linear`: every linear layer but the head."""
+    lora_target: tuple[str, ...] = one_or_many()
+    """Names of the linear layers that get adapters, e.g. `[q_proj, v_proj]`; `all-linear`: every linear layer but the
+    head, which leaves fused experts (one 3-D parameter) alone. Empty: `all-linear`, or what `adapter_name_or_path`
+    says."""
 
     lora_dropout: float = number(0.0, ge=0, lt=1)
-    """Dropout before the adapters while training. It makes old and new log-probs differ by chance; 0 is safe."""
+    """Dropout before the adapters in the update, never in other passes. It makes old and new log-probs differ by
+    chance; 0 is safe."""
 
     adapter_name_or_path: str | None = None
-    """Folder of adapters in peft's format to start from; their own rank, alpha and targets count. null: new ones."""
+    """Folder of adapters in peft's format to start from; their own rank, alpha and targets count, and keys that say
+    something else are refused. null: new ones, which change nothing until they are trained."""
+
+    @property
+    def uses_lora(self) -> bool:
+        """Whether adapters are trained instead of the weights."""
+        return self.lora_rank > 0 or self.adapter_name_or_path is not None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from typing import Any
 from roll.configs.base import DataArgs
 from roll.configs.errors import ConfigError, Violation, did_you_mean
 from roll.configs.rlvr import RLVRConfig
+from roll.configs.rules_lora import PEFT_MISSING
 from roll.configs.rules_policy import IMPORT_PATH
 from roll.utils.models import SMOLLM2_FOLDER
 
@@ -150,6 +151,21 @@ def _max_positions(file: Path) -> Any:
     return tree.get("max_position_embeddings") or tree.get("text_config", {}).get("max_position_embeddings")
 
 
+def adapter_checks(config: RLVRConfig) -> Iterator[Violation]:
+    """peft is there for roles with LoRA, and so are the adapters that they start from."""
+    for role, worker in config.roles.items():
+        args = worker.model_args
+        if not args.uses_lora:
+            continue
+        name = args.adapter_name_or_path
+        key = f"{role}.model_args.{'lora_rank' if name is None else 'adapter_name_or_path'}"
+        if importlib.util.find_spec("peft") is None:
+            yield Violation(key, "peft, which is not installed", PEFT_MISSING, name or args.lora_rank)
+        if name is not None and not (Path(name).expanduser() / "adapter_config.json").is_file():
+            expected = f"a folder with an adapter_config.json, as peft writes it{_nearby(Path(name))}"
+            yield Violation(key, expected, "check the path", name)
+
+
 def folder_checks(config: RLVRConfig) -> Iterator[Violation]:
     """Folders can be written; the checkpoint to resume from is there."""
     folders: Mapping[str, Path | None] = {
@@ -256,7 +272,7 @@ def device_checks(config: RLVRConfig) -> Iterator[Violation]:
         yield Violation("num_gpus_per_node", expected, "fewer slots, or more nodes", config.num_gpus_per_node)
 
 
-CHECKS = (data_checks, model_checks, folder_checks, function_checks, device_checks)
+CHECKS = (data_checks, model_checks, adapter_checks, folder_checks, function_checks, device_checks)
 """All of them, in the order of their messages."""
 
 

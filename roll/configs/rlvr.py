@@ -45,7 +45,8 @@ class RLVRConfig(PolicyOptimisation, PipelineConfig):
     """Its copy that generates."""
 
     reference: ReferenceConfig | None = None
-    """The frozen policy of the KL terms; started only if one of them is on."""
+    """The frozen policy of the KL terms; started only if one of them is on. null: with LoRA, `actor_train` with its
+    adapters off."""
 
     critic: TrainConfig | None = None
     """The value model of `adv_estimator: gae`; started only for it."""
@@ -59,6 +60,11 @@ class RLVRConfig(PolicyOptimisation, PipelineConfig):
         if self.critic is not None and self.uses_critic:
             roles["critic"] = self.critic
         return roles
+
+    @property
+    def reference_is_actor(self) -> bool:
+        """Whether reference log-probs are those of `actor_train` without its adapters: no model is started for them."""
+        return self.uses_reference and self.reference is None and self.actor_train.model_args.uses_lora
 
     def model_path(self, role: str) -> str:
         """Model of a role: its own, else `reward_pretrain` (critic), else `pretrain`, else the actor's."""

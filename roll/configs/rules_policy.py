@@ -100,7 +100,7 @@ def kl_rules(config: RLVRConfig) -> Iterator[Violation]:
             "use_kl_loss=false, or add_token_level_kl=false, or say allow_both_kl=true",
             True,
         )
-    if config.uses_reference and config.reference is None:
+    if config.uses_reference and config.reference is None and not config.reference_is_actor:
         key = "use_kl_loss" if config.use_kl_loss else "add_token_level_kl"
         yield Violation(
             "reference", f"a reference, because {key} is on", f"add a reference section, or {key}=false", None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from roll.configs import rules_data, rules_policy, rules_roles, rules_run
+from roll.configs import rules_data, rules_lora, rules_policy, rules_roles, rules_run
 from roll.configs.batch import plan_batches
 from roll.configs.errors import Violation
 
@@ -31,6 +31,7 @@ RULES: tuple[Rule, ...] = (
     rules_run.schedule_rules,
     rules_run.name_rules,
     rules_roles.role_rules,
+    rules_lora.lora_rules,
     rules_roles.placement_rules,
     _batch_rules,
 )
@@ -59,6 +60,11 @@ def warnings_of(config: RLVRConfig) -> list[str]:
     idle_kl_loss = config.use_kl_loss and config.kl_loss_coef == 0
     if idle_kl_loss or (config.add_token_level_kl and config.init_kl_coef == 0):
         found.append("a KL term has coefficient 0: it does nothing, and no reference is started for it")
+    if config.reference_is_actor and config.actor_train.model_args.adapter_name_or_path is not None:
+        found.append(
+            "the reference is the base model without the adapters that training starts from; to stay near those, merge "
+            "them into a folder and name it in a reference section"
+        )
     for role in ("actor_train", "critic"):
         worker = config.roles.get(role)
         if worker is not None and worker.model_args.dtype == "fp16":

@@ -1,0 +1,92 @@
+"""LoRA keys: where they may stand, what they need, and who is the reference then."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import pytest
+
+from roll.configs.environment import check_environment
+from roll.configs.errors import ConfigError
+from roll.configs.loader import load_config
+
+ACTOR = "actor_train.model_args"
+RANK = f"{ACTOR}.lora_rank=4"
+MEGATRON = "actor_train.strategy_args={strategy_name: megatron_train}"
+KL = "use_kl_loss=true"
+
+REFUSED = [
+    # id, overrides, path of the one violation, fragments of its text
+    ("the engine", [RANK, "actor_infer.model_args.lora_rank=4"], "actor_infer.model_args.lora_rank",
+     ["merged weights", "remove it"]),
+    ("the reference", [KL, "reference.model_args.lora_target=q_proj"], "reference.model_args.lora_target",
+     ["doesn't train", "adapters off is the reference"]),
+    ("alpha without adapters", [f"{ACTOR}.lora_alpha=8"], f"{ACTOR}.lora_alpha", ["lora_rank is 0", "lora_rank=16"]),
+    ("targets without adapters", [f"{ACTOR}.lora_target=q_proj"], f"{ACTOR}.lora_target", ["lora_rank is 0"]),
+    ("dropout without adapters", [f"{ACTOR}.lora_dropout=0.1"], f"{ACTOR}.lora_dropout", ["lora_rank is 0"]),
+    ("frozen prefixes", [RANK, f"{ACTOR}.freeze_module_prefix=model.embed"], f"{ACTOR}.freeze_module_prefix",
+     ["freeze the whole base model", "lora_target"]),
+    ("all layers and some", [RANK, f"{ACTOR}.lora_target=[all-linear, q_proj]"], f"{ACTOR}.lora_target", ["alone"]),
+    ("a negative rank", [f"{ACTOR}.lora_rank=-1"], f"{ACTOR}.lora_rank", [">= 0"]),
+    ("dropout of everything", [RANK, f"{ACTOR}.lora_dropout=1.0"], f"{ACTOR}.lora_dropout", ["< 1"]),
+    ("a KL with neither", [KL], "reference", ["use_kl_loss is on"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "overrides", "path", "fragments"), REFUSED, ids=[case[0] for case in REFUSED])
+def test_a_lora_key_that_cannot_act_is_refused(job, name, overrides, path, fragments):
+    with pytest.raises(ConfigError) as caught:
+        load_config(job, "job", overrides)
+    assert [violation.path for violation in caught.value.violations] == [path]
+    for fragment in fragments:
+        assert fragment in str(caught.value)
+
+
+def test_megatron_refuses_adapters_and_says_what_takes_them(job):
+    with pytest.raises(ConfigError) as caught:
+        load_config(job, "job", [RANK, MEGATRON])
+    messages = {violation.path: str(violation) for violation in caught.value.violations}
+    assert "no adapters with megatron_train" in messages[f"{ACTOR}.lora_rank"]
+    assert "fsdp2_train or deepspeed_train" in messages[f"{ACTOR}.lora_rank"]
+
+
+def test_with_adapters_a_kl_needs_no_reference_role(job):
+    config = load_config(job, "job", [RANK, KL])
+    assert config.reference_is_actor
+    assert "reference" not in config.roles
+
+
+def test_a_reference_section_stays_in_charge(job):
+    config = load_config(job, "job", [RANK, KL, "reference={}"])
+    assert not config.reference_is_actor
+    assert "reference" in config.roles
+
+
+def test_without_a_kl_nobody_is_the_reference(job):
+    assert not load_config(job, "job", [RANK]).reference_is_actor
+
+
+def test_adapters_to_start_from_are_not_part_of_the_reference_and_a_warning_says_so(job):
+    (job / "adapter").mkdir()
+    (job / "adapter" / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
+    path = f"{ACTOR}.adapter_name_or_path=adapter"
+    expected = "without the adapters that training starts from"
+    assert any(expected in warning for warning in load_config(job, "job", [path, KL]).warnings())
+    assert not any(expected in warning for warning in load_config(job, "job", [path]).warnings())
+    check_environment(load_config(job, "job", [path]))
+
+
+def test_a_folder_without_adapters_is_refused_before_a_model_is_loaded(job):
+    with pytest.raises(ConfigError, match=r"adapter_config\.json, as peft writes it"):
+        check_environment(load_config(job, "job", [f"{ACTOR}.adapter_name_or_path=model"]))
+
+
+def test_without_peft_the_error_says_how_to_install_it(job, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "peft" else found(name, *a))
+    with pytest.raises(ConfigError) as caught:
+        check_environment(load_config(job, "job", [RANK]))
+    assert "peft, which is not installed" in str(caught.value)
+    assert "pip install -e '.[lora]'" in str(caught.value)
+    check_environment(load_config(job, "job", []))
