@@ -27,6 +27,17 @@ def release_port(port: int) -> None:
         server.close()
 
 
+def single_rank_group(backend: str) -> None:
+    """A process group of this process alone, for libraries that insist on one; takes no port.
+
+    Roles that share a process share it: one that is there already is kept.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
 def init_process_group(info: WorkerInfo, backend: str, *, timeout: float = 600.0) -> None:
     """Join the process group of the role; does nothing for a single rank.
 
