@@ -101,3 +101,4 @@ def _disconnect() -> None:
     comm = sys.modules.get("deepspeed.comm.comm")
     if comm is not None:
         comm.cdb = None
+        sys.modules["deepspeed.utils.groups"]._WORLD_GROUP = None
