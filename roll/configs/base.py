@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -275,9 +276,15 @@ class WorkerConfig:
         return self.ranks // self.model_parallel_size
 
     @property
+    def parallel_sizes(self) -> dict[str, int]:
+        """Ways in which ranks work on the same rows together, with the ranks of each: the backend's, and Ulysses."""
+        sizes = dict(self.strategy_args.strategy_config.parallel_sizes)
+        return {**sizes, "ulysses": self.model_args.ulysses_size} if self.model_args.ulysses_size > 1 else sizes
+
+    @property
     def model_parallel_size(self) -> int:
         """Ranks that work on the same rows together."""
-        return self.strategy_args.strategy_config.model_parallel_size * self.model_args.ulysses_size
+        return math.prod(self.parallel_sizes.values())
 
     @property
     def slots(self) -> tuple[int, ...]:

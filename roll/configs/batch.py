@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from roll.configs.errors import Violation
 
 if TYPE_CHECKING:
+    from roll.configs.base import WorkerConfig
     from roll.configs.rlvr import RLVRConfig
 
 
@@ -21,6 +22,9 @@ class TrainBatch:
     per_device: int
     accumulation: int
     data_parallel: int
+    """Ranks that work on different rows."""
+    division: str = ""
+    """How they follow from the role's ranks; empty where each rank has rows of its own."""
     rows: int
     """Responses per step."""
     epochs: int
@@ -100,6 +104,7 @@ class BatchPlan:
         for batch in self.trains:
             passes = "pass" if batch.epochs == 1 else "passes"
             lines.append(f"  {batch.role}: mini-batch {self._product(batch)} responses")
+            lines.extend([f"    {batch.division}"] if batch.division else [])
             lines.append(
                 f"    {self.rows} / {batch.mini_batch} = {batch.mini_batches} mini-batches, "
                 f"x {batch.epochs} {passes} = {batch.optimizer_steps} optimizer steps per step"
@@ -109,7 +114,7 @@ class BatchPlan:
     @staticmethod
     def _product(batch: TrainBatch) -> str:
         cut = f"{batch.per_device} per device x {batch.accumulation} accumulation"
-        return f"{cut} x {batch.data_parallel} rank(s) = {batch.mini_batch}"
+        return f"{cut} x {batch.data_parallel} data-parallel rank(s) = {batch.mini_batch}"
 
 
 def plan_batches(config: RLVRConfig) -> BatchPlan:
@@ -124,6 +129,7 @@ def plan_batches(config: RLVRConfig) -> BatchPlan:
             per_device=worker.training_args.per_device_train_batch_size,
             accumulation=worker.training_args.gradient_accumulation_steps,
             data_parallel=worker.data_parallel,
+            division=_division(worker),
             rows=rows,
             epochs=config.ppo_epochs,
         )
@@ -132,6 +138,13 @@ def plan_batches(config: RLVRConfig) -> BatchPlan:
     return BatchPlan(
         prompts=config.rollout_batch_size, group_size=config.num_return_sequences_in_group, trains=batches
     )
+
+
+def _division(worker: WorkerConfig) -> str:
+    if worker.model_parallel_size == 1:
+        return ""
+    sizes = " x ".join(f"{name} {size}" for name, size in worker.parallel_sizes.items())
+    return f"{worker.ranks} ranks / ({sizes}) = {worker.data_parallel} data-parallel"
 
 
 def _divisors(number: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -86,6 +87,10 @@ class MegatronConfig(StrategyConfig):
     """Any other field of Megatron's `TransformerConfig`; an unknown one, or one that another key sets, is refused."""
 
     @property
-    def model_parallel_size(self) -> int:
-        """Ranks that hold one copy of the model together."""
-        return self.tensor_model_parallel_size * self.pipeline_model_parallel_size * self.context_parallel_size
+    def parallel_sizes(self) -> Mapping[str, int]:
+        """Tensor, pipeline and context parallelism: together they hold one copy of the model."""
+        return {
+            "tp": self.tensor_model_parallel_size,
+            "pp": self.pipeline_model_parallel_size,
+            "cp": self.context_parallel_size,
+        }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -10,6 +12,11 @@ class StrategyConfig:
     """Options of one backend."""
 
     @property
+    def parallel_sizes(self) -> Mapping[str, int]:
+        """Ways in which ranks share one copy of the model or a sequence, each with its number of ranks."""
+        return {}
+
+    @property
     def model_parallel_size(self) -> int:
         """Ranks that work on the same rows together."""
-        return 1
+        return math.prod(self.parallel_sizes.values())

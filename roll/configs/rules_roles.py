@@ -12,10 +12,13 @@ from roll.configs.strategy import Fsdp2Config
 if TYPE_CHECKING:
     from roll.configs.rlvr import RLVRConfig
 
+_TRAIN = ("fsdp2_train", "deepspeed_train", "megatron_train")
+_INFER = ("fsdp2_infer", "deepspeed_infer", "megatron_infer")
 ROLE_STRATEGIES = {
-    "actor_train": ("fsdp2_train",),
-    "critic": ("fsdp2_train",),
-    "reference": ("fsdp2_infer",),
+    "actor_train": _TRAIN,
+    "critic": _TRAIN,
+    "reference": _INFER,
+    "reward_model": ("fsdp2_infer", "deepspeed_infer"),
     "actor_infer": ("hf_infer",),
 }
 """Backends that can do a role's work."""
@@ -29,17 +32,20 @@ def role_rules(config: RLVRConfig) -> Iterator[Violation]:
             continue
         name = worker.strategy_args.strategy_name
         if name not in allowed:
+            path = f"{role}.strategy_args.strategy_name"
             expected = f"{' or '.join(allowed)}, which can do the work of {role}"
-            yield Violation(f"{role}.strategy_args.strategy_name", expected, "", name)
+            twin = [other for other in allowed if other.split("_")[0] == name.split("_")[0]]
+            yield Violation(path, expected, f"{path}={(twin or allowed)[0]}", name)
         yield from _model_rules(config, role, worker)
         yield from _size_rules(config, role, worker)
 
 
 def _model_rules(config: RLVRConfig, role: str, worker: WorkerConfig) -> Iterator[Violation]:
     args, path = worker.model_args, f"{role}.model_args"
-    if args.model_name_or_path is None and not _default_model(config, role):
-        expected = "a model: neither this nor pretrain names one"
-        yield Violation(f"{path}.model_name_or_path", expected, "pretrain=<folder or hub id>", None)
+    if args.model_name_or_path is None and not config.default_model(role):
+        key = "reward_pretrain" if role == "reward_model" else "pretrain"
+        expected = f"a model: neither this nor {key} names one"
+        yield Violation(f"{path}.model_name_or_path", expected, f"{key}=<folder or hub id>", None)
     options = worker.strategy_args.strategy_config
     param_dtype = options.param_dtype if isinstance(options, Fsdp2Config) else None
     if isinstance(worker, TrainConfig) and "fp16" in (args.dtype, param_dtype):
@@ -54,11 +60,6 @@ def _model_rules(config: RLVRConfig, role: str, worker: WorkerConfig) -> Iterato
         yield Violation(
             f"{path}.freeze_module_prefix", expected, "remove it", list(args.freeze_module_prefix)
         )
-
-
-def _default_model(config: RLVRConfig, role: str) -> str | None:
-    critic_default = config.reward_pretrain if role == "critic" else None
-    return critic_default or config.pretrain or config.actor_train.model_args.model_name_or_path
 
 
 def _size_rules(config: RLVRConfig, role: str, worker: WorkerConfig) -> Iterator[Violation]:

@@ -49,6 +49,11 @@ class Cluster(ABC):
         """Number of ranks."""
         return self.placement.world_size
 
+    @property
+    def dp_size(self) -> int:
+        """Data-parallel ranks: the parts that a split call cuts its batch into. Asks the workers the first time."""
+        return self._known_layouts(None)[0].dp_size
+
     def call(self, method: Method, *args: Any, timeout: float | None = None) -> Any:
         """Call a `@dispatch` method of the worker class, e.g. `cluster.call(ActorTrain.train_step, batch)`.
 
@@ -95,16 +100,20 @@ class Cluster(ABC):
             raise TypeError(
                 f"{self.role}.{name} splits its first argument over ranks: expected a Ragged, got {got}"
             )
-        if self._layouts is None:
-            layouts = self._run("layout", dict.fromkeys(range(self.world_size), ()), timeout)
-            check_layouts(self.role, layouts)
-            self._layouts = layouts
+        layouts = self._known_layouts(timeout)
         batch, rest = args[0], args[1:]
-        pieces = split_batch(batch, self._layouts, balance=self._balance)
+        pieces = split_batch(batch, layouts, balance=self._balance)
         # Ranks that share a piece share the tuple, so that an executor can ship it once.
         shipped = {id(piece): (piece, *rest) for piece in pieces}
         results = self._run(name, {rank: shipped[id(piece)] for rank, piece in enumerate(pieces)}, timeout)
-        return merge_results(results, self._layouts, batch)
+        return merge_results(results, layouts, batch)
+
+    def _known_layouts(self, timeout: float | None) -> list[RankLayout]:
+        if self._layouts is None:
+            layouts: list[RankLayout] = self._run("layout", dict.fromkeys(range(self.world_size), ()), timeout)
+            check_layouts(self.role, layouts)
+            self._layouts = layouts
+        return self._layouts
 
     def _name_of(self, method: Method) -> str:
         name = method.__name__

@@ -181,7 +181,7 @@ class Pipeline(ABC):
     def forward(cluster: Cluster, batch: TokenBatch, output: OutputName) -> TokenOutputs:
         """One forward pass over all rows; fillers of a small batch are dropped again."""
         outputs: TokenOutputs = cluster.call(
-            ForwardWorker.forward, with_fillers(batch, cluster.world_size), (output,)
+            ForwardWorker.forward, with_fillers(batch, cluster.dp_size), (output,)
         )
         return outputs.select(range(len(batch)))
 

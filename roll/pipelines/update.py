@@ -74,8 +74,7 @@ def train(cluster: Cluster, config: RLVRConfig, batch: TokenBatch, step: int) ->
     rows = plan_batches(config).of(cluster.role).mini_batch
     for epoch in range(config.ppo_epochs):
         source = batch if epoch == 0 else batch.with_columns(sampling_logprobs=None)
-        for piece in mini_batches(
-            source, rows, cluster.world_size, config.seed, "mini_batches", cluster.role, step, epoch
-        ):
+        key = (config.seed, "mini_batches", cluster.role, step, epoch)
+        for piece in mini_batches(source, rows, cluster.dp_size, *key):
             metrics.merge(cluster.call(TrainWorker.train_step, piece))
     return metrics

@@ -299,6 +299,7 @@ def test_a_role_without_slots_runs_too(ray_executor: Executor) -> None:
 
 def test_peers_of_one_shard_get_the_same_rows_and_the_collecting_one_answers(ray_executor: Executor) -> None:
     peers = ray_executor.create_cluster(PEERS, Pair)
+    assert (peers.world_size, peers.dp_size) == (2, 1)
     assert peers.call(Pair.count, batch_of(2, 1)).result() == {"rows": 2, "tokens_max": 3, "tokens_min": 3}
     with pytest.raises(WorkerFailed, match=r"peers rank 0 .*waited 1 s for its peers"):
         peers.call(Pair.meet_nobody)

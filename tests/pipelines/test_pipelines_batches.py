@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from rows import R, make_config, make_group, make_rollouts
 
 from roll.configs.base import ActorInferConfig, ActorTrainConfig, ModelArgs, TrainingArgs
 from roll.configs.policy import TrainInferCorrection
 from roll.configs.rewards import FilterArgs, QueryFilterConfig, ValidationConfig
+from roll.distributed.cluster import Cluster
+from roll.distributed.layout import RankLayout
+from roll.distributed.placement import RolePlacement
 from roll.pipelines.assemble import assemble, with_fillers
+from roll.pipelines.base import Pipeline
 from roll.pipelines.rlvr import query_filter
-from roll.pipelines.update import mini_batches, old_logprobs_source
+from roll.pipelines.update import mini_batches, old_logprobs_source, train
 from roll.pipelines.validation import pass_at_k, validation_metrics
 from roll.strategies.micro import denominators
+from roll.types.batch import TokenOutputs
+from roll.types.metrics import Metrics
+from roll.workers.train import TrainWorker
 
 # Scores 1, 0, 0, 3 in two groups of two, one token each.
 FOUR = ([R(1.0), R(0.0)], [R(0.0), R(3.0)])
@@ -68,6 +76,42 @@ def test_mini_batches_have_every_row_once_and_sampler_logprobs_in_the_first_only
     assert len(orders) > 1
     whole = list(mini_batches(batch, 7, 1, "key", 1))
     assert [piece.row_ids for piece in whole] == [batch.row_ids]
+
+
+class TwoRanks(Cluster):
+    """Two ranks that hold `dp_size` copies of a model, without processes; keeps how many rows each call brought."""
+
+    def __init__(self, dp_size: int) -> None:
+        super().__init__(RolePlacement("actor_train", ((0,), (1,))), TrainWorker, rpc_timeout=1, balance=False)
+        shards = [(0, True), (1, True)] if dp_size == 2 else [(0, True), (0, False)]
+        self.places = [RankLayout(shard, dp_size, collects) for shard, collects in shards]
+        self.rows: list[list[int]] = []
+
+    def _run(self, name, args, timeout):
+        if name == "layout":
+            return self.places
+        pieces = [batch for batch, *_ in args.values()]
+        self.rows.append([len(piece) for piece in pieces])
+        if name == "train_step":
+            return [Metrics() for _ in pieces]
+        zeros = [torch.zeros(len(piece.token_ids)) for piece in pieces]
+        return [TokenOutputs(row_ids=p.row_ids, offsets=p.offsets, logprobs=z) for p, z in zip(pieces, zeros, strict=True)]
+
+    async def _run_async(self, name, rank, args, timeout):
+        raise AssertionError(name)
+
+    def shutdown(self):
+        raise AssertionError
+
+
+@pytest.mark.parametrize("dp_size", [1, 2])
+def test_a_small_batch_is_filled_up_to_the_data_parallel_ranks_and_no_further(dp_size):
+    # One row: peers that share a model both work on it, ranks with rows of their own need a filler. One row each.
+    batch = make_rollouts([R(1.0)]).batch
+    cluster = TwoRanks(dp_size)
+    assert Pipeline.forward(cluster, batch, "logprobs").row_ids == batch.row_ids
+    train(cluster, make_config(), batch, 1)
+    assert cluster.rows == [[1, 1], [1, 1]]
 
 
 SAMPLED = {"uses": "sampler", "why": "hf_infer in fp32"}
