@@ -75,8 +75,8 @@ def load_backbone(args: ModelArgs, dtype: torch.dtype) -> PreTrainedModel:
 _ATTENTION = {"eager": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}
 
 
-def _model_kwargs(args: ModelArgs) -> dict[str, Any]:
-    """The model's own configuration with the user's changes, and the attention kernel."""
+def load_config(args: ModelArgs) -> Any:
+    """The model's own configuration with the user's changes."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(**_source(args))
@@ -86,10 +86,15 @@ def _model_kwargs(args: ModelArgs) -> dict[str, Any]:
             hint = f"; did you mean {known[0]!r}?" if known else ""
             raise ValueError(f"model_config_kwargs.{name}: {args.model_name_or_path} has no such option{hint}")
         setattr(config, name, value)
+    return config
+
+
+def _model_kwargs(args: ModelArgs) -> dict[str, Any]:
+    """The configuration and the attention kernel."""
     attention = {}
     if args.attn_implementation != "auto":
         attention["attn_implementation"] = _ATTENTION[args.attn_implementation]
-    return {"config": config, **attention}
+    return {"config": load_config(args), **attention}
 
 
 def eos_token_ids(model: nn.Module, tokenizer: Any) -> frozenset[int]:
