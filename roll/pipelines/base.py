@@ -161,9 +161,10 @@ class Pipeline(ABC):
     def score(self, rollouts: Rollouts) -> Rollouts:
         """Add what the models say about the sampled tokens, joined by row id."""
         batch = rollouts.batch
-        if self.clusters.reference is not None:
+        if self.clusters.reference is not None or self.config.reference_is_actor:
             with self.timers.span("reference", waits=True):
-                outputs = self.forward(self.clusters.reference, batch, "logprobs")
+                cluster = self.clusters.reference or self.clusters.actor_train
+                outputs = self.forward(cluster, batch, "logprobs", adapters=not self.config.reference_is_actor)
             batch = batch.join(outputs, ref_logprobs="logprobs")
         if self.old_logprobs.source == "forward":
             with self.timers.span("old_logprobs", waits=True):
@@ -178,10 +179,10 @@ class Pipeline(ABC):
         return replace(rollouts, batch=batch)
 
     @staticmethod
-    def forward(cluster: Cluster, batch: TokenBatch, output: OutputName) -> TokenOutputs:
+    def forward(cluster: Cluster, batch: TokenBatch, output: OutputName, *, adapters: bool = True) -> TokenOutputs:
         """One forward pass over all rows; fillers of a small batch are dropped again."""
         outputs: TokenOutputs = cluster.call(
-            ForwardWorker.forward, with_fillers(batch, cluster.dp_size), (output,)
+            ForwardWorker.forward, with_fillers(batch, cluster.dp_size), (output,), adapters
         )
         return outputs.select(range(len(batch)))
 

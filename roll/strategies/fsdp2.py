@@ -91,8 +91,9 @@ class Fsdp2Strategy(HfTrainStrategy):
             self._anchor = {name: parameter.detach().clone() for name, parameter in trained}
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        # Several ranks have FSDP's own mixed precision.
-        if self._computed == self._stored or self._info.world_size > 1:
+        # Several ranks have FSDP's own mixed precision. Adapters are float32 whatever the weights are kept in.
+        kept = self._stored if self._adapters is None else torch.float32
+        if self._computed == kept or self._info.world_size > 1:
             return contextlib.nullcontext()
         return torch.autocast(self._device.type, dtype=self._computed)
 
@@ -133,13 +134,17 @@ class Fsdp2Strategy(HfTrainStrategy):
         return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
 
     def _state(self) -> dict[str, Any]:
-        """Weights, and with an optimizer its state; the same keys whatever the sharding."""
+        """Weights (with LoRA only those that train), and with an optimizer its state; the same keys on any layout."""
         from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict
 
         if self._optimizer is None:
-            return {"model": get_model_state_dict(self._module)}
-        model, optimizer = get_state_dict(self._module, self._optimizer)
-        return {"model": model, "optimizer": optimizer}
+            state: dict[str, Any] = {"model": get_model_state_dict(self._module)}
+        else:
+            model, optimizer = get_state_dict(self._module, self._optimizer)
+            state = {"model": model, "optimizer": optimizer}
+        if self._adapters is not None:
+            state["model"] = {name: tensor for name, tensor in state["model"].items() if self._adapters.keeps(name)}
+        return state
 
     def save(self, path: Path) -> None:
         """Weights and optimizer in torch's distributed checkpoint format, the schedule's position beside them."""
@@ -150,20 +155,29 @@ class Fsdp2Strategy(HfTrainStrategy):
             dcp.save(self._state(), checkpoint_id=path / "state", no_dist=self._info.world_size == 1)
         if self._info.rank == 0:
             (path / "schedule.json").write_text(json.dumps({"optimizer_steps": self._steps}))
+            if self._adapters is not None:
+                self._adapters.write_identity(path)
 
     def load(self, path: Path) -> None:
         """Read what `save` wrote; the world size may differ. Without an optimizer only the weights are read."""
         import torch.distributed.checkpoint as dcp
-        from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_state_dict
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_state_dict
 
+        if self._adapters is not None:
+            self._adapters.check_identity(path)
+        options = StateDictOptions(strict=self._adapters is None)
         state = self._state()
         with _checkpoint_errors(f"{path} doesn't fit the model of {self._spec.role}"):
             dcp.load(state, checkpoint_id=path / "state", no_dist=self._info.world_size == 1)
         if self._optimizer is None:
-            set_model_state_dict(self._module, state["model"])
+            set_model_state_dict(self._module, state["model"], options=options)
             return
         set_state_dict(
-            self._module, self._optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+            self._module,
+            self._optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            options=options,
         )
         self._steps = json.loads((path / "schedule.json").read_text())["optimizer_steps"]
 

@@ -59,9 +59,9 @@ class ForwardWorker(Worker):
         return self.strategy.layout
 
     @dispatch(Dispatch.SPLIT_BY_DP)
-    def forward(self, batch: TokenBatch, outputs: Sequence[OutputName]) -> TokenOutputs:
-        """Log-probs, entropy or values under the current weights."""
-        return self.strategy.forward(batch, outputs)
+    def forward(self, batch: TokenBatch, outputs: Sequence[OutputName], adapters: bool = True) -> TokenOutputs:
+        """Log-probs, entropy or values under the current weights, or under those of the base model."""
+        return self.strategy.forward(batch, outputs, adapters=adapters)
 
 
 class TrainWorker(ForwardWorker):

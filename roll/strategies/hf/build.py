@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from roll.strategies.base import TrainSpec
+from roll.strategies.hf.lora import add_adapters
 from roll.strategies.hf.model import PolicyScorer, ValueScorer, load_backbone, load_causal_lm
 
 
@@ -30,6 +31,8 @@ def build_module(
         # transformers recomputes only in train mode; dropout would make the ratio of old and new log-probs noise.
         _disable_dropout(model)
         model.train()
+    if args.uses_lora:
+        add_adapters(model, spec)  # after the model's own dropout is gone
     scorer.to(device)
     if isinstance(scorer, PolicyScorer):
         with torch.autocast(device.type, computed, enabled=computed != stored):

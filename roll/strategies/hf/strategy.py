@@ -18,6 +18,7 @@ from roll.distributed.worker import WorkerInfo
 from roll.strategies.base import LossFn, NamedWeights, OutputName, TrainSpec
 from roll.strategies.common import CommonStrategy, no_outputs
 from roll.strategies.hf.build import build_module, hf_module
+from roll.strategies.hf.lora import Adapters
 from roll.strategies.hf.model import (
     PolicyScorer,
     ScoredTokens,
@@ -39,6 +40,8 @@ class HfTrainStrategy(CommonStrategy):
         self._connect()
         self._tokenizer = load_tokenizer(spec.worker.model_args)
         self._scorer: PolicyScorer | ValueScorer = build_module(spec, self._stored, self._computed, self._device)
+        args = spec.worker.model_args
+        self._adapters = Adapters(hf_module(self._scorer), args) if args.uses_lora else None
         self._module: nn.Module = self._wrap(self._scorer)
         """What is called: the scorer itself or the backend's wrapper of it."""
 
@@ -54,8 +57,9 @@ class HfTrainStrategy(CommonStrategy):
 
     @property
     def _stored(self) -> torch.dtype:
-        """Type of the weights as they are loaded: trained ones are kept in float32."""
-        return torch.float32 if self._spec.trains else self._computed
+        """Type of the weights as they are loaded: trained ones are kept in float32, which adapters are anyway."""
+        trained = self._spec.trains and not self._spec.worker.model_args.uses_lora
+        return torch.float32 if trained else self._computed
 
     @abstractmethod
     def _wrap(self, scorer: PolicyScorer | ValueScorer) -> nn.Module:
@@ -87,13 +91,14 @@ class HfTrainStrategy(CommonStrategy):
     @torch.no_grad()
     def forward(self, batch: TokenBatch, outputs: Sequence[OutputName], *, adapters: bool = True) -> TokenOutputs:
         """See the base class. Tokens the policy didn't choose hold 0."""
-        assert adapters, "adapters come with LoRA"
+        assert adapters or self._adapters is not None, f"{self._spec.role} has no adapters to leave out"
         scored = []
-        for rows in self._plan(batch, training=False):
-            micro = batch.select(rows) if rows else filler(batch)
-            result = self._score(micro, outputs)
-            if rows:
-                scored.append(result.to("cpu"))
+        with contextlib.nullcontext() if adapters or self._adapters is None else self._adapters.off():
+            for rows in self._plan(batch, training=False):
+                micro = batch.select(rows) if rows else filler(batch)
+                result = self._score(micro, outputs)
+                if rows:
+                    scored.append(result.to("cpu"))
         return TokenOutputs.concat(scored).reorder(batch.row_ids) if scored else no_outputs(outputs)
 
     def train_step(self, batch: TokenBatch, loss_fn: LossFn) -> Metrics:
@@ -105,13 +110,21 @@ class HfTrainStrategy(CommonStrategy):
         metrics = Metrics()
         self._zero_grad()
         parts = self._plan(batch, training=True)
-        for i, rows in enumerate(parts):
-            loss = self._loss(batch, rows, loss_fn, whole, metrics)
-            self._accumulate(loss, last=i == len(parts) - 1)
+        with self._dropout():
+            for i, rows in enumerate(parts):
+                loss = self._loss(batch, rows, loss_fn, whole, metrics)
+                self._accumulate(loss, last=i == len(parts) - 1)
         lr = self._learning_rate()
         norm, taken = self._apply(lr)
         self._record_step(metrics, norm, lr, finite=taken)
         return metrics
+
+    def _dropout(self) -> contextlib.AbstractContextManager[None]:
+        """Around the passes of an optimizer step: a base model never drops anything, adapters may."""
+        if self._adapters is None:
+            return contextlib.nullcontext()
+        spec = self._spec
+        return self._adapters.dropout(self._device, spec.seed, "dropout", spec.role, self._steps, self._info.rank)
 
     def _loss(
         self, batch: TokenBatch, rows: list[int], loss_fn: LossFn, whole: Denominators, metrics: Metrics
@@ -139,11 +152,15 @@ class HfTrainStrategy(CommonStrategy):
 
     def named_weights(self) -> NamedWeights:
         """Every rank must walk it to the end: gathering a sharded tensor is a collective."""
-        for name, tensor in named_tensors(hf_module(self._scorer)):
+        model = hf_module(self._scorer)
+        if self._adapters is not None:
+            yield from self._adapters.merged(model, self._full)
+            return
+        for name, tensor in named_tensors(model):
             yield name, self._full(name, tensor)
 
     def export(self, path: Path) -> None:
-        """A Hugging Face folder with weights and tokenizer; rank 0 writes."""
+        """A Hugging Face folder with weights and tokenizer, and `adapter/` with LoRA; rank 0 writes."""
         assert isinstance(self._scorer, PolicyScorer), "a critic has no Hugging Face form"
         weights = {}
         for name, tensor in self.named_weights():
@@ -153,3 +170,5 @@ class HfTrainStrategy(CommonStrategy):
             with quiet_transformers():
                 self._scorer.lm.save_pretrained(path, state_dict=weights)
             self._tokenizer.save_pretrained(path)
+        if self._adapters is not None:
+            self._adapters.export(path / "adapter", self._full, writes=self._info.rank == 0)
