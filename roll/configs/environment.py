@@ -17,6 +17,7 @@ from roll.configs.errors import ConfigError, Violation, did_you_mean
 from roll.configs.rlvr import RLVRConfig
 from roll.configs.rules_lora import PEFT_MISSING
 from roll.configs.rules_policy import IMPORT_PATH
+from roll.configs.rules_reward_model import classifier_checks
 from roll.utils.models import SMOLLM2_FOLDER
 
 DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
@@ -131,7 +132,10 @@ def model_checks(config: RLVRConfig) -> Iterator[Violation]:
         else:
             overrides = args.model_config_kwargs
             limit = overrides.get("max_position_embeddings", _max_positions(folder / "config.json"))
-            yield from _too_long(config, name, limit)
+            if role == "reward_model":
+                yield from classifier_checks(config, folder / "config.json", limit)
+            else:
+                yield from _too_long(config, name, limit)
 
 
 def _too_long(config: RLVRConfig, model: str, limit: Any) -> Iterator[Violation]:

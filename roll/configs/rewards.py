@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from roll.configs.base import DataArgs, GeneratingArgs
+from roll.configs.base import DataArgs, ForwardConfig, GeneratingArgs
 from roll.configs.fields import number, one_or_many
+from roll.configs.strategy import StrategyArgs
 
 REWARDS = ("math_rule", "gsm8k", "reasoning_gym", "custom")
-"""Built-in values of `rewards.<domain>.name`; `custom` is the one in `custom_reward_function`."""
+"""Reward functions that `rewards.<domain>.name` may name; `custom` is the one in `custom_reward_function`."""
+
+REWARD_MODEL = "reward_model"
+"""The value of `rewards.<domain>.name` that means the model of the section of this name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +47,15 @@ class RewardConfig:
     """How one domain is scored."""
 
     name: str
-    """A built-in reward: math_rule, gsm8k, reasoning_gym; `custom`, see `custom_reward_function`; or a
-    function of your own as `package.module.function`."""
+    """A built-in reward: math_rule, gsm8k, reasoning_gym; `custom`, see `custom_reward_function`; `reward_model`, see
+    there; or a function of your own as `package.module.function`."""
+
+    rule_weight: float | None = None
+    """Score = rule_weight * what `name` gives + reward_model_weight * what the reward model gives. Both or neither.
+    null: `name` alone."""
+
+    reward_model_weight: float | None = None
+    """That factor of the reward model's score. Needs the section `reward_model`."""
 
     tag_included: tuple[str, ...] = one_or_many()
     """Tags of the rows that belong to this domain. Empty: the domain's own name."""
@@ -56,14 +67,19 @@ class RewardConfig:
     """Dynamic filtering of groups. Not in validation."""
 
     world_size: int = number(1, ge=1)
-    """Processes that score this domain's responses."""
+    """Processes that score this domain's responses. Not with `name: reward_model`, which has ranks of its own."""
 
     timeout_s: float = number(30.0, gt=0)
     """Seconds for one response; beyond, the sample has status `reward_error` and is retried, never a
-    score."""
+    score. A reward model has `rpc_timeout` instead."""
 
     reward_kwargs: dict[str, Any] = field(default_factory=dict)
     """Options of that reward; an unknown one is refused."""
+
+    @property
+    def uses_reward_model(self) -> bool:
+        """Whether the reward model has a say."""
+        return self.name == REWARD_MODEL or self.reward_model_weight is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +94,33 @@ class CustomRewardFunction:
 
     reward_kwargs: dict[str, Any] = field(default_factory=dict)
     """Passed to it as keyword arguments; `rewards.<domain>.reward_kwargs` wins."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardModelConfig(ForwardConfig):
+    """A sequence classifier that scores responses, used by domains with `name: reward_model` or a
+    `reward_model_weight`. Its model: `model_args.model_name_or_path`, else `reward_pretrain`."""
+
+    strategy_args: StrategyArgs = field(default_factory=lambda: StrategyArgs(strategy_name="fsdp2_infer"))
+    """Backend of this role."""
+
+    infer_batch_size: int = number(1, ge=1)
+    """Responses per forward pass on one rank. 1: a score depends on its own response alone, to the last bit. More is
+    faster for short responses; passes are then filled with what one decoding round finished."""
+
+    template: str = "native"
+    """How prompt and response become the text that this model reads, in the words of `data_args.template`, with this
+    model's own tokenizer: `native` is its chat template. After a text with `{prompt}` the response follows."""
+
+    label: int | None = number(None, ge=0)
+    """Which output is the score. null: the only one; required where the model has several."""
+
+    max_length: int | None = number(None, ge=2)
+    """Tokens of prompt and response together. null: what the model can hold."""
+
+    truncation: Literal["error", "left", "right", "middle"] = "error"
+    """A longer text: no score (status `reward_error`), or cut there and counted as the part
+    `reward_model_truncated`. The score is read at the last token that is left."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from roll.configs.base import ActorInferConfig, ActorTrainConfig, ReferenceConfi
 from roll.configs.pipeline import PipelineConfig
 from roll.configs.placement import PlacementPlan
 from roll.configs.policy import PolicyOptimisation
-from roll.configs.rewards import CustomRewardFunction, RewardConfig, ValidationConfig
+from roll.configs.rewards import CustomRewardFunction, RewardConfig, RewardModelConfig, ValidationConfig
 from roll.configs.validate import warnings_of
 
 
@@ -21,7 +21,7 @@ class RLVRConfig(PolicyOptimisation, PipelineConfig):
     """Which pipeline the file is for; `rlvr` is the only one in this version."""
 
     reward_pretrain: str | None = None
-    """Model of the critic if it names none itself. null: `pretrain`."""
+    """Model of the critic and of the reward model if they name none themselves. null: `pretrain` for the critic."""
 
     rewards: dict[str, RewardConfig]
     """How each domain is scored, by domain name."""
@@ -51,6 +51,14 @@ class RLVRConfig(PolicyOptimisation, PipelineConfig):
     critic: TrainConfig | None = None
     """The value model of `adv_estimator: gae`; started only for it."""
 
+    reward_model: RewardModelConfig | None = None
+    """A sequence classifier that scores responses; started only if a domain uses it."""
+
+    @property
+    def reward_model_domains(self) -> tuple[str, ...]:
+        """Domains whose score is the reward model's, or has a part of it."""
+        return tuple(domain for domain, reward in self.rewards.items() if reward.uses_reward_model)
+
     @property
     def roles(self) -> dict[str, WorkerConfig]:
         """The model roles that will be started, by name."""
@@ -59,6 +67,8 @@ class RLVRConfig(PolicyOptimisation, PipelineConfig):
             roles["reference"] = self.reference
         if self.critic is not None and self.uses_critic:
             roles["critic"] = self.critic
+        if self.reward_model is not None and self.reward_model_domains:
+            roles["reward_model"] = self.reward_model
         return roles
 
     @property
@@ -67,14 +77,20 @@ class RLVRConfig(PolicyOptimisation, PipelineConfig):
         return self.uses_reference and self.reference is None and self.actor_train.model_args.uses_lora
 
     def model_path(self, role: str) -> str:
-        """Model of a role: its own, else `reward_pretrain` (critic), else `pretrain`, else the actor's."""
+        """Model of a role: the one it names, else its default; raises `ValueError` when there is neither."""
         worker: WorkerConfig | None = getattr(self, role)
         own = worker.model_args.model_name_or_path if worker is not None else None
-        critic_default = self.reward_pretrain if role == "critic" else None
-        path = own or critic_default or self.pretrain or self.actor_train.model_args.model_name_or_path
+        path = own or self.default_model(role)
         if path is None:
             raise ValueError(f"no model for {role}: set {role}.model_args.model_name_or_path or pretrain")
         return path
+
+    def default_model(self, role: str) -> str | None:
+        """Model of a role that names none. The policy's is no classifier, so it is nothing for a reward model."""
+        if role == "reward_model":
+            return self.reward_pretrain
+        scores = self.reward_pretrain if role == "critic" else None
+        return scores or self.pretrain or self.actor_train.model_args.model_name_or_path
 
     def tags_of(self, domain: str) -> tuple[str, ...]:
         """Tags of a domain's rows."""

@@ -97,6 +97,8 @@ def _template_rules(config: RLVRConfig) -> Iterator[Violation]:
         "global_template": config.global_template,
         "actor_train.data_args.template": config.actor_train.data_args.template,
     }
+    if config.reward_model is not None:
+        given["reward_model.template"] = config.reward_model.template
     given.update({f"tag_to_template.{tag}": text for tag, text in config.tag_to_template.items()})
     if config.validation is not None:
         given["validation.data_args.template"] = config.validation.data_args.template

@@ -172,15 +172,16 @@ def reward_rules(config: RLVRConfig) -> Iterator[Violation]:
 
 
 def _reward_name(config: RLVRConfig, path: str, name: str) -> Iterator[Violation]:
-    from roll.configs.rewards import REWARDS
+    from roll.configs.rewards import REWARD_MODEL, REWARDS
 
+    known = (*REWARDS, REWARD_MODEL)
     if name == "custom" and config.custom_reward_function is None:
         expected = "a path and a name, because a domain has name: custom"
         yield Violation(
             "custom_reward_function", expected, "custom_reward_function: {path: my.py, name: score}", NO_VALUE
         )
-    if name in REWARDS or re.match(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$", name):
+    if name in known or re.match(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$", name):
         return
-    near = did_you_mean(name, REWARDS)
-    expected = f"one of {', '.join(REWARDS)}; or package.module.function"
+    near = did_you_mean(name, known)
+    expected = f"one of {', '.join(known)}; or package.module.function"
     yield Violation(f"{path}.name", expected, near if near.startswith("did") else "", name)

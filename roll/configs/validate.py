@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from roll.configs import rules_data, rules_lora, rules_policy, rules_roles, rules_run
+from roll.configs import rules_data, rules_lora, rules_policy, rules_reward_model, rules_roles, rules_run
 from roll.configs.batch import plan_batches
 from roll.configs.errors import Violation
 
@@ -27,6 +27,7 @@ RULES: tuple[Rule, ...] = (
     rules_policy.reward_rules,
     rules_run.length_rules,
     rules_run.sampling_rules,
+    rules_reward_model.reward_model_rules,
     rules_data.data_rules,
     rules_run.schedule_rules,
     rules_run.name_rules,
@@ -48,6 +49,8 @@ def warnings_of(config: RLVRConfig) -> list[str]:
     found = []
     if config.reference is not None and not config.uses_reference:
         found.append("reference is configured, but no KL term uses it: it won't be started")
+    if config.reward_model is not None and not config.reward_model_domains:
+        found.append("reward_model is configured, but no domain of rewards uses it: it won't be started")
     wants_validation = config.eval_steps or config.val_before_train or config.val_only
     if config.validation is not None and not wants_validation:
         found.append("validation is configured, but eval_steps and val_before_train are off: it won't run")

@@ -22,8 +22,6 @@ LATER_KEYS: dict[str, str] = {
     "is_num_return_sequences_expand": "the scheduler always sends one request per response",
     "profile_steps": "the profiler isn't available in this version",
     "profiler_output_dir": "the profiler isn't available in this version",
-    "reward_model": "model rewards aren't available in this version; see rewards.<domain>.name",
-    "reward": "model rewards aren't available in this version; see rewards.<domain>.world_size",
     "response_filter_config": "single responses aren't filtered in this version; see query_filter_config",
     "save_logging_board_dir": "not available in this version; see rollout_dump_dir",
     "model_update_frequency": "weights are synchronised after every step",
@@ -87,6 +85,7 @@ OTHER_WORDS: dict[str, str] = {
     "nnodes": "write num_nodes",
     "n_gpus_per_node": "write num_gpus_per_node",
     "reward_manager": "write rewards",
+    "reward": "write reward_model for a model that scores; functions have rewards.<domain>.world_size processes",
 }
 """Words of the verl family and older spellings, with this project's key."""
 
