@@ -38,9 +38,10 @@ def _weight_rules(path: str, reward: RewardConfig) -> Iterator[Violation]:
     if not given:
         return
     if reward.name == REWARD_MODEL:
-        for key, value in given.items():
+        for key in given:
             expected = f"null, because name is {REWARD_MODEL} and there is nothing to combine it with"
-            yield Violation(f"{path}.{key}", expected, f"{path}.weight scales a domain's scores; or name a rule", value)
+            fix = f"{path}.weight scales a domain's scores; or name a rule"
+            yield Violation(f"{path}.{key}", expected, fix, given[key])
         return
     for key, value in weights.items():
         if value is None:
@@ -67,6 +68,9 @@ def _idle_keys(path: str, reward: RewardConfig) -> Iterator[Violation]:
 
 
 def _model_rules(model: RewardModelConfig) -> Iterator[Violation]:
+    if model.model_args.ulysses_size != 1:
+        expected = "1: a reward model reads whole texts; its ranks share out responses"
+        yield Violation("reward_model.model_args.ulysses_size", expected, "", model.model_args.ulysses_size)
     budget = model.max_tokens_per_microbatch_in_infer
     if model.use_dynamic_batching_in_infer and budget is None:
         expected = "a number of tokens, because use_dynamic_batching_in_infer is on"

@@ -83,7 +83,7 @@ def encode_prompts(
     """
     if prompt_length < 1:
         raise ValueError(f"prompt_length must be >= 1, got {prompt_length}")
-    if truncation not in ("filter", "error", *_CUT):
+    if truncation not in ("filter", "error", *CUT):
         raise ValueError(f"truncation must be error, left, right, middle or filter, got {truncation!r}")
     if not tasks:
         raise DataError("there are no tasks to tokenise")
@@ -96,7 +96,7 @@ def encode_prompts(
             long.append(LongPrompt(task.id, len(ids)))
             if truncation in ("error", "filter"):
                 continue
-            ids = _CUT[truncation](ids, prompt_length)
+            ids = CUT[truncation](ids, prompt_length)
         kept.append(task)
         kept_ids.append(ids)
     lengths = [len(ids) for ids in encoded]
@@ -126,11 +126,12 @@ def _cut_middle(ids: tuple[int, ...], limit: int) -> tuple[int, ...]:
     return ids[:head] + ids[len(ids) - (limit - head) :]
 
 
-_CUT: dict[str, Callable[[tuple[int, ...], int], tuple[int, ...]]] = {
+CUT: dict[str, Callable[[tuple[int, ...], int], tuple[int, ...]]] = {
     "left": lambda ids, limit: ids[len(ids) - limit :],
     "right": lambda ids, limit: ids[:limit],
     "middle": _cut_middle,
 }
+"""Token ids and a limit -> the ids that are left, by where they are cut."""
 
 
 def _encode_all(tasks: Sequence[Task], encoder: PromptEncoder, num_workers: int) -> list[tuple[int, ...]]:

@@ -51,10 +51,12 @@ class PromptEncoder:
         bos = tokenizer.bos_token_id
         self._bos: tuple[int, ...] = (bos,) if bos is not None and empty[:1] == [bos] else ()
 
-    def encode(self, task: Task) -> tuple[int, ...]:
-        """Prompt token ids of a task; raises `TemplateError` when its template doesn't fit it."""
+    def encode(self, task: Task, response: str | None = None) -> tuple[int, ...]:
+        """Token ids of a task's prompt, or with `response` of the whole exchange; raises `TemplateError` when the
+        template doesn't fit the task.
+        """
         template = self._by_tag.get(task.tag, self._template)
-        text = self.render(task)
+        text = self.render(task, response)
         ids = tuple(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
         if _is_plain(template):
             ids = self._bos + ids
@@ -68,19 +70,21 @@ class PromptEncoder:
             )
         return ids
 
-    def render(self, task: Task) -> str:
-        """The text that is tokenised."""
+    def render(self, task: Task, response: str | None = None) -> str:
+        """The text that is tokenised. A response is the conversation's last message, or follows a plain text."""
         template = self._by_tag.get(task.tag, self._template)
         messages, prompt = task.payload.get("messages"), task.payload.get("prompt")
         if _is_plain(template):
-            return template.replace(_SLOT, _as_prompt(task, prompt, messages), 1)
+            return template.replace(_SLOT, _as_prompt(task, prompt, messages), 1) + (response or "")
         if messages is None:
             messages = [{"role": "user", "content": prompt}]
+        if response is not None:
+            messages = [*messages, {"role": "assistant", "content": response}]
         text: str = self._tokenizer.apply_chat_template(
             messages,
             chat_template=template or None,
             tokenize=False,
-            add_generation_prompt=True,
+            add_generation_prompt=response is None,
         )
         return text
 

@@ -55,7 +55,8 @@ class TrainSpec:
     """All that a training backend is told."""
 
     role: str
-    kind: Literal["policy", "value"]
+    kind: Literal["policy", "value", "reward"]
+    """What comes out: log-probs per token, a value per token, or a score per row at its one action token."""
     worker: ForwardConfig
     """The role's section of the configuration."""
     seed: int

@@ -28,7 +28,12 @@ def resolved_model_args(config: RLVRConfig, role: str) -> ModelArgs:
 
 
 def train_spec(
-    config: RLVRConfig, role: str, *, kind: Literal["policy", "value"], trains: bool, total_optimizer_steps: int
+    config: RLVRConfig,
+    role: str,
+    *,
+    kind: Literal["policy", "value", "reward"],
+    trains: bool,
+    total_optimizer_steps: int,
 ) -> TrainSpec:
     """What a backend is told about a role: its section with the model filled in, and the run's constants."""
     worker: ForwardConfig = getattr(config, role)

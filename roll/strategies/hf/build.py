@@ -10,6 +10,7 @@ from torch import nn
 from roll.strategies.base import TrainSpec
 from roll.strategies.hf.lora import add_adapters
 from roll.strategies.hf.model import PolicyScorer, ValueScorer, load_backbone, load_causal_lm
+from roll.strategies.hf.reward import build_reward_scorer
 
 
 def build_module(
@@ -20,6 +21,9 @@ def build_module(
     if spec.kind == "policy":
         model = load_causal_lm(args, stored)
         scorer: PolicyScorer | ValueScorer = PolicyScorer(model, spec.temperature)
+    elif spec.kind == "reward":
+        scorer = build_reward_scorer(spec, stored)
+        model = scorer.backbone
     else:
         model = load_backbone(args, stored)
         scorer = ValueScorer(model)

@@ -72,6 +72,23 @@ def load_backbone(args: ModelArgs, dtype: torch.dtype) -> PreTrainedModel:
         return AutoModel.from_pretrained(**_source(args), **_model_kwargs(args), dtype=dtype).eval()
 
 
+def load_classifier(args: ModelArgs, dtype: torch.dtype) -> PreTrainedModel:
+    """A sequence classifier on the CPU, in eval mode; raises `ValueError` where transformers would invent its head."""
+    from transformers import AutoModelForSequenceClassification
+
+    with quiet_transformers():
+        model, loaded = AutoModelForSequenceClassification.from_pretrained(
+            **_source(args), **_model_kwargs(args), dtype=dtype, output_loading_info=True
+        )
+    missing = sorted(loaded["missing_keys"])
+    if missing:
+        raise ValueError(
+            f"{args.model_name_or_path} is no trained sequence classifier: it has no {', '.join(missing[:3])}; "
+            "expected a model saved from AutoModelForSequenceClassification"
+        )
+    return model.eval()
+
+
 _ATTENTION = {"eager": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}
 
 

@@ -1,0 +1,105 @@
+"""Reward models: a Hugging Face sequence classifier as a scorer with one value per row.
+
+The score of a text is one output of the classifier, read where transformers reads it: at the last token that isn't
+padding. What isn't padding is a matter of ids there, so trailing tokens with the padding id are passed over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from roll.configs.rewards import RewardModelConfig
+from roll.configs.rules_reward_model import label_violations
+from roll.strategies.base import TrainSpec
+from roll.strategies.hf.model import ScoredTokens, ValueScorer, load_classifier, text_config
+from roll.strategies.micro import MicroLayout
+
+_TOLERANCE = 0.02
+"""Of the size of the logits: above rounding in half precision, below another pooling or head."""
+
+
+class RewardScorer(ValueScorer):
+    """A backbone with one output of the classifier's trained head."""
+
+    def __init__(self, classifier: PreTrainedModel, label: int) -> None:
+        backbone, head = classifier.base_model, classifier.score
+        assert isinstance(backbone, PreTrainedModel)
+        assert isinstance(head, nn.Linear)
+        super().__init__(backbone)
+        with torch.no_grad():
+            self.value_head = self.value_head.to(head.weight)
+            self.value_head.weight.copy_(head.weight[label : label + 1])
+        self._pad: int | None = text_config(classifier).pad_token_id
+
+    def forward(self, layout: MicroLayout, entropy: bool) -> ScoredTokens:
+        """Scores of the layout's rows, [B]: its rows have one scored token each, and the scores stand there."""
+        assert len(layout.targets) == len(layout.lengths), "a reward model scores one token per row"
+        return super().forward(replace(layout, index=pooled_positions(layout, self._pad)), entropy)
+
+    @torch.no_grad()
+    def check(self, classifier: PreTrainedModel, label: int) -> None:
+        """Raise `ValueError` unless the scores are the classifier's own logits.
+
+        Encoders pool elsewhere and some heads are more than a matrix; unnoticed, the policy would be trained towards
+        numbers that nobody trained.
+        """
+        ids = torch.tensor([[i % text_config(classifier).vocab_size for i in (3, 1, 2)]])
+        own = classifier(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
+        last = torch.tensor([2])
+        layout = MicroLayout(
+            ids=ids,
+            mask=torch.ones_like(ids),
+            positions=torch.arange(3)[None],
+            lengths=(3,),
+            index=last,
+            targets=ids[0, last],
+            flat=last,
+        )
+        values = self(layout, False).values
+        assert values is not None
+        difference = float((values[0] - own[label].float()).abs())
+        if not difference <= 1e-4 + _TOLERANCE * float(own.abs().max()):
+            raise ValueError(
+                f"{type(classifier).__name__} computes its scores in a way that isn't supported: they differ from a "
+                f"linear head at the last token by {difference:.3g}"
+            )
+
+
+def build_reward_scorer(spec: TrainSpec, dtype: torch.dtype) -> RewardScorer:
+    """The classifier of a reward model's role on the CPU; raises `ValueError` for a model that is none."""
+    assert isinstance(spec.worker, RewardModelConfig)
+    classifier = load_classifier(spec.worker.model_args, dtype)
+    labels: dict[int, str] = dict(classifier.config.id2label)  # type: ignore[arg-type]
+    wrong = next(label_violations(spec.worker.label, [labels[i] for i in sorted(labels)]), None)
+    if wrong is not None:
+        raise ValueError(str(wrong))
+    head = getattr(classifier, "score", None)
+    if not isinstance(head, nn.Linear) or head.bias is not None:
+        raise ValueError(
+            f"{type(classifier).__name__} has no linear head called 'score'; reward models must be decoders such as "
+            "LlamaForSequenceClassification or Qwen2ForSequenceClassification"
+        )
+    scorer = RewardScorer(classifier, spec.worker.label or 0)
+    scorer.check(classifier, spec.worker.label or 0)
+    return scorer
+
+
+def pooled_positions(layout: MicroLayout, pad: int | None) -> Tensor:
+    """int64 [B], the place in the flattened ids whose hidden state is a row's summary.
+
+    The last token whose id isn't `pad`; of a row of nothing else the first; without a padding id the last.
+    """
+    width = layout.ids.shape[1]
+    rows = len(layout.lengths)
+    starts = list(accumulate(layout.lengths, initial=0))[:-1] if layout.packed else [i * width for i in range(rows)]
+    ids = layout.ids.flatten().tolist()
+    places = []
+    for start, length in zip(starts, layout.lengths, strict=True):
+        row = ids[start : start + length]
+        places.append(start + next((i for i in reversed(range(length)) if row[i] != pad), 0))
+    return torch.tensor(places, device=layout.ids.device)
