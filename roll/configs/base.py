@@ -41,6 +41,24 @@ class ModelArgs:
     trust_remote_code: bool = False
     """Allow Python code that comes with the model's folder to run."""
 
+    activation_offload: bool = False
+    """Keep what the forward pass saves for the backward pass in host memory; with gradient checkpointing these are the
+    inputs of the layers. For `fsdp2_train` and `deepspeed_train`. Changes memory and time only; without an accelerator
+    it only costs time."""
+
+    torch_compile: bool = False
+    """Compile the decoder layers with torch.compile, once for all lengths. For `fsdp2_*` and `deepspeed_*`. The first
+    steps take minutes longer; numbers differ by rounding."""
+
+    use_liger: bool = False
+    """Compute norms and gated MLPs with the Triton kernels of liger-kernel. Llama, Mistral, Qwen2, Qwen3; of Mixtral
+    and Qwen3-MoE the norms. For `fsdp2_*` and `deepspeed_*`. Needs an accelerator; not together with `torch_compile`."""
+
+    use_fused_kernels: bool = False
+    """Compute log-probs from hidden states with liger-kernel's fused kernel. Passes that also want entropies, and
+    models with soft-capped logits, use the chunks of logits as ever. For `fsdp2_*` and `deepspeed_*`, roles with log-probs.
+    Needs an accelerator."""
+
     ulysses_size: int = number(1, ge=1)
     """Ranks that share every sequence (Ulysses sequence parallelism): attention exchanges heads for tokens between
     them. For `fsdp2_*` and `deepspeed_*`; megatron has `context_parallel_size`. Divides the attention heads."""

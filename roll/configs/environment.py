@@ -16,6 +16,7 @@ from roll.configs.base import DataArgs
 from roll.configs.errors import ConfigError, Violation, did_you_mean
 from roll.configs.rlvr import RLVRConfig
 from roll.configs.rules_lora import PEFT_MISSING
+from roll.configs.rules_memory import accelerator_needs
 from roll.configs.rules_policy import IMPORT_PATH
 from roll.configs.rules_reward_model import classifier_checks
 from roll.utils.models import SMOLLM2_FOLDER
@@ -274,6 +275,12 @@ def device_checks(config: RLVRConfig) -> Iterator[Violation]:
     if 0 < present < config.num_gpus_per_node and config.num_nodes == 1:
         expected = f"at most {present}, the accelerators of this machine"
         yield Violation("num_gpus_per_node", expected, "fewer slots, or more nodes", config.num_gpus_per_node)
+    has_one = present > 0 or "kfd" in names  # the second: AMD's
+    for key, value, package, missing in accelerator_needs(config):
+        if config.num_nodes == 1 and not has_one:
+            yield Violation(key, "an accelerator for it, and this machine has none", "remove it", value)
+        elif package is not None and importlib.util.find_spec(package) is None:
+            yield Violation(key, f"its package; {missing}", "install it, or remove the key", value)
 
 
 CHECKS = (data_checks, model_checks, adapter_checks, folder_checks, function_checks, device_checks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from roll.configs import rules_data, rules_lora, rules_policy, rules_reward_model, rules_roles, rules_run
+from roll.configs import rules_data, rules_lora, rules_memory, rules_policy, rules_reward_model, rules_roles, rules_run
 from roll.configs.batch import plan_batches
 from roll.configs.errors import Violation
 
@@ -33,6 +33,7 @@ RULES: tuple[Rule, ...] = (
     rules_run.name_rules,
     rules_roles.role_rules,
     rules_lora.lora_rules,
+    rules_memory.memory_rules,
     rules_roles.placement_rules,
     _batch_rules,
 )

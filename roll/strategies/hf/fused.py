@@ -1,0 +1,90 @@
+"""Fused kernels of liger-kernel (arXiv:2410.10989): norms and gated MLPs, and log-probs straight from hidden states.
+
+Checked against liger-kernel 0.8.5; earlier versions compute a wrong weight gradient for per-token losses.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from roll.configs.rules_memory import LIGER_MISSING
+
+GATED_MLP = ("llama", "mistral", "qwen2", "qwen3")
+"""Model types whose norms and gated MLPs gave transformers' numbers."""
+NORMS_ONLY = ("mixtral", "qwen3_moe")
+"""Model types of which only the norms are replaced: liger's kernels for experts weren't checked."""
+
+
+def require_liger(key: str, device: torch.device) -> None:
+    """Raise `ValueError` unless liger-kernel can run here."""
+    if device.type == "cpu":
+        raise ValueError(f"{key} needs an accelerator, and this rank has none: remove it")
+    try:
+        import liger_kernel.transformers  # noqa: F401
+    except ImportError:
+        raise ValueError(f"{key}: {LIGER_MISSING}") from None
+
+
+def use_liger_layers(model: nn.Module) -> None:
+    """Let this model compute its norms and gated MLPs with liger's kernels; others of its class stay as they are.
+
+    Rotary embeddings stay transformers' own: liger can only replace them for all models of the process.
+
+    Raises:
+        ValueError: liger's kernels weren't checked for this type of model.
+    """
+    from liger_kernel.transformers import _apply_liger_kernel_to_instance
+
+    kind = str(model.config.model_type)  # type: ignore[union-attr]
+    if kind not in GATED_MLP + NORMS_ONLY:
+        expected = ", ".join(GATED_MLP + NORMS_ONLY)
+        raise ValueError(f"use_liger: models of type {kind} can't use it; those that can: {expected}")
+    source = sys.modules[type(model).__module__]
+    before = dict(vars(source))
+    try:
+        _apply_liger_kernel_to_instance(
+            model=model,
+            rope=False,
+            cross_entropy=False,
+            fused_linear_cross_entropy=False,
+            rms_norm=True,
+            swiglu=kind in GATED_MLP,
+        )
+    finally:
+        # It also puts its classes in the place of transformers', for models built later by anyone.
+        for name, value in before.items():
+            setattr(source, name, value)
+
+
+def fused_logprobs(hidden: Tensor, head: nn.Module, targets: Tensor, temperature: float) -> Tensor:
+    """log softmax(head(hidden) / temperature) at `targets` without logits in memory.
+
+    Args:
+        hidden: [N, D]
+        head: a linear layer to the vocabulary.
+        targets: int64 [N]
+        temperature: > 0
+
+    Returns:
+        float32 [N]; the backward pass computes the logits once more.
+    """
+    from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
+
+    weight: Any = head.weight
+    bias: Any = head.bias
+    if temperature != 1.0:
+        hidden = hidden / temperature
+        bias = None if bias is None else bias / temperature
+    # Gradients of a weight shared by many tokens are sums: float32, whatever the weight's own type.
+    return -liger_fused_linear_cross_entropy(
+        hidden, weight, targets, bias=bias, reduction="none", accum_dtype=torch.float32
+    )
+
+
+def can_fuse(head: Any, softcap: float | None, with_entropy: bool) -> bool:
+    """Whether `fused_logprobs` computes what is asked: no entropy, no soft cap, a plain linear head."""
+    return type(head) is nn.Linear and softcap is None and not with_entropy

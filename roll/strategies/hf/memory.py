@@ -1,0 +1,101 @@
+"""Device memory given back for a while: a sleeping role's tensors, and activations between forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a sharded tensor; a plain tensor itself."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def storages(tensors: Iterable[Tensor], device: torch.device) -> list[torch.UntypedStorage]:
+    """The memory behind tensors, each piece once, as far as it is on `device`."""
+    found = {}
+    for tensor in map(local, tensors):
+        if tensor.device.type == device.type:
+            storage = tensor.untyped_storage()
+            found[storage._cdata] = storage
+    return list(found.values())
+
+
+def num_bytes(tensors: Iterable[Tensor], device: torch.device) -> int:
+    """Bytes behind tensors on `device`; shared memory counts once."""
+    return sum(storage.nbytes() for storage in storages(tensors, device))
+
+
+class Shelf:
+    """Where tensors are while their role sleeps.
+
+    The memory behind a tensor is emptied, not the tensor replaced: whoever refers to it (optimizer, FSDP's flat
+    buffers, views) finds it again after `restore`. Until then nobody may read it.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._kept)
+
+    def store(self, tensors: Iterable[Tensor], device: torch.device) -> int:
+        """Copy what is on `device` to host memory and free it there; returns the bytes freed."""
+        freed = 0
+        for storage in storages(tensors, device):
+            size = storage.nbytes()
+            host = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda").untyped_storage()
+            host.copy_(storage)
+            storage.resize_(0)
+            self._kept.append((storage, host))
+            freed += size
+        return freed
+
+    def restore(self) -> None:
+        """Bring everything back to where it was."""
+        for storage, host in self._kept:
+            storage.resize_(host.nbytes())
+            storage.copy_(host)
+        self._kept.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class OnHost:
+    """A tensor that waits in host memory for the backward pass."""
+
+    copy: Tensor
+    device: torch.device
+
+
+_SMALLEST = 1024
+"""Bytes; what is smaller isn't worth a transfer."""
+
+
+def activations_on_host() -> saved_tensors_hooks:
+    """Inside, tensors that autograd saves for the backward pass go to host memory and come back when it needs them.
+
+    Weights stay: they take no memory of their own, and those that FSDP gathers are freed by FSDP. On a CPU the copies
+    change nothing but the time.
+    """
+
+    def pack(tensor: Tensor) -> Tensor | OnHost:
+        owner = tensor._base if tensor._is_view() and tensor._base is not None else tensor
+        if isinstance(owner, torch.nn.Parameter) or tensor.numel() * tensor.element_size() < _SMALLEST:
+            return tensor
+        pinned = tensor.device.type == "cuda"
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+        # In the order of the stream, like the tensor's next use and its reuse by the allocator.
+        copy.copy_(tensor, non_blocking=pinned)
+        return OnHost(copy, tensor.device)
+
+    def unpack(packed: Any) -> Tensor:
+        if isinstance(packed, OnHost):
+            return packed.copy.to(packed.device, non_blocking=packed.device.type == "cuda")
+        return packed
+
+    return saved_tensors_hooks(pack, unpack)
