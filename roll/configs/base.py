@@ -52,12 +52,12 @@ class ModelArgs:
 
     use_liger: bool = False
     """Compute norms and gated MLPs with the Triton kernels of liger-kernel. Llama, Mistral, Qwen2, Qwen3; of Mixtral
-    and Qwen3-MoE the norms. For `fsdp2_*` and `deepspeed_*`. Needs an accelerator; not together with `torch_compile`."""
+    and Qwen3-MoE the norms. For `fsdp2_*` and `deepspeed_*`. Needs an accelerator; not with `torch_compile`."""
 
     use_fused_kernels: bool = False
     """Compute log-probs from hidden states with liger-kernel's fused kernel. Passes that also want entropies, and
-    models with soft-capped logits, use the chunks of logits as ever. For `fsdp2_*` and `deepspeed_*`, roles with log-probs.
-    Needs an accelerator."""
+    models with soft-capped logits, use the chunks of logits as ever. For `fsdp2_*` and `deepspeed_*`, roles with
+    log-probs. Needs an accelerator."""
 
     ulysses_size: int = number(1, ge=1)
     """Ranks that share every sequence (Ulysses sequence parallelism): attention exchanges heads for tokens between
