@@ -33,12 +33,17 @@ class Run:
 
 @functools.cache
 def reference(path) -> Run:
-    """Five optimizer steps by hand."""
+    """Five optimizer steps by hand on the model in a folder."""
     from transformers import AutoModelForCausalLM
 
-    batch, model = make_batch(), AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    decayed = [p for p in model.parameters() if p.dim() > 1]
-    plain = [p for p in model.parameters() if p.dim() <= 1]
+    return by_hand(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32))
+
+
+def by_hand(model) -> Run:
+    """Five optimizer steps on what trains of a causal language model."""
+    batch = make_batch()
+    decayed = [p for p in model.parameters() if p.requires_grad and p.dim() > 1]
+    plain = [p for p in model.parameters() if p.requires_grad and p.dim() <= 1]
     groups = [{"params": decayed, "weight_decay": DECAY}, {"params": plain, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE)
 

@@ -1,0 +1,441 @@
+"""Low-rank adapters: a plain peft loop's numbers on any layout, merged weights, folders, checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from layout_contract import Run, by_hand, differences, layout_spec, run_layout
+from tiny_models import build_tiny_model
+from train_contract import LOSS, build, make_batch, make_spec, trained, weights_of
+
+from roll.strategies.base import LossFn, LossTerms
+from roll.types.metrics import Metrics
+from roll.utils.seeding import stable_hash
+
+LORA = {"lora_rank": 4, "lora_alpha": 8.0}
+
+
+@pytest.fixture(scope="module")
+def model_of(tmp_path_factory):
+    """`model_of(family)`: a tiny model, built once."""
+    made = {}
+
+    def get(family="llama", **options):
+        key = (family, *options.items())
+        if key not in made:
+            options = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
+            made[key] = build_tiny_model(tmp_path_factory.mktemp("lora") / family, family, **options)
+        return made[key]
+
+    return get
+
+
+def lora_spec(path, **changes):
+    changes["model"] = {**LORA, **changes.get("model", {})}
+    return make_spec(path, **changes)
+
+
+def logprobs(strategy, **options):
+    return strategy.forward(make_batch(), ("logprobs",), **options).logprobs
+
+
+def adapters_of(strategy):
+    named = strategy._scorer.named_parameters()
+    return {name: p.detach().clone() for name, p in named if p.requires_grad}
+
+
+# --- the numbers ------------------------------------------------------------------------------------------------------
+
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def plain_peft_run(path, targets) -> Run:
+    """peft, torch and transformers alone; only the seed of the adapters is this project's."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=targets, task_type="CAUSAL_LM")
+    with torch.random.fork_rng():
+        torch.manual_seed(stable_hash(1, "lora", "actor_train", bits=56))
+        model = get_peft_model(model, config)
+    run = by_hand(model)
+    merged = model.merge_and_unload()
+    return dataclasses.replace(run, weights={name: p.detach().clone() for name, p in merged.named_parameters()})
+
+
+@pytest.mark.parametrize(
+    # What peft calls all-linear adapts fused experts too, whose product has three dimensions.
+    ("family", "targets"),
+    [("llama", "all-linear"), ("qwen2", "all-linear"), ("qwen3_moe", list(ATTENTION))],
+)
+def test_every_layout_gives_the_numbers_of_a_plain_peft_loop(ranks, model_of, family, targets):
+    expected = plain_peft_run(model_of(family), targets)
+    for world, options in ((1, {}), (2, {}), (2, {"fsdp_size": 1})):
+        spec = layout_spec(model_of(family), "fsdp2_train", options, model=LORA)
+        found = differences(run_layout(ranks, spec, world), expected)
+        assert max(found.values()) < 1e-4, (world, options, found)
+
+
+def test_the_merged_weight_by_hand(model_of):
+    strategy = build(lora_spec(model_of()))
+    before = weights_of(strategy)
+    name = "model.layers.1.self_attn.q_proj"
+    layer = strategy._scorer.lm.get_submodule(name)
+    with torch.no_grad():
+        layer.lora_A["default"].weight.zero_()[0, 1] = 3.0
+        layer.lora_B["default"].weight[2, 0] = 5.0
+    # alpha / rank = 8 / 4 = 2, and (B A)[2, 1] = 5 * 3: one entry grows by 30, nothing else moves.
+    expected = before[f"{name}.weight"].clone()
+    expected[2, 1] += 30.0
+    after = weights_of(strategy)
+    assert torch.equal(after[f"{name}.weight"], expected)
+    assert [key for key in after if not torch.equal(after[key], before[key])] == [f"{name}.weight"]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen2_moe", "qwen3_moe"])
+def test_it_starts_as_the_base_model_and_sends_its_names(model_of, family):
+    plain, strategy = build(make_spec(model_of(family))), build(lora_spec(model_of(family)))
+    expected, weights = weights_of(plain), weights_of(strategy)
+    assert list(weights) == list(expected)
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    assert torch.equal(logprobs(strategy), logprobs(plain))
+
+
+def test_only_adapters_train_and_only_adapted_layers_change(model_of):
+    spec = lora_spec(model_of("qwen2"), model={"lora_target": ("q_proj", "layers.1.mlp.up_proj")})
+    start = weights_of(build(spec))
+    end = trained(spec, make_batch())[1]
+    changed = {name.removeprefix("model.").removesuffix(".weight") for name in end if not start[name].equal(end[name])}
+    assert changed == {"layers.0.self_attn.q_proj", "layers.1.self_attn.q_proj", "layers.1.mlp.up_proj"}
+
+
+# --- the start --------------------------------------------------------------------------------------------------------
+
+
+def test_new_adapters_come_from_the_seed_and_leave_the_global_generator_alone(model_of):
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    one = adapters_of(build(lora_spec(model_of())))
+    assert torch.rand(1) == expected
+    again = adapters_of(build(lora_spec(model_of())))
+    other = adapters_of(build(dataclasses.replace(lora_spec(model_of()), seed=2)))
+    drawn = [name for name in one if ".lora_A." in name]
+    assert len(drawn) == 14
+    assert all(torch.equal(one[name], again[name]) for name in one)
+    assert not any(torch.equal(one[name], other[name]) for name in drawn)
+
+
+@pytest.mark.parametrize("target", ["qproj", "lm_head", "embed_tokens", "mlp"])
+def test_a_target_that_is_no_linear_layer_is_refused_with_the_names_there_are(model_of, target):
+    with pytest.raises(ValueError, match=f"no linear layer '{target}'.* all-linear or some of q_proj, k_proj, v_proj"):
+        build(lora_spec(model_of(), model={"lora_target": (target,)}))
+
+
+def test_fused_experts_are_left_alone_and_asking_for_them_says_why(model_of):
+    strategy = build(lora_spec(model_of("qwen3_moe")))
+    assert {name.split(".")[-4] for name in adapters_of(strategy)} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    with pytest.raises(ValueError, match="fused experts are one 3-D parameter"):
+        build(lora_spec(model_of("qwen3_moe"), model={"lora_target": ("gate_up_proj",)}))
+
+
+def test_the_frozen_base_is_kept_in_the_type_of_the_forward_pass_and_adapters_in_float32(ranks, model_of):
+    spec = lora_spec(model_of(), model={"dtype": "bf16"})
+    types = {(p.requires_grad, p.dtype) for p in build(spec)._scorer.parameters()}
+    assert types == {(True, torch.float32), (False, torch.bfloat16)}
+    alone, sharded = (ranks.run(_train_some, world, spec)[0] for world in (1, 2))
+    assert alone[0] == pytest.approx(sharded[0], rel=0.02)
+    for name, weight in alone[1].items():
+        assert torch.allclose(weight.float(), sharded[1][name].float(), atol=4e-3), name
+
+
+def _train_some(info, spec):
+    strategy, batch = build(spec, info), make_batch()
+    mine = batch.select(list(range(len(batch)))[info.rank :: info.world_size])
+    strategy.forward(mine, ("logprobs",), adapters=False)
+    norms = [strategy.train_step(mine, LOSS).result().get("actor/grad_norm") for _ in range(2)]
+    return norms, weights_of(strategy)
+
+
+# --- the base model ---------------------------------------------------------------------------------------------------
+
+
+def test_with_adapters_off_it_is_the_base_model_on_one_rank_and_on_two(ranks, model_of):
+    expected = logprobs(build(make_spec(model_of())))
+    for world in (1, 2):
+        for off, on, again in ranks.run(_off_and_on, world, lora_spec(model_of())):
+            assert torch.allclose(off, expected, atol=1e-6)
+            assert (on - expected).abs().max() > 0.01
+            assert torch.equal(again, off)
+
+
+def _off_and_on(info, spec):
+    strategy = build(spec, info)
+    off = logprobs(strategy, adapters=False)  # first of all: what a backend notes then must not be that they are frozen
+    strategy.train_step(make_batch(), LOSS)
+    return off, logprobs(strategy), logprobs(strategy, adapters=False)
+
+
+def test_leaving_out_adapters_that_are_not_there_is_a_mistake(model_of):
+    with pytest.raises(AssertionError, match="no adapters"):
+        logprobs(build(make_spec(model_of())), adapters=False)
+
+
+# --- dropout ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_dropout_acts_in_the_update_alone_and_repeats_itself(model_of, recompute):
+    def after(rate, **changes):
+        model = {"lora_dropout": rate, "disable_gradient_checkpointing": not recompute}
+        return trained(lora_spec(model_of(), model=model, **changes), make_batch(), steps=2)[1]
+
+    name = "model.layers.0.self_attn.v_proj.weight"
+    torch.manual_seed(1)
+    once = after(0.5)[name]
+    torch.manual_seed(2)
+    assert torch.equal(once, after(0.5)[name])
+    assert not torch.equal(once, after(0.0)[name])
+    strategy = build(lora_spec(model_of(), model={"lora_dropout": 0.5}))
+    strategy.train_step(make_batch(), LOSS)
+    assert torch.equal(logprobs(strategy), logprobs(strategy))
+
+
+# --- folders ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def exported(model_of, tmp_path_factory):
+    """(trained strategy, its exported folder)."""
+    strategy = build(lora_spec(model_of()))
+    for _ in range(3):
+        strategy.train_step(make_batch(), LOSS)
+    folder = tmp_path_factory.mktemp("exported") / "hf"
+    strategy.export(folder)
+    return strategy, folder
+
+
+def test_an_export_is_a_plain_model_with_the_merged_weights(exported):
+    strategy, folder = exported
+    assert torch.allclose(logprobs(build(make_spec(folder))), logprobs(strategy), atol=1e-5)
+    assert "peft" not in (folder / "config.json").read_text()
+
+
+def test_peft_loads_the_adapter_folder_onto_the_base_model(exported, model_of):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    strategy, folder = exported
+    base = AutoModelForCausalLM.from_pretrained(model_of(), dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, str(folder / "adapter"))
+    run = by_hand_logprobs(model)
+    assert torch.allclose(run, logprobs(strategy), atol=1e-5)
+
+
+def by_hand_logprobs(model):
+    batch, found = make_batch(), []
+    for i in range(len(batch)):
+        ids = batch.row("token_ids", i)
+        with torch.no_grad():
+            table = model(ids[None]).logits[0].log_softmax(-1)[:-1]
+        scored = torch.cat([torch.zeros(1), table.gather(-1, ids[1:, None])[:, 0]])
+        found.append(scored * batch.row("action_mask", i))
+    return torch.cat(found)
+
+
+def test_training_goes_on_from_an_adapter_folder_whose_own_sizes_count(exported, model_of):
+    strategy, folder = exported
+    again = build(make_spec(model_of(), model={"adapter_name_or_path": str(folder / "adapter")}))
+    mine, theirs = adapters_of(again), adapters_of(strategy)
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    assert torch.equal(logprobs(again), logprobs(strategy))
+    again.train_step(make_batch(), LOSS)
+    assert not torch.equal(logprobs(again), logprobs(strategy))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"lora_rank": 8}, "lora_rank: 8, but the adapters in .* have 4"),
+        ({"lora_alpha": 16.0}, "lora_alpha: 16, but the adapters in .* have 8"),
+        ({"lora_target": ("q_proj",)}, "lora_target: .* adapts other layers, q_proj, k_proj"),
+    ],
+)
+def test_keys_that_contradict_the_adapter_folder_are_refused(exported, model_of, keys, message):
+    model = {"adapter_name_or_path": str(exported[1] / "adapter"), **keys}
+    with pytest.raises(ValueError, match=message):
+        build(make_spec(model_of(), model=model))
+
+
+@pytest.mark.parametrize("other", [{"seed": 5}, {"hidden": 48}, {"layers": 1}, {"family": "qwen3_moe"}])
+def test_adapters_of_another_base_model_are_refused(exported, model_of, other):
+    folder = exported[1] / "adapter"
+    with pytest.raises(ValueError, match="another base model|doesn't fit|aren't plain LoRA"):
+        build(make_spec(model_of(**other), model={"adapter_name_or_path": str(folder)}))
+
+
+def test_a_folder_that_peft_itself_wrote_is_loaded_and_checked_by_shapes(model_of, tmp_path):
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(model_of(), dtype=torch.float32)
+    model = get_peft_model(base, LoraConfig(r=2, target_modules=["v_proj"], init_lora_weights=False))
+    model.save_pretrained(tmp_path)
+    strategy = build(make_spec(model_of(), model={"adapter_name_or_path": str(tmp_path)}))
+    assert torch.allclose(logprobs(strategy), by_hand_logprobs(model), atol=1e-5)
+    with pytest.raises(ValueError, match="belong to another base model"):
+        build(make_spec(model_of(hidden=48), model={"adapter_name_or_path": str(tmp_path)}))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"), [({"bias": "all"}, "bias"), ({"modules_to_save": ["lm_head"]}, "modules_to_save")]
+)
+def test_adapters_that_are_more_than_lora_of_linear_layers_are_refused(model_of, tmp_path, options, named):
+    from peft import LoraConfig
+
+    LoraConfig(r=2, target_modules=["v_proj"], **options).save_pretrained(str(tmp_path))
+    with pytest.raises(ValueError, match=f"uses {named}; only plain LoRA"):
+        build(make_spec(model_of(), model={"adapter_name_or_path": str(tmp_path)}))
+
+
+def test_layers_that_peft_takes_for_fused_experts_are_refused_until_others_are_chosen(model_of):
+    dense_first = model_of("qwen3_moe", mlp_only_layers=(0,))
+    with pytest.raises(ValueError, match="lora_target.* fused experts"):
+        build(lora_spec(dense_first))
+    build(lora_spec(dense_first, model={"lora_target": ATTENTION}))
+
+
+@pytest.mark.parametrize("options", [{"use_dora": True}, {"target_modules": ["embed_tokens"]}])
+def test_adapters_that_are_not_a_product_beside_a_linear_layer_are_refused(model_of, tmp_path, options):
+    from peft import LoraConfig
+
+    LoraConfig(**{"r": 2, "target_modules": ["v_proj"], **options}).save_pretrained(str(tmp_path))
+    with pytest.raises(ValueError, match="aren't plain LoRA of a linear layer"):
+        build(make_spec(model_of(), model={"adapter_name_or_path": str(tmp_path)}))
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_holds_adapters_alone_and_goes_on_bit_for_bit(ranks, model_of, tmp_path):
+    spec = lora_spec(model_of("qwen2"), model={"lora_dropout": 0.1}, training={"lr_scheduler_type": "cosine"})
+    for world in (1, 2):
+        folder = tmp_path / str(world)
+        whole = ranks.run(_save_and_go_on, world, spec, folder)
+        resumed = ranks.run(_load_and_go_on, world, spec, folder)
+        for (metrics, weights, kept), (metrics_again, weights_again) in zip(whole, resumed, strict=True):
+            assert metrics == metrics_again
+            assert all(torch.equal(weights[name], weights_again[name]) for name in weights)
+            assert kept and all(".lora_" in name for name in kept)
+
+
+def _go_on(strategy, info):
+    batch = make_batch()
+    mine = batch.select(list(range(len(batch)))[info.rank :: info.world_size])
+    return [strategy.train_step(mine, LOSS).result() for _ in range(2)], weights_of(strategy)
+
+
+def _save_and_go_on(info, spec, folder):
+    strategy = build(spec, info)
+    _go_on(strategy, info)
+    strategy.save(folder)
+    return *_go_on(strategy, info), list(strategy._state()["model"])
+
+
+def _load_and_go_on(info, spec, folder):
+    strategy = build(spec, info)
+    strategy.load(folder)
+    return _go_on(strategy, info)
+
+
+@pytest.fixture(scope="module")
+def saved(model_of, tmp_path_factory):
+    """(strategy after a step, its checkpoint)."""
+    strategy = build(lora_spec(model_of()))
+    strategy.train_step(make_batch(), LOSS)
+    folder = tmp_path_factory.mktemp("saved") / "state"
+    strategy.save(folder)
+    return strategy, folder
+
+
+def test_the_form_that_does_not_train_reads_the_adapters(saved, model_of):
+    strategy, folder = saved
+    frozen = build(lora_spec(model_of(), trains=False))
+    assert not any(parameter.requires_grad for parameter in frozen._scorer.lm.parameters())
+    frozen.load(folder)
+    assert torch.equal(logprobs(frozen), logprobs(strategy))
+
+
+@pytest.mark.parametrize(
+    ("base", "model", "message"),
+    [
+        ({"seed": 5}, {}, "holds adapters of another base model"),
+        ({}, {"lora_alpha": 4.0}, "rank 4 and alpha 8 on 14 layers .*; the configuration asks for rank 4 and alpha 4"),
+        ({}, {"lora_rank": 2}, "rank 4 and alpha 8.* asks for rank 2 and alpha 8"),
+        ({}, {"lora_target": ("q_proj",)}, r"on 14 layers.* asks for .* on 2 layers \(q_proj\)"),
+        ({}, {"lora_rank": 0, "lora_alpha": None}, "doesn't fit the model of actor_train"),
+    ],
+)
+def test_a_checkpoint_of_other_adapters_or_another_base_is_refused(saved, model_of, base, model, message):
+    with pytest.raises(ValueError, match=message):
+        build(lora_spec(model_of(**base), model=model)).load(saved[1])
+
+
+def test_a_checkpoint_without_lora_is_refused(model_of, tmp_path):
+    build(make_spec(model_of())).save(tmp_path)
+    with pytest.raises(ValueError, match="saved without LoRA"):
+        build(lora_spec(model_of())).load(tmp_path)
+
+
+def test_the_same_base_in_another_folder_and_type_is_the_same_base(saved, model_of, tmp_path):
+    import shutil
+
+    moved = shutil.copytree(model_of(), tmp_path / "moved")
+    build(lora_spec(moved, model={"dtype": "bf16"})).load(saved[1])
+    assert json.loads((saved[1] / "adapters.json").read_text())["base_model"] == str(model_of())
+
+
+# --- the critic, and l2 -----------------------------------------------------------------------------------------------
+
+
+def _square(outputs, batch, sizes):
+    return LossTerms((((outputs.values - 1.0) ** 2) * batch.loss_mask).sum() / sizes.tokens, Metrics())
+
+
+VALUE_LOSS = LossFn(compute=_square, needs=("values",))
+
+
+def test_a_critic_trains_its_head_and_its_adapters(ranks, model_of, tmp_path):
+    spec = lora_spec(model_of(), kind="value")
+    strategy = build(spec)
+    start = dict(strategy._scorer.named_parameters())
+    start = {name: p.detach().clone() for name, p in start.items()}
+    for _ in range(3):  # the head is zero at first: adapters get a gradient from the second step on
+        strategy.train_step(make_batch(), VALUE_LOSS)
+    moved = {name for name, p in strategy._scorer.named_parameters() if not torch.equal(p, start[name])}
+    assert "value_head.weight" in moved
+    assert all(".lora_" in name for name in moved - {"value_head.weight"})
+    assert sum(".lora_A." in name for name in moved) == 14
+    strategy.save(tmp_path)
+    again = build(spec)
+    again.load(tmp_path)
+    batch = make_batch()
+    mine, theirs = (s.forward(batch, ("values",)).values for s in (again, strategy))
+    assert torch.equal(mine, theirs)
+    assert mine.abs().max() > 0.01
+
+
+def test_l2_pulls_towards_the_adapters_of_the_start(model_of):
+    def run(l2):
+        strategy = build(lora_spec(model_of(), l2=l2))
+        start = adapters_of(strategy)
+        for _ in range(3):
+            strategy.train_step(make_batch(), LOSS)
+        return sum(float((p - start[name]).square().sum()) for name, p in adapters_of(strategy).items())
+
+    assert run(l2=10.0) < 0.5 * run(l2=0.0)
