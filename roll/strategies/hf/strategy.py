@@ -19,6 +19,7 @@ from roll.strategies.base import LossFn, NamedWeights, OutputName, TrainSpec
 from roll.strategies.common import CommonStrategy, no_outputs
 from roll.strategies.hf.build import build_module, hf_module
 from roll.strategies.hf.lora import Adapters
+from roll.strategies.hf.memory import activations_on_host
 from roll.strategies.hf.model import (
     PolicyScorer,
     ScoredTokens,
@@ -39,7 +40,7 @@ class HfTrainStrategy(CommonStrategy):
         super().__init__(spec, info)
         self._connect()
         self._tokenizer = load_tokenizer(spec.worker.model_args)
-        self._scorer: PolicyScorer | ValueScorer = build_module(spec, self._stored, self._computed, self._device)
+        self._scorer: PolicyScorer | ValueScorer = build_module(spec, self._stored, self._computed, self._loaded_on)
         args = spec.worker.model_args
         self._adapters = Adapters(hf_module(self._scorer), args) if args.uses_lora else None
         self._module: nn.Module = self._wrap(self._scorer)
@@ -60,6 +61,11 @@ class HfTrainStrategy(CommonStrategy):
         """Type of the weights as they are loaded: trained ones are kept in float32, which adapters are anyway."""
         trained = self._spec.trains and not self._spec.worker.model_args.uses_lora
         return torch.float32 if trained else self._computed
+
+    @property
+    def _loaded_on(self) -> torch.device:
+        """Where the whole module is put before `_wrap`."""
+        return self._device
 
     @abstractmethod
     def _wrap(self, scorer: PolicyScorer | ValueScorer) -> nn.Module:
@@ -139,7 +145,8 @@ class HfTrainStrategy(CommonStrategy):
 
     def _score(self, micro: TokenBatch, outputs: Sequence[OutputName]) -> TokenOutputs:
         layout = lay_out(micro, self._device, packed=self._spec.worker.use_sequence_packing)
-        with self._autocast():
+        offload = self._spec.worker.model_args.activation_offload
+        with self._autocast(), activations_on_host() if offload else contextlib.nullcontext():
             scored: ScoredTokens = self._module(layout, "entropy" in outputs)
         columns = {}
         for name in outputs:
