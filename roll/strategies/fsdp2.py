@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from roll.configs.strategy import Fsdp2Config
 from roll.distributed.process_group import init_process_group
 from roll.strategies.hf.build import hf_module
+from roll.strategies.hf.compile import blocks
 from roll.strategies.hf.model import DTYPES, PolicyScorer, ValueScorer
 from roll.strategies.hf.strategy import HfTrainStrategy
 from roll.strategies.optim import parameter_groups
@@ -70,11 +71,8 @@ class Fsdp2Strategy(HfTrainStrategy):
             ),
             "offload_policy": CPUOffloadPolicy() if self._options.offload_policy else OffloadPolicy(),
         }
-        # What transformers itself names as the blocks that must stay on one device.
-        blocks = set(getattr(hf_module(module), "_no_split_modules", None) or ())
-        for child in list(module.modules()):
-            if type(child).__name__ in blocks:
-                fully_shard(child, **options)
+        for block in list(blocks(hf_module(module))):
+            fully_shard(block, **options)
         fully_shard(module, **options)  # in place
 
     def _build_optimizer(self, scorer: nn.Module) -> None:

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from roll.strategies.base import TrainSpec
+from roll.strategies.hf.compile import compile_blocks
+from roll.strategies.hf.fused import require_liger, use_liger_layers
 from roll.strategies.hf.lora import add_adapters
 from roll.strategies.hf.model import PolicyScorer, ValueScorer, load_backbone, load_causal_lm
 from roll.strategies.hf.reward import build_reward_scorer
@@ -18,9 +20,12 @@ def build_module(
 ) -> PolicyScorer | ValueScorer:
     """The scorer of a role on `device`, its weights in `stored`, ready to be wrapped by a backend."""
     args = spec.worker.model_args
+    for key in ("use_liger", "use_fused_kernels"):
+        if getattr(args, key):
+            require_liger(f"{spec.role}.model_args.{key}", device)
     if spec.kind == "policy":
         model = load_causal_lm(args, stored)
-        scorer: PolicyScorer | ValueScorer = PolicyScorer(model, spec.temperature)
+        scorer: PolicyScorer | ValueScorer = PolicyScorer(model, spec.temperature, fused=args.use_fused_kernels)
     elif spec.kind == "reward":
         scorer = build_reward_scorer(spec, stored)
         model = scorer.backbone
@@ -35,12 +40,16 @@ def build_module(
         # transformers recomputes only in train mode; dropout would make the ratio of old and new log-probs noise.
         _disable_dropout(model)
         model.train()
+    if args.use_liger:
+        use_liger_layers(model)
     if args.uses_lora:
         add_adapters(model, spec)  # after the model's own dropout is gone
     scorer.to(device)
     if isinstance(scorer, PolicyScorer):
         with torch.autocast(device.type, computed, enabled=computed != stored):
             scorer.check()
+    if args.torch_compile:
+        compile_blocks(model)  # after the check, whose sizes nothing else has
     return scorer
 
 

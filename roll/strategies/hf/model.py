@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from roll.configs.base import ModelArgs
+from roll.strategies.hf.fused import can_fuse, fused_logprobs
 from roll.strategies.micro import MicroLayout
 from roll.utils.logits import token_scores
 
@@ -203,10 +204,11 @@ class PolicyScorer(nn.Module):
     never holds positions x vocabulary.
     """
 
-    def __init__(self, lm: PreTrainedModel, temperature: float) -> None:
+    def __init__(self, lm: PreTrainedModel, temperature: float, *, fused: bool = False) -> None:
         super().__init__()
         self.lm = lm
         self.temperature = temperature
+        self._fused = fused
         self._softcap = getattr(text_config(lm), "final_logit_softcapping", None)
         self._factor = logit_factor(lm)
 
@@ -215,6 +217,8 @@ class PolicyScorer(nn.Module):
         picked = picked_hidden(self.lm.get_decoder(), layout)
         head = self.lm.get_output_embeddings()
         temperature = self.temperature / self._factor
+        if self._fused and can_fuse(head, self._softcap, entropy):
+            return ScoredTokens(logprobs=fused_logprobs(picked, head, layout.targets, temperature))
         logprobs, entropies = token_scores(
             picked, head, layout.targets, temperature=temperature, softcap=self._softcap, with_entropy=entropy
         )
