@@ -1,7 +1,8 @@
 """`fsdp2_train` and `fsdp2_infer`: PyTorch FSDP2 (`fully_shard`), one process upwards.
 
 A world of one needs no process group and runs the plain module: the laptop's path. Several ranks shard every decoder
-layer, and the root. Master weights are float32; `dtype: bf16` computes under autocast.
+layer, and the root. Master weights are float32; `dtype: bf16` computes under autocast on one rank, and with FSDP's
+mixed precision on several: gathered weights in bf16, gradients summed in `reduce_dtype`, the step in float32.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from torch import Tensor, nn
 
 from roll.configs.strategy import Fsdp2Config
 from roll.distributed.process_group import init_process_group
+from roll.strategies.base import STATE_PARTS, StatePart
 from roll.strategies.hf.build import hf_module
 from roll.strategies.hf.compile import blocks
+from roll.strategies.hf.memory import Shelf, num_bytes
 from roll.strategies.hf.model import DTYPES, PolicyScorer, ValueScorer
 from roll.strategies.hf.strategy import HfTrainStrategy
 from roll.strategies.optim import parameter_groups
@@ -41,13 +44,22 @@ class Fsdp2Strategy(HfTrainStrategy):
         return DTYPES[self._options.param_dtype or self._spec.worker.model_args.dtype]
 
     def _connect(self) -> None:
+        role, on_gpu, offloads = self._spec.role, self._device.type == "cuda", self._options.offload_policy
+        if offloads and not on_gpu:
+            key = f"{role}.strategy_args.strategy_config.offload_policy"
+            raise ValueError(f"{key} needs an accelerator, and this rank has none: remove it")
+        if self._computed == torch.bfloat16 and on_gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
+            name = torch.cuda.get_device_name(self._device)
+            raise ValueError(f"{role}.model_args.dtype: {name} can't compute in bf16; use fp32")
         if self._info.world_size > 1:
-            init_process_group(self._info, backend=self._backend)
+            # Offloaded weights and gradients are on the host when norms are summed and checkpoints gathered.
+            init_process_group(self._info, backend="cpu:gloo,cuda:nccl" if offloads else self._backend)
 
     def _wrap(self, scorer: PolicyScorer | ValueScorer) -> nn.Module:
         if self._info.world_size > 1:
             self._shard(scorer)
         self._anchor: dict[str, Tensor] = {}
+        self._shelves: dict[StatePart, Shelf] = {part: Shelf() for part in STATE_PARTS}
         if self._spec.trains:
             self._build_optimizer(scorer)
         return scorer
@@ -84,6 +96,12 @@ class Fsdp2Strategy(HfTrainStrategy):
             eps=args.adam_epsilon,
             foreach=True,
         )
+        # Made now and not by the first step: a checkpoint before it, or of a parameter that gets no gradient, is then
+        # complete, and writing one doesn't count as a step.
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                self._optimizer.state[parameter] = {"step": torch.zeros(()), **moments}
         if self._spec.l2 > 0:
             trained = ((n, p) for n, p in scorer.named_parameters() if p.requires_grad)
             self._anchor = {name: parameter.detach().clone() for name, parameter in trained}
@@ -103,7 +121,9 @@ class Fsdp2Strategy(HfTrainStrategy):
 
     def _accumulate(self, loss: Tensor, *, last: bool) -> None:
         if self._info.world_size > 1:
-            self._module.set_requires_gradient_sync(last)  # type: ignore[operator]
+            # Every micro-batch leaves sharded gradients; kept whole until the last one, they would take more memory
+            # than the weights that sharding saves. Replicas of the shards meet once, at the end.
+            self._module.set_requires_all_reduce(last)  # type: ignore[operator]
         # FSDP averages gradients over ranks; the loss is already divided by global sizes and wants their sum.
         (loss * self._info.world_size).backward()
 
@@ -131,6 +151,45 @@ class Fsdp2Strategy(HfTrainStrategy):
         del name
         return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
 
+    # --- sleep -----------------------------------------------------------------------------------------------------
+
+    def sleep(self, parts: Sequence[StatePart] = STATE_PARTS) -> int:
+        """See the base class. Without an accelerator only gradients can go."""
+        freed = 0
+        if "gradients" in parts and self._optimizer is not None:
+            freed += num_bytes((p.grad for p in self._module.parameters() if p.grad is not None), self._device)
+            self._zero_grad()
+        if self._device.type == "cuda":
+            for part in ("parameters", "optimizer"):
+                if part in parts and not self._shelves[part]:
+                    freed += self._shelves[part].store(self._resident(part), self._device)
+            torch.cuda.empty_cache()  # for the other processes on this device
+        return freed
+
+    def wake(self, parts: Sequence[StatePart] = STATE_PARTS) -> None:
+        """See the base class."""
+        for part in parts:
+            self._shelves[part].restore()
+
+    def _require_awake(self, *parts: StatePart) -> None:
+        asleep = [part for part in parts if self._shelves[part]]
+        if asleep:
+            raise RuntimeError(f"{self._spec.role} sleeps without its {' and '.join(asleep)}: call wake first")
+
+    def _resident(self, part: StatePart) -> Iterable[Tensor]:
+        """The tensors of a part."""
+        if part == "parameters":
+            for module in self._module.modules():
+                if hasattr(module, "reshard"):  # frees gathered weights
+                    module.reshard()
+            yield from self._module.parameters()
+        elif part == "optimizer" and self._optimizer is not None:
+            yield from self._anchor.values()
+            for state in self._optimizer.state.values():
+                yield from (value for value in state.values() if isinstance(value, Tensor))
+
+    # --- checkpoints -----------------------------------------------------------------------------------------------
+
     def _state(self) -> dict[str, Any]:
         """Weights (with LoRA only those that train), and with an optimizer its state; the same keys on any layout."""
         from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict
@@ -148,6 +207,7 @@ class Fsdp2Strategy(HfTrainStrategy):
         """Weights and optimizer in torch's distributed checkpoint format, the schedule's position beside them."""
         import torch.distributed.checkpoint as dcp
 
+        self._require_awake("parameters", "optimizer")
         path.mkdir(parents=True, exist_ok=True)
         with _checkpoint_errors(f"{path} couldn't be written"):
             dcp.save(self._state(), checkpoint_id=path / "state", no_dist=self._info.world_size == 1)
@@ -161,10 +221,12 @@ class Fsdp2Strategy(HfTrainStrategy):
         import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_state_dict
 
+        self._require_awake("parameters", "optimizer")
         if self._adapters is not None:
             self._adapters.check_identity(path)
         options = StateDictOptions(strict=self._adapters is None)
         state = self._state()
+        self._check_names(path, state)
         with _checkpoint_errors(f"{path} doesn't fit the model of {self._spec.role}"):
             dcp.load(state, checkpoint_id=path / "state", no_dist=self._info.world_size == 1)
         if self._optimizer is None:
@@ -178,6 +240,31 @@ class Fsdp2Strategy(HfTrainStrategy):
             options=options,
         )
         self._steps = json.loads((path / "schedule.json").read_text())["optimizer_steps"]
+
+    def _check_names(self, path: Path, state: dict[str, Any]) -> None:
+        """Raise `ValueError` unless the checkpoint has just these tensors: torch passes over those nobody asks for."""
+        from torch.distributed.checkpoint import FileSystemReader
+
+        wanted = set(_flat_names(state))
+        try:
+            stored = set(FileSystemReader(path / "state").read_metadata().state_dict_metadata)
+        except FileNotFoundError:
+            raise ValueError(f"{path} holds no checkpoint of fsdp2: it has no state/.metadata") from None
+        kinds = ("model.", "optimizer.state.") if self._optimizer is not None else ("model.",)
+        odd = sorted(name for name in stored ^ wanted if name.startswith(kinds))
+        if odd:
+            where = "only the checkpoint" if odd[0] in stored else "only the model"
+            misfit = f"{path} doesn't fit the model of {self._spec.role}"
+            raise ValueError(f"{misfit}: {len(odd)} tensors don't match; {where} has {odd[0]}")
+
+
+def _flat_names(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """The names under which torch's distributed checkpoint stores a state."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat_names(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from roll.distributed.worker import WorkerInfo
-from roll.strategies.base import LossFn, NamedWeights, OutputName, TrainSpec
+from roll.strategies.base import LossFn, NamedWeights, OutputName, StatePart, TrainSpec
 from roll.strategies.common import CommonStrategy, no_outputs
 from roll.strategies.hf.build import build_module, hf_module
 from roll.strategies.hf.lora import Adapters
@@ -88,6 +88,9 @@ class HfTrainStrategy(CommonStrategy):
     def _full(self, name: str, tensor: Tensor) -> Tensor:
         """The whole of a sharded tensor; every rank calls it for the same tensors in the same order."""
 
+    def _require_awake(self, *parts: StatePart) -> None:
+        """Raise `RuntimeError` while one of these parts sleeps; for backends that sleep."""
+
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         """Around forward passes, where the wrapper itself doesn't cast."""
         return contextlib.nullcontext()
@@ -97,6 +100,7 @@ class HfTrainStrategy(CommonStrategy):
     @torch.no_grad()
     def forward(self, batch: TokenBatch, outputs: Sequence[OutputName], *, adapters: bool = True) -> TokenOutputs:
         """See the base class. Tokens the policy didn't choose hold 0."""
+        self._require_awake("parameters")
         assert adapters or self._adapters is not None, f"{self._spec.role} has no adapters to leave out"
         scored = []
         with contextlib.nullcontext() if adapters or self._adapters is None else self._adapters.off():
@@ -110,6 +114,7 @@ class HfTrainStrategy(CommonStrategy):
     def train_step(self, batch: TokenBatch, loss_fn: LossFn) -> Metrics:
         """See the base class. A step whose gradient isn't finite is skipped and counted."""
         assert self._spec.trains, f"{self._spec.role} was built without an optimizer"
+        self._require_awake("parameters", "optimizer")
         sizes = denominators(batch)
         batch = batch.select(rows_to_compute(batch, loss_fn))
         whole = self._summed(replace(sizes, computed_tokens=denominators(batch).tokens))
@@ -159,6 +164,7 @@ class HfTrainStrategy(CommonStrategy):
 
     def named_weights(self) -> NamedWeights:
         """Every rank must walk it to the end: gathering a sharded tensor is a collective."""
+        self._require_awake("parameters")
         model = hf_module(self._scorer)
         if self._adapters is not None:
             yield from self._adapters.merged(model, self._full)
