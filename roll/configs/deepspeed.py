@@ -3,15 +3,78 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from roll.configs.options import StrategyConfig
+
+Auto = Literal["auto"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeepSpeedConfig(StrategyConfig):
-    """DeepSpeed's configuration as its documentation describes it. Batch sizes, clipping, the optimizer and the
-    schedule are filled in from `training_args` and `max_grad_norm`; one that contradicts them is refused."""
+    """DeepSpeed's configuration as its documentation describes it. Batch sizes, clipping and types are filled in from
+    `training_args`, `max_grad_norm` and `model_args.dtype`; one that contradicts them is refused."""
 
     zero_optimization: dict[str, Any] = field(default_factory=dict)
-    """ZeRO: `stage` 0 to 3, `offload_optimizer`, `offload_param`, bucket sizes and the rest of DeepSpeed's section."""
+    """ZeRO: `stage` 0 to 3, `offload_optimizer`, `offload_param`, bucket sizes and the rest of DeepSpeed's section.
+    Without an optimizer stages 1 and 2 have nothing to shard: every rank then holds the model, as with stage 0."""
+
+    train_batch_size: int | Auto | None = None
+    """Responses per optimizer step. `auto` or null: per device x accumulation x data-parallel ranks."""
+
+    train_micro_batch_size_per_gpu: int | Auto | None = None
+    """Responses per forward/backward pass. `auto` or null: `training_args.per_device_train_batch_size`."""
+
+    gradient_accumulation_steps: int | Auto | None = None
+    """Passes per optimizer step. `auto` or null: `training_args.gradient_accumulation_steps`."""
+
+    gradient_clipping: float | Auto | None = None
+    """Largest gradient norm. `auto` or null: the pipeline's `max_grad_norm`."""
+
+    bf16: dict[str, Any] | None = None
+    """Must agree with `model_args.dtype`, which fills it in: bf16 weights that compute, fp32 weights that are trained
+    (stage 0: fp32 weights, bf16 under autocast)."""
+
+    fp16: dict[str, Any] | None = None
+    """Likewise, for roles that don't train."""
+
+    optimizer: dict[str, Any] | None = None
+    """Accepted only as far as it repeats `training_args`: AdamW with the same numbers or `auto`."""
+
+    scheduler: dict[str, Any] | None = None
+    """Refused: `training_args.lr_scheduler_type` and its neighbours say it, alike for all backends."""
+
+    communication_data_type: Literal["fp32", "bf16", "fp16"] | None = None
+    """Type in which gradients are summed over ranks. null: fp32."""
+
+    data_types: dict[str, Any] | None = None
+    """`grad_accum_dtype`: type in which gradients of micro-batches are summed. null: fp32."""
+
+    prescale_gradients: bool | None = None
+    """Divide gradients before they are summed over ranks, against overflow in half precision."""
+
+    gradient_predivide_factor: float | None = None
+    """Part of that division done before the sum."""
+
+    activation_checkpointing: dict[str, Any] | None = None
+    """Refused: `model_args.disable_gradient_checkpointing` says it, alike for all backends."""
+
+    wall_clock_breakdown: bool | None = None
+    """Log DeepSpeed's own timing of each phase."""
+
+    memory_breakdown: bool | None = None
+    """Log memory around each phase."""
+
+    aio: dict[str, Any] | None = None
+    """Asynchronous file access of NVMe offload."""
+
+    @property
+    def stage(self) -> int:
+        """ZeRO stage; 0 without one."""
+        stage = self.zero_optimization.get("stage", 0)
+        return stage if isinstance(stage, int) else 0
+
+    def offloads(self, section: Literal["offload_optimizer", "offload_param"]) -> bool:
+        """Whether these states live off the device."""
+        given = self.zero_optimization.get(section)
+        return isinstance(given, dict) and given.get("device", "none") != "none"

@@ -102,3 +102,8 @@ def _disconnect() -> None:
     if comm is not None:
         comm.cdb = None
         sys.modules["deepspeed.utils.groups"]._WORLD_GROUP = None
+    zero = sys.modules.get("deepspeed.runtime.zero.parameter_offload")
+    if zero is not None:
+        # Numbers of modules and parameters count up for as long as a process lives, and must be alike on all ranks.
+        zero.DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__[0][0] = 0
+        zero.Init.param_id = 0

@@ -1,0 +1,172 @@
+"""`deepspeed_train` and `deepspeed_infer`: DeepSpeed's ZeRO around the Hugging Face module, one process upwards.
+
+Stage 0 replicates float32 weights and computes `dtype: bf16` under autocast. Stages 1 to 3 compute in that type and
+train float32 weights that ZeRO shards over the ranks, with the optimizer's states (1), gradients (2), the weights that
+compute (3). A role that doesn't train has something to shard at stage 3 only; below it runs the plain module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from roll.configs.deepspeed import DeepSpeedConfig
+from roll.strategies.base import STATE_PARTS, StatePart
+from roll.strategies.deepspeed_.engine import Engine, Opened, adamw, connect, engine_json, exact_weights, shard_weights
+from roll.strategies.deepspeed_.files import Shelf, write
+from roll.strategies.deepspeed_.memory import Memory
+from roll.strategies.deepspeed_.state import (
+    MOMENTS,
+    Anchor,
+    make_moments,
+    publish,
+    set_moment,
+    set_weight,
+    whole_moment,
+    whole_weight,
+)
+from roll.strategies.hf.model import DTYPES, PolicyScorer, ValueScorer, named_tensors
+from roll.strategies.hf.strategy import HfTrainStrategy
+
+
+class DeepSpeedStrategy(HfTrainStrategy):
+    """See the module docstring; `spec.trains` decides whether there is an optimizer."""
+
+    _engine: Any = None
+    _anchor: Anchor | None = None
+
+    @property
+    def _options(self) -> DeepSpeedConfig:
+        options = self._spec.worker.strategy_args.strategy_config
+        assert isinstance(options, DeepSpeedConfig)
+        return options
+
+    @property
+    def _computed(self) -> torch.dtype:
+        return DTYPES[self._spec.worker.model_args.dtype]
+
+    @property
+    def _loaded_on(self) -> torch.device:
+        # ZeRO 3 brings its parts to the device one by one.
+        return torch.device("cpu") if self._options.stage == 3 else self._device
+
+    def _connect(self) -> None:
+        connect(self._info, self._device, self._backend)
+
+    def _wrap(self, scorer: PolicyScorer | ValueScorer) -> nn.Module:
+        if not self._spec.trains and self._options.stage < 3:
+            self._memory = Memory(None, scorer, self._device)
+            return scorer
+        import deepspeed
+
+        options, opened = self._options, Opened(scorer)
+        made = engine_json(self._spec, options, self._device)
+        rounded = exact_weights(scorer, self._computed) if self._spec.trains and options.stage else {}
+        optimizer = None
+        if self._spec.trains:  # before the shapes are gone, which decide what decays
+            optimizer = adamw(scorer, self._trained.training_args, options, self._device)
+        if options.stage == 3:
+            shard_weights(opened, made, self._computed, self._device)
+        self._engine, *_ = deepspeed.initialize(model=opened, optimizer=optimizer, config=made)
+        if options.stage == 3:
+            opened.hold_head()
+        for parameter, value in rounded.items():
+            set_weight(self._engine, parameter, value)
+        if self._spec.trains and self._spec.l2 > 0:
+            self._anchor = Anchor(self._engine, self._spec.l2)
+        self._memory = Memory(self._engine, scorer, self._device)
+        return Engine(self._engine)
+
+    # --- optimizer steps -------------------------------------------------------------------------------------------
+
+    def _zero_grad(self) -> None:
+        (self._engine if self._options.stage == 0 else self._engine.optimizer).zero_grad()
+
+    def _accumulate(self, loss: Tensor, *, last: bool) -> None:
+        self._engine.set_gradient_accumulation_boundary(last)
+        # DeepSpeed averages gradients over ranks; the loss is already divided by global sizes and wants their sum.
+        self._engine.backward(loss * self._info.world_size, scale_wrt_gas=False)
+
+    def _apply(self, lr: float) -> tuple[float, bool]:
+        if self._anchor is not None:
+            self._anchor.pull()
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = lr
+        if self._options.stage == 0:
+            return self._apply_replicated()
+        self._engine.step()
+        return float(self._engine.get_global_grad_norm()), bool(self._engine.was_step_applied())
+
+    def _apply_replicated(self) -> tuple[float, bool]:
+        """Without ZeRO the engine would take a step with a gradient that isn't finite."""
+        limit = self._spec.max_grad_norm
+        norm = nn.utils.clip_grad_norm_(self._engine.module.parameters(), limit if limit > 0 else float("inf"))
+        finite = bool(torch.isfinite(norm))
+        if finite:
+            self._engine.step()
+        return float(norm), finite
+
+    # --- weights ---------------------------------------------------------------------------------------------------
+
+    def _full(self, name: str, tensor: Tensor) -> Tensor:
+        del name
+        return whole_weight(self._engine, tensor)
+
+    def _kept(self) -> list[tuple[str, Tensor]]:
+        """What a checkpoint holds: of a model with adapters, those alone."""
+        named = list(named_tensors(self._scorer))
+        return [(n, t) for n, t in named if self._adapters is None or self._adapters.keeps(n)]
+
+    def _checkpoint(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self._kept():
+            yield name, whole_weight(self._engine, tensor)
+            if self._spec.trains and tensor.requires_grad and self._steps:
+                for moment in MOMENTS:
+                    yield f"{moment}:{name}", whole_moment(self._engine, tensor, moment)
+
+    def save(self, path: Path) -> None:
+        """Whole tensors in files that any stage and number of ranks can read; each rank writes a part of them."""
+        write(path, self._checkpoint(), self._steps, rank=self._info.rank, ranks=self._info.world_size)
+        if self._adapters is not None and self._info.rank == 0:
+            self._adapters.write_identity(path)
+
+    def load(self, path: Path) -> None:
+        """Read what `save` wrote. Without an optimizer only the weights are read.
+
+        Raises:
+            ValueError: it can't be read, or belongs to another model.
+        """
+        if self._adapters is not None:
+            self._adapters.check_identity(path)
+        shelf, kept = Shelf(path, self._spec.role), self._kept()
+        shelf.check({name: tuple(_shape(tensor)) for name, tensor in kept})
+        if self._spec.trains:
+            make_moments(self._engine, shelf.steps)
+        for name, tensor in kept:
+            set_weight(self._engine, tensor, shelf.read(name))
+            if self._spec.trains and tensor.requires_grad and shelf.steps:
+                for moment in MOMENTS:
+                    set_moment(self._engine, tensor, moment, shelf.read(f"{moment}:{name}"))
+        if self._spec.trains:
+            publish(self._engine)
+            self._steps = shelf.steps
+
+    # --- memory ----------------------------------------------------------------------------------------------------
+
+    def sleep(self, parts: Sequence[StatePart] = STATE_PARTS) -> int:
+        """See the base class. What ZeRO already offloads stays where it is."""
+        return self._memory.sleep(parts)
+
+    def wake(self, parts: Sequence[StatePart] = STATE_PARTS) -> None:
+        """See the base class."""
+        self._memory.wake(parts)
+
+
+def _shape(tensor: Tensor) -> torch.Size:
+    """Of the whole tensor, which ZeRO 3 remembers beside its part."""
+    whole: torch.Size = tensor.ds_shape if hasattr(tensor, "ds_shape") else tensor.shape
+    return whole

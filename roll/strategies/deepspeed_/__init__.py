@@ -1,0 +1,1 @@
+"""Parts of `roll.strategies.deepspeed` that each stand alone."""

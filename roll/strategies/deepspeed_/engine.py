@@ -1,0 +1,182 @@
+"""Making a DeepSpeed engine: its process group, its JSON, its optimizer, and the module it wraps."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+import warnings
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from roll.configs.base import TrainingArgs
+from roll.configs.deepspeed import DeepSpeedConfig
+from roll.distributed.process_group import init_process_group, single_rank_group
+from roll.distributed.worker import WorkerInfo
+from roll.strategies.base import TrainSpec
+from roll.strategies.hf.model import PolicyScorer, ScoredTokens, ValueScorer
+from roll.strategies.micro import MicroLayout
+from roll.strategies.optim import parameter_groups
+
+
+def connect(info: WorkerInfo, device: torch.device, backend: str) -> None:
+    """Join torch's process group and show it to DeepSpeed.
+
+    Raises:
+        ValueError: the package isn't installed.
+    """
+    if importlib.util.find_spec("deepspeed") is None:
+        raise ValueError(f"{info.role}: deepspeed is not installed: pip install -e '.[deepspeed]'")
+    if info.world_size == 1:
+        single_rank_group(backend)
+    else:
+        init_process_group(info, backend=backend)
+    # Read from the environment all along; roles that share a process share their device.
+    os.environ["LOCAL_RANK"] = str(device.index or 0)
+    os.environ.setdefault("DS_ACCELERATOR", device.type)  # not found out, with a warning
+    # DeepSpeed calls collectives by the names that torch 2.13 deprecates.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed.c10d_logger")
+    import deepspeed
+
+    if device.type == "cpu":
+        # DeepSpeed would compile an operator for sums through shared memory, at first use and on every rank at once,
+        # and print that it did. gloo sums as well.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
+
+
+def engine_json(spec: TrainSpec, options: DeepSpeedConfig, device: torch.device) -> dict[str, Any]:
+    """DeepSpeed's JSON: what the user gave, with sizes, clipping and types filled in from the rest of the role.
+
+    Sizes are for DeepSpeed's own arithmetic only: how a batch is cut, and when it ends, this project decides.
+    """
+    given = {f.name: getattr(options, f.name) for f in fields(options) if getattr(options, f.name) is not None}
+    made: dict[str, Any] = copy.deepcopy(given)
+    for name in ("train_batch_size", "optimizer", "scheduler", "bf16", "fp16"):
+        made.pop(name, None)
+    zero = made.setdefault("zero_optimization", {})
+    if device.type == "cpu":
+        for name in ("offload_optimizer", "offload_param"):
+            if name in zero:
+                zero[name]["pin_memory"] = False  # page-locked memory is for copies to an accelerator
+    dtype, autocast = spec.worker.model_args.dtype, options.stage == 0 and spec.trains
+    if dtype in ("bf16", "fp16") and not autocast:
+        made[dtype] = {**(getattr(options, dtype) or {}), "enabled": True}
+    if autocast and dtype != "fp32":
+        made["torch_autocast"] = {"enabled": True, "dtype": {"bf16": "bfloat16", "fp16": "float16"}[dtype]}
+    made["train_micro_batch_size_per_gpu"] = 1
+    made["gradient_accumulation_steps"] = 1
+    if spec.trains:
+        # Clipping at stage 0 is this project's own: DeepSpeed's would take a step with a gradient that isn't finite.
+        made["gradient_clipping"] = max(spec.max_grad_norm, 0.0) if options.stage else 0.0
+        made["zero_allow_untested_optimizer"] = True
+        made["zero_force_ds_cpu_optimizer"] = False
+        if dtype == "bf16" and options.stage:
+            # Sums over micro-batches and ranks in float32, as the other backends do.
+            made.setdefault("data_types", {}).setdefault("grad_accum_dtype", "fp32")
+            made.setdefault("communication_data_type", "fp32")
+    return made
+
+
+def exact_weights(module: nn.Module, computed: torch.dtype) -> dict[nn.Parameter, Tensor]:
+    """Copies of trained weights that lose something in the type that computes.
+
+    ZeRO makes its float32 weights from the rounded ones. Weights that were published in bf16 lose nothing and cost
+    nothing here.
+    """
+    trained = [p for p in module.parameters() if p.requires_grad]
+    return {p: p.detach().cpu().clone() for p in trained if not torch.equal(p.detach().to(computed).to(p.dtype), p)}
+
+
+def shard_weights(module: nn.Module, made: dict[str, Any], computed: torch.dtype, device: torch.device) -> None:
+    """Cut the weights of a module on the CPU for ZeRO 3, one at a time: no device ever holds them all."""
+    import deepspeed
+
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(computed)
+    for buffer in module.buffers():
+        buffer.data = buffer.data.to(device)
+    deepspeed.zero.Init(module=module, config_dict_or_path=made, dtype=computed)
+
+
+def adamw(parameters: nn.Module, args: TrainingArgs, options: DeepSpeedConfig, device: torch.device) -> Any:
+    """AdamW with decoupled decay, the fastest kernel for where its states lie.
+
+    Host memory beside an accelerator: DeepSpeed's vectorised CPU kernel. On an accelerator: its fused kernel.
+    Otherwise, and where the kernel can't be built here, torch's own. All of them compute the same update.
+    """
+    groups = parameter_groups(parameters.named_parameters(), args.weight_decay)
+    common = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
+    if device.type != "cpu":
+        kernel = "CPUAdamBuilder" if options.offloads("offload_optimizer") else "FusedAdamBuilder"
+        if _builds(kernel):
+            return cpu_adam(groups, common) if kernel == "CPUAdamBuilder" else _fused_adam(groups, common)
+    return torch.optim.AdamW(groups, **common)
+
+
+def cpu_adam(groups: list[dict[str, Any]], common: dict[str, Any]) -> Any:
+    """DeepSpeed's AdamW for states in host memory."""
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    return DeepSpeedCPUAdam(groups, adamw_mode=True, **common)
+
+
+def _fused_adam(groups: list[dict[str, Any]], common: dict[str, Any]) -> Any:
+    from deepspeed.ops.adam import FusedAdam
+
+    return FusedAdam(groups, adam_w_mode=True, **common)
+
+
+def _builds(kernel: str) -> bool:
+    from deepspeed.accelerator import get_accelerator
+
+    builder = get_accelerator().create_op_builder(kernel)
+    return builder is not None and bool(builder.is_compatible(verbose=False))
+
+
+class Engine(nn.Module):
+    """A DeepSpeed engine that is called like a scorer.
+
+    DeepSpeed's hooks look for tensors in tuples and dicts only, so the layout goes in and the scores come out as such.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__()
+        self.engine = engine
+
+    def forward(self, layout: MicroLayout, entropy: bool) -> ScoredTokens:
+        """See `PolicyScorer`."""
+        logprobs, entropies, values = self.engine(vars(layout).copy(), entropy)
+        return ScoredTokens(logprobs=logprobs, entropy=entropies, values=values)
+
+
+class Opened(nn.Module):
+    """A scorer whose inputs and outputs DeepSpeed's hooks can see into."""
+
+    def __init__(self, scorer: PolicyScorer | ValueScorer) -> None:
+        super().__init__()
+        self.scorer = scorer
+
+    def hold_head(self) -> None:
+        """Under ZeRO 3, gather the head of a policy once per pass.
+
+        A scorer runs it on as many chunks as there are tokens. Gathering it for each would be a different number of
+        collectives on each rank, which never end.
+        """
+        import deepspeed
+
+        if isinstance(self.scorer, PolicyScorer):
+            head = self.scorer.lm.get_output_embeddings()
+            head._forward_pre_hooks.clear()
+            head._forward_hooks.clear()
+            for parameter in head.parameters():
+                deepspeed.zero.register_external_parameter(self, parameter)
+
+    def forward(self, layout: dict[str, Any], entropy: bool) -> tuple[Tensor | None, ...]:
+        """(log-probs, entropies, values), each [S] or None."""
+        # Around the scorer's own hooks: it has no parameters of its own, and its types are closed to them.
+        scored = self.scorer.forward(MicroLayout(**layout), entropy)
+        return scored.logprobs, scored.entropy, scored.values

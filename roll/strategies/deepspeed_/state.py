@@ -1,0 +1,184 @@
+"""Float32 weights and moments of AdamW, wherever ZeRO keeps them: whole ones in and out, and this rank's part.
+
+The functions take parameters of the module that the engine wraps. Whole tensors are collectives: every rank calls
+them for the same parameters in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Of AdamW, as torch and DeepSpeed both name them."""
+
+
+def whole_weight(engine: Any, parameter: nn.Parameter) -> Tensor:
+    """The float32 weight of a trained parameter, the weight as it is of a frozen one."""
+    import deepspeed
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    if parameter.requires_grad and _sharded(engine):
+        whole: Tensor = safe_get_full_fp32_param(parameter)
+        return whole
+    if hasattr(parameter, "ds_id"):
+        with deepspeed.zero.GatheredParameters([parameter]):
+            return parameter.detach().clone()
+    return parameter.detach()
+
+
+def set_weight(engine: Any, parameter: nn.Parameter, value: Tensor) -> None:
+    """Change a weight; `publish` then brings trained ones to the module that computes."""
+    import deepspeed
+
+    if parameter.requires_grad and _sharded(engine):
+        _set_whole(parameter, value, None)
+    elif hasattr(parameter, "ds_id"):
+        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+            parameter.data.copy_(value)
+    else:
+        parameter.data.copy_(value)
+
+
+def whole_moment(engine: Any, parameter: nn.Parameter, name: str) -> Tensor:
+    """A moment of a trained parameter, after the first optimizer step."""
+    from deepspeed.utils import safe_get_full_optimizer_state
+
+    if not _sharded(engine):
+        kept: Tensor = engine.optimizer.state[parameter][name]
+        return kept
+    whole: Tensor = safe_get_full_optimizer_state(parameter, name)
+    return whole
+
+
+def set_moment(engine: Any, parameter: nn.Parameter, name: str, value: Tensor) -> None:
+    """Change a moment that `make_moments` has made."""
+    if _sharded(engine):
+        _set_whole(parameter, value, name)
+    else:
+        engine.optimizer.state[parameter][name].copy_(value)
+
+
+def make_moments(engine: Any, step: int) -> None:
+    """Moments of zero as after `step` updates: AdamW makes them at its first update, too late to fill them."""
+    optimizer = engine.optimizer
+    base = optimizer.optimizer if _sharded(engine) else optimizer
+    plain = isinstance(base, torch.optim.AdamW)
+    for flat in _trained_tensors(engine):
+        kept = {name: torch.zeros_like(flat, requires_grad=False) for name in MOMENTS}
+        base.state[flat] = {"step": torch.tensor(float(step)) if plain else step, **kept}
+    for group in base.param_groups:
+        if not plain:
+            group["step"] = step  # where the fused kernel counts
+    if hasattr(optimizer, "_hp_optimizer_states_linked"):
+        optimizer._hp_optimizer_states_linked = False
+        optimizer._lazy_init_hp_params_optimizer_state()
+
+
+def publish(engine: Any) -> None:
+    """Copy the float32 weights to those that compute."""
+    optimizer = engine.optimizer
+    if hasattr(optimizer, "update_lp_params"):
+        optimizer.update_lp_params()
+    elif _sharded(engine):
+        optimizer._partition_all_parameters()
+        for group in range(len(optimizer.fp16_groups)):
+            optimizer._reassign_or_swap_out_partitioned_parameters(group)
+        if optimizer.persistent_parameters:
+            optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)
+
+
+class Anchor:
+    """The gradient of strength / 2 * |weights - weights at the start|^2, on each rank for its part."""
+
+    def __init__(self, engine: Any, strength: float) -> None:
+        self._engine, self._strength = engine, strength
+        trained = ((n, p) for n, p in engine.module.named_parameters() if p.requires_grad)
+        self._start = {name: weight.clone() for name, weight, _ in self._parts(trained)}
+
+    def _parts(self, named: Iterable[tuple[str, nn.Parameter]]) -> Iterable[tuple[str, Tensor, nn.Parameter]]:
+        """(name, float32 weights of the part that this rank has gradients of, parameter)."""
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_local_fp32_param
+
+        for name, parameter in named:
+            if hasattr(parameter, "ds_id"):
+                yield name, safe_get_local_fp32_param(parameter).detach(), parameter
+            elif not _sharded(self._engine):
+                yield name, parameter.detach(), parameter
+            elif _whole_gradients(self._engine):
+                yield name, safe_get_full_fp32_param(parameter), parameter
+            elif parameter._hp_mapping is not None:
+                yield name, parameter._hp_mapping.hp_fragment.detach(), parameter
+
+    def pull(self) -> None:
+        """Add the gradient to those of the last backward pass, before they are clipped."""
+        from deepspeed.utils import safe_get_local_grad, safe_set_local_grad
+
+        optimizer = self._engine.optimizer
+        named = ((n, p) for n, p in self._engine.module.named_parameters() if p.requires_grad)
+        for name, weight, parameter in self._parts(named):
+            force = (weight - self._start[name]).mul_(self._strength)
+            if hasattr(parameter, "ds_id"):
+                safe_set_local_grad(parameter, safe_get_local_grad(parameter).view(-1) + force)
+            elif not _sharded(self._engine):
+                if parameter.grad is not None:
+                    parameter.grad.add_(force)
+            else:
+                mapping = parameter._hp_mapping
+                gradient = parameter._hp_grad if _whole_gradients(self._engine) else mapping.get_lp_grad_fragment(
+                    parameter._index_in_param_group
+                )
+                gradient.add_(force.view_as(gradient))
+                if optimizer.__dict__.get("cpu_offload"):
+                    # Offloaded norms are taken while gradients come in.
+                    optimizer.norm_for_param_grads[optimizer.get_param_id(parameter)] = gradient.norm(2)
+
+
+def _sharded(engine: Any) -> bool:
+    """Whether ZeRO wraps the optimizer."""
+    return hasattr(engine.optimizer, "optimizer")
+
+
+def _whole_gradients(engine: Any) -> bool:
+    """ZeRO 1 in bf16 sums float32 gradients of the whole model on every rank."""
+    return hasattr(engine.optimizer, "fp32_groups_gradients")
+
+
+def _trained_tensors(engine: Any) -> list[Tensor]:
+    """What the optimizer updates: flat parts of this rank, or the parameters themselves."""
+    optimizer = engine.optimizer
+    if not _sharded(engine):
+        return [p for group in optimizer.param_groups for p in group["params"]]
+    for name in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition"):
+        if hasattr(optimizer, name):
+            return list(getattr(optimizer, name))
+    raise AssertionError(f"unknown optimizer {type(optimizer).__name__}")
+
+
+def _set_whole(parameter: nn.Parameter, value: Tensor, moment: str | None) -> None:
+    from deepspeed.utils import (
+        safe_set_full_fp32_param,
+        safe_set_full_optimizer_state,
+        safe_set_local_fp32_param,
+        safe_set_local_optimizer_state,
+    )
+
+    if not hasattr(parameter, "ds_id"):
+        if moment is None:
+            safe_set_full_fp32_param(parameter, value)
+        else:
+            safe_set_full_optimizer_state(parameter, value, moment)
+        return
+    # DeepSpeed's own cut of a whole ZeRO-3 tensor forgets the padding of the last rank.
+    size = parameter.ds_tensor.numel()
+    start = size * parameter._z3_optimizer._get_param_partition_rank(parameter)
+    part = value.new_zeros(size)
+    mine = value.reshape(-1)[start : start + size]
+    part[: len(mine)] = mine
+    if moment is None:
+        safe_set_local_fp32_param(parameter, part)
+    else:
+        safe_set_local_optimizer_state(parameter, part, moment)
