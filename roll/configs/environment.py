@@ -1,4 +1,4 @@
-"""Checks against the machine: files, folders, models, functions. Reads little, imports nothing heavy."""
+"""Checks against the world outside: files, folders, models, functions, the machine. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from roll.configs.base import DataArgs
 from roll.configs.errors import ConfigError, Violation, did_you_mean
+from roll.configs.machine import Machine, machine_checks, this_machine
+from roll.configs.model_shape import read_shape
 from roll.configs.rlvr import RLVRConfig
+from roll.configs.rules_layout import shape_rules
 from roll.configs.rules_lora import PEFT_MISSING
-from roll.configs.rules_memory import accelerator_needs
 from roll.configs.rules_policy import IMPORT_PATH
 from roll.configs.rules_reward_model import classifier_checks
 from roll.utils.models import SMOLLM2_FOLDER
@@ -25,9 +26,10 @@ DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
 _HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 
 
-def check_environment(config: RLVRConfig) -> None:
-    """Raise `ConfigError` with everything the configuration needs and this machine doesn't have."""
+def check_environment(config: RLVRConfig, machine: Machine | None = None) -> None:
+    """Raise `ConfigError` with everything the configuration needs and `machine` (None: this one) doesn't have."""
     violations = [violation for check in CHECKS for violation in check(config)]
+    violations.extend(machine_checks(config, machine or this_machine()))
     if violations:
         raise ConfigError(violations, "what the configuration refers to")
 
@@ -117,7 +119,7 @@ def _procedural(path: str, data: DataArgs) -> Iterator[Violation]:
 
 
 def model_checks(config: RLVRConfig) -> Iterator[Violation]:
-    """Local model folders are there, and hold sequences this long."""
+    """Local model folders are there; a reward model is one."""
     for role in config.roles:
         name = config.model_path(role)
         args = getattr(config, role).model_args
@@ -130,30 +132,25 @@ def model_checks(config: RLVRConfig) -> Iterator[Violation]:
                 yield Violation(path, expected, made or "check the path", name)
         elif not (folder / "config.json").is_file():
             yield Violation(path, "a Hugging Face model folder with a config.json", "check the path", name)
-        else:
-            overrides = args.model_config_kwargs
-            limit = overrides.get("max_position_embeddings", _max_positions(folder / "config.json"))
-            if role == "reward_model":
-                yield from classifier_checks(config, folder / "config.json", limit)
-            else:
-                yield from _too_long(config, name, limit)
+        elif role == "reward_model":
+            shape = read_shape(name, args.model_config_kwargs)
+            limit = shape.positions if shape is not None else None
+            yield from classifier_checks(config, folder / "config.json", limit)
 
 
-def _too_long(config: RLVRConfig, model: str, limit: Any) -> Iterator[Violation]:
-    length = config.max_sequence_length
-    if isinstance(limit, int) and length > limit:
-        expected = f"at most {limit} tokens (if null: prompt_length + response_length), all that {model} can hold"
-        yield Violation("sequence_length", expected, "shorter prompts or responses", length)
-
-
-def _max_positions(file: Path) -> Any:
-    try:
-        tree = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
-        return None  # transformers says it better when it loads the model
-    if not isinstance(tree, dict):
-        return None
-    return tree.get("max_position_embeddings") or tree.get("text_config", {}).get("max_position_embeddings")
+def shape_checks(config: RLVRConfig) -> Iterator[Violation]:
+    """Models whose config.json is at hand hold sequences this long, and their role's layout can divide them."""
+    for role, worker in config.roles.items():
+        name = config.model_path(role)
+        shape = read_shape(name, worker.model_args.model_config_kwargs)
+        if shape is None:
+            continue
+        length = config.max_sequence_length
+        if role != "reward_model" and shape.positions is not None and length > shape.positions:
+            default = "if null: prompt_length + response_length"
+            expected = f"at most {shape.positions} tokens ({default}), all that {name} can hold"
+            yield Violation("sequence_length", expected, "shorter prompts or responses", length)
+        yield from shape_rules(role, worker, name, shape)
 
 
 def adapter_checks(config: RLVRConfig) -> Iterator[Violation]:
@@ -268,23 +265,8 @@ def _top_level_names(tree: ast.Module) -> Iterator[str]:
             yield node.asname or node.name
 
 
-def device_checks(config: RLVRConfig) -> Iterator[Violation]:
-    """As many accelerators as promised, on one machine that has any; without, a slot is a CPU worker."""
-    names = os.listdir("/dev") if Path("/dev").is_dir() else []
-    present = sum(re.fullmatch(r"nvidia\d+", name) is not None for name in names)
-    if 0 < present < config.num_gpus_per_node and config.num_nodes == 1:
-        expected = f"at most {present}, the accelerators of this machine"
-        yield Violation("num_gpus_per_node", expected, "fewer slots, or more nodes", config.num_gpus_per_node)
-    has_one = present > 0 or "kfd" in names  # the second: AMD's
-    for key, value, package, missing in accelerator_needs(config):
-        if config.num_nodes == 1 and not has_one:
-            yield Violation(key, "an accelerator for it, and this machine has none", "remove it", value)
-        elif package is not None and importlib.util.find_spec(package) is None:
-            yield Violation(key, f"its package; {missing}", "install it, or remove the key", value)
-
-
-CHECKS = (data_checks, model_checks, adapter_checks, folder_checks, function_checks, device_checks)
-"""All of them, in the order of their messages."""
+CHECKS = (data_checks, model_checks, shape_checks, adapter_checks, folder_checks, function_checks)
+"""All but those of `machine_checks`, in the order of their messages."""
 
 
 def _nearby(file: Path) -> str:

@@ -9,6 +9,9 @@ from typing import Any, Literal
 from roll.configs.fields import number
 from roll.configs.options import StrategyConfig
 
+RECOMPUTED = ("core_attn", "mlp", "layernorm", "moe", "moe_act", "shared_experts")
+"""What `recompute_modules` may name."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MegatronConfig(StrategyConfig):

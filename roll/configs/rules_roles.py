@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from roll.configs.base import TrainConfig, WorkerConfig
 from roll.configs.errors import Violation
+from roll.configs.rules_layout import layout_rules
 from roll.configs.strategy import Fsdp2Config
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def role_rules(config: RLVRConfig) -> Iterator[Violation]:
             yield Violation(path, expected, f"{path}={(twin or allowed)[0]}", name)
         yield from _model_rules(config, role, worker)
         yield from _size_rules(config, role, worker)
+        yield from layout_rules(role, worker)
 
 
 def _model_rules(config: RLVRConfig, role: str, worker: WorkerConfig) -> Iterator[Violation]:

@@ -60,8 +60,8 @@ class StrategyArgs:
     """Which backend a role runs on."""
 
     strategy_name: str = field(metadata=choice(STRATEGIES, LATER_STRATEGIES))
-    """Backend: `fsdp2_train` for roles that train, `fsdp2_infer` for forward passes only, `hf_infer` for
-    generation."""
+    """Backend: one that ends in `_train` for roles that train, in `_infer` for forward passes only, `hf_infer` for
+    generation. Roles may differ."""
 
     strategy_config: StrategyConfig = field(
         default_factory=StrategyConfig, metadata=typed_by("strategy_name", STRATEGIES)

@@ -16,7 +16,9 @@ Rule = Callable[["RLVRConfig"], Iterator[Violation]]
 
 
 def _batch_rules(config: RLVRConfig) -> Iterator[Violation]:
-    yield from plan_batches(config).violations()
+    plan = plan_batches(config)
+    if all(batch.data_parallel for batch in plan.trains):  # else `layout_rules` has said why there is no whole one
+        yield from plan.violations()
 
 
 RULES: tuple[Rule, ...] = (

@@ -29,11 +29,13 @@ LATER_KEYS: dict[str, str] = {
     "worker_cls": "a role has one worker class; a reward is chosen by rewards.<domain>.name",
     "response": "reference responses aren't used in RLVR; see data_args.ground_truth",
     "logprobs": "log-probs of sampled tokens are always kept",
-    "use_remove_padding": "not available in this version",
-    "sequence_length_round_in_train": "not available in this version",
-    "sequence_length_round_in_infer": "not available in this version",
-    "ep_size": "expert parallelism isn't available in this version",
-    "tensor_parallel_size": _ENGINE,
+    "ep_size": (
+        "with fsdp2_* every rank holds all experts (in shards); to spread them choose megatron_* and its "
+        "expert_model_parallel_size"
+    ),
+    "forward_prefetch": "FSDP2 gathers the next layer's weights ahead by itself",
+    "wrap_policy": "what is sharded together is what the model names as its layers",
+    "tensor_parallel_size": f"{_ENGINE}; for training see tensor_model_parallel_size of megatron_train",
     "gpu_memory_utilization": _ENGINE,
     "max_model_len": _ENGINE,
     "max_num_seqs": _ENGINE,
@@ -53,6 +55,18 @@ OTHER_WORDS: dict[str, str] = {
     ),
     "ppo_micro_batch_size_per_gpu": "write training_args.per_device_train_batch_size",
     "use_dynamic_bsz": "write use_dynamic_batching_in_train",
+    "use_remove_padding": "write use_sequence_packing",
+    "ulysses_sequence_parallel_size": "write model_args.ulysses_size",
+    "enable_gradient_checkpointing": "write model_args.disable_gradient_checkpointing, the other way round",
+    "enable_activation_offload": "write model_args.activation_offload",
+    "use_torch_compile": "write model_args.torch_compile",
+    "override_config": "write model_args.model_config_kwargs",
+    "model_dtype": "write model_args.dtype",
+    "param_offload": "write strategy_config.offload_policy (fsdp2_*) or zero_optimization.offload_param (deepspeed_*)",
+    "optimizer_offload": (
+        "write strategy_config.offload_policy (fsdp2_*), zero_optimization.offload_optimizer (deepspeed_*) or "
+        "optimizer_cpu_offload (megatron_*)"
+    ),
     "ppo_max_token_len_per_gpu": "write max_tokens_per_microbatch_in_train",
     "log_prob_micro_batch_size_per_gpu": "write infer_batch_size",
     "log_prob_max_token_len_per_gpu": "write max_tokens_per_microbatch_in_infer",

@@ -1,0 +1,88 @@
+"""What a model's config.json says about its shape: enough to see whether a parallel layout can divide it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MEGATRON_MODEL_TYPES = ("llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen2_moe", "qwen3_moe")
+"""Values of `model_type` whose weights `roll.strategies.megatron` can map."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """Sizes of a decoder; None where the model doesn't say."""
+
+    model_type: str | None = None
+    heads: int | None = None
+    """Attention heads."""
+    kv_heads: int | None = None
+    """Heads of keys and values."""
+    layers: int | None = None
+    hidden: int | None = None
+    intermediate: int | None = None
+    """Width of the MLP; of one expert where there are experts."""
+    vocab: int | None = None
+    positions: int | None = None
+    """Longest sequence."""
+    experts: int = 0
+    """Experts per layer; 0: a dense model."""
+    shared_expert: bool = False
+    """Whether every token also passes an expert of its own."""
+
+
+def read_shape(name: str, overrides: Mapping[str, Any]) -> ModelShape | None:
+    """The shape of a local model folder, or of a hub model that is in the hub's cache; None when that isn't known.
+
+    `overrides` are the user's `model_config_kwargs`.
+    """
+    file = _config_file(name)
+    if file is None:
+        return None
+    try:
+        tree = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        return None  # transformers says it better when it loads the model
+    if not isinstance(tree, dict):
+        return None
+    text = tree.get("text_config")
+    return _shape({**tree, **(text if isinstance(text, dict) else {}), **overrides})
+
+
+def _config_file(name: str) -> Path | None:
+    folder = Path(name).expanduser()
+    if folder.exists():
+        file = folder / "config.json"
+        return file if file.is_file() else None
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        return None  # not a hub id; `model_checks` says so
+    return Path(cached) if isinstance(cached, str) else None
+
+
+def _shape(tree: Mapping[str, Any]) -> ModelShape:
+    def size(*keys: str) -> int | None:
+        values = (tree.get(key) for key in keys)
+        return next((value for value in values if type(value) is int), None)
+
+    heads = size("num_attention_heads")
+    experts = size("num_local_experts", "num_experts", "n_routed_experts") or 0
+    return ModelShape(
+        model_type=tree.get("model_type"),
+        heads=heads,
+        kv_heads=size("num_key_value_heads") or heads,
+        layers=size("num_hidden_layers"),
+        hidden=size("hidden_size"),
+        intermediate=(size("moe_intermediate_size") if experts else None) or size("intermediate_size"),
+        vocab=size("vocab_size"),
+        positions=size("max_position_embeddings"),
+        experts=experts,
+        shared_expert=bool(size("shared_expert_intermediate_size", "n_shared_experts")),
+    )

@@ -1,0 +1,329 @@
+"""Parallel layouts, backends and what they need of a machine: each contradiction is one clear error, at check time."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from roll.configs.base import ActorTrainConfig, ModelArgs, TrainingArgs
+from roll.configs.batch import plan_batches
+from roll.configs.environment import check_environment
+from roll.configs.errors import ConfigError
+from roll.configs.loader import load_config
+from roll.configs.machine import MISSING, Machine, this_machine
+from roll.configs.megatron import MegatronConfig
+from roll.configs.model_shape import ModelShape, read_shape
+from roll.configs.rewards import RewardConfig
+from roll.configs.rlvr import RLVRConfig
+from roll.configs.strategy import Fsdp2Config, StrategyArgs
+
+ACTOR = "actor_train.strategy_args"
+OPTIONS = f"{ACTOR}.strategy_config"
+REFERENCE = "reference.strategy_args"
+ULYSSES = "actor_train.model_args.ulysses_size"
+H200 = Machine(accelerators=("NVIDIA H200",) * 8)
+NO_GPU = Machine()
+
+
+def dense(**sizes: object) -> dict[str, object]:
+    return {
+        "model_type": "llama",
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 6,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "vocab_size": 100,
+        "max_position_embeddings": 64,
+        **sizes,
+    }
+
+
+MODELS = {
+    "dense": dense(),
+    "experts": dense(model_type="qwen3_moe", num_experts=6, moe_intermediate_size=36),
+    "gemma": dense(model_type="gemma2"),
+}
+
+
+@pytest.fixture
+def jobs(job: Path) -> Path:
+    for name, tree in MODELS.items():
+        (job / name).mkdir()
+        (job / name / "config.json").write_text(json.dumps(tree))
+    return job
+
+
+def megatron(ranks: int = 1, model: str = "dense", **options: object) -> list[str]:
+    """Overrides: Megatron on so many ranks, with these options."""
+    sets = ", ".join(f"{key}: {json.dumps(value).replace(chr(34), '')}" for key, value in options.items())
+    return [
+        *ray(ranks),
+        f"pretrain={model}",
+        f"{ACTOR}={{strategy_name: megatron_train, strategy_config: {{{sets}}}}}",
+    ]
+
+
+def ray(ranks: int) -> list[str]:
+    """Overrides: the actor on so many ranks, and a batch that fits one to eight data-parallel ones."""
+    return [
+        "executor=ray",
+        f"num_gpus_per_node={ranks}",
+        f"actor_train.world_size={ranks}",
+        "rollout_batch_size=6",
+        "num_return_sequences_in_group=4",
+        "actor_train.training_args={per_device_train_batch_size: 1, gradient_accumulation_steps: 1}",
+    ]
+
+
+BROKEN = [
+    # id, overrides, machine, path of the one violation, fragments of its text
+    ("training on a backend that only looks", [f"{ACTOR}.strategy_name=megatron_infer"], NO_GPU,
+     f"{ACTOR}.strategy_name", ["do the work of actor_train", f"fix: {ACTOR}.strategy_name=megatron_train"]),
+    ("a reference that trains", ["reference={strategy_args: {strategy_name: deepspeed_train}}"], NO_GPU,
+     f"{REFERENCE}.strategy_name", [f"fix: {REFERENCE}.strategy_name=deepspeed_infer"]),
+    ("a backend misspelt", [f"{ACTOR}.strategy_name=megatrn_train"], NO_GPU, f"{ACTOR}.strategy_name",
+     ["did you mean 'megatron_train'"]),
+    ("an option of another backend", [f"{ACTOR}={{strategy_name: megatron_train, strategy_config: {{fsdp_size: 1}}}}"],
+     NO_GPU, f"{OPTIONS}.fsdp_size", ["a key of actor_train.strategy_args.strategy_config"]),
+    ("an option misspelt", megatron(tensor_parallel=2), NO_GPU, f"{OPTIONS}.tensor_parallel", ["did you mean"]),
+    ("experts spread by FSDP2", [f"{ACTOR}={{strategy_name: fsdp2_train, strategy_config: {{ep_size: 2}}}}"], NO_GPU,
+     f"{OPTIONS}.ep_size", ["every rank holds all experts", "expert_model_parallel_size"]),
+    # ranks. 2 x 2 x 1 = 4 don't divide 6 ranks; the next number that does is 8.
+    ("ranks that tp x pp don't divide", megatron(6, tensor_model_parallel_size=2, pipeline_model_parallel_size=2),
+     NO_GPU, OPTIONS, ["tp 2 x pp 2 x cp 1 = 4", "6 rank(s)", "8 ranks for actor_train"]),
+    ("fewer ranks than one copy needs", megatron(1, tensor_model_parallel_size=2), NO_GPU, OPTIONS,
+     ["tp 2 x pp 1 x cp 1 = 2", "1 rank(s)"]),
+    ("ranks that Ulysses doesn't divide", [*ray(3), f"{ULYSSES}=2"], NO_GPU, ULYSSES,
+     ["ulysses 2 = 2", "3 rank(s)", "4 ranks for actor_train"]),
+    ("Ulysses in Megatron", [*megatron(2), f"{ULYSSES}=2"], NO_GPU, ULYSSES,
+     ["doesn't split sequences this way", "context_parallel_size=2"]),
+    ("Ulysses for generation",
+     ["executor=ray", "num_gpus_per_node=2", "actor_infer.world_size=2", "actor_infer.model_args.ulysses_size=2"],
+     NO_GPU, "actor_infer.model_args.ulysses_size", ["hf_infer doesn't split sequences", "remove it"]),
+    ("experts on ranks that aren't there", megatron(2, "experts", expert_model_parallel_size=3), NO_GPU,
+     f"{OPTIONS}.expert_model_parallel_size", ["ep 3 x expert tp 1 x pp 1 = 3", "2 rank(s)"]),
+    # a mini-batch counts data-parallel ranks: 1 x 1 x (4 / 2) = 2 doesn't divide 1 prompt x 3 responses
+    ("a batch that data-parallel ranks don't divide",
+     [*megatron(4, tensor_model_parallel_size=2), "rollout_batch_size=1", "num_return_sequences_in_group=3"],
+     NO_GPU, "actor_train.training_args", ["x 2 data-parallel rank(s) = 2 doesn't divide 1 prompts x 3 responses"]),
+    # Megatron's options among themselves
+    ("virtual stages without stages", megatron(virtual_pipeline_model_parallel_size=2), NO_GPU,
+     f"{OPTIONS}.virtual_pipeline_model_parallel_size", ["there is no pipeline", "pipeline_model_parallel_size=2"]),
+    ("sequence parallelism without peers", megatron(sequence_parallel=True), NO_GPU, f"{OPTIONS}.sequence_parallel",
+     ["tensor_model_parallel_size is 1"]),
+    ("parameters gathered without the distributed optimizer",
+     megatron(overlap_param_gather=True, overlap_grad_reduce=True, use_distributed_optimizer=False), NO_GPU,
+     f"{OPTIONS}.overlap_param_gather", ["use_distributed_optimizer is off", "use_distributed_optimizer=true"]),
+    ("parameters gathered without reduced gradients", megatron(overlap_param_gather=True), NO_GPU,
+     f"{OPTIONS}.overlap_param_gather", ["overlap_grad_reduce is off"]),
+    ("a recompute method for selected modules",
+     megatron(recompute_granularity="selective", recompute_method="block"), NO_GPU, f"{OPTIONS}.recompute_method",
+     ["recompute_granularity is selective"]),
+    ("recomputed layers counted where none are",
+     [*megatron(recompute_num_layers=2), "actor_train.model_args.disable_gradient_checkpointing=true"], NO_GPU,
+     f"{OPTIONS}.recompute_num_layers", ["recompute_granularity is off"]),
+    ("recomputation on and off",
+     [*megatron(recompute_granularity="full"), "actor_train.model_args.disable_gradient_checkpointing=true"], NO_GPU,
+     f"{OPTIONS}.recompute_granularity", ["disable_gradient_checkpointing is true"]),
+    ("modules to recompute within whole layers", megatron(recompute_modules=["mlp"]), NO_GPU,
+     f"{OPTIONS}.recompute_modules", ["recompute_granularity is full", "recompute_granularity=selective"]),
+    ("a module nobody knows", megatron(recompute_granularity="selective", recompute_modules=["attention"]), NO_GPU,
+     f"{OPTIONS}.recompute_modules", ["got 'attention'", "core_attn"]),
+    ("an activation that isn't grouped",
+     megatron(1, "experts", recompute_granularity="selective", recompute_modules=["moe_act"]), NO_GPU,
+     f"{OPTIONS}.recompute_modules", ["moe_grouped_gemm is off"]),
+    ("experts recomputed twice", megatron(1, "experts", moe_layer_recompute=True), NO_GPU,
+     f"{OPTIONS}.moe_layer_recompute", ["whole layers are recomputed anyway"]),
+    ("a backward pass where there is none",
+     ["use_kl_loss=true", "pretrain=dense",
+      "reference={strategy_args: {strategy_name: megatron_infer, strategy_config: {overlap_grad_reduce: true}}}"],
+     NO_GPU, f"{REFERENCE}.strategy_config.overlap_grad_reduce", ["reference doesn't train"]),
+    ("an attention kernel in Megatron", [*megatron(), "actor_train.model_args.attn_implementation=sdpa"], NO_GPU,
+     "actor_train.model_args.attn_implementation", ["transformer_impl"]),
+    ("an overlap with the wrong dispatcher",
+     megatron(1, "experts", moe_shared_expert_overlap=True, moe_token_dispatcher_type="allgather"), H200,
+     f"{OPTIONS}.moe_shared_expert_overlap", ["allgather", "moe_token_dispatcher_type=alltoall"]),
+    # against the model
+    ("heads that tp doesn't divide", megatron(3, tensor_model_parallel_size=3), NO_GPU,
+     f"{OPTIONS}.tensor_model_parallel_size", ["the 8 attention heads of dense", "one of 1, 2, 4, 8"]),
+    ("key-value heads that tp doesn't divide", megatron(8, tensor_model_parallel_size=8), NO_GPU,
+     f"{OPTIONS}.tensor_model_parallel_size", ["the 4 key-value heads of dense"]),
+    ("heads that Ulysses doesn't divide", [*ray(3), "pretrain=dense", f"{ULYSSES}=3"], NO_GPU, ULYSSES,
+     ["the 8 attention heads of dense"]),
+    # 8 heads over tp 2 leave 4 a rank, which 3 context-parallel ranks can't share
+    ("heads that cp doesn't divide", megatron(6, tensor_model_parallel_size=2, context_parallel_size=3), NO_GPU,
+     f"{OPTIONS}.context_parallel_size", ["the 4 attention heads of dense on each of 2"]),
+    ("layers that pp doesn't divide", megatron(4, pipeline_model_parallel_size=4), NO_GPU,
+     f"{OPTIONS}.pipeline_model_parallel_size", ["the 6 layers of dense", "pp 4", "1, 2, 3, 6"]),
+    # 6 layers over 2 stages are 3 each, which 2 stretches can't share
+    ("layers that virtual stages don't divide",
+     megatron(2, pipeline_model_parallel_size=2, virtual_pipeline_model_parallel_size=2), NO_GPU,
+     f"{OPTIONS}.virtual_pipeline_model_parallel_size", ["pp 2 x 2 stretches = 4"]),
+    ("experts that ep doesn't divide", megatron(4, "experts", expert_model_parallel_size=4), NO_GPU,
+     f"{OPTIONS}.expert_model_parallel_size", ["the 6 experts of experts", "1, 2, 3, 6"]),
+    ("experts of a dense model", megatron(1, moe_router_dtype="fp32"), NO_GPU, f"{OPTIONS}.moe_router_dtype",
+     ["dense has no experts"]),
+    ("tensor parallelism of experts without sequence parallelism",
+     megatron(2, "experts", tensor_model_parallel_size=2), NO_GPU, f"{OPTIONS}.sequence_parallel",
+     ["experts has experts", "sequence_parallel=true"]),
+    ("an overlap with a shared expert that isn't there", megatron(1, "experts", moe_shared_expert_overlap=True), H200,
+     f"{OPTIONS}.moe_shared_expert_overlap", ["has no shared expert"]),
+    ("a family that Megatron's weights can't be mapped for", megatron(1, "gemma"), NO_GPU, f"{ACTOR}.strategy_name",
+     ["type 'gemma2'", "megatron_* knows llama, qwen2", "fsdp2_*"]),
+    # the machine
+    ("DeepSpeed that isn't installed", [f"{ACTOR}.strategy_name=deepspeed_train"],
+     Machine(packages=frozenset(MISSING) - {"deepspeed"}), f"{ACTOR}.strategy_name",
+     ["deepspeed is not installed: pip install --no-build-isolation -e '.[deepspeed]'"]),
+    ("DeepSpeed without a compiler", [f"{ACTOR}.strategy_name=deepspeed_train"], Machine(compiler=False),
+     f"{ACTOR}.strategy_name", ["a C++ compiler"]),
+    ("Megatron that isn't installed", megatron(), Machine(packages=frozenset()), f"{ACTOR}.strategy_name",
+     ["megatron-core is not installed: pip install -e '.[megatron]'"]),
+    ("fused layers that aren't installed", megatron(transformer_impl="transformer_engine"),
+     replace(H200, packages=frozenset({"megatron.core"})), f"{OPTIONS}.transformer_impl",
+     ["transformer-engine is not installed"]),
+    ("fused layers on a CPU", megatron(transformer_impl="transformer_engine"), NO_GPU, f"{OPTIONS}.transformer_impl",
+     ["this machine has none"]),
+    ("grouped kernels on a CPU", megatron(1, "experts", moe_grouped_gemm=True), NO_GPU, f"{OPTIONS}.moe_grouped_gemm",
+     ["this machine has none"]),
+    ("optimizer states off a device that isn't there", megatron(optimizer_cpu_offload=True), NO_GPU,
+     f"{OPTIONS}.optimizer_cpu_offload", ["this machine has none"]),
+    ("fused loss kernels that aren't installed", ["actor_train.model_args.use_liger=true"],
+     replace(H200, packages=frozenset()), "actor_train.model_args.use_liger", ["pip install -e '.[liger]'"]),
+    ("flash attention on a CPU",
+     ["actor_train.model_args.attn_implementation=fa2", "actor_train.model_args.dtype=bf16"], NO_GPU,
+     "actor_train.model_args.attn_implementation", ["this machine has none"]),
+    ("bf16 on an accelerator without it", ["actor_train.model_args.dtype=bf16"],
+     Machine(accelerators=("Tesla V100-SXM2-16GB",)), "actor_train.model_args.dtype",
+     ["Tesla V100-SXM2-16GB computes in", "dtype=fp32"]),
+    ("more slots than accelerators", ["executor=ray", "num_gpus_per_node=9"], H200, "num_gpus_per_node",
+     ["at most 8"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("overrides", "machine", "path", "fragments"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN]
+)
+def test_a_layout_that_cannot_be_gives_one_clear_error(jobs, overrides, machine, path, fragments):
+    with pytest.raises(ConfigError) as caught:
+        check_environment(load_config(jobs, "job", overrides), machine)
+    assert [violation.path for violation in caught.value.violations] == [path], str(caught.value)
+    for fragment in fragments:
+        assert fragment in str(caught.value)
+
+
+SOUND = {
+    "all of Megatron's sizes": megatron(8, "dense", tensor_model_parallel_size=2, pipeline_model_parallel_size=2,
+                                        context_parallel_size=2, sequence_parallel=True),
+    "virtual stages": megatron(2, pipeline_model_parallel_size=2, virtual_pipeline_model_parallel_size=3),
+    "experts": megatron(4, "experts", tensor_model_parallel_size=2, sequence_parallel=True,
+                        expert_model_parallel_size=2, expert_tensor_parallel_size=1),
+    "experts recomputed alone": [
+        *megatron(1, "experts", moe_layer_recompute=True), "actor_train.model_args.disable_gradient_checkpointing=true",
+    ],
+    "Ulysses beyond the key-value heads": [*ray(8), "pretrain=dense", f"{ULYSSES}=8"],
+    "Ulysses in DeepSpeed": [*ray(4), "pretrain=dense", f"{ACTOR}.strategy_name=deepspeed_train", f"{ULYSSES}=2"],
+    "a backend for each role": [
+        *megatron(2), "adv_estimator=gae", "use_kl_loss=true",
+        "critic={strategy_args: {strategy_name: deepspeed_train}}", "reference={}",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("overrides", SOUND.values(), ids=SOUND)
+def test_a_layout_that_can_be_passes(jobs, overrides):
+    check_environment(load_config(jobs, "job", overrides), NO_GPU)
+
+
+def actor_with(options: MegatronConfig | Fsdp2Config, ranks: int, ulysses: int = 1) -> RLVRConfig:
+    name = "megatron_train" if isinstance(options, MegatronConfig) else "fsdp2_train"
+    actor = ActorTrainConfig(
+        world_size=ranks,
+        model_args=ModelArgs(ulysses_size=ulysses),
+        strategy_args=StrategyArgs(strategy_name=name, strategy_config=options),
+        training_args=TrainingArgs(per_device_train_batch_size=4, gradient_accumulation_steps=3),
+    )
+    rewards = {"math": RewardConfig(name="math_rule")}
+    return RLVRConfig(
+        pipeline="rlvr", pretrain="p", rewards=rewards, actor_train=actor, rollout_batch_size=12,
+        num_return_sequences_in_group=4,
+    )  # fmt: skip
+
+
+DIVISIONS = [
+    # per device 4 x accumulation 3 = 12 responses a data-parallel rank
+    (actor_with(MegatronConfig(tensor_model_parallel_size=2, pipeline_model_parallel_size=2), 8), 24,
+     "8 ranks / (tp 2 x pp 2 x cp 1) = 2 data-parallel"),
+    (actor_with(MegatronConfig(context_parallel_size=2), 8), 48, "8 ranks / (tp 1 x pp 1 x cp 2) = 4 data-parallel"),
+    (actor_with(Fsdp2Config(), 4, ulysses=2), 24, "4 ranks / (ulysses 2) = 2 data-parallel"),
+    (actor_with(Fsdp2Config(), 4), 48, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "mini_batch", "division"), DIVISIONS)
+def test_the_plan_divides_ranks_by_those_that_share_a_model(config, mini_batch, division):
+    batch = plan_batches(config).of("actor_train")
+    assert (batch.mini_batch, batch.division) == (mini_batch, division)
+    shown = plan_batches(config).explain()
+    assert f"x {mini_batch // 12} data-parallel rank(s) = {mini_batch} responses" in shown
+    assert (" ranks / (" in shown) == bool(division)
+
+
+def test_a_models_shape_is_read_from_its_folder(jobs):
+    assert read_shape("dense", {}) == ModelShape(
+        model_type="llama", heads=8, kv_heads=4, layers=6, hidden=64, intermediate=96, vocab=100, positions=64
+    )
+    moe = read_shape("experts", {"num_attention_heads": 2, "num_key_value_heads": None})
+    assert moe is not None
+    assert (moe.experts, moe.intermediate, moe.heads, moe.kv_heads) == (6, 36, 2, 2)
+    (jobs / "dense" / "config.json").write_text(json.dumps({"text_config": dense(num_hidden_layers=9), "x": 1}))
+    nested = read_shape("dense", {})
+    assert nested is not None
+    assert nested.layers == 9
+    (jobs / "dense" / "config.json").write_text("{")
+    assert read_shape("dense", {}) is None
+    assert read_shape("nowhere/at/all", {}) is None
+
+
+def test_a_models_shape_is_read_from_the_hubs_cache(tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    assert read_shape("org/name", {}) is None
+    folder = tmp_path / "models--org--name"
+    (folder / "snapshots" / "abc").mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("abc")
+    (folder / "snapshots" / "abc" / "config.json").write_text(json.dumps(MODELS["dense"]))
+    shape = read_shape("org/name", {})
+    assert shape is not None
+    assert shape.heads == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "has_bf16"),
+    [("Tesla T4", False), ("NVIDIA GeForce RTX 2080 Ti", False), ("Quadro RTX 6000", False), ("NVIDIA H200", True),
+     ("NVIDIA A100-SXM4-40GB", True), ("NVIDIA RTX 6000 Ada Generation", True), ("NVIDIA GeForce RTX 4090", True),
+     ("NVIDIA L40S", True), ("NVIDIA RTX A6000", True), ("NVIDIA L4", True), ("", True)],
+)  # fmt: skip
+def test_accelerators_without_bf16_are_known_by_name(jobs, name, has_bf16):
+    config = load_config(jobs, "job", ["actor_train.model_args.dtype=bf16"])
+    if has_bf16:
+        check_environment(config, Machine(accelerators=(name,)))
+    else:
+        with pytest.raises(ConfigError, match="which bf16 isn't"):
+            check_environment(config, Machine(accelerators=(name,)))
+
+
+def test_with_several_nodes_the_workers_may_have_what_this_machine_lacks(jobs):
+    overrides = [*megatron(transformer_impl="transformer_engine"), "num_nodes=2"]
+    check_environment(load_config(jobs, "job", overrides), NO_GPU)
+
+
+def test_this_machine_has_what_the_suite_runs_on():
+    found = this_machine()
+    assert {"deepspeed", "megatron.core"} <= found.packages
+    assert found.compiler
