@@ -102,6 +102,16 @@ def _set_rng_state(new_state: Tensor, *args: Any, **kwargs: Any) -> None:
     torch.set_rng_state(new_state)
 
 
+def _backward(tensors: Any, grad_tensors: Any = None) -> None:
+    """torch's own function puts function modes aside while it runs, and layers may be recomputed in there."""
+    outputs = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
+    grads = (grad_tensors,) if grad_tensors is None or isinstance(grad_tensors, Tensor) else tuple(grad_tensors)
+    grads = tuple(torch.ones_like(o) if g is None else g for o, g in zip(outputs, grads, strict=True))
+    torch.autograd.Variable._execution_engine.run_backward(
+        outputs, grads, False, False, (), allow_unreachable=True, accumulate_grad=True
+    )
+
+
 def _with_plain_ints(exchange: Callable[..., Any]) -> Callable[..., Any]:
     """Gloo refuses the numpy integers that the expert dispatcher splits by."""
 
@@ -138,6 +148,7 @@ def _stand_ins() -> list[tuple[Any, str, Any]]:
     replaced += [
         (random, "_get_cuda_rng_state", _get_rng_state),
         (random, "_set_cuda_rng_state", _set_rng_state),
+        (torch.autograd, "backward", _backward),
         (dist, "all_to_all_single", _with_plain_ints(dist.all_to_all_single)),
     ]
     if not hasattr(moe_utils, "te_general_gemm"):

@@ -1,0 +1,52 @@
+"""What of a micro-batch one rank feeds to the model: all rows, and with context parallelism a stretch of their tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from roll.strategies.micro import MicroLayout
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Tokens `start` to `start + width` of every row of a layout that was padded to a width all ranks can share."""
+
+    ids: Tensor
+    """int64 [B, W]"""
+    positions: Tensor
+    """int64 [B, W]; 0 begins a new row."""
+    all_positions: Tensor
+    """int64 [B, ranks * W], those of all stretches."""
+    index: Tensor
+    """int64 [S], flattened position in `ids` of each scored token that this stretch predicts."""
+    targets: Tensor
+    """int64 [S], these tokens."""
+    place: Tensor
+    """int64 [S], their numbers among the scored tokens of the whole layout."""
+
+
+def stretch_of(layout: MicroLayout, *, rank: int, ranks: int, multiple: int) -> Stretch:
+    """Part `rank` of `ranks` equal parts of the layout, each padded to a multiple of `multiple` tokens."""
+    rows, tokens = layout.ids.shape
+    padding = -tokens % (ranks * multiple)
+    width = (tokens + padding) // ranks
+    ids = F.pad(layout.ids, (0, padding))
+    # In a packed line the padding is a row of its own; at the end of padded rows nothing looks at it.
+    first = 0 if layout.packed else tokens
+    tail = torch.arange(first, first + padding, device=layout.ids.device).expand(rows, -1)
+    positions = torch.cat([layout.positions, tail], dim=1)
+    row, column = layout.index // tokens, layout.index % tokens
+    place = (column // width == rank).nonzero()[:, 0]
+    part = slice(rank * width, (rank + 1) * width)
+    return Stretch(
+        ids=ids[:, part],
+        positions=positions[:, part],
+        all_positions=positions,
+        index=row[place] * width + column[place] - rank * width,
+        targets=layout.targets[place],
+        place=place,
+    )

@@ -1,0 +1,110 @@
+"""AdamW of the project on Megatron's optimizers, which keep float32 weights and share them over data-parallel ranks."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from roll.configs.base import TrainingArgs
+from roll.configs.megatron import MegatronConfig
+
+
+def wrap_chunks(chunks: Sequence[nn.Module], options: MegatronConfig) -> list[Any]:
+    """The chunks with gradient buffers that are summed over data- and context-parallel ranks."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+
+    config = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=options.overlap_grad_reduce,
+        use_distributed_optimizer=options.use_distributed_optimizer,
+        overlap_param_gather=options.overlap_param_gather,
+    )
+    return [
+        DistributedDataParallel(chunk.config, config, chunk, disable_bucketing=i > 0) for i, chunk in enumerate(chunks)
+    ]
+
+
+class Optimizer:
+    """One AdamW step at a time, over all trainable parameters of this rank's chunks."""
+
+    def __init__(
+        self,
+        chunks: Sequence[Any],
+        args: TrainingArgs,
+        options: MegatronConfig,
+        dtype: torch.dtype,
+        *,
+        max_norm: float,
+        l2: float,
+    ) -> None:
+        from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+        config = OptimizerConfig(
+            optimizer="adam",
+            lr=args.learning_rate,
+            weight_decay=args.weight_decay,
+            adam_beta1=args.adam_beta1,
+            adam_beta2=args.adam_beta2,
+            adam_eps=args.adam_epsilon,
+            bf16=dtype == torch.bfloat16,
+            params_dtype=dtype,
+            use_distributed_optimizer=options.use_distributed_optimizer,
+            overlap_param_gather=options.overlap_param_gather,
+            optimizer_cpu_offload=options.optimizer_cpu_offload,
+            optimizer_offload_fraction=1.0 if options.optimizer_cpu_offload else 0.0,
+            clip_grad=0.0,
+        )
+        with warnings.catch_warnings():
+            # A pipeline stage may be frozen as a whole.
+            warnings.filterwarnings("ignore", message="WARNING: there is no optimizer")
+            self.megatron = get_megatron_optimizer(config, list(chunks), use_gloo_process_groups=_has_gloo_groups())
+        self._decay = args.weight_decay
+        self._max_norm, self._l2 = max_norm, l2
+        self.set_decay()
+        self._anchor = [main.detach().clone() for main in self._mains()] if l2 > 0 else []
+
+    def set_decay(self) -> None:
+        """Matrices decay, vectors don't: Megatron marks the groups but leaves the number to its scheduler."""
+        for group in self.megatron.param_groups:
+            group["weight_decay"] = self._decay * group["wd_mult"]
+
+    def _mains(self) -> Iterator[Tensor]:
+        """The float32 weights (or this rank's shards of them) that AdamW steps on."""
+        for group in self.megatron.param_groups:
+            yield from group["params"]
+
+    def zero_grad(self) -> None:
+        """Forget the gradients of the last step; the buffers are the chunks' business."""
+        self.megatron.zero_grad()
+
+    @torch.no_grad()
+    def step(self, lr: float) -> tuple[float, bool]:
+        """Clip and step on the summed gradients unless they aren't finite: (norm before clipping, taken)."""
+        from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+
+        self.megatron.prepare_grads()
+        if self._anchor:
+            for main, initial in zip(self._mains(), self._anchor, strict=True):
+                if main.grad is not None:
+                    main.grad.add_(main - initial, alpha=self._l2)
+        norm = float(self.megatron.get_grad_norm())
+        if not math.isfinite(norm):
+            return norm, False
+        if self._max_norm > 0:
+            parameters = [main for main in self._mains() if main.grad is not None]
+            if parameters:
+                clip_grad_by_total_norm_fp32(parameters, self._max_norm, norm)
+        for group in self.megatron.param_groups:
+            group["lr"] = lr
+        self.megatron.step_with_ready_grads()
+        return norm, True
+
+
+def _has_gloo_groups() -> bool:
+    """Whether checkpoints have host-memory groups of their own; with gloo alone the usual ones serve."""
+    return torch.distributed.get_backend() != "gloo"

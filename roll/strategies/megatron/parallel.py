@@ -1,0 +1,147 @@
+"""Process groups of a Megatron role, and where this rank stands in them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from roll.configs.megatron import MegatronConfig
+from roll.distributed.layout import RankLayout
+from roll.distributed.process_group import init_process_group, single_rank_group
+from roll.distributed.worker import WorkerInfo
+
+
+def connect(info: WorkerInfo, options: MegatronConfig, *, backend: str, seed: int) -> RankLayout:
+    """Join all groups of the layout. Ranks are numbered as Megatron does: tensor fastest, then context, data, pipeline.
+
+    Roles of one process share its groups, which Megatron keeps as module state.
+
+    Raises:
+        ValueError: the ranks can't be divided so, or the process already has another layout.
+    """
+    check_sizes(info, options)
+    from megatron.core import parallel_state, tensor_parallel
+
+    if parallel_state.is_initialized():
+        _check_same(info, options)
+    else:
+        if info.world_size == 1:
+            single_rank_group(backend)
+        else:
+            init_process_group(info, backend=backend)
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=options.tensor_model_parallel_size,
+            pipeline_model_parallel_size=options.pipeline_model_parallel_size,
+            virtual_pipeline_model_parallel_size=stages(options),
+            context_parallel_size=options.context_parallel_size,
+            expert_model_parallel_size=options.expert_model_parallel_size,
+            expert_tensor_parallel_size=options.expert_tensor_parallel_size,
+            # The second set of groups serves checkpoints in host memory.
+            create_gloo_process_groups=backend != "gloo",
+        )
+        with torch.random.fork_rng(devices=[]):
+            tensor_parallel.model_parallel_cuda_manual_seed(seed)
+    return RankLayout(
+        dp_rank=parallel_state.get_data_parallel_rank(),
+        dp_size=parallel_state.get_data_parallel_world_size(),
+        # The last pipeline stage has the results; it sends them to the first, so that rank 0 is one that collects.
+        collects=(
+            parallel_state.get_tensor_model_parallel_rank() == 0
+            and parallel_state.get_context_parallel_rank() == 0
+            and parallel_state.get_pipeline_model_parallel_rank() == 0
+        ),
+    )
+
+
+def stages(options: MegatronConfig) -> int | None:
+    """Interleaved stretches of layers per pipeline rank; None for the plain schedule."""
+    virtual = options.virtual_pipeline_model_parallel_size
+    return None if virtual == 1 else virtual
+
+
+def check_sizes(info: WorkerInfo, options: MegatronConfig) -> None:
+    """Raise `ValueError` unless the role's ranks divide into the layout's groups."""
+    tensor, pipeline, context = (
+        options.tensor_model_parallel_size,
+        options.pipeline_model_parallel_size,
+        options.context_parallel_size,
+    )
+    if info.world_size % options.model_parallel_size:
+        raise ValueError(
+            f"{info.role}: {info.world_size} rank(s) can't be divided into copies of the model on "
+            f"{options.model_parallel_size} rank(s) each: tensor_model_parallel_size {tensor} x "
+            f"pipeline_model_parallel_size {pipeline} x context_parallel_size {context}; give the role a multiple of "
+            f"{options.model_parallel_size} ranks or lower the sizes"
+        )
+    experts = options.expert_model_parallel_size * (options.expert_tensor_parallel_size or tensor) * pipeline
+    if info.world_size % experts:
+        raise ValueError(
+            f"{info.role}: {info.world_size} rank(s) can't be divided into copies of the experts on {experts} rank(s) "
+            f"each: expert_model_parallel_size {options.expert_model_parallel_size} x expert_tensor_parallel_size "
+            f"{options.expert_tensor_parallel_size or tensor} x pipeline_model_parallel_size {pipeline}"
+        )
+    if stages(options) is not None and pipeline == 1:
+        raise ValueError(
+            f"{info.role}: virtual_pipeline_model_parallel_size {options.virtual_pipeline_model_parallel_size} needs "
+            "pipeline_model_parallel_size of 2 or more"
+        )
+
+
+def _check_same(info: WorkerInfo, options: MegatronConfig) -> None:
+    from megatron.core import parallel_state
+
+    tensor = options.tensor_model_parallel_size
+    wanted = {
+        "tensor": tensor,
+        "pipeline": options.pipeline_model_parallel_size,
+        "virtual pipeline": stages(options),
+        "context": options.context_parallel_size,
+        "expert": options.expert_model_parallel_size,
+        "expert tensor": options.expert_tensor_parallel_size or tensor,
+        "ranks": info.world_size,
+    }
+    there = {
+        "tensor": parallel_state.get_tensor_model_parallel_world_size(),
+        "pipeline": parallel_state.get_pipeline_model_parallel_world_size(),
+        "virtual pipeline": parallel_state.get_virtual_pipeline_model_parallel_world_size(),
+        "context": parallel_state.get_context_parallel_world_size(),
+        "expert": parallel_state.get_expert_model_parallel_world_size(),
+        "expert tensor": parallel_state.get_expert_tensor_parallel_world_size(),
+        "ranks": torch.distributed.get_world_size(),
+    }
+    if wanted != there:
+        raise ValueError(
+            f"{info.role}: another Megatron role of this process has the layout {there}, this one wants {wanted}; give "
+            "both the same sizes, or use executor=ray, where each role has processes of its own"
+        )
+
+
+def is_last_stage() -> bool:
+    """Whether this rank's last chunk ends in the head."""
+    from megatron.core import parallel_state
+
+    return bool(parallel_state.is_pipeline_last_stage(ignore_virtual=True))
+
+
+def send_from_last_stage(value: Any) -> Any:
+    """What the last pipeline stage holds, on every stage. Metrics and the like: it is pickled."""
+    from megatron.core import parallel_state
+
+    group = parallel_state.get_pipeline_model_parallel_group()
+    if torch.distributed.get_world_size(group) == 1:
+        return value
+    box = [value]
+    last = parallel_state.get_pipeline_model_parallel_last_rank()
+    torch.distributed.broadcast_object_list(box, src=last, group=group)
+    return box[0]
+
+
+def broadcast_from_last_stage(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor`, filled on every stage with what the last one has in it."""
+    from megatron.core import parallel_state
+
+    group = parallel_state.get_pipeline_model_parallel_group()
+    if torch.distributed.get_world_size(group) > 1:
+        torch.distributed.broadcast(tensor, src=parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
+    return tensor

@@ -1,0 +1,303 @@
+"""`megatron_train` and `megatron_infer`: Megatron-core with tensor, pipeline, context, expert and data parallelism.
+
+Gradients are sums: losses come divided by global sizes, and Megatron's averaging over micro-batches and ranks is off
+(`calculate_per_token_loss` without its division). The loss is computed on the last pipeline stage, by every tensor-
+and context-parallel rank alike.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from roll.configs.megatron import MegatronConfig
+from roll.distributed.worker import WorkerInfo
+from roll.strategies.base import LossFn, NamedWeights, OutputName, TrainSpec
+from roll.strategies.common import CommonStrategy, no_outputs
+from roll.strategies.hf.model import DTYPES, load_config, load_tokenizer
+from roll.strategies.megatron.batches import Stretch, stretch_of
+from roll.strategies.megatron.model import build_chunks
+from roll.strategies.megatron.optimizer import Optimizer, wrap_chunks
+from roll.strategies.megatron.parallel import (
+    broadcast_from_last_stage,
+    connect,
+    send_from_last_stage,
+    stages,
+)
+from roll.strategies.megatron.platform import cpu_platform
+from roll.strategies.megatron.weights import load_weights, stream_weights
+from roll.strategies.micro import MicroLayout, denominators, filler, lay_out, rows_to_compute
+from roll.types.batch import TokenBatch, TokenOutputs
+from roll.types.metrics import Metrics
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _on_platform(method: Callable[P, T]) -> Callable[P, T]:
+    """Run a method where Megatron's CUDA calls mean the device that is there."""
+
+    @functools.wraps(method)
+    def inside(*args: P.args, **kwargs: P.kwargs) -> T:
+        with cpu_platform():
+            return method(*args, **kwargs)
+
+    return inside
+
+
+@dataclass(frozen=True)
+class _Micro:
+    """One micro-batch on its way through the pipeline."""
+
+    batch: TokenBatch
+    layout: MicroLayout
+    stretch: Stretch
+    real: bool
+    """False for a filler row, which only keeps ranks in step."""
+
+
+Finish = Callable[[_Micro, TokenOutputs], tuple[Tensor, Any]]
+"""(micro-batch, its outputs) -> (loss, what to keep), on the last stage."""
+
+
+class MegatronStrategy(CommonStrategy):
+    """See the module docstring; `spec.trains` decides whether there is an optimizer."""
+
+    @_on_platform
+    def __init__(self, spec: TrainSpec, info: WorkerInfo) -> None:
+        super().__init__(spec, info)
+        self.layout = connect(info, self._options, backend=self._backend, seed=spec.seed)
+        from megatron.core import parallel_state
+
+        self._group = parallel_state.get_data_parallel_group()
+        self._context = parallel_state.get_context_parallel_group()
+        self._tokenizer = load_tokenizer(spec.worker.model_args)
+        self._build()
+
+    @property
+    def _options(self) -> MegatronConfig:
+        options = self._spec.worker.strategy_args.strategy_config
+        assert isinstance(options, MegatronConfig)
+        return options
+
+    def _build(self) -> None:
+        spec, options, args = self._spec, self._options, self._spec.worker.model_args
+        dtype = DTYPES[args.dtype]
+        self._hf_config = load_config(args)
+        self._modules = build_chunks(
+            self._hf_config,
+            options,
+            kind=spec.kind,
+            dtype=dtype,
+            trains=spec.trains,
+            temperature=spec.temperature,
+            recompute=not args.disable_gradient_checkpointing,
+        )
+        """The bare chunks of the model that this rank holds, in the order of the layers."""
+        config = self._modules[0].config
+        config.variable_seq_lengths = True
+        # Between two stages the messages of the interleaved schedule can only be told apart in this form.
+        config.overlap_p2p_comm = stages(options) is not None
+        config.batch_p2p_comm = not config.overlap_p2p_comm
+        load_weights(self._modules, args.model_name_or_path)
+        self._chunks: list[Any] = [module.to(self._device) for module in self._modules]
+        """What the schedule calls: the chunks, in gradient buffers where they train."""
+        if not spec.trains:
+            for module in self._modules:
+                module.requires_grad_(False).eval()
+            return
+        self._chunks = wrap_chunks(self._modules, options)
+        self._optimizer = Optimizer(
+            self._chunks, self._trained.training_args, options, dtype, max_norm=spec.max_grad_norm, l2=spec.l2
+        )
+        config.finalize_model_grads_func = _finalize
+        if options.overlap_grad_reduce:
+            waits = [chunk.no_sync for chunk in self._chunks]
+            config.no_sync_func = waits if len(waits) > 1 else waits[0]
+
+    # --- computing -------------------------------------------------------------------------------------------------
+
+    @_on_platform
+    @torch.no_grad()
+    def forward(self, batch: TokenBatch, outputs: Sequence[OutputName], *, adapters: bool = True) -> TokenOutputs:
+        """See the base class. Tokens the policy didn't choose hold 0."""
+        assert adapters, "Megatron has no adapters to leave out; the configuration refuses LoRA"
+
+        def keep(micro: _Micro, scored: TokenOutputs) -> tuple[Tensor, TokenOutputs | None]:
+            return torch.zeros((), device=self._device), scored if micro.real else None
+
+        results = self._pass(batch, outputs, keep, training=False)
+        scored = [result for result in results if result is not None]
+        if not len(batch):
+            return no_outputs(outputs)
+        mine = TokenOutputs.concat(scored).reorder(batch.row_ids).columns() if scored else {}
+        columns = {}
+        for name in outputs:
+            column = mine.get(name, torch.zeros(batch.num_tokens, device=self._device))
+            columns[name] = broadcast_from_last_stage(column.float()).cpu()
+        return TokenOutputs(row_ids=batch.row_ids, offsets=batch.offsets, **columns)
+
+    @_on_platform
+    def train_step(self, batch: TokenBatch, loss_fn: LossFn) -> Metrics:
+        """See the base class. A step whose gradient isn't finite is skipped and counted."""
+        assert self._spec.trains, f"{self._spec.role} was built without an optimizer"
+        sizes = denominators(batch)
+        batch = batch.select(rows_to_compute(batch, loss_fn))
+        whole = self._summed(replace(sizes, computed_tokens=denominators(batch).tokens))
+        for chunk in self._chunks:
+            chunk.zero_grad_buffer()
+        self._optimizer.zero_grad()
+
+        def loss_of(micro: _Micro, scored: TokenOutputs) -> tuple[Tensor, Metrics | None]:
+            if not micro.real:
+                return torch.stack([column.sum() for column in scored.columns().values()]).sum() * 0.0, None
+            terms = loss_fn.compute(scored, micro.batch.to(self._device), whole)
+            return terms.loss, terms.metrics
+
+        results = self._pass(batch, loss_fn.needs, loss_of, training=True)
+        metrics = send_from_last_stage(Metrics.merged(m for m in results if m is not None))
+        lr = self._learning_rate()
+        norm, taken = self._optimizer.step(lr)
+        self._record_step(metrics, norm, lr, finite=taken)
+        return metrics
+
+    def _pass(self, batch: TokenBatch, needs: Sequence[OutputName], finish: Finish, *, training: bool) -> list[Any]:
+        """All micro-batches through Megatron's schedule; what `finish` kept, on the last stage in their order."""
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+
+        parts = self._plan(batch, training=training)
+        if stages(self._options) is not None:
+            # The interleaved schedule takes turns in groups of one micro-batch per stage.
+            parts += [[] for _ in range(-len(parts) % self._options.pipeline_model_parallel_size)]
+        micros = [self._micro(batch, rows) for rows in parts]
+        factor = self._auxiliary_factor(micros) if training else None
+
+        def step(micros: Iterator[_Micro], chunk: Any) -> tuple[Any, Callable[[Any], tuple[Tensor, Tensor, Any]]]:
+            micro = next(micros)
+            stretch = micro.stretch
+            output = chunk(
+                stretch.ids,
+                stretch.positions,
+                stretch.all_positions,
+                index=stretch.index,
+                targets=stretch.targets,
+                with_entropy="entropy" in needs,
+            )
+            return output, functools.partial(end, micro)
+
+        def end(micro: _Micro, scored: Any) -> tuple[Tensor, Tensor, Any]:
+            loss, kept = finish(micro, self._outputs(micro, scored, needs))
+            # The number of tokens is for an average that isn't taken.
+            return loss if factor is None else loss * factor, torch.zeros((), dtype=torch.int), kept
+
+        results: list[Any] = get_forward_backward_func()(
+            forward_step_func=step,
+            data_iterator=[iter(micros) for _ in self._chunks],
+            model=self._chunks,
+            num_microbatches=len(micros),
+            seq_length=1,  # of no meaning: every message between stages says its own
+            micro_batch_size=1,
+            forward_only=not training,
+        )
+        return results
+
+    def _micro(self, batch: TokenBatch, rows: list[int]) -> _Micro:
+        micro = batch.select(rows) if rows else filler(batch)
+        layout = lay_out(micro, self._device, packed=self._spec.worker.use_sequence_packing)
+        stretch = stretch_of(
+            layout, rank=dist.get_rank(self._context), ranks=dist.get_world_size(self._context), multiple=self._splits
+        )
+        return _Micro(micro, layout, stretch, real=bool(rows))
+
+    @property
+    def _splits(self) -> int:
+        """Ranks among which activations are split along the sequence."""
+        return self._options.tensor_model_parallel_size if self._options.sequence_parallel else 1
+
+    def _outputs(self, micro: _Micro, scored: Any, needs: Sequence[OutputName]) -> TokenOutputs:
+        columns = {}
+        for name in needs:
+            value = getattr(scored, name)
+            assert value is not None, f"a {self._spec.kind} model gives no {name}"
+            whole = value.new_zeros(len(micro.layout.targets)).index_put((micro.stretch.place,), value)
+            whole = _Joined.apply(whole, self._context)
+            columns[name] = value.new_zeros(micro.batch.num_tokens).index_put((micro.layout.flat,), whole)
+        return TokenOutputs(row_ids=micro.batch.row_ids, offsets=micro.batch.offsets, **columns)
+
+    def _auxiliary_factor(self, micros: Sequence[_Micro]) -> float | None:
+        """Tokens that a router of this rank sees in the mini-batch, over all data-parallel ranks; None without experts.
+
+        Megatron multiplies a router's losses with the tokens of their micro-batch. Dividing every gradient by all
+        tokens makes them means; the loss proper is multiplied first.
+        """
+        config = self._modules[0].config
+        if config.num_moe_experts is None:
+            return None
+        tokens = torch.tensor(float(sum(micro.stretch.ids.numel() for micro in micros)) / self._splits)
+        tokens = tokens.to(self._device)
+        dist.all_reduce(tokens, group=self._group)
+        factor = float(tokens)
+        config.grad_scale_func = lambda loss: loss / factor
+        return factor
+
+    # --- weights ---------------------------------------------------------------------------------------------------
+
+    def named_weights(self) -> NamedWeights:
+        """Every rank must walk it to the end: gathering a split tensor is a collective."""
+        with cpu_platform():
+            self._settle()
+            stream = iter(stream_weights(self._modules))
+        while True:
+            # The consumer's code runs between two tensors, on a machine as it is.
+            with cpu_platform():
+                item = next(stream, None)
+            if item is None:
+                return
+            yield item
+
+    def _settle(self) -> None:
+        """Wait for weights that are still being gathered after an optimizer step."""
+        if self._spec.trains and self._options.overlap_param_gather:
+            for chunk in self._chunks:
+                chunk.start_param_sync(force_sync=True)
+
+    def save(self, path: Path) -> None:
+        raise NotImplementedError
+
+    def load(self, path: Path) -> None:
+        raise NotImplementedError
+
+    def export(self, path: Path) -> None:
+        raise NotImplementedError
+
+
+def _finalize(chunks: list[Any], num_tokens: Tensor | None = None, **options: Any) -> None:
+    """Sum gradients over ranks as Megatron does, but don't divide them by a number of tokens."""
+    from megatron.core.distributed import finalize_model_grads
+
+    del num_tokens
+    finalize_model_grads(chunks, None, **options)
+
+
+class _Joined(torch.autograd.Function):
+    """Scores of all stretches, from tensors that are 0 elsewhere. Every rank computes the same loss from them, so each
+    keeps the gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:
+        if dist.get_world_size(group) == 1:
+            return tensor.view_as(tensor)
+        joined = tensor.clone()
+        dist.all_reduce(joined, group=group)
+        return joined
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return grad, None
