@@ -35,7 +35,8 @@ def build_case_lover(folder: Path, *, nan_for: str = "") -> Path:
     from transformers import AutoModelForSequenceClassification
 
     tokenizer = char_tokenizer()
-    model = AutoModelForSequenceClassification.from_config(_config("llama", tokenizer, hidden=32, num_labels=1))
+    config = _config("llama", tokenizer, hidden=32, num_labels=1, rms_norm_eps=1e-12)
+    model = AutoModelForSequenceClassification.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()

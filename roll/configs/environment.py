@@ -123,7 +123,8 @@ def model_checks(config: RLVRConfig) -> Iterator[Violation]:
     for role in config.roles:
         name = config.model_path(role)
         args = getattr(config, role).model_args
-        path = f"{role}.model_args.model_name_or_path" if args.model_name_or_path else "pretrain"
+        default = "reward_pretrain" if name == config.reward_pretrain else "pretrain"
+        path = f"{role}.model_args.model_name_or_path" if args.model_name_or_path else default
         folder = Path(name).expanduser()
         if not folder.exists():
             if not _HUB_ID.match(name) or ("/" in name and Path(name).parent.is_dir()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from roll.configs.batch import plan_batches
 from roll.configs.rlvr import RLVRConfig
@@ -12,6 +13,8 @@ from roll.distributed.cluster import Cluster, Executor, make_executor
 from roll.distributed.placement import RolePlacement
 from roll.workers.infer import InferWorker
 from roll.workers.train import ForwardWorker, TrainWorker, train_spec
+
+_KINDS: dict[str, Literal["value", "reward"]] = {"critic": "value", "reward_model": "reward"}
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class Clusters:
     actor_infer: Cluster
     reference: Cluster | None
     critic: Cluster | None
+    reward_model: Cluster | None
 
 
 def placements(config: RLVRConfig) -> list[RolePlacement]:
@@ -47,6 +51,7 @@ def start_clusters(config: RLVRConfig, *, total_steps: int) -> Iterator[Clusters
             actor_infer=executor.create_cluster(by_role["actor_infer"], InferWorker, (config,)),
             reference=_start(executor, by_role, config, "reference", total_steps),
             critic=_start(executor, by_role, config, "critic", total_steps),
+            reward_model=_start(executor, by_role, config, "reward_model", total_steps),
         )
 
 
@@ -61,7 +66,7 @@ def _start(
     spec = train_spec(
         config,
         role,
-        kind="value" if role == "critic" else "policy",
+        kind=_KINDS.get(role, "policy"),
         trains=learns and not config.val_only,
         total_optimizer_steps=max(1, steps) * plan_batches(config).of(role).optimizer_steps if learns else 1,
     )

@@ -18,7 +18,7 @@ from roll.envs.base import Observation
 from roll.pipelines.assemble import Rollouts
 from roll.pipelines.base import OutOfTasks, Pipeline
 from roll.pipelines.clusters import Clusters
-from roll.pipelines.scoring import RewardProcesses
+from roll.pipelines.scoring import Scorers
 from roll.pipelines.validation import validation_metrics, validation_samples
 from roll.rollout.agent import Agent
 from roll.rollout.engines import LockstepEngines
@@ -70,7 +70,7 @@ class RLVRPipeline(Pipeline):
         *,
         training: tuple[TaskSource, PromptSet] | None,
         validation: PromptSet | None,
-        rewards: RewardProcesses,
+        rewards: Scorers,
         total_steps: int,
     ) -> None:
         super().__init__(config, clusters, tokenizer, total_steps=total_steps)

@@ -1,12 +1,21 @@
-"""The reward processes of a run: one pool per domain, as the configuration describes them."""
+"""Who scores a response: the processes of its domain's reward function, the reward model, or both by stated weights.
+
+Everything is behind one `submit`: a request in, a future of its result out.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Future
 
+from roll.configs.rewards import REWARD_MODEL, RewardConfig
 from roll.configs.rlvr import RLVRConfig
-from roll.rewards.base import RewardRequest, RewardResult, RewardSpec
+from roll.rewards.base import Reward, RewardRequest, RewardResult, RewardSpec
 from roll.rewards.pool import RewardPool
+from roll.workers.reward import PART, TRUNCATED_PART, RewardModel
+
+RULE_PART = "rule"
+"""A combined score's part: what the reward function gave, unweighted."""
 
 
 def reward_spec(config: RLVRConfig, domain: str) -> RewardSpec:
@@ -21,7 +30,7 @@ def reward_spec(config: RLVRConfig, domain: str) -> RewardSpec:
 
 
 class RewardProcesses:
-    """One pool of processes per domain. A context manager; starts the processes without waiting for them."""
+    """One pool of processes per domain with a reward function. A context manager; starts them without waiting."""
 
     def __init__(self, config: RLVRConfig) -> None:
         self._pools = {
@@ -32,6 +41,7 @@ class RewardProcesses:
                 retries=config.reward_retries,
             )
             for domain, reward in config.rewards.items()
+            if reward.name != REWARD_MODEL
         }
 
     def wait_ready(self) -> None:
@@ -49,3 +59,81 @@ class RewardProcesses:
     def __exit__(self, *_: object) -> None:
         for pool in self._pools.values():
             pool.close()
+
+
+class Scorers:
+    """The score of every domain: `submit` asks whom the configuration names.
+
+    Args:
+        rewards: the configuration's domains.
+        processes: score what a function scores.
+        model: scores what the reward model scores; None where no domain uses it.
+    """
+
+    def __init__(
+        self, rewards: Mapping[str, RewardConfig], processes: RewardProcesses, model: RewardModel | None
+    ) -> None:
+        self._rewards = rewards
+        self._processes = processes
+        self._model = model
+
+    def submit(self, request: RewardRequest) -> Future[RewardResult]:
+        """Queue one response; a combined score is there when both its parts are."""
+        reward = self._rewards[request.domain]
+        if not reward.uses_reward_model:
+            return self._processes.submit(request)
+        assert self._model is not None, "a model that a domain uses is started"
+        model = self._model.submit(request)
+        if reward.name == REWARD_MODEL:
+            return model
+        return _when_both(self._processes.submit(request), model, reward)
+
+
+def _when_both(
+    rule: Future[RewardResult], model: Future[RewardResult], reward: RewardConfig
+) -> Future[RewardResult]:
+    both: Future[RewardResult] = Future()
+
+    def settle(_: object) -> None:
+        if not both.set_running_or_notify_cancel():
+            return
+        try:
+            both.set_result(combined(rule.result(), model.result(), reward))
+        except BaseException as error:  # noqa: BLE001 - handed to whoever waits for the score
+            both.set_exception(error)
+
+    rule.add_done_callback(lambda _: model.add_done_callback(settle))
+    return both
+
+
+def combined(rule: RewardResult, model: RewardResult, reward: RewardConfig) -> RewardResult:
+    """rule_weight * rule + reward_model_weight * model, with both and their own parts as parts.
+
+    A failure of either is a failure of the score: half of a sum says nothing about the response.
+    """
+    attempts, seconds = max(rule.attempts, model.attempts), max(rule.seconds, model.seconds)
+    for who, result in (("reward function", rule), ("reward model", model)):
+        if result.reward is None:
+            return RewardResult(
+                id=result.id,
+                status=result.status,
+                reward=None,
+                error=f"{who}: {result.error}",
+                attempts=attempts,
+                seconds=seconds,
+            )
+    assert rule.reward is not None
+    assert model.reward is not None
+    assert reward.rule_weight is not None
+    assert reward.reward_model_weight is not None
+    taken = sorted({RULE_PART, PART, TRUNCATED_PART} & rule.reward.parts.keys())
+    if taken:
+        error = f"the reward function has parts called {taken}, names that a combined score needs; rename them"
+        return RewardResult(
+            id=rule.id, status="error", reward=None, error=error, attempts=attempts, seconds=seconds
+        )
+    value = reward.rule_weight * rule.reward.value + reward.reward_model_weight * model.reward.value
+    parts = {**rule.reward.parts, RULE_PART: rule.reward.value, **model.reward.parts}
+    return RewardResult(
+        id=rule.id, status="ok", reward=Reward(value, parts), attempts=attempts, seconds=seconds
+    )

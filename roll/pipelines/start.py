@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Iterator
 
 from roll.configs.batch import plan_batches
 from roll.configs.rlvr import RLVRConfig
 from roll.data.readers import DataError
 from roll.data.sampler import TaskSource
-from roll.pipelines.clusters import start_clusters
+from roll.pipelines.clusters import Clusters, start_clusters
 from roll.pipelines.rlvr import RLVRPipeline
-from roll.pipelines.scoring import RewardProcesses
+from roll.pipelines.scoring import RewardProcesses, Scorers
 from roll.pipelines.tasks import training_data, validation_data
 from roll.strategies.hf.model import load_tokenizer
 from roll.utils.locking import folder_lock
+from roll.workers.reward import RewardModel, RewardTexts
 from roll.workers.train import resolved_model_args
 
 logger = logging.getLogger(__name__)
@@ -43,22 +45,36 @@ def run_rlvr(config: RLVRConfig) -> None:
         training = training_data(config, tokenizer) if _has_training_data(config) else None
         held_out = training[1] if training is not None else None
         validation = validation_data(config, tokenizer, held_out) if _validates(config) else None
+        texts = RewardTexts.of(config) if "reward_model" in config.roles else None
         rewards.wait_ready()
         total_steps = planned_steps(config, training[0]) if training is not None else 0
         logger.info("%d steps of %s", total_steps, plan_batches(config).explain())
         logger.info("%s", config.placement.explain())
-        with start_clusters(config, total_steps=total_steps) as clusters:
+        with (
+            start_clusters(config, total_steps=total_steps) as clusters,
+            _reward_model(config, clusters, texts) as model,
+        ):
             pipeline = RLVRPipeline(
                 config,
                 clusters,
                 tokenizer,
                 training=training,
                 validation=validation,
-                rewards=rewards,
+                rewards=Scorers(config.rewards, rewards, model),
                 total_steps=total_steps,
             )
             with contextlib.closing(pipeline):
                 pipeline.run()
+
+
+@contextlib.contextmanager
+def _reward_model(config: RLVRConfig, clusters: Clusters, texts: RewardTexts | None) -> Iterator[RewardModel | None]:
+    """The reward model if any domain uses one."""
+    if clusters.reward_model is None or texts is None:
+        yield None
+        return
+    with RewardModel(clusters.reward_model, texts, retries=config.reward_retries) as model:
+        yield model
 
 
 def _has_training_data(config: RLVRConfig) -> bool:

@@ -1,0 +1,133 @@
+"""Configurations of reward models: which are sound, and one clear error for each that isn't."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from roll.configs.environment import check_environment
+from roll.configs.errors import ConfigError
+from roll.configs.loader import load_config
+
+MODEL = "reward_model.model_args.model_name_or_path=judge"
+ALONE = ["rewards.words.name=reward_model", MODEL]
+BOTH = ["rewards.math.rule_weight=1", "rewards.math.reward_model_weight=0.5", MODEL]
+
+BROKEN: list[tuple[str, list[str], str, list[str]]] = [
+    # id, overrides, path of the one violation, fragments of its text
+    ("a name without a model", ["rewards.words.name=reward_model"], "reward_model",
+     ["rewards.words.name asks for one", "model_name_or_path"]),
+    ("weights without a model", BOTH[:2], "reward_model", ["rewards.math.reward_model_weight asks for one"]),
+    ("no classifier named", ["rewards.words.name=reward_model", "reward_model={}"],
+     "reward_model.model_args.model_name_or_path", ["neither this nor reward_pretrain", "reward_pretrain="]),
+    ("the model's weight alone", [BOTH[1], MODEL], "rewards.math.rule_weight",
+     ["because reward_model_weight is set", "rewards.math.rule_weight=1.0"]),
+    ("the rule's weight alone", [*ALONE, BOTH[0]], "rewards.math.reward_model_weight", ["because rule_weight is set"]),
+    ("a rule that counts nothing", ["rewards.math.rule_weight=0", *BOTH[1:]], "rewards.math.rule_weight",
+     ["score in vain", "name=reward_model"]),
+    ("a model that counts nothing", [BOTH[0], "rewards.math.reward_model_weight=0", MODEL],
+     "rewards.math.reward_model_weight", ["score in vain", "remove both weights"]),
+    ("a weight with nothing to combine", [*ALONE, "rewards.words.reward_model_weight=2"],
+     "rewards.words.reward_model_weight", ["nothing to combine", "rewards.words.weight"]),
+    ("processes of a model", [*ALONE, "rewards.words.world_size=2"], "rewards.words.world_size",
+     ["reward_model.device_mapping"]),
+    ("a function's time limit", [*ALONE, "rewards.words.timeout_s=5"], "rewards.words.timeout_s", ["rpc_timeout"]),
+    ("a function's options", [*ALONE, "rewards.words.reward_kwargs={mode: strict}"], "rewards.words.reward_kwargs",
+     ["in the section reward_model"]),
+    ("a misspelt name", [*ALONE, "rewards.math.name=reward_modle"], "rewards.math.name",
+     ["did you mean 'reward_model'"]),
+    ("a word of before", ["+reward={}"], "reward", ["write reward_model"]),
+    ("a training backend", [*ALONE, "reward_model.strategy_args.strategy_name=fsdp2_train"],
+     "reward_model.strategy_args.strategy_name", ["fsdp2_infer"]),
+    ("a backend without classifiers", [*ALONE, "reward_model.strategy_args.strategy_name=megatron_infer"],
+     "reward_model.strategy_args.strategy_name", ["fsdp2_infer"]),
+    ("adapters", [*ALONE, "reward_model.model_args.lora_rank=4"], "reward_model.model_args.lora_rank", ["merge"]),
+    ("frozen layers", [*ALONE, "reward_model.model_args.freeze_module_prefix=model"],
+     "reward_model.model_args.freeze_module_prefix", ["doesn't train"]),
+    ("a split sequence", [*ALONE, "reward_model.model_args.ulysses_size=2", "reward_model.world_size=2",
+                          "executor=ray", "num_gpus_per_node=2"],
+     "reward_model.model_args.ulysses_size", ["whole texts"]),
+    ("a slot that isn't there", [*ALONE, "executor=ray", "reward_model.device_mapping=[1]"],
+     "reward_model.device_mapping", ["1 isn't there"]),
+    ("a template misspelt", [*ALONE, "reward_model.template=nativ"], "reward_model.template",
+     ["did you mean 'native'"]),
+    ("a switch without its budget", [*ALONE, "reward_model.use_dynamic_batching_in_infer=true"],
+     "reward_model.max_tokens_per_microbatch_in_infer", ["use_dynamic_batching_in_infer is on"]),
+    ("a budget without its switch", [*ALONE, "reward_model.max_tokens_per_microbatch_in_infer=64"],
+     "reward_model.max_tokens_per_microbatch_in_infer", ["use_dynamic_batching_in_infer is off"]),
+    ("packing of one", [*ALONE, "reward_model.use_sequence_packing=true"], "reward_model.use_sequence_packing",
+     ["infer_batch_size is 1"]),
+    ("longer than the model", [*ALONE, "reward_model.max_length=65"], "reward_model.max_length",
+     ["got 65", "at most 64"]),
+    ("a negative label", [*ALONE, "reward_model.label=-1"], "reward_model.label", [">= 0"]),
+    ("a label beyond", [*ALONE, "reward_model.label=1"], "reward_model.label", ["an output of the model: 0 (LABEL_0)"]),
+    ("several labels", [*ALONE[:1], "reward_model.model_args.model_name_or_path=grader"], "reward_model.label",
+     ["one of the model's 3 outputs: 0 (bad), 1 (fair), 2 (good)"]),
+    ("a language model", [*ALONE[:1], "reward_model.model_args.model_name_or_path=writer"],
+     "reward_model.model_args.model_name_or_path", ["a sequence classifier", "LlamaForCausalLM"]),
+    ("a folder that isn't there", [*ALONE[:1], "reward_model={}", "reward_pretrain=./jugde"], "reward_pretrain",
+     ["a model folder that exists"]),
+]  # fmt: skip
+
+
+@pytest.fixture
+def judged(job):
+    """The small valid job, with classifiers beside its model."""
+    shape = {"max_position_embeddings": 64}
+    one = {"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    three = {"architectures": ["Qwen2ForSequenceClassification"], "id2label": {"0": "bad", "1": "fair", "2": "good"}}
+    for name, tree in {"judge": one, "grader": three, "writer": {"architectures": ["LlamaForCausalLM"]}}.items():
+        (job / name).mkdir()
+        (job / name / "config.json").write_text(json.dumps({**shape, **tree}))
+    return job
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path", "fragments"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN]
+)
+def test_a_broken_reward_model_gives_one_clear_error(judged, overrides, path, fragments):
+    with pytest.raises(ConfigError) as caught:
+        check_environment(load_config(judged, "job", overrides))
+    assert [violation.path for violation in caught.value.violations] == [path], str(caught.value)
+    for fragment in fragments:
+        assert fragment in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ALONE,
+        BOTH,
+        [*ALONE, *BOTH],
+        [*ALONE, "reward_model.strategy_args.strategy_name=deepspeed_infer"],
+        [*ALONE[:1], "reward_model.model_args.model_name_or_path=grader", "reward_model.label=2"],
+        [*ALONE[:1], "reward_model={}", "reward_pretrain=judge"],
+        [*ALONE, "reward_model.infer_batch_size=8", "reward_model.use_sequence_packing=true"],
+        # longer than this model, which is the policy's business, not its
+        [*ALONE, "reward_model.max_length=40"],
+    ],
+)
+def test_sound_configurations_start_the_model_on_its_slots(judged, overrides):
+    config = load_config(judged, "job", [*overrides])
+    check_environment(config)
+    assert not [warning for warning in config.warnings() if "reward_model" in warning]
+    assert "reward_model" in config.roles
+    assert config.placement.roles["reward_model"] == ((0,),)
+    assert ("actor_train", "reward_model") in config.placement.colocated()
+    assert "reward_model" in config.placement.explain()
+
+
+def test_a_reward_model_that_nobody_uses_is_told_of_and_not_started(judged):
+    config = load_config(judged, "job", [MODEL])
+    check_environment(config)
+    told = "reward_model is configured, but no domain of rewards uses it: it won't be started"
+    assert told in config.warnings()
+    assert "reward_model" not in config.roles
+
+
+def test_its_model_is_its_own_or_reward_pretrain_and_never_the_policys(judged):
+    assert load_config(judged, "job", ALONE).model_path("reward_model") == "judge"
+    both = [*ALONE, "reward_pretrain=grader"]
+    assert load_config(judged, "job", both).model_path("reward_model") == "judge"
+    assert load_config(judged, "job", [*ALONE[:1], "reward_model={}", *both[2:]]).model_path("reward_model") == "grader"
