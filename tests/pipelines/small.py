@@ -104,7 +104,7 @@ def recording(run: Run) -> Iterator[None]:
 
         return mock.patch.object(owner, name, wrapped)
 
-    def score(strategy: Fsdp2Strategy, micro: TokenBatch, _outputs: Any) -> None:
+    def score(strategy: Fsdp2Strategy, micro: TokenBatch, *_: Any) -> None:
         shape = len(micro), int(micro.lengths.max())
         run.passes.append((strategy._spec.role, torch.is_grad_enabled(), *shape))
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from layout_contract import Run, by_hand, differences, layout_spec, run_layout
 from tiny_models import build_tiny_model
+from torch.distributed.checkpoint import FileSystemReader
 from train_contract import LOSS, build, make_batch, make_spec, trained, weights_of
 
 from roll.strategies.base import LossFn, LossTerms
@@ -344,7 +345,8 @@ def _save_and_go_on(info, spec, folder):
     strategy = build(spec, info)
     _go_on(strategy, info)
     strategy.save(folder)
-    return *_go_on(strategy, info), list(strategy._state()["model"])
+    kept = FileSystemReader(folder / "state").read_metadata().state_dict_metadata
+    return *_go_on(strategy, info), [name for name in kept if name.startswith("model.")]
 
 
 def _load_and_go_on(info, spec, folder):

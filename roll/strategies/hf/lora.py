@@ -230,8 +230,8 @@ def _lora_layers(model: nn.Module) -> dict[str, Any]:
         if not isinstance(module, Linear) or module is head or not _is_plain(module):
             raise ValueError(
                 f"adapters of {name} ({type(module).__name__}) aren't plain LoRA of a linear layer below the head: "
-                "they can't be merged for the engines. Choose other layers with lora_target (in a model with fused experts "
-                "peft takes gate_proj, up_proj, down_proj for those), or train saved adapters again as plain LoRA"
+                "they can't be merged for the engines. Choose other layers with lora_target (where a model has fused "
+                "experts, peft takes gate_proj, up_proj, down_proj for those), or train saved adapters as plain LoRA"
             )
         layers[name] = module
     return layers

@@ -1,0 +1,118 @@
+"""The whole loop with LoRA: it learns, the base model is the reference, a kill changes nothing."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from small import CRITIC, REFERENCE, run_small
+from tiny_models import build_tiny_model
+from torch.distributed.checkpoint import FileSystemReader
+from toy import metrics_of, run_toy, write_toy
+
+from roll.tracking.names import is_timing
+
+MODEL = "actor_train.model_args"
+RANK = (f"{MODEL}.lora_rank=8", f"{MODEL}.lora_alpha=32", "actor_train.training_args.learning_rate=5e-3")
+KL = ("use_kl_loss=true", "kl_loss_coef=0.1", "add_token_level_kl=true", "allow_both_kl=true", "ppo_epochs=2")
+
+
+def comparable(rows):
+    return [{name: value for name, value in row.items() if not is_timing(name)} for row in rows]
+
+
+def test_the_toy_is_solved_by_adapters_alone_and_the_engine_samples_from_what_is_trained(tmp_path):
+    # A head as small as a random model's can't be sharp, whatever the adapters feed it, and it is frozen here.
+    model = build_tiny_model(tmp_path / "model", initializer_range=0.3)
+    rows = run_toy(write_toy(tmp_path / "toy", model), *RANK, "max_steps=30")
+    rewards = [row["reward/mean"] for row in rows]
+    assert fmean(rewards[:2]) < 0.4
+    assert fmean(rewards[-3:]) > 0.9
+    assert all(row["mismatch/kl"] < 1e-8 for row in rows)
+
+
+def test_the_base_model_is_the_reference_and_no_model_is_started_for_it(tiny_model, tmp_path):
+    own = run_small(tmp_path / "own", tiny_model, *RANK, *KL, "max_steps=3")
+    explicit = run_small(tmp_path / "explicit", tiny_model, *RANK, *KL, "max_steps=3", *REFERENCE)
+    assert set(own.strategies) == {"actor_train"}
+    assert set(explicit.strategies) == {"actor_train", "reference"}
+    assert own.last["kl/reference"] > 1e-3
+    for mine, theirs in zip(own.rows, explicit.rows, strict=True):
+        for name in ("kl/reference", "actor/kl_loss", "actor/loss", "reward/mean"):
+            assert mine[name] == pytest.approx(theirs[name], abs=1e-6), name
+
+
+def test_a_critic_with_adapters_of_its_own(tiny_model, tmp_path):
+    run = run_small(tmp_path, tiny_model, *RANK, *CRITIC, "critic.model_args.lora_rank=4", "max_steps=3")
+    moved = {name for name, changed in run.moved("critic").items() if changed}
+    assert "value_head.weight" in moved
+    assert any(".lora_A." in name for name in moved)
+    assert all(".lora_" in name for name in moved - {"value_head.weight"})
+    assert all(".lora_" in name for name, changed in run.moved().items() if changed)
+
+
+def test_a_checkpoint_has_both_folders_and_a_validation_alone_reads_the_adapters(tiny_model, tmp_path):
+    steps = ("max_steps=3", "save_steps=3", "eval_steps=3", "checkpoint_config.save_hf_model=true")
+    run = run_small(tmp_path, tiny_model, *RANK, *steps)
+    checkpoint = tmp_path / "output" / "checkpoints" / "checkpoint-3"
+    config = json.loads((checkpoint / "hf_model" / "adapter" / "adapter_config.json").read_text())
+    assert (config["r"], config["base_model_name_or_path"]) == (8, str(tiny_model))
+    written = FileSystemReader(checkpoint / "actor_train" / "state").read_metadata().state_dict_metadata
+    assert len(written) > 28 and all(".lora_" in name for name in written if name.startswith("model."))
+    again = run_toy(tmp_path, "val_only=true", f"resume_from_checkpoint={checkpoint}", *RANK)
+    assert again[-1]["val/accuracy"] == run.last["val/accuracy"]
+
+
+EVERYTHING = (
+    *RANK,
+    *KL,
+    f"{MODEL}.lora_dropout=0.1",
+    "max_steps=5",
+    "save_steps=2",
+    "actor_train.training_args.lr_scheduler_type=cosine",
+    "checkpoint_config.save_hf_model=true",
+)
+
+
+def in_process(folder: Path, moment: str = "", nth: int = 0, *overrides: str) -> int:
+    script = Path(__file__).with_name("toy_process.py")
+    command = [sys.executable, str(script), str(folder), moment, str(nth), *EVERYTHING, *overrides]
+    return subprocess.run(command, capture_output=True, timeout=300, check=False).returncode
+
+
+@pytest.mark.slow
+def test_killed_in_an_update_and_resumed_equals_never_killed(tiny_model, tmp_path):
+    whole = write_toy(tmp_path / "whole", tiny_model)
+    assert in_process(whole) == 0
+    killed = write_toy(tmp_path / "killed", tiny_model)
+    assert in_process(killed, "update", 7) == -signal.SIGKILL
+    assert 1 < len(metrics_of(killed / "output" / "logs")) < 5
+    assert in_process(killed, "", 0, "resume_from_checkpoint=auto") == 0
+    rows = [comparable(metrics_of(folder / "output" / "logs")) for folder in (whole, killed)]
+    assert rows[0] == rows[1]
+    last = Path("output") / "checkpoints" / "checkpoint-5" / "hf_model"
+    for file in ("model.safetensors", "adapter/adapter_model.safetensors", "adapter/adapter_config.json"):
+        assert (whole / last / file).read_bytes() == (killed / last / file).read_bytes(), file
+
+
+@pytest.mark.slow
+def test_ray_with_two_data_parallel_ranks_equals_inline(tiny_model, tmp_path):
+    settings = ("max_steps=3", *RANK, *KL)
+    inline = run_toy(write_toy(tmp_path / "inline", tiny_model), *settings)
+    ray = run_toy(
+        write_toy(tmp_path / "ray", tiny_model),
+        *settings,
+        "executor=ray",
+        "num_gpus_per_node=2",
+        "actor_train.device_mapping='0-1'",
+        "actor_train.training_args.gradient_accumulation_steps=1",
+    )
+    for mine, theirs in zip(inline, ray, strict=True):
+        for name in ("actor/loss", "actor/kl_loss", "kl/reference", "reward/mean"):
+            assert mine[name] == pytest.approx(theirs[name], abs=1e-5), name
+        assert mine["actor/grad_norm"] == pytest.approx(theirs["actor/grad_norm"], rel=1e-3)
