@@ -1,0 +1,152 @@
+"""Attention and norm modules for Megatron's layer specifications, equal to those of transformers.
+
+They exist because Megatron's own need Transformer Engine for context parallelism and packed rows, and its plain norm
+refuses sequence parallelism. `GPTModel` is built without position embeddings; the `attention_mask` that Megatron hands
+through all layers untouched, recomputation included, carries the positions instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from roll.strategies.attention import heads_to_sequence, sequence_to_heads, varlen_attention
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm (arXiv:1910.07467): float32 inside, the weight in its own type, as transformers does."""
+
+    def __init__(self, config: Any, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype, device=parameter_device(config)))
+        # With split activations each rank sees part of the tokens: Megatron sums the gradients of weights marked so.
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        self.eps = eps
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., hidden_size] -> the same shape and type."""
+        wide = hidden.float()
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * normed.to(hidden.dtype)
+
+
+def parameter_device(config: Any) -> torch.device:
+    """Where Megatron creates the parameters of a model with this configuration."""
+    return torch.device("cpu") if config.use_cpu_initialization else torch.device("cuda", torch.cuda.current_device())
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Rotary position embedding (arXiv:2104.09864) with the frequencies of a transformers configuration."""
+
+    config: Any
+    head_dim: int
+
+    def frequencies(self, positions: Tensor) -> tuple[Tensor, float]:
+        """(inverse frequencies float32 [D / 2], factor of the rotation) for a batch with these positions.
+
+        The types `dynamic` and `longrope` depend on its longest row.
+        """
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        kind = self.config.rope_parameters["rope_type"]
+        if kind == "default":
+            exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=positions.device) / self.head_dim
+            return 1.0 / (self.config.rope_parameters["rope_theta"] ** exponents), 1.0
+        longest = int(positions.max()) + 1 if kind in ("dynamic", "longrope") else None
+        frequencies, factor = ROPE_INIT_FUNCTIONS[kind](self.config, positions.device, seq_len=longest)
+        return frequencies.float(), factor
+
+    def tables(self, positions: Tensor, dtype: torch.dtype, part: slice) -> tuple[Tensor, Tensor]:
+        """(cosines, sines) [T, B, 1, D] of the columns `part` of positions [B, S]."""
+        frequencies, factor = self.frequencies(positions)
+        angles = positions[:, part].T[..., None].float() * frequencies
+        angles = torch.cat([angles, angles], dim=-1)[:, :, None]
+        return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
+
+
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """[T, B, H, D] with the first half of every head paired with its second half."""
+    first, second = heads.chunk(2, dim=-1)
+    return heads * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+class RotaryAttention(nn.Module):
+    """Rotation and causal attention between Megatron's projections.
+
+    With context parallelism each rank of the group holds an equal, contiguous stretch of every row; heads are exchanged
+    for tokens around the attention (Ulysses, arXiv:2309.14509).
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        layer_number: int,
+        pg_collection: Any,
+        softmax_scale: float | None = None,
+        *,
+        rotary: Rotary,
+        windows: tuple[int | None, ...],
+        **unused: Any,
+    ) -> None:
+        super().__init__()
+        del unused  # mask type and the like, which are always the same here
+        self.rotary = rotary
+        self.window = windows[layer_number - 1]
+        self.scale = softmax_scale if softmax_scale is not None else config.kv_channels**-0.5
+        self.group = pg_collection.cp if config.context_parallel_size > 1 else None
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **unused: Any) -> Tensor:
+        """Attention of each token to those before it in its row.
+
+        Args:
+            query: [T, B, H, D], this rank's stretch of the rows and its heads.
+            key: [T, B, K, D]; K divides H.
+            value: [T, B, K, D].
+            attention_mask: positions, int64 [B, S] of the whole rows; 0 begins a row, also inside a line of packed
+                rows. Padding goes on counting to the right of a row, where no query looks.
+            unused: what Megatron passes to every attention.
+
+        Returns:
+            [T, B, H * D].
+        """
+        del unused
+        ranks = 1 if self.group is None else dist.get_world_size(self.group)
+        rank = 0 if self.group is None else dist.get_rank(self.group)
+        stretch = len(query)
+        part = slice(rank * stretch, (rank + 1) * stretch)
+        cos, sin = self.rotary.tables(attention_mask, query.dtype, part)
+        query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        if self.group is not None:
+            query, key, value = self._to_heads(query, key, value, ranks)
+        out = self._attend(query, key, value, row_lengths(attention_mask))
+        if self.group is not None:
+            out = heads_to_sequence(out.transpose(1, 2), self.group).transpose(1, 2)
+        return out.flatten(2)
+
+    def _to_heads(self, query: Tensor, key: Tensor, value: Tensor, ranks: int) -> tuple[Tensor, Tensor, Tensor]:
+        if query.shape[2] % ranks:
+            raise ValueError(f"{query.shape[2]} attention heads per rank can't be spread over {ranks} context ranks")
+        if key.shape[2] % ranks:
+            # Few key heads: as many copies as give every rank the ones that its queries share.
+            copies = ranks // key.shape[2] if ranks % key.shape[2] == 0 else query.shape[2] // key.shape[2]
+            key, value = (t.repeat_interleave(copies, dim=2) for t in (key, value))
+        exchanged = (sequence_to_heads(t.transpose(1, 2), self.group).transpose(1, 2) for t in (query, key, value))
+        query, key, value = exchanged
+        return query, key, value
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, lengths: list[int]) -> Tensor:
+        flat = (t.transpose(0, 1).flatten(0, 1) for t in (query, key, value))
+        out = varlen_attention(*flat, lengths, scale=self.scale, window=self.window)
+        return out.unflatten(0, (query.shape[1], query.shape[0])).transpose(0, 1)
+
+
+def row_lengths(positions: Tensor) -> list[int]:
+    """Tokens from each 0 of `positions` [B, S] to the next, row-major."""
+    starts = (positions.flatten() == 0).nonzero()[:, 0].tolist()
+    assert starts and starts[0] == 0, "the positions of a batch begin with 0"
+    return [b - a for a, b in zip(starts, [*starts[1:], positions.numel()], strict=True)]

@@ -1,0 +1,210 @@
+"""Which Hugging Face tensors each Megatron parameter is made of: one table, read in both directions.
+
+A parameter is a list of segments of its tensors along one dimension, in the order in which Megatron lays them out; a
+tensor-parallel rank holds an equal share of that list. Loading copies this rank's segments out of the tensors,
+streaming copies every rank's segments back into them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from roll.strategies.megatron.families import Architecture
+
+
+@dataclass(frozen=True)
+class HfTensor:
+    """A tensor of the transformers module. Of experts: the part of one, the module has them stacked."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """`start` to `stop` of a tensor (its number in the entry) along the entry's dimension; None: zeros."""
+
+    tensor: int | None
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """Rows or columns."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One Megatron parameter."""
+
+    parameters: tuple[str, ...]
+    """Its name in the chunk or layer; several where implementations differ. {expert} is the number on this rank."""
+    tensors: tuple[HfTensor, ...]
+    segments: tuple[Segment, ...]
+    dim: int | None = None
+    """What the segments and the ranks divide; None: every rank has all of the only tensor."""
+    experts: int = 0
+    """Number of experts that have such a parameter; 0: not one of the experts."""
+
+    def share(self, rank: int, ranks: int) -> list[Segment]:
+        """The segments that `rank` of `ranks` holds, in order."""
+        if self.dim is None:
+            return list(self.segments)
+        total = sum(segment.size for segment in self.segments)
+        assert total % ranks == 0, f"{self.parameters[0]}: {total} can't be divided by {ranks}"
+        first, last = rank * total // ranks, (rank + 1) * total // ranks
+        held, position = [], 0
+        for segment in self.segments:
+            low, high = max(first, position), min(last, position + segment.size)
+            if low < high:
+                offset = segment.start - position
+                held.append(Segment(segment.tensor, offset + low, offset + high))
+            position += segment.size
+        return held
+
+
+class WeightTable:
+    """All entries of an architecture. `tensor` and `expert_tensor`: ranks that share a matrix, and one of an expert.
+
+    Names are those of the backbone, without the `model.` that a causal language model puts before them.
+    """
+
+    def __init__(self, arch: Architecture, *, tensor: int = 1, expert_tensor: int = 1) -> None:
+        self.arch = arch
+        self._tensor, self._expert_tensor = tensor, expert_tensor
+
+    @property
+    def embedding(self) -> Entry:
+        """Token embedding, with rows of zeros up to a multiple of the ranks."""
+        return self._vocabulary("embedding.word_embeddings.weight", "embed_tokens.weight")
+
+    @property
+    def final_norm(self) -> Entry:
+        """Norm after the last layer."""
+        return self._vector(("decoder.final_layernorm.weight",), "norm.weight", self.arch.hidden)
+
+    @property
+    def head(self) -> Entry:
+        """Output layer; of a tied model a copy of the embedding, on another pipeline stage."""
+        return self._vocabulary("output_layer.weight", "embed_tokens.weight" if self.arch.tied else "lm_head.weight")
+
+    def layer(self, number: int) -> Iterator[Entry]:
+        """Entries of layer `number`, parameter names relative to the layer."""
+        prefix = f"layers.{number}."
+        yield from self._attention(prefix + "self_attn.")
+        yield self._vector(
+            ("input_layernorm.weight", "self_attention.linear_qkv.layer_norm_weight"),
+            prefix + "input_layernorm.weight",
+            self.arch.hidden,
+        )
+        yield self._vector(
+            ("pre_mlp_layernorm.weight", "mlp.linear_fc1.layer_norm_weight"),
+            prefix + "post_attention_layernorm.weight",
+            self.arch.hidden,
+        )
+        if self.arch.sparse[number]:
+            yield from self._experts(prefix + "mlp.")
+        else:
+            yield from self._mlp("mlp.", prefix + "mlp.", self.arch.ffn)
+
+    # --- pieces ----------------------------------------------------------------------------------------------------
+
+    def _vocabulary(self, parameter: str, name: str) -> Entry:
+        vocab = self.arch.vocab
+        padding = -vocab % self._tensor
+        return Entry(
+            parameters=(parameter,),
+            tensors=(HfTensor(name, (vocab, self.arch.hidden)),),
+            segments=(Segment(0, 0, vocab), Segment(None, 0, padding)),
+            dim=0,
+        )
+
+    def _vector(self, parameters: tuple[str, ...], name: str, size: int) -> Entry:
+        return Entry(parameters=parameters, tensors=(HfTensor(name, (size,)),), segments=(Segment(0, 0, size),))
+
+    def _matrix(self, parameter: str, name: str, rows: int, columns: int, *, dim: int | None) -> Entry:
+        size = rows if dim == 0 else columns
+        tensor = HfTensor(name, (rows, columns))
+        return Entry(parameters=(parameter,), tensors=(tensor,), segments=(Segment(0, 0, size),), dim=dim)
+
+    def _attention(self, hf: str) -> Iterator[Entry]:
+        arch = self.arch
+        query, key = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
+        yield self._qkv("weight", hf, (arch.hidden,))
+        if arch.qkv_bias:
+            yield self._qkv("bias", hf, ())
+        if arch.qk_norm:
+            yield self._vector(("self_attention.q_layernorm.weight",), hf + "q_norm.weight", arch.head_dim)
+            yield self._vector(("self_attention.k_layernorm.weight",), hf + "k_norm.weight", arch.head_dim)
+        yield self._matrix("self_attention.linear_proj.weight", hf + "o_proj.weight", arch.hidden, query, dim=1)
+        assert key <= query
+
+    def _qkv(self, what: str, hf: str, columns: tuple[int, ...]) -> Entry:
+        """Per key head: the queries that share it, the key, the value."""
+        arch = self.arch
+        query, key = arch.heads // arch.kv_heads * arch.head_dim, arch.head_dim
+        segments = []
+        for group in range(arch.kv_heads):
+            segments.append(Segment(0, group * query, (group + 1) * query))
+            segments.extend(Segment(tensor, group * key, (group + 1) * key) for tensor in (1, 2))
+        sizes = (query, key, key)
+        tensors = (
+            HfTensor(f"{hf}{name}_proj.{what}", (arch.kv_heads * size, *columns))
+            for name, size in zip("qkv", sizes, strict=True)
+        )
+        return Entry(
+            parameters=(f"self_attention.linear_qkv.{what}",), tensors=tuple(tensors), segments=tuple(segments), dim=0
+        )
+
+    def _mlp(self, megatron: str, hf: str, width: int) -> Iterator[Entry]:
+        tensors = (HfTensor(f"{hf}{name}_proj.weight", (width, self.arch.hidden)) for name in ("gate", "up"))
+        segments = gate_up(width, self._tensor, up=1)
+        yield Entry(parameters=(megatron + "linear_fc1.weight",), tensors=tuple(tensors), segments=segments, dim=0)
+        yield self._matrix(megatron + "linear_fc2.weight", hf + "down_proj.weight", self.arch.hidden, width, dim=1)
+
+    def _experts(self, hf: str) -> Iterator[Entry]:
+        arch, width = self.arch, self.arch.expert_ffn
+        yield self._matrix("mlp.router.weight", hf + "gate.weight", arch.experts, arch.hidden, dim=None)
+        yield Entry(
+            parameters=expert_parameters("linear_fc1", "weight1"),
+            tensors=(HfTensor(hf + "experts.gate_up_proj", (2 * width, arch.hidden)),),
+            segments=gate_up(width, self._expert_tensor, up=0),
+            dim=0,
+            experts=arch.experts,
+        )
+        yield Entry(
+            parameters=expert_parameters("linear_fc2", "weight2"),
+            tensors=(HfTensor(hf + "experts.down_proj", (arch.hidden, width)),),
+            segments=(Segment(0, 0, width),),
+            dim=1,
+            experts=arch.experts,
+        )
+        if arch.shared_ffn:
+            yield from self._mlp("mlp.shared_experts.", hf + "shared_expert.", arch.shared_ffn)
+            yield self._matrix(
+                "mlp.shared_experts.gate_weight", hf + "shared_expert_gate.weight", 1, arch.hidden, dim=None
+            )
+
+
+def gate_up(width: int, ranks: int, *, up: int) -> tuple[Segment, ...]:
+    """Gate and up projections of a gated MLP: each rank has its share of one, then of the other.
+
+    `up` is the tensor of the up projection; 0: it follows the gate's rows in the same one.
+    """
+    share, offset = width // ranks, 0 if up else width
+    segments = []
+    for rank in range(ranks):
+        first, last = rank * share, (rank + 1) * share
+        segments += [Segment(0, first, last), Segment(up, offset + first, offset + last)]
+    return tuple(segments)
+
+
+def expert_parameters(linear: str, stacked: str) -> tuple[str, ...]:
+    """Experts one by one, in Transformer Engine's grouped layer, and all in one transposed matrix."""
+    return (
+        f"mlp.experts.local_experts.{{expert}}.{linear}.weight",
+        f"mlp.experts.{linear}.weight{{expert}}",
+        f"mlp.experts.{stacked}",
+    )

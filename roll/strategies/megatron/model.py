@@ -1,0 +1,213 @@
+"""A role's model as Megatron builds it: scores of tokens out of the last pipeline stage, hidden states out of others."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from roll.configs.megatron import MegatronConfig
+from roll.strategies.hf.model import ScoredTokens
+from roll.strategies.megatron.attention import RMSNorm, Rotary, RotaryAttention, parameter_device
+from roll.strategies.megatron.build import transformer_config
+from roll.strategies.megatron.families import Architecture, architecture
+from roll.strategies.megatron.scoring import vocab_parallel_scores
+
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", message=".*(Transformer Engine|Apex).*")
+    from megatron.core import parallel_state, tensor_parallel
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+
+Kind = Literal["policy", "value"]
+
+
+class ScoringGPT(GPTModel):
+    """One chunk of the model: the layers of one (virtual) pipeline stage, with embedding and head where they belong."""
+
+    def __init__(
+        self,
+        config: Any,
+        arch: Architecture,
+        rotary: Rotary,
+        *,
+        kind: Kind,
+        temperature: float,
+        transformer_engine: bool,
+        stage: int | None,
+        first: bool,
+        last: bool,
+    ) -> None:
+        ranks = config.tensor_model_parallel_size
+        super().__init__(
+            config,
+            layer_specs(config, arch, rotary, transformer_engine=transformer_engine, stage=stage),
+            vocab_size=-(-arch.vocab // ranks) * ranks,
+            max_sequence_length=1,  # of no meaning without learned positions
+            pre_process=first,
+            post_process=last,
+            parallel_output=True,
+            share_embeddings_and_output_weights=arch.tied and kind == "policy",
+            position_embedding_type="none",
+            vp_stage=stage,
+        )
+        self.arch, self.kind, self.temperature = arch, kind, temperature
+        if last and kind == "policy":
+            # The same parameters; what is called is the scoring instead of the logits.
+            self.output_layer.__class__ = VocabParallelHead
+        elif last:
+            del self.output_layer
+            self.value_head = ValueHead(config)
+
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        all_positions: Tensor,
+        *,
+        index: Tensor,
+        targets: Tensor,
+        with_entropy: bool = False,
+    ) -> Tensor | ScoredTokens:
+        """Run this chunk on a micro-batch, or on this rank's stretch of it under context parallelism.
+
+        Args:
+            input_ids: int64 [B, T].
+            positions: int64 [B, T], those of `input_ids`.
+            all_positions: int64 [B, S] of the whole rows; 0 begins a row, see `RotaryAttention`.
+            index: int64 [N], flattened positions in `input_ids` whose hidden states are scored.
+            targets: int64 [N], the scored tokens.
+            with_entropy: also the entropies at these positions.
+
+        Returns:
+            Hidden states [T / ranks, B, D] (split with sequence parallelism), on the last chunk scores [N] float32.
+        """
+        hidden = self.embedding(input_ids, positions) if self.pre_process else None
+        hidden = self.decoder(hidden_states=hidden, attention_mask=all_positions)
+        if not self.post_process:
+            return hidden
+        if self.config.sequence_parallel:
+            # Every rank scores all positions, so each has the whole gradient of its part.
+            hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
+        picked = hidden.transpose(0, 1).flatten(0, 1)[index]
+        if self.kind == "value":
+            return ScoredTokens(values=self.value_head(picked))
+        logprobs, entropy = self.output_layer(
+            picked,
+            self.shared_embedding_or_output_weight(),
+            targets,
+            vocab=self.arch.vocab,
+            temperature=self.temperature,
+            with_entropy=with_entropy,
+        )
+        return ScoredTokens(logprobs=logprobs, entropy=entropy)
+
+
+class VocabParallelHead(tensor_parallel.ColumnParallelLinear):
+    """The output layer as a map from hidden states to log-probs and entropies."""
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        *,
+        vocab: int,
+        temperature: float,
+        with_entropy: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """See `vocab_parallel_scores`; `weight` is the embedding's where that is shared."""
+        return vocab_parallel_scores(
+            hidden,
+            weight,
+            targets,
+            temperature=temperature,
+            group=self.tp_group,
+            vocab_start=self.tp_group.rank() * len(weight),
+            vocab=vocab,
+            with_entropy=with_entropy,
+        )
+
+
+class ValueHead(nn.Module):
+    """A scalar per hidden state, zero at the start so that the first values are 0, not noise."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        shape, device = (1, config.hidden_size), parameter_device(config)
+        self.weight = nn.Parameter(torch.zeros(shape, dtype=config.params_dtype, device=device))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[N, D] -> [N] float32."""
+        return (hidden @ self.weight[0]).float()
+
+
+def layer_specs(
+    config: Any, arch: Architecture, rotary: Rotary, *, transformer_engine: bool, stage: int | None
+) -> Any:
+    """Megatron's layers with the attention of this package, and without Transformer Engine with its norm."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*legacy GroupedMLP.*")
+        block = get_gpt_decoder_block_spec(
+            config, use_transformer_engine=transformer_engine, normalization="RMSNorm", vp_stage=stage
+        )
+    attention = functools.partial(RotaryAttention, rotary=rotary, windows=arch.windows)
+    for layer in block.layer_specs:
+        inner = layer.submodules.self_attention.submodules
+        inner.core_attention = attention
+        if not transformer_engine:
+            layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
+            if arch.qk_norm:
+                inner.q_layernorm = inner.k_layernorm = RMSNorm
+    if not transformer_engine:
+        block.layer_norm = RMSNorm
+    return block
+
+
+def build_chunks(
+    hf_config: Any,
+    options: MegatronConfig,
+    *,
+    kind: Kind,
+    dtype: torch.dtype,
+    trains: bool,
+    temperature: float,
+    recompute: bool,
+) -> list[ScoringGPT]:
+    """This rank's part of the model, one chunk per virtual pipeline stage, its parameters not yet loaded.
+
+    Call it with Megatron's process groups initialised, without an accelerator inside `cpu_platform`.
+
+    Args:
+        hf_config: configuration of the transformers model.
+        options: the role's layout.
+        kind: a policy scores tokens; a value model has a scalar head, zero at the start, instead of the vocabulary's.
+        dtype: of the parameters and of the computation.
+        trains: whether a backward pass will come.
+        temperature: divisor of the logits.
+        recompute: whether activations are recomputed where the options leave it open.
+
+    Raises:
+        ValueError: see `architecture` and `transformer_config`.
+    """
+    arch = architecture(hf_config)
+    config = transformer_config(arch, options, dtype=dtype, trains=trains, recompute=recompute)
+    rotary = Rotary(hf_config, arch.head_dim)
+    stages = config.virtual_pipeline_model_parallel_size
+    return [
+        ScoringGPT(
+            config,
+            arch,
+            rotary,
+            kind=kind,
+            temperature=temperature,
+            transformer_engine=options.transformer_impl == "transformer_engine",
+            stage=stage,
+            first=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
+            last=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
+        )
+        for stage in (range(stages) if stages else [None])
+    ]

@@ -1,0 +1,127 @@
+"""Reading parts of Hugging Face weights: from safetensors without loading the rest, or from tensors in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from roll.strategies.megatron.mapping import HfTensor
+
+_EXPERT_PARTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+_STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+"""What a stacked tensor of experts consists of in checkpoints that keep each expert apart."""
+
+
+def backbone_name(name: str) -> str:
+    """The name in a backbone module of a tensor in a checkpoint; Mixtral's checkpoints have names of their own."""
+    name = name.removeprefix("model.").replace(".block_sparse_moe.", ".mlp.")
+    return re.sub(r"(\.experts\.\d+\.)(w[123])\.", lambda m: f"{m[1]}{_EXPERT_PARTS[m[2]]}.", name)
+
+
+class WeightSource:
+    """Tensors under their backbone names. `slices` maps the names they came with to anything with shape and slicing."""
+
+    def __init__(self, slices: Mapping[str, Any]) -> None:
+        self._slices = {backbone_name(name): value for name, value in slices.items()}
+
+    @property
+    def names(self) -> set[str]:
+        """Backbone names of all tensors there are."""
+        return set(self._slices)
+
+    def parts(self, tensor: HfTensor, experts: int) -> list[str]:
+        """Names under which `tensor` is stored: its own, or without it those of its experts' parts."""
+        if not experts or tensor.name in self._slices:
+            return [tensor.name]
+        folder, name = tensor.name.rsplit(".", 1)
+        return [f"{folder}.{expert}.{part}.weight" for expert in range(experts) for part in _STACKED[name]]
+
+    def check(self, tensor: HfTensor, experts: int) -> None:
+        """Raise `ValueError` unless what is stored has the tensor's shape."""
+        names = self.parts(tensor, experts)
+        shape = tensor.shape
+        if experts:
+            apart = len(names) // experts
+            shape = (experts, *shape) if names == [tensor.name] else (shape[0] // apart, *shape[1:])
+        for name in names:
+            found = tuple(self._shape(name))
+            if found != shape:
+                raise ValueError(f"weight {name!r} has shape {found}, the model's configuration says {shape}")
+
+    def _shape(self, name: str) -> Any:
+        stored = self._slices[name]
+        return stored.shape if isinstance(stored, Tensor) else stored.get_shape()
+
+    def read(self, tensor: HfTensor, expert: int | None, dim: int | None, start: int, stop: int) -> Tensor:
+        """`start` to `stop` along `dim` (None: all) of a tensor, or of one expert's part of it."""
+        name, leading = tensor.name, ()
+        if expert is not None and name in self._slices:
+            leading = (expert,)
+        elif expert is not None:
+            folder, stacked = name.rsplit(".", 1)
+            parts = _STACKED[stacked]
+            rows = tensor.shape[0] // len(parts)
+            part = start // rows if dim == 0 else 0
+            name = f"{folder}.{expert}.{parts[part]}.weight"
+            start, stop = start - part * rows * (dim == 0), stop - part * rows * (dim == 0)
+        window = () if dim is None else (slice(None),) * dim + (slice(start, stop),)
+        index = (*leading, *window) or (slice(None),)
+        result: Tensor = self._slices[name][index]
+        return result
+
+
+@contextlib.contextmanager
+def open_weights(source: str | Path | Mapping[str, Tensor]) -> Iterator[WeightSource]:
+    """The weights of a folder, a hub id, a GGUF file, or tensors that are there already.
+
+    Only GGUF files and folders without safetensors are loaded as a whole, by transformers.
+    """
+    if isinstance(source, Mapping):
+        yield WeightSource(source)
+        return
+    with contextlib.ExitStack() as opened:
+        files = _safetensors(str(source))
+        yield WeightSource(_lazy(files, opened) if files else _loaded(str(source)))
+
+
+def _lazy(files: list[Path], opened: contextlib.ExitStack) -> dict[str, Any]:
+    from safetensors import safe_open
+
+    slices = {}
+    for file in files:
+        handle = opened.enter_context(safe_open(file, framework="pt"))
+        slices.update({name: handle.get_slice(name) for name in handle.keys()})  # noqa: SIM118 - no mapping
+    return slices
+
+
+def _loaded(path: str) -> dict[str, Tensor]:
+    import torch
+
+    from roll.configs.base import ModelArgs
+    from roll.strategies.hf.model import load_causal_lm, named_tensors
+
+    return dict(named_tensors(load_causal_lm(ModelArgs(model_name_or_path=path), torch.float32)))
+
+
+def _safetensors(path: str) -> list[Path]:
+    """The safetensors files of a folder or hub model; none where it has other formats only."""
+    from transformers.utils import cached_file
+
+    def find(name: str) -> Path | None:
+        found = cached_file(path, name, _raise_exceptions_for_missing_entries=False)
+        return None if found is None else Path(found)
+
+    if path.endswith(".gguf"):
+        return []
+    index = find("model.safetensors.index.json")
+    if index is not None:
+        shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        return [file for file in map(find, shards) if file is not None]
+    single = find("model.safetensors")
+    return [] if single is None else [single]

@@ -1,0 +1,292 @@
+"""Weights into and out of Megatron's chunks, tensor by tensor, under Hugging Face names."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from roll.strategies.megatron.mapping import Entry, HfTensor, WeightTable
+from roll.strategies.megatron.source import WeightSource, open_weights
+
+if TYPE_CHECKING:
+    from roll.strategies.megatron.model import ScoringGPT
+
+_HEADS = ("lm_head.weight", "score.weight")
+"""Tensors outside the backbone: a value model has no use for them."""
+
+
+@dataclass(frozen=True)
+class _Ranks:
+    """The groups that share a model."""
+
+    tensor: Any
+    expert_tensor: Any
+    expert: Any
+    pipeline: Any
+
+    @classmethod
+    def here(cls) -> _Ranks:
+        from megatron.core import parallel_state as state
+
+        return cls(
+            tensor=state.get_tensor_model_parallel_group(),
+            expert_tensor=state.get_expert_tensor_parallel_group(),
+            expert=state.get_expert_model_parallel_group(),
+            pipeline=state.get_pipeline_model_parallel_group(),
+        )
+
+    def table(self, chunk: ScoringGPT) -> WeightTable:
+        return WeightTable(
+            chunk.arch, tensor=dist.get_world_size(self.tensor), expert_tensor=dist.get_world_size(self.expert_tensor)
+        )
+
+    def sharing(self, entry: Entry) -> Any:
+        """Group over which an entry is divided."""
+        return self.expert_tensor if entry.experts else self.tensor
+
+    def experts(self, entry: Entry) -> list[int]:
+        """Numbers of the experts on this rank."""
+        here = entry.experts // dist.get_world_size(self.expert)
+        first = dist.get_rank(self.expert) * here
+        return list(range(first, first + here))
+
+
+@dataclass(frozen=True)
+class _Held:
+    """An entry on this rank, of one expert where it is one of the experts."""
+
+    entry: Entry
+    expert: int | None
+    parameter: nn.Parameter
+    matrix: Tensor
+    """View of the parameter in the orientation of its tensors."""
+
+
+@torch.no_grad()
+def load_weights(chunks: Sequence[ScoringGPT], source: str | Path | Mapping[str, Tensor]) -> None:
+    """Fill the parameters of this rank's chunks (all but a value head) with its shares of a model's tensors.
+
+    Args:
+        chunks: what `build_chunks` made.
+        source: a folder, a hub id, a `.gguf` file, or tensors under the names of a transformers module or checkpoint.
+
+    Raises:
+        ValueError: a tensor is missing, unknown, or of another shape than the model's configuration says.
+    """
+    ranks = _Ranks.here()
+    table = ranks.table(chunks[0])
+    with open_weights(source) as weights:
+        _check_complete(weights, table, chunks[0].kind)
+        for chunk in chunks:
+            for held in _held(chunk, table, ranks):
+                group = ranks.sharing(held.entry)
+                _fill(held, weights, dist.get_rank(group), dist.get_world_size(group))
+
+
+def _fill(held: _Held, weights: WeightSource, rank: int, ranks: int) -> None:
+    entry, position = held.entry, 0
+    if entry.dim is None:
+        held.matrix.copy_(weights.read(entry.tensors[0], held.expert, None, 0, 0))
+        return
+    for segment in entry.share(rank, ranks):
+        place = held.matrix.narrow(entry.dim, position, segment.size)
+        if segment.tensor is None:
+            place.zero_()
+        else:
+            tensor = entry.tensors[segment.tensor]
+            place.copy_(weights.read(tensor, held.expert, entry.dim, segment.start, segment.stop))
+        position += segment.size
+
+
+def _check_complete(weights: WeightSource, table: WeightTable, kind: str) -> None:
+    wanted: set[str] = set()
+    for entry in _entries(table, kind):
+        for tensor in entry.tensors:
+            wanted.update(weights.parts(tensor, entry.experts))
+    missing = sorted(wanted - weights.names)
+    if missing:
+        raise ValueError(f"the model's weights lack {len(missing)} tensors: {_some(missing)}")
+    ignored = _HEADS if kind == "value" or table.arch.tied else ()
+    unknown = {name for name in weights.names - wanted if not name.endswith("rotary_emb.inv_freq")}
+    if unknown - set(ignored):
+        unexpected = sorted(unknown - set(ignored))
+        raise ValueError(
+            f"the model's weights have {len(unexpected)} tensors that its configuration knows nothing of: "
+            f"{_some(unexpected)}"
+        )
+    for entry in _entries(table, kind):
+        for tensor in entry.tensors:
+            weights.check(tensor, entry.experts)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+
+
+def _entries(table: WeightTable, kind: str) -> Iterator[Entry]:
+    """All entries of a model; of a tied one the embedding stands for the head."""
+    yield table.embedding
+    for layer in range(table.arch.layers):
+        yield from table.layer(layer)
+    yield table.final_norm
+    if kind == "policy" and not table.arch.tied:
+        yield table.head
+
+
+def _held(chunk: ScoringGPT, table: WeightTable, ranks: _Ranks) -> Iterator[_Held]:
+    """What of the table this chunk holds; every parameter but a value head's exactly once."""
+    parameters = dict(chunk.named_parameters())
+    parameters.pop("value_head.weight", None)
+    left = set(parameters)
+    for prefix, entry in _places(chunk, table):
+        for local, expert in enumerate(ranks.experts(entry) if entry.experts else [None]):
+            names = [prefix + option.format(expert=local) for option in entry.parameters]
+            name = next((name for name in names if name in parameters), None)
+            assert name is not None, f"the chunk has none of {names}"
+            left.discard(name)
+            matrix = parameters[name].detach()
+            if name.endswith((".weight1", ".weight2")) and matrix.dim() == 2 and expert is not None:
+                matrix = _of_stack(matrix, name, local, len(ranks.experts(entry)), table.arch.hidden)
+            yield _Held(entry, expert, parameters[name], matrix)
+    assert not left, f"the weight table doesn't know {sorted(left)}"
+
+
+def _of_stack(matrix: Tensor, name: str, expert: int, experts: int, hidden: int) -> Tensor:
+    """One expert in Megatron's own grouped layer, which keeps all of them transposed in one matrix."""
+    shape = (experts, hidden, -1) if name.endswith("weight1") else (experts, -1, hidden)
+    return matrix.view(shape)[expert].T
+
+
+def _places(chunk: ScoringGPT, table: WeightTable) -> Iterator[tuple[str, Entry]]:
+    """(what stands before the parameter's name, entry) for what the chunk was built with."""
+    if chunk.pre_process:
+        yield "", table.embedding
+    for i, layer in enumerate(chunk.decoder.layers):
+        for entry in table.layer(layer.layer_number - 1):
+            yield f"decoder.layers.{i}.", entry
+    if chunk.post_process:
+        yield "", table.final_norm
+    if chunk.post_process and chunk.kind == "policy" and not (chunk.pre_process and table.arch.tied):
+        yield "", table.head
+
+
+@torch.no_grad()
+def stream_weights(chunks: Sequence[ScoringGPT]) -> Iterator[tuple[str, Tensor]]:
+    """Whole tensors under the names of the transformers module, in the same order on every rank; a collective.
+
+    Of a policy, names begin with `model.` (but `lm_head.weight`) and the embedding of a tied model comes once. Of a
+    value model they are those of its backbone, without its head. A tensor may share memory with a parameter.
+    """
+    ranks, kind = _Ranks.here(), chunks[0].kind
+    table = ranks.table(chunks[0])
+    held: dict[tuple[str, str], list[_Held]] = defaultdict(list)
+    for chunk in chunks:
+        for part in _held(chunk, table, ranks):
+            held[_key(part.entry)].append(part)
+    like = next(chunks[0].parameters())
+    owners = _owners([_key(entry) in held for entry in _entries(table, kind)], ranks.pipeline, like.device)
+    for entry, owner in zip(_entries(table, kind), owners, strict=True):
+        if owner == dist.get_rank(ranks.pipeline):
+            wholes = _joined(entry, [part.matrix for part in held[_key(entry)]], ranks)
+        else:
+            leading = (entry.experts,) if entry.experts else ()
+            wholes = [like.new_empty(*leading, *tensor.shape) for tensor in entry.tensors]
+        for tensor, whole in zip(entry.tensors, wholes, strict=True):
+            yield module_name(tensor, kind), _spread(whole, owner, ranks.pipeline)
+
+
+def module_name(tensor: HfTensor, kind: str) -> str:
+    """Name of a tensor in a causal language model (policy) or in its backbone (value)."""
+    return tensor.name if kind == "value" or tensor.name in _HEADS else "model." + tensor.name
+
+
+def _key(entry: Entry) -> tuple[str, str]:
+    return entry.parameters[0], entry.tensors[0].name
+
+
+def _owners(mine: list[bool], pipeline: Any, device: torch.device) -> list[int]:
+    """The pipeline rank that holds each entry."""
+    rank = dist.get_rank(pipeline)
+    owners = torch.tensor([rank if here else -1 for here in mine], device=device)
+    dist.all_reduce(owners, op=dist.ReduceOp.MAX, group=pipeline)
+    return owners.tolist()
+
+
+def _spread(whole: Tensor, owner: int, pipeline: Any) -> Tensor:
+    if dist.get_world_size(pipeline) == 1:
+        return whole
+    whole = whole.contiguous()
+    dist.broadcast(whole, src=dist.get_global_rank(pipeline, owner), group=pipeline)
+    return whole
+
+
+def _joined(entry: Entry, matrices: list[Tensor], ranks: _Ranks) -> list[Tensor]:
+    """The entry's tensors from the shares of the ranks of this pipeline stage."""
+    group = ranks.sharing(entry)
+    mine = torch.stack(matrices) if entry.experts else matrices[0]
+    shares = [mine] if entry.dim is None else _all_gathered(mine, group)
+    wholes = _assembled(entry, shares)
+    if not entry.experts:
+        return wholes
+    return [torch.cat(_all_gathered(whole, ranks.expert)) for whole in wholes]
+
+
+def _all_gathered(tensor: Tensor, group: Any) -> list[Tensor]:
+    if dist.get_world_size(group) == 1:
+        return [tensor]
+    tensor = tensor.contiguous()
+    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, tensor, group=group)
+    return parts
+
+
+def _assembled(entry: Entry, shares: list[Tensor]) -> list[Tensor]:
+    """The reverse of `_fill`, for the shares of all ranks; experts are stacked in front."""
+    leading = shares[0].shape[:1] if entry.experts else ()
+    if entry.dim is None:
+        return shares
+    dim = entry.dim + len(leading)
+    if len(shares) == 1 and len(entry.tensors) == 1:
+        # One tensor in its own order: without the padding, there is nothing to copy.
+        return [shares[0].narrow(dim, 0, entry.tensors[0].shape[entry.dim])]
+    wholes = [shares[0].new_empty(*leading, *tensor.shape) for tensor in entry.tensors]
+    for rank, share in enumerate(shares):
+        position = 0
+        for segment in entry.share(rank, len(shares)):
+            if segment.tensor is not None:
+                place = wholes[segment.tensor].narrow(dim, segment.start, segment.size)
+                place.copy_(share.narrow(dim, position, segment.size))
+            position += segment.size
+    return wholes
+
+
+def freeze(chunks: Sequence[ScoringGPT], prefixes: Sequence[str]) -> None:
+    """Take the parameters whose Hugging Face names begin with one of `prefixes` out of training.
+
+    Raises:
+        ValueError: no tensor of the model begins so, or only some of those that Megatron keeps in one parameter do.
+    """
+    ranks, kind = _Ranks.here(), chunks[0].kind
+    table = ranks.table(chunks[0])
+    names = [module_name(tensor, kind) for entry in _entries(table, kind) for tensor in entry.tensors]
+    for prefix in prefixes:
+        if not any(name.startswith(prefix) for name in names):
+            raise ValueError(f"freeze_module_prefix: no parameter begins with {prefix!r}; the first is {names[0]!r}")
+    for chunk in chunks:
+        for held in _held(chunk, table, ranks):
+            inside = [module_name(tensor, kind) for tensor in held.entry.tensors]
+            frozen = [name for name in inside if name.startswith(tuple(prefixes))]
+            if frozen and len(frozen) < len(inside):
+                raise ValueError(
+                    f"freeze_module_prefix: Megatron keeps {', '.join(inside)} in one parameter; freeze all or none "
+                    f"of them, not only {', '.join(frozen)}"
+                )
+            if frozen:
+                held.parameter.requires_grad_(False)
