@@ -323,9 +323,14 @@ class ForwardConfig(WorkerConfig):
     max_tokens_per_microbatch_in_infer: int | None = number(None, ge=1)
     """That budget, padding included; at least the longest sequence. Required by the switch."""
 
+    sequence_length_round_in_infer: int = number(1, ge=1)
+    """The padded width of a forward pass, or the length of its packed line, is rounded up to a multiple of this many
+    tokens: fewer different sizes for compilers and kernels, the same numbers. 1: as long as it is."""
+
     use_sequence_packing: bool = False
     """Lay the responses of a pass end to end instead of padding them to the longest. Attention never crosses from one
-    to the next; numbers stay the same, no time is spent on padding."""
+    to the next; numbers stay the same, no time is spent on padding. Models that mix tokens by other means than
+    attention, or with options of it that aren't supported, are refused when they are loaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,6 +354,9 @@ class TrainConfig(ForwardConfig):
 
     max_tokens_per_microbatch_in_train: int | None = number(None, ge=1)
     """That budget, padding included; at least the longest sequence. Required by the switch."""
+
+    sequence_length_round_in_train: int = number(1, ge=1)
+    """As `sequence_length_round_in_infer`, for forward/backward passes."""
 
     strategy_args: StrategyArgs = field(default_factory=lambda: StrategyArgs(strategy_name="fsdp2_train"))
     """Backend of this role."""

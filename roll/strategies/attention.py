@@ -14,6 +14,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+_SMALLEST_BLOCK = 128
+"""Queries taken together under a sliding window, so that a narrow one doesn't mean many small calls."""
+
 
 def varlen_attention(
     query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], *, scale: float, window: int | None = None
@@ -38,17 +41,37 @@ def varlen_attention(
 
 
 def _row_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
-    heads = query.shape[1] // key.shape[1]
     q, k, v = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
-    if heads > 1:
-        k, v = k.repeat_interleave(heads, dim=1), v.repeat_interleave(heads, dim=1)
-    mask = None
-    if window is not None and len(query) > window:
-        distance = torch.arange(len(query), device=query.device)
-        distance = distance[:, None] - distance
-        mask = (distance >= 0) & (distance < window)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale)
+    if window is None or len(query) <= window:
+        out = _attend(q, k, v, None, scale)
+    else:
+        out = _sliding(q, k, v, window, scale)
     return out[0].transpose(0, 1)
+
+
+def _sliding(query: Tensor, key: Tensor, value: Tensor, window: int, scale: float) -> Tensor:
+    """A block of queries at a time against the keys it can see, so that no mask is as large as the row squared."""
+    block = max(window, _SMALLEST_BLOCK)
+    parts = []
+    for start in range(0, query.shape[2], block):
+        stop, first = min(start + block, query.shape[2]), max(0, start - window + 1)
+        at = torch.arange(first, stop, device=query.device)
+        distance = at[start - first :, None] - at
+        seen = (distance >= 0) & (distance < window)
+        parts.append(_attend(query[:, :, start:stop], key[:, :, first:stop], value[:, :, first:stop], seen, scale))
+    return torch.cat(parts, dim=2)
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """[1, H, Q, D] over [1, K, T, D]; causal without a mask."""
+    shared = query.shape[1] != key.shape[1]
+    if shared and query.device.type != "cpu" and (mask is not None or query.dtype == torch.float32):
+        # The accelerator's kernels for masks and for float32 have no shared heads: they would build all the scores.
+        repeats = query.shape[1] // key.shape[1]
+        key, value, shared = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1), False
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=shared
+    )
 
 
 class _AllToAll(torch.autograd.Function):
@@ -82,6 +105,16 @@ def heads_to_sequence(tensor: Tensor, group: Any) -> Tensor:
     return _AllToAll.apply(tensor, group, 0, 1)
 
 
+def check_heads(heads: int, key_heads: int, ranks: int) -> None:
+    """Raise `ValueError` unless each rank gets as many heads, and the key heads that these share."""
+    if heads % ranks:
+        raise ValueError(f"{heads} attention heads can't be spread over {ranks} ranks")
+    if key_heads % ranks and ranks % key_heads:
+        raise ValueError(
+            f"{key_heads} key-value heads can't be spread over {ranks} ranks: one number must divide the other"
+        )
+
+
 def split_attention(
     query: Tensor,
     key: Tensor,
@@ -95,10 +128,13 @@ def split_attention(
     """`varlen_attention` where every rank of `group` holds an equal stretch of the sequence: tensors [N / ranks, ., .].
 
     `lengths` are those of the whole sequence. Fewer key heads than ranks are repeated.
+
+    Raises:
+        ValueError: the heads can't be spread evenly.
     """
     size = dist.get_world_size(group)
+    check_heads(query.shape[1], key.shape[1], size)
     if key.shape[1] % size:
-        assert size % key.shape[1] == 0, f"{key.shape[1]} key heads can't be spread over {size} ranks"
         key, value = (t.repeat_interleave(size // t.shape[1], dim=1) for t in (key, value))
     query, key, value = (sequence_to_heads(tensor, group) for tensor in (query, key, value))
     return heads_to_sequence(varlen_attention(query, key, value, lengths, scale=scale, window=window), group)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from roll.strategies.base import LossFn
@@ -68,22 +70,39 @@ class MicroLayout:
     flat: Tensor
     """int64 [S], where each scored token stands in the ragged columns."""
     packed: bool = False
+    padding: int = 0
+    """Tokens that belong to no row, at the end of a packed line."""
+    group: Any = None
+    """Process group whose ranks hold one stretch of a packed line each; `lengths` and `padding` are the whole line's,
+    everything else this rank's. None: this rank has it all."""
+
+    @property
+    def segments(self) -> tuple[int, ...]:
+        """Lengths of all that a packed line is made of: padding is a row by itself, which no other sees."""
+        return (*self.lengths, self.padding) if self.padding else self.lengths
 
 
-def lay_out(batch: TokenBatch, device: torch.device, *, packed: bool = False) -> MicroLayout:
-    """The layout of a micro-batch in which every action token is scored."""
+def lay_out(batch: TokenBatch, device: torch.device, *, packed: bool = False, multiple: int = 1) -> MicroLayout:
+    """The layout of a micro-batch in which every action token is scored.
+
+    `multiple` rounds up the padded width, or the packed length.
+    """
     assert not batch.action_mask[batch.offsets[:-1]].any(), "the first token of a row has no context to be chosen in"
     flat = batch.action_mask.nonzero()[:, 0]
     starts = torch.repeat_interleave(batch.offsets[:-1], batch.lengths)
     positions = torch.arange(batch.num_tokens) - starts
+    padding = -(batch.num_tokens if packed else int(batch.lengths.max())) % multiple
     if packed:
-        ids, place = batch.token_ids[None], torch.arange(batch.num_tokens)
-        mask, grid = None, positions[None]
+        ids, place, mask = batch.token_ids[None], torch.arange(batch.num_tokens), None
+        grid = torch.cat([positions, torch.arange(padding).clamp(max=int(positions.max()))])[None]
     else:
-        ids, mask = batch.pad("token_ids"), batch.valid().long()
+        ids, mask = batch.pad("token_ids"), F.pad(batch.valid().long(), (0, padding))
+        longest = ids.shape[1]
         rows = torch.repeat_interleave(torch.arange(len(batch)), batch.lengths)
-        place = rows * ids.shape[1] + positions
-        grid = torch.arange(ids.shape[1]).expand_as(ids)
+        place = rows * (longest + padding) + positions
+        # A model may have no place for positions past its longest row.
+        grid = torch.arange(longest + padding).clamp(max=longest - 1).expand(len(batch), -1)
+    ids = F.pad(ids, (0, padding))
     return MicroLayout(
         ids=ids.to(device),
         mask=None if mask is None else mask.to(device),
@@ -93,6 +112,7 @@ def lay_out(batch: TokenBatch, device: torch.device, *, packed: bool = False) ->
         targets=batch.token_ids[flat].to(device),
         flat=flat.to(device),
         packed=packed,
+        padding=padding if packed else 0,
     )
 
 

@@ -12,13 +12,22 @@ from roll.strategies.hf.compile import compile_blocks
 from roll.strategies.hf.fused import require_liger, use_liger_layers
 from roll.strategies.hf.lora import add_adapters
 from roll.strategies.hf.model import PolicyScorer, ValueScorer, load_backbone, load_causal_lm
+from roll.strategies.hf.packing import pack
 from roll.strategies.hf.reward import build_reward_scorer
+from roll.strategies.hf.sequence import SequenceGroup
 
 
 def build_module(
-    spec: TrainSpec, stored: torch.dtype, computed: torch.dtype, device: torch.device
+    spec: TrainSpec,
+    stored: torch.dtype,
+    computed: torch.dtype,
+    device: torch.device,
+    sequence: SequenceGroup | None = None,
 ) -> PolicyScorer | ValueScorer:
-    """The scorer of a role on `device`, its weights in `stored`, ready to be wrapped by a backend."""
+    """The scorer of a role on `device`, its weights in `stored`, ready to be wrapped by a backend.
+
+    With `sequence`, whose ranks must all call this, its layouts are stretches of packed lines.
+    """
     args = spec.worker.model_args
     for key in ("use_liger", "use_fused_kernels"):
         if getattr(args, key):
@@ -45,9 +54,12 @@ def build_module(
     if args.uses_lora:
         add_adapters(model, spec)  # after the model's own dropout is gone
     scorer.to(device)
-    if isinstance(scorer, PolicyScorer):
-        with torch.autocast(device.type, computed, enabled=computed != stored):
+    with torch.autocast(device.type, computed, enabled=computed != stored):
+        if isinstance(scorer, PolicyScorer):
             scorer.check()
+        if spec.worker.use_sequence_packing or sequence is not None:
+            flash = args.attn_implementation == "fa2"
+            pack(_decoder(scorer), flash=flash, sequence=sequence, half=computed != torch.float32)
     if args.torch_compile:
         compile_blocks(model)  # after the check, whose sizes nothing else has
     return scorer
@@ -56,6 +68,12 @@ def build_module(
 def hf_module(scorer: PolicyScorer | ValueScorer) -> nn.Module:
     """The transformers model inside a scorer."""
     return scorer.lm if isinstance(scorer, PolicyScorer) else scorer.backbone
+
+
+def _decoder(scorer: PolicyScorer | ValueScorer) -> nn.Module:
+    """The part of it that makes hidden states from tokens."""
+    decoder: nn.Module = scorer.lm.get_decoder() if isinstance(scorer, PolicyScorer) else scorer.backbone
+    return decoder
 
 
 def _freeze(model: nn.Module, prefixes: Sequence[str]) -> None:

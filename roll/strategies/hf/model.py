@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from roll.configs.base import ModelArgs
 from roll.strategies.hf.fused import can_fuse, fused_logprobs
+from roll.strategies.hf.packing import row_arguments
 from roll.strategies.micro import MicroLayout
 from roll.utils.logits import token_scores
 
@@ -192,7 +193,11 @@ class ScoredTokens:
 def picked_hidden(decoder: nn.Module, layout: MicroLayout) -> Tensor:
     """Last hidden states [S, D] at the positions that predict the layout's targets."""
     hidden = decoder(
-        input_ids=layout.ids, attention_mask=layout.mask, position_ids=layout.positions, use_cache=False
+        input_ids=layout.ids,
+        attention_mask=layout.mask,
+        position_ids=layout.positions,
+        use_cache=False,
+        **row_arguments(layout),
     ).last_hidden_state
     return hidden.flatten(0, 1)[layout.index]
 

@@ -6,6 +6,7 @@ A backend wraps the module (sharding, engine) and says how gradients are compute
 from __future__ import annotations
 
 import contextlib
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,6 +29,7 @@ from roll.strategies.hf.model import (
     named_tensors,
     quiet_transformers,
 )
+from roll.strategies.hf.sequence import SequenceGroup
 from roll.strategies.micro import denominators, filler, lay_out, rows_to_compute
 from roll.types.batch import Denominators, TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
@@ -39,8 +41,15 @@ class HfTrainStrategy(CommonStrategy):
     def __init__(self, spec: TrainSpec, info: WorkerInfo) -> None:
         super().__init__(spec, info)
         self._connect()
+        self._sequence: SequenceGroup | None = None
+        """The ranks that share this rank's rows."""
+        if spec.worker.model_args.ulysses_size > 1:
+            self._sequence = SequenceGroup.join(info, spec.worker.model_args.ulysses_size, self._device)
+            self.layout, self._group = self._sequence.layout, self._sequence.peers
         self._tokenizer = load_tokenizer(spec.worker.model_args)
-        self._scorer: PolicyScorer | ValueScorer = build_module(spec, self._stored, self._computed, self._loaded_on)
+        self._scorer: PolicyScorer | ValueScorer = build_module(
+            spec, self._stored, self._computed, self._loaded_on, self._sequence
+        )
         args = spec.worker.model_args
         self._adapters = Adapters(hf_module(self._scorer), args) if args.uses_lora else None
         self._module: nn.Module = self._wrap(self._scorer)
@@ -106,7 +115,7 @@ class HfTrainStrategy(CommonStrategy):
         with contextlib.nullcontext() if adapters or self._adapters is None else self._adapters.off():
             for rows in self._plan(batch, training=False):
                 micro = batch.select(rows) if rows else filler(batch)
-                result = self._score(micro, outputs)
+                result = self._score(micro, outputs, self._spec.worker.sequence_length_round_in_infer)
                 if rows:
                     scored.append(result.to("cpu"))
         return TokenOutputs.concat(scored).reorder(batch.row_ids) if scored else no_outputs(outputs)
@@ -141,22 +150,27 @@ class HfTrainStrategy(CommonStrategy):
         self, batch: TokenBatch, rows: list[int], loss_fn: LossFn, whole: Denominators, metrics: Metrics
     ) -> Tensor:
         micro = batch.select(rows) if rows else filler(batch)
-        outputs = self._score(micro, loss_fn.needs)
+        outputs = self._score(micro, loss_fn.needs, self._trained.sequence_length_round_in_train)
         if not rows:
             return torch.stack([column.sum() for column in outputs.columns().values()]).sum() * 0.0
         terms = loss_fn.compute(outputs, micro.to(self._device), whole)
         metrics.merge(terms.metrics)
         return terms.loss
 
-    def _score(self, micro: TokenBatch, outputs: Sequence[OutputName]) -> TokenOutputs:
-        layout = lay_out(micro, self._device, packed=self._spec.worker.use_sequence_packing)
+    def _score(self, micro: TokenBatch, outputs: Sequence[OutputName], multiple: int) -> TokenOutputs:
+        sequence = self._sequence
+        packed = self._spec.worker.use_sequence_packing or sequence is not None
+        multiple = math.lcm(multiple, 1 if sequence is None else sequence.size)
+        layout = lay_out(micro, self._device, packed=packed, multiple=multiple)
+        mine = layout if sequence is None else sequence.stretch(layout)
         offload = self._spec.worker.model_args.activation_offload
         with self._autocast(), activations_on_host() if offload else contextlib.nullcontext():
-            scored: ScoredTokens = self._module(layout, "entropy" in outputs)
+            scored: ScoredTokens = self._module(mine, "entropy" in outputs)
         columns = {}
         for name in outputs:
             value = getattr(scored, name)
             assert value is not None, f"a {self._spec.kind} model gives no {name}"
+            value = value if sequence is None else sequence.gather(value, layout)
             columns[name] = value.new_zeros(micro.num_tokens).index_put((layout.flat,), value)
         return TokenOutputs(row_ids=micro.row_ids, offsets=micro.offsets, **columns)
 

@@ -1,0 +1,198 @@
+"""Rows laid end to end through a Hugging Face model, and stretches of them on several ranks (Ulysses).
+
+A packed line reaches the model as one row of ids whose positions begin anew in every row of the batch. What keeps rows
+apart is the attention function: it is told where they end through the model's own keyword arguments, which transformers
+hands down to every layer, and again when a layer is recomputed for its gradient. With `fa2` that function is
+transformers' own; otherwise it is `packed_attention`, put in place through transformers' registry of such functions.
+Nothing else in a decoder looks at other tokens. Models for which that isn't true are found out before they are used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from roll.strategies.attention import gather_sequence, split_attention, varlen_attention
+from roll.strategies.hf.sequence import SequenceGroup
+from roll.strategies.micro import MicroLayout, lay_out
+from roll.types.batch import TokenBatch
+
+_ATTENTION = "roll_packed"
+"""Name of our function among those of transformers."""
+
+_HARMLESS = {
+    "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "is_causal", "max_length_k", "max_length_q",
+    "num_items_in_batch", "output_attentions", "output_hidden_states", "output_router_logits", "position_ids",
+    "return_dict", "use_cache",
+}  # fmt: skip
+"""Options of attention functions that don't change what our function computes, or that it knows in another form."""
+
+_CHECKED_LENGTHS = (9, 3, 5, 3)
+"""Short rows behind a longer one: whatever leaks across a boundary reaches most of their tokens."""
+
+
+@dataclass(frozen=True, eq=False)
+class PackedRows:
+    """What the attention function must know of a line. Opaque to whatever passes it on."""
+
+    lengths: tuple[int, ...]
+    """Tokens of each row of the whole line, padding included."""
+    group: Any
+    """Ranks that hold a stretch of it each, or None."""
+
+
+def row_arguments(layout: MicroLayout) -> dict[str, Any]:
+    """Keyword arguments for the model's forward: where rows end, in transformers' words for flash attention and in
+    ours. Nothing for a padded layout."""
+    if not layout.packed:
+        return {}
+    ends = torch.tensor((0, *layout.segments), device=layout.ids.device).cumsum(0, dtype=torch.int32)
+    longest = max(layout.segments)
+    return {
+        "cu_seq_lens_q": ends,
+        "cu_seq_lens_k": ends,
+        "max_length_q": longest,
+        "max_length_k": longest,
+        "packed_rows": PackedRows(layout.segments, layout.group),
+    }
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    packed_rows: PackedRows | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """An attention function as transformers' `AttentionInterface` wants it.
+
+    Args:
+        query: [1, H, N, D]; `key` and `value` alike, with a divisor of H heads.
+
+    Returns:
+        ([1, N, H, E], no attention weights).
+
+    Raises:
+        ValueError: the layer wants something that this function doesn't do.
+    """
+    if packed_rows is None:
+        raise ValueError(f"{type(module).__name__} isn't told where rows end")
+    unknown = {name: option for name, option in options.items() if option is not None and name not in _HARMLESS}
+    unknown |= {"attention_mask": attention_mask} if attention_mask is not None else {}
+    unknown |= {"dropout": dropout} if dropout else {}
+    kind = _kind_of_layer(module)
+    if kind in ("sliding_attention", "chunked_attention") and sliding_window is None:
+        unknown["layer_types"] = kind
+    if not getattr(module, "is_causal", True) or options.get("is_causal") is False:
+        unknown["is_causal"] = False
+    if unknown:
+        found = ", ".join(f"{name}={_shown(option)}" for name, option in unknown.items())
+        raise ValueError(f"{type(module).__name__} uses {found}")
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    if packed_rows.group is None:
+        out = varlen_attention(q, k, v, packed_rows.lengths, scale=scale, window=sliding_window)
+    else:
+        out = split_attention(q, k, v, packed_rows.lengths, packed_rows.group, scale=scale, window=sliding_window)
+    return out[None], None
+
+
+def _kind_of_layer(module: nn.Module) -> str | None:
+    kinds, index = getattr(getattr(module, "config", None), "layer_types", None), getattr(module, "layer_idx", None)
+    return kinds[index] if kinds is not None and index is not None else None
+
+
+def _shown(option: object) -> str:
+    return f"a {type(option).__name__}" if isinstance(option, Tensor) else repr(option)
+
+
+@torch.no_grad()
+def pack(decoder: Any, *, flash: bool, sequence: SequenceGroup | None, half: bool) -> None:
+    """Make a transformers model keep packed rows apart, and prove it on a few of them.
+
+    Args:
+        decoder: without a head, on its device, not yet sharded; every rank of `sequence` calls this.
+        flash: it runs transformers' flash attention, which knows rows by itself.
+        sequence: the ranks that share every row, or None.
+        half: it computes in half precision.
+
+    Raises:
+        ValueError: it can't keep them apart, and why; or its heads can't be spread over the ranks.
+    """
+    name = type(decoder).__name__
+    fix = f"Write {'use_sequence_packing: false' if sequence is None else 'model_args.ulysses_size: 1'}"
+    if sequence is not None:
+        sequence.check_heads(decoder)
+    batch = _sample(decoder.get_input_embeddings().num_embeddings)
+    expected = _apart(decoder, batch)
+    try:
+        if not flash or sequence is not None:
+            _use_packed_attention(decoder)
+        found = _together(decoder, batch, sequence)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} can't run rows laid end to end: {error}. {fix}") from error
+    errors = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
+    # In half precision a token near a tie may go to another expert; that must not look like a leak, which hits most.
+    wrong = float(errors.median() if half else errors.max())
+    if not wrong <= (0.05 if half else 1e-3):
+        raise ValueError(
+            f"{name} computes something else for rows laid end to end than for each by itself (relative difference "
+            f"{wrong:.2g}): it mixes tokens by other means than attention, or numbers positions by itself. {fix}"
+        )
+
+
+def _use_packed_attention(decoder: Any) -> None:
+    from transformers import AttentionInterface
+
+    # A compiler would make a version of the loop over rows for every set of lengths.
+    AttentionInterface.register(_ATTENTION, torch.compiler.disable(packed_attention))
+    if not decoder._can_set_attn_implementation():
+        raise ValueError("its attention isn't taken from transformers' AttentionInterface")
+    decoder.set_attn_implementation(_ATTENTION)
+
+
+def _sample(vocabulary: int) -> TokenBatch:
+    total = sum(_CHECKED_LENGTHS)
+    offsets = torch.tensor((0, *_CHECKED_LENGTHS)).cumsum(0)
+    acting = torch.ones(total, dtype=torch.bool)
+    acting[offsets[:-1]] = False
+    names = tuple(map(str, _CHECKED_LENGTHS))
+    return TokenBatch(
+        row_ids=tuple(f"{i}:{name}" for i, name in enumerate(names)),
+        group_ids=names,
+        offsets=offsets,
+        token_ids=(torch.arange(total) * 7 + 3) % vocabulary,
+        action_mask=acting,
+    )
+
+
+def _apart(decoder: Any, batch: TokenBatch) -> Tensor:
+    device = next(decoder.parameters()).device
+    rows = [batch.row("token_ids", i)[None].to(device) for i in range(len(batch))]
+    return torch.cat([decoder(input_ids=ids, use_cache=False).last_hidden_state[0].float() for ids in rows])
+
+
+def _together(decoder: Any, batch: TokenBatch, sequence: SequenceGroup | None) -> Tensor:
+    device = next(decoder.parameters()).device
+    layout = lay_out(batch, device, packed=True, multiple=1 if sequence is None else sequence.size)
+    if sequence is not None:
+        layout = sequence.stretch(layout)
+    hidden = decoder(
+        input_ids=layout.ids,
+        attention_mask=None,
+        position_ids=layout.positions,
+        use_cache=False,
+        **row_arguments(layout),
+    ).last_hidden_state[0]
+    if sequence is not None:
+        hidden = gather_sequence(hidden, sequence.group)
+    return hidden[: batch.num_tokens].float()
