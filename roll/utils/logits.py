@@ -86,6 +86,8 @@ def _statistics(
     logprobs, entropy = _TokenStatistics.apply(
         logits.reshape(-1, vocabulary), tokens.reshape(-1), temperature, rows, with_entropy
     )
+    if tokens.dim() == 1:  # as they are: FSDP warns about outputs that are views
+        return logprobs, entropy
     return logprobs.reshape(tokens.shape), entropy.reshape(tokens.shape)
 
 

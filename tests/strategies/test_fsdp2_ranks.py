@@ -1,0 +1,121 @@
+"""FSDP2 on several ranks: layouts, types of weights and sums, frozen parameters, what stays sharded."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from layout_contract import STEPS, check_layout, layout_spec, relative, run_layout, shard_of
+from train_contract import LOSS, build, make_batch, make_spec, token_mean_loss, weights_of
+
+from roll.configs.strategy import Fsdp2Config, StrategyArgs
+from roll.strategies.base import LossFn
+
+LAYOUTS = {
+    "two copies of two shards": (4, {"fsdp_size": 2}),
+    "two copies of two shards, gathered once": (4, {"fsdp_size": 2, "reshard_after_forward": False}),
+    "four shards": (4, {}),
+    "four copies": (4, {"fsdp_size": 1}),
+    "two shards, gathered once": (2, {"reshard_after_forward": False}),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_gives_the_numbers_of_a_plain_loop(ranks, tiny_model, layout):
+    world, options = LAYOUTS[layout]
+    check_layout(ranks, tiny_model, "fsdp2_train", options, world, training={"per_device_train_batch_size": 1})
+
+
+def fsdp_spec(path, *, model=None, worker=None, kind="policy", training=None, options=None):
+    spec = make_spec(path, model=model, worker=worker, kind=kind, training=training, max_grad_norm=0.5)
+    args = StrategyArgs(strategy_name="fsdp2_train", strategy_config=Fsdp2Config(**(options or {})))
+    return dataclasses.replace(spec, worker=dataclasses.replace(spec.worker, strategy_args=args))
+
+
+def steps(info, spec, count):
+    """(weights before, after, metrics of each step, types of the parameters that the optimizer steps)"""
+    strategy, batch = build(spec, info), make_batch()
+    mine = batch.select(shard_of(info.rank, info.world_size))
+    before = weights_of(strategy)
+    history = [strategy.train_step(mine, LOSS).result() for _ in range(count)]
+    types = {p.dtype for group in strategy._optimizer.param_groups for p in group["params"]}
+    return before, weights_of(strategy), history, types
+
+
+def test_updates_below_the_resolution_of_bf16_are_kept_in_float32_weights(ranks, tiny_model):
+    spec = fsdp_spec(tiny_model, model={"dtype": "bf16"}, training={"learning_rate": 1e-7})
+    before, after, _, types = ranks.run(steps, 2, spec, 3)[0]
+    assert types == {torch.float32}
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert after[name].dtype == torch.float32
+    moved = (after[name] - before[name]).abs()
+    assert 1e-7 < float(moved.median()) < 4e-7  # three AdamW steps of about the learning rate
+    assert (after[name].bfloat16() == before[name].bfloat16()).float().mean() > 0.95  # bf16 weights would have stayed
+
+
+def test_bf16_stays_close_to_fp32_whichever_type_gradients_are_summed_in(ranks, tiny_model):
+    exact = run_layout(ranks, layout_spec(tiny_model, "fsdp2_train", {}), 2)
+    runs = {
+        reduce: run_layout(
+            ranks, layout_spec(tiny_model, "fsdp2_train", {"param_dtype": "bf16", "reduce_dtype": reduce}), 2
+        )
+        for reduce in ("fp32", "bf16")
+    }
+    for run in runs.values():
+        assert 0 < float((run.logprobs - exact.logprobs).abs().max()) < 0.02
+        assert run.norms == pytest.approx(exact.norms, rel=0.02)
+        assert len(run.losses) == STEPS
+        assert run.losses == pytest.approx(exact.losses, abs=0.02)
+        assert max(relative(run.weights[n], exact.weights[n]) for n in exact.weights) < 0.2
+    assert runs["fp32"].norms != runs["bf16"].norms
+
+
+@pytest.mark.parametrize(("world", "options"), [(2, {}), (4, {"fsdp_size": 2})])
+def test_frozen_and_trained_parameters_share_a_layer(ranks, tiny_model, world, options):
+    frozen = ("model.layers.0.self_attn.", "model.embed_tokens", "model.layers.1.mlp.up_proj")
+    spec = fsdp_spec(tiny_model, model={"freeze_module_prefix": frozen}, options=options)
+    _, expected, alone, _ = ranks.run(steps, 1, spec, 3)[0]
+    before, after, history, _ = ranks.run(steps, world, spec, 3)[0]
+    still = {name for name in before if torch.equal(before[name], after[name])}
+    assert still == {name for name in before if name.startswith(frozen)}
+    assert [h["actor/grad_norm"] for h in history] == pytest.approx([h["actor/grad_norm"] for h in alone], rel=1e-4)
+    assert max(relative(after[name], expected[name]) for name in expected) < 1e-4
+
+
+def what_is_resident(info, spec):
+    """(bytes of this rank's weights, layers still gathered after a forward pass, bytes of gradients per micro-batch)"""
+    strategy, batch = build(spec, info), make_batch()
+    mine = batch.select(shard_of(info.rank, info.world_size))
+    weights = sum(p.to_local().nbytes for p in strategy._module.parameters())
+    strategy.forward(mine, ("logprobs",))
+    layer = strategy._module.lm.model.layers[0]
+    gathered = not any(hasattr(p, "to_local") for p in layer.parameters())
+    gradients = []
+    trained = [p for group in strategy._optimizer.param_groups for p in group["params"]]
+
+    def watching(outputs, micro, sizes):
+        gradients.append(sum(p.grad.to_local().nbytes for p in trained if p.grad is not None))
+        return token_mean_loss(outputs, micro, sizes)
+
+    strategy.train_step(mine, LossFn(compute=watching, needs=("logprobs",)))
+    return weights, gathered, gradients
+
+
+@pytest.mark.parametrize(("options", "shards"), [({}, 2), ({"fsdp_size": 1}, 1), ({"reshard_after_forward": False}, 2)])
+def test_weights_and_gradients_between_micro_batches_are_sharded_as_asked(ranks, tiny_model, options, shards):
+    spec = fsdp_spec(tiny_model, options=options, training={"per_device_train_batch_size": 1})
+    total = sum(t.nbytes for t in weights_of(build(make_spec(tiny_model))).values())
+    weights, gathered, gradients = ranks.run(what_is_resident, 2, spec)[0]
+    assert weights == pytest.approx(total / shards, rel=0.02)
+    assert gathered == (options.get("reshard_after_forward") is False)
+    assert gradients[0] == 0
+    if shards > 1:
+        assert gradients[1:] == [weights] * 4  # one rank has five rows: every pass leaves its share and no more
+
+
+def test_offloading_shards_is_refused_where_there_is_no_accelerator(tiny_model):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has an accelerator")
+    with pytest.raises(ValueError, match="offload_policy needs an accelerator, and this rank has none"):
+        build(fsdp_spec(tiny_model, options={"offload_policy": True}))
