@@ -1,0 +1,141 @@
+"""Attention within rows against a dense mask, and its split over ranks, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from roll.distributed.process_group import init_process_group
+from roll.strategies.attention import (
+    gather_sequence,
+    heads_to_sequence,
+    sequence_to_heads,
+    split_attention,
+    varlen_attention,
+)
+
+LENGTHS = (3, 140, 1, 12)
+HEADS, DIM, OUT, SCALE = 4, 6, 8, 0.3
+
+
+def tensors(key_heads, lengths=LENGTHS, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((HEADS, DIM), (key_heads, DIM), (key_heads, OUT), (HEADS, OUT))
+    return [torch.randn(sum(lengths), *shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+def dense(query, key, value, lengths, scale, window):
+    """The same by one mask over everything."""
+    rows = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    distance = torch.arange(len(rows))[:, None] - torch.arange(len(rows))
+    seen = (rows[:, None] == rows) & (distance >= 0) & (distance < (window or len(rows)))
+    repeats = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+    scores = torch.einsum("qhd,khd->hqk", query, key) * scale
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    return torch.einsum("hqk,khe->qhe", weights, value)
+
+
+def with_gradients(function, query, key, value, outer):
+    """(output, gradients of a weighted sum of it)."""
+    leaves = [tensor.clone().requires_grad_() for tensor in (query, key, value)]
+    out = function(*leaves)
+    return [out.detach(), *torch.autograd.grad((out * outer).sum(), leaves)]
+
+
+@pytest.mark.parametrize("window", [None, 1, 7, 133, 500])
+@pytest.mark.parametrize("key_heads", [4, 2, 1])
+def test_rows_attend_as_under_a_dense_mask(key_heads, window):
+    *inputs, outer = tensors(key_heads)
+    ours = with_gradients(lambda *t: varlen_attention(*t, LENGTHS, scale=SCALE, window=window), *inputs, outer)
+    theirs = with_gradients(lambda *t: dense(*t, LENGTHS, SCALE, window), *inputs, outer)
+    for mine, expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, expected, rtol=0, atol=1e-12)
+
+
+def test_a_row_is_bit_for_bit_the_same_beside_any_other():
+    (q, k, v, _), (q2, k2, v2, _) = tensors(2), tensors(2, seed=1)
+    other = slice(3, 143)
+    for mine, theirs in ((q, q2), (k, k2), (v, v2)):
+        theirs[:3], theirs[143:] = mine[:3], mine[143:]
+    first, second = (varlen_attention(*t, LENGTHS, scale=SCALE) for t in ((q, k, v), (q2, k2, v2)))
+    assert not torch.equal(first[other], second[other])
+    assert torch.equal(first[:3], second[:3])
+    assert torch.equal(first[143:], second[143:])
+
+
+def connected(info):
+    init_process_group(info, "gloo")
+
+
+def stretch(tensor, info):
+    return tensor.chunk(info.world_size)[info.rank]
+
+
+def exchanged(info):
+    connected(info)
+    whole = torch.arange(8 * 4 * 3).reshape(8, 4, 3)
+    results = []
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        there = sequence_to_heads(stretch(whole, info).to(dtype), None)
+        results.append((there.long(), heads_to_sequence(there, None).long()))
+    return results
+
+
+def test_gloo_exchanges_stretches_for_heads_and_back(ranks):
+    whole = torch.arange(8 * 4 * 3).reshape(8, 4, 3)
+    for rank, answers in enumerate(ranks.run(exchanged, 2)):
+        for there, back in answers:
+            assert torch.equal(there, whole[:, 2 * rank : 2 * rank + 2])
+            assert torch.equal(back, whole[4 * rank : 4 * rank + 4])
+
+
+def split(info, key_heads, window):
+    connected(info)
+    *inputs, outer = (stretch(t, info) for t in tensors(key_heads))
+    function = split_attention
+    return with_gradients(lambda *t: function(*t, LENGTHS, None, scale=SCALE, window=window), *inputs, outer)
+
+
+@pytest.mark.parametrize(("world", "key_heads", "window"), [(2, 4, None), (2, 2, 7), (2, 1, None), (4, 2, None)])
+def test_ranks_with_a_stretch_each_compute_the_whole_attention(ranks, world, key_heads, window):
+    *inputs, outer = tensors(key_heads)
+    whole = with_gradients(lambda *t: varlen_attention(*t, LENGTHS, scale=SCALE, window=window), *inputs, outer)
+    answers = ranks.run(split, world, key_heads, window)
+    for mine, expected in zip(zip(*answers, strict=True), whole, strict=True):
+        torch.testing.assert_close(torch.cat(mine), expected, rtol=0, atol=1e-12)
+
+
+def refused(info, heads, key_heads):
+    connected(info)
+    query, key = torch.zeros(2, heads, 4), torch.zeros(2, key_heads, 4)
+    try:
+        split_attention(query, key, key, (4,), None, scale=1.0)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "message"),
+    [
+        (3, 3, "3 attention heads can't be spread over 2 ranks"),
+        (6, 3, "3 key-value heads can't be spread over 2 ranks: one number must divide the other"),
+    ],
+)
+def test_heads_that_ranks_cannot_share_evenly_are_refused(ranks, heads, key_heads, message):
+    assert ranks.run(refused, 2, heads, key_heads) == [message] * 2
+
+
+def gathered(info):
+    connected(info)
+    part = stretch(torch.arange(6.0), info).clone().requires_grad_()
+    whole = gather_sequence(part, None)
+    (whole**2).sum().backward()
+    return whole.detach(), part.grad
+
+
+def test_every_rank_gets_all_stretches_and_keeps_the_gradient_of_its_own(ranks):
+    answers = ranks.run(gathered, 2)
+    assert all(torch.equal(whole, torch.arange(6.0)) for whole, _ in answers)
+    assert torch.equal(torch.cat([grad for _, grad in answers]), 2 * torch.arange(6.0))
