@@ -25,9 +25,11 @@ QUESTIONS = {"pretrain": "some/model", "train_file": "train.jsonl", "test_file":
 
 
 def answers(file: Path) -> list[str]:
-    """Overrides for what an example leaves to its user."""
+    """Overrides for what an example, or one that it builds on, leaves to its user."""
     tree = yaml.safe_load(file.read_text())
-    return [f"{key}={QUESTIONS[key]}" for key, value in tree.items() if value == "???"]
+    bases = [file.parent / f"{entry.split('@')[0]}.yaml" for entry in tree.get("defaults", []) if entry != "_self_"]
+    inherited = {answer for base in bases for answer in answers(base) if answer.split("=")[0] not in tree}
+    return sorted(inherited | {f"{key}={QUESTIONS[key]}" for key, value in tree.items() if value == "???"})
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda path: path.stem)
