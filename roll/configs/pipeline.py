@@ -82,7 +82,8 @@ class PipelineConfig:
     """Options by tracker."""
 
     num_nodes: int = number(1, ge=1)
-    """Machines."""
+    """Machines. With more than one the run joins the Ray cluster that `ray start` made of them: the one that this
+    machine belongs to, or that `RAY_ADDRESS` names."""
 
     num_gpus_per_node: int = number(1, ge=1)
     """Device slots per machine: accelerators, or CPU workers where there are none. Every `device_mapping`

@@ -9,7 +9,7 @@ from typing import Literal
 
 from roll.configs.batch import plan_batches
 from roll.configs.rlvr import RLVRConfig
-from roll.distributed.cluster import Cluster, Executor, make_executor
+from roll.distributed.cluster import Cluster, Executor, RayOptions, make_executor
 from roll.distributed.placement import RolePlacement
 from roll.workers.infer import InferWorker
 from roll.workers.train import ForwardWorker, TrainWorker, train_spec
@@ -38,12 +38,21 @@ def placements(config: RLVRConfig) -> list[RolePlacement]:
     return result
 
 
+def ray_options(config: RLVRConfig) -> RayOptions:
+    """A run on one machine starts a Ray of its own; one on several joins the one that `ray start` spans over them."""
+    return RayOptions(address="auto" if config.num_nodes > 1 else None)
+
+
 @contextlib.contextmanager
 def start_clusters(config: RLVRConfig, *, total_steps: int) -> Iterator[Clusters]:
     """Start every role; leaving the block ends all of them."""
     by_role = {placement.role: placement for placement in placements(config)}
     executor = make_executor(
-        config.executor, list(by_role.values()), rpc_timeout=config.rpc_timeout, log_dir=config.logging_path / "workers"
+        config.executor,
+        list(by_role.values()),
+        rpc_timeout=config.rpc_timeout,
+        log_dir=config.logging_path / "workers",
+        ray=ray_options(config),
     )
     with executor:
         yield Clusters(

@@ -7,7 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from rows import make_config
 from toy import metrics_of, write_toy
+
+from roll.pipelines.clusters import ray_options
 
 START = Path(__file__).parents[2] / "examples" / "start_pipeline.py"
 
@@ -66,3 +69,8 @@ def test_a_failure_is_a_few_lines_and_its_traceback_is_in_a_file(tiny_model, tmp
     assert "error: " in run.stderr or "problem" in run.stderr
     assert expected in run.stderr
     assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize(("nodes", "address"), [(1, None), (2, "auto")])
+def test_a_run_on_several_machines_joins_the_ray_cluster_that_spans_them(nodes, address):
+    assert ray_options(make_config(num_nodes=nodes)).address == address
