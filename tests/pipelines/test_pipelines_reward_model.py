@@ -93,14 +93,14 @@ def test_a_score_that_is_no_number_is_an_error_of_that_response_and_counted(tiny
     model = build_case_lover(tmp_path / "model", nan_for="abcABC")
     folder = write_toy(tmp_path / "run", tiny_model)
     row = run_toy(folder, *MODEL, f"reward_pretrain={model}", "max_steps=1")[0]
-    failed = [entry for entry in dropped(folder) if entry["reason"] == "failed_response"]
-    assert row["rollout/failed_reward_error"] == len(failed) > 0
-    assert {entry["detail"] for entry in failed} == {
+    failed = row["rollout/failed_reward_error"]
+    assert row["dropped/failed_response"] == failed > 0
+    assert {entry["detail"] for entry in dropped(folder)} == {
         "error after 1 attempts: the reward model gave nan, expected a finite number"
     }
     # Those that remain have a score of 1 or -1: none of the failures was given a 0.
-    assert row["rollout/responses"] == 64 - len(failed)
-    assert {row["reward/max"], row["reward/min"]} == {1.0, -1.0}
+    assert row["rollout/responses"] == 64 - failed
+    assert (row["reward/max"], row["reward/min"]) == pytest.approx((1.0, -1.0))
 
 
 def test_a_text_beyond_the_limit_is_an_error_or_cut_and_counted(tiny_model, case_lover, tmp_path):

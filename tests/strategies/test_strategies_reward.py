@@ -9,6 +9,7 @@ from tiny_models import build_tiny_model, char_tokenizer
 
 from roll.configs.base import ModelArgs
 from roll.configs.rewards import RewardModelConfig
+from roll.configs.strategy import StrategyArgs
 from roll.distributed.worker import WorkerInfo
 from roll.strategies import build_train_strategy
 from roll.strategies.base import TrainSpec
@@ -25,8 +26,8 @@ ROWS = [
 ]
 
 
-def strategy_of(path, **options):
-    args = ModelArgs(model_name_or_path=str(path))
+def strategy_of(path, dtype="fp32", **options):
+    args = ModelArgs(model_name_or_path=str(path), dtype=dtype)
     spec = TrainSpec(
         role="reward_model",
         kind="reward",
@@ -65,13 +66,37 @@ def own_logits(path, rows, label=0):
         return model(input_ids=ids, attention_mask=mask).logits[:, label].tolist()
 
 
+BATCHES = {
+    "alone": {"infer_batch_size": 1},
+    "some": {"infer_batch_size": 4},
+    "all": {"infer_batch_size": 16, "sequence_length_round_in_infer": 8},
+    "packed": {"infer_batch_size": 4, "use_sequence_packing": True},
+}
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-@pytest.mark.parametrize("batch_size", [1, 4, 16])
-def test_scores_are_the_classifiers_logits_over_ragged_rows(tmp_path, family, batch_size):
+@pytest.mark.parametrize("batches", BATCHES)
+def test_scores_are_the_classifiers_logits_over_ragged_rows(tmp_path, family, batches):
     path = build_tiny_classifier(tmp_path, family)
-    mine = scores(strategy_of(path, infer_batch_size=batch_size), ROWS)
+    mine = scores(strategy_of(path, **BATCHES[batches]), ROWS)
     assert mine == pytest.approx(own_logits(path, ROWS), abs=1e-5)
     assert max(mine) - min(mine) > 0.1
+
+
+def test_deepspeed_gives_the_same_scores(tmp_path):
+    path = build_tiny_classifier(tmp_path)
+    mine = scores(strategy_of(path, strategy_args=StrategyArgs(strategy_name="deepspeed_infer")), ROWS)
+    assert mine == pytest.approx(own_logits(path, ROWS), abs=1e-5)
+
+
+def test_half_precision_scores_are_the_models_own(tmp_path):
+    from transformers import AutoModelForSequenceClassification
+
+    path = build_tiny_classifier(tmp_path)
+    model = AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.bfloat16).eval()
+    with torch.no_grad():
+        own = [float(model(input_ids=torch.tensor([row])).logits) for row in ROWS]
+    assert scores(strategy_of(path, dtype="bf16"), ROWS) == own
 
 
 def test_a_label_is_chosen_by_its_index(tmp_path):
