@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 import torch
-import torch.multiprocessing as mp
 from train_contract import (
     LOSS,
     build,
     make_batch,
-    make_info,
     make_spec,
     token_mean_loss,
     trained,
@@ -19,6 +15,7 @@ from train_contract import (
     with_worker,
 )
 
+from roll.configs.strategy import Fsdp2Config, StrategyArgs
 from roll.strategies.base import LossFn, LossTerms
 from roll.strategies.micro import denominators, plan_micro_batches
 from roll.types.batch import TokenBatch
@@ -222,48 +219,38 @@ def test_micro_batches_keep_within_rows_and_padded_tokens(limits, expected):
     assert plan_micro_batches([7, 12, 5, 9, 20, 3], **limits) == expected
 
 
-def two_ranks(rank, port, path, folder, layout):
-    from dataclasses import replace
-
-    from roll.configs.strategy import Fsdp2Config, StrategyArgs
-
-    torch.set_num_threads(1)
-    spec = make_spec(path, max_grad_norm=1.0)
-    options = Fsdp2Config(**layout)
-    strategy_args = StrategyArgs(strategy_name="fsdp2_train", strategy_config=options)
-    spec = replace(with_worker(spec, strategy_args=strategy_args))
+def two_ranks(info, spec, folder):
     # Uneven on purpose: one rank makes three passes, the other one.
-    shard = [[0, 1, 2, 3, 4], [5]][rank]
-    info, batch = make_info(rank, 2, port), make_batch()
+    shard = [[0, 1, 2, 3, 4], [5]][info.rank]
+    batch = make_batch()
     strategy = build(spec, info)
     outputs = strategy.forward(batch.select(shard), ("logprobs",))
-    history = [strategy.train_step(batch.select(shard), LOSS) for _ in range(3)]
+    history = [strategy.train_step(batch.select(shard), LOSS).result() for _ in range(3)]
     weights = weights_of(strategy)
-    strategy.save(folder / "checkpoint")
-    torch.save((outputs.row_ids, outputs.logprobs, [m.result() for m in history], weights), folder / f"{rank}.pt")
+    strategy.save(folder)
+    return outputs.logprobs, history, weights
 
 
 @pytest.mark.parametrize("layout", [{}, {"fsdp_size": 1, "reshard_after_forward": False}])
-def test_two_ranks_with_uneven_shards_equal_one(tiny_model, tmp_path, layout):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(two_ranks, args=(port, tiny_model, tmp_path, layout), nprocs=2)
-    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
+def test_two_ranks_with_uneven_shards_equal_one(ranks, tiny_model, tmp_path, layout):
+    args = StrategyArgs(strategy_name="fsdp2_train", strategy_config=Fsdp2Config(**layout))
+    spec = with_worker(make_spec(tiny_model, max_grad_norm=1.0), strategy_args=args)
+    answers = ranks.run(two_ranks, 2, spec, tmp_path / "checkpoint")
+    (logprobs, first, two), (more_logprobs, second, _) = answers
     batch = make_batch()
     expected = build(make_spec(tiny_model)).forward(batch, ("logprobs",)).logprobs
-    torch.testing.assert_close(torch.cat([ranks[0][1], ranks[1][1]]), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(torch.cat([logprobs, more_logprobs]), expected, atol=1e-5, rtol=0)
     history, weights = trained(make_spec(tiny_model, max_grad_norm=1.0), batch)
     for step, single in enumerate(history):
-        assert ranks[0][2][step]["loss"] + ranks[1][2][step]["loss"] == pytest.approx(single.result()["loss"], abs=1e-5)
-        assert ranks[0][2][step]["actor/grad_norm"] == pytest.approx(single.result()["actor/grad_norm"], rel=1e-4)
-    for name, tensor in ranks[0][3].items():
+        assert first[step]["loss"] + second[step]["loss"] == pytest.approx(single.result()["loss"], abs=1e-5)
+        assert first[step]["actor/grad_norm"] == pytest.approx(single.result()["actor/grad_norm"], rel=1e-4)
+    for name, tensor in two.items():
         torch.testing.assert_close(tensor, weights[name], atol=1e-4, rtol=1e-4)
     # What two ranks wrote, one rank reads.
     alone = build(make_spec(tiny_model))
     alone.load(tmp_path / "checkpoint")
     for name, tensor in weights_of(alone).items():
-        assert torch.equal(tensor, ranks[0][3][name])
+        assert torch.equal(tensor, two[name])
 
 
 def test_rows_without_gradient_are_not_computed_and_change_nothing(tiny_model):

@@ -1,0 +1,252 @@
+"""Memory given back: sleeping roles, activations on the host, logits in chunks."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+
+import pytest
+import torch
+from layout_contract import check_layout, shard_of
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from train_contract import LOSS, build, make_batch, make_info, make_spec, token_mean_loss, weights_of
+
+from roll.strategies.base import LossFn
+from roll.strategies.hf.memory import OnHost, Shelf, activations_on_host, num_bytes
+from roll.utils import logits as logits_module
+from roll.utils.logits import token_scores
+
+CPU = torch.device("cpu")
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
+
+
+# --- sleep -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_shelf_keeps_views_together_counts_shared_memory_once_and_restores_bits():
+    buffer = torch.randn(1000)
+    first, second, other = buffer[:400].view(20, 20), buffer[400:], torch.randn(7)
+    expected = [t.clone() for t in (first, second, other)]
+    assert num_bytes([first, second, other], CPU) == 4 * 1007
+    shelf = Shelf()
+    assert shelf.store([first, second, other, torch.zeros(3, device="meta")], CPU) == 4 * 1007
+    assert shelf
+    assert num_bytes([buffer, other], CPU) == 0
+    shelf.restore()
+    assert not shelf
+    assert all(torch.equal(a, b) for a, b in zip((first, second, other), expected, strict=True))
+    first.fill_(3.0)
+    assert float(buffer[0]) == 3.0
+
+
+def train_and_sleep(info, spec, shelve):
+    """Five steps; with `shelve` everything that an accelerator would give back is away before the third and fourth."""
+    strategy, batch = build(spec, info), make_batch()
+    if info.world_size == 1:
+        for parameter in strategy._module.parameters():
+            parameter.data = parameter.data.clone()  # on a CPU it is the file itself, mapped into memory
+    mine = batch.select(shard_of(info.rank, info.world_size))
+    norms, emptied = [], []
+    for step in range(5):
+        if shelve and step in (2, 3):
+            strategy.forward(mine, ("logprobs",))  # leaves gathered weights behind
+            strategy.sleep()
+            for part in ("parameters", "optimizer"):
+                strategy._shelves[part].store(strategy._resident(part), CPU)
+            left = num_bytes(strategy._module.parameters(), CPU) + num_bytes(strategy._resident("optimizer"), CPU)
+            emptied.append(left)
+            strategy.wake()
+        norms.append(strategy.train_step(mine, LOSS).result().get("actor/grad_norm"))
+    return norms, emptied, weights_of(strategy)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_training_goes_on_with_the_same_bits_after_weights_and_optimizer_were_away(ranks, tiny_model, world):
+    spec = make_spec(tiny_model, training={"weight_decay": 0.1}, l2=0.1)
+    norms, _, weights = ranks.run(train_and_sleep, world, spec, False)[0]
+    again, emptied, weights_again = ranks.run(train_and_sleep, world, spec, True)[0]
+    assert emptied == [0, 0]
+    assert again == norms
+    assert all(torch.equal(weights[name], weights_again[name]) for name in weights)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has an accelerator")
+def test_sleep_on_a_cpu_frees_gradients_and_says_how_many_bytes(tiny_model):
+    strategy = build(make_spec(tiny_model))
+    total = sum(p.nbytes for p in strategy._module.parameters())
+    assert strategy.sleep() == 0
+    strategy.train_step(make_batch(), LOSS)
+    assert strategy.sleep(["parameters", "optimizer"]) == 0
+    assert strategy.sleep(["gradients"]) == total
+    assert all(p.grad is None for p in strategy._module.parameters())
+    strategy.wake()
+    strategy.train_step(make_batch(), LOSS)
+
+
+def test_a_role_whose_weights_are_away_says_so(tiny_model, tmp_path):
+    strategy = build(make_spec(tiny_model))
+    strategy._shelves["parameters"].store([torch.zeros(3)], CPU)
+    for call in (
+        lambda: strategy.forward(make_batch(), ("logprobs",)),
+        lambda: strategy.train_step(make_batch(), LOSS),
+        lambda: dict(strategy.named_weights()),
+        lambda: strategy.save(tmp_path / "checkpoint"),
+        lambda: strategy.load(tmp_path / "checkpoint"),
+    ):
+        with pytest.raises(RuntimeError, match="actor_train sleeps without its parameters: call wake first"):
+            call()
+    strategy.wake(["optimizer"])
+    assert strategy._shelves["parameters"]
+    strategy.wake(["parameters"])
+    strategy.forward(make_batch(), ("logprobs",))
+
+
+@pytest.mark.gpu
+@NO_GPU
+def test_sleep_gives_the_accelerators_memory_back_and_wake_the_same_bits(tiny_model):
+    spec, batch = make_spec(tiny_model), make_batch()
+    undisturbed, strategy = build(spec), build(spec)
+    for each in (undisturbed, strategy):
+        each.train_step(batch, LOSS)
+    used = torch.cuda.memory_allocated()
+    freed = strategy.sleep()
+    assert freed >= 4 * sum(p.numel() for p in strategy._module.parameters()) * 4  # weights, gradients, two moments
+    assert used - torch.cuda.memory_allocated() >= freed
+    assert strategy.sleep() == 0
+    strategy.wake()
+    assert strategy.train_step(batch, LOSS).result() == undisturbed.train_step(batch, LOSS).result()
+    expected = weights_of(undisturbed)
+    assert all(torch.equal(expected[name], tensor) for name, tensor in weights_of(strategy).items())
+
+
+# --- activations -----------------------------------------------------------------------------------------------------
+
+
+def waiting_on_host():
+    return [thing for thing in gc.get_objects() if type(thing) is OnHost]
+
+
+def num_waiting():
+    return len(waiting_on_host())
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("offload", [True, False])
+def test_activations_wait_on_the_host_only_between_forward_and_backward(tiny_model, recompute, offload):
+    model = {"activation_offload": offload, "disable_gradient_checkpointing": not recompute}
+    strategy, waiting = build(make_spec(tiny_model, model=model)), []
+
+    def watching(outputs, batch, sizes):
+        waiting.append(num_waiting())
+        return token_mean_loss(outputs, batch, sizes)
+
+    strategy.train_step(make_batch(), LossFn(compute=watching, needs=("logprobs",)))
+    assert num_waiting() == 0
+    if not offload:
+        assert max(waiting) == 0
+    elif recompute:
+        assert max(waiting) <= 8  # inputs of two layers, the hidden states, and what surrounds them
+        assert min(waiting) >= 2
+    else:
+        assert min(waiting) > 20
+
+
+def test_weights_stay_where_they_are_while_activations_go():
+    weight = torch.nn.Parameter(torch.randn(64, 64))
+    inputs = torch.randn(64, 64, requires_grad=True)
+    with activations_on_host():
+        product = (inputs * 2.0) @ weight.t()
+        seen = waiting_on_host()
+    assert len(seen) == 1
+    assert not torch.equal(seen[0].copy, weight)
+    (expected,) = torch.autograd.grad((inputs * 2.0 @ weight.t()).square().sum(), weight)
+    (found,) = torch.autograd.grad(product.square().sum(), weight)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("world", [1, 2])
+def test_activations_on_the_host_change_no_number(ranks, tiny_model, world, recompute):
+    model = {"activation_offload": True, "disable_gradient_checkpointing": not recompute}
+    check_layout(ranks, tiny_model, "fsdp2_train", {}, world, model=model)
+
+
+# --- logits ----------------------------------------------------------------------------------------------------------
+
+
+class Largest(TorchDispatchMode):
+    """Remembers how large the tensors were that operators made."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+        self.shapes = set()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        made = operator(*args, **(kwargs or {}))
+        for tensor in tree_iter(made):
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // tensor.element_size())
+                self.shapes.add(tuple(tensor.shape))
+        return made
+
+
+@pytest.mark.parametrize("with_entropy", [True, False])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_no_tensor_of_scored_tokens_times_vocabulary_is_ever_made(monkeypatch, with_entropy, softcap):
+    tokens, width, vocabulary, chunk = 96, 8, 500, 12
+    monkeypatch.setattr(logits_module, "_CHUNK_ELEMENTS", chunk * vocabulary)
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(tokens, width, generator=generator, requires_grad=True)
+    head = torch.nn.Linear(width, vocabulary, bias=False)
+    targets = torch.randint(vocabulary, (tokens,), generator=generator)
+    weights, entropy_weights = torch.randn(2, tokens, generator=generator)
+
+    def gradients(logprobs, entropy):
+        loss = (weights * logprobs).sum() + ((entropy_weights * entropy).sum() if with_entropy else 0.0)
+        return torch.autograd.grad(loss, (hidden, head.weight))
+
+    with Largest() as largest:
+        logprobs, entropy = token_scores(
+            hidden, head, targets, temperature=0.7, softcap=softcap, with_entropy=with_entropy
+        )
+        found = gradients(logprobs, entropy)
+    assert (entropy is not None) == with_entropy
+    assert largest.elements == chunk * vocabulary  # an eighth of tokens x vocabulary
+
+    logits = head(hidden)
+    table = ((logits if softcap is None else softcap * torch.tanh(logits / softcap)) / 0.7).log_softmax(-1)
+    picked, spread = table.gather(-1, targets[:, None])[:, 0], -(table.exp() * table).sum(-1)
+    torch.testing.assert_close(logprobs, picked)
+    if with_entropy:
+        torch.testing.assert_close(entropy, spread)
+    for mine, theirs in zip(found, gradients(picked, spread), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_a_training_step_makes_no_logits_of_all_its_tokens(monkeypatch, tiny_model):
+    strategy = build(make_spec(tiny_model, training={"per_device_train_batch_size": 6}))
+    batch = make_batch((60, 50, 40))
+    vocabulary, width = strategy._scorer.lm.config.vocab_size, 32
+    assert int(batch.action_mask.sum()) > 80
+    monkeypatch.setattr(logits_module, "_CHUNK_ELEMENTS", 4 * vocabulary)
+    with Largest() as largest:
+        strategy.train_step(batch, LOSS)
+    rows = {shape[0] for shape in largest.shapes if len(shape) == 2 and shape[1] == vocabulary}
+    # The head's weight, transposed, has `width` rows.
+    assert rows - {width} == {4, int(batch.action_mask.sum()) % 4} - {0}
+
+
+# --- types -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_half_precision_scores_close_to_float32(tiny_model, dtype):
+    spec = dataclasses.replace(make_spec(tiny_model, strategy="fsdp2_infer", model={"dtype": dtype}), trains=False)
+    batch = make_batch()
+    exact = build(make_spec(tiny_model), make_info()).forward(batch, ("logprobs", "entropy"))
+    found = build(spec).forward(batch, ("logprobs", "entropy"))
+    assert found.logprobs.dtype == torch.float32
+    assert 0 < float((found.logprobs - exact.logprobs).abs().max()) < (0.03 if dtype == "bf16" else 0.004)
+    assert float((found.entropy - exact.entropy).abs().max()) < 0.01
