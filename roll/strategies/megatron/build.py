@@ -44,7 +44,7 @@ def transformer_config(
     """
     check_divisible(arch, options)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*(Transformer Engine|Apex|moe-layer-recompute|core_attn).*")
+        warnings.filterwarnings("ignore", message=".*(Transformer Engine|Apex|full scope|core_attn).*")
         from megatron.core.transformer import TransformerConfig
 
         fields = {

@@ -95,9 +95,10 @@ class ScoringGPT(GPTModel):
         picked = hidden.transpose(0, 1).flatten(0, 1)[index]
         if self.kind == "value":
             return ScoredTokens(values=self.value_head(picked))
+        shared = self.share_embeddings_and_output_weights
         logprobs, entropy = self.output_layer(
             picked,
-            self.shared_embedding_or_output_weight(),
+            self.shared_embedding_or_output_weight() if shared else self.output_layer.weight,
             targets,
             vocab=self.arch.vocab,
             temperature=self.temperature,

@@ -1,0 +1,128 @@
+"""What a rank does in the tests of Megatron's models: build, load, stream, score; nothing of the strategy."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from tiny_models import build_tiny_model
+from train_contract import make_batch
+
+from roll.configs.megatron import MegatronConfig
+from roll.strategies.micro import lay_out
+
+MODELS = {
+    "llama": ("llama", {}),
+    "llama untied": ("llama", {"tie_word_embeddings": False}),
+    "llama 3 rope": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16,
+            }
+        },
+    ),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {"tie_word_embeddings": False}),
+    "mistral": ("mistral", {"sliding_window": 4, "tie_word_embeddings": False}),
+    "mixtral": ("mixtral", {}),
+    "qwen2_moe": ("qwen2_moe", {"decoder_sparse_step": 2, "mlp_only_layers": [3]}),
+    "qwen3_moe": ("qwen3_moe", {"tie_word_embeddings": False}),
+}
+"""name -> (family, changes of the tiny model's configuration)"""
+
+
+def build_case(folder, name):
+    """A model with weights large enough that every part of it shows in its scores."""
+    family, options = MODELS[name]
+    return build_tiny_model(folder, family, layers=4, **{"initializer_range": 0.3, **options})
+
+
+def build_part(info, path, options, **changes):
+    """This rank's chunks of the model, loaded, after joining the groups of the layout. Inside `cpu_platform`."""
+    from transformers import AutoConfig
+
+    from roll.strategies.megatron.model import build_chunks
+    from roll.strategies.megatron.parallel import connect
+    from roll.strategies.megatron.weights import load_weights
+
+    connect(info, options, backend="gloo", seed=1)
+    settings = {"kind": "policy", "dtype": torch.float32, "trains": False, "temperature": 1.0, "recompute": False}
+    chunks = build_chunks(AutoConfig.from_pretrained(path), options, **{**settings, **changes})
+    load_weights(chunks, path)
+    return [chunk.eval() for chunk in chunks]
+
+
+@torch.no_grad()
+def scores(chunks, options, *, packed):
+    """(places, log-probs, entropies or values) of this rank's stretch of the test batch, on the last stage."""
+    from megatron.core import parallel_state
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    from roll.strategies.megatron.batches import stretch_of
+
+    batch = make_batch()
+    context = parallel_state.get_context_parallel_group()
+    stretch = stretch_of(
+        lay_out(batch, torch.device("cpu"), packed=packed),
+        rank=dist.get_rank(context),
+        ranks=dist.get_world_size(context),
+        multiple=options.tensor_model_parallel_size if options.sequence_parallel else 1,
+    )
+
+    def step(_, chunk):
+        output = chunk(
+            stretch.ids,
+            stretch.positions,
+            stretch.all_positions,
+            index=stretch.index,
+            targets=stretch.targets,
+            with_entropy=True,
+        )
+        return output, lambda scored: (torch.zeros(()), torch.zeros((), dtype=torch.int), scored)
+
+    results = get_forward_backward_func()(
+        forward_step_func=step,
+        data_iterator=[None for _ in chunks],
+        model=chunks,
+        num_microbatches=options.pipeline_model_parallel_size,
+        seq_length=1,
+        micro_batch_size=1,
+        forward_only=True,
+    )
+    if not results:
+        return None
+    last = results[-1]
+    return stretch.place, last.values if last.logprobs is None else last.logprobs, last.entropy
+
+
+def play_model(info, path, options, packings=(False, True), **changes):
+    """Stream the weights and score the test batch, rows padded and packed."""
+    from roll.strategies.megatron.platform import cpu_platform
+    from roll.strategies.megatron.weights import stream_weights
+
+    options = MegatronConfig(**options)
+    with cpu_platform():
+        chunks = build_part(info, path, options, **changes)
+        weights = {name: tensor.clone() for name, tensor in stream_weights(chunks)}
+        scored = {packed: scores(chunks, options, packed=packed) for packed in packings}
+    return weights, scored
+
+
+def expected_scores(path, temperature=1.0):
+    """(log-probs, entropies) of the test batch's actions from transformers, row by row."""
+    from transformers import AutoModelForCausalLM
+
+    model, batch = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval(), make_batch()
+    logprobs, entropies = [], []
+    for i in range(len(batch)):
+        ids, acting = batch.row("token_ids", i), batch.row("action_mask", i)[1:]
+        with torch.no_grad():
+            table = (model(ids[None]).logits[0, :-1] / temperature).log_softmax(-1)
+        logprobs.append(table.gather(-1, ids[1:, None])[:, 0][acting])
+        entropies.append(-(table.exp() * table).sum(-1)[acting])
+    return torch.cat(logprobs), torch.cat(entropies)
