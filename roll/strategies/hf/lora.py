@@ -99,7 +99,7 @@ class Adapters:
         def switch(enabled: bool) -> None:
             for layer in self._layers.values():
                 layer.enable_adapters(enabled)
-            # peft also freezes and thaws, which a backend that looks at the flags on its first pass must not see.
+            # peft also freezes and thaws them, which is not what is asked, and backends look at the flags in a pass.
             for parameter, flag in flags:
                 parameter.requires_grad_(flag)
 
