@@ -100,17 +100,30 @@ def scores(chunks, options, *, packed):
     return stretch.place, last.values if last.logprobs is None else last.logprobs, last.entropy
 
 
-def play_model(info, path, options, packings=(False, True), **changes):
-    """Stream the weights and score the test batch, rows padded and packed."""
+def play_models(info, paths, options, **changes):
+    """Of each model the whole weights, and the scores of the test batch, rows padded and packed."""
     from roll.strategies.megatron.platform import cpu_platform
     from roll.strategies.megatron.weights import stream_weights
 
-    options = MegatronConfig(**options)
+    options, results = MegatronConfig(**options), []
     with cpu_platform():
-        chunks = build_part(info, path, options, **changes)
-        weights = {name: tensor.clone() for name, tensor in stream_weights(chunks)}
-        scored = {packed: scores(chunks, options, packed=packed) for packed in packings}
-    return weights, scored
+        for path in paths:
+            chunks = build_part(info, path, options, **changes)
+            weights = {name: tensor.clone() for name, tensor in stream_weights(chunks)}
+            results.append((weights, {packed: scores(chunks, options, packed=packed) for packed in (False, True)}))
+    return results
+
+
+def joined(results, packed):
+    """(log-probs or values, entropies) of one model from the stretches that the ranks scored."""
+    parts = [scored[packed] for _, scored in results if scored[packed] is not None]
+    size = max(int(place.max()) for place, _, _ in parts if len(place)) + 1
+    columns = [torch.full((size,), torch.nan) for _ in range(2)]
+    for place, *values in parts:
+        for column, value in zip(columns, values, strict=True):
+            if value is not None:
+                column[place] = value
+    return columns
 
 
 def expected_scores(path, temperature=1.0):

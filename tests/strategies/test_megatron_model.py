@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import pytest
 import torch
-from megatron_cases import MODELS, build_case, expected_scores, play_model
+from megatron_cases import MODELS, build_case, expected_scores, joined, play_models
 
 pytest.importorskip("megatron.core")
 
-LAYOUTS = {
-    "one rank": (1, {}),
-    "tp 2": (2, {"tensor_model_parallel_size": 2}),
-    "tp 2 with split activations": (2, {"tensor_model_parallel_size": 2, "sequence_parallel": True}),
-    "pp 2": (2, {"pipeline_model_parallel_size": 2}),
-    "pp 2 interleaved": (2, {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}),
-    "cp 2": (2, {"context_parallel_size": 2}),
-    "ep 2": (2, {"expert_model_parallel_size": 2}),
-}
+from roll.configs.megatron import MegatronConfig  # noqa: E402
+from roll.strategies.megatron.build import transformer_config  # noqa: E402
+from roll.strategies.megatron.families import architecture  # noqa: E402
+
 SPARSE = ("mixtral", "qwen2_moe", "qwen3_moe")
+DENSE = tuple(name for name in MODELS if name not in SPARSE)
+TP2 = {"tensor_model_parallel_size": 2}
+PP2 = {"pipeline_model_parallel_size": 2}
+LAYOUTS = {
+    "one rank": (1, {}, MODELS),
+    "tp 2": (2, TP2, DENSE),
+    "tp 2 with split activations": (2, {**TP2, "sequence_parallel": True}, MODELS),
+    "tp 4, more than key-value heads": (4, {"tensor_model_parallel_size": 4}, ("llama", "qwen2", "qwen3")),
+    "pp 2": (2, PP2, MODELS),
+    "pp 2 interleaved": (2, {**PP2, "virtual_pipeline_model_parallel_size": 2}, MODELS),
+    "tp 2, pp 2": (4, {**TP2, **PP2, "sequence_parallel": True}, ("llama", "qwen2", "qwen2_moe")),
+    "cp 2": (2, {"context_parallel_size": 2}, MODELS),
+    "cp 2, tp 2": (4, {"context_parallel_size": 2, **TP2, "sequence_parallel": True}, ("mistral", "mixtral")),
+    "ep 2": (2, {"expert_model_parallel_size": 2}, SPARSE),
+    "ep 2 by gathering": (2, {"expert_model_parallel_size": 2, "moe_token_dispatcher_type": "allgather"}, SPARSE),
+    "ep 2, tp 2, whole experts": (
+        2,
+        {**TP2, "expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1, "sequence_parallel": True},
+        SPARSE,
+    ),
+    "ep 2, pp 2": (4, {"expert_model_parallel_size": 2, **PP2}, ("qwen2_moe",)),
+}
 
 
 @pytest.fixture(scope="session")
@@ -34,35 +51,18 @@ def case_of(tmp_path_factory):
     return get
 
 
-def fits(name, layout):
-    sparse = name in SPARSE
-    return sparse if layout == "ep 2" else not (sparse and layout == "tp 2")
-
-
-def joined(results, packed):
-    """(log-probs, entropies) from the stretches that the ranks scored."""
-    parts = [scored[packed] for _, scored in results if scored[packed] is not None]
-    size = max(int(place.max()) for place, _, _ in parts if len(place)) + 1
-    columns = [torch.full((size,), torch.nan) for _ in range(2)]
-    for place, *values in parts:
-        for column, value in zip(columns, values, strict=True):
-            column[place] = value
-    return columns
-
-
-@pytest.mark.parametrize(
-    ("name", "layout"), [(name, layout) for layout in LAYOUTS for name in MODELS if fits(name, layout)]
-)
-def test_scores_and_weights_are_those_of_transformers(ranks, case_of, name, layout):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_scores_and_weights_are_those_of_transformers(ranks, case_of, layout):
     from transformers import AutoModelForCausalLM
 
-    path, expected = case_of(name)
-    world, options = LAYOUTS[layout]
-    results = ranks.run(play_model, world, path, options)
-    for packed in (False, True):
-        for mine, theirs in zip(joined(results, packed), expected, strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=0.0, atol=1e-5)
-    theirs = dict(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).named_parameters())
-    for weights, _ in results:
-        assert weights.keys() == theirs.keys()
-        assert all(torch.equal(weights[key], theirs[key]) for key in theirs)
+    world, options, names = LAYOUTS[layout]
+    cases = [case_of(name) for name in names]
+    by_rank = ranks.run(play_models, world, [path for path, _ in cases], options)
+    for name, (path, expected), results in zip(names, cases, zip(*by_rank, strict=True), strict=True):
+        for packed in (False, True):
+            for mine, theirs in zip(joined(results, packed), expected, strict=True):
+                assert (mine - theirs).abs().max() <= 1e-5, f"{name}, packed={packed}"
+        theirs = dict(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).named_parameters())
+        for weights, _ in results:
+            assert weights.keys() == theirs.keys(), name
+            assert all(torch.equal(weights[key], theirs[key]) for key in theirs), name

@@ -140,8 +140,8 @@ class RotaryAttention(nn.Module):
         return query, key, value
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, lengths: list[int]) -> Tensor:
-        flat = (t.transpose(0, 1).flatten(0, 1) for t in (query, key, value))
-        out = varlen_attention(*flat, lengths, scale=self.scale, window=self.window)
+        q, k, v = (t.transpose(0, 1).flatten(0, 1) for t in (query, key, value))
+        out = varlen_attention(q, k, v, lengths, scale=self.scale, window=self.window)
         return out.unflatten(0, (query.shape[1], query.shape[0])).transpose(0, 1)
 
 

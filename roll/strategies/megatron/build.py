@@ -30,7 +30,22 @@ _OF_ATTENTION = (
 )
 """Fields that Megatron's own attention would read; the one used here follows the model's configuration."""
 
-_OF_ACCELERATORS = ("bias_activation_fusion", "bias_dropout_fusion", "gradient_accumulation_fusion", "moe_permute_fusion")
+_OF_ACCELERATORS = (
+    "bias_activation_fusion",
+    "bias_dropout_fusion",
+    "gradient_accumulation_fusion",
+    "moe_permute_fusion",
+    "moe_router_fusion",
+)
+
+_UNEVEN = (
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+    "num_layers_in_first_pipeline_stage",
+    "num_layers_in_last_pipeline_stage",
+    "pipeline_model_parallel_layout",
+)
+"""Fields that give pipeline stages different numbers of layers; Megatron checks these itself."""
 
 
 def transformer_config(
@@ -184,9 +199,8 @@ def check_divisible(arch: Architecture, options: MegatronConfig) -> None:
     divides(context * tensor, "context_parallel_size * tensor_model_parallel_size", arch.heads, "attention heads")
     if not all(arch.sparse):
         divides(tensor, "tensor_model_parallel_size", arch.ffn, "MLP columns (intermediate_size)")
-    divides(
-        stages, "pipeline_model_parallel_size * virtual_pipeline_model_parallel_size", arch.layers, "layers"
-    )
+    if not options.additional_configs.keys() & set(_UNEVEN):
+        divides(stages, "pipeline_model_parallel_size * virtual_pipeline_model_parallel_size", arch.layers, "layers")
     if not arch.experts:
         if expert > 1:
             raise ValueError(f"strategy_config.expert_model_parallel_size = {expert}, but the model has no experts")

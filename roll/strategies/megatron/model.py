@@ -1,4 +1,4 @@
-"""A role's model as Megatron builds it: scores of tokens out of the last pipeline stage, hidden states out of others."""
+"""A role's model as Megatron builds it: the last pipeline stage gives scores of tokens, the others hidden states."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def build_chunks(
     hf_config: Any,
     options: MegatronConfig,
     *,
-    kind: Kind,
+    kind: Kind | Literal["reward"],
     dtype: torch.dtype,
     trains: bool,
     temperature: float,
@@ -192,8 +192,10 @@ def build_chunks(
         recompute: whether activations are recomputed where the options leave it open.
 
     Raises:
-        ValueError: see `architecture` and `transformer_config`.
+        ValueError: the role is a reward model; or see `architecture` and `transformer_config`.
     """
+    if kind == "reward":
+        raise ValueError("megatron_* can't run a reward model, a sequence classifier of transformers; use fsdp2_infer")
     arch = architecture(hf_config)
     config = transformer_config(arch, options, dtype=dtype, trains=trains, recompute=recompute)
     rotary = Rotary(hf_config, arch.head_dim)

@@ -60,19 +60,17 @@ class WeightSource:
 
     def read(self, tensor: HfTensor, expert: int | None, dim: int | None, start: int, stop: int) -> Tensor:
         """`start` to `stop` along `dim` (None: all) of a tensor, or of one expert's part of it."""
-        name, leading = tensor.name, ()
-        if expert is not None and name in self._slices:
-            leading = (expert,)
-        elif expert is not None:
+        name, leading = tensor.name, ((expert,) if expert is not None and tensor.name in self._slices else ())
+        if expert is not None and not leading:
             folder, stacked = name.rsplit(".", 1)
             parts = _STACKED[stacked]
             rows = tensor.shape[0] // len(parts)
             part = start // rows if dim == 0 else 0
             name = f"{folder}.{expert}.{parts[part]}.weight"
-            start, stop = start - part * rows * (dim == 0), stop - part * rows * (dim == 0)
-        window = () if dim is None else (slice(None),) * dim + (slice(start, stop),)
-        index = (*leading, *window) or (slice(None),)
-        result: Tensor = self._slices[name][index]
+            if dim == 0:
+                start, stop = start - part * rows, stop - part * rows
+        window = () if dim is None else (*(slice(None),) * dim, slice(start, stop))
+        result: Tensor = self._slices[name][(*leading, *window) or slice(None)]
         return result
 
 
