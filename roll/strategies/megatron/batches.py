@@ -1,4 +1,4 @@
-"""What of a micro-batch one rank feeds to the model: all rows, and with context parallelism a stretch of their tokens."""
+"""What of a micro-batch one rank feeds to the model: all rows; with context parallelism a stretch of their tokens."""
 
 from __future__ import annotations
 

@@ -24,9 +24,23 @@ def wrap_chunks(chunks: Sequence[nn.Module], options: MegatronConfig) -> list[An
         use_distributed_optimizer=options.use_distributed_optimizer,
         overlap_param_gather=options.overlap_param_gather,
     )
+    for chunk in chunks:
+        _mark_shards(chunk)
     return [
         DistributedDataParallel(chunk.config, config, chunk, disable_bucketing=i > 0) for i, chunk in enumerate(chunks)
     ]
+
+
+def _mark_shards(chunk: nn.Module) -> None:
+    """Say which parameters are shards, so that a norm counts each once. Megatron does so where it initialises them."""
+    from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+    from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes as mark
+
+    for module in chunk.modules():
+        split = isinstance(module, ColumnParallelLinear | RowParallelLinear | VocabParallelEmbedding)
+        weight = module.weight if split else None
+        if weight is not None and not hasattr(weight, "tensor_model_parallel"):
+            mark(weight, True, int(isinstance(module, RowParallelLinear)), 1)
 
 
 class Optimizer:
@@ -103,6 +117,42 @@ class Optimizer:
             group["lr"] = lr
         self.megatron.step_with_ready_grads()
         return norm, True
+
+    @torch.no_grad()
+    def fill_state(self) -> None:
+        """Give parameters that haven't stepped yet their moments: a checkpoint stores and restores them all."""
+        for inner in self._torch_optimizers():
+            for group in inner.param_groups:
+                for main in group["params"]:
+                    if not inner.state[main]:
+                        inner.state[main] = {
+                            "step": torch.tensor(0.0),
+                            "exp_avg": torch.zeros_like(main),
+                            "exp_avg_sq": torch.zeros_like(main),
+                        }
+
+    def load_state(self, state: Any, steps: int) -> None:
+        """Take over what a checkpoint held, and the number of steps that go with it."""
+        optimizers = self.megatron.chained_optimizers
+        for optimizer, part in zip(optimizers, [state] if len(optimizers) == 1 else state.values(), strict=True):
+            moments = part.pop("param_state", None)
+            optimizer.load_state_dict(part)
+            if moments is not None:
+                # Megatron would look for AdamW's step among the moments, where its own checkpoints don't have it.
+                for inner in self._torch_optimizers():
+                    for values in inner.state.values():
+                        values.pop("step", None)
+                optimizer.load_parameter_state_from_fully_reshardable(moments)
+        for inner in self._torch_optimizers():
+            for values in inner.state.values():
+                values["step"] = torch.tensor(float(steps))
+        self.set_decay()
+
+    def _torch_optimizers(self) -> Iterator[torch.optim.AdamW]:
+        """Megatron takes torch's AdamW where neither Transformer Engine nor Apex is installed."""
+        for optimizer in self.megatron.chained_optimizers:
+            if isinstance(optimizer.optimizer, torch.optim.AdamW):
+                yield optimizer.optimizer
 
 
 def _has_gloo_groups() -> bool:

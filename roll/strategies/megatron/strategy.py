@@ -21,8 +21,9 @@ from roll.configs.megatron import MegatronConfig
 from roll.distributed.worker import WorkerInfo
 from roll.strategies.base import LossFn, NamedWeights, OutputName, TrainSpec
 from roll.strategies.common import CommonStrategy, no_outputs
-from roll.strategies.hf.model import DTYPES, load_config, load_tokenizer
+from roll.strategies.hf.model import DTYPES, load_config, load_tokenizer, quiet_transformers
 from roll.strategies.megatron.batches import Stretch, stretch_of
+from roll.strategies.megatron.checkpoint import load_checkpoint, save_checkpoint
 from roll.strategies.megatron.model import build_chunks
 from roll.strategies.megatron.optimizer import Optimizer, wrap_chunks
 from roll.strategies.megatron.parallel import (
@@ -69,6 +70,8 @@ Finish = Callable[[_Micro, TokenOutputs], tuple[Tensor, Any]]
 
 class MegatronStrategy(CommonStrategy):
     """See the module docstring; `spec.trains` decides whether there is an optimizer."""
+
+    _optimizer: Optimizer | None = None
 
     @_on_platform
     def __init__(self, spec: TrainSpec, info: WorkerInfo) -> None:
@@ -147,13 +150,14 @@ class MegatronStrategy(CommonStrategy):
     @_on_platform
     def train_step(self, batch: TokenBatch, loss_fn: LossFn) -> Metrics:
         """See the base class. A step whose gradient isn't finite is skipped and counted."""
-        assert self._spec.trains, f"{self._spec.role} was built without an optimizer"
+        optimizer = self._optimizer
+        assert optimizer is not None, f"{self._spec.role} was built without an optimizer"
         sizes = denominators(batch)
         batch = batch.select(rows_to_compute(batch, loss_fn))
         whole = self._summed(replace(sizes, computed_tokens=denominators(batch).tokens))
         for chunk in self._chunks:
             chunk.zero_grad_buffer()
-        self._optimizer.zero_grad()
+        optimizer.zero_grad()
 
         def loss_of(micro: _Micro, scored: TokenOutputs) -> tuple[Tensor, Metrics | None]:
             if not micro.real:
@@ -164,7 +168,7 @@ class MegatronStrategy(CommonStrategy):
         results = self._pass(batch, loss_fn.needs, loss_of, training=True)
         metrics = send_from_last_stage(Metrics.merged(m for m in results if m is not None))
         lr = self._learning_rate()
-        norm, taken = self._optimizer.step(lr)
+        norm, taken = optimizer.step(lr)
         self._record_step(metrics, norm, lr, finite=taken)
         return metrics
 
@@ -268,14 +272,35 @@ class MegatronStrategy(CommonStrategy):
             for chunk in self._chunks:
                 chunk.start_param_sync(force_sync=True)
 
+    @_on_platform
     def save(self, path: Path) -> None:
-        raise NotImplementedError
+        """Weights, optimizer and the schedule's position in Megatron's distributed format, see `checkpoint.py`."""
+        self._settle()
+        save_checkpoint(path, self._spec.role, self._modules, self._optimizer, steps=self._steps)
 
+    @_on_platform
     def load(self, path: Path) -> None:
-        raise NotImplementedError
+        """Read what `save` wrote under any layout. Without an optimizer only the weights are read."""
+        self._settle()
+        steps = load_checkpoint(path, self._spec.role, self._modules, self._optimizer)
+        if self._optimizer is not None:
+            self._steps = steps
 
     def export(self, path: Path) -> None:
-        raise NotImplementedError
+        """A Hugging Face folder with weights and tokenizer; rank 0 writes."""
+        assert self._spec.kind == "policy", "a critic has no Hugging Face form"
+        weights = {}
+        for name, tensor in self.named_weights():
+            if self._info.rank == 0:
+                weights[name] = tensor.cpu().contiguous()
+        if self._info.rank == 0:
+            from transformers import AutoModelForCausalLM
+
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(self._hf_config)
+            with quiet_transformers():
+                model.save_pretrained(path, state_dict=weights)
+            self._tokenizer.save_pretrained(path)
 
 
 def _finalize(chunks: list[Any], num_tokens: Tensor | None = None, **options: Any) -> None:
@@ -291,7 +316,7 @@ class _Joined(torch.autograd.Function):
     keeps the gradient of its own."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:  # noqa: ARG004 - torch's signature
         if dist.get_world_size(group) == 1:
             return tensor.view_as(tensor)
         joined = tensor.clone()
@@ -299,5 +324,5 @@ class _Joined(torch.autograd.Function):
         return joined
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]  # noqa: ARG004
         return grad, None

@@ -1,0 +1,139 @@
+"""Checkpoints in Megatron's distributed format: tensors of the whole model, whatever the ranks that wrote them.
+
+Weights and AdamW's moments are stored by parameter (`fully_reshardable`), so that a run resumes under other tensor-,
+pipeline-, expert- or data-parallel sizes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from roll.strategies.megatron.optimizer import Optimizer
+
+STATE, SCHEDULE = "state", "schedule.json"
+
+
+def save_checkpoint(
+    path: Path, role: str, modules: Sequence[nn.Module], optimizer: Optimizer | None, *, steps: int
+) -> None:
+    """Write weights, with an optimizer its state, and the number of optimizer steps; every rank calls it.
+
+    Raises:
+        ValueError: the folder can't be written.
+    """
+    from megatron.core import dist_checkpointing
+
+    if dist.get_rank() == 0:
+        (path / STATE).mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+    with _errors(f"{role}: {path} couldn't be written"):
+        state = _sharded(modules, optimizer, loading=False)
+        dist_checkpointing.save(state, str(path / STATE), sharded_strategy=_in_process_writer())
+    if dist.get_rank() == 0:
+        (path / SCHEDULE).write_text(json.dumps({"optimizer_steps": steps}))
+
+
+def load_checkpoint(path: Path, role: str, modules: Sequence[nn.Module], optimizer: Optimizer | None) -> int:
+    """Read what `save_checkpoint` wrote, into any layout; without an optimizer only the weights.
+
+    Returns:
+        Optimizer steps taken when it was written.
+
+    Raises:
+        ValueError: there is no such checkpoint, or it isn't one of this model.
+    """
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.validation import StrictHandling
+
+    with _errors(f"{role}: {path} doesn't fit the model"):
+        if not (path / STATE).is_dir():
+            raise FileNotFoundError(f"there is no folder {path / STATE}")
+        steps: int = json.loads((path / SCHEDULE).read_text())["optimizer_steps"]
+        wanted = _sharded(modules, optimizer, loading=True)
+        found: Any = dist_checkpointing.load(wanted, str(path / STATE), strict=StrictHandling.RAISE_UNEXPECTED)
+        for i, module in enumerate(modules):
+            module.load_state_dict(found[f"model{i}"], strict=True)
+        if optimizer is not None:
+            optimizer.load_state(found["optimizer"], steps)
+    return steps
+
+
+def _sharded(modules: Sequence[nn.Module], optimizer: Optimizer | None, *, loading: bool) -> dict[str, Any]:
+    """Everything to store, each tensor with its place in the whole model."""
+    from megatron.core import parallel_state
+
+    metadata = {
+        "distrib_optim_sharding_type": "fully_reshardable",
+        # One name per parameter, not per layer number and pipeline stage.
+        "non_homogeneous_layers": True,
+        # Experts have an optimizer of their own; which one it is mustn't be part of a name.
+        "chained_optim_avoid_prefix": True,
+        "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
+    }
+    state: dict[str, Any] = {
+        f"model{i}": module.sharded_state_dict(metadata=metadata) for i, module in enumerate(modules)
+    }
+    if optimizer is not None:
+        optimizer.fill_state()
+        state["optimizer"] = optimizer.megatron.sharded_state_dict(dict(state), is_loading=loading, metadata=metadata)
+    return state
+
+
+def _in_process_writer() -> Any:
+    """Megatron's format, written by torch's writer in this process.
+
+    Megatron's own writer forks two processes per rank for each checkpoint, which a process with Ray's and gloo's
+    threads in it mustn't do, and a daemonic one can't.
+    """
+    from megatron.core.dist_checkpointing.dict_utils import nested_values
+    from megatron.core.dist_checkpointing.mapping import ShardedObject, is_main_replica
+    from megatron.core.dist_checkpointing.strategies.base import SaveShardedStrategy
+    from megatron.core.dist_checkpointing.strategies.torch import MCoreSavePlanner, mcore_to_pyt_state_dict
+    from torch.distributed.checkpoint import FileSystemWriter, save
+
+    class Writer(SaveShardedStrategy):  # type: ignore[misc]
+        can_handle_sharded_objects = True
+
+        def save(self, sharded_state_dict: Any, checkpoint_dir: Path) -> None:
+            parts: dict[str, list[Any]] = {}
+            for part in nested_values(sharded_state_dict):
+                if is_main_replica(part.replica_id):
+                    key = part.unique_key if isinstance(part, ShardedObject) else part.key
+                    parts.setdefault(key, []).append(part)
+            save(
+                mcore_to_pyt_state_dict(parts, False),
+                storage_writer=FileSystemWriter(checkpoint_dir),
+                planner=MCoreSavePlanner(flatten_state_dict=False),
+            )
+
+    return Writer("torch_dist", 1)
+
+
+@contextlib.contextmanager
+def _errors(what: str) -> Iterator[None]:
+    """Turn the library's exceptions, some of which aren't `Exception`s, into `ValueError`, and its notes into none."""
+    from megatron.core.dist_checkpointing.core import CheckpointingException
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    loggers = [logging.getLogger(name) for name in ("megatron.core.dist_checkpointing", "megatron.core.optimizer")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    except CheckpointException as error:
+        causes = "; ".join(dict.fromkeys(str(cause) for cause, _ in error.failures.values()))
+        raise ValueError(f"{what}: {causes}") from None
+    except (CheckpointingException, KeyError, RuntimeError, OSError, AssertionError) as error:
+        raise ValueError(f"{what}: {error}") from error
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
