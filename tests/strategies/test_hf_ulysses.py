@@ -1,0 +1,162 @@
+"""Sequences shared by ranks: the layout contract, forward passes, critics, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from layout_contract import check_layout
+from test_strategies_models import COMMON, EXPERTS, LINEAR
+from tiny_models import build_tiny_model
+from train_contract import build, make_batch, make_spec, with_worker
+
+from roll.strategies.hf.sequence import SequenceGroup
+from roll.strategies.micro import lay_out
+
+PACKED = {"use_sequence_packing": True}
+WINDOW = {"mistral": {"sliding_window": 4}}
+
+
+def ulysses(size, **model):
+    return {"model": {"ulysses_size": size, **model}}
+
+
+@pytest.fixture(scope="session")
+def model_of(tmp_path_factory):
+    made = {}
+
+    def get(family):
+        if family not in made:
+            folder = tmp_path_factory.mktemp("ulysses") / family
+            made[family] = build_tiny_model(folder, family, **WINDOW.get(family, {}))
+        return made[family]
+
+    return get
+
+
+# --- the numbers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "qwen3_moe"])
+def test_two_ranks_share_every_sequence(ranks, model_of, family, packed):
+    check_layout(ranks, model_of(family), "fsdp2_train", {}, 2, worker=PACKED if packed else {}, **ulysses(2))
+
+
+@pytest.mark.parametrize("options", [{}, {"fsdp_size": 2}], ids=["sharded over four", "sharded over two"])
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+def test_four_ranks_are_two_pairs_with_rows_of_their_own(ranks, model_of, options, packed):
+    worker = PACKED if packed else {}
+    check_layout(ranks, model_of("qwen2"), "fsdp2_train", options, 4, worker=worker, **ulysses(2))
+
+
+def test_more_ranks_than_key_heads_and_more_than_scored_tokens(ranks, model_of):
+    single = {"per_device_train_batch_size": 1}
+    check_layout(ranks, model_of("llama"), "fsdp2_train", {}, 4, training=single, **ulysses(4))
+
+
+def test_a_token_budget_without_recomputation(ranks, model_of):
+    budget = {"use_dynamic_batching_in_train": True, "max_tokens_per_microbatch_in_train": 24, **PACKED}
+    model = ulysses(2, disable_gradient_checkpointing=True)
+    check_layout(ranks, model_of("llama"), "fsdp2_train", {}, 4, worker=budget, **model)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_sequences_shared_under_zero(ranks, model_of, stage):
+    pytest.importorskip("deepspeed")
+    options = {"zero_optimization": {"stage": stage}}
+    check_layout(ranks, model_of("llama"), "deepspeed_train", options, 2, worker=PACKED, **ulysses(2))
+
+
+def scored(info, spec, output):
+    strategy = build(spec, info)
+    if output == "values":
+        head = strategy._scorer.value_head.weight
+        whole = torch.randn(head.shape, generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            head.copy_(whole) if info.world_size == 1 else head.copy_(_like(whole, head))
+    return strategy.layout, getattr(strategy.forward(make_batch(), (output,)), output)
+
+
+def _like(whole, sharded):
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(whole, sharded.device_mesh, sharded.placements)
+
+
+@pytest.mark.parametrize("changes", [{"strategy": "fsdp2_infer", "trains": False}, {"kind": "value"}])
+def test_forward_passes_and_critics_give_the_numbers_of_one_rank(ranks, model_of, changes):
+    output = "values" if changes.get("kind") == "value" else "logprobs"
+    spec = make_spec(model_of("llama"), **changes)
+    shared = make_spec(model_of("llama"), **changes, model={"ulysses_size": 2})
+    ((_, expected),) = ranks.run(scored, 1, spec, output)
+    answers = ranks.run(scored, 2, with_worker(shared, sequence_length_round_in_infer=3), output)
+    assert [(layout.dp_rank, layout.dp_size, layout.collects) for layout, _ in answers] == [(0, 1, True), (0, 1, False)]
+    assert expected.abs().max() > 0.1
+    for _, found in answers:
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+# --- how it is cut ---------------------------------------------------------------------------------------------------
+
+
+def test_stretches_hold_every_token_once_and_rows_may_be_cut_anywhere():
+    batch, stretches = make_batch(), []
+    whole = lay_out(batch, torch.device("cpu"), packed=True, multiple=3)
+    assert (whole.padding, whole.segments) == (1, (7, 12, 5, 9, 20, 3, 1))
+    for rank in range(3):
+        stretches.append(SequenceGroup(rank, 3, None, None, None).stretch(whole))
+    assert torch.cat([part.ids for part in stretches], dim=1).equal(whole.ids)
+    assert torch.cat([part.positions for part in stretches], dim=1).equal(whole.positions)
+    assert torch.cat([part.targets for part in stretches]).equal(whole.targets)
+    at = torch.cat([part.index + rank * 19 for rank, part in enumerate(stretches)])
+    assert at.equal(whole.index)
+    assert {part.segments for part in stretches} == {whole.segments}
+
+
+def places(info, spec):
+    strategy = build(spec, info)
+    return strategy.layout.dp_rank, strategy.layout.collects, strategy._most(info.rank)
+
+
+def test_consecutive_ranks_share_rows_and_sums_go_over_pairs(ranks, model_of):
+    spec = make_spec(model_of("llama"), model={"ulysses_size": 2})
+    # Ranks 0 and 2 hold first stretches, 1 and 3 second ones: each pair sees all rows once.
+    assert ranks.run(places, 4, spec) == [(0, True, 2), (0, False, 3), (1, True, 2), (1, False, 3)]
+
+
+# --- what can't be ---------------------------------------------------------------------------------------------------
+
+
+def refusal(info, spec):
+    try:
+        build(spec, info)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("world", "size", "message"),
+    [
+        (1, 2, "actor_train.model_args.ulysses_size: 2 ranks to share each sequence don't divide the role's 1 rank(s)"),
+        (3, 2, "actor_train.model_args.ulysses_size: 2 ranks to share each sequence don't divide the role's 3 rank(s)"),
+        (3, 3, "model_args.ulysses_size: LlamaModel: 4 attention heads can't be spread over 3 ranks"),
+    ],
+)
+def test_sizes_that_do_not_divide_are_refused_with_the_numbers(ranks, model_of, world, size, message):
+    spec = make_spec(model_of("llama"), model={"ulysses_size": size})
+    assert ranks.run(refusal, world, spec) == [message] * world
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "message"),
+    [
+        ("gemma2", {"sliding_window": 4}, "softcap=50.0"),
+        ("qwen3_next", {**COMMON, **EXPERTS, **LINEAR, "shared_expert_intermediate_size": 16}, "by other means than"),
+    ],
+)
+def test_models_that_mix_tokens_in_other_ways_are_refused(ranks, tmp_path, family, options, message):
+    spec = make_spec(build_tiny_model(tmp_path, family, **options), model={"ulysses_size": 2})
+    for answer in ranks.run(refusal, 2, spec):
+        assert message in answer
+        assert answer.endswith("Write model_args.ulysses_size: 1")
