@@ -14,6 +14,7 @@ from roll.configs.loader import load_config
 ACTOR = "actor_train.model_args"
 RANK = f"{ACTOR}.lora_rank=4"
 MEGATRON = "actor_train.strategy_args={strategy_name: megatron_train}"
+REWARD = "rewards.words={name: reward_model}"
 KL = "use_kl_loss=true"
 
 REFUSED = [
@@ -22,6 +23,8 @@ REFUSED = [
      ["merged weights", "remove it"]),
     ("the reference", [KL, "reference.model_args.lora_target=q_proj"], "reference.model_args.lora_target",
      ["doesn't train", "adapters off is the reference"]),
+    ("a reward model", [REWARD, "reward_model.model_args={model_name_or_path: model, lora_rank: 4}"],
+     "reward_model.model_args.lora_rank", ["doesn't train", "merge the adapters"]),
     ("alpha without adapters", [f"{ACTOR}.lora_alpha=8"], f"{ACTOR}.lora_alpha", ["lora_rank is 0", "lora_rank=16"]),
     ("targets without adapters", [f"{ACTOR}.lora_target=q_proj"], f"{ACTOR}.lora_target", ["lora_rank is 0"]),
     ("dropout without adapters", [f"{ACTOR}.lora_dropout=0.1"], f"{ACTOR}.lora_dropout", ["lora_rank is 0"]),
