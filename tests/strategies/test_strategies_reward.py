@@ -6,11 +6,12 @@ import pytest
 import torch
 from tiny_classifiers import build_tiny_classifier
 from tiny_models import build_tiny_model, char_tokenizer
+from train_contract import make_info
 
 from roll.configs.base import ModelArgs
+from roll.configs.deepspeed import DeepSpeedConfig
 from roll.configs.rewards import RewardModelConfig
-from roll.configs.strategy import StrategyArgs
-from roll.distributed.worker import WorkerInfo
+from roll.configs.strategy import Fsdp2Config, StrategyArgs
 from roll.strategies import build_train_strategy
 from roll.strategies.base import TrainSpec
 from roll.types.batch import TokenBatch
@@ -26,7 +27,7 @@ ROWS = [
 ]
 
 
-def strategy_of(path, dtype="fp32", **options):
+def strategy_of(path, dtype="fp32", info=None, **options):
     args = ModelArgs(model_name_or_path=str(path), dtype=dtype)
     spec = TrainSpec(
         role="reward_model",
@@ -35,10 +36,7 @@ def strategy_of(path, dtype="fp32", **options):
         seed=0,
         trains=False,
     )
-    info = WorkerInfo(
-        role="reward_model", rank=0, world_size=1, master_addr="127.0.0.1", master_port=0, slots=(0,), local_rank=0
-    )
-    return build_train_strategy(spec, info)
+    return build_train_strategy(spec, info or make_info(0, 1, 0))
 
 
 def scores(strategy, rows):
@@ -87,6 +85,30 @@ def test_deepspeed_gives_the_same_scores(tmp_path):
     path = build_tiny_classifier(tmp_path)
     mine = scores(strategy_of(path, strategy_args=StrategyArgs(strategy_name="deepspeed_infer")), ROWS)
     assert mine == pytest.approx(own_logits(path, ROWS), abs=1e-5)
+
+
+def shared_out(info, path, strategy_args):
+    """Each rank scores its own of the rows; the last has fewer, and takes part with a filler."""
+    strategy = strategy_of(path, info=info, strategy_args=strategy_args)
+    return scores(strategy, ROWS[:4] if info.rank == 0 else ROWS[4:])
+
+
+LAYOUTS = {
+    "sharded": StrategyArgs(strategy_name="fsdp2_infer"),
+    "copies": StrategyArgs(strategy_name="fsdp2_infer", strategy_config=Fsdp2Config(fsdp_size=1)),
+    "zero 3": StrategyArgs(
+        strategy_name="deepspeed_infer", strategy_config=DeepSpeedConfig(zero_optimization={"stage": 3})
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_two_ranks_give_the_bits_of_one(ranks, tmp_path, layout):
+    path = build_tiny_classifier(tmp_path)
+    alone = ranks.run(shared_out, 1, path, StrategyArgs(strategy_name="fsdp2_infer"))[0]
+    first, second = ranks.run(shared_out, 2, path, LAYOUTS[layout])
+    assert first == alone
+    assert first + second == pytest.approx(own_logits(path, ROWS), abs=1e-5)
 
 
 def test_half_precision_scores_are_the_models_own(tmp_path):
