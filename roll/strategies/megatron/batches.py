@@ -29,16 +29,25 @@ class Stretch:
     """int64 [S], their numbers among the scored tokens of the whole layout."""
 
 
-def stretch_of(layout: MicroLayout, *, rank: int, ranks: int, multiple: int) -> Stretch:
-    """Part `rank` of `ranks` equal parts of the layout, each padded to a multiple of `multiple` tokens."""
+def stretch_of(
+    layout: MicroLayout, *, rank: int, ranks: int, multiple: int, least: tuple[int, int] = (0, 0)
+) -> Stretch:
+    """Part `rank` of `ranks` equal parts of the layout, each padded to a multiple of `multiple` tokens.
+
+    `least`: rows and tokens per row that the whole has at least, filled up with padding.
+    """
     rows, tokens = layout.ids.shape
-    padding = -tokens % (ranks * multiple)
+    padding = max(0, least[1] - tokens)
+    padding += -(tokens + padding) % (ranks * multiple)
     width = (tokens + padding) // ranks
-    ids = F.pad(layout.ids, (0, padding))
+    more = max(0, least[0] - rows)
+    ids = F.pad(layout.ids, (0, padding, 0, more))
     # In a packed line the padding is a row of its own; at the end of padded rows nothing looks at it.
     first = 0 if layout.packed else tokens
-    tail = torch.arange(first, first + padding, device=layout.ids.device).expand(rows, -1)
+    device = layout.ids.device
+    tail = torch.arange(first, first + padding, device=device).expand(rows, -1)
     positions = torch.cat([layout.positions, tail], dim=1)
+    positions = torch.cat([positions, torch.arange(width * ranks, device=device).expand(more, -1)])
     row, column = layout.index // tokens, layout.index % tokens
     place = (column // width == rank).nonzero()[:, 0]
     part = slice(rank * width, (rank + 1) * width)

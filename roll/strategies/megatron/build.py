@@ -103,8 +103,6 @@ def _layout_fields(options: MegatronConfig, dtype: torch.dtype) -> dict[str, Any
         "expert_model_parallel_size": options.expert_model_parallel_size,
         "expert_tensor_parallel_size": options.expert_tensor_parallel_size,
         "sequence_parallel": options.sequence_parallel,
-        # Micro-batches are as wide as their rows, so each message between stages says its own size.
-        "variable_seq_lengths": options.pipeline_model_parallel_size > 1,
         "pipeline_dtype": dtype,
         "params_dtype": dtype,
         "bf16": dtype == torch.bfloat16,

@@ -105,8 +105,9 @@ class MegatronStrategy(CommonStrategy):
         )
         """The bare chunks of the model that this rank holds, in the order of the layers."""
         config = self._modules[0].config
+        # Micro-batches are as wide as their rows, so each message between stages says its own size.
         config.variable_seq_lengths = True
-        # Between two stages the messages of the interleaved schedule can only be told apart in this form.
+        # Between two stages, messages of the interleaved schedule can only be told apart in this form.
         config.overlap_p2p_comm = stages(options) is not None
         config.batch_p2p_comm = not config.overlap_p2p_comm
         load_weights(self._modules, args.model_name_or_path)
@@ -180,7 +181,7 @@ class MegatronStrategy(CommonStrategy):
         if stages(self._options) is not None:
             # The interleaved schedule takes turns in groups of one micro-batch per stage.
             parts += [[] for _ in range(-len(parts) % self._options.pipeline_model_parallel_size)]
-        micros = [self._micro(batch, rows) for rows in parts]
+        micros = self._micros(batch, parts)
         factor = self._auxiliary_factor(micros) if training else None
 
         def step(micros: Iterator[_Micro], chunk: Any) -> tuple[Any, Callable[[Any], tuple[Tensor, Tensor, Any]]]:
@@ -212,13 +213,24 @@ class MegatronStrategy(CommonStrategy):
         )
         return results
 
-    def _micro(self, batch: TokenBatch, rows: list[int]) -> _Micro:
-        micro = batch.select(rows) if rows else filler(batch)
-        layout = lay_out(micro, self._device, packed=self._spec.worker.use_sequence_packing)
-        stretch = stretch_of(
-            layout, rank=dist.get_rank(self._context), ranks=dist.get_world_size(self._context), multiple=self._splits
-        )
-        return _Micro(micro, layout, stretch, real=bool(rows))
+    def _micros(self, batch: TokenBatch, parts: list[list[int]]) -> list[_Micro]:
+        batches = [batch.select(rows) if rows else filler(batch) for rows in parts]
+        packed = self._spec.worker.use_sequence_packing
+        layouts = [lay_out(micro, self._device, packed=packed) for micro in batches]
+        context = {"rank": dist.get_rank(self._context), "ranks": dist.get_world_size(self._context)}
+        return [
+            _Micro(micro, layout, stretch_of(layout, **context, multiple=self._splits, least=least), real=bool(rows))
+            for micro, layout, least, rows in zip(batches, layouts, self._least_shapes(layouts), parts, strict=True)
+        ]
+
+    def _least_shapes(self, layouts: Sequence[MicroLayout]) -> list[tuple[int, int]]:
+        """Where ranks gather each other's tokens for their experts, each micro-batch has one shape on all of them."""
+        options = self._options
+        if options.moe_token_dispatcher_type != "allgather" or options.expert_model_parallel_size == 1:
+            return [(0, 0)] * len(layouts)
+        shapes = torch.tensor([layout.ids.shape for layout in layouts], device=self._device)
+        dist.all_reduce(shapes, op=dist.ReduceOp.MAX, group=self._group)
+        return [(rows, tokens) for rows, tokens in shapes.tolist()]
 
     @property
     def _splits(self) -> int:
