@@ -41,7 +41,7 @@ install: $(INSTALLED)
 
 backends: $(INSTALLED_BACKENDS)
 
-# The PATH is for ninja, which DeepSpeed calls when it compiles its operator.
+# The PATH is for ninja, which DeepSpeed calls when it builds its kernels.
 test: $(INSTALLED_TEST)
 	PATH="$(abspath $(VENV))/bin:$$PATH" RAY_USAGE_STATS_ENABLED=0 timeout --kill-after=30 $(TEST_LIMIT) $(PY) -m pytest $(PYTEST_ARGS)
 

@@ -79,6 +79,7 @@ def machine_checks(config: RLVRConfig, machine: Machine) -> Iterator[Violation]:
         yield Violation("num_gpus_per_node", expected, "fewer slots, or more nodes", config.num_gpus_per_node)
     for role, worker in config.roles.items():
         yield from _backend(role, worker, machine)
+        yield from _compiled(role, worker, machine)
         yield from _dtype(role, worker, machine)
     needs = [need for role, worker in config.roles.items() for need in _megatron_needs(role, worker)]
     for key, value, package in [*needs, *(need[:3] for need in accelerator_needs(config))]:
@@ -92,13 +93,21 @@ def machine_checks(config: RLVRConfig, machine: Machine) -> Iterator[Violation]:
 def _backend(role: str, worker: WorkerConfig, machine: Machine) -> Iterator[Violation]:
     key, name = f"{role}.strategy_args.strategy_name", worker.strategy_args.strategy_name
     package = _OF_STRATEGIES.get(name.split("_")[0])
-    if package is None:
-        return
-    if package not in machine.packages:
+    if package is not None and package not in machine.packages:
         yield Violation(key, f"its package; {MISSING[package]}", "install it, or choose fsdp2_*", name)
-    elif package == "deepspeed" and not machine.compiler:
-        expected = "a C++ compiler, with which DeepSpeed builds its operators at first use; there is no g++"
-        yield Violation(key, expected, "apt-get install g++ python3-dev, or choose fsdp2_*", name)
+
+
+def _compiled(role: str, worker: WorkerConfig, machine: Machine) -> Iterator[Violation]:
+    asking: dict[str, object] = {}
+    if worker.model_args.torch_compile:
+        asking[f"{role}.model_args.torch_compile"] = True
+    name = worker.strategy_args.strategy_name
+    if machine.accelerators and name == "deepspeed_train":  # its AdamW for accelerators; on a CPU torch's is taken
+        asking[f"{role}.strategy_args.strategy_name"] = name
+    for key, value in asking.items():
+        if not machine.compiler:
+            expected = "a C++ compiler, with which its kernels are built at first use; there is no g++"
+            yield Violation(key, expected, "apt-get install g++ python3-dev, or remove it", value)
 
 
 def _megatron_needs(role: str, worker: WorkerConfig) -> Iterator[tuple[str, object, str | None]]:
