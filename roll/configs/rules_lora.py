@@ -20,6 +20,7 @@ PEFT_MISSING = "pip install -e '.[lora]'"
 _ROLES = ("actor_train", "critic", "reference", "actor_infer", "reward_model")
 _WHY_NOT = {
     "actor_infer": "the engine gets the trainer's merged weights",
+    "reward_model": "it doesn't train; merge the adapters into its model first",
     "reference": "it doesn't train; without a reference section, actor_train with its adapters off is the reference",
 }
 
