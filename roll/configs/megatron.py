@@ -12,6 +12,17 @@ from roll.configs.options import StrategyConfig
 RECOMPUTED = ("core_attn", "mlp", "layernorm", "moe", "moe_act", "shared_experts")
 """What `recompute_modules` may name."""
 
+UNEVEN = frozenset(
+    (
+        "account_for_embedding_in_pipeline_split",
+        "account_for_loss_in_pipeline_split",
+        "num_layers_in_first_pipeline_stage",
+        "num_layers_in_last_pipeline_stage",
+        "pipeline_model_parallel_layout",
+    )
+)
+"""`additional_configs` that give pipeline stages different numbers of layers; Megatron checks these itself."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MegatronConfig(StrategyConfig):

@@ -7,7 +7,7 @@ from typing import Any
 
 from roll.configs.base import TrainConfig, WorkerConfig
 from roll.configs.errors import Violation
-from roll.configs.megatron import RECOMPUTED, MegatronConfig
+from roll.configs.megatron import RECOMPUTED, UNEVEN, MegatronConfig
 from roll.configs.model_shape import MEGATRON_MODEL_TYPES, ModelShape
 from roll.configs.strategy import HfInferConfig
 
@@ -158,7 +158,7 @@ def shape_rules(role: str, worker: WorkerConfig, model: str, shape: ModelShape) 
         yield from _tensor_parallel(path, model, options, shape)
         yield from _pipeline_parallel(path, model, options, shape)
         if shape.experts:
-            yield from _experts(path, model, options, shape, trains=isinstance(worker, TrainConfig))
+            yield from _experts(path, model, options, shape)
         else:
             yield from _no_experts(path, model, options)
     elif args.ulysses_size > 1:
@@ -186,18 +186,16 @@ def _shared_heads(ranks: int, heads: int | None, kv_heads: int | None) -> dict[s
 def _tensor_parallel(path: str, model: str, options: MegatronConfig, shape: ModelShape) -> Iterator[Violation]:
     tp, cp = options.tensor_model_parallel_size, options.context_parallel_size
     width = {} if shape.experts else {"columns of the MLP": shape.intermediate}
-    counts = {"attention heads": shape.heads, "key-value heads": shape.kv_heads, **width}
+    counts = {**_shared_heads(tp, shape.heads, shape.kv_heads), **width}
     yield from _divides(f"{path}.tensor_model_parallel_size", tp, counts, model)
-    if shape.heads is None or shape.kv_heads is None or shape.heads % tp or shape.kv_heads % tp:
-        return
-    heads = _shared_heads(cp, shape.heads // tp, shape.kv_heads // tp)
-    which = model if tp == 1 else f"{model} on each of {tp} tensor-parallel ranks"
-    yield from _divides(f"{path}.context_parallel_size", cp, heads, which)
+    if shape.heads is not None and shape.heads % tp == 0:
+        which = model if tp == 1 else f"{model} on each of {tp} tensor-parallel ranks"
+        yield from _divides(f"{path}.context_parallel_size", cp, {"attention heads": shape.heads // tp}, which)
 
 
 def _pipeline_parallel(path: str, model: str, options: MegatronConfig, shape: ModelShape) -> Iterator[Violation]:
     pp, stretches = options.pipeline_model_parallel_size, options.virtual_pipeline_model_parallel_size or 1
-    if shape.layers is None or shape.layers % (pp * stretches) == 0:
+    if shape.layers is None or shape.layers % (pp * stretches) == 0 or options.additional_configs.keys() & UNEVEN:
         return
     key = "pipeline_model_parallel_size" if shape.layers % pp else "virtual_pipeline_model_parallel_size"
     product = f"pp {pp} x {stretches} stretches = {pp * stretches}" if stretches > 1 else f"pp {pp}"
@@ -206,17 +204,15 @@ def _pipeline_parallel(path: str, model: str, options: MegatronConfig, shape: Mo
     yield Violation(f"{path}.{key}", expected, f"a product among {legal}", pp if shape.layers % pp else stretches)
 
 
-def _experts(
-    path: str, model: str, options: MegatronConfig, shape: ModelShape, *, trains: bool
-) -> Iterator[Violation]:
+def _experts(path: str, model: str, options: MegatronConfig, shape: ModelShape) -> Iterator[Violation]:
     ep = options.expert_model_parallel_size
     yield from _divides(f"{path}.expert_model_parallel_size", ep, {"experts": shape.experts}, model)
     tp = options.tensor_model_parallel_size
     etp = options.expert_tensor_parallel_size or tp
     key = "expert_tensor_parallel_size" if options.expert_tensor_parallel_size else "tensor_model_parallel_size"
     yield from _divides(f"{path}.{key}", etp, {"columns of an expert": shape.intermediate}, model)
-    if trains and tp > 1 and not options.sequence_parallel:
-        expected = f"true, because {model} has experts and tensor_model_parallel_size is {tp}: Megatron trains so only"
+    if tp > 1 and not options.sequence_parallel:
+        expected = f"true, because {model} has experts and tensor_model_parallel_size is {tp}: Megatron wants both"
         yield Violation(f"{path}.sequence_parallel", expected, f"{path}.sequence_parallel=true", False)
     if options.moe_shared_expert_overlap and not shape.shared_expert:
         expected = f"false: {model} has no shared expert"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from roll.configs.megatron import MegatronConfig
+from roll.configs.megatron import UNEVEN, MegatronConfig
 from roll.strategies.megatron.families import Architecture
 
 _OF_ATTENTION = (
@@ -37,15 +37,6 @@ _OF_ACCELERATORS = (
     "moe_permute_fusion",
     "moe_router_fusion",
 )
-
-_UNEVEN = (
-    "account_for_embedding_in_pipeline_split",
-    "account_for_loss_in_pipeline_split",
-    "num_layers_in_first_pipeline_stage",
-    "num_layers_in_last_pipeline_stage",
-    "pipeline_model_parallel_layout",
-)
-"""Fields that give pipeline stages different numbers of layers; Megatron checks these itself."""
 
 
 def transformer_config(
@@ -197,7 +188,7 @@ def check_divisible(arch: Architecture, options: MegatronConfig) -> None:
     divides(context * tensor, "context_parallel_size * tensor_model_parallel_size", arch.heads, "attention heads")
     if not all(arch.sparse):
         divides(tensor, "tensor_model_parallel_size", arch.ffn, "MLP columns (intermediate_size)")
-    if not options.additional_configs.keys() & set(_UNEVEN):
+    if not options.additional_configs.keys() & UNEVEN:
         divides(stages, "pipeline_model_parallel_size * virtual_pipeline_model_parallel_size", arch.layers, "layers")
     if not arch.experts:
         if expert > 1:
