@@ -22,6 +22,7 @@ from roll.strategies.deepspeed_.memory import Memory
 from roll.strategies.deepspeed_.state import (
     MOMENTS,
     Anchor,
+    forget_gradients,
     make_moments,
     publish,
     set_moment,
@@ -84,7 +85,10 @@ class DeepSpeedStrategy(HfTrainStrategy):
     # --- optimizer steps -------------------------------------------------------------------------------------------
 
     def _zero_grad(self) -> None:
-        (self._engine if self._options.stage == 0 else self._engine.optimizer).zero_grad()
+        if self._options.stage == 0:
+            self._engine.zero_grad()
+        else:
+            forget_gradients(self._engine)
 
     def _accumulate(self, loss: Tensor, *, last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(last)

@@ -109,7 +109,7 @@ def adamw(parameters: nn.Module, args: TrainingArgs, options: DeepSpeedConfig, d
     Otherwise, and where the kernel can't be built here, torch's own. All of them compute the same update.
     """
     groups = parameter_groups(parameters.named_parameters(), args.weight_decay)
-    common = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
+    common: dict[str, Any] = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
     if device.type != "cpu":
         kernel = "CPUAdamBuilder" if options.offloads("offload_optimizer") else "FusedAdamBuilder"
         if _builds(kernel):

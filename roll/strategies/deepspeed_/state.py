@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Of AdamW, as torch and DeepSpeed both name them."""
 
 
-def whole_weight(engine: Any, parameter: nn.Parameter) -> Tensor:
+def whole_weight(engine: Any, parameter: Any) -> Tensor:
     """The float32 weight of a trained parameter, the weight as it is of a frozen one."""
     import deepspeed
     from deepspeed.utils import safe_get_full_fp32_param
@@ -27,10 +27,11 @@ def whole_weight(engine: Any, parameter: nn.Parameter) -> Tensor:
     if hasattr(parameter, "ds_id"):
         with deepspeed.zero.GatheredParameters([parameter]):
             return parameter.detach().clone()
-    return parameter.detach()
+    kept: Tensor = parameter.detach()
+    return kept
 
 
-def set_weight(engine: Any, parameter: nn.Parameter, value: Tensor) -> None:
+def set_weight(engine: Any, parameter: Any, value: Tensor) -> None:
     """Change a weight; `publish` then brings trained ones to the module that computes."""
     import deepspeed
 
@@ -43,7 +44,7 @@ def set_weight(engine: Any, parameter: nn.Parameter, value: Tensor) -> None:
         parameter.data.copy_(value)
 
 
-def whole_moment(engine: Any, parameter: nn.Parameter, name: str) -> Tensor:
+def whole_moment(engine: Any, parameter: Any, name: str) -> Tensor:
     """A moment of a trained parameter, after the first optimizer step."""
     from deepspeed.utils import safe_get_full_optimizer_state
 
@@ -54,7 +55,7 @@ def whole_moment(engine: Any, parameter: nn.Parameter, name: str) -> Tensor:
     return whole
 
 
-def set_moment(engine: Any, parameter: nn.Parameter, name: str, value: Tensor) -> None:
+def set_moment(engine: Any, parameter: Any, name: str, value: Tensor) -> None:
     """Change a moment that `make_moments` has made."""
     if _sharded(engine):
         _set_whole(parameter, value, name)
@@ -91,6 +92,19 @@ def publish(engine: Any) -> None:
             optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)
 
 
+def forget_gradients(engine: Any) -> None:
+    """Start a ZeRO step without gradients, whatever became of the last one.
+
+    DeepSpeed 0.19.8 keeps its float32 sums of an offloaded stage 2 when a step is skipped, and would add to its NaNs
+    for ever after.
+    """
+    optimizer = engine.optimizer
+    optimizer.zero_grad()
+    if hasattr(optimizer, "single_partition_of_fp32_groups"):
+        for group in optimizer.averaged_gradients:
+            optimizer.averaged_gradients[group] = None
+
+
 class Anchor:
     """The gradient of strength / 2 * |weights - weights at the start|^2, on each rank for its part."""
 
@@ -99,7 +113,7 @@ class Anchor:
         trained = ((n, p) for n, p in engine.module.named_parameters() if p.requires_grad)
         self._start = {name: weight.clone() for name, weight, _ in self._parts(trained)}
 
-    def _parts(self, named: Iterable[tuple[str, nn.Parameter]]) -> Iterable[tuple[str, Tensor, nn.Parameter]]:
+    def _parts(self, named: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Tensor, Any]]:
         """(name, float32 weights of the part that this rank has gradients of, parameter)."""
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_local_fp32_param
 
@@ -158,7 +172,7 @@ def _trained_tensors(engine: Any) -> list[Tensor]:
     raise AssertionError(f"unknown optimizer {type(optimizer).__name__}")
 
 
-def _set_whole(parameter: nn.Parameter, value: Tensor, moment: str | None) -> None:
+def _set_whole(parameter: Any, value: Tensor, moment: str | None) -> None:
     from deepspeed.utils import (
         safe_set_full_fp32_param,
         safe_set_full_optimizer_state,

@@ -1,0 +1,214 @@
+"""Checkpoints of DeepSpeed roles: bit for bit in the same layout, exact in any other, refused where they don't fit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from test_deepspeed_steps import STAGES, mine_of, spec_of, stages, worlds
+from tiny_models import build_tiny_model
+from train_contract import LOSS, build, make_batch, weights_of
+
+SCHEDULE = {"lr_scheduler_type": "cosine", "warmup_steps": 2}
+
+
+def save_then_go_on(info, spec, path):
+    strategy = build(spec, info)
+    batch = mine_of(strategy, make_batch())
+    for _ in range(2):
+        strategy.train_step(batch, LOSS)
+    strategy.save(path)
+    saved = weights_of(strategy)
+    results = [strategy.train_step(batch, LOSS).result() for _ in range(3)]
+    return saved, results, weights_of(strategy)
+
+
+def load_then_go_on(info, spec, path, used=False):
+    strategy = build(spec, info)
+    batch = mine_of(strategy, make_batch())
+    if used:
+        for _ in range(3):
+            strategy.train_step(batch, LOSS)
+    strategy.load(path)
+    loaded, scores = weights_of(strategy), strategy.forward(batch, ("logprobs",)).logprobs
+    results = [strategy.train_step(batch, LOSS).result() for _ in range(3)] if spec.trains else []
+    return loaded, results, weights_of(strategy), scores
+
+
+def equal(mine, theirs):
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+@stages()
+@worlds()
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_checkpoint_continues_bit_for_bit(ranks, tiny_model, tmp_path, stage, world, dtype):
+    spec = spec_of(tiny_model, stage, training=SCHEDULE, model={"dtype": dtype})
+    saved, results, weights = ranks.run(save_then_go_on, world, spec, tmp_path / "checkpoint")[0]
+    for used in (False, True):
+        loaded, resumed, after, _ = ranks.run(load_then_go_on, world, spec, tmp_path / "checkpoint", used)[0]
+        assert equal(loaded, saved)
+        assert resumed == results
+        assert equal(after, weights)
+
+
+OTHERS = [
+    ("stage 0", 2, "stage 3", 1),
+    ("stage 1", 2, "stage 2", 1),
+    ("stage 2", 1, "stage 3", 2),
+    ("stage 3", 2, "stage 2", 2),
+    ("stage 3", 2, "stage 3", 1),
+    ("stage 3", 1, "stage 0", 2),
+    ("stage 3, all on the host", 2, "stage 1", 1),
+    ("stage 1", 1, "stage 2, optimizer on the host", 2),
+]
+
+
+@pytest.mark.parametrize(("writer", "wrote", "reader", "reads"), OTHERS)
+def test_another_stage_and_number_of_ranks_continue_with_exact_weights_and_moments(
+    ranks, tiny_model, tmp_path, writer, wrote, reader, reads
+):
+    saved, results, weights = ranks.run(
+        save_then_go_on, wrote, spec_of(tiny_model, writer, training=SCHEDULE), tmp_path / "checkpoint"
+    )[0]
+    loaded, resumed, after, _ = ranks.run(
+        load_then_go_on, reads, spec_of(tiny_model, reader, training=SCHEDULE), tmp_path / "checkpoint"
+    )[0]
+    assert equal(loaded, saved)
+    for mine, theirs in zip(resumed, results, strict=True):
+        assert mine["actor/lr"] == theirs["actor/lr"]
+        assert mine["actor/grad_norm"] == pytest.approx(theirs["actor/grad_norm"], rel=1e-4)
+    for name, tensor in weights.items():
+        assert float((after[name] - tensor).abs().max() / tensor.abs().max()) < 1e-4
+
+
+def test_moments_are_the_very_numbers_under_another_layout(ranks, tiny_model, tmp_path):
+    spec = spec_of(tiny_model, "stage 3")
+    ranks.run(save_then_go_on, 2, spec, tmp_path / "a")
+    ranks.run(load_and_save, 1, spec_of(tiny_model, "stage 1"), tmp_path / "a", tmp_path / "b")
+    first, second = tensors_in(tmp_path / "a"), tensors_in(tmp_path / "b")
+    assert any(name.startswith("exp_avg_sq:") for name in first)
+    assert equal(first, second)
+
+
+def load_and_save(info, spec, source, target):
+    strategy = build(spec, info)
+    strategy.load(source)
+    strategy.save(target)
+
+
+def tensors_in(path):
+    from safetensors.torch import load_file
+
+    return {name: t for file in path.glob("*.safetensors") for name, t in load_file(file).items()}
+
+
+@stages()
+@worlds()
+def test_a_role_that_does_not_train_reads_the_weights_alone(ranks, tiny_model, tmp_path, stage, world):
+    spec = spec_of(tiny_model, "stage 2")
+    saved, _, _ = ranks.run(save_then_go_on, 2, spec, tmp_path / "checkpoint")[0]
+    reader = spec_of(tiny_model, stage, name="deepspeed_infer", trains=False)
+    loaded, _, _, scores = ranks.run(load_then_go_on, world, reader, tmp_path / "checkpoint")[0]
+    assert equal(loaded, saved)
+    expected = ranks.run(load_then_go_on, world, spec, tmp_path / "checkpoint")[0][3]
+    torch.testing.assert_close(scores, expected, atol=1e-6, rtol=0)
+
+
+def test_a_checkpoint_before_the_first_step_and_frozen_weights_come_back(ranks, tiny_model, tmp_path):
+    frozen = {"freeze_module_prefix": ("model.layers.0.",)}
+    for stage in STAGES:
+        spec = spec_of(tiny_model, stage, model=frozen)
+        path = tmp_path / stage
+        weights = ranks.run(save_at_once, 2, spec, path)[0]
+        loaded, _, after, _ = ranks.run(load_then_go_on, 1, spec, path, True)[0]
+        assert equal(loaded, weights)
+        expected = ranks.run(fresh_steps, 1, spec)[0]
+        for name, tensor in expected.items():
+            torch.testing.assert_close(after[name], tensor, atol=1e-6, rtol=1e-4)
+
+
+def save_at_once(info, spec, path):
+    strategy = build(spec, info)
+    strategy.save(path)
+    return weights_of(strategy)
+
+
+def fresh_steps(info, spec):
+    strategy = build(spec, info)
+    for _ in range(3):
+        strategy.train_step(make_batch(), LOSS)
+    return weights_of(strategy)
+
+
+def refusal(info, spec, path):
+    strategy = build(spec, info)
+    try:
+        strategy.load(path)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("stage", ["stage 0", "stage 1", "stage 3"])
+def test_what_does_not_fit_is_refused_by_role_and_path(ranks, tiny_model, tmp_path, stage):
+    path, spec = tmp_path / "checkpoint", spec_of(tiny_model, stage)
+    ranks.run(save_at_once, 1, spec, path)
+    wider = spec_of(build_tiny_model(tmp_path / "wide", hidden=48), stage)
+    deeper = spec_of(build_tiny_model(tmp_path / "deep", layers=3), stage)
+    critic = spec_of(tiny_model, stage, kind="value")
+
+    def said(other, where=path):
+        text = ranks.run(refusal, 1, other, where)[0]
+        assert "actor_train" in text
+        assert str(where) in text
+        return text
+
+    assert "has shape (106, 32), expected (106, 48)" in said(wider)
+    assert "it has no 'model.layers.2." in said(deeper)
+    assert "tensors differ" in said(critic)
+    assert "holds no checkpoint" in said(spec, tmp_path)
+    next(path.glob("*.safetensors")).write_bytes(b"torn")
+    assert "can't be read" in said(spec)
+    (path / "index.json").write_text("{")
+    assert "holds no checkpoint" in said(spec)
+
+
+def test_large_models_are_written_in_files_of_bounded_size(ranks, tiny_model, tmp_path):
+    ranks.run(save_in_pieces, 2, spec_of(tiny_model, "stage 3"), tmp_path / "checkpoint")
+    files = list((tmp_path / "checkpoint").glob("*.safetensors"))
+    assert len(files) > 4
+    assert max(file.stat().st_size for file in files) < 40_000
+    index = json.loads((tmp_path / "checkpoint" / "index.json").read_text())
+    assert set(index["files"].values()) == {file.name for file in files}
+
+
+def save_in_pieces(info, spec, path):
+    from roll.strategies.deepspeed_ import files
+
+    strategy, limit = build(spec, info), files._FILE_BYTES
+    strategy.train_step(mine_of(strategy, make_batch()), LOSS)
+    files._FILE_BYTES = 20_000
+    try:
+        strategy.save(path)
+    finally:
+        files._FILE_BYTES = limit
+
+
+def export(info, spec, path):
+    strategy = build(spec, info)
+    strategy.train_step(mine_of(strategy, make_batch()), LOSS)
+    strategy.export(path)
+    return weights_of(strategy)
+
+
+@stages()
+@worlds()
+def test_an_export_loads_in_transformers_with_the_trained_weights(ranks, tiny_model, tmp_path, stage, world):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    weights = ranks.run(export, world, spec_of(tiny_model, stage, model={"dtype": "bf16"}), tmp_path / "hf")[0]
+    loaded = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32).named_parameters())
+    assert equal(loaded, weights)
+    assert AutoTokenizer.from_pretrained(tmp_path / "hf").chat_template
