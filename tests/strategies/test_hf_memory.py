@@ -165,6 +165,20 @@ def test_weights_stay_where_they_are_while_activations_go():
     assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize(
+    "view", [lambda t: t.t(), lambda t: t[:, 3:20], lambda t: t[:, None].expand(40, 5, 30), lambda t: t.view(-1)[7:]]
+)
+def test_what_comes_back_from_the_host_has_the_values_and_strides_that_went(view):
+    base = torch.randn(40, 30)
+    held = view(base)
+    with activations_on_host():
+        square = held.detach().requires_grad_().square()  # saves its input
+    assert len(waiting_on_host()) == 1
+    back = square.grad_fn._saved_self
+    assert (back.stride(), back.shape) == (held.stride(), held.shape)
+    assert torch.equal(back, held)
+
+
 @pytest.mark.parametrize("recompute", [True, False])
 @pytest.mark.parametrize("world", [1, 2])
 def test_activations_on_the_host_change_no_number(ranks, tiny_model, world, recompute):

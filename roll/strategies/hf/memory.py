@@ -70,6 +70,16 @@ class OnHost:
 
     copy: Tensor
     device: torch.device
+    size: torch.Size
+    stride: tuple[int, ...]
+    """Compiled code insists on the strides it knew; the copy is contiguous, and one element long where a dimension was
+    expanded."""
+
+    def restore(self) -> Tensor:
+        """The tensor back on its device."""
+        tensor = torch.empty_strided(self.copy.shape, self.stride, dtype=self.copy.dtype, device=self.device)
+        tensor.copy_(self.copy, non_blocking=self.device.type == "cuda")
+        return tensor.expand(self.size)
 
 
 _SMALLEST = 1024
@@ -88,14 +98,13 @@ def activations_on_host() -> saved_tensors_hooks:
         if isinstance(owner, torch.nn.Parameter) or tensor.numel() * tensor.element_size() < _SMALLEST:
             return tensor
         pinned = tensor.device.type == "cuda"
-        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+        distinct = tensor[tuple(slice(1) if step == 0 else slice(None) for step in tensor.stride())]
+        copy = torch.empty(distinct.shape, dtype=tensor.dtype, pin_memory=pinned)
         # In the order of the stream, like the tensor's next use and its reuse by the allocator.
-        copy.copy_(tensor, non_blocking=pinned)
-        return OnHost(copy, tensor.device)
+        copy.copy_(distinct, non_blocking=pinned)
+        return OnHost(copy, tensor.device, tensor.size(), tensor.stride())
 
     def unpack(packed: Any) -> Tensor:
-        if isinstance(packed, OnHost):
-            return packed.copy.to(packed.device, non_blocking=packed.device.type == "cuda")
-        return packed
+        return packed.restore() if isinstance(packed, OnHost) else packed
 
     return saved_tensors_hooks(pack, unpack)
