@@ -10,6 +10,44 @@ from roll.configs.options import StrategyConfig
 Auto = Literal["auto"]
 
 
+ZERO_KEYS = frozenset(
+    {
+        "stage", "contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "use_multi_rank_bucket_allreduce",
+        "allgather_partitions", "allgather_bucket_size", "overlap_comm", "offload_param", "offload_optimizer",
+        "sub_group_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
+        "stage3_model_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance",
+        "stage3_module_granularity_threshold", "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential",
+        "ignore_unused_parameters", "round_robin_gradients", "parameter_alignment", "zero_hpz_partition_size",
+        "zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients",
+        "memory_efficient_linear", "override_module_apply", "log_trace_cache_warnings", "enable_sanity_checks",
+    }
+)
+"""Keys of `zero_optimization` that DeepSpeed 0.19 acts on here."""
+
+OFFLOAD_KEYS = {
+    "offload_optimizer": frozenset({"device", "pin_memory", "ratio"}),
+    "offload_param": frozenset({"device", "pin_memory"}),
+}
+"""Keys of its sections for offload to host memory."""
+
+REFUSED_ZERO_KEYS = {
+    "cpu_offload": "the old name of offload_optimizer: {device: cpu}",
+    "cpu_offload_param": "the old name of offload_param: {device: cpu}",
+    "cpu_offload_use_pin_memory": "the old name of pin_memory in the offload sections",
+    "legacy_stage1": "gone from DeepSpeed",
+    "zenflow": "it updates weights outside the optimizer steps that runs count and checkpoint",
+    "compute_grad_norm": "the gradient norm is always reported",
+    "elastic_checkpoint": "checkpoints are written in a format of this project, for every stage",
+    "load_from_fp32_weights": "checkpoints are written in a format of this project, in fp32",
+    "pipeline_loading_checkpoint": "checkpoints are written in a format of this project",
+    "stage3_gather_16bit_weights_on_model_save": "models are exported in fp32, one tensor at a time",
+    "stage3_gather_fp16_weights_on_model_save": "models are exported in fp32, one tensor at a time",
+    "save_muon_momentum_buffer_in_memory": "the optimizer is AdamW",
+    "leaf_module": "modules are sharded as DeepSpeed finds them",
+}
+"""Keys that DeepSpeed knows and that can't act here, and why."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeepSpeedConfig(StrategyConfig):
     """DeepSpeed's configuration as its documentation describes it. Batch sizes, clipping and types are filled in from
@@ -58,15 +96,6 @@ class DeepSpeedConfig(StrategyConfig):
 
     activation_checkpointing: dict[str, Any] | None = None
     """Refused: `model_args.disable_gradient_checkpointing` says it, alike for all backends."""
-
-    wall_clock_breakdown: bool | None = None
-    """Log DeepSpeed's own timing of each phase."""
-
-    memory_breakdown: bool | None = None
-    """Log memory around each phase."""
-
-    aio: dict[str, Any] | None = None
-    """Asynchronous file access of NVMe offload."""
 
     @property
     def stage(self) -> int:

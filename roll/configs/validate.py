@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from roll.configs import rules_data, rules_lora, rules_memory, rules_policy, rules_reward_model, rules_roles, rules_run
+from roll.configs import (
+    rules_data,
+    rules_deepspeed,
+    rules_lora,
+    rules_memory,
+    rules_policy,
+    rules_reward_model,
+    rules_roles,
+    rules_run,
+)
 from roll.configs.batch import plan_batches
 from roll.configs.errors import Violation
 
@@ -36,6 +45,7 @@ RULES: tuple[Rule, ...] = (
     rules_roles.role_rules,
     rules_lora.lora_rules,
     rules_memory.memory_rules,
+    rules_deepspeed.deepspeed_rules,
     rules_roles.placement_rules,
     _batch_rules,
 )

@@ -109,7 +109,8 @@ def adamw(parameters: nn.Module, args: TrainingArgs, options: DeepSpeedConfig, d
     Otherwise, and where the kernel can't be built here, torch's own. All of them compute the same update.
     """
     groups = parameter_groups(parameters.named_parameters(), args.weight_decay)
-    common: dict[str, Any] = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
+    betas = (args.adam_beta1, args.adam_beta2)
+    common: dict[str, Any] = {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon}
     if device.type != "cpu":
         kernel = "CPUAdamBuilder" if options.offloads("offload_optimizer") else "FusedAdamBuilder"
         if _builds(kernel):
