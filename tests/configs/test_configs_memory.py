@@ -1,0 +1,98 @@
+"""Switches for memory and speed: where each may stand, and what of the machine it needs."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from roll.configs.environment import check_environment
+from roll.configs.errors import ConfigError
+from roll.configs.loader import load_config
+
+
+def problems(*overrides):
+    with pytest.raises(ConfigError) as caught:
+        load_config(".", "job", list(overrides))
+    return str(caught.value)
+
+
+MODEL = "actor_train.model_args"
+FSDP = "actor_train.strategy_args.strategy_config"
+NAMED = "++actor_train.strategy_args.strategy_name=fsdp2_train"
+
+
+def test_the_switches_are_taken_where_they_act(job):
+    config = load_config(".", "job", [f"++{MODEL}.activation_offload=true", f"++{MODEL}.torch_compile=true"])
+    args = config.actor_train.model_args
+    assert args.activation_offload
+    assert args.torch_compile
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["++actor_infer.model_args.torch_compile=true"], r"torch_compile: got true, expected false with hf_infer"),
+        (["++actor_infer.model_args.use_liger=true"], r"use_liger: got true, expected false with hf_infer"),
+        (
+            ["++init_kl_coef=0.1", "++add_token_level_kl=true", "++reference.model_args.activation_offload=true"],
+            r"activation_offload: got true, expected false: reference has no backward pass",
+        ),
+        (
+            [f"++{MODEL}.torch_compile=true", f"++{MODEL}.use_liger=true"],
+            "expected one of torch_compile and use_liger",
+        ),
+        (
+            ["adv_estimator=gae", "++critic.model_args.use_fused_kernels=true"],
+            "use_fused_kernels: got true, expected false: critic computes no log-probs",
+        ),
+        ([NAMED, f"++{FSDP}.offload_policy=true"], "offload_policy: got true, expected false with one rank"),
+        ([NAMED, f"++{FSDP}.reduce_dtype=fp16"], "reduce_dtype: got 'fp16', expected fp32 or bf16"),
+    ],
+)
+def test_a_switch_that_would_not_act_is_refused_with_the_reason(job, overrides, message):
+    assert message in problems(*overrides)
+
+
+@pytest.fixture
+def devices(monkeypatch):
+    """`devices(*names)`: what /dev holds."""
+    real = os.listdir
+
+    def show(*names):
+        monkeypatch.setattr(os, "listdir", lambda path=".": list(names) if path == "/dev" else real(path))
+
+    return show
+
+
+NEEDY = {
+    f"{MODEL}.use_liger": ("true", "liger-kernel is not installed: pip install -e '.[liger]'"),
+    f"{MODEL}.use_fused_kernels": ("true", "liger-kernel is not installed: pip install -e '.[liger]'"),
+    f"{MODEL}.attn_implementation": ("fa2", "flash-attn is not installed"),
+}
+
+
+@pytest.mark.parametrize("key", NEEDY)
+def test_what_needs_an_accelerator_is_refused_without_one_and_without_its_package(job, devices, monkeypatch, key):
+    value, missing = NEEDY[key]
+    config = load_config(".", "job", [f"++{key}={value}", f"++{MODEL}.dtype=bf16"])
+    devices("null")
+    with pytest.raises(ConfigError, match=f"{key}.*expected an accelerator for it, and this machine has none"):
+        check_environment(config)
+    devices("null", "nvidia0")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError) as caught:
+        check_environment(config)
+    assert missing in str(caught.value)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    check_environment(config)
+
+
+def test_offloading_shards_needs_an_accelerator(job, devices):
+    overrides = ["executor=ray", "++num_gpus_per_node=2", "++actor_train.world_size=2"]
+    config = load_config(".", "job", [*overrides, NAMED, f"++{FSDP}.offload_policy=true"])
+    devices("null")
+    with pytest.raises(ConfigError, match=r"offload_policy: got true, expected an accelerator for it"):
+        check_environment(config)
+    devices("null", "nvidia0", "nvidia1")
+    check_environment(config)
