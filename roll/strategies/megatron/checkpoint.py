@@ -78,9 +78,8 @@ def _sharded(modules: Sequence[nn.Module], optimizer: Optimizer | None, *, loadi
         "chained_optim_avoid_prefix": True,
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
     }
-    state: dict[str, Any] = {
-        f"model{i}": module.sharded_state_dict(metadata=metadata) for i, module in enumerate(modules)
-    }
+    chunks: Sequence[Any] = modules
+    state: dict[str, Any] = {f"model{i}": chunk.sharded_state_dict(metadata=metadata) for i, chunk in enumerate(chunks)}
     if optimizer is not None:
         optimizer.fill_state()
         state["optimizer"] = optimizer.megatron.sharded_state_dict(dict(state), is_loading=loading, metadata=metadata)

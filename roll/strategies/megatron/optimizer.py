@@ -92,6 +92,15 @@ class Optimizer:
         for group in self.megatron.param_groups:
             yield from group["params"]
 
+    def tensors(self) -> Iterator[Tensor]:
+        """Master weights, moments, and the weights that `l2` pulls towards."""
+        yield from self._mains()
+        yield from self._anchor
+        for optimizer in self.megatron.chained_optimizers:
+            states = optimizer.optimizer.state.values() if optimizer.optimizer is not None else ()
+            for state in states:
+                yield from (value for value in state.values() if isinstance(value, Tensor))
+
     def zero_grad(self) -> None:
         """Forget the gradients of the last step; the buffers are the chunks' business."""
         self.megatron.zero_grad()

@@ -8,6 +8,7 @@ and context-parallel rank alike.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,11 +20,12 @@ from torch import Tensor
 
 from roll.configs.megatron import MegatronConfig
 from roll.distributed.worker import WorkerInfo
-from roll.strategies.base import LossFn, NamedWeights, OutputName, TrainSpec
+from roll.strategies.base import STATE_PARTS, LossFn, NamedWeights, OutputName, StatePart, TrainSpec
 from roll.strategies.common import CommonStrategy, no_outputs
 from roll.strategies.hf.model import DTYPES, load_config, load_tokenizer, quiet_transformers
 from roll.strategies.megatron.batches import Stretch, stretch_of
 from roll.strategies.megatron.checkpoint import load_checkpoint, save_checkpoint
+from roll.strategies.megatron.memory import Memory
 from roll.strategies.megatron.model import build_chunks
 from roll.strategies.megatron.optimizer import Optimizer, wrap_chunks
 from roll.strategies.megatron.parallel import (
@@ -33,13 +35,16 @@ from roll.strategies.megatron.parallel import (
     stages,
 )
 from roll.strategies.megatron.platform import cpu_platform
-from roll.strategies.megatron.weights import load_weights, stream_weights
+from roll.strategies.megatron.weights import freeze, load_weights, stream_weights
 from roll.strategies.micro import MicroLayout, denominators, filler, lay_out, rows_to_compute
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+# torch 2.13 renames the collectives that Megatron 0.16 calls in every step.
+warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+_tensor` is deprecated", category=FutureWarning)
 
 
 def _on_platform(method: Callable[P, T]) -> Callable[P, T]:
@@ -92,6 +97,8 @@ class MegatronStrategy(CommonStrategy):
 
     def _build(self) -> None:
         spec, options, args = self._spec, self._options, self._spec.worker.model_args
+        if spec.kind == "reward":
+            raise ValueError(f"{spec.role}: Megatron has no reward models; expected strategy_name=fsdp2_infer")
         dtype = DTYPES[args.dtype]
         self._hf_config = load_config(args)
         self._modules = build_chunks(
@@ -110,21 +117,33 @@ class MegatronStrategy(CommonStrategy):
         # Between two stages, messages of the interleaved schedule can only be told apart in this form.
         config.overlap_p2p_comm = stages(options) is not None
         config.batch_p2p_comm = not config.overlap_p2p_comm
+        assert args.model_name_or_path is not None, "configuration checks make sure that every started role has a model"
         load_weights(self._modules, args.model_name_or_path)
         self._chunks: list[Any] = [module.to(self._device) for module in self._modules]
         """What the schedule calls: the chunks, in gradient buffers where they train."""
         if not spec.trains:
             for module in self._modules:
                 module.requires_grad_(False).eval()
+            self._memory = Memory(self._chunks, None, self._device)
             return
+        freeze(self._modules, args.freeze_module_prefix)
+        self._check_trainable()
         self._chunks = wrap_chunks(self._modules, options)
         self._optimizer = Optimizer(
             self._chunks, self._trained.training_args, options, dtype, max_norm=spec.max_grad_norm, l2=spec.l2
         )
+        self._memory = Memory(self._chunks, self._optimizer, self._device)
         config.finalize_model_grads_func = _finalize
         if options.overlap_grad_reduce:
             waits = [chunk.no_sync for chunk in self._chunks]
             config.no_sync_func = waits if len(waits) > 1 else waits[0]
+
+    def _check_trainable(self) -> None:
+        trained = torch.tensor(float(any(p.requires_grad for m in self._modules for p in m.parameters())))
+        trained = trained.to(self._device)
+        dist.all_reduce(trained)
+        if not trained:
+            raise ValueError(f"{self._spec.role}: freeze_module_prefix leaves nothing to train")
 
     # --- computing -------------------------------------------------------------------------------------------------
 
@@ -132,6 +151,7 @@ class MegatronStrategy(CommonStrategy):
     @torch.no_grad()
     def forward(self, batch: TokenBatch, outputs: Sequence[OutputName], *, adapters: bool = True) -> TokenOutputs:
         """See the base class. Tokens the policy didn't choose hold 0."""
+        self._require_awake("parameters")
         assert adapters, "Megatron has no adapters to leave out; the configuration refuses LoRA"
 
         def keep(micro: _Micro, scored: TokenOutputs) -> tuple[Tensor, TokenOutputs | None]:
@@ -153,6 +173,8 @@ class MegatronStrategy(CommonStrategy):
         """See the base class. A step whose gradient isn't finite is skipped and counted."""
         optimizer = self._optimizer
         assert optimizer is not None, f"{self._spec.role} was built without an optimizer"
+        self._require_awake("parameters", "optimizer")
+        self._memory.wake(self._memory.asleep("gradients"))
         sizes = denominators(batch)
         batch = batch.select(rows_to_compute(batch, loss_fn))
         whole = self._summed(replace(sizes, computed_tokens=denominators(batch).tokens))
@@ -263,10 +285,30 @@ class MegatronStrategy(CommonStrategy):
         config.grad_scale_func = lambda loss: loss / factor
         return factor
 
+    # --- sleep -----------------------------------------------------------------------------------------------------
+
+    @_on_platform
+    def sleep(self, parts: Sequence[StatePart] = STATE_PARTS) -> int:
+        """See the base class. Without an accelerator only gradients can go."""
+        if not self._memory.asleep("parameters"):
+            self._settle()
+        return self._memory.sleep(parts)
+
+    @_on_platform
+    def wake(self, parts: Sequence[StatePart] = STATE_PARTS) -> None:
+        """See the base class."""
+        self._memory.wake(parts)
+
+    def _require_awake(self, *parts: StatePart) -> None:
+        asleep = self._memory.asleep(*parts)
+        if asleep:
+            raise RuntimeError(f"{self._spec.role} sleeps without its {' and '.join(asleep)}: call wake first")
+
     # --- weights ---------------------------------------------------------------------------------------------------
 
     def named_weights(self) -> NamedWeights:
         """Every rank must walk it to the end: gathering a split tensor is a collective."""
+        self._require_awake("parameters")
         with cpu_platform():
             self._settle()
             stream = iter(stream_weights(self._modules))
@@ -287,12 +329,14 @@ class MegatronStrategy(CommonStrategy):
     @_on_platform
     def save(self, path: Path) -> None:
         """Weights, optimizer and the schedule's position in Megatron's distributed format, see `checkpoint.py`."""
+        self._require_awake("parameters", "optimizer")
         self._settle()
         save_checkpoint(path, self._spec.role, self._modules, self._optimizer, steps=self._steps)
 
     @_on_platform
     def load(self, path: Path) -> None:
         """Read what `save` wrote under any layout. Without an optimizer only the weights are read."""
+        self._require_awake("parameters", "optimizer")
         self._settle()
         steps = load_checkpoint(path, self._spec.role, self._modules, self._optimizer)
         if self._optimizer is not None:
