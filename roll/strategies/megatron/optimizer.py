@@ -25,22 +25,29 @@ def wrap_chunks(chunks: Sequence[nn.Module], options: MegatronConfig) -> list[An
         overlap_param_gather=options.overlap_param_gather,
     )
     for chunk in chunks:
-        _mark_shards(chunk)
+        _mark_shards(chunk, options)
     return [
         DistributedDataParallel(chunk.config, config, chunk, disable_bucketing=i > 0) for i, chunk in enumerate(chunks)
     ]
 
 
-def _mark_shards(chunk: nn.Module) -> None:
-    """Say which parameters are shards, so that a norm counts each once. Megatron does so where it initialises them."""
+def _mark_shards(chunk: nn.Module, options: MegatronConfig) -> None:
+    """Say which parameters are shards, so that a norm counts each once. Megatron does so where it initialises them.
+
+    Experts that are divided otherwise than the rest of the model need groups of their own; Megatron sees to that only
+    with expert parallelism.
+    """
     from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
     from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes as mark
 
+    apart = options.expert_tensor_parallel_size not in (None, options.tensor_model_parallel_size)
     for module in chunk.modules():
         split = isinstance(module, ColumnParallelLinear | RowParallelLinear | VocabParallelEmbedding)
         weight = module.weight if split else None
         if weight is not None and not hasattr(weight, "tensor_model_parallel"):
             mark(weight, True, int(isinstance(module, RowParallelLinear)), 1)
+        if weight is not None and apart and getattr(module, "is_expert", False):
+            weight.allreduce = False  # type: ignore[union-attr]
 
 
 class Optimizer:

@@ -1,4 +1,4 @@
-"""Megatron-core on a machine without an accelerator.
+"""Megatron-core on a machine without an accelerator, or without Transformer Engine.
 
 Megatron names the CUDA device in a few places of an otherwise device-free code. Without an accelerator `cpu_platform`
 lets these mean the CPU, while the block runs and no longer: it is the only place that changes other packages.
@@ -124,12 +124,65 @@ def _with_plain_ints(exchange: Callable[..., Any]) -> Callable[..., Any]:
     return all_to_all_single
 
 
-def _stand_ins() -> list[tuple[Any, str, Any]]:
-    """(owner, attribute, stand-in) of everything that is replaced."""
+def _gathered_unevenly(gather: Callable[..., Any]) -> Callable[..., Any]:
+    """Gloo gathers equal parts only; the expert dispatcher's tensor-parallel ranks have as many tokens as come."""
+
+    def all_gather(outputs: list[Tensor], tensor: Tensor, **kwargs: Any) -> Any:
+        if all(output.shape == tensor.shape for output in outputs):
+            return gather(outputs, tensor, **kwargs)
+        longest = max(len(output) for output in outputs)
+        padded = tensor.new_zeros(longest, *tensor.shape[1:])
+        padded[: len(tensor)] = tensor
+        parts = [torch.empty_like(padded) for _ in outputs]
+        gather(parts, padded, **kwargs)
+        for output, part in zip(outputs, parts, strict=True):
+            output.copy_(part[: len(output)])
+        return None
+
+    return all_gather
+
+
+def _scattered_unevenly(scatter: Callable[..., Any]) -> Callable[..., Any]:
+    """The way back: every rank has the sum of its part."""
+
+    def reduce_scatter(output: Tensor, inputs: list[Tensor], *, group: Any = None, **kwargs: Any) -> Any:
+        if all(part.shape == output.shape for part in inputs):
+            return scatter(output, inputs, group=group, **kwargs)
+        whole = torch.cat(list(inputs))
+        dist.all_reduce(whole, group=group)
+        output.copy_(whole.split([len(part) for part in inputs])[dist.get_rank(group)])
+        return None
+
+    return reduce_scatter
+
+
+class _NoFp8:
+    """What Transformer Engine's manager says where nothing is computed in 8 bits."""
+
+    @staticmethod
+    def is_fp8_enabled() -> bool:
+        """Never."""
+        return False
+
+
+def _missing_names() -> list[tuple[Any, str, Any]]:
+    """Names that Megatron looks up without Transformer Engine too, but only defines with it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Transformer Engine and Apex are not installed")
         from megatron.core.tensor_parallel import random
         from megatron.core.transformer.moe import moe_utils
+
+    names: list[tuple[Any, str, Any]] = [
+        (moe_utils, "te_general_gemm", None),
+        (random, "FP8GlobalStateManager", _NoFp8),
+        (random, "activation_recompute_forward", _null_context),
+        (random, "fp8_autocast", _null_context),
+    ]
+    return [entry for entry in names if not hasattr(entry[0], entry[1])]
+
+
+def _cpu_stand_ins() -> list[tuple[Any, str, Any]]:
+    from megatron.core.tensor_parallel import random
 
     cuda: list[tuple[str, Any]] = [
         ("current_device", lambda: _CPU),
@@ -150,11 +203,15 @@ def _stand_ins() -> list[tuple[Any, str, Any]]:
         (random, "_set_cuda_rng_state", _set_rng_state),
         (torch.autograd, "backward", _backward),
         (dist, "all_to_all_single", _with_plain_ints(dist.all_to_all_single)),
+        (dist, "all_gather", _gathered_unevenly(dist.all_gather)),
+        (dist, "reduce_scatter", _scattered_unevenly(dist.reduce_scatter)),
     ]
-    if not hasattr(moe_utils, "te_general_gemm"):
-        # It is looked up without Transformer Engine too, but only defined with it.
-        replaced.append((moe_utils, "te_general_gemm", None))
     return replaced
+
+
+def _stand_ins() -> list[tuple[Any, str, Any]]:
+    """(owner, attribute, stand-in) of everything that is replaced on this machine."""
+    return _missing_names() + ([] if torch.cuda.is_available() else _cpu_stand_ins())
 
 
 _lock = threading.Lock()
@@ -179,8 +236,9 @@ def _install() -> None:
             for owner, name, stand_in in _stand_ins():
                 _originals.append((owner, name, owner.__dict__.get(name, _MISSING)))
                 setattr(owner, name, stand_in)
-            # Megatron decorates small functions with torch.compile; the C++ compiler takes 15 s for the first one.
-            _stance.enter_context(torch.compiler.set_stance("force_eager"))
+            if not torch.cuda.is_available():
+                # Megatron decorates small functions with torch.compile; the C++ compiler takes 15 s for the first one.
+                _stance.enter_context(torch.compiler.set_stance("force_eager"))
         _users += 1
 
 
@@ -201,18 +259,18 @@ def _remove() -> None:
 
 @contextlib.contextmanager
 def cpu_platform() -> Iterator[None]:
-    """While it is open, Megatron runs on the CPU; nothing changes where there is an accelerator.
+    """While it is open, Megatron runs without Transformer Engine, and without an accelerator on the CPU.
 
-    May be nested and opened from several threads. When the last block ends, by an exception too, all attributes are
-    the ones from before.
+    With an accelerator all that changes are names that Megatron forgot to define. May be nested and opened from several
+    threads. When the last block ends, by an exception too, all attributes are the ones from before.
     """
-    if torch.cuda.is_available() or _here.open:
+    if _here.open:
         yield
         return
     _install()
     _here.open = True
     try:
-        with _CpuDevice():
+        with contextlib.nullcontext() if torch.cuda.is_available() else _CpuDevice():
             yield
     finally:
         _here.open = False
