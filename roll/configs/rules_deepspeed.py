@@ -76,7 +76,7 @@ def _zero(path: str, options: DeepSpeedConfig) -> Iterator[Violation]:
 def _unknown(path: str, keys: Iterable[str], known: frozenset[str], given: Mapping[str, Any]) -> Iterator[Violation]:
     for key in sorted(set(keys) - known):
         fix = did_you_mean(key, known) or "remove it"
-        yield Violation(f"{path}.{key}", "a key that DeepSpeed knows", fix, given[key])
+        yield Violation(f"{path}.{key}", "a key of DeepSpeed's that acts here", fix, given[key])
 
 
 def _types(path: str, worker: WorkerConfig, options: DeepSpeedConfig) -> Iterator[Violation]:

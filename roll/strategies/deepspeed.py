@@ -7,6 +7,8 @@ compute (3). A role that doesn't train has something to shard at stage 3 only; b
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from roll.strategies.deepspeed_.state import (
     MOMENTS,
     Anchor,
     forget_gradients,
+    link_moments,
     make_moments,
     publish,
     set_moment,
@@ -72,7 +75,8 @@ class DeepSpeedStrategy(HfTrainStrategy):
             optimizer = adamw(scorer, self._trained.training_args, options, self._device)
         if options.stage == 3:
             shard_weights(opened, made, self._computed, self._device)
-        self._engine, *_ = deepspeed.initialize(model=opened, optimizer=optimizer, config=made)
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does; its logger isn't affected
+            self._engine, *_ = deepspeed.initialize(model=opened, optimizer=optimizer, config=made)
         if options.stage == 3:
             opened.hold_head()
         for parameter, value in rounded.items():
@@ -126,6 +130,8 @@ class DeepSpeedStrategy(HfTrainStrategy):
         return [(n, t) for n, t in named if self._adapters is None or self._adapters.keeps(n)]
 
     def _checkpoint(self) -> Iterator[tuple[str, Tensor]]:
+        if self._spec.trains and self._steps:
+            link_moments(self._engine)
         for name, tensor in self._kept():
             yield name, whole_weight(self._engine, tensor)
             if self._spec.trains and tensor.requires_grad and self._steps:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from test_deepspeed_steps import STAGES, mine_of, spec_of, stages, worlds
+from test_deepspeed_steps import STAGES, mine_of, spec_of, stages
 from tiny_models import build_tiny_model
 from train_contract import LOSS, build, make_batch, weights_of
 
@@ -41,13 +41,12 @@ def equal(mine, theirs):
 
 
 @stages()
-@worlds()
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_checkpoint_continues_bit_for_bit(ranks, tiny_model, tmp_path, stage, world, dtype):
+def test_a_checkpoint_continues_bit_for_bit(ranks, tiny_model, tmp_path, stage, dtype):
     spec = spec_of(tiny_model, stage, training=SCHEDULE, model={"dtype": dtype})
-    saved, results, weights = ranks.run(save_then_go_on, world, spec, tmp_path / "checkpoint")[0]
+    saved, results, weights = ranks.run(save_then_go_on, 2, spec, tmp_path / "checkpoint")[0]
     for used in (False, True):
-        loaded, resumed, after, _ = ranks.run(load_then_go_on, world, spec, tmp_path / "checkpoint", used)[0]
+        loaded, resumed, after, _ = ranks.run(load_then_go_on, 2, spec, tmp_path / "checkpoint", used)[0]
         assert equal(loaded, saved)
         assert resumed == results
         assert equal(after, weights)
@@ -105,14 +104,13 @@ def tensors_in(path):
 
 
 @stages()
-@worlds()
-def test_a_role_that_does_not_train_reads_the_weights_alone(ranks, tiny_model, tmp_path, stage, world):
+def test_a_role_that_does_not_train_reads_the_weights_alone(ranks, tiny_model, tmp_path, stage):
     spec = spec_of(tiny_model, "stage 2")
     saved, _, _ = ranks.run(save_then_go_on, 2, spec, tmp_path / "checkpoint")[0]
     reader = spec_of(tiny_model, stage, name="deepspeed_infer", trains=False)
-    loaded, _, _, scores = ranks.run(load_then_go_on, world, reader, tmp_path / "checkpoint")[0]
+    loaded, _, _, scores = ranks.run(load_then_go_on, 2, reader, tmp_path / "checkpoint")[0]
     assert equal(loaded, saved)
-    expected = ranks.run(load_then_go_on, world, spec, tmp_path / "checkpoint")[0][3]
+    expected = ranks.run(load_then_go_on, 2, spec, tmp_path / "checkpoint")[0][3]
     torch.testing.assert_close(scores, expected, atol=1e-6, rtol=0)
 
 
@@ -204,11 +202,10 @@ def export(info, spec, path):
 
 
 @stages()
-@worlds()
-def test_an_export_loads_in_transformers_with_the_trained_weights(ranks, tiny_model, tmp_path, stage, world):
+def test_an_export_loads_in_transformers_with_the_trained_weights(ranks, tiny_model, tmp_path, stage):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    weights = ranks.run(export, world, spec_of(tiny_model, stage, model={"dtype": "bf16"}), tmp_path / "hf")[0]
+    weights = ranks.run(export, 2, spec_of(tiny_model, stage, model={"dtype": "bf16"}), tmp_path / "hf")[0]
     loaded = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32).named_parameters())
     assert equal(loaded, weights)
     assert AutoTokenizer.from_pretrained(tmp_path / "hf").chat_template

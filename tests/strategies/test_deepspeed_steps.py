@@ -25,7 +25,6 @@ STAGES = {
         "offload_param": {"device": "cpu"},
     },
 }
-WORLDS = (1, 2)
 
 
 def spec_of(path, stage, *, name="deepspeed_train", **changes):
@@ -34,10 +33,6 @@ def spec_of(path, stage, *, name="deepspeed_train", **changes):
 
 def stages(**extra):
     return pytest.mark.parametrize("stage", list(STAGES), **extra)
-
-
-def worlds():
-    return pytest.mark.parametrize("world", WORLDS)
 
 
 def mine_of(strategy, batch):
@@ -60,10 +55,9 @@ def close(mine, theirs, tolerance=1e-4):
 
 
 @stages()
-@worlds()
-def test_without_clipping_the_norm_is_reported_all_the_same(ranks, tiny_model, stage, world):
+def test_without_clipping_the_norm_is_reported_all_the_same(ranks, tiny_model, stage):
     expected, _, weights = ranks.run(steps_of, 1, unclipped(layout_spec(tiny_model, "fsdp2_train", {})), 3)[0]
-    results, _, mine = ranks.run(steps_of, world, unclipped(spec_of(tiny_model, stage)), 3)[0]
+    results, _, mine = ranks.run(steps_of, 2, unclipped(spec_of(tiny_model, stage)), 3)[0]
     norms = [r["actor/grad_norm"] for r in results]
     assert norms == pytest.approx([r["actor/grad_norm"] for r in expected], rel=1e-4)
     assert all(norm > 0 for norm in norms)
@@ -94,14 +88,13 @@ def broken_steps(info, spec):
 
 
 @stages()
-@worlds()
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_a_gradient_that_is_not_finite_skips_the_step_on_all_ranks_and_leaves_no_trace(
-    ranks, tiny_model, stage, world, dtype
+    ranks, tiny_model, stage, dtype
 ):
     spec = spec_of(tiny_model, stage, model={"dtype": dtype})
-    good, _, expected = ranks.run(steps_of, world, spec, 2)[0]
-    for rank, (first, bad, last, before, between, after) in enumerate(ranks.run(broken_steps, world, spec)):
+    good, _, expected = ranks.run(steps_of, 2, spec, 2)[0]
+    for rank, (first, bad, last, before, between, after) in enumerate(ranks.run(broken_steps, 2, spec)):
         assert all(torch.equal(before[name], between[name]) for name in before)
         assert all(torch.equal(expected[name], after[name]) for name in after)
         if rank == 0:
@@ -111,11 +104,10 @@ def test_a_gradient_that_is_not_finite_skips_the_step_on_all_ranks_and_leaves_no
 
 
 @stages()
-@worlds()
-def test_l2_pulls_towards_the_start_before_clipping(ranks, tiny_model, stage, world):
+def test_l2_pulls_towards_the_start_before_clipping(ranks, tiny_model, stage):
     reference = layout_spec(tiny_model, "fsdp2_train", {}, l2=5.0)
     expected, _, weights = ranks.run(steps_of, 1, reference, 4)[0]
-    results, _, mine = ranks.run(steps_of, world, spec_of(tiny_model, stage, l2=5.0), 4)[0]
+    results, _, mine = ranks.run(steps_of, 2, spec_of(tiny_model, stage, l2=5.0), 4)[0]
     norms = [r["actor/grad_norm"] for r in results]
     assert norms == pytest.approx([r["actor/grad_norm"] for r in expected], rel=1e-4)
     close(mine, weights)
@@ -127,7 +119,7 @@ def test_l2_pulls_towards_the_start_before_clipping(ranks, tiny_model, stage, wo
 def test_l2_in_bf16_counts_from_the_fp32_weights(ranks, tiny_model, stage):
     def norms(world, l2):
         spec = spec_of(tiny_model, stage, model={"dtype": "bf16"}, l2=l2)
-        return [r["actor/grad_norm"] for r in ranks.run(steps_of, world, spec, 4)[0][0]]
+        return [r["actor/grad_norm"] for r in ranks.run(steps_of, 2, spec, 4)[0][0]]
 
     assert norms(2, 5.0) == pytest.approx(norms(1, 5.0), rel=2e-2)
     assert norms(1, 5.0)[0] == pytest.approx(norms(1, 0.0)[0], rel=1e-6)  # no way gone yet
@@ -135,11 +127,10 @@ def test_l2_in_bf16_counts_from_the_fp32_weights(ranks, tiny_model, stage):
 
 
 @stages()
-@worlds()
-def test_frozen_prefixes_stay_and_the_rest_moves(ranks, tiny_model, stage, world):
+def test_frozen_prefixes_stay_and_the_rest_moves(ranks, tiny_model, stage):
     frozen = ("model.layers.0.", "model.embed_tokens")
     model = {"freeze_module_prefix": frozen}
-    _, before, after = ranks.run(steps_of, world, spec_of(tiny_model, stage, model=model), 2)[0]
+    _, before, after = ranks.run(steps_of, 2, spec_of(tiny_model, stage, model=model), 2)[0]
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved
     assert not any(name.startswith(frozen) for name in moved)
@@ -160,10 +151,9 @@ def critic_steps(info, spec):
 
 
 @stages()
-@worlds()
-def test_a_critic_starts_at_zero_and_learns_its_target(ranks, tiny_model, stage, world):
+def test_a_critic_starts_at_zero_and_learns_its_target(ranks, tiny_model, stage):
     spec = spec_of(tiny_model, stage, kind="value", training={"learning_rate": 1e-2})
-    for start, values in ranks.run(critic_steps, world, spec):
+    for start, values in ranks.run(critic_steps, 2, spec):
         assert not start.any()
         assert (values - 1).abs().mean() < 0.2
 
@@ -174,15 +164,14 @@ def scores(info, spec):
 
 
 @stages()
-@worlds()
-def test_bf16_computes_close_to_fp32_from_exact_fp32_weights(ranks, tiny_model, stage, world):
+def test_bf16_computes_close_to_fp32_from_exact_fp32_weights(ranks, tiny_model, stage):
     from transformers import AutoModelForCausalLM
 
     original = dict(AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).named_parameters())
     fp32, bf16 = spec_of(tiny_model, stage), spec_of(tiny_model, stage, model={"dtype": "bf16"})
-    assert 0 < (ranks.run(scores, world, fp32)[0] - ranks.run(scores, world, bf16)[0]).abs().max() < 0.1
-    results, before, after = ranks.run(steps_of, world, bf16, 1)[0]
-    norm = ranks.run(steps_of, world, fp32, 1)[0][0][0]["actor/grad_norm"]
+    assert 0 < (ranks.run(scores, 2, fp32)[0] - ranks.run(scores, 2, bf16)[0]).abs().max() < 0.1
+    results, before, after = ranks.run(steps_of, 2, bf16, 1)[0]
+    norm = ranks.run(steps_of, 2, fp32, 1)[0][0][0]["actor/grad_norm"]
     assert results[0]["actor/grad_norm"] == pytest.approx(norm, rel=0.05)
     assert all(torch.equal(before[name], original[name]) for name in original)
     assert {tensor.dtype for tensor in after.values()} == {torch.float32}

@@ -74,6 +74,15 @@ def make_moments(engine: Any, step: int) -> None:
     for group in base.param_groups:
         if not plain:
             group["step"] = step  # where the fused kernel counts
+    link_moments(engine)
+
+
+def link_moments(engine: Any) -> None:
+    """Show `whole_moment` where the moments are.
+
+    DeepSpeed does it itself at stages 1 and 2, but once the first parameter group is updated, when others have none.
+    """
+    optimizer = engine.optimizer
     if hasattr(optimizer, "_hp_optimizer_states_linked"):
         optimizer._hp_optimizer_states_linked = False
         optimizer._lazy_init_hp_params_optimizer_state()

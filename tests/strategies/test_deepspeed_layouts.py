@@ -1,0 +1,120 @@
+"""The layout contract on DeepSpeed: stages, ranks, families, token budgets, packing, offload, the shipped presets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from layout_contract import check_layout, layout_spec, relative
+from test_deepspeed_steps import STAGES, mine_of, spec_of, stages, steps_of
+from test_strategies_layouts import model_of  # noqa: F401 - a fixture
+from train_contract import LOSS, build, make_batch, weights_of
+
+PRESETS = sorted((Path(__file__).parents[2] / "configs").glob("deepspeed_*.yaml"))
+BUDGET = {"use_dynamic_batching_in_train": True, "max_tokens_per_microbatch_in_train": 24}
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen3_moe"])
+@stages()
+def test_two_ranks_equal_a_plain_loop(ranks, model_of, family, stage):  # noqa: F811
+    check_layout(ranks, model_of(family), "deepspeed_train", {"zero_optimization": STAGES[stage]}, 2)
+
+
+@stages()
+def test_one_rank_equals_a_plain_loop(ranks, model_of, stage):  # noqa: F811
+    check_layout(ranks, model_of("llama"), "deepspeed_train", {"zero_optimization": STAGES[stage]}, 1)
+
+
+@stages()
+@pytest.mark.parametrize("packed", [False, True])
+def test_token_budgets_with_and_without_packing_change_no_number(ranks, model_of, stage, packed):  # noqa: F811
+    options, worker = {"zero_optimization": STAGES[stage]}, {**BUDGET, "use_sequence_packing": packed}
+    check_layout(ranks, model_of("qwen3"), "deepspeed_train", options, 2, worker=worker)
+
+
+@pytest.mark.parametrize("file", PRESETS, ids=lambda file: file.stem)
+def test_every_preset_trains_as_shipped(ranks, model_of, file):  # noqa: F811
+    (name, options), *more = yaml.safe_load(file.read_text()).items()
+    assert (name, more) == (file.stem, [])
+    check_layout(ranks, model_of("llama"), "deepspeed_train", options, 2)
+
+
+def chunked_steps(info, spec):
+    from roll.utils import logits
+
+    before, logits._CHUNK_ELEMENTS = logits._CHUNK_ELEMENTS, 106 * 3
+    try:
+        return steps_of(info, spec, 3)
+    finally:
+        logits._CHUNK_ELEMENTS = before
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_ranks_may_run_the_head_on_different_numbers_of_chunks(ranks, model_of, tied):  # noqa: F811
+    spec = spec_of(model_of("llama", tie_word_embeddings=tied), "stage 3")
+    results, _, weights = ranks.run(chunked_steps, 2, spec)[0]
+    expected, _, wanted = ranks.run(steps_of, 2, spec, 3)[0]
+    norms = [r["actor/grad_norm"] for r in results]
+    assert norms == pytest.approx([r["actor/grad_norm"] for r in expected], rel=1e-5)
+    assert max(relative(weights[name], wanted[name]) for name in wanted) < 1e-4
+
+
+def held(info, spec):
+    """Share of the model's numbers that this rank holds between steps."""
+    strategy = build(spec, info)
+    strategy.train_step(mine_of(strategy, make_batch()), LOSS)
+    parameters = list(strategy._scorer.parameters())
+    return sum(p.numel() for p in parameters) / sum(getattr(p, "ds_numel", p.numel()) for p in parameters)
+
+
+def test_no_rank_holds_the_weights_of_stage_3_between_steps(ranks, tiny_model):
+    assert ranks.run(held, 2, spec_of(tiny_model, "stage 3")) == [0.0, 0.0]
+    assert ranks.run(held, 2, spec_of(tiny_model, "stage 2")) == [1.0, 1.0]
+
+
+def infer(info, spec):
+    strategy = build(spec, info)
+    mine = mine_of(strategy, make_batch())
+    outputs = [strategy.forward(mine, ("logprobs", "entropy")) for _ in range(2)]
+    assert torch.equal(outputs[0].logprobs, outputs[1].logprobs)
+    return outputs[0].logprobs, outputs[0].entropy, weights_of(strategy)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@stages()
+def test_roles_that_do_not_train_score_like_fsdp2(ranks, tiny_model, stage, dtype):
+    changes = {"model": {"dtype": dtype}, "trains": False}
+    answers = ranks.run(infer, 2, spec_of(tiny_model, stage, name="deepspeed_infer", **changes))
+    logprobs, entropy, weights = ranks.run(infer, 1, layout_spec(tiny_model, "fsdp2_infer", {}, **changes))[0]
+    tolerance = 1e-5 if dtype == "fp32" else 0.05
+    torch.testing.assert_close(torch.cat([a[0] for a in answers]), logprobs, atol=tolerance, rtol=0)
+    torch.testing.assert_close(torch.cat([a[1] for a in answers]), entropy, atol=tolerance, rtol=0)
+    for name, tensor in answers[0][2].items():
+        assert torch.equal(tensor, weights[name])
+
+
+def nap(info, spec, parts):
+    strategy = build(spec, info)
+    batch, results = mine_of(strategy, make_batch()), []
+    for _ in range(3):
+        results.append(strategy.train_step(batch, LOSS).result())
+        freed = strategy.sleep(parts)
+        strategy.sleep(parts)  # twice is once
+        strategy.wake(parts[:1])
+        strategy.wake(parts)
+        strategy.wake(parts)
+    return results, weights_of(strategy), freed
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@stages()
+@pytest.mark.parametrize("parts", [("parameters", "gradients", "optimizer"), ("optimizer", "gradients")])
+def test_training_goes_on_after_sleep_as_if_nothing_had_been(ranks, tiny_model, stage, parts, dtype):
+    spec = spec_of(tiny_model, stage, model={"dtype": dtype})
+    results, weights, freed = ranks.run(nap, 2, spec, parts)[0]
+    expected, _, wanted = ranks.run(steps_of, 2, spec, 3)[0]
+    assert results == expected
+    assert all(torch.equal(weights[name], wanted[name]) for name in wanted)
+    assert freed == 0  # the device is the host
