@@ -183,6 +183,12 @@ def test_models_that_cannot_keep_rows_apart_are_refused_with_what_to_do(kind):
         pack(make_model(kind, options).get_decoder(), flash=False, sequence=None, half=False)
 
 
+def test_a_leak_smaller_than_rounding_in_half_precision_is_found():
+    model = make_model("lfm2", REFUSED["lfm2"][0]).to(torch.bfloat16)
+    with pytest.raises(ValueError, match="a row depends on those beside it"):
+        pack(model.get_decoder(), flash=False, sequence=None, half=True)
+
+
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("kind", ["gpt2", "phi3", "mistral", "gemma3_text", "mixtral", "granite", "cohere"])
 def test_models_of_attention_alone_are_packed(kind, half):
