@@ -203,7 +203,8 @@ class MegatronStrategy(CommonStrategy):
         if stages(self._options) is not None:
             # The interleaved schedule takes turns in groups of one micro-batch per stage.
             parts += [[] for _ in range(-len(parts) % self._options.pipeline_model_parallel_size)]
-        micros = self._micros(batch, parts)
+        rounding = self._trained.sequence_length_round_in_train if training else None
+        micros = self._micros(batch, parts, rounding or self._spec.worker.sequence_length_round_in_infer)
         factor = self._auxiliary_factor(micros) if training else None
 
         def step(micros: Iterator[_Micro], chunk: Any) -> tuple[Any, Callable[[Any], tuple[Tensor, Tensor, Any]]]:
@@ -235,10 +236,10 @@ class MegatronStrategy(CommonStrategy):
         )
         return results
 
-    def _micros(self, batch: TokenBatch, parts: list[list[int]]) -> list[_Micro]:
+    def _micros(self, batch: TokenBatch, parts: list[list[int]], rounding: int) -> list[_Micro]:
         batches = [batch.select(rows) if rows else filler(batch) for rows in parts]
         packed = self._spec.worker.use_sequence_packing
-        layouts = [lay_out(micro, self._device, packed=packed) for micro in batches]
+        layouts = [lay_out(micro, self._device, packed=packed, multiple=rounding) for micro in batches]
         context = {"rank": dist.get_rank(self._context), "ranks": dist.get_world_size(self._context)}
         return [
             _Micro(micro, layout, stretch_of(layout, **context, multiple=self._splits, least=least), real=bool(rows))
