@@ -178,10 +178,12 @@ class Fsdp2Strategy(HfTrainStrategy):
 
     def _resident(self, part: StatePart) -> Iterable[Tensor]:
         """The tensors of a part."""
+        from torch.distributed.fsdp import FSDPModule
+
         if part == "parameters":
             for module in self._module.modules():
-                if hasattr(module, "reshard"):  # frees gathered weights
-                    module.reshard()
+                if isinstance(module, FSDPModule):
+                    module.reshard()  # frees gathered weights
             yield from self._module.parameters()
         elif part == "optimizer" and self._optimizer is not None:
             yield from self._anchor.values()

@@ -59,8 +59,9 @@ def test_a_model_that_does_not_name_its_layers_is_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("switches", [{}, {"activation_offload": True, "disable_gradient_checkpointing": True}])
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize(
+    ("world", "switches"), [(1, {"activation_offload": True, "disable_gradient_checkpointing": True}), (2, {})]
+)
 def test_compiled_layers_train_like_a_plain_loop(ranks, tiny_model, world, switches):
     check_layout(ranks, tiny_model, "fsdp2_train", {}, world, model={"torch_compile": True, **switches})
 

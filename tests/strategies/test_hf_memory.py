@@ -8,6 +8,7 @@ import gc
 import pytest
 import torch
 from layout_contract import check_layout, shard_of
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from train_contract import LOSS, build, make_batch, make_info, make_spec, token_mean_loss, weights_of
@@ -195,7 +196,10 @@ class Largest(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.elements = 0
+        self.live = 0
+        """Most bytes at a time of what operators made."""
         self.shapes = set()
+        self._made = {}
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         made = operator(*args, **(kwargs or {}))
@@ -203,13 +207,17 @@ class Largest(TorchDispatchMode):
             if isinstance(tensor, torch.Tensor):
                 self.elements = max(self.elements, tensor.untyped_storage().nbytes() // tensor.element_size())
                 self.shapes.add(tuple(tensor.shape))
+                memory = tensor.untyped_storage()
+                self._made[memory._cdata] = (StorageWeakRef(memory), memory.nbytes())
+        self._made = {key: entry for key, entry in self._made.items() if not entry[0].expired()}
+        self.live = max(self.live, sum(size for _, size in self._made.values()))
         return made
 
 
 @pytest.mark.parametrize("with_entropy", [True, False])
 @pytest.mark.parametrize("softcap", [None, 3.0])
 def test_no_tensor_of_scored_tokens_times_vocabulary_is_ever_made(monkeypatch, with_entropy, softcap):
-    tokens, width, vocabulary, chunk = 96, 8, 500, 12
+    tokens, width, vocabulary, chunk = 384, 8, 500, 12
     monkeypatch.setattr(logits_module, "_CHUNK_ELEMENTS", chunk * vocabulary)
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(tokens, width, generator=generator, requires_grad=True)
@@ -227,7 +235,8 @@ def test_no_tensor_of_scored_tokens_times_vocabulary_is_ever_made(monkeypatch, w
         )
         found = gradients(logprobs, entropy)
     assert (entropy is not None) == with_entropy
-    assert largest.elements == chunk * vocabulary  # an eighth of tokens x vocabulary
+    assert largest.elements == chunk * vocabulary  # a part in 32 of tokens x vocabulary
+    assert largest.live < 4 * tokens * vocabulary  # bytes of one copy of all logits: temporaries of a chunk fit in it
 
     logits = head(hidden)
     table = ((logits if softcap is None else softcap * torch.tanh(logits / softcap)) / 0.7).log_softmax(-1)
