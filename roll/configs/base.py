@@ -48,7 +48,7 @@ class ModelArgs:
 
     torch_compile: bool = False
     """Compile the decoder layers with torch.compile, once for all lengths. For `fsdp2_*` and `deepspeed_*`. The first
-    steps take minutes longer; numbers differ by rounding."""
+    passes wait for the compiler; numbers differ by rounding."""
 
     use_liger: bool = False
     """Compute norms and gated MLPs with the Triton kernels of liger-kernel. Llama, Mistral, Qwen2, Qwen3; of Mixtral
