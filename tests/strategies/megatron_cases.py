@@ -53,6 +53,9 @@ def build_part(info, path, options, **changes):
     connect(info, options, backend="gloo", seed=1)
     settings = {"kind": "policy", "dtype": torch.float32, "trains": False, "temperature": 1.0, "recompute": False}
     chunks = build_chunks(AutoConfig.from_pretrained(path), options, **{**settings, **changes})
+    interleaved = options.virtual_pipeline_model_parallel_size is not None
+    chunks[0].config.variable_seq_lengths = True
+    chunks[0].config.overlap_p2p_comm, chunks[0].config.batch_p2p_comm = interleaved, not interleaved
     load_weights(chunks, path)
     return [chunk.eval() for chunk in chunks]
 
@@ -100,7 +103,7 @@ def scores(chunks, options, *, packed):
     return stretch.place, last.values if last.logprobs is None else last.logprobs, last.entropy
 
 
-def play_models(info, paths, options, **changes):
+def play_models(info, paths, options, kind="policy"):
     """Of each model the whole weights, and the scores of the test batch, rows padded and packed."""
     from roll.strategies.megatron.platform import cpu_platform
     from roll.strategies.megatron.weights import stream_weights
@@ -108,7 +111,7 @@ def play_models(info, paths, options, **changes):
     options, results = MegatronConfig(**options), []
     with cpu_platform():
         for path in paths:
-            chunks = build_part(info, path, options, **changes)
+            chunks = build_part(info, path, options, kind=kind)
             weights = {name: tensor.clone() for name, tensor in stream_weights(chunks)}
             results.append((weights, {packed: scores(chunks, options, packed=packed) for packed in (False, True)}))
     return results

@@ -8,9 +8,9 @@ from megatron_cases import MODELS, build_case, expected_scores, joined, play_mod
 
 pytest.importorskip("megatron.core")
 
-from roll.configs.megatron import MegatronConfig  # noqa: E402
-from roll.strategies.megatron.build import transformer_config  # noqa: E402
-from roll.strategies.megatron.families import architecture  # noqa: E402
+from roll.configs.megatron import MegatronConfig
+from roll.strategies.megatron.build import transformer_config
+from roll.strategies.megatron.families import architecture
 
 SPARSE = ("mixtral", "qwen2_moe", "qwen3_moe")
 DENSE = tuple(name for name in MODELS if name not in SPARSE)
@@ -66,3 +66,156 @@ def test_scores_and_weights_are_those_of_transformers(ranks, case_of, layout):
         for weights, _ in results:
             assert weights.keys() == theirs.keys(), name
             assert all(torch.equal(weights[key], theirs[key]) for key in theirs), name
+
+
+# --- what a configuration may say ------------------------------------------------------------------------------------
+
+SHAPE = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def hf_config(family, **options):
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(family, **{**SHAPE, **options})
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "named"),
+    [
+        ("gpt2", {}, "'gpt2'; it knows llama, qwen2, qwen3, mistral, mixtral, qwen2_moe, qwen3_moe"),
+        ("llama", {"attention_bias": True}, "attention_bias"),
+        ("llama", {"mlp_bias": True}, "mlp_bias"),
+        ("qwen3", {"attention_bias": True}, "attention_bias"),
+        ("mistral", {"hidden_act": "gelu"}, "hidden_act = 'gelu', expected silu"),
+        ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            "rope_parameters",
+        ),
+        ("llama", {"num_key_value_heads": 3}, "num_key_value_heads = 3, expected a divisor"),
+        ("mixtral", {"num_experts_per_tok": 1}, "num_experts_per_tok"),
+        ("qwen3_moe", {"num_experts_per_tok": 1, "norm_topk_prob": True}, "norm_topk_prob"),
+    ],
+)
+def test_what_megatron_cannot_build_is_refused_by_field(family, options, named):
+    with pytest.raises(ValueError, match=named.replace("(", r"\(")):
+        architecture(hf_config(family, **options))
+
+
+def test_windows_and_sparse_layers_follow_the_configuration():
+    assert architecture(hf_config("mistral", sliding_window=8)).windows == (8,) * 4
+    assert architecture(hf_config("mistral", sliding_window=None)).windows == (None,) * 4
+    alternating = hf_config("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=2)
+    assert architecture(alternating).windows == (None, None, 8, 8)
+    assert architecture(hf_config("qwen2_moe", decoder_sparse_step=2)).sparse == (False, True, False, True)
+    assert architecture(hf_config("qwen3_moe", mlp_only_layers=[1])).sparse == (True, False, True, True)
+
+
+def config_for(family="llama", *, recompute=False, model=None, **options):
+    arch = architecture(hf_config(family, **(model or {})))
+    return transformer_config(arch, MegatronConfig(**options), dtype=torch.float32, trains=True, recompute=recompute)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "message"),
+    [
+        ("llama", {"tensor_model_parallel_size": 3}, "tensor_model_parallel_size = 3 doesn't divide the model's 4 att"),
+        ("llama", {"pipeline_model_parallel_size": 3}, "= 3 doesn't divide the model's 4 layers"),
+        (
+            "llama",
+            {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 4},
+            "= 8 doesn't divide the model's 4 layers",
+        ),
+        ("llama", {"context_parallel_size": 4, "tensor_model_parallel_size": 2}, "= 8 doesn't divide the model's 4 at"),
+        ("mixtral", {"expert_model_parallel_size": 3}, "expert_model_parallel_size = 3 doesn't divide the model's 8"),
+        ("llama", {"expert_model_parallel_size": 2}, "the model has no experts"),
+        ("mixtral", {"tensor_model_parallel_size": 2}, "sequence_parallel"),
+    ],
+)
+def test_a_size_that_divides_nothing_is_refused_with_the_numbers(family, options, message):
+    with pytest.raises(ValueError, match=message):
+        config_for(family, **options)
+
+
+def test_key_heads_and_ranks_must_divide_each_other():
+    with pytest.raises(ValueError, match="neither divides the model's 3 key-value heads"):
+        config_for(
+            model={"hidden_size": 48, "num_attention_heads": 12, "num_key_value_heads": 3},
+            tensor_model_parallel_size=2,
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("layernorm_epsilonn", 1e-5, "no such field; did you mean 'layernorm_epsilon'"),
+        ("num_layers", 3, "already set"),
+        ("moe_router_topk", 1, "already set"),
+        ("variable_seq_lengths", False, "already set"),
+        ("window_size", [4, 0], "no effect"),
+        ("bias_dropout_fusion", True, "needs an accelerator"),
+    ],
+)
+def test_additional_fields_that_would_not_act_are_refused(name, value, message):
+    if message == "needs an accelerator" and torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(ValueError, match=f"additional_configs.{name}: .*{message}"):
+        config_for("mixtral", additional_configs={name: value})
+
+
+def test_additional_fields_reach_megatron():
+    assert config_for("mixtral", additional_configs={"moe_z_loss_coeff": 0.1}).moe_z_loss_coeff == 0.1
+    uneven = {"num_layers_in_first_pipeline_stage": 1}
+    assert config_for(pipeline_model_parallel_size=2, additional_configs=uneven).num_layers == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted", "expected"),
+    [
+        ({}, False, (None, None, None, ["core_attn"])),
+        ({}, True, ("full", "uniform", 1, ["core_attn"])),
+        (
+            {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 2},
+            True,
+            ("full", "block", 2, ["core_attn"]),
+        ),
+        (
+            {"recompute_granularity": "selective", "recompute_modules": ("mlp",)},
+            True,
+            ("selective", None, None, ["mlp"]),
+        ),
+        ({"moe_layer_recompute": True}, True, ("selective", None, None, ["moe"])),
+    ],
+)
+def test_recomputation(options, wanted, expected):
+    config = config_for("mixtral", recompute=wanted, **options)
+    assert expected == (
+        config.recompute_granularity,
+        config.recompute_method,
+        config.recompute_num_layers,
+        config.recompute_modules,
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "model", "pre_softmax"),
+    [
+        ("mixtral", {}, False),
+        ("qwen2_moe", {"norm_topk_prob": False}, True),
+        ("qwen3_moe", {"norm_topk_prob": True}, False),
+    ],
+)
+def test_the_router_normalises_as_the_family_does(family, model, pre_softmax):
+    config = config_for(family, model=model, moe_aux_loss_coeff=0.5, moe_router_dtype="fp32")
+    assert config.moe_router_pre_softmax is pre_softmax
+    assert (config.moe_aux_loss_coeff, config.moe_router_load_balancing_type) == (0.5, "aux_loss")
+    assert config.moe_router_dtype == "fp32"
+    assert config.moe_layer_freq == [1, 1, 1, 1]

@@ -30,6 +30,19 @@ _OF_ATTENTION = (
 )
 """Fields that Megatron's own attention would read; the one used here follows the model's configuration."""
 
+_OF_SCHEDULE = (
+    "batch_p2p_comm",
+    "finalize_model_grads_func",
+    "grad_scale_func",
+    "grad_sync_func",
+    "no_sync_func",
+    "overlap_p2p_comm",
+    "param_sync_func",
+    "timers",
+    "variable_seq_lengths",
+)
+"""Fields that the strategy sets, because they depend on how it calls the schedule."""
+
 _OF_ACCELERATORS = (
     "bias_activation_fusion",
     "bias_dropout_fusion",
@@ -156,7 +169,7 @@ def _check_additional(additional: dict[str, Any], taken: dict[str, Any], config:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"{path}: Megatron's TransformerConfig has no such field{hint}")
-        if name in taken:
+        if name in taken or name in _OF_SCHEDULE:
             raise ValueError(
                 f"{path}: already set, by a key of strategy_config or by the model's own configuration; remove it"
             )

@@ -147,12 +147,12 @@ def _held(chunk: ScoringGPT, table: WeightTable, ranks: _Ranks) -> Iterator[_Hel
     left = set(parameters)
     for prefix, entry in _places(chunk, table):
         for local, expert in enumerate(ranks.experts(entry) if entry.experts else [None]):
-            names = [prefix + option.format(expert=local) for option in entry.parameters]
+            names = {prefix + option.format(expert=local): option for option in entry.parameters}
             name = next((name for name in names if name in parameters), None)
-            assert name is not None, f"the chunk has none of {names}"
+            assert name is not None, f"the chunk has none of {list(names)}"
             left.discard(name)
             matrix = parameters[name].detach()
-            if name.endswith((".weight1", ".weight2")) and matrix.dim() == 2 and expert is not None:
+            if expert is not None and "{expert}" not in names[name]:
                 matrix = _of_stack(matrix, name, local, len(ranks.experts(entry)), table.arch.hidden)
             yield _Held(entry, expert, parameters[name], matrix)
     assert not left, f"the weight table doesn't know {sorted(left)}"
