@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import logging
 import os
 import warnings
 from dataclasses import fields
@@ -20,6 +21,8 @@ from roll.strategies.base import TrainSpec
 from roll.strategies.hf.model import PolicyScorer, ScoredTokens, ValueScorer
 from roll.strategies.micro import MicroLayout
 from roll.strategies.optim import parameter_groups
+
+logger = logging.getLogger(__name__)
 
 
 def connect(info: WorkerInfo, device: torch.device, backend: str) -> None:
@@ -132,10 +135,18 @@ def _fused_adam(groups: list[dict[str, Any]], common: dict[str, Any]) -> Any:
 
 
 def _builds(kernel: str) -> bool:
+    """Whether DeepSpeed can load a kernel here, compiling it first where it isn't installed."""
     from deepspeed.accelerator import get_accelerator
 
     builder = get_accelerator().create_op_builder(kernel)
-    return builder is not None and bool(builder.is_compatible(verbose=False))
+    try:
+        if builder is None or not builder.is_compatible(verbose=False):
+            return False
+        builder.load(verbose=False)
+    except (RuntimeError, ImportError, OSError) as error:
+        logger.warning("DeepSpeed's %s can't be built here (%s); torch's AdamW takes its place", kernel, error)
+        return False
+    return True
 
 
 class Engine(nn.Module):
