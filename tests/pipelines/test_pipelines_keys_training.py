@@ -7,13 +7,14 @@ import math
 import shutil
 import string
 from collections import Counter
+from dataclasses import replace
 from unittest import mock
 
 import pytest
 import torch
 from small import CRITIC, REFERENCE, run_small
 
-from roll.configs.strategy import Fsdp2Config
+from roll.configs.strategy import Fsdp2Config, StrategyArgs
 
 CONSTANT = "def case(response, task):\n    return 0.5\n"
 ARGS = "actor_train.training_args"
@@ -27,6 +28,10 @@ def small(tiny_model, tmp_path):
     """Runs the toy in a folder of its own."""
     count = iter(range(99))
     return lambda *overrides, **files: run_small(tmp_path / str(next(count)), tiny_model, *overrides, **files)
+
+
+def with_worker(spec, **changes):
+    return replace(spec, worker=replace(spec.worker, **changes))
 
 
 @pytest.fixture(scope="module")
@@ -204,30 +209,28 @@ def test_model_config_kwargs_change_the_model_of_their_role_and_unknown_ones_are
         small(f"{MODEL}.model_config_kwargs={{hidden_akt: relu}}")
 
 
-def test_fsdp_options_reach_torch(plain):
+@pytest.mark.parametrize(
+    ("options", "shape", "kind"),
+    [
+        (Fsdp2Config(fsdp_size=2, reshard_after_forward=False, offload_policy=True), (3, 2), "CPUOffloadPolicy"),
+        (Fsdp2Config(), (6,), "OffloadPolicy"),
+    ],
+)
+def test_fsdp_options_reach_torch(plain, options, shape, kind):
     strategy = plain.strategies["actor_train"]
-    options = Fsdp2Config(
-        fsdp_size=2, param_dtype="bf16", reduce_dtype="fp16", reshard_after_forward=False, offload_policy=True
-    )
+    args = StrategyArgs(strategy_name="fsdp2_train", strategy_config=options)
     with (
-        mock.patch.multiple(strategy, _world_size=6, _options=options, _dtype=torch.bfloat16),
+        mock.patch.object(strategy, "_info", replace(strategy._info, world_size=6)),
+        mock.patch.object(strategy, "_spec", with_worker(strategy._spec, strategy_args=args)),
         mock.patch("torch.distributed.device_mesh.init_device_mesh") as mesh,
         mock.patch("torch.distributed.fsdp.fully_shard") as shard,
     ):
-        strategy._shard(strategy._module)
-        assert mesh.call_args.args[1] == (3, 2)  # three copies over two ranks each
-        assert shard.call_count == 2 + 1  # decoder layers, root
-        given = shard.call_args.kwargs
-        assert (given["mp_policy"].param_dtype, given["mp_policy"].reduce_dtype) == (torch.bfloat16, torch.float16)
-        assert given["reshard_after_forward"] is False
-        assert type(given["offload_policy"]).__name__ == "CPUOffloadPolicy"
-        strategy._options = Fsdp2Config()
-        strategy._shard(strategy._module)
-        assert mesh.call_args.args[1] == (6,)
-        given = shard.call_args.kwargs
-        assert given["mp_policy"].reduce_dtype == torch.float32
-        assert given["reshard_after_forward"] is True
-        assert type(given["offload_policy"]).__name__ == "OffloadPolicy"
+        strategy._shard(strategy._scorer)
+    assert mesh.call_args.args[1] == shape  # copies x ranks of each
+    assert shard.call_count == 2 + 1  # decoder layers, root
+    given = shard.call_args.kwargs
+    assert given["reshard_after_forward"] is options.reshard_after_forward
+    assert type(given["offload_policy"]).__name__ == kind
 
 
 OWN_MODEL = """
