@@ -95,7 +95,8 @@ class TwoRanks(Cluster):
         if name == "train_step":
             return [Metrics() for _ in pieces]
         zeros = [torch.zeros(len(piece.token_ids)) for piece in pieces]
-        return [TokenOutputs(row_ids=p.row_ids, offsets=p.offsets, logprobs=z) for p, z in zip(pieces, zeros, strict=True)]
+        pairs = zip(pieces, zeros, strict=True)
+        return [TokenOutputs(row_ids=p.row_ids, offsets=p.offsets, logprobs=z) for p, z in pairs]
 
     async def _run_async(self, name, rank, args, timeout):
         raise AssertionError(name)
