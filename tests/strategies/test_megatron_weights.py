@@ -72,6 +72,26 @@ def test_the_vocabulary_is_padded_with_zeros_on_the_last_rank(path_of):
     assert entry.share(3, 4) == [Segment(0, 81, 106), Segment(None, 0, 2)]
 
 
+def embedding_of(info, path, options):
+    """This rank's rows of the embedding, loaded over something else."""
+    from roll.strategies.megatron.platform import cpu_platform
+    from roll.strategies.megatron.weights import load_weights
+
+    with cpu_platform():
+        chunks = build_part(info, path, MegatronConfig(**options))
+        weight = chunks[0].embedding.word_embeddings.weight.data
+        weight.fill_(torch.nan)
+        load_weights(chunks, path)
+    return weight
+
+
+def test_padding_is_filled_with_zeros(ranks, path_of):
+    path = path_of("llama")
+    parts = ranks.run(embedding_of, 4, path, {"tensor_model_parallel_size": 4})
+    whole = load_file(path / "model.safetensors")["model.embed_tokens.weight"]
+    assert torch.equal(torch.cat(parts), torch.cat([whole, torch.zeros(2, 32)]))
+
+
 # --- stored forms ----------------------------------------------------------------------------------------------------
 
 
