@@ -18,6 +18,9 @@ STEPS = 5
 LEARNING_RATE = 1e-3
 CLIP = 0.5
 DECAY = 0.1
+EPSILON = 1e-6
+"""Of Adam. The usual 1e-8 turns rounding into whole steps where a gradient nearly cancels, as that of a key bias does:
+softmax doesn't see a constant that is added to all scores."""
 
 
 @dataclass
@@ -45,7 +48,7 @@ def by_hand(model) -> Run:
     decayed = [p for p in model.parameters() if p.requires_grad and p.dim() > 1]
     plain = [p for p in model.parameters() if p.requires_grad and p.dim() <= 1]
     groups = [{"params": decayed, "weight_decay": DECAY}, {"params": plain, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE)
+    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, eps=EPSILON)
 
     def scored():
         logprobs, entropies = [], []
@@ -73,7 +76,8 @@ def by_hand(model) -> Run:
 
 def layout_spec(path, strategy: str, options: dict, **changes):
     """A training role on `strategy` with these options; `worker`, `model` and `training` as for `make_spec`."""
-    training = {"learning_rate": LEARNING_RATE, "weight_decay": DECAY, **changes.pop("training", {})}
+    training = {"learning_rate": LEARNING_RATE, "weight_decay": DECAY, "adam_epsilon": EPSILON}
+    training |= changes.pop("training", {})
     spec = make_spec(path, training=training, max_grad_norm=CLIP, **changes)
     args = StrategyArgs(strategy_name=strategy, strategy_config=STRATEGIES[strategy](**options))
     return dataclasses.replace(spec, worker=dataclasses.replace(spec.worker, strategy_args=args))
