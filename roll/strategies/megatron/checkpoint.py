@@ -1,7 +1,7 @@
 """Checkpoints in Megatron's distributed format: tensors of the whole model, whatever the ranks that wrote them.
 
-Weights and AdamW's moments are stored by parameter (`fully_reshardable`), so that a run resumes under other tensor-,
-pipeline-, expert- or data-parallel sizes.
+Weights and AdamW's moments are stored by parameter, so that a run resumes under other tensor-, pipeline-, expert- or
+data-parallel sizes.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ import contextlib
 import json
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
-from roll.strategies.megatron.optimizer import Optimizer
+from roll.strategies.megatron.optimizer import Optimizer, state_names
 
 STATE, SCHEDULE = "state", "schedule.json"
 
@@ -61,28 +63,69 @@ def load_checkpoint(path: Path, role: str, modules: Sequence[nn.Module], optimiz
         found: Any = dist_checkpointing.load(wanted, str(path / STATE), strict=StrictHandling.RAISE_UNEXPECTED)
         for i, module in enumerate(modules):
             module.load_state_dict(found[f"model{i}"], strict=True)
+            if optimizer is not None:
+                for name, parameter in module.named_parameters():
+                    if name in found[f"optimizer{i}"]:
+                        optimizer.take_state(parameter, found[f"optimizer{i}"][name])
         if optimizer is not None:
-            optimizer.load_state(found["optimizer"], steps)
+            optimizer.set_steps(steps)
     return steps
 
 
 def _sharded(modules: Sequence[nn.Module], optimizer: Optimizer | None, *, loading: bool) -> dict[str, Any]:
-    """Everything to store, each tensor with its place in the whole model."""
+    """Everything to store, each tensor with its place in the whole model.
+
+    The optimizer's state is stored parameter by parameter like the weights. Megatron's own layout of it
+    (`fully_reshardable`) loses its way in padded buffers, and differs from optimizer to optimizer.
+    """
     from megatron.core import parallel_state
 
     metadata = {
-        "distrib_optim_sharding_type": "fully_reshardable",
         # One name per parameter, not per layer number and pipeline stage.
         "non_homogeneous_layers": True,
-        # Experts have an optimizer of their own; which one it is mustn't be part of a name.
-        "chained_optim_avoid_prefix": True,
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
     }
-    chunks: Sequence[Any] = modules
-    state: dict[str, Any] = {f"model{i}": chunk.sharded_state_dict(metadata=metadata) for i, chunk in enumerate(chunks)}
+    state: dict[str, Any] = {}
     if optimizer is not None:
         optimizer.fill_state()
-        state["optimizer"] = optimizer.megatron.sharded_state_dict(dict(state), is_loading=loading, metadata=metadata)
+    for i, module in enumerate(modules):
+        state[f"model{i}"] = weights = _weights(module, metadata)
+        if optimizer is not None:
+            state[f"optimizer{i}"] = _optimizer_state(module, weights, optimizer, loading=loading)
+    return state
+
+
+def _weights(chunk: Any, metadata: dict[str, Any]) -> Any:
+    from megatron.core.models.common.language_module.language_module import LanguageModule
+
+    if chunk.kind == "policy":
+        return chunk.sharded_state_dict(metadata=metadata)
+    # A language model's own method insists on an output layer, where a critic has its scalar head.
+    return super(LanguageModule, chunk).sharded_state_dict(metadata=metadata)
+
+
+def _optimizer_state(chunk: nn.Module, weights: Any, optimizer: Optimizer, *, loading: bool) -> dict[str, Any]:
+    """By parameter: its state, each tensor placed as the parameter is."""
+    from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory, is_main_replica
+
+    places = {place.data: place for place in weights.values() if isinstance(place.data, nn.Parameter)}
+    state = {}
+    for name, parameter in chunk.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        assert parameter in places, f"the checkpoint has no place for the moments of {name}"
+        place = places[parameter]
+        if loading:
+            tensors = {key: torch.empty(parameter.shape) for key in state_names(parameter)}
+        else:
+            tensors = optimizer.whole_state(parameter)
+            if not is_main_replica(place.replica_id):
+                continue
+        dtype = {} if isinstance(place, ShardedTensorFactory) else {"dtype": torch.float32}
+        state[name] = {
+            key: replace(place, key=f"optimizer.{key}.{place.key}", data=tensor, **dtype)
+            for key, tensor in tensors.items()
+        }
     return state
 
 

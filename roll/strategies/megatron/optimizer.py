@@ -85,6 +85,7 @@ class Optimizer:
             warnings.filterwarnings("ignore", message="WARNING: there is no optimizer")
             self.megatron = get_megatron_optimizer(config, list(chunks), use_gloo_process_groups=_has_gloo_groups())
         self._decay = args.weight_decay
+        self._distributed = options.use_distributed_optimizer
         self._max_norm, self._l2 = max_norm, l2
         self.set_decay()
         self._anchor = [main.detach().clone() for main in self._mains()] if l2 > 0 else []
@@ -137,38 +138,89 @@ class Optimizer:
     @torch.no_grad()
     def fill_state(self) -> None:
         """Give parameters that haven't stepped yet their moments: a checkpoint stores and restores them all."""
-        for inner in self._torch_optimizers():
-            for group in inner.param_groups:
-                for main in group["params"]:
-                    if not inner.state[main]:
-                        inner.state[main] = {
-                            "step": torch.tensor(0.0),
-                            "exp_avg": torch.zeros_like(main),
-                            "exp_avg_sq": torch.zeros_like(main),
-                        }
-
-    def load_state(self, state: Any, steps: int) -> None:
-        """Take over what a checkpoint held, and the number of steps that go with it."""
-        optimizers = self.megatron.chained_optimizers
-        for optimizer, part in zip(optimizers, [state] if len(optimizers) == 1 else state.values(), strict=True):
-            moments = part.pop("param_state", None)
-            optimizer.load_state_dict(part)
-            if moments is not None:
-                # Megatron would look for AdamW's step among the moments, where its own checkpoints don't have it.
-                for inner in self._torch_optimizers():
-                    for values in inner.state.values():
-                        values.pop("step", None)
-                optimizer.load_parameter_state_from_fully_reshardable(moments)
-        for inner in self._torch_optimizers():
-            for values in inner.state.values():
-                values["step"] = torch.tensor(float(steps))
-        self.set_decay()
-
-    def _torch_optimizers(self) -> Iterator[torch.optim.AdamW]:
-        """Megatron takes torch's AdamW where neither Transformer Engine nor Apex is installed."""
         for optimizer in self.megatron.chained_optimizers:
-            if isinstance(optimizer.optimizer, torch.optim.AdamW):
-                yield optimizer.optimizer
+            inner = optimizer.optimizer
+            if isinstance(inner, torch.optim.AdamW):
+                for group in inner.param_groups:
+                    for main in group["params"]:
+                        if not inner.state[main]:
+                            zeros = {name: torch.zeros_like(main) for name in ("exp_avg", "exp_avg_sq")}
+                            inner.state[main] = {"step": torch.tensor(0.0), **zeros}
+            elif inner is not None:
+                optimizer.init_state_fn(inner, optimizer.config)
+
+    def whole_state(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """Moments, and of a weight in half precision its float32 master, in the parameter's own shape on the host.
+
+        Every data-parallel rank calls it for the same parameters in the same order.
+        """
+        names = state_names(parameter)
+        flat = torch.zeros(len(names), parameter.numel(), device=parameter.device)
+        main, moments, part = self._place(parameter)
+        if main is not None:
+            for row, name in zip(flat, names, strict=True):
+                row[part] = (main.detach() if name == MASTER else moments[name]).flatten()
+        if self._distributed:
+            torch.distributed.all_reduce(flat, group=_owners(parameter))
+        return {name: row.view(parameter.shape).cpu() for name, row in zip(names, flat, strict=True)}
+
+    @torch.no_grad()
+    def take_state(self, parameter: nn.Parameter, state: dict[str, Tensor]) -> None:
+        """This rank's part of what `whole_state` returned."""
+        main, moments, part = self._place(parameter)
+        if main is not None:
+            for name, tensor in state.items():
+                target = main if name == MASTER else moments[name]
+                target.copy_(tensor.flatten()[part].view(target.shape))
+
+    def set_steps(self, steps: int) -> None:
+        """The number of steps that the moments have seen, where the optimizer counts them itself."""
+        for optimizer in self.megatron.chained_optimizers:
+            inner = optimizer.optimizer
+            if inner is None:
+                continue
+            if isinstance(inner, torch.optim.AdamW):
+                for values in inner.state.values():
+                    values["step"] = torch.tensor(float(steps))
+                continue
+            for group in inner.param_groups:
+                group["step"] = steps
+            if hasattr(inner, "_sync_hdo_state_to_sub_optimizers"):  # moments in host memory
+                inner._sync_hdo_state_to_sub_optimizers()
+
+    def _place(self, parameter: nn.Parameter) -> tuple[Tensor | None, Any, slice]:
+        """(float32 weight, its moments, the part of the flattened parameter they are); None: no part is here."""
+        for optimizer in self.megatron.chained_optimizers:
+            inner = optimizer.optimizer
+            if self._distributed:
+                if parameter in optimizer.model_param_group_index_map:
+                    group, order = optimizer.model_param_group_index_map[parameter]
+                    main = inner.param_groups[group]["params"][order]
+                    part = optimizer._get_model_param_range_map(parameter)["param"]
+                    return main, inner.state[main], slice(part.start, part.end)
+            elif inner is not None:
+                main = getattr(parameter, "main_param", parameter)
+                if main in inner.state:
+                    return main, inner.state[main], slice(0, parameter.numel())
+        return None, None, slice(0, 0)
+
+
+MASTER = "master"
+
+
+def state_names(parameter: nn.Parameter) -> tuple[str, ...]:
+    """What a checkpoint keeps of a trained parameter besides its value."""
+    moments = ("exp_avg", "exp_avg_sq")
+    return moments if parameter.dtype == torch.float32 else (*moments, MASTER)
+
+
+def _owners(parameter: nn.Parameter) -> Any:
+    """Ranks among which the distributed optimizer divides a parameter."""
+    from megatron.core import parallel_state
+
+    if getattr(parameter, "allreduce", True):
+        return parallel_state.get_data_parallel_group(with_context_parallel=True)
+    return parallel_state.get_expert_data_parallel_group()
 
 
 def _has_gloo_groups() -> bool:

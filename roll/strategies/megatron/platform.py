@@ -127,14 +127,14 @@ def _with_plain_ints(exchange: Callable[..., Any]) -> Callable[..., Any]:
 def _gathered_unevenly(gather: Callable[..., Any]) -> Callable[..., Any]:
     """Gloo gathers equal parts only; the expert dispatcher's tensor-parallel ranks have as many tokens as come."""
 
-    def all_gather(outputs: list[Tensor], tensor: Tensor, **kwargs: Any) -> Any:
+    def all_gather(outputs: list[Tensor], tensor: Tensor, group: Any = None, async_op: bool = False) -> Any:
         if all(output.shape == tensor.shape for output in outputs):
-            return gather(outputs, tensor, **kwargs)
+            return gather(outputs, tensor, group, async_op)
         longest = max(len(output) for output in outputs)
         padded = tensor.new_zeros(longest, *tensor.shape[1:])
         padded[: len(tensor)] = tensor
         parts = [torch.empty_like(padded) for _ in outputs]
-        gather(parts, padded, **kwargs)
+        gather(parts, padded, group)
         for output, part in zip(outputs, parts, strict=True):
             output.copy_(part[: len(output)])
         return None
@@ -145,9 +145,9 @@ def _gathered_unevenly(gather: Callable[..., Any]) -> Callable[..., Any]:
 def _scattered_unevenly(scatter: Callable[..., Any]) -> Callable[..., Any]:
     """The way back: every rank has the sum of its part."""
 
-    def reduce_scatter(output: Tensor, inputs: list[Tensor], *, group: Any = None, **kwargs: Any) -> Any:
+    def reduce_scatter(output: Tensor, inputs: list[Tensor], *args: Any, group: Any = None, **kwargs: Any) -> Any:
         if all(part.shape == output.shape for part in inputs):
-            return scatter(output, inputs, group=group, **kwargs)
+            return scatter(output, inputs, *args, group=group, **kwargs)
         whole = torch.cat(list(inputs))
         dist.all_reduce(whole, group=group)
         output.copy_(whole.split([len(part) for part in inputs])[dist.get_rank(group)])

@@ -45,6 +45,8 @@ T = TypeVar("T")
 
 # torch 2.13 renames the collectives that Megatron 0.16 calls in every step.
 warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+_tensor` is deprecated", category=FutureWarning)
+# The distributed optimizer puts gradients into views of the weights, and knows it.
+warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not", module=r"(roll|megatron)\.")
 
 
 def _on_platform(method: Callable[P, T]) -> Callable[P, T]:
