@@ -33,7 +33,6 @@ EXTRAS_REQUIRE = {
     "deepspeed": ["deepspeed>=0.19.8,<0.20"],
     "megatron": ["megatron-core>=0.16.1,<0.17"],
     "lora": ["peft>=0.21,<0.22"],
-    "liger": ["liger-kernel>=0.8,<0.9"],
     "test": [
         "pytest>=9,<10",
         "pytest-timeout>=2.4,<3",
