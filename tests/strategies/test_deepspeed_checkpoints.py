@@ -164,7 +164,7 @@ def test_what_does_not_fit_is_refused_by_role_and_path(ranks, tiny_model, tmp_pa
         return text
 
     assert "has shape (106, 32), expected (106, 48)" in said(wider)
-    assert "it has no 'model.layers.2." in said(deeper)
+    assert "it has no 'lm.model.layers.2." in said(deeper)
     assert "tensors differ" in said(critic)
     assert "holds no checkpoint" in said(spec, tmp_path)
     next(path.glob("*.safetensors")).write_bytes(b"torn")
