@@ -86,6 +86,10 @@ class ScoringGPT(GPTModel):
             Hidden states [T / ranks, B, D] (split with sequence parallelism), on the last chunk scores [N] float32.
         """
         hidden = self.embedding(input_ids, positions) if self.pre_process else None
+        if hidden is not None and torch.is_grad_enabled() and self.config.recompute_granularity is not None:
+            # Megatron's recomputed layers give their weights no gradient unless their input wants one, and that of a
+            # frozen embedding doesn't.
+            hidden.requires_grad_()
         hidden = self.decoder(hidden_states=hidden, attention_mask=all_positions)
         if not self.post_process:
             return hidden

@@ -43,8 +43,9 @@ from roll.types.metrics import Metrics
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# torch 2.13 renames the collectives that Megatron 0.16 calls in every step.
+# torch 2.13 renames what Megatron 0.16 calls in every step and for every checkpoint.
 warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+_tensor` is deprecated", category=FutureWarning)
+warnings.filterwarnings("ignore", message="`load_state_dict` is deprecated", module=r"megatron\.")
 # The distributed optimizer puts gradients into views of the weights, and knows it.
 warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not", module=r"(roll|megatron)\.")
 

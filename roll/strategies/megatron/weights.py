@@ -275,18 +275,20 @@ def freeze(chunks: Sequence[ScoringGPT], prefixes: Sequence[str]) -> None:
     """
     ranks, kind = _Ranks.here(), chunks[0].kind
     table = ranks.table(chunks[0])
-    names = [module_name(tensor, kind) for entry in _entries(table, kind) for tensor in entry.tensors]
+    entries = [[module_name(tensor, kind) for tensor in entry.tensors] for entry in _entries(table, kind)]
     for prefix in prefixes:
-        if not any(name.startswith(prefix) for name in names):
-            raise ValueError(f"freeze_module_prefix: no parameter begins with {prefix!r}; the first is {names[0]!r}")
+        if not any(name.startswith(prefix) for names in entries for name in names):
+            first = entries[0][0]
+            raise ValueError(f"freeze_module_prefix: no parameter begins with {prefix!r}; the first is {first!r}")
+    # On every rank, whether it holds the parameter or not: one that went on would wait for the others.
+    for names in entries:
+        frozen = [name for name in names if name.startswith(tuple(prefixes))]
+        if frozen and len(frozen) < len(names):
+            raise ValueError(
+                f"freeze_module_prefix: Megatron keeps {', '.join(names)} in one parameter; freeze all or none "
+                f"of them, not only {', '.join(frozen)}"
+            )
     for chunk in chunks:
         for held in _held(chunk, table, ranks):
-            inside = [module_name(tensor, kind) for tensor in held.entry.tensors]
-            frozen = [name for name in inside if name.startswith(tuple(prefixes))]
-            if frozen and len(frozen) < len(inside):
-                raise ValueError(
-                    f"freeze_module_prefix: Megatron keeps {', '.join(inside)} in one parameter; freeze all or none "
-                    f"of them, not only {', '.join(frozen)}"
-                )
-            if frozen:
+            if module_name(held.entry.tensors[0], kind).startswith(tuple(prefixes)):
                 held.parameter.requires_grad_(False)
