@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from roll.configs.deepspeed import DeepSpeedConfig
 from roll.strategies.base import STATE_PARTS, StatePart
-from roll.strategies.deepspeed_.engine import Engine, Opened, adamw, connect, engine_json, exact_weights, shard_weights
-from roll.strategies.deepspeed_.files import Shelf, write
-from roll.strategies.deepspeed_.memory import Memory
-from roll.strategies.deepspeed_.state import (
+from roll.strategies.deepspeed.engine import Engine, Opened, adamw, connect, engine_json, exact_weights, shard_weights
+from roll.strategies.deepspeed.files import Shelf, write
+from roll.strategies.deepspeed.memory import Memory
+from roll.strategies.deepspeed.state import (
     MOMENTS,
     Anchor,
     forget_gradients,

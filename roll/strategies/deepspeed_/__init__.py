@@ -1,1 +1,0 @@
-"""Parts of `roll.strategies.deepspeed` that each stand alone."""
