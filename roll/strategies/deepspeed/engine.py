@@ -6,8 +6,10 @@ import copy
 import importlib.util
 import logging
 import os
+import sys
 import warnings
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,6 +44,10 @@ def connect(info: WorkerInfo, device: torch.device, backend: str) -> None:
     os.environ.setdefault("DS_ACCELERATOR", device.type)  # not found out, with a warning
     # DeepSpeed calls collectives by the names that torch 2.13 deprecates.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed.c10d_logger")
+    # Its kernels are built with ninja, which pip puts beside an interpreter that needn't be on the PATH.
+    beside = str(Path(sys.executable).parent)
+    if beside not in os.environ["PATH"].split(os.pathsep):
+        os.environ["PATH"] = beside + os.pathsep + os.environ["PATH"]
     import deepspeed
 
     if device.type == "cpu":
