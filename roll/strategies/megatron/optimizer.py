@@ -83,7 +83,7 @@ class Optimizer:
         with warnings.catch_warnings():
             # A pipeline stage may be frozen as a whole.
             warnings.filterwarnings("ignore", message="WARNING: there is no optimizer")
-            self.megatron = get_megatron_optimizer(config, list(chunks), use_gloo_process_groups=_has_gloo_groups())
+            self.megatron = get_megatron_optimizer(config, list(chunks), use_gloo_process_groups=False)
         self._decay = args.weight_decay
         self._distributed = options.use_distributed_optimizer
         self._max_norm, self._l2 = max_norm, l2
@@ -221,8 +221,3 @@ def _owners(parameter: nn.Parameter) -> Any:
     if getattr(parameter, "allreduce", True):
         return parallel_state.get_data_parallel_group(with_context_parallel=True)
     return parallel_state.get_expert_data_parallel_group()
-
-
-def _has_gloo_groups() -> bool:
-    """Whether checkpoints have host-memory groups of their own; with gloo alone the usual ones serve."""
-    return torch.distributed.get_backend() != "gloo"

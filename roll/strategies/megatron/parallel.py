@@ -37,8 +37,7 @@ def connect(info: WorkerInfo, options: MegatronConfig, *, backend: str, seed: in
             context_parallel_size=options.context_parallel_size,
             expert_model_parallel_size=options.expert_model_parallel_size,
             expert_tensor_parallel_size=options.expert_tensor_parallel_size,
-            # The second set of groups serves checkpoints in host memory.
-            create_gloo_process_groups=backend != "gloo",
+            create_gloo_process_groups=False,  # for Megatron's own checkpoints of its optimizer, which aren't used
         )
         with torch.random.fork_rng(devices=[]):
             tensor_parallel.model_parallel_cuda_manual_seed(seed)
@@ -115,13 +114,6 @@ def _check_same(info: WorkerInfo, options: MegatronConfig) -> None:
             f"{info.role}: another Megatron role of this process has the layout {there}, this one wants {wanted}; give "
             "both the same sizes, or use executor=ray, where each role has processes of its own"
         )
-
-
-def is_last_stage() -> bool:
-    """Whether this rank's last chunk ends in the head."""
-    from megatron.core import parallel_state
-
-    return bool(parallel_state.is_pipeline_last_stage(ignore_virtual=True))
 
 
 def send_from_last_stage(value: Any) -> Any:
