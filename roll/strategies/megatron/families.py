@@ -20,6 +20,8 @@ class Architecture:
     vocab: int
     tied: bool
     """The head is the embedding."""
+    padding: int | None
+    """A token whose embedding gets no gradient as an input; None: there is none."""
     norm_eps: float
     qkv_bias: bool = False
     qk_norm: bool = False
@@ -101,6 +103,7 @@ def architecture(config: Any) -> Architecture:
         head_dim=_head_dim(config),
         vocab=config.vocab_size,
         tied=config.tie_word_embeddings,
+        padding=None if config.pad_token_id is None else config.pad_token_id % config.vocab_size,
         norm_eps=config.rms_norm_eps,
         qkv_bias=_answer(config, family.qkv_bias),
         qk_norm=family.qk_norm,

@@ -85,7 +85,7 @@ class ScoringGPT(GPTModel):
         Returns:
             Hidden states [T / ranks, B, D] (split with sequence parallelism), on the last chunk scores [N] float32.
         """
-        hidden = self.embedding(input_ids, positions) if self.pre_process else None
+        hidden = self._embedded(input_ids, positions) if self.pre_process else None
         if hidden is not None and torch.is_grad_enabled() and self.config.recompute_granularity is not None:
             # Megatron's recomputed layers give their weights no gradient unless their input wants one, and that of a
             # frozen embedding doesn't.
@@ -109,6 +109,18 @@ class ScoringGPT(GPTModel):
             with_entropy=with_entropy,
         )
         return ScoredTokens(logprobs=logprobs, entropy=entropy)
+
+    def _embedded(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """[T / ranks, B, D]. As in transformers, the padding token (it may be sampled) learns nothing as an input."""
+        hidden: Tensor = self.embedding(input_ids, positions)
+        if self.arch.padding is None or not hidden.requires_grad:
+            return hidden
+        padding = (input_ids == self.arch.padding).t()[..., None]
+        if self.config.sequence_parallel:
+            group = self.pg_collection.tp
+            padding = padding.chunk(group.size())[group.rank()]
+        hidden.register_hook(lambda gradient: gradient.masked_fill(padding, 0.0))
+        return hidden
 
 
 class VocabParallelHead(tensor_parallel.ColumnParallelLinear):
