@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 SHAPES = {
     "small": {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 8,
-              "num_key_value_heads": 4, "vocab_size": 8192},
+              "num_key_value_heads": 4, "vocab_size": 2048},
     "qwen2.5-0.5b": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
                      "num_key_value_heads": 2, "vocab_size": 151936},
     "qwen2.5-7b": {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
