@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from roll.configs import (
     rules_data,
     rules_deepspeed,
+    rules_deepspeed_values,
     rules_lora,
     rules_memory,
     rules_policy,
@@ -46,6 +47,7 @@ RULES: tuple[Rule, ...] = (
     rules_lora.lora_rules,
     rules_memory.memory_rules,
     rules_deepspeed.deepspeed_rules,
+    rules_deepspeed_values.deepspeed_value_rules,
     rules_roles.placement_rules,
     _batch_rules,
 )
