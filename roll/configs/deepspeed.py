@@ -10,19 +10,31 @@ from roll.configs.options import StrategyConfig
 Auto = Literal["auto"]
 
 
-ZERO_KEYS = frozenset(
-    {
-        "stage", "contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "use_multi_rank_bucket_allreduce",
-        "allgather_partitions", "allgather_bucket_size", "overlap_comm", "offload_param", "offload_optimizer",
-        "sub_group_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
-        "stage3_model_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance",
-        "stage3_module_granularity_threshold", "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential",
-        "ignore_unused_parameters", "round_robin_gradients", "parameter_alignment", "zero_hpz_partition_size",
-        "zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients",
-        "memory_efficient_linear", "override_module_apply", "log_trace_cache_warnings", "enable_sanity_checks",
-    }
-)
-"""Keys of `zero_optimization` that DeepSpeed 0.19 acts on here."""
+_SHARDED, _GATHERED = (1, 2, 3), (3,)
+
+ZERO_KEYS = {
+    "stage": (0, 1, 2, 3),
+    **dict.fromkeys(
+        ("contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "overlap_comm", "offload_optimizer"), _SHARDED
+    ),
+    **dict.fromkeys(
+        ("allgather_partitions", "allgather_bucket_size", "use_multi_rank_bucket_allreduce",
+         "ignore_unused_parameters", "parameter_alignment"),
+        (1, 2),
+    ),
+    **dict.fromkeys(
+        ("offload_param", "sub_group_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
+         "stage3_model_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance",
+         "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential", "zero_hpz_partition_size",
+         "zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients",
+         "log_trace_cache_warnings", "enable_sanity_checks"),
+        _GATHERED,
+    ),
+}  # fmt: skip
+"""Keys of `zero_optimization` that act here with DeepSpeed 0.19, each with the stages in which it does."""
+
+QUANTIZED_KEYS = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
+"""Those whose kernels only run on an accelerator."""
 
 OFFLOAD_KEYS = {
     "offload_optimizer": frozenset({"device", "pin_memory", "ratio"}),
@@ -44,6 +56,10 @@ REFUSED_ZERO_KEYS = {
     "stage3_gather_fp16_weights_on_model_save": "models are exported in fp32, one tensor at a time",
     "save_muon_momentum_buffer_in_memory": "the optimizer is AdamW",
     "leaf_module": "modules are sharded as DeepSpeed finds them",
+    "stage3_module_granularity_threshold": "modules are sharded as DeepSpeed finds them",
+    "round_robin_gradients": "weights are read from ZeRO's partitions in the order of the model",
+    "memory_efficient_linear": "models are sharded once they are loaded, not while they are built",
+    "override_module_apply": "models are sharded once they are loaded, not while they are built",
 }
 """Keys that DeepSpeed knows and that can't act here, and why."""
 
@@ -86,13 +102,16 @@ class DeepSpeedConfig(StrategyConfig):
     """Type in which gradients are summed over ranks. null: fp32."""
 
     data_types: dict[str, Any] | None = None
-    """`grad_accum_dtype`: type in which gradients of micro-batches are summed. null: fp32."""
+    """`grad_accum_dtype`: type in which gradients of micro-batches are summed; bf16 for stages 1 to 3 with
+    `model_args.dtype: bf16`. null: fp32."""
 
     prescale_gradients: bool | None = None
-    """Divide gradients before they are summed over ranks, against overflow in half precision."""
+    """Divide gradients before they are summed over ranks and not after it, against overflow in half precision. For
+    stage 0, and for 1 and 2 with `reduce_scatter: false`; the others always do."""
 
     gradient_predivide_factor: float | None = None
-    """Part of that division done before the sum."""
+    """Divide by this much before the sum and by the rest after it. For the same stages; not with
+    `prescale_gradients`."""
 
     activation_checkpointing: dict[str, Any] | None = None
     """Refused: `model_args.disable_gradient_checkpointing` says it, alike for all backends."""

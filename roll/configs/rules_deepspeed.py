@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 _SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
 _OPTIMIZERS = ("Adam", "AdamW")
+_OF_TRAINING = (
+    *_SIZES, "optimizer", "communication_data_type", "data_types", "prescale_gradients", "gradient_predivide_factor"
+)  # fmt: skip
 
 
 def deepspeed_rules(config: RLVRConfig) -> Iterator[Violation]:
@@ -29,8 +32,9 @@ def deepspeed_rules(config: RLVRConfig) -> Iterator[Violation]:
             limit = 0.0 if config.max_grad_norm is None else config.max_grad_norm
             yield from _sizes(path, role, worker, options, limit)
             yield from _optimizer(f"{path}.optimizer", f"{role}.training_args", worker, options)
+            yield from _division(path, options)
         else:
-            for name in (*_SIZES, "optimizer"):
+            for name in _OF_TRAINING:
                 given = getattr(options, name)
                 if given not in (None, "auto"):
                     yield Violation(f"{path}.{name}", f"nothing: {role} doesn't train", "remove it", given)
@@ -48,11 +52,12 @@ def _zero(path: str, options: DeepSpeedConfig) -> Iterator[Violation]:
     for key, value in given.items():
         if key in REFUSED_ZERO_KEYS:
             yield Violation(f"{path}.{key}", f"nothing: {REFUSED_ZERO_KEYS[key]}", "remove it", value)
-    yield from _unknown(path, given.keys() - REFUSED_ZERO_KEYS.keys(), ZERO_KEYS, given)
+    yield from _unknown(path, given.keys() - REFUSED_ZERO_KEYS.keys(), frozenset(ZERO_KEYS), given)
     stage = given.get("stage", 0)
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
         yield Violation(f"{path}.stage", "0, 1, 2 or 3", "", stage)
         return
+    yield from _of_stage(path, stage, given)
     for name, known in OFFLOAD_KEYS.items():
         section, below = given.get(name), f"{path}.{name}"
         if section is None:
@@ -73,6 +78,16 @@ def _zero(path: str, options: DeepSpeedConfig) -> Iterator[Violation]:
             yield Violation(f"{below}.ratio", "1 below stage 3", "remove it", section["ratio"])
 
 
+def _of_stage(path: str, stage: int, given: Mapping[str, Any]) -> Iterator[Violation]:
+    for key, stages in ZERO_KEYS.items():
+        if key in given and stage not in stages and key not in OFFLOAD_KEYS:
+            expected = f"nothing with stage {stage}: it acts in stage {' or '.join(map(str, stages))}"
+            yield Violation(f"{path}.{key}", expected, "remove it", given[key])
+    if given.get("allgather_partitions", True) is not True:
+        expected = "true: DeepSpeed gathers partitions, it no longer sends them around"
+        yield Violation(f"{path}.allgather_partitions", expected, "remove it", given["allgather_partitions"])
+
+
 def _unknown(path: str, keys: Iterable[str], known: frozenset[str], given: Mapping[str, Any]) -> Iterator[Violation]:
     for key in sorted(set(keys) - known):
         fix = did_you_mean(key, known) or "remove it"
@@ -86,7 +101,9 @@ def _types(path: str, worker: WorkerConfig, options: DeepSpeedConfig) -> Iterato
         section: dict[str, Any] | None = getattr(options, name)
         if section is None:
             continue
-        known = frozenset({"enabled", "immediate_grad_update"} if name == "bf16" else {"enabled"})
+        # The other stages, and offload, have optimizers that don't ask.
+        immediate = name == "bf16" and options.stage == 1 and not options.offloads("offload_optimizer")
+        known = frozenset({"enabled", "immediate_grad_update"} if immediate else {"enabled"})
         yield from _unknown(f"{path}.{name}", section, known, section)
         enabled = section.get("enabled", "auto")
         if enabled != "auto" and enabled is not (dtype == name):
@@ -97,8 +114,8 @@ def _types(path: str, worker: WorkerConfig, options: DeepSpeedConfig) -> Iterato
     types = options.data_types or {}
     yield from _unknown(f"{path}.data_types", types, frozenset({"grad_accum_dtype"}), types)
     kind = types.get("grad_accum_dtype", "fp32")
-    if kind not in ("fp32", "bf16") or (kind == "bf16" and dtype != "bf16"):
-        expected = "fp32, or bf16 with model_args.dtype bf16"
+    if kind not in ("fp32", "bf16") or (kind == "bf16" and (dtype != "bf16" or options.stage == 0)):
+        expected = "fp32, or bf16 with model_args.dtype bf16 and ZeRO"
         yield Violation(f"{path}.data_types.grad_accum_dtype", expected, "remove it", kind)
 
 
@@ -119,6 +136,25 @@ def _sizes(
         given = getattr(options, name)
         if given not in (None, "auto", value):
             yield Violation(f"{path}.{name}", f"{value:g} ({source}), or auto", f"{path}.{name}=auto", given)
+
+
+def _division(path: str, options: DeepSpeedConfig) -> Iterator[Violation]:
+    """By the number of ranks, before or after a sum: DeepSpeed asserts in some places and errs in others."""
+    factor, early = options.gradient_predivide_factor, options.prescale_gradients
+    for name, value in (("prescale_gradients", early), ("gradient_predivide_factor", factor)):
+        if not value or (value == 1.0 and value is not True):
+            continue
+        if options.stage == 3:
+            expected = "nothing with stage 3, which always divides before the sum"
+            yield Violation(f"{path}.{name}", expected, "remove it", value)
+        elif options.stage and options.zero_optimization.get("reduce_scatter", True):
+            expected = "nothing with reduce_scatter, which divides before the sum"
+            yield Violation(f"{path}.{name}", expected, f"{path}.zero_optimization.reduce_scatter=false", value)
+    if early and factor is not None:
+        expected = "nothing with prescale_gradients, which divides by all ranks before the sum"
+        yield Violation(f"{path}.gradient_predivide_factor", expected, "keep one of the two", factor)
+    elif factor is not None and factor <= 0:
+        yield Violation(f"{path}.gradient_predivide_factor", "a number above 0", "remove it", factor)
 
 
 def _optimizer(path: str, source: str, worker: TrainConfig, options: DeepSpeedConfig) -> Iterator[Violation]:

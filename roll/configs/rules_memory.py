@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from roll.configs.base import TrainConfig, WorkerConfig
+from roll.configs.deepspeed import QUANTIZED_KEYS, DeepSpeedConfig
 from roll.configs.errors import Violation
 from roll.configs.strategy import Fsdp2Config
 
@@ -66,3 +67,7 @@ def accelerator_needs(config: RLVRConfig) -> Iterator[tuple[str, object, str | N
             yield f"{role}.model_args.attn_implementation", "fa2", "flash_attn", FLASH_MISSING
         if isinstance(options, Fsdp2Config) and options.offload_policy:
             yield f"{role}.strategy_args.strategy_config.offload_policy", True, None, ""
+        if isinstance(options, DeepSpeedConfig):
+            for key in QUANTIZED_KEYS:
+                if options.zero_optimization.get(key):
+                    yield f"{role}.strategy_args.strategy_config.zero_optimization.{key}", True, None, ""

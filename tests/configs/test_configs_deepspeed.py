@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from roll.configs.deepspeed import REFUSED_ZERO_KEYS, ZERO_KEYS
 from roll.configs.errors import ConfigError
 from roll.configs.loader import load_config
 
@@ -42,6 +43,10 @@ ACCEPTED = {
         "train_batch_size": 8, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
         "gradient_clipping": 1.0, "bf16": {"enabled": False}, "fp16": {"enabled": False},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-6, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}},
+    },
+    "every stage that a key acts in": {
+        "zero_optimization": {"stage": 1, "reduce_scatter": False, "allgather_partitions": True},
+        "gradient_predivide_factor": 2.0, "bf16": {"enabled": False, "immediate_grad_update": True},
     },
     "offload": {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": False}}},
 }
@@ -81,6 +86,26 @@ REFUSED = [
      f"{ZERO}.offload_optimizer.ratio", "1 below stage 3"),
     ({"zero_optimization": {"stage": 2, "offload_optimizer": True}},
      f"{ZERO}.offload_optimizer", "a section with keys"),
+    ({"zero_optimization": {"stage": 2, "stage3_max_live_parameters": 9}},
+     f"{ZERO}.stage3_max_live_parameters", "nothing with stage 2: it acts in stage 3"),
+    ({"zero_optimization": {"stage": 3, "allgather_bucket_size": 9}},
+     f"{ZERO}.allgather_bucket_size", "nothing with stage 3: it acts in stage 1 or 2"),
+    ({"zero_optimization": {"overlap_comm": True}},
+     f"{ZERO}.overlap_comm", "nothing with stage 0: it acts in stage 1 or 2 or 3"),
+    ({"zero_optimization": {"stage": 2, "allgather_partitions": False}}, f"{ZERO}.allgather_partitions", "true: "),
+    ({"zero_optimization": {"stage": 2, "round_robin_gradients": True}},
+     f"{ZERO}.round_robin_gradients", "the order of the model"),
+    ({"prescale_gradients": True, "zero_optimization": {"stage": 2}},
+     f"{CONFIG}.prescale_gradients", "zero_optimization.reduce_scatter=false"),
+    ({"gradient_predivide_factor": 2.0, "zero_optimization": {"stage": 1}},
+     f"{CONFIG}.gradient_predivide_factor", "nothing with reduce_scatter"),
+    ({"gradient_predivide_factor": 2.0, "zero_optimization": {"stage": 3, "reduce_scatter": False}},
+     f"{CONFIG}.gradient_predivide_factor", "nothing with stage 3"),
+    ({"gradient_predivide_factor": 2.0, "prescale_gradients": True},
+     f"{CONFIG}.gradient_predivide_factor", "keep one of the two"),
+    ({"gradient_predivide_factor": 0.0}, f"{CONFIG}.gradient_predivide_factor", "above 0"),
+    ({"bf16": {"enabled": False, "immediate_grad_update": True}, "zero_optimization": {"stage": 2}},
+     f"{CONFIG}.bf16.immediate_grad_update", "known: enabled"),
     ({"train_batch_size": 16}, f"{CONFIG}.train_batch_size", "8 (actor_train's per_device_train_batch_size 4 x"),
     ({"train_micro_batch_size_per_gpu": 1}, f"{CONFIG}.train_micro_batch_size_per_gpu", "expected 4"),
     ({"gradient_accumulation_steps": 1}, f"{CONFIG}.gradient_accumulation_steps", "expected 2"),
@@ -112,7 +137,26 @@ def test_sizes_follow_the_role(job):
     assert (where, "no clipping" in said) == (f"{CONFIG}.gradient_clipping", True)
 
 
-def test_a_role_that_does_not_train_has_no_batch_to_train_on(job):
-    where, said = complaint(job, {"train_batch_size": 8}, role="reference", kind="infer")
-    assert where == "reference.strategy_args.strategy_config.train_batch_size"
+@pytest.mark.parametrize(
+    "options",
+    [{"train_batch_size": 8}, {"communication_data_type": "bf16"}, {"data_types": {"grad_accum_dtype": "fp32"}},
+     {"prescale_gradients": True}, {"gradient_predivide_factor": 2.0}],
+)  # fmt: skip
+def test_a_role_that_does_not_train_has_no_batch_and_no_gradients(job, options):
+    where, said = complaint(job, options, role="reference", kind="infer")
+    assert where == f"reference.strategy_args.strategy_config.{next(iter(options))}"
     assert "reference doesn't train" in said
+
+
+def test_gradients_of_micro_batches_are_summed_in_bf16_with_zero_only(job):
+    sums, bf16 = {"data_types": {"grad_accum_dtype": "bf16"}}, ("actor_train.model_args.dtype=bf16",)
+    use(job, {**sums, "zero_optimization": {"stage": 1}}, bf16)
+    where, said = complaint(job, sums, bf16)
+    assert (where, "and ZeRO" in said) == (f"{CONFIG}.data_types.grad_accum_dtype", True)
+
+
+def test_every_key_of_zero_is_known_with_the_stages_it_acts_in_or_refused_with_a_reason():
+    config = pytest.importorskip("deepspeed.runtime.zero.config").DeepSpeedZeroConfig
+    there = {field.alias or name for name, field in config.model_fields.items()}
+    assert ZERO_KEYS.keys() | REFUSED_ZERO_KEYS.keys() == there
+    assert not ZERO_KEYS.keys() & REFUSED_ZERO_KEYS.keys()

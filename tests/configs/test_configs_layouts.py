@@ -194,6 +194,10 @@ BROKEN = [
      ["this machine has none"]),
     ("grouped kernels on a CPU", megatron(1, "experts", moe_grouped_gemm=True), NO_GPU, f"{OPTIONS}.moe_grouped_gemm",
      ["this machine has none"]),
+    ("quantised exchange on a CPU",
+     [f"{ACTOR}={{strategy_name: deepspeed_train, strategy_config: "
+      "{zero_optimization: {stage: 3, zero_quantized_gradients: true}}}"], NO_GPU,
+     f"{OPTIONS}.zero_optimization.zero_quantized_gradients", ["this machine has none"]),
     ("optimizer states off a device that isn't there", megatron(optimizer_cpu_offload=True), NO_GPU,
      f"{OPTIONS}.optimizer_cpu_offload", ["this machine has none"]),
     ("fused loss kernels that aren't installed", ["actor_train.model_args.use_liger=true"],
