@@ -162,6 +162,8 @@ def test_key_heads_and_ranks_must_divide_each_other():
         ("variable_seq_lengths", False, "already set"),
         ("window_size", [4, 0], "no effect"),
         ("bias_dropout_fusion", True, "needs an accelerator"),
+        ("fp8", "hybrid", "transformer_impl=transformer_engine"),
+        ("cpu_offloading", True, "transformer_impl=transformer_engine"),
     ],
 )
 def test_additional_fields_that_would_not_act_are_refused(name, value, message):
@@ -169,6 +171,11 @@ def test_additional_fields_that_would_not_act_are_refused(name, value, message):
         pytest.skip("there is one")
     with pytest.raises(ValueError, match=f"additional_configs.{name}: .*{message}"):
         config_for("mixtral", additional_configs={name: value})
+
+
+def test_additional_fields_of_experts_are_refused_for_a_dense_model():
+    with pytest.raises(ValueError, match="additional_configs.moe_z_loss_coeff: .*no experts"):
+        config_for("llama", additional_configs={"moe_z_loss_coeff": 0.1})
 
 
 def test_additional_fields_reach_megatron():

@@ -51,6 +51,9 @@ _OF_ACCELERATORS = (
     "moe_router_fusion",
 )
 
+_OF_TRANSFORMER_ENGINE = ("cpu_offloading", "fp4", "fp8")
+"""Beginnings of the names of fields that only its layers act on."""
+
 
 def transformer_config(
     arch: Architecture, options: MegatronConfig, *, dtype: torch.dtype, trains: bool, recompute: bool
@@ -72,7 +75,7 @@ def transformer_config(
             **_expert_fields(arch, options),
             **_recompute_fields(options, wanted=trains and recompute),
         }
-        _check_additional(options.additional_configs, fields, TransformerConfig)
+        _check_additional(options, fields, TransformerConfig)
         return TransformerConfig(**fields, **options.additional_configs)
 
 
@@ -161,9 +164,9 @@ def _recompute_fields(options: MegatronConfig, *, wanted: bool) -> dict[str, Any
     }
 
 
-def _check_additional(additional: dict[str, Any], taken: dict[str, Any], config: type) -> None:
+def _check_additional(options: MegatronConfig, taken: dict[str, Any], config: type) -> None:
     known = [field.name for field in dataclasses.fields(config)]
-    for name, value in additional.items():
+    for name, value in options.additional_configs.items():
         path = f"strategy_config.additional_configs.{name}"
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
@@ -177,6 +180,10 @@ def _check_additional(additional: dict[str, Any], taken: dict[str, Any], config:
             raise ValueError(
                 f"{path}: would have no effect, because attention follows the model's own configuration; remove it"
             )
+        if name.startswith("moe_") and not taken["num_moe_experts"]:
+            raise ValueError(f"{path}: would have no effect, because the model has no experts; remove it")
+        if name.startswith(_OF_TRANSFORMER_ENGINE) and options.transformer_impl != "transformer_engine":
+            raise ValueError(f"{path}: needs transformer_impl=transformer_engine, whose layers act on it; remove it")
         if name in _OF_ACCELERATORS and value and not torch.cuda.is_available():
             raise ValueError(f"{path}: needs an accelerator, and there is none; expected false")
 
