@@ -83,7 +83,7 @@ def _of_stage(path: str, stage: int, given: Mapping[str, Any]) -> Iterator[Viola
         if key in given and stage not in stages and key not in OFFLOAD_KEYS:
             expected = f"nothing with stage {stage}: it acts in stage {' or '.join(map(str, stages))}"
             yield Violation(f"{path}.{key}", expected, "remove it", given[key])
-    if given.get("allgather_partitions", True) is not True:
+    if given.get("allgather_partitions", True) not in (True, "auto"):
         expected = "true: DeepSpeed gathers partitions, it no longer sends them around"
         yield Violation(f"{path}.allgather_partitions", expected, "remove it", given["allgather_partitions"])
 

@@ -69,5 +69,5 @@ def accelerator_needs(config: RLVRConfig) -> Iterator[tuple[str, object, str | N
             yield f"{role}.strategy_args.strategy_config.offload_policy", True, None, ""
         if isinstance(options, DeepSpeedConfig):
             for key in QUANTIZED_KEYS:
-                if options.zero_optimization.get(key):
+                if options.zero_optimization.get(key) is True:
                     yield f"{role}.strategy_args.strategy_config.zero_optimization.{key}", True, None, ""

@@ -96,6 +96,8 @@ def _disconnect() -> None:
 
     if "megatron.core.parallel_state" in sys.modules:
         sys.modules["megatron.core.parallel_state"].destroy_model_parallel()
+    if "deepspeed.utils.groups" in sys.modules:
+        sys.modules["deepspeed.utils.groups"]._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
     if dist.is_initialized():
         dist.destroy_process_group()
     comm = sys.modules.get("deepspeed.comm.comm")

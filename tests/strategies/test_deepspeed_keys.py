@@ -1,0 +1,154 @@
+"""Every key of DeepSpeed's JSON that is taken reaches the engine, where it acts and changes no number it shouldn't."""
+
+from __future__ import annotations
+
+import operator
+
+import pytest
+import torch
+from layout_contract import check_layout, layout_spec, reference, run_layout, shard_of
+from train_contract import LOSS, build, make_batch
+
+pytest.importorskip("deepspeed")
+
+from roll.configs.deepspeed import QUANTIZED_KEYS, ZERO_KEYS
+
+SMALL = {"stage3_param_persistence_threshold": 0}
+"""Without it all weights of these models would stay whole on every rank in stage 3."""
+
+
+def seen(info, spec, places):
+    """What stands at each place of the engine after a step, and the gradient norm."""
+    strategy = build(spec, info)
+    batch = make_batch().select(shard_of(info.rank, info.world_size))
+    norm = strategy.train_step(batch, LOSS).result().get("actor/grad_norm")
+    return [_value(operator.attrgetter(place)(strategy._engine)) for place in places], norm
+
+
+def _value(found):
+    return found() if callable(found) else found
+
+
+# key -> (stage, a value that isn't the default, where the engine keeps it, what it keeps)
+ZERO = {
+    "contiguous_gradients": (2, False, "optimizer.contiguous_gradients", False),
+    "reduce_scatter": (2, False, "optimizer.reduce_scatter", False),
+    "reduce_bucket_size": (2, 1000, "optimizer.reduce_bucket_size", 1000),
+    "overlap_comm": (2, True, "optimizer.overlap_comm", True),
+    "use_multi_rank_bucket_allreduce": (2, False, "optimizer.use_multi_rank_bucket_allreduce", False),
+    "allgather_bucket_size": (1, 1000, "optimizer.allgather_bucket_size", 1000),
+    "ignore_unused_parameters": (2, False, "optimizer.ignore_unused_parameters", False),
+    "parameter_alignment": (2, True, "optimizer.parameter_alignment", True),
+    "sub_group_size": (3, 3000, "optimizer.sub_group_size", 3000),
+    "stage3_prefetch_bucket_size": (3, 10, "zero_prefetch_bucket_size", 10),
+    "stage3_param_persistence_threshold": (
+        3, 40, "optimizer.parameter_offload.param_numel_persistence_threshold", 40
+    ),
+    "stage3_model_persistence_threshold": (
+        3, 100, "optimizer.parameter_offload.model_persistence_threshold", 100
+    ),
+    "stage3_max_live_parameters": (3, 10, "zero_max_live_parameters", 10),
+    "stage3_max_reuse_distance": (3, 0, "zero_max_reuse_distance", 0),
+    "stage3_use_all_reduce_for_fetch_params": (
+        3, True, "_config.zero_config.use_all_reduce_for_fetch_params", True
+    ),
+    "stage3_allgather_sequential": (3, True, "zero_allgather_sequential", True),
+    "zero_hpz_partition_size": (3, 2, "optimizer.zero_hpz_partition_size", 2),
+    "log_trace_cache_warnings": (3, True, "zero_log_trace_cache_warnings", True),
+    "enable_sanity_checks": (3, True, "is_sanity_checks_enabled", True),
+}  # fmt: skip
+ELSEWHERE = {
+    "stage": "tests of layouts", "offload_optimizer": "tests of layouts", "offload_param": "tests of layouts",
+    "allgather_partitions": "refused unless it says what DeepSpeed does anyway",
+    **dict.fromkeys(QUANTIZED_KEYS, "refused without an accelerator"),
+}  # fmt: skip
+
+
+def test_no_key_of_zero_is_forgotten_here():
+    assert ZERO.keys() | ELSEWHERE.keys() == ZERO_KEYS.keys()
+
+
+@pytest.mark.parametrize("key", ZERO)
+def test_keys_of_zero_reach_the_engine_and_change_no_number(ranks, model_of, key):
+    stage, value, place, kept = ZERO[key]
+    assert stage in ZERO_KEYS[key]
+    zero = {"stage": stage, **(SMALL if stage == 3 else {}), key: value}
+    spec = layout_spec(model_of("llama"), "deepspeed_train", {"zero_optimization": zero})
+    (found,), _ = ranks.run(seen, 2, spec, [place])[0]
+    assert found == kept
+    default = dict(zero)
+    del default[key]
+    spec = layout_spec(model_of("llama"), "deepspeed_train", {"zero_optimization": default})
+    (found,), _ = ranks.run(seen, 2, spec, [place])[0]
+    assert found != kept
+    check_layout(ranks, model_of("llama"), "deepspeed_train", {"zero_optimization": zero}, 2)
+
+
+@pytest.mark.parametrize("key", QUANTIZED_KEYS)
+def test_quantised_exchange_reaches_the_json(key):
+    from roll.configs.deepspeed import DeepSpeedConfig
+    from roll.strategies.deepspeed.engine import engine_json
+
+    options = DeepSpeedConfig(zero_optimization={"stage": 3, key: True})
+    spec = layout_spec("nowhere", "deepspeed_train", {"zero_optimization": options.zero_optimization})
+    assert engine_json(spec, options, torch.device("cuda"))["zero_optimization"][key] is True
+
+
+DIVISIONS = [
+    ({"prescale_gradients": True}, "postscale_gradients", False),
+    ({"gradient_predivide_factor": 4.0}, "gradient_predivide_factor", 4.0),
+]
+
+
+@pytest.mark.parametrize("zero", [{}, {"stage": 1, "reduce_scatter": False}, {"stage": 2, "reduce_scatter": False}])
+@pytest.mark.parametrize(("more", "place", "kept"), DIVISIONS)
+def test_when_sums_are_divided_reaches_the_engine_and_changes_no_number(ranks, model_of, zero, more, place, kept):
+    options = {"zero_optimization": zero, **more}
+    spec = layout_spec(model_of("llama"), "deepspeed_train", options)
+    places = [place, f"optimizer.{place}"] if zero else [place]
+    assert ranks.run(seen, 2, spec, places)[0][0] == [kept] * len(places)
+    check_layout(ranks, model_of("llama"), "deepspeed_train", options, 2)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_gradients_are_summed_over_ranks_in_the_type_asked_for(ranks, model_of, stage):
+    exact = reference(model_of("llama")).norms
+    zero = {"zero_optimization": {"stage": stage}}
+    spec = layout_spec(model_of("llama"), "deepspeed_train", {**zero, "communication_data_type": "bf16"})
+    rounded = run_layout(ranks, spec, 2).norms
+    assert rounded == pytest.approx(exact, rel=0.02)
+    assert rounded != pytest.approx(exact, rel=1e-5)
+    same = layout_spec(model_of("llama"), "deepspeed_train", {**zero, "communication_data_type": "fp32"})
+    assert run_layout(ranks, same, 2).norms == pytest.approx(exact, rel=1e-5)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_gradients_of_micro_batches_are_summed_in_the_type_asked_for(ranks, model_of, stage):
+    norms = {}
+    for given in (None, "fp32", "bf16"):
+        options = {"zero_optimization": {"stage": stage}}
+        if given:
+            options["data_types"] = {"grad_accum_dtype": given}
+        spec = layout_spec(model_of("llama"), "deepspeed_train", options, model={"dtype": "bf16"})
+        norms[given] = run_layout(ranks, spec, 1).norms
+    assert norms[None] == norms["fp32"]
+    assert norms["bf16"] != norms["fp32"]
+    assert norms["bf16"] == pytest.approx(norms["fp32"], rel=0.02)
+
+
+def test_immediate_updates_of_bf16_gradients_reach_stage_1_and_change_no_number(ranks, model_of):
+    norms = []
+    for more in ({}, {"bf16": {"immediate_grad_update": True}}):
+        options = {"zero_optimization": {"stage": 1}, **more}
+        spec = layout_spec(model_of("llama"), "deepspeed_train", options, model={"dtype": "bf16"})
+        norms.append(run_layout(ranks, spec, 2).norms)
+        (found,), _ = ranks.run(seen, 2, spec, ["optimizer.immediate_grad_update"])[0]
+        assert found is bool(more)
+    assert norms[0] == norms[1]
+
+
+def test_clipping_and_sizes_are_filled_in_from_the_role(ranks, model_of):
+    for options in ({}, {"gradient_clipping": "auto", "train_batch_size": "auto"}):
+        spec = layout_spec(model_of("llama"), "deepspeed_train", {"zero_optimization": {"stage": 2}, **options})
+        (clip,), norm = ranks.run(seen, 2, spec, ["optimizer.clip_grad"])[0]
+        assert clip == spec.max_grad_norm < norm
