@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.checkpoint.files import read_json, write_json
+from roll.checkpoint.manifest import Checkpoint
 from roll.checkpoint.store import CheckpointStore
 from roll.configs.rlvr import RLVRConfig
 from roll.pipelines.clusters import Clusters
@@ -27,7 +28,7 @@ class Checkpoints:
 
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Write the checkpoint of a finished step; a kill leaves it whole or not there at all."""
-        with self._store.writing(step, {"exp_name": self._config.exp_name}) as folder:
+        with self._store.writing(step, {"exp_name": self._config.exp_name, "strategies": self._strategies}) as folder:
             for role, cluster in self._trained.items():
                 cluster.call(TrainWorker.save, str(folder / role))
             if self._config.checkpoint_config.save_hf_model:
@@ -55,6 +56,7 @@ class Checkpoints:
                 f"{checkpoint.path} was written with seed {state['seed']}, but seed is {self._config.seed}; "
                 "a resumed run must use the same seed, or start anew with resume_from_checkpoint: false"
             )
+        self._check_strategies(checkpoint)
         for role, cluster in self._trained.items():
             folder = checkpoint.path / role
             if not folder.is_dir():
@@ -62,6 +64,24 @@ class Checkpoints:
             cluster.call(TrainWorker.load, str(folder))
         logger.info("resumed from %s", checkpoint.path)
         return state
+
+    @property
+    def _strategies(self) -> dict[str, str]:
+        workers = self._config.roles
+        return {role: workers[role].strategy_args.strategy_name for role in self._trained}
+
+    def _check_strategies(self, checkpoint: Checkpoint) -> None:
+        for role, mine in self._strategies.items():
+            theirs = checkpoint.meta.get("strategies", {}).get(role, mine)
+            if theirs == mine:
+                continue
+            model = checkpoint.path / "hf_model"
+            there = role == "actor_train" and model.is_dir()
+            anew = f", or start anew with {role}.model_args.model_name_or_path={model}" if there else ""
+            raise ValueError(
+                f"{checkpoint.path} holds {role} as {theirs} wrote it, but {role}.strategy_args.strategy_name is "
+                f"{mine}, and each backend reads its own states only; go on with {theirs}{anew}"
+            )
 
     def latest(self) -> Path | None:
         """The newest complete checkpoint."""
