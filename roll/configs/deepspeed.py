@@ -70,7 +70,8 @@ class DeepSpeedConfig(StrategyConfig):
     `training_args`, `max_grad_norm` and `model_args.dtype`; one that contradicts them is refused."""
 
     zero_optimization: dict[str, Any] = field(default_factory=dict)
-    """ZeRO: `stage` 0 to 3, `offload_optimizer`, `offload_param`, bucket sizes and the rest of DeepSpeed's section.
+    """ZeRO: `stage` 0 to 3, `offload_optimizer`, `offload_param`, bucket sizes and the rest of DeepSpeed's section; a
+    key that doesn't act in the stage, or not here, is refused.
     Without an optimizer stages 1 and 2 have nothing to shard: every rank then holds the model, as with stage 0."""
 
     train_batch_size: int | Auto | None = None

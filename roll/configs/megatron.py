@@ -41,7 +41,8 @@ class MegatronConfig(StrategyConfig):
     """Ranks that share every sequence; attention exchanges heads for tokens between them."""
 
     expert_model_parallel_size: int = number(1, ge=1)
-    """Ranks that share the experts of a mixture-of-experts model; divides their number and the data-parallel ranks."""
+    """Ranks that share the experts of a mixture-of-experts model; divides their number. This size x
+    `expert_tensor_parallel_size` x `pipeline_model_parallel_size` divides the role's ranks."""
 
     expert_tensor_parallel_size: int | None = number(None, ge=1)
     """Ranks that share the matrices of one expert. null: `tensor_model_parallel_size`."""
@@ -55,16 +56,19 @@ class MegatronConfig(StrategyConfig):
     `model_args.disable_gradient_checkpointing`."""
 
     recompute_method: Literal["uniform", "block"] | None = None
-    """With `full`: chunks of `recompute_num_layers` layers, or only the first so many of each stage. null: uniform."""
+    """With `full`: chunks of `recompute_num_layers` layers, which divides the layers of a stage, or only the first so
+    many of each stage. null: uniform."""
 
     recompute_num_layers: int | None = number(None, ge=1)
     """See `recompute_method`. null: 1."""
 
     recompute_modules: tuple[str, ...] | None = None
-    """With `selective`: any of core_attn, mlp, layernorm, moe, moe_act, shared_experts. null: core_attn."""
+    """With `selective`: any of core_attn, mlp (not that of layers with experts), layernorm, moe, moe_act (needs
+    `moe_grouped_gemm`), shared_experts. null: core_attn, or with `moe_layer_recompute` nothing else."""
 
     moe_layer_recompute: bool = False
-    """Recompute the expert layers only. Not together with `recompute_granularity: full`."""
+    """Recompute the expert layers, and besides only `recompute_modules`. Needs `recompute_granularity: selective` or
+    `model_args.disable_gradient_checkpointing`, because whole layers are recomputed otherwise."""
 
     moe_token_dispatcher_type: Literal["allgather", "alltoall"] = "alltoall"
     """How tokens reach their experts on other ranks."""
@@ -79,7 +83,8 @@ class MegatronConfig(StrategyConfig):
     """Type of the router's computation. null: that of the model."""
 
     moe_aux_loss_coeff: float = number(0.0, ge=0)
-    """Weight of the load-balancing loss. It depends on how rows are cut into micro-batches; 0: off."""
+    """Weight of the load-balancing loss (arXiv:2101.03961), a mean over the tokens of a mini-batch, padding included.
+    Loads are those of a micro-batch, so it depends on how rows are cut into them. 0: off."""
 
     overlap_grad_reduce: bool = False
     """Sum gradients over ranks while the backward pass goes on."""
@@ -89,7 +94,7 @@ class MegatronConfig(StrategyConfig):
     `overlap_grad_reduce`."""
 
     use_distributed_optimizer: bool = True
-    """Keep each optimizer state on one data-parallel rank only."""
+    """Keep each optimizer state on one of the ranks that hold the same weights (data and context parallelism) only."""
 
     optimizer_cpu_offload: bool = False
     """Keep optimizer states in host memory. Needs an accelerator."""
@@ -98,7 +103,8 @@ class MegatronConfig(StrategyConfig):
     """Layers of Megatron itself, or fused ones of Transformer Engine (needs its package and an accelerator)."""
 
     additional_configs: dict[str, Any] = field(default_factory=dict)
-    """Any other field of Megatron's `TransformerConfig`; an unknown one, or one that another key sets, is refused."""
+    """Any other field of Megatron's `TransformerConfig`; an unknown one, one that another key or the model sets, or one
+    that nothing here reads is refused when the model is built."""
 
     @property
     def parallel_sizes(self) -> Mapping[str, int]:

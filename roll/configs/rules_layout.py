@@ -195,7 +195,13 @@ def _tensor_parallel(path: str, model: str, options: MegatronConfig, shape: Mode
 
 def _pipeline_parallel(path: str, model: str, options: MegatronConfig, shape: ModelShape) -> Iterator[Violation]:
     pp, stretches = options.pipeline_model_parallel_size, options.virtual_pipeline_model_parallel_size or 1
-    if shape.layers is None or shape.layers % (pp * stretches) == 0 or options.additional_configs.keys() & UNEVEN:
+    if shape.layers is None or options.additional_configs.keys() & UNEVEN:
+        return
+    if shape.layers % (pp * stretches) == 0:
+        chunk, each = options.recompute_num_layers or 1, shape.layers // (pp * stretches)
+        if options.recompute_method != "block":  # which takes what there is
+            where = f"{path}.recompute_num_layers"
+            yield from _divides(where, chunk, {"layers": each}, f"{model} in each stage")
         return
     key = "pipeline_model_parallel_size" if shape.layers % pp else "virtual_pipeline_model_parallel_size"
     product = f"pp {pp} x {stretches} stretches = {pp * stretches}" if stretches > 1 else f"pp {pp}"
@@ -214,9 +220,12 @@ def _experts(path: str, model: str, options: MegatronConfig, shape: ModelShape) 
     if tp > 1 and not options.sequence_parallel:
         expected = f"true, because {model} has experts and tensor_model_parallel_size is {tp}: Megatron wants both"
         yield Violation(f"{path}.sequence_parallel", expected, f"{path}.sequence_parallel=true", False)
-    if options.moe_shared_expert_overlap and not shape.shared_expert:
-        expected = f"false: {model} has no shared expert"
-        yield Violation(f"{path}.moe_shared_expert_overlap", expected, "remove it", True)
+    if not shape.shared_expert:
+        expected = f"nothing of a shared expert: {model} has none"
+        if options.moe_shared_expert_overlap:
+            yield Violation(f"{path}.moe_shared_expert_overlap", expected, "remove it", True)
+        if "shared_experts" in (options.recompute_modules or ()):
+            yield Violation(f"{path}.recompute_modules", expected, "remove it", "shared_experts")
 
 
 _OF_EXPERTS: dict[str, Any] = {
@@ -233,6 +242,9 @@ _OF_EXPERTS: dict[str, Any] = {
 
 
 def _no_experts(path: str, model: str, options: MegatronConfig) -> Iterator[Violation]:
+    named = [name for name in options.recompute_modules or () if name in ("moe", "moe_act", "shared_experts")]
+    if named:
+        yield Violation(f"{path}.recompute_modules", f"other modules: {model} has no experts", "remove them", named)
     for key, idle in _OF_EXPERTS.items():
         value = getattr(options, key)
         if value != idle:

@@ -166,6 +166,17 @@ BROKEN = [
     ("layers that virtual stages don't divide",
      megatron(2, pipeline_model_parallel_size=2, virtual_pipeline_model_parallel_size=2), NO_GPU,
      f"{OPTIONS}.virtual_pipeline_model_parallel_size", ["pp 2 x 2 stretches = 4"]),
+    # 6 layers in one stage can't be recomputed 4 at a time
+    ("layers that recomputed chunks don't divide", megatron(recompute_num_layers=4), NO_GPU,
+     f"{OPTIONS}.recompute_num_layers", ["the 6 layers of dense in each stage", "1, 2, 3, 6"]),
+    ("recomputed experts of a dense model", megatron(recompute_granularity="selective", recompute_modules=["moe"]),
+     NO_GPU, f"{OPTIONS}.recompute_modules", ["dense has no experts"]),
+    ("a recomputed shared expert that isn't there",
+     megatron(1, "experts", recompute_granularity="selective", recompute_modules=["shared_experts"]), NO_GPU,
+     f"{OPTIONS}.recompute_modules", ["nothing of a shared expert"]),
+    ("ranks that shards don't divide",
+     [*ray(3), f"{ACTOR}={{strategy_name: fsdp2_train, strategy_config: {{fsdp_size: 2}}}}"], NO_GPU,
+     f"{OPTIONS}.fsdp_size", ["2"]),
     ("experts that ep doesn't divide", megatron(4, "experts", expert_model_parallel_size=4), NO_GPU,
      f"{OPTIONS}.expert_model_parallel_size", ["the 6 experts of experts", "1, 2, 3, 6"]),
     ("experts of a dense model", megatron(1, moe_router_dtype="fp32"), NO_GPU, f"{OPTIONS}.moe_router_dtype",
@@ -174,7 +185,7 @@ BROKEN = [
      megatron(2, "experts", tensor_model_parallel_size=2), NO_GPU, f"{OPTIONS}.sequence_parallel",
      ["experts has experts", "sequence_parallel=true"]),
     ("an overlap with a shared expert that isn't there", megatron(1, "experts", moe_shared_expert_overlap=True), H200,
-     f"{OPTIONS}.moe_shared_expert_overlap", ["has no shared expert"]),
+     f"{OPTIONS}.moe_shared_expert_overlap", ["nothing of a shared expert: experts has none"]),
     ("a family that Megatron's weights can't be mapped for", megatron(1, "gemma"), NO_GPU, f"{ACTOR}.strategy_name",
      ["type 'gemma2'", "megatron_* knows llama, qwen2", "fsdp2_*"]),
     # the machine
@@ -225,6 +236,8 @@ def test_a_layout_that_cannot_be_gives_one_clear_error(jobs, overrides, machine,
 
 
 SOUND = {
+    "the first so many layers recomputed": megatron(
+        recompute_granularity="full", recompute_method="block", recompute_num_layers=4),
     "all of Megatron's sizes": megatron(8, "dense", tensor_model_parallel_size=2, pipeline_model_parallel_size=2,
                                         context_parallel_size=2, sequence_parallel=True),
     "ranks beyond the key-value heads": megatron(8, tensor_model_parallel_size=8),

@@ -161,6 +161,12 @@ def test_key_heads_and_ranks_must_divide_each_other():
         ("moe_router_topk", 1, "already set"),
         ("variable_seq_lengths", False, "already set"),
         ("window_size", [4, 0], "no effect"),
+        ("transformer_impl", "transformer_engine", "already set"),
+        ("init_method_std", 0.1, "no effect, because every weight is loaded"),
+        ("persist_layer_norm", True, "no effect, because norms follow"),
+        ("cross_entropy_loss_fusion", True, "no effect, because log-probs"),
+        ("inference_sampling_seed", 3, "no effect, because responses"),
+        ("tp_comm_overlap", True, "transformer_engine"),
         ("bias_dropout_fusion", True, "needs an accelerator"),
         ("fp8", "hybrid", "transformer_impl=transformer_engine"),
         ("cpu_offloading", True, "transformer_impl=transformer_engine"),
@@ -176,6 +182,21 @@ def test_additional_fields_that_would_not_act_are_refused(name, value, message):
 def test_additional_fields_of_experts_are_refused_for_a_dense_model():
     with pytest.raises(ValueError, match="additional_configs.moe_z_loss_coeff: .*no experts"):
         config_for("llama", additional_configs={"moe_z_loss_coeff": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "message"),
+    [
+        ("qwen3_moe", {"recompute_modules": ("mlp",)}, "every layer of the model has experts"),
+        ("qwen3_moe", {"recompute_modules": ("shared_experts",)}, "the model has no shared experts"),
+        ("llama", {"recompute_modules": ("moe",)}, "the model has no experts"),
+        ("llama", {"recompute_num_layers": 3}, "= 3 doesn't divide the 4 layers of a stage"),
+    ],
+)
+def test_recomputation_that_would_not_act_is_refused(family, options, message):
+    with pytest.raises(ValueError, match=message):
+        config_for(family, **options)
+    assert config_for(family, recompute_method="block", recompute_granularity="full", recompute_num_layers=3)
 
 
 def test_additional_fields_reach_megatron():
@@ -195,9 +216,9 @@ def test_additional_fields_reach_megatron():
             ("full", "block", 2, ["core_attn"]),
         ),
         (
-            {"recompute_granularity": "selective", "recompute_modules": ("mlp",)},
+            {"recompute_granularity": "selective", "recompute_modules": ("layernorm",)},
             True,
-            ("selective", None, None, ["mlp"]),
+            ("selective", None, None, ["layernorm"]),
         ),
         ({"moe_layer_recompute": True}, True, ("selective", None, None, ["moe"])),
     ],
