@@ -83,6 +83,7 @@ EXPERTS = {
     "expert 2, whole optimizer": (2, {**EP2, **PLAIN}),
     "expert 2, overlapped": (2, {**EP2, **OVERLAP}),
     "expert 2 over tensor ranks": (2, {**TP2, **SP, **EP2, "expert_tensor_parallel_size": 1}),
+    "experts over data ranks": (2, {"expert_tensor_parallel_size": 2}),
     "expert 2 x pipeline 2": (4, {**EP2, **PP2}),
     "expert 2 x data 2": (4, EP2),
     "expert 2 x tensor 2": (4, {**EP2, **TP2, **SP}),

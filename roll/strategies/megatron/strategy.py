@@ -252,7 +252,9 @@ class MegatronStrategy(CommonStrategy):
     def _least_shapes(self, layouts: Sequence[MicroLayout]) -> list[tuple[int, int]]:
         """Where ranks gather each other's tokens for their experts, each micro-batch has one shape on all of them."""
         options = self._options
-        if options.moe_token_dispatcher_type != "allgather" or options.expert_model_parallel_size == 1:
+        tensor = options.tensor_model_parallel_size
+        across = options.expert_model_parallel_size > 1 or (options.expert_tensor_parallel_size or tensor) > tensor
+        if options.moe_token_dispatcher_type != "allgather" or not across:
             return [(0, 0)] * len(layouts)
         shapes = torch.tensor([layout.ids.shape for layout in layouts], device=self._device)
         dist.all_reduce(shapes, op=dist.ReduceOp.MAX, group=self._group)
