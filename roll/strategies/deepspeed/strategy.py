@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,8 @@ class DeepSpeedStrategy(HfTrainStrategy):
             shard_weights(opened, made, self._computed, self._device)
         with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does; its logger isn't affected
             self._engine, *_ = deepspeed.initialize(model=opened, optimizer=optimizer, config=made)
+        # Hooks on gradients hold weights and process groups in circles that Python can't collect.
+        weakref.finalize(self, self._engine.destroy).atexit = False
         if options.stage == 3:
             opened.hold_head()
         for parameter, value in rounded.items():
