@@ -157,11 +157,20 @@ class Completion:
     """Decode steps this request was running: the deterministic clock of `lockstep` engines."""
 
 
+EnginePart = Literal["weights", "kv_cache"]
+ENGINE_PARTS: tuple[EnginePart, ...] = get_args(EnginePart)
+
+
+class EngineDied(RuntimeError):
+    """The engine can't go on; whoever owns it builds a new one and submits its requests again."""
+
+
 class InferEngine(ABC):
     """One inference engine: requests go in with `submit`, come out of `poll`, in any order.
 
     Batched calls keep the number of remote calls per response far below one. `lockstep` engines compute only inside
-    `poll`, so what they batch together is decided by the caller and never by timing.
+    `poll`, so what they batch together is decided by the caller and never by timing. The others compute on their own,
+    and their methods may be called from several threads at once.
     """
 
     lockstep: bool = False
@@ -172,7 +181,11 @@ class InferEngine(ABC):
 
     @abstractmethod
     def poll(self, budget: float) -> list[Completion]:
-        """Work (lockstep: at most `budget` decode steps) or wait (others: `budget` seconds); what has finished."""
+        """What has finished since the last call.
+
+        Lockstep: works for at most `budget` decode steps. Others: returns as soon as there is something, at the latest
+        after `budget` seconds; raises `EngineDied` when the engine is gone.
+        """
 
     @abstractmethod
     def abort(self, request_ids: Iterable[str]) -> list[Completion]:
@@ -180,15 +193,24 @@ class InferEngine(ABC):
 
     @abstractmethod
     def update_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Load new weights (Hugging Face names) and name them `version`; a missing or unknown name raises."""
+        """Load new weights (Hugging Face names) and name them `version`; a missing or unknown name raises.
+
+        Requests on their way go on from the tokens they have, which are read again under the new weights; each token
+        keeps the log-prob and the version it was sampled with.
+        """
 
     @property
     @abstractmethod
     def version(self) -> int:
         """Version of the weights in use."""
 
-    def sleep(self) -> None:
-        """Free weights and cache until `wake`. Default: stay resident."""
+    def sleep(self, parts: Sequence[EnginePart] = ENGINE_PARTS) -> int:
+        """Free these parts of the device's memory until `wake`; bytes freed. Nothing may run. Default: stay resident."""
+        del parts
+        return 0
 
-    def wake(self) -> None:
-        """Undo `sleep`."""
+    def wake(self, parts: Sequence[EnginePart] = ENGINE_PARTS) -> None:
+        """Bring these parts back. Weights come back with whatever content: an update must follow."""
+
+    def close(self) -> None:
+        """End the engine and its processes. A second call does nothing."""
