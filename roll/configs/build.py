@@ -42,6 +42,7 @@ class _Builder:
         if not isinstance(tree, Mapping):
             return self._wrong(path, tree, "a section with keys", _null_fix(tree, path))
         known = {f.name: f for f in fields(cls)}
+        tree = self._closed(tree, path, known)
         for key in tree:
             if key not in known:
                 self._unknown(str(key), tree[key], path, known)
@@ -59,6 +60,17 @@ class _Builder:
                 )
                 failed = True
         return _BAD if failed else cls(**values)
+
+    def _closed(self, tree: Mapping[str, Any], path: str, known: Mapping[str, Field[Any]]) -> Mapping[str, Any]:
+        """An open section with its undeclared keys moved into the mapping that takes them up."""
+        home = next((name for name, spec in known.items() if spec.metadata.get("open")), None)
+        loose = {key: value for key, value in tree.items() if key not in known}
+        inside = tree.get(home, {}) if home is not None else None
+        if home is None or not loose or not isinstance(inside, Mapping):
+            return tree
+        for key in sorted(str(key) for key in loose.keys() & inside.keys()):
+            self._wrong(f"{path}.{key}", loose[key], f"it once; {home} has it too", "keep one of the two")
+        return {**{key: value for key, value in tree.items() if key in known}, home: {**inside, **loose}}
 
     def _field(self, spec: Field[Any], hint: Any, tree: Mapping[str, Any], path: str) -> Any:
         meta, value = spec.metadata, tree[spec.name]

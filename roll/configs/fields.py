@@ -38,3 +38,8 @@ def parsed(default: Any, parser: Callable[[Any], Any], expected: str) -> Any:
 def typed_by(sibling: str, table: Mapping[str, type]) -> dict[str, Any]:
     """Metadata of a section whose dataclass `table` picks by the value of the field called `sibling`."""
     return {"typed_by": sibling, "table": table}
+
+
+def open_section() -> dict[str, Any]:
+    """Metadata of a mapping that takes up the keys which its section doesn't declare."""
+    return {"open": True}

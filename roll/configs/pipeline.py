@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from roll.configs.fields import number, one_or_many
+from roll.configs.errors import did_you_mean
+from roll.configs.fields import number, one_or_many, parsed
+
+
+def _off_or(*names: str) -> Callable[[Any], str]:
+    """A parser for one of `names`, or `off`, which YAML reads as false."""
+
+    def parse(value: Any) -> str:
+        value = "off" if value is False else value
+        if value not in ("off", *names):
+            raise ValueError(did_you_mean(str(value), ("off", *names)))
+        return str(value)
+
+    return parse
+
 
 TrackerName = Literal["tensorboard", "stdout", "jsonl"]
 
@@ -144,7 +159,8 @@ class PipelineConfig:
     """Validation samples shown in the log and the trackers. 0: none."""
 
     max_running_requests: int = number(128, ge=1)
-    """Requests an engine works on at once; for `hf_infer` the decode batch."""
+    """Requests one engine works on at once: the decode batch of `hf_infer`, the requests in flight at `vllm` and
+    `sglang`. With several engines each has as many."""
 
     is_use_additional_prompts: bool = False
     """Start more prompts than a step needs; when enough groups are complete the rest is aborted."""
@@ -160,7 +176,31 @@ class PipelineConfig:
     """Further tries after a reward function raised or timed out; then the sample is dropped and counted."""
 
     async_generation_ratio: float = number(0.0, ge=0)
-    """How far generation may run ahead, in weight versions. 0: synchronous, the only value so far."""
+    """How far generation may run ahead of training: no token that is trained on is more than ceil(this) weight versions
+    old. 0: generation and training take turns. Above 0 they work at once, on slots of their own, and the loss needs
+    `train_infer_correction`, `policy_loss: decoupled_ppo` or `allow_uncorrected_async`."""
+
+    partial_rollout: Literal["resume", "restart"] = "resume"
+    """What a weight update does to responses on their way, with `async_generation_ratio` above 0: `resume` goes on from
+    the tokens that are there, `restart` throws them away (counted) and begins anew under the new weights."""
+
+    engine_restarts: int = number(1, ge=0)
+    """How often one engine may be replaced in a run after it died; its responses then begin anew. 0: its death ends the
+    run. For `vllm` and `sglang`."""
+
+    weight_transport: Literal["auto", "object_store", "shared_memory", "broadcast", "file"] = "auto"
+    """How new weights travel from `actor_train` to `actor_infer`. `auto`: what suits where the two live; see
+    docs/backends.md."""
+
+    model_update_buffer_size_mb: int = number(256, ge=1)
+    """Weights travel in buckets of this size, in MiB, or of one tensor if that is larger; about two are under way at
+    once."""
+
+    verify_weight_sync: Literal["off", "checksum", "logprob"] = parsed(
+        "off", _off_or("checksum", "logprob"), "off, checksum or logprob"
+    )
+    """After every update: `checksum` compares the bytes that arrived with those that left, `logprob` also compares
+    log-probs of a few sampled tokens between engine and trainer. A difference ends the run."""
 
     balance_batch: bool = True
     """Give data-parallel ranks equal token counts. false: equal row counts in order."""

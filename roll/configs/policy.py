@@ -28,20 +28,24 @@ ESTIMATORS = (
 GROUP_ESTIMATORS = frozenset({"grpo", "dr_grpo", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline"})
 """Estimators that compare the responses of one prompt and need at least two."""
 
-POLICY_LOSSES = ("ppo", "gspo", "cispo", "topr", "reinforce", "tis", "kimi15", "sapo")
+POLICY_LOSSES = ("ppo", "gspo", "decoupled_ppo", "cispo", "topr", "reinforce", "tis", "kimi15", "sapo")
 """Built-in values of `policy_loss`."""
+
+OFF_POLICY_LOSSES = ("decoupled_ppo", "tis", "topr", "cispo")
+"""Of these, the ones that themselves weigh a token by how probable it has become since it was sampled."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainInferCorrection:
     """Correct for the difference between the sampler's and the trainer's probabilities of the same tokens.
 
-    ratio = p_train / p_infer, under the weights before the step.
+    ratio = p_train / p_infer: p_train under the weights before the step, p_infer as sampled, whether the engine computes
+    otherwise, sampled under older weights (`async_generation_ratio`), or both.
     """
 
     level: Literal["token", "segment", "geometric", "sequence"] = "token"
-    """One ratio per token; per segment (one uninterrupted response); per row as the geometric mean; or per
-    row as the product."""
+    """One ratio per token; per segment as the geometric mean (one response, or each of its pieces if the weights
+    changed on the way); per row as the geometric mean; or per row as the product."""
 
     importance_upper: float | None = number(2.0, gt=0)
     """Multiply the loss of a token by min(ratio, this). null: no weight, only the filters below."""
@@ -188,8 +192,11 @@ class PolicyOptimisation:
     the token mean; of the token sum divided by `response_length` (what `dr_grpo` was published with)."""
 
     policy_loss: str = "ppo"
-    """ppo, gspo, cispo, topr, reinforce, tis, kimi15, sapo; or a function of your own as
+    """ppo, gspo, decoupled_ppo, cispo, topr, reinforce, tis, kimi15, sapo; or a function of your own as
     `package.module:name` or `path/to/file.py:name`."""
+
+    decoupled_ppo_cap: float | None = number(5.0, gt=0)
+    """`decoupled_ppo`: largest weight p_old / p_sampled of a token. null: no bound."""
 
     cispo_epsilon_low: float = number(1.0, gt=0)
     """`cispo`: lowest weight is 1 - this; 1 or more: no lower bound."""
@@ -274,6 +281,10 @@ class PolicyOptimisation:
     train_infer_correction: TrainInferCorrection | None = None
     """Importance weights and rejection filters between sampler and trainer. null: none, the mismatch is only
     measured."""
+
+    allow_uncorrected_async: bool = False
+    """Permit `async_generation_ratio` above 0 without `train_infer_correction` and without a `policy_loss` made for it
+    (decoupled_ppo, tis, topr, cispo): only the loss's own clip then knows that samples are of older weights."""
 
     pf_ppo: PfPpo | None = None
     """Draw training rows again by score. null: off."""

@@ -60,6 +60,10 @@ class RewardConfig:
     tag_included: tuple[str, ...] = one_or_many()
     """Tags of the rows that belong to this domain. Empty: the domain's own name."""
 
+    rollout: str | None = None
+    """A class of your own that plays this domain's episodes, as `package.module:Class` or `path/to/file.py:Class`.
+    null: one prompt, one response."""
+
     weight: float = 1.0
     """Factor on the domain's scores in training; validation reports unweighted scores."""
 

@@ -20,7 +20,7 @@ ROLE_STRATEGIES = {
     "critic": _TRAIN,
     "reference": _INFER,
     "reward_model": ("fsdp2_infer", "deepspeed_infer"),
-    "actor_infer": ("hf_infer",),
+    "actor_infer": ("hf_infer", "vllm", "sglang"),
 }
 """Backends that can do a role's work."""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from roll.configs.deepspeed import DeepSpeedConfig
+from roll.configs.engines import SglangConfig, VllmConfig
 from roll.configs.fields import choice, number, typed_by
 from roll.configs.megatron import MegatronConfig
 from roll.configs.options import StrategyConfig
@@ -49,19 +50,18 @@ STRATEGIES: dict[str, type[StrategyConfig]] = {
     "megatron_train": MegatronConfig,
     "megatron_infer": MegatronConfig,
     "hf_infer": HfInferConfig,
+    "vllm": VllmConfig,
+    "sglang": SglangConfig,
 }
-
-LATER_STRATEGIES = ("vllm", "sglang")
-"""Names from the users' vocabulary that this version refuses by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyArgs:
     """Which backend a role runs on."""
 
-    strategy_name: str = field(metadata=choice(STRATEGIES, LATER_STRATEGIES))
-    """Backend: one that ends in `_train` for roles that train, in `_infer` for forward passes only, `hf_infer` for
-    generation. Roles may differ."""
+    strategy_name: str = field(metadata=choice(STRATEGIES))
+    """Backend: one that ends in `_train` for roles that train, in `_infer` for forward passes only; `hf_infer`, `vllm`
+    or `sglang` for generation. Roles may differ."""
 
     strategy_config: StrategyConfig = field(
         default_factory=StrategyConfig, metadata=typed_by("strategy_name", STRATEGIES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-_ENGINE = "it belongs to engines that this version doesn't have"
 _AGENTIC = "agentic pipelines aren't available in this version"
 _FULL_KL = "it needs both models' distributions over the whole vocabulary, which aren't kept; try low_var_kl"
 _TRACKERS = "not available in this version; available: tensorboard, stdout, jsonl"
@@ -35,18 +34,23 @@ LATER_KEYS: dict[str, str] = {
     ),
     "forward_prefetch": "FSDP2 gathers the next layer's weights ahead by itself",
     "wrap_policy": "what is sharded together is what the model names as its layers",
-    "tensor_parallel_size": f"{_ENGINE}; for training see tensor_model_parallel_size of megatron_train",
-    "gpu_memory_utilization": _ENGINE,
-    "max_model_len": _ENGINE,
-    "max_num_seqs": _ENGINE,
-    "enforce_eager": _ENGINE,
-    "load_format": _ENGINE,
-    "sleep_level": _ENGINE,
-    "mem_fraction_static": _ENGINE,
 }
 """Keys of the users' vocabulary that nothing would read in this version."""
 
+_VLLM = "it is an option of vllm: write it into actor_infer.strategy_args.strategy_config with strategy_name: vllm"
+_SGLANG = _VLLM.replace("vllm", "sglang")
+
 OTHER_WORDS: dict[str, str] = {
+    "tensor_parallel_size": "megatron_* has tensor_model_parallel_size; vllm and sglang, in actor_infer, have this one",
+    "gpu_memory_utilization": f"{_VLLM}; for sglang see mem_fraction_static",
+    "max_model_len": _VLLM,
+    "max_num_seqs": _VLLM,
+    "enforce_eager": _VLLM,
+    "load_format": _VLLM,
+    "sleep_level": _VLLM,
+    "mem_fraction_static": f"{_SGLANG}; for vllm see gpu_memory_utilization",
+    "free_cache_engine": "write sleep_level, an option of vllm",
+    "tensor_model_parallel_size": "an option of megatron_*; vllm and sglang have tensor_parallel_size",
     "use_topr_loss": "write policy_loss: topr",
     "pg_variant": "write policy_loss",
     "train_batch_size": "write rollout_batch_size",
