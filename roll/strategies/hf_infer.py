@@ -17,6 +17,7 @@ from roll.strategies.base import Completion, InferEngine, Request
 from roll.strategies.hf.cache import RowCache
 from roll.strategies.hf.model import load_named_tensors, text_config
 from roll.strategies.hf.sampler import sample
+from roll.strategies.stopping import ResponseRules
 from roll.types.episode import FinishReason
 
 _PREFILL_TOKENS = 8192
@@ -77,11 +78,9 @@ class HfInfer(InferEngine):
         decode: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
         self._model = model
-        self._eos = frozenset(eos_token_ids)
         self._pad = pad_token_id
         self._max_running = max_running_requests
-        self._max_context = max_context
-        self._decode = decode
+        self._rules = ResponseRules(frozenset(eos_token_ids), max_context, decode)
         self._device = next(model.parameters()).device
         config = text_config(model)
         other = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
@@ -105,26 +104,10 @@ class HfInfer(InferEngine):
         """Queue requests. Raises `ValueError` for an empty or too long prompt, before any is queued."""
         known = {s.request.id for s in (*self._waiting, *self._running)}
         for request in requests:
-            self._check(request, known)
+            self._rules.check(request, known)
             known.add(request.id)
         self._waiting.extend(_Sequence(request) for request in requests)
         self._waiting.sort(key=lambda s: (s.request.order, s.request.id))
-
-    def _check(self, request: Request, known: set[str]) -> None:
-        if not request.prompt_ids:
-            raise ValueError(f"request {request.id!r} has an empty prompt; the model needs at least one token")
-        if len(request.prompt_ids) >= self._max_context:
-            raise ValueError(
-                f"request {request.id!r} has {len(request.prompt_ids)} prompt tokens; the model holds "
-                f"{self._max_context} with the response"
-            )
-        if request.id in known:
-            raise ValueError(f"request id {request.id!r} is already running; ids must be unique")
-        if request.params.max_new_tokens < 1:
-            got = request.params.max_new_tokens
-            raise ValueError(f"request {request.id!r}: max_new_tokens must be >= 1, got {got}")
-        if request.params.stop_strings and self._decode is None:
-            raise ValueError(f"request {request.id!r} has stop strings, which need a tokenizer: pass `decode`")
 
     @torch.inference_mode()
     def poll(self, budget: float) -> list[Completion]:
@@ -162,7 +145,7 @@ class HfInfer(InferEngine):
             logits.append(self._prefill(newcomers))
             self._running.extend(newcomers)
         self._draw(torch.cat(logits))
-        reasons = [self._finish_reason(sequence) for sequence in self._running]
+        reasons = [self._rules.finish_reason(s.request, s.tokens) for s in self._running]
         done = [s.completion(r) for s, r in zip(self._running, reasons, strict=True) if r is not None]
         self._keep([i for i, reason in enumerate(reasons) if reason is None])
         return done
@@ -240,23 +223,6 @@ class HfInfer(InferEngine):
         if sequence.request.params.repetition_penalty == 1.0:
             return None
         return torch.tensor(sorted(set(sequence.context)), device=self._device)
-
-    def _finish_reason(self, sequence: _Sequence) -> FinishReason | None:
-        params, token = sequence.request.params, sequence.tokens[-1]
-        if (token in self._eos and not params.ignore_eos) or token in params.stop_token_ids:
-            return "stop"
-        if params.stop_strings and self._ends_with_stop(sequence):
-            return "stop"
-        full = len(sequence.request.prompt_ids) + len(sequence.tokens) >= self._max_context
-        return "length" if full or len(sequence.tokens) >= params.max_new_tokens else None
-
-    def _ends_with_stop(self, sequence: _Sequence) -> bool:
-        assert self._decode is not None
-        stops = sequence.request.params.stop_strings
-        # A token holds at least one byte, so this many tokens always cover the longest stop string and its neighbours.
-        window = max(len(stop.encode()) for stop in stops) + 8
-        text = self._decode(sequence.tokens[-window:])
-        return any(stop in text for stop in stops)
 
     def _keep(self, rows: Sequence[int]) -> None:
         """Drop every running row that isn't in `rows`."""

@@ -1,0 +1,65 @@
+"""An iterable read in one thread, used in another thread's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import queue
+from collections.abc import AsyncIterator, Iterable
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+_LOOK_EVERY = 5.0
+"""Seconds between two looks at whether the consumer is still there."""
+
+
+class Feed(AsyncIterator[T], Generic[T]):
+    """Hands `items` one at a time to an event loop; `serve` reads them, in the thread that calls it.
+
+    Streams of weights belong to their thread: they may use process groups or a current device.
+    """
+
+    def __init__(self, items: Iterable[T], loop: asyncio.AbstractEventLoop) -> None:
+        self._items = iter(items)
+        self._loop = loop
+        self._asked: queue.SimpleQueue[asyncio.Future[tuple[T, ...]] | None] = queue.SimpleQueue()
+
+    def __aiter__(self) -> Feed[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        wanted: asyncio.Future[tuple[T, ...]] = self._loop.create_future()
+        self._asked.put(wanted)
+        answer = await wanted
+        if not answer:
+            raise StopAsyncIteration
+        return answer[0]
+
+    def serve(self, consumer: Future[None]) -> None:
+        """Read an item whenever one is asked for, until `consumer` is done; what reading raises, the consumer gets."""
+        consumer.add_done_callback(lambda _: self._asked.put(None))
+        while not consumer.done():
+            try:
+                wanted = self._asked.get(timeout=_LOOK_EVERY)
+            except queue.Empty:
+                continue
+            if wanted is None:
+                return
+            try:
+                answer = tuple(itertools.islice(self._items, 1))
+            except Exception as error:  # noqa: BLE001 - raised where the items are used
+                self._loop.call_soon_threadsafe(_fail, wanted, error)
+            else:
+                self._loop.call_soon_threadsafe(_fulfil, wanted, answer)
+
+
+def _fulfil(wanted: asyncio.Future[tuple[T, ...]], answer: tuple[T, ...]) -> None:
+    if not wanted.done():
+        wanted.set_result(answer)
+
+
+def _fail(wanted: asyncio.Future[tuple[T, ...]], error: Exception) -> None:
+    if not wanted.done():
+        wanted.set_exception(error)
