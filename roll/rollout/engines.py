@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from roll.strategies.base import Completion, Request
@@ -22,6 +22,11 @@ T = TypeVar("T")
 
 class RolloutStalled(RuntimeError):
     """Nobody made progress within the time limit; the message names who was waited for."""
+
+
+def never_started_completion(request: Request) -> Completion:
+    """What an abort gives for a request that no engine has seen."""
+    return Completion(id=request.id, token_ids=(), logprobs=(), versions=(), finish_reason="abort")
 
 
 class EngineRanks(Protocol):
@@ -39,6 +44,34 @@ class EngineRanks(Protocol):
 
     async def abort(self, rank: int, request_ids: Sequence[str]) -> list[Completion]:
         """Stop requests on one engine."""
+
+
+class Engines(Protocol):
+    """Drivers of engines as episodes and schedulers see them: `LockstepEngines` and `ContinuousEngines`."""
+
+    def run(self, main: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine that plays episodes on these engines, from synchronous code."""
+
+    def close(self) -> None:
+        """End the event loop."""
+
+    def busy(self, episode: str, doing: str) -> None:
+        """This episode is live and not waiting for tokens, but `doing` something."""
+
+    def ended(self, episode: str) -> None:
+        """This episode is over."""
+
+    async def generate(self, episode: str, request: Request) -> Completion:
+        """One response; finish reason `abort` when the scheduler stopped it."""
+
+    async def quiet(self) -> None:
+        """Wait until it is time for decisions: at once, but for lockstep engines."""
+
+    async def round(self) -> None:
+        """Wait for progress."""
+
+    async def abort(self, episodes: Collection[str]) -> int:
+        """Stop what these episodes wait for; returns how many requests that were."""
 
 
 class LockstepEngines:
@@ -105,11 +138,6 @@ class LockstepEngines:
         if not self._busy:
             self._quiet.set()
 
-    @property
-    def pending(self) -> int:
-        """Requests that wait for tokens."""
-        return len(self._futures)
-
     async def quiet(self) -> None:
         """Wait until every live episode waits for tokens; raises `RolloutStalled` naming those that don't."""
         try:
@@ -145,16 +173,16 @@ class LockstepEngines:
         self._queued = []
         await asyncio.gather(*(self._ranks.submit(r, batch) for r, batch in enumerate(batches) if batch))
 
-    async def abort_all(self) -> int:
-        """Stop everything that waits for tokens; returns how many requests that were."""
+    async def abort(self, episodes: Collection[str]) -> int:
+        """Stop what these episodes wait for; returns how many requests that were."""
+        chosen = {request_id for request_id, (_, episode) in self._futures.items() if episode in episodes}
         by_rank: dict[int, list[str]] = {}
         for request_id, rank in self._placed.items():
-            by_rank.setdefault(rank, []).append(request_id)
+            if request_id in chosen:
+                by_rank.setdefault(rank, []).append(request_id)
         results = await asyncio.gather(*(self._ranks.abort(rank, ids) for rank, ids in by_rank.items()))
-        never_started = [
-            Completion(id=r.id, token_ids=(), logprobs=(), versions=(), finish_reason="abort") for r in self._queued
-        ]
-        self._queued = []
+        never_started = [never_started_completion(r) for r in self._queued if r.id in chosen]
+        self._queued = [r for r in self._queued if r.id not in chosen]
         stopped = [completion for result in results for completion in result] + never_started
         self._resolve(stopped)
         return len(stopped)

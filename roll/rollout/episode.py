@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 from roll.envs.base import Env, Observation, StepResult
 from roll.rollout.agent import Agent, PromptTooLong
-from roll.rollout.engines import LockstepEngines
+from roll.rollout.engines import Engines
 from roll.strategies.base import Completion, Request, SamplingParams
 from roll.types.episode import FinishReason, Status, Task, Trajectory, Turn
 from roll.utils.seeding import stable_hash
@@ -94,7 +94,11 @@ class EpisodeKey:
 
     def name(self, task: Task) -> str:
         """Unique name of the episode within a run."""
-        return f"{self.purpose}/{self.step}/{task.id}#{self.member}"
+        return f"{self.group_name(task)}#{self.member}"
+
+    def group_name(self, task: Task) -> str:
+        """Name that the episodes of one group share."""
+        return f"{self.purpose}/{self.step}/{task.id}"
 
     def request_seed(self, task: Task, turn: int) -> int:
         """128-bit key of one response."""
@@ -114,7 +118,7 @@ class EpisodePlayer:
 
     def __init__(
         self,
-        engines: LockstepEngines,
+        engines: Engines,
         agent: Agent,
         make_env: Callable[[Task, str], EpisodeEnv],
         *,
@@ -152,7 +156,7 @@ class EpisodePlayer:
         params: SamplingParams,
         recorder: _Recorder,
     ) -> None:
-        name = key.name(task)
+        name, affinity = key.name(task), key.group_name(task)
         self._engines.busy(name, f"reset of {env.waits_for}")
         prompt = self._agent.start(task, await env.reset(task))
         for turn in range(self._max_turns):
@@ -167,6 +171,7 @@ class EpisodePlayer:
                 params=replace(params, max_new_tokens=min(params.max_new_tokens, room)),
                 seed=key.request_seed(task, turn),
                 order=(key.position, key.member, turn),
+                affinity=affinity,
             )
             with recorder.span("generate"):
                 completion = await self._engines.generate(name, request)

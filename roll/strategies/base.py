@@ -141,6 +141,8 @@ class Request:
     """128-bit key of this response's randomness: derived from (seed, purpose, step, task, member, turn)."""
     order: tuple[int, ...] = ()
     """Position in the plan; deterministic engines batch by it, never by arrival."""
+    affinity: str = ""
+    """Requests with the same text share a prefix, and a router keeps them on one engine while it has room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from toy import metrics_of, run_toy, write_toy
 
 from roll.data.readers import DataError
 from roll.distributed.errors import WorkerDied, WorkerRefused
-from roll.rollout.scheduler import FilterBudgetExhausted
+from roll.rollout.groups import FilterBudgetExhausted
 from roll.utils.locking import folder_lock
 
 SIZES = ("actor_train.training_args.per_device_train_batch_size=40", "rollout_batch_size=5")

@@ -14,7 +14,7 @@ from small import Run, again, row_of, run_small
 from roll.configs.errors import ConfigError
 from roll.data.readers import DataError
 from roll.rollout.engines import RolloutStalled
-from roll.rollout.scheduler import FilterBudgetExhausted
+from roll.rollout.groups import FilterBudgetExhausted
 
 CONSTANT = "def case(response, task):\n    return {}\n"
 DATA = "actor_train.data_args"

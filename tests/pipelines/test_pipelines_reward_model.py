@@ -15,7 +15,7 @@ from tiny_classifiers import build_case_lover, build_tiny_classifier
 from toy import metrics_of, run_toy, write_toy
 
 from roll.distributed.errors import WorkerRefused
-from roll.rollout.scheduler import FilterBudgetExhausted
+from roll.rollout.groups import FilterBudgetExhausted
 from roll.tracking.names import is_timing
 
 MODEL = ("rewards.case.name=reward_model", "custom_reward_function=null", "reward_model.template=plain")

@@ -12,7 +12,7 @@ from fakes import EchoEnv, ScriptedRanks, Source, instant, make_plan, make_sched
 from roll.rewards.base import Reward, RewardResult
 from roll.rollout.engines import RolloutStalled
 from roll.rollout.episode import ThreadedEnv
-from roll.rollout.scheduler import FilterBudgetExhausted, histogram
+from roll.rollout.groups import FilterBudgetExhausted, histogram
 from roll.strategies.base import SamplingParams
 
 

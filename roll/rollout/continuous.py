@@ -1,0 +1,381 @@
+"""Many episodes on engines that compute on their own (vLLM, SGLang), each response handed out when it is there.
+
+    episode --generate--> queue --Router--> outbox of engine e --submit--> engine e
+            <--Completion------------------ poll of engine e <------------
+
+The event loop has a thread of its own, so that generation goes on while the controller trains. A dead engine is
+replaced within a budget and its requests are given out again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import heapq
+import logging
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from roll.rollout.engines import EngineRanks, RolloutStalled, never_started_completion
+from roll.rollout.routing import Router
+from roll.strategies.base import Completion, Request
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+
+class EngineLost(RuntimeError):
+    """An engine died and may not be replaced (any more)."""
+
+
+@dataclass(eq=False, slots=True)
+class _Live:
+    """A request that somebody waits for."""
+
+    request: Request
+    episode: str
+    future: asyncio.Future[Completion]
+    rank: int | None = None
+
+
+@dataclass(eq=False)
+class _Engine:
+    """What the driver holds about one engine."""
+
+    rank: int
+    outbox: list[Request] = field(default_factory=list)
+    running: set[str] = field(default_factory=set)
+    work: asyncio.Event = field(default_factory=asyncio.Event)
+    submitting: asyncio.Task[None] | None = None
+    polling: asyncio.Task[None] | None = None
+    restarts: int = 0
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened since the last look."""
+
+    restarts: int = 0
+    reissued: int = 0
+
+
+class ContinuousEngines:
+    """See the module docstring.
+
+    Args:
+        ranks: the engines.
+        max_running_requests: requests per engine at once; the others wait here, in the order of the plan.
+        poll_budget: what one `poll` is given: seconds, or decode steps of a lockstep engine.
+        timeout: seconds without any progress before a waiting scheduler gets `RolloutStalled`.
+        is_death: whether an error of `submit` or `poll` means that the engine is gone.
+        restart: replaces a dead engine, ready to sample with the weights of its peers.
+        max_restarts: how often for one engine.
+        loop: run on this loop, in the caller's thread, instead of a thread of its own (simulations).
+    """
+
+    def __init__(
+        self,
+        ranks: EngineRanks,
+        *,
+        max_running_requests: int,
+        poll_budget: float = 1.0,
+        timeout: float = 3600.0,
+        is_death: Callable[[BaseException], bool] = lambda _error: False,
+        restart: Callable[[int], Awaitable[None]] | None = None,
+        max_restarts: int = 0,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._ranks = ranks
+        self._router = Router(ranks.world_size, max_running_requests)
+        self._poll_budget = poll_budget
+        self._timeout = timeout
+        self._is_death = is_death
+        self._restart = restart
+        self._max_restarts = max_restarts if restart is not None else 0
+        self._engines = [_Engine(rank) for rank in range(ranks.world_size)]
+        self._busy: dict[str, str] = {}
+        self._live: dict[str, _Live] = {}
+        self._queue: list[tuple[tuple[int, ...], int, str]] = []
+        """Heap of (plan position, arrival, request id); ids that are no longer live are skipped."""
+        self._arrivals = 0
+        self._progress = asyncio.Event()
+        self._error: BaseException | None = None
+        self._counts = Counts()
+        self._background: set[asyncio.Task[None]] = set()
+        self._own_thread = loop is None
+        self._loop = loop or asyncio.new_event_loop()
+        if self._own_thread:
+            self._thread = threading.Thread(target=self._loop.run_forever, name="rollout", daemon=True)
+            self._thread.start()
+
+    # --- from the controller's thread -----------------------------------------------------------------------------
+
+    def run(self, main: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop, from another thread; everything else on the loop goes on meanwhile."""
+        if not self._own_thread:
+            return self._loop.run_until_complete(main)
+        future = asyncio.run_coroutine_threadsafe(main, self._loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            with contextlib.suppress(concurrent.futures.CancelledError, concurrent.futures.TimeoutError):
+                future.result(timeout=30)
+            raise
+
+    def close(self) -> None:
+        """Stop polling and end the loop's thread. What still runs on the engines ends with them."""
+        if not self._own_thread:
+            self._loop.run_until_complete(self._stop())
+            return
+        if self._loop.is_closed():
+            return
+        stopping = asyncio.run_coroutine_threadsafe(self._stop(), self._loop)
+        with contextlib.suppress(concurrent.futures.TimeoutError):
+            stopping.result(timeout=30)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=30)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    async def _stop(self) -> None:
+        """Cancel every task of the loop but this one."""
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- what episodes and schedulers use -------------------------------------------------------------------------
+
+    def busy(self, episode: str, doing: str) -> None:
+        """This episode is `doing` something; only for the explanation of a stall."""
+        self._busy[episode] = doing
+
+    def ended(self, episode: str) -> None:
+        """This episode is over."""
+        self._busy.pop(episode, None)
+        self._progress.set()
+
+    async def generate(self, episode: str, request: Request) -> Completion:
+        """One response; finish reason `abort` when the scheduler stopped it."""
+        if request.id in self._live:
+            raise ValueError(f"request id {request.id!r} is already running; ids must be unique")
+        if self._error is not None:
+            raise self._error
+        live = _Live(request, episode, asyncio.get_running_loop().create_future())
+        self._live[request.id] = live
+        self._busy.pop(episode, None)
+        self._enqueue(live)
+        self._dispatch()
+        try:
+            return await live.future
+        finally:
+            if self._live.pop(request.id, None) is not None:  # cancelled: nobody waits any more
+                self._abandon(live)
+            self._busy[episode] = "between turns"
+
+    async def quiet(self) -> None:
+        """Decisions may be taken at any time."""
+
+    async def round(self) -> None:
+        """Wait until an episode has ended; raises what made it impossible to go on."""
+        try:
+            await asyncio.wait_for(self._progress.wait(), self._timeout)
+        except asyncio.TimeoutError:
+            raise RolloutStalled(self._stall_message()) from None
+        self._progress.clear()
+        if self._error is not None:
+            raise self._error
+
+    async def abort(self, episodes: Collection[str]) -> int:
+        """Stop what these episodes wait for; returns how many requests that were."""
+        chosen = [live for live in self._live.values() if live.episode in episodes]
+        submitting = [e.submitting for e in self._engines if e.submitting is not None]
+        by_rank: dict[int, list[str]] = {}
+        for live in chosen:
+            if live.rank is not None:
+                by_rank.setdefault(live.rank, []).append(live.request.id)
+        self._resolve([never_started_completion(live.request) for live in chosen if live.rank is None])
+        if submitting:  # an abort must not overtake the request that it is about
+            await asyncio.gather(*submitting, return_exceptions=True)
+        for stopped in await asyncio.gather(*(self._ranks.abort(rank, ids) for rank, ids in by_rank.items())):
+            self._resolve(stopped)
+        return len(chosen)
+
+    def take_counts(self) -> Counts:
+        """What happened since the last call."""
+        counts, self._counts = self._counts, Counts()
+        return counts
+
+    @property
+    def running(self) -> list[int]:
+        """Requests on each engine."""
+        return list(self._router.load)
+
+    # --- requests on their way ------------------------------------------------------------------------------------
+
+    def _enqueue(self, live: _Live) -> None:
+        self._arrivals += 1
+        live.rank = None
+        heapq.heappush(self._queue, (live.request.order, self._arrivals, live.request.id))
+
+    def _dispatch(self) -> None:
+        """Give waiting requests to engines as long as there is room."""
+        while self._queue:
+            live = self._live.get(self._queue[0][2])
+            if live is None or live.rank is not None:
+                heapq.heappop(self._queue)
+                continue
+            rank = self._router.place(live.request.affinity)
+            if rank is None:
+                return
+            heapq.heappop(self._queue)
+            live.rank = rank
+            engine = self._engines[rank]
+            engine.running.add(live.request.id)
+            engine.outbox.append(live.request)
+            if engine.submitting is None:
+                engine.submitting = self._loop.create_task(self._submit(engine))
+            if engine.polling is None:
+                engine.polling = self._loop.create_task(self._poll(engine))
+            engine.work.set()
+
+    async def _submit(self, engine: _Engine) -> None:
+        """Empty the outbox; what is placed meanwhile goes with the next call."""
+        try:
+            await asyncio.sleep(0)  # siblings that start in the same turn of the loop share a call
+            while engine.outbox:
+                batch, engine.outbox = engine.outbox, []
+                await self._ranks.submit(engine.rank, batch)
+        except Exception as error:  # noqa: BLE001 - decided by `is_death`
+            engine.submitting = None
+            self._failed(engine, error)
+        finally:
+            engine.submitting = None
+
+    async def _poll(self, engine: _Engine) -> None:
+        """Take finished responses as long as the engine lives."""
+        try:
+            while True:
+                if not engine.running:
+                    engine.work.clear()
+                    await engine.work.wait()
+                completions = await self._ranks.poll(engine.rank, self._poll_budget)
+                self._resolve(completions)
+                if not completions:
+                    await asyncio.sleep(0)
+        except Exception as error:  # noqa: BLE001 - decided by `is_death`
+            engine.polling = None
+            self._failed(engine, error)
+
+    def _resolve(self, completions: Sequence[Completion]) -> None:
+        for completion in completions:
+            live = self._live.pop(completion.id, None)
+            if live is None:  # its episode was cancelled
+                continue
+            self._forget(live)
+            self._busy[live.episode] = "between turns"
+            if not live.future.done():
+                live.future.set_result(completion)
+        if completions:
+            self._dispatch()
+
+    def _forget(self, live: _Live) -> None:
+        if live.rank is not None:
+            engine = self._engines[live.rank]
+            if live.request.id in engine.running:
+                engine.running.discard(live.request.id)
+                self._router.release(live.rank)
+
+    def _abandon(self, live: _Live) -> None:
+        """Tell the engine that nobody waits for this request any more."""
+        rank = live.rank
+        self._forget(live)
+        if rank is not None and self._error is None:
+            stop = self._loop.create_task(self._stop_request(rank, live.request.id))
+            self._background.add(stop)
+            stop.add_done_callback(self._background.discard)
+
+    async def _stop_request(self, rank: int, request_id: str) -> None:
+        submitting = self._engines[rank].submitting
+        if submitting is not None:
+            await asyncio.wait([submitting])
+        with contextlib.suppress(Exception):  # a dead engine shows up in its poll
+            await self._ranks.abort(rank, [request_id])
+
+    # --- engines that die -----------------------------------------------------------------------------------------
+
+    def _failed(self, engine: _Engine, error: BaseException) -> None:
+        """An engine can't go on: replace it, or end the run."""
+        if self._error is not None or engine.rank not in self._router.live:
+            return  # known already, from its other call
+        if not self._is_death(error) or engine.restarts >= self._max_restarts:
+            if self._is_death(error):
+                lost = EngineLost(
+                    f"engine {engine.rank} died and was replaced {engine.restarts} times already, as often as "
+                    f"engine_restarts ({self._max_restarts}) allows: {error}"
+                )
+                lost.__cause__ = error
+                error = lost
+            self._fail_all(error)
+            return
+        engine.restarts += 1
+        self._counts.restarts += 1
+        self._router.down(engine.rank)
+        logger.warning(
+            "engine %d died with %d requests; restart %d of %d: %s",
+            engine.rank, len(engine.running), engine.restarts, self._max_restarts, error,
+        )  # fmt: skip
+        engine.outbox = []
+        for request_id in sorted(engine.running):
+            self._router.release(engine.rank)
+            live = self._live.get(request_id)
+            if live is not None:
+                self._counts.reissued += 1
+                self._enqueue(live)
+        engine.running = set()
+        for task in (engine.submitting, engine.polling):
+            if task is not None and task is not asyncio.current_task():
+                task.cancel()
+        engine.submitting = engine.polling = None
+        repair = self._loop.create_task(self._repair(engine))
+        self._background.add(repair)
+        repair.add_done_callback(self._background.discard)
+        self._dispatch()
+
+    async def _repair(self, engine: _Engine) -> None:
+        assert self._restart is not None
+        try:
+            await self._restart(engine.rank)
+        except Exception as error:  # noqa: BLE001 - ends the run with its cause
+            lost = EngineLost(f"engine {engine.rank} died and could not be started again: {error}")
+            lost.__cause__ = error
+            self._fail_all(lost)
+            return
+        self._router.up(engine.rank)
+        self._dispatch()
+
+    def _fail_all(self, error: BaseException) -> None:
+        """Nothing more will come: everybody who waits gets the error."""
+        self._error = error
+        for live in list(self._live.values()):
+            if not live.future.done():
+                live.future.set_exception(error)
+        self._progress.set()
+
+    def _stall_message(self) -> str:
+        parts = [f"no progress for {self._timeout:.0f} s"]
+        if self._busy:
+            waiting = ", ".join(f"{name} ({what})" for name, what in sorted(self._busy.items())[:5])
+            parts.append(f"waiting for {len(self._busy)} episodes: {waiting}")
+        if self._live:
+            where = Counter("no engine yet" if x.rank is None else f"engine {x.rank}" for x in self._live.values())
+            parts.append("requests wait for " + ", ".join(f"{name} ({n})" for name, n in where.most_common(5)))
+        down = [str(e.rank) for e in self._engines if e.rank not in self._router.live]
+        if down:
+            parts.append(f"engines being replaced: {', '.join(down)}")
+        return "; ".join(parts) + ". Raise rpc_timeout if they are merely slow."

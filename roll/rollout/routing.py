@@ -1,0 +1,80 @@
+"""Which engine gets a request: the one that has seen its prefix, or else the least loaded. O(log E) per request."""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterable
+
+
+class Router:
+    """Counts what runs where.
+
+    Args:
+        engines: number of engines.
+        capacity: requests that one engine works on at once.
+    """
+
+    def __init__(self, engines: int, capacity: int) -> None:
+        if engines < 1 or capacity < 1:
+            raise ValueError(f"a router needs at least one engine and one slot, got {engines} and {capacity}")
+        self.capacity = capacity
+        self.load = [0] * engines
+        self._up = [True] * engines
+        # (load, rank) of every change since the heap was made; entries that no longer hold are skipped.
+        self._heap = [(0, rank) for rank in range(engines)]
+        self._homes: OrderedDict[str, int] = OrderedDict()
+        self._most_homes = 4 * engines * capacity + 1024
+
+    def place(self, affinity: str) -> int | None:
+        """The engine of this prefix if it has room, else the least loaded one; None when all are full or down."""
+        home = self._homes.get(affinity) if affinity else None
+        rank = home if home is not None and self._has_room(home) else self._least_loaded()
+        if rank is None:
+            return None
+        if affinity:
+            self._homes[affinity] = rank
+            self._homes.move_to_end(affinity)
+            if len(self._homes) > self._most_homes:
+                self._homes.popitem(last=False)
+        self._change(rank, 1)
+        return rank
+
+    def release(self, rank: int) -> None:
+        """A request of this engine is over."""
+        assert self.load[rank] > 0, f"engine {rank} has nothing to release"
+        self._change(rank, -1)
+
+    def down(self, rank: int) -> None:
+        """Nothing goes to this engine until `up`."""
+        self._up[rank] = False
+
+    def up(self, rank: int) -> None:
+        """This engine is there (again); what it had cached is gone."""
+        self._up[rank] = True
+        for affinity in [a for a, home in self._homes.items() if home == rank]:
+            del self._homes[affinity]
+        heapq.heappush(self._heap, (self.load[rank], rank))
+
+    @property
+    def live(self) -> Iterable[int]:
+        """Engines that are up."""
+        return (rank for rank, up in enumerate(self._up) if up)
+
+    def _has_room(self, rank: int) -> bool:
+        return self._up[rank] and self.load[rank] < self.capacity
+
+    def _least_loaded(self) -> int | None:
+        while self._heap:
+            load, rank = self._heap[0]
+            if load == self.load[rank] and self._up[rank]:
+                return rank if load < self.capacity else None
+            heapq.heappop(self._heap)
+        return None
+
+    def _change(self, rank: int, by: int) -> None:
+        self.load[rank] += by
+        heapq.heappush(self._heap, (self.load[rank], rank))
+        if len(self._heap) > 4 * len(self.load) + 64:
+            self._heap = [(load, r) for r, load in enumerate(self.load) if self._up[r]]
+            heapq.heapify(self._heap)
