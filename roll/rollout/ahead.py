@@ -1,0 +1,289 @@
+"""Generation that runs ahead of training, by a bounded number of weight versions.
+
+Groups stay in flight across training steps: while the trainer works on one batch, the engines fill the next. Training
+step `s` (from 1) trains weights of version `s - 1`; a token of version `v` used in it has *staleness* `s - 1 - v`. With
+`async_generation_ratio` = r no token is ever used with a staleness above `R = ceil(r)`:
+
+* between two batches of `B` groups at most `floor(r B)` groups (at least one) are in flight or wait to be used, so at
+  most `R` steps' worth; while a step waits for its batch, `B` more;
+* a group started under version `v` has to be used by step `v + 1 + R`, its deadline. A step takes finished groups,
+  earliest deadline first, and waits until those it takes leave no more than `k B` groups with a deadline within the
+  next `k` steps, for every `k`. So nothing ever has to be thrown away for its age, and long responses aren't lost more
+  often than short ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from roll.rollout.engines import Engines
+from roll.rollout.episode import EpisodePlayer
+from roll.rollout.groups import GroupFilter, GroupStarter, Judge, OpenGroup, TaskSource
+from roll.rollout.scheduler import Collected
+from roll.strategies.base import SamplingParams
+from roll.types.episode import Group, Task
+from roll.types.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AheadPlan:
+    """What a run in asynchronous mode is asked for."""
+
+    groups: int
+    """B, groups per training step."""
+    group_size: int
+    params: SamplingParams
+    ratio: float
+    """r > 0."""
+    max_prompts: int
+    """Budget: prompts that may be started between two batches before a step fails."""
+    min_survivors: int = 1
+
+    @property
+    def bound(self) -> int:
+        """R, the largest staleness."""
+        return math.ceil(self.ratio)
+
+    @property
+    def ahead(self) -> int:
+        """Groups in flight or ready while the trainer works."""
+        return max(1, math.floor(self.ratio * self.groups))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyGroup:
+    """A finished group that waits to be trained on."""
+
+    position: int
+    group: Group
+    version: int
+    """Of its oldest token."""
+
+
+@dataclass
+class AheadState:
+    """What a checkpoint keeps."""
+
+    started: int = 0
+    """Groups ever started: the next one's position."""
+    ready: list[ReadyGroup] = field(default_factory=list)
+    unfinished: list[Task] = field(default_factory=list)
+    """Tasks of groups in flight; they go back to the source and are played anew."""
+
+
+class RolloutAhead:
+    """See the module docstring. All but `collect`, `set_version` and `state` happens on the engines' event loop.
+
+    Args:
+        engines: the inference engines.
+        player: plays one episode.
+        source: where tasks come from.
+        plan: what to keep in flight.
+        version: of the weights that the engines sample with.
+        keep: dynamic filter, asked for complete groups with enough survivors.
+        on_drop: told of every dropped group and the reason, from within `collect`.
+    """
+
+    def __init__(
+        self,
+        engines: Engines,
+        player: EpisodePlayer,
+        source: TaskSource,
+        plan: AheadPlan,
+        *,
+        seed: int,
+        version: int = 0,
+        keep: GroupFilter = lambda _group: None,
+        on_drop: Callable[[Group, str], None] = lambda _group, _reason: None,
+        purpose: str = "train",
+    ) -> None:
+        if plan.ratio <= 0:
+            raise ValueError(f"async_generation_ratio must be > 0 for generation ahead of training, got {plan.ratio}")
+        self._engines = engines
+        self._source = source
+        self._plan = plan
+        self._version = version
+        self._on_drop = on_drop
+        self._drops: list[tuple[Group, str]] = []
+        self._keep = keep
+        self._starter = GroupStarter(
+            engines,
+            player,
+            seed=seed,
+            purpose=purpose,
+            group_size=plan.group_size,
+            params=plan.params,
+            completed=self._completed,
+        )
+        self._new_window()
+        self._open: dict[int, OpenGroup] = {}
+        self._open_versions: Counter[int] = Counter()
+        """Groups in flight by the version under which they were started."""
+        self._ready: dict[int, dict[int, ReadyGroup]] = {}
+        """Finished groups by the version of their oldest token, then by position."""
+        self._started = 0
+        self._wanted = 0
+        """Groups that a waiting step may have on top of those ahead of it."""
+        self._exhausted = False
+
+    def _new_window(self) -> None:
+        """Budget, counters and reasons count from one batch to the next."""
+        self._judge = Judge(
+            min_survivors=self._plan.min_survivors,
+            keep=self._keep,
+            on_drop=lambda group, reason: self._drops.append((group, reason)),
+        )
+        self._metrics = Metrics()
+        self._window_started = 0
+
+    # --- from the controller's thread -----------------------------------------------------------------------------
+
+    def collect(self, step: int) -> Collected:
+        """The groups of one training step, as soon as enough are there; generation goes on afterwards.
+
+        Raises:
+            FilterBudgetExhausted: too many groups in a row were dropped.
+            RolloutStalled: nothing moved within the time limit.
+        """
+        return self._engines.run(self.collecting(step))
+
+    def set_version(self, version: int) -> None:
+        """The engines sample with these weights from now on."""
+        self._engines.run(self.setting_version(version))
+
+    def state(self) -> AheadState:
+        """What a checkpoint keeps; between two calls of `collect`."""
+        return self._engines.run(self._state())
+
+    def restore(self, state: AheadState) -> None:
+        """Continue from `state`, before anything was collected. Unfinished tasks are the source's business."""
+        assert not self._open and not self._ready, "restore comes before the first group"
+        self._started = state.started
+        for ready in state.ready:
+            self._add_ready(ready)
+
+    def stop(self) -> None:
+        """Abort everything in flight; its tasks go back to the source."""
+        self._engines.run(self.stopping())
+
+    # --- on the event loop ----------------------------------------------------------------------------------------
+
+    async def collecting(self, step: int) -> Collected:
+        """`collect` as a coroutine."""
+        assert step == self._version + 1, f"step {step} trains weights {step - 1}, the engines have {self._version}"
+        self._wanted = self._plan.groups
+        self._fill()
+        while (chosen := self._choose(step)) is None:
+            self._starter.raise_failed()
+            self._check_budget(step)
+            if not self._open:
+                break  # the source has ended, and what is ready isn't enough
+            await self._engines.round()
+        self._wanted = 0
+        return self._hand_over(chosen)
+
+    async def setting_version(self, version: int) -> None:
+        """`set_version` as a coroutine."""
+        self._version = version
+        self._fill()
+
+    async def stopping(self) -> None:
+        """`stop` as a coroutine."""
+        if self._open:
+            await self._engines.abort({name for group in self._open.values() for name in group.names})
+        await self._starter.end()
+        self._source.put_back([group.task for group in self._open.values()])
+        self._open, self._open_versions = {}, Counter()
+
+    def _all_ready(self) -> list[ReadyGroup]:
+        return [ready for by_position in self._ready.values() for ready in by_position.values()]
+
+    async def _state(self) -> AheadState:
+        return AheadState(
+            started=self._started,
+            ready=self._all_ready(),
+            unfinished=[group.task for group in self._open.values()],
+        )
+
+    def _fill(self) -> None:
+        """Start groups as far as the bound, the source and the budget allow."""
+        room = self._plan.ahead + self._wanted - len(self._open) - self._num_ready
+        allowed = min(room, self._plan.max_prompts - self._window_started)
+        if allowed <= 0 or self._exhausted:
+            return
+        tasks = self._source.take(allowed)
+        self._exhausted = len(tasks) < allowed
+        for task in tasks:
+            self._open[self._started] = self._starter.start(
+                task, position=self._started, step=self._version + 1, version=self._version
+            )
+            self._open_versions[self._version] += 1
+            self._started += 1
+            self._window_started += 1
+
+    def _completed(self, group: OpenGroup) -> None:
+        """The last episode of a group has ended."""
+        del self._open[group.position]
+        self._open_versions[group.version] -= 1
+        whole = group.group()
+        if self._judge.accepts(whole, self._metrics):
+            versions = [min(turn.versions) for t in whole.survivors for turn in t.turns if turn.versions]
+            self._add_ready(ReadyGroup(group.position, whole, min(versions, default=group.version)))
+        else:
+            self._fill()
+
+    def _add_ready(self, ready: ReadyGroup) -> None:
+        self._ready.setdefault(ready.version, {})[ready.position] = ready
+
+    @property
+    def _num_ready(self) -> int:
+        return sum(map(len, self._ready.values()))
+
+    def _choose(self, step: int) -> list[ReadyGroup] | None:
+        """This step's groups, or None while it has to wait. O(R) while it waits."""
+        batch = self._plan.groups
+        if self._num_ready < batch:
+            return None
+        versions = sorted({*self._ready, *(version for version, n in self._open_versions.items() if n)})
+        assert versions[0] + 1 + self._plan.bound >= step, f"version {versions[0]} missed its deadline before {step}"
+        missing, left = batch, 0
+        for version in versions:  # earliest deadline first
+            taken = min(missing, len(self._ready.get(version, ())))
+            missing -= taken
+            left += len(self._ready.get(version, ())) + self._open_versions[version] - taken
+            if left > (version + 1 + self._plan.bound - step) * batch:
+                return None
+        chosen: list[ReadyGroup] = []
+        for version in sorted(self._ready):
+            chosen += [self._ready[version][position] for position in sorted(self._ready[version])]
+            if len(chosen) >= batch:
+                break
+        return chosen[:batch]
+
+    def _hand_over(self, chosen: list[ReadyGroup] | None) -> Collected:
+        for group, reason in self._drops:
+            self._on_drop(group, reason)
+        self._drops = []
+        metrics = self._metrics
+        if chosen is None:
+            return Collected(groups=[r.group for r in self._all_ready()], metrics=metrics, exhausted=True)
+        for ready in chosen:
+            del self._ready[ready.version][ready.position]
+        self._ready = {version: ready for version, ready in self._ready.items() if ready}
+        self._open_versions = +self._open_versions
+        metrics.update({"rollout/ready_groups": float(self._num_ready), "rollout/open_groups": float(len(self._open))})
+        self._new_window()
+        self._fill()
+        chosen = sorted(chosen, key=lambda ready: ready.position)
+        return Collected(groups=[ready.group for ready in chosen], metrics=metrics, exhausted=self._exhausted)
+
+    def _check_budget(self, step: int) -> None:
+        spent = self._window_started >= self._plan.max_prompts
+        if spent and not self._open and not self._exhausted:
+            raise self._judge.exhausted(
+                step=step, started=self._window_started, kept=self._num_ready, needed=self._plan.groups
+            )
+
