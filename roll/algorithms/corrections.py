@@ -1,12 +1,15 @@
-"""Train/infer mismatch: importance weights and rejection filters between trainer's and engine's log-probs.
+"""Importance weights and rejection filters between the trainer's log-probs and those that tokens were sampled at.
 
-TIS (fengyao.notion.site/off-policy-rl) truncates the weight at a cap; MIS and IcePop (arXiv:2510.18855) drop
-what lies outside [low, high]. The log-ratio is taken at one of four levels:
+The two differ where the engine computes otherwise than the trainer, and where it sampled under older weights; one
+ratio covers both. TIS (fengyao.notion.site/off-policy-rl) truncates the weight at a cap; MIS and IcePop
+(arXiv:2510.18855) drop what lies outside [low, high]. The log-ratio is taken at one of four levels:
 
     token      log pi_train(t) - log pi_infer(t)
-    segment    mean over the turn's response (a run of consecutive action tokens)
+    segment    mean over a run of consecutive action tokens that one version of the weights sampled: a turn's
+               response, or one piece of it where new weights arrived in the middle
     geometric  mean over the row's action tokens
-    sequence   sum over the row's action tokens
+    sequence   sum over the row's action tokens, whichever weights sampled them: the policy that sampled the row is
+               the one which changed on the way
 
 Everything is constant in the loss (detached). A filter returns the tokens to keep: they make the loss mask,
 and so the denominators as well, not just the numerator.
@@ -34,10 +37,11 @@ def log_ratio_of(train_logprobs: Tensor, infer_logprobs: Tensor, mask: Tensor) -
     return zero_outside(train_logprobs, mask) - zero_outside(infer_logprobs, mask)
 
 
-def at_level(log_ratio: Tensor, mask: Tensor, level: Level) -> Tensor:
+def at_level(log_ratio: Tensor, mask: Tensor, level: Level, versions: Tensor | None = None) -> Tensor:
     """The log-ratio of each token's unit at `level`, on every token of the unit; [B, T], zero outside `mask`.
 
-    Differentiable, so the policy losses use it too.
+    Differentiable, so the policy losses use it too. With `versions` (int [B, T]) a segment also ends where the version
+    changes; without, where the action tokens do.
     """
     if level not in get_args(Level):
         raise ValueError(f"unknown ratio level {level!r}; expected one of {', '.join(get_args(Level))}")
@@ -47,39 +51,57 @@ def at_level(log_ratio: Tensor, mask: Tensor, level: Level) -> Tensor:
     if level == "token":
         return log_ratio
     if level == "segment":
-        return _segment_mean(log_ratio, mask)
+        return _segment_mean(log_ratio, mask, versions)
     total = log_ratio.sum(1, keepdim=True)
     if level == "geometric":
         total = total / mask.sum(1, keepdim=True).clamp(min=1)
     return zero_outside(total.expand(log_ratio.shape), mask)
 
 
-def _segment_mean(log_ratio: Tensor, mask: Tensor) -> Tensor:
-    before = torch.nn.functional.pad(mask, (1, 0))[:, :-1]
-    segment = (mask & ~before).cumsum(1)  # [B, T]; tokens after a segment keep its number but are masked
+def _segment_mean(log_ratio: Tensor, mask: Tensor, versions: Tensor | None) -> Tensor:
+    begins = mask & ~_previous(mask)
+    if versions is not None:
+        require_shape("versions", versions, tuple(mask.shape), "[B, T]")
+        begins |= mask & (versions != _previous(versions))
+    segment = begins.cumsum(1)  # [B, T]; tokens after a segment keep its number but are masked
     sums = log_ratio.new_zeros(mask.shape[0], mask.shape[1] + 1)
     counts = sums.scatter_add(1, segment, mask.to(sums.dtype))
     sums = sums.scatter_add(1, segment, log_ratio)
     return zero_outside((sums / counts.clamp(min=1)).gather(1, segment), mask)
 
 
-def importance_weights(log_ratio: Tensor, mask: Tensor, *, level: Level, cap: float) -> Tensor:
+def _previous(column: Tensor) -> Tensor:
+    return torch.nn.functional.pad(column, (1, 0))[:, :-1]
+
+
+def importance_weights(
+    log_ratio: Tensor, mask: Tensor, *, level: Level, cap: float, versions: Tensor | None = None
+) -> Tensor:
     """min(ratio, cap) at `level`: truncated importance sampling; [B, T], detached, zero outside `mask`."""
     if cap <= 0:
         raise ValueError(f"the cap of the importance weight must be > 0, got {cap}")
-    return zero_outside(bounded_exp(at_level(log_ratio.detach(), mask, level)).clamp(max=cap), mask)
+    return zero_outside(bounded_exp(at_level(log_ratio.detach(), mask, level, versions)).clamp(max=cap), mask)
 
 
-def keep_by_ratio(log_ratio: Tensor, mask: Tensor, *, level: Level, low: float, high: float) -> Tensor:
+def keep_by_ratio(
+    log_ratio: Tensor, mask: Tensor, *, level: Level, low: float, high: float, versions: Tensor | None = None
+) -> Tensor:
     """Tokens whose unit has low <= ratio <= high; bool [B, T], a subset of `mask`."""
     _check_bounds(low, high)
-    unit = at_level(log_ratio.detach(), mask, level)
+    unit = at_level(log_ratio.detach(), mask, level, versions)
     at_least = -math.inf if low <= 0 else math.log(low)
     return as_bool(mask) & (unit >= at_least) & (unit <= math.log(high))
 
 
 def keep_by_difference(
-    train_logprobs: Tensor, infer_logprobs: Tensor, mask: Tensor, *, level: Level, low: float, high: float
+    train_logprobs: Tensor,
+    infer_logprobs: Tensor,
+    mask: Tensor,
+    *,
+    level: Level,
+    low: float,
+    high: float,
+    versions: Tensor | None = None,
 ) -> Tensor:
     """Tokens whose unit has low <= pi_train - pi_infer <= high; bool [B, T], a subset of `mask`.
 
@@ -91,7 +113,7 @@ def keep_by_difference(
     difference = (
         zero_outside(train_logprobs.detach(), inside).exp() - zero_outside(infer_logprobs.detach(), inside).exp()
     )
-    unit = at_level(difference, inside, "geometric" if level == "sequence" else level)
+    unit = at_level(difference, inside, "geometric" if level == "sequence" else level, versions)
     return inside & (unit >= low) & (unit <= high)
 
 
@@ -129,6 +151,8 @@ def correct(
     weight_level: Level | None = None,
     weight_cap: float = 2.0,
     filters: tuple[Filter, ...] = (),
+    versions: Tensor | None = None,
+    fresh: Tensor | None = None,
 ) -> Correction:
     """Weights and keep-mask for a batch, with the mismatch measured.
 
@@ -137,45 +161,84 @@ def correct(
         infer_logprobs: [B, T], as sampled.
         mask: bool [B, T].
         weight_level: level of the importance weight; None leaves all weights 1.
-        weight_cap: truncation of the weight.
+        weight_cap: truncation of the weight; infinity for none.
         filters: all must agree to keep a token.
+        versions: int [B, T], weights that sampled each token: where they change, a segment ends. None: nowhere.
+        fresh: bool [B, T], see `mismatch_metrics`.
     """
     inside = as_bool(mask)
     log_ratio = log_ratio_of(train_logprobs.detach(), infer_logprobs.detach(), inside)
     weights = inside.to(log_ratio.dtype)
-    metrics = mismatch_metrics(log_ratio, inside)
+    metrics = mismatch_metrics(log_ratio, inside, fresh)
     tokens = float(inside.sum())
     if weight_level is not None:
-        weights = importance_weights(log_ratio, inside, level=weight_level, cap=weight_cap)
+        weights = importance_weights(log_ratio, inside, level=weight_level, cap=weight_cap, versions=versions)
         metrics.add_mean("mismatch/weight_mean", float(masked_sum(weights, inside)), tokens)
         metrics.add_mean("mismatch/weight_capped_share", float((inside & (weights >= weight_cap)).sum()), tokens)
     keep = inside
     for rule in filters:
-        keep = keep & _passes(rule, train_logprobs, infer_logprobs, log_ratio, inside)
+        keep = keep & _passes(rule, train_logprobs, infer_logprobs, log_ratio, inside, versions)
     if filters:
         metrics.add_mean("mismatch/rejected_share", float((inside & ~keep).sum()), tokens)
         rows = inside.any(1)
         metrics.add_mean("mismatch/rejected_row_share", float((rows & ~keep.any(1)).sum()), float(rows.sum()))
+    if weight_level is not None or filters:
+        metrics.add_mean("mismatch/ess", effective_share(zero_outside(weights, keep), inside) * tokens, tokens)
     return Correction(weights=weights, keep=keep, metrics=metrics)
 
 
-def _passes(rule: Filter, train: Tensor, infer: Tensor, log_ratio: Tensor, mask: Tensor) -> Tensor:
+def _passes(
+    rule: Filter, train: Tensor, infer: Tensor, log_ratio: Tensor, mask: Tensor, versions: Tensor | None
+) -> Tensor:
+    level, low, high = rule.level, rule.low, rule.high
     if rule.on == "ratio":
-        return keep_by_ratio(log_ratio, mask, level=rule.level, low=rule.low, high=rule.high)
-    return keep_by_difference(train, infer, mask, level=rule.level, low=rule.low, high=rule.high)
+        return keep_by_ratio(log_ratio, mask, level=level, low=low, high=high, versions=versions)
+    return keep_by_difference(train, infer, mask, level=level, low=low, high=high, versions=versions)
 
 
-def mismatch_metrics(log_ratio: Tensor, mask: Tensor) -> Metrics:
-    """How far the engine is from the trainer: KL(infer || train) by k3, mean |log-ratio|, extreme ratios."""
-    metrics, inside = Metrics(), as_bool(mask)
+def effective_share(weights: Tensor, mask: Tensor) -> float:
+    """Kish's effective sample size of the weights over `mask`, as a share of its tokens: (sum w)^2 / (n sum w^2).
+
+    1 if all weights are equal, 1/n if one has all the weight; 0 if there is none.
+    """
+    kept = weights.double()[as_bool(mask)]
+    squares = float(kept.square().sum())
+    return float(kept.sum()) ** 2 / (len(kept) * squares) if squares > 0 else 0.0
+
+
+def mismatch_metrics(log_ratio: Tensor, mask: Tensor, fresh: Tensor | None = None) -> Metrics:
+    """How far the sampler is from the trainer: KL(sampler || trainer) by k3, mean |log-ratio|, extreme ratios.
+
+    Args:
+        log_ratio: [B, T], trainer over sampler.
+        mask: bool [B, T].
+        fresh: bool [B, T], tokens that were sampled under the trainer's very weights. Only they count in
+            `mismatch/<name>`, the difference between two computations of the same thing; with the stale ones, whose
+            difference is learning as well, they make `mismatch/all_<name>`. None: all are, and there is no `all_`.
+    """
+    inside = as_bool(mask)
+    if fresh is None:
+        return _distances(_FRESH, log_ratio, inside)
+    require_shape("fresh", fresh, tuple(inside.shape), "[B, T]")
+    metrics = _distances(_FRESH, log_ratio, inside & as_bool(fresh))
+    return metrics.merge(_distances(_ALL, log_ratio, inside))
+
+
+_FRESH = ("mismatch/kl", "mismatch/abs_log_ratio_mean", "mismatch/ratio_max", "mismatch/ratio_min")
+_ALL = ("mismatch/all_kl", "mismatch/all_abs_log_ratio_mean", "mismatch/all_ratio_max", "mismatch/all_ratio_min")
+
+
+def _distances(names: tuple[str, str, str, str], log_ratio: Tensor, inside: Tensor) -> Metrics:
+    metrics = Metrics()
     log_ratio = zero_outside(log_ratio.detach(), inside)
     if not bool(inside.any()):
         return metrics
+    kl, distance, largest, smallest = names
     tokens = float(inside.sum())
-    # Tokens were drawn from the engine: E[ratio - 1 - log ratio] under it is KL(infer || train).
+    # Tokens were drawn from the sampler: E[ratio - 1 - log ratio] under it is KL(sampler || trainer).
     bounded = log_ratio.clamp(-20.0, 20.0)
-    metrics.add_mean("mismatch/kl", float((bounded.expm1() - bounded).sum()), tokens)
-    metrics.add_mean("mismatch/abs_log_ratio_mean", float(log_ratio.abs().sum()), tokens)
-    metrics.add_max("mismatch/ratio_max", float(bounded[inside].max().exp()))
-    metrics.add_min("mismatch/ratio_min", float(bounded[inside].min().exp()))
+    metrics.add_mean(kl, float((bounded.expm1() - bounded).sum()), tokens)
+    metrics.add_mean(distance, float(log_ratio.abs().sum()), tokens)
+    metrics.add_max(largest, float(bounded[inside].max().exp()))
+    metrics.add_min(smallest, float(bounded[inside].min().exp()))
     return metrics

@@ -30,13 +30,13 @@ class PolicyLossInputs:
     logprobs: Tensor
     """[B, T], of the sampled tokens under the weights being trained; carries the gradient."""
     old_logprobs: Tensor
-    """[B, T], before this step's updates (the proximal policy); constant."""
+    """[B, T], what the ratio is taken to: before this step's updates (the proximal policy), or as sampled; constant."""
     advantages: Tensor
     """[B, T], or [B] for one number per response; constant."""
     mask: Tensor
     """bool [B, T], the tokens that count."""
     rollout_logprobs: Tensor | None = None
-    """[B, T], under the policy that sampled (the behaviour policy); `decoupled_ppo` needs them."""
+    """[B, T], under the policy that sampled (the behaviour policy), version by version; `decoupled_ppo` needs them."""
 
     def __post_init__(self) -> None:
         shape = tuple(self.logprobs.shape)
@@ -121,10 +121,11 @@ def decoupled_ppo(
     dual_clip: float | None = None,
     behave_cap: float | None = None,
 ) -> PolicyLoss:
-    """PPO around the proximal policy, weighted by pi_prox / pi_behave (arXiv:2505.24298).
+    """PPO around the proximal policy, weighted by min(pi_prox / pi_behave, behave_cap) (arXiv:2505.24298).
 
-    `old_logprobs` are the proximal policy's, `rollout_logprobs` the behaviour policy's; `behave_cap`
-    truncates the weight.
+    `old_logprobs` are the proximal policy's, `rollout_logprobs` the behaviour policy's. The clip bounds how far this
+    step moves, the weight how much a token counts that older weights sampled; PPO with the behaviour policy in both
+    places would clip away what earlier steps have learnt. `behave_cap` None: no cap.
     """
     if inputs.rollout_logprobs is None:
         raise ValueError("policy loss 'decoupled_ppo' needs rollout_logprobs (of the policy that sampled), got none")

@@ -39,8 +39,8 @@ OFF_POLICY_LOSSES = ("decoupled_ppo", "tis", "topr", "cispo")
 class TrainInferCorrection:
     """Correct for the difference between the sampler's and the trainer's probabilities of the same tokens.
 
-    ratio = p_train / p_infer: p_train under the weights before the step, p_infer as sampled, whether the engine computes
-    otherwise, sampled under older weights (`async_generation_ratio`), or both.
+    ratio = p_train / p_infer: p_train under the weights before the step, p_infer as sampled, be it that the engine
+    computes otherwise, that it had older weights (`async_generation_ratio`), or both.
     """
 
     level: Literal["token", "segment", "geometric", "sequence"] = "token"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from roll.configs.errors import NO_VALUE, Violation, did_you_mean
-from roll.configs.policy import ESTIMATORS, GROUP_ESTIMATORS, POLICY_LOSSES
+from roll.configs.policy import ESTIMATORS, GROUP_ESTIMATORS, OFF_POLICY_LOSSES, POLICY_LOSSES
 
 if TYPE_CHECKING:
     from roll.configs.rlvr import RLVRConfig
@@ -115,7 +115,8 @@ def kl_rules(config: RLVRConfig) -> Iterator[Violation]:
 
 def loss_rules(config: RLVRConfig) -> Iterator[Violation]:
     """Constants of the losses and the correction."""
-    if config.dual_clip_loss and config.policy_loss != "ppo":
+    yield from _off_policy_rules(config)
+    if config.dual_clip_loss and config.policy_loss not in ("ppo", "decoupled_ppo"):
         expected = f"false, because policy_loss {config.policy_loss} has no dual clip"
         yield Violation("dual_clip_loss", expected, "dual_clip_loss=false, or policy_loss=ppo", True)
     if config.policy_loss == "tis" and config.tis_lower_bound >= config.tis_upper_bound:
@@ -144,6 +145,30 @@ def loss_rules(config: RLVRConfig) -> Iterator[Violation]:
         )
 
 
+def _off_policy_rules(config: RLVRConfig) -> Iterator[Violation]:
+    """Samples of older weights are corrected for once: neither never nor twice."""
+    correction, ratio = config.train_infer_correction, config.async_generation_ratio
+    if config.policy_loss == "decoupled_ppo" and correction is not None and correction.importance_upper is not None:
+        yield Violation(
+            "train_infer_correction.importance_upper",
+            "null with policy_loss decoupled_ppo: both multiply a token's loss by p_train / p_infer, so the weight "
+            "would be applied twice",
+            "train_infer_correction.importance_upper=null (its filters stay), or train_infer_correction=null, or "
+            "policy_loss=ppo",
+            correction.importance_upper,
+        )
+    corrected = correction is not None or config.policy_loss in OFF_POLICY_LOSSES
+    if ratio > 0 and not corrected and not config.allow_uncorrected_async:
+        yield Violation(
+            "async_generation_ratio",
+            f"0 with policy_loss {config.policy_loss} and no train_infer_correction: responses may come from weights "
+            "that many updates old, and nothing would correct for it",
+            f"policy_loss=decoupled_ppo (or {', '.join(OFF_POLICY_LOSSES[1:])}), or "
+            "train_infer_correction={level: token, importance_upper: 2}, or say allow_uncorrected_async=true",
+            ratio,
+        )
+
+
 def reward_rules(config: RLVRConfig) -> Iterator[Violation]:
     """Domains, their tags, their filters."""
     if not config.rewards:
@@ -152,6 +177,9 @@ def reward_rules(config: RLVRConfig) -> Iterator[Violation]:
     for domain, reward in config.rewards.items():
         path = f"rewards.{domain}"
         yield from _reward_name(config, path, reward.name)
+        if reward.rollout is not None and not IMPORT_PATH.match(reward.rollout):
+            expected = "a class as package.module:Class or path/to/file.py:Class"
+            yield Violation(f"{path}.rollout", expected, f"{path}.rollout=episodes.py:MyEpisode", reward.rollout)
         for tag in config.tags_of(domain):
             other = owner.setdefault(tag, domain)
             if other != domain:

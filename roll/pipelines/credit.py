@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.advantages import ADVANTAGES, AdvantageInputs, compute_advantages
-from roll.algorithms.corrections import Filter, correct, log_ratio_of, mismatch_metrics
 from roll.algorithms.groups import group_moments
 from roll.algorithms.kl import AdaptiveKL, FixedKL, kl_divergence
 from roll.algorithms.normalization import RunningMoments, clip_to, normalize_rewards, whiten
@@ -29,6 +28,7 @@ from roll.algorithms.shaping import (
 )
 from roll.configs.rlvr import RLVRConfig
 from roll.pipelines.assemble import Rollouts
+from roll.pipelines.off_policy import corrected, old_logprobs_source, staleness_metrics, staleness_of
 from roll.types.batch import TokenBatch
 from roll.types.metrics import Metrics
 from roll.types.ragged import unpad
@@ -42,6 +42,7 @@ class CreditAssigner:
     def __init__(self, config: RLVRConfig) -> None:
         self._config = config
         self._running = RunningMoments()
+        self._old_logprobs = old_logprobs_source(config).source
         self._kl_coef = config.init_kl_coef
         adaptive = config.add_token_level_kl and config.target_kl is not None
         self._controller = AdaptiveKL(config.target_kl or 0.0, config.kl_horizon) if adaptive else FixedKL()
@@ -66,9 +67,12 @@ class CreditAssigner:
         Args:
             rollouts: rows with `scores`, and with `ref_logprobs`, `old_logprobs`, `values` where the configuration
                 reads them.
-            step: for the draws of `pf_ppo`.
+            step: of training, from 1: says how old tokens are, and draws for `pf_ppo`.
             greedy_scores: float32 [B], score of the greedy response to the row's prompt, NaN where that failed; for
                 `remax`.
+
+        Raises:
+            RuntimeError: a token is older than `async_generation_ratio` permits.
         """
         config, batch, metrics = self._config, rollouts.batch, Metrics()
         weights = torch.tensor([config.rewards[task.domain].weight for task in rollouts.tasks])
@@ -96,7 +100,7 @@ class CreditAssigner:
         if config.advantage_clip is not None:
             advantages, share = clip_to(advantages, config.advantage_clip, mask)
             metrics.update({"advantage/clipped_share": share})
-        loss_mask, importance = self._masks(rollouts, mask, metrics)
+        loss_mask, importance = self._masks(rollouts, mask, step, metrics)
         if greedy_scores is not None:
             compared = ~greedy_scores.isnan()
             loss_mask = loss_mask & compared[:, None]
@@ -154,7 +158,9 @@ class CreditAssigner:
             self._kl_coef = self._controller.update(self._kl_coef, mean_kl, len(rewards))
         return whiten(placed, mask) if config.whiten_rewards else placed
 
-    def _masks(self, rollouts: Rollouts, mask: Tensor, metrics: Metrics) -> tuple[Tensor, Tensor | None]:
+    def _masks(
+        self, rollouts: Rollouts, mask: Tensor, step: int, metrics: Metrics
+    ) -> tuple[Tensor, Tensor | None]:
         """(tokens that count in the loss, importance weights): filters shrink numerator and denominators alike."""
         config, batch = self._config, rollouts.batch
         keep = torch.ones(len(batch), dtype=torch.bool)
@@ -169,30 +175,24 @@ class CreditAssigner:
             keep &= short_or_right(scores, lengths, max_error_length=config.error_max_len_threshold)
         metrics.add_mean("rollout/masked_share", float((~keep).sum()), len(batch))
         counted = mask & keep[:, None]
-        if batch.old_logprobs is None or batch.sampling_logprobs is None:
-            return counted, None
-        old, sampled = batch.pad("old_logprobs"), batch.pad("sampling_logprobs")
-        rule = config.train_infer_correction
-        if rule is None:
-            metrics.merge(mismatch_metrics(log_ratio_of(old, sampled, mask), mask))
-            return counted, None
-        filters = []
-        if rule.ratio_low is not None or rule.ratio_high is not None:
-            filters.append(Filter(rule.level, rule.ratio_low or 0.0, rule.ratio_high or float("inf")))
-        if rule.difference_low is not None or rule.difference_high is not None:
-            low = -1.0 if rule.difference_low is None else rule.difference_low
-            high = 1.0 if rule.difference_high is None else rule.difference_high
-            filters.append(Filter(rule.level, low, high, on="difference"))
-        correction = correct(
-            old,
-            sampled,
-            mask,
-            weight_level=None if rule.importance_upper is None else rule.level,
-            weight_cap=rule.importance_upper or 1.0,
-            filters=tuple(filters),
-        )
-        metrics.merge(correction.metrics)
-        return counted & correction.keep, correction.weights
+        keeps, weights = self._correction(batch, mask, step, metrics)
+        return counted if keeps is None else counted & keeps, weights
+
+    def _correction(
+        self, batch: TokenBatch, mask: Tensor, step: int, metrics: Metrics
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """(tokens that the filters keep, importance weights), None where there are none; and how old the tokens are."""
+        config = self._config
+        staleness = staleness_of(batch, step, config.async_generation_ratio)
+        if config.async_generation_ratio > 0:
+            metrics.merge(staleness_metrics(staleness, mask))
+        if self._old_logprobs != "forward":
+            return None, None  # the update measures the mismatch in its first forward pass
+        found = corrected(config, batch, mask, staleness)
+        metrics.merge(found.metrics)
+        if config.train_infer_correction is None:
+            return None, None
+        return found.keep, found.weights
 
     def _row_weights(self, rollouts: Rollouts, loss_mask: Tensor, step: int) -> Tensor | None:
         config, scores = self._config, rollouts.batch.require("scores")

@@ -36,7 +36,7 @@ _ITS_RESPONSES = "mean over its responses"
 _GROUPS = "mean over groups"
 _WITHIN_STEP = "sum within the step"
 _TASKS = "mean over its tasks"
-_SAMPLED = "mean over sampled tokens"
+_SAMPLED = "mean over tokens sampled under these weights"
 _AS_LOSS = "as `actor/loss`"
 
 GROUPS: dict[str, tuple[MetricName, ...]] = {
@@ -117,13 +117,23 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
     ),
     "Divergences": (
         _M("mismatch/kl", "nats", "KL from the sampling engine to the trainer, same weights", _SAMPLED),
-        _M("mismatch/ratio_max", "–", "Largest trainer-to-engine ratio", "max over sampled tokens"),
-        _M("mismatch/ratio_min", "–", "Smallest", "min over sampled tokens"),
+        _M("mismatch/ratio_max", "–", "Largest trainer-to-engine ratio", "max over the same tokens"),
+        _M("mismatch/ratio_min", "–", "Smallest", "min over the same tokens"),
         _M("mismatch/abs_log_ratio_mean", "nats", "Difference of the log-probs", _SAMPLED),
-        _M("mismatch/weight_mean", "–", "Train/infer importance weight", _LOSS_TOKENS),
-        _M("mismatch/weight_capped_share", "fraction", "Weights at their upper bound", _LOSS_TOKENS),
-        _M("mismatch/rejected_share", "fraction", "Tokens masked by a rejection filter", _LOSS_TOKENS),
+        _M("mismatch/all_kl", "nats", "KL from the sampling policy to the trainer's, old weights and all", _TOKENS),
+        _M("mismatch/all_ratio_max", "–", "Largest trainer-to-sampler ratio, likewise", "max over action tokens"),
+        _M("mismatch/all_ratio_min", "–", "Smallest, likewise", "min over action tokens"),
+        _M("mismatch/all_abs_log_ratio_mean", "nats", "Difference of the log-probs, likewise", _TOKENS),
+        _M("mismatch/weight_mean", "–", "Train/infer importance weight", _TOKENS),
+        _M("mismatch/weight_capped_share", "fraction", "Weights at their upper bound", _TOKENS),
+        _M("mismatch/ess", "fraction", "Effective sample size of the weights; a rejected token has 0", _VALUE),
+        _M("mismatch/rejected_share", "fraction", "Tokens masked by a rejection filter", _TOKENS),
         _M("mismatch/rejected_row_share", "fraction", "Responses masked by it as a whole", _RESPONSES),
+        _M("staleness/mean", "updates", "Weight updates between a token's weights and the step's", _TOKENS),
+        _M("staleness/max", "updates", "The oldest token's", "max over action tokens"),
+        _M("staleness/share_0", "fraction", "Tokens that the step's own weights sampled", _TOKENS),
+        _M("staleness/share_1", "fraction", "Tokens sampled one update before", _TOKENS),
+        _M("staleness/share_2_or_more", "fraction", "Tokens older than that", _TOKENS),
         _M("kl/reference", "nats", "KL from the policy to the reference, before the update", _TOKENS),
         _M("kl/coef", "–", "Coefficient of the KL term in the reward", _VALUE),
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,11 +31,18 @@ from roll.utils.importing import load_object
 def _loss_options(config: RLVRConfig) -> Mapping[str, Any]:
     """The hyper-parameters of the chosen policy loss, under the names the algorithm has for them."""
     low, high = config.clip_range
+    dual_clip = config.dual_clip_c if config.dual_clip_loss else None
     options: dict[str, dict[str, Any]] = {
         "ppo": {
             "clip_low": low,
             "clip_high": high,
-            "dual_clip": config.dual_clip_c if config.dual_clip_loss else None,
+            "dual_clip": dual_clip,
+        },
+        "decoupled_ppo": {
+            "clip_low": low,
+            "clip_high": high,
+            "dual_clip": dual_clip,
+            "behave_cap": config.decoupled_ppo_cap,
         },
         "gspo": {"clip_low": low, "clip_high": high},
         "cispo": {"clip_low": min(config.cispo_epsilon_low, 1.0), "clip_high": config.cispo_epsilon_high},
@@ -63,8 +71,7 @@ def actor_loss(config: RLVRConfig) -> LossFn:
     """Policy loss, KL and entropy terms and imitation of good responses, as the configuration weighs them.
 
     Reads `loss_mask`, `advantages`, and where present `old_logprobs` (else the log-probs of this very forward pass: the
-    batch gets a single optimizer step), `ref_logprobs`, `importance_weights`, `loss_weight`. A batch that still carries
-    `sampling_logprobs` was sampled by these weights: the train/infer mismatch is measured on it.
+    batch gets a single optimizer step), `sampling_logprobs`, `ref_logprobs`, `importance_weights`, `loss_weight`.
     """
     loss_fn = _policy_loss_fn(config)
     uses_kl = config.use_kl_loss and config.kl_loss_coef > 0
@@ -73,7 +80,13 @@ def actor_loss(config: RLVRConfig) -> LossFn:
         logprobs, mask = outputs.pad("logprobs"), batch.pad("loss_mask", False)
         old = logprobs.detach() if batch.old_logprobs is None else batch.pad("old_logprobs")
         advantages = batch.pad("advantages")
-        inputs = PolicyLossInputs(logprobs=logprobs, old_logprobs=old, advantages=advantages, mask=mask)
+        inputs = PolicyLossInputs(
+            logprobs=logprobs,
+            old_logprobs=old,
+            advantages=advantages,
+            mask=mask,
+            rollout_logprobs=None if batch.sampling_logprobs is None else batch.pad("sampling_logprobs"),
+        )
         result = loss_fn(inputs)
         metrics = result.metrics
         combine = _Combiner(config, batch, mask, sizes, metrics)
@@ -91,10 +104,6 @@ def actor_loss(config: RLVRConfig) -> LossFn:
         # An unbiased estimate that costs nothing: the entropy is the mean of -log p over tokens drawn from p.
         metrics.add_mean("actor/entropy", -float((logprobs.detach() * mask).sum()), tokens)
         metrics.add_sum("actor/loss_tokens", tokens)
-        if batch.sampling_logprobs is not None:
-            acting = batch.pad("action_mask", False)
-            ratio = log_ratio_of(logprobs.detach(), batch.pad("sampling_logprobs"), acting)
-            metrics.merge(mismatch_metrics(ratio, acting))
         return combine.terms("actor/loss")
 
     needs_entropy = config.entropy_loss_coef > 0
@@ -106,7 +115,9 @@ def actor_loss(config: RLVRConfig) -> LossFn:
     )
 
 
-_ZERO_WITHOUT_ADVANTAGE = frozenset({"ppo", "gspo", "cispo", "topr", "reinforce", "tis", "sapo"})
+_ZERO_WITHOUT_ADVANTAGE = frozenset(
+    {"ppo", "gspo", "decoupled_ppo", "cispo", "topr", "reinforce", "tis", "sapo"}
+)
 """Losses that are a multiple of the advantage. (Imitation of good responses needs a positive one, too.)"""
 
 
@@ -115,6 +126,26 @@ def _has_advantage(batch: TokenBatch) -> Tensor:
     rows = torch.repeat_interleave(torch.arange(len(batch)), batch.lengths)
     found = torch.zeros(len(batch), dtype=torch.bool).index_put((rows[counts],), torch.tensor(True))
     return found if batch.loss_weight is None else found & (batch.loss_weight != 0)
+
+
+def measuring(loss_fn: LossFn, version: int, *, apart: bool) -> LossFn:
+    """The same loss, which also measures how far the sampler is from the weights of this very pass.
+
+    Args:
+        loss_fn: it needs log-probs.
+        version: of those weights.
+        apart: there may be tokens that other weights sampled; they are told from the others by `versions`.
+    """
+
+    def compute(outputs: TokenOutputs, batch: TokenBatch, sizes: Denominators) -> LossTerms:
+        terms = loss_fn.compute(outputs, batch, sizes)
+        acting = batch.pad("action_mask", False)
+        ratio = log_ratio_of(outputs.pad("logprobs").detach(), batch.pad("sampling_logprobs"), acting)
+        fresh = batch.pad("versions", -1) == version if apart else None
+        terms.metrics.merge(mismatch_metrics(ratio, acting, fresh))
+        return terms
+
+    return replace(loss_fn, compute=compute)
 
 
 def critic_loss(config: RLVRConfig) -> LossFn:

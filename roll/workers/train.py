@@ -18,7 +18,7 @@ from roll.strategies import build_train_strategy
 from roll.strategies.base import OutputName, TrainSpec
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
-from roll.workers.losses import actor_loss, critic_loss
+from roll.workers.losses import actor_loss, critic_loss, measuring
 
 
 def resolved_model_args(config: RLVRConfig, role: str) -> ModelArgs:
@@ -77,9 +77,18 @@ class TrainWorker(ForwardWorker):
         self._loss = actor_loss(config) if spec.kind == "policy" else critic_loss(config)
 
     @dispatch(Dispatch.SPLIT_BY_DP)
-    def train_step(self, batch: TokenBatch) -> Metrics:
-        """One optimizer step over a mini-batch."""
-        return self.strategy.train_step(batch, self._loss)
+    def train_step(self, batch: TokenBatch, untouched: int | None = None) -> Metrics:
+        """One optimizer step over a mini-batch.
+
+        Args:
+            batch: its rows.
+            untouched: version of the weights as long as nothing of the batch has been trained on: the mismatch
+                between sampler and trainer is measured then. None: isn't.
+        """
+        loss = self._loss
+        if untouched is not None:
+            loss = measuring(loss, untouched, apart=self.config.async_generation_ratio > 0)
+        return self.strategy.train_step(batch, loss)
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def send_weights(self, version: int) -> list[Handle]:

@@ -150,7 +150,7 @@ def test_names_known_here_are_those_of_the_registries():
     from roll.tracking.registry import TRACKERS
 
     assert set(ESTIMATORS) == set(ADVANTAGES) - {"gigpo", "step_reinforce"}
-    assert set(LOSS_NAMES) == set(POLICY_LOSSES) - {"decoupled_ppo", "topr_token"}
+    assert set(LOSS_NAMES) == set(POLICY_LOSSES) - {"topr_token"}
     assert set(TEMPLATES) == {"native", *templates.TEMPLATES}
     assert set(REWARDS) == {"custom", *registry.REWARDS}
     assert set(get_args(TrackerName)) == set(TRACKERS)

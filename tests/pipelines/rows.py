@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -68,6 +68,19 @@ def make_rollouts(*groups: list[R], domains: str = "") -> Rollouts:
     """One group per argument; `domains` is a letter per group."""
     named = zip(groups, domains or "a" * len(groups), strict=True)
     return assemble([make_group(f"t{i}", responses, domain) for i, (responses, domain) in enumerate(named)])
+
+
+def with_versions(rollouts: Rollouts, *versions: int) -> Rollouts:
+    """The same rows with these weight versions on the action tokens, in order; one number is for all of them."""
+    mask = rollouts.batch.action_mask
+    column = torch.full((len(mask),), -1)
+    column[mask] = torch.tensor(versions)
+    return replace(rollouts, batch=rollouts.batch.with_columns(versions=column))
+
+
+def fresh(rollouts: Rollouts, step: int) -> Rollouts:
+    """The same rows as if the weights that this step trains had sampled them."""
+    return with_versions(rollouts, step - 1)
 
 
 def on_actions(rollouts: Rollouts, *values: float) -> torch.Tensor:

@@ -64,28 +64,34 @@ def test_fillers_make_up_rows_that_count_nowhere():
 # --- update -----------------------------------------------------------------------------------------------------------
 
 
-def test_mini_batches_have_every_row_once_and_sampler_logprobs_in_the_first_only():
+def test_mini_batches_have_every_row_once_with_all_its_columns():
     batch = make_rollouts([R(float(i)) for i in range(7)]).batch
     pieces = list(mini_batches(batch, 3, 2, "key", 1))
     real = [[row for row in piece.row_ids if not row.startswith("filler")] for piece in pieces]
     assert [len(rows) for rows in real] == [3, 3, 1]
     assert sorted(row for rows in real for row in rows) == sorted(batch.row_ids)
     assert [len(piece) for piece in pieces] == [3, 3, 2]
-    assert [piece.sampling_logprobs is not None for piece in pieces] == [True, False, False]
+    assert all(set(piece.columns()) >= set(batch.columns()) for piece in pieces)
     orders = {tuple(p.row_ids for p in mini_batches(batch, 3, 1, "key", i)) for i in range(5)}
     assert len(orders) > 1
     whole = list(mini_batches(batch, 7, 1, "key", 1))
     assert [piece.row_ids for piece in whole] == [batch.row_ids]
 
 
+BF16 = ActorInferConfig(model_args=ModelArgs(dtype="bf16"))
+TWO_STEPS = ActorTrainConfig(training_args=TrainingArgs(per_device_train_batch_size=2))
+STALE = {"async_generation_ratio": 1.5, "allow_uncorrected_async": True}
+
+
 class TwoRanks(Cluster):
     """Two ranks that hold `dp_size` copies of a model, without processes; keeps how many rows each call brought."""
 
-    def __init__(self, dp_size: int) -> None:
-        super().__init__(RolePlacement("actor_train", ((0,), (1,))), TrainWorker, rpc_timeout=1, balance=False)
+    def __init__(self, dp_size: int, role: str = "actor_train") -> None:
+        super().__init__(RolePlacement(role, ((0,), (1,))), TrainWorker, rpc_timeout=1, balance=False)
         shards = [(0, True), (1, True)] if dp_size == 2 else [(0, True), (0, False)]
         self.places = [RankLayout(shard, dp_size, collects) for shard, collects in shards]
         self.rows: list[list[int]] = []
+        self.untouched: list[int | None] = []
 
     def _run(self, name, args, timeout):
         if name == "layout":
@@ -93,6 +99,7 @@ class TwoRanks(Cluster):
         pieces = [batch for batch, *_ in args.values()]
         self.rows.append([len(piece) for piece in pieces])
         if name == "train_step":
+            self.untouched += [rest[0] for _, *rest in args.values()][:1]
             return [Metrics() for _ in pieces]
         zeros = [torch.zeros(len(piece.token_ids)) for piece in pieces]
         pairs = zip(pieces, zeros, strict=True)
@@ -115,11 +122,29 @@ def test_a_small_batch_is_filled_up_to_the_data_parallel_ranks_and_no_further(dp
     assert cluster.rows == [[1, 1], [1, 1]]
 
 
+@pytest.mark.parametrize(
+    ("keys", "role", "expected"),
+    [
+        # 4 responses in mini-batches of 2, twice: only the first of the 4 steps meets the weights that sampled.
+        ({}, "actor_train", [6, None, None, None]),
+        ({}, "critic", [None, None]),
+        # A forward pass of its own has measured every row already.
+        ({"actor_infer": BF16}, "actor_train", [None] * 4),
+        ({"actor_infer": BF16, **STALE}, "actor_train", [6, None, None, None]),
+        ({"policy_loss": "decoupled_ppo"}, "actor_train", [None] * 4),
+    ],
+)
+def test_the_mismatch_is_measured_once_before_the_first_update(keys, role, expected):
+    cluster = TwoRanks(1, role)
+    config = make_config(ppo_epochs=2, actor_train=TWO_STEPS, adv_estimator="gae", **keys)
+    train(cluster, config, make_rollouts(*FOUR).batch, 7)
+    assert cluster.untouched == expected
+
+
 SAMPLED = {"uses": "sampler", "why": "hf_infer in fp32"}
 FORWARD = {"uses": "forward", "why": "differ from the trainer's"}
-BF16 = ActorInferConfig(model_args=ModelArgs(dtype="bf16"))
+BEHAVIOUR = {"uses": "sampler", "why": "the policy that sampled"}
 OTHER_ROPE = ActorInferConfig(model_args=ModelArgs(model_config_kwargs={"rope_theta": 5}))
-TWO_STEPS = ActorTrainConfig(training_args=TrainingArgs(per_device_train_batch_size=2))
 SOURCES = {
     "one optimizer step": ({}, {"uses": "update", "why": "one optimizer step"}),
     "two passes": ({"ppo_epochs": 2}, {**SAMPLED, "reader": "2 optimizer steps"}),
@@ -132,6 +157,15 @@ SOURCES = {
     ),
     "half precision": ({"ppo_epochs": 2, "actor_infer": BF16}, FORWARD),
     "another model configuration": ({"ppo_epochs": 2, "actor_infer": OTHER_ROPE}, FORWARD),
+    "decoupled": ({"policy_loss": "decoupled_ppo"}, {**FORWARD, "reader": "policy_loss decoupled_ppo"}),
+    "decoupled, two passes": ({"policy_loss": "decoupled_ppo", "ppo_epochs": 2}, {**FORWARD, "reader": "2 optimizer"}),
+    "ahead, corrected": ({**STALE, "train_infer_correction": TrainInferCorrection()}, FORWARD),
+    "ahead, decoupled": ({**STALE, "policy_loss": "decoupled_ppo"}, FORWARD),
+    "ahead, uncorrected": (STALE, BEHAVIOUR),
+    "ahead, several steps": ({**STALE, "ppo_epochs": 2}, BEHAVIOUR),
+    "ahead, half precision": ({**STALE, "actor_infer": BF16}, BEHAVIOUR),
+    "ahead, KL in the reward": ({**STALE, "add_token_level_kl": True}, BEHAVIOUR),
+    "ahead, a loss with its own weight": ({"async_generation_ratio": 0.5, "policy_loss": "tis"}, BEHAVIOUR),
 }
 
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from rows import R, make_config, make_rollouts, on_actions
+from rows import R, fresh, make_config, make_rollouts, on_actions
 from torch.testing import assert_close
 
-from roll.configs.base import ActorInferConfig, GeneratingArgs
+from roll.configs.base import ActorInferConfig, GeneratingArgs, ModelArgs
 from roll.configs.policy import OverlongShaping, PfPpo, TrainInferCorrection
 from roll.pipelines.credit import CreditAssigner
 from roll.strategies.micro import denominators
@@ -22,7 +22,7 @@ HALF = math.sqrt(0.5)
 
 
 def assigned(rollouts, step=1, greedy_scores=None, **keys):
-    return CreditAssigner(make_config(**keys)).assign(rollouts, step=step, greedy_scores=greedy_scores)
+    return CreditAssigner(make_config(**keys)).assign(fresh(rollouts, step), step=step, greedy_scores=greedy_scores)
 
 
 def rewards_of(rollouts, **keys):
@@ -93,12 +93,12 @@ def test_running_statistics_remember_earlier_steps_and_a_checkpoint_holds_them()
     # 1, 0, 0, 3 and then 5, 5, 5, 5: mean 3, squares 10 + 100 - 8 * 9 = 38, std sqrt(38 / 7) = 2.32993: 2 / 2.32993.
     first, second = make_rollouts(*FOUR), make_rollouts([R(5.0), R(5.0)], [R(5.0), R(5.0)])
     credit = CreditAssigner(make_config(reward_norm="running"))
-    credit.assign(first, step=1)
+    credit.assign(fresh(first, 1), step=1)
     state = json.loads(json.dumps(credit.state_dict()))
     resumed = CreditAssigner(make_config(reward_norm="running"))
     resumed.load_state_dict(state)
     for assigner in (credit, resumed):
-        assert assigner.assign(second, step=2)[0].rewards.tolist() == close(*[0.858395] * 4)
+        assert assigner.assign(fresh(second, 2), step=2)[0].rewards.tolist() == close(*[0.858395] * 4)
 
 
 def with_kl(*, step_coef=None, **keys):
@@ -123,7 +123,7 @@ KL = {
 @pytest.mark.parametrize("kind", KL)
 def test_the_kl_penalty_is_taken_off_every_token_and_the_score_stays_on_the_last(kind):
     credit, rows = with_kl(kl_penalty=kind)
-    batch, _ = credit.assign(rows, step=1)
+    batch, _ = credit.assign(fresh(rows, 1), step=1)
     k = KL[kind]
     expected = (-0.1 * k[0], 1.0 - 0.1 * k[1], -0.1 * k[2], 0.0 - 0.1 * k[3])
     assert batch.token_rewards[batch.action_mask].tolist() == close(*expected)
@@ -135,7 +135,7 @@ def test_the_kl_penalty_is_taken_off_every_token_and_the_score_stays_on_the_last
 
 def test_without_a_target_the_kl_coefficient_stays():
     credit, rows = with_kl()
-    credit.assign(rows, step=1)
+    credit.assign(fresh(rows, 1), step=1)
     assert credit.state_dict()["kl_coef"] == 0.1
 
 
@@ -150,11 +150,11 @@ def test_without_a_target_the_kl_coefficient_stays():
 )
 def test_the_kl_coefficient_adapts_once_per_step_over_all_domains(target, factor):
     credit, rows = with_kl(target_kl=target, kl_horizon=10)
-    batch, _ = credit.assign(rows, step=1)
+    batch, _ = credit.assign(fresh(rows, 1), step=1)
     # This step still uses the coefficient it began with.
     assert batch.token_rewards[batch.action_mask].tolist()[0] == pytest.approx(-0.1 * 0.5)
     assert credit.state_dict()["kl_coef"] == pytest.approx(0.1 * factor)
-    batch, _ = credit.assign(rows, step=2)
+    batch, _ = credit.assign(fresh(rows, 2), step=2)
     assert batch.token_rewards[batch.action_mask].tolist()[0] == pytest.approx(-0.1 * factor * 0.5)
 
 
@@ -329,13 +329,17 @@ def test_pf_ppo_weighs_a_loss_as_if_drawn_rows_were_copied(mode):
 # --- train/infer correction -------------------------------------------------------------------------------------------
 
 
+# Two optimizer steps, and a sampler that computes otherwise than the trainer: old log-probs have a pass of their own.
+FORWARD = {"ppo_epochs": 2, "actor_infer": ActorInferConfig(model_args=ModelArgs(dtype="bf16"))}
+
+
 def corrected(**rule):
     """Two rows of two tokens, sampled at log-prob -2; trained log-probs give the ratios 0.5, 2 and 4, 1."""
     rows = make_rollouts([R(1.0, 2), R(0.0, 2)])
     ratios = (0.5, 2.0, 4.0, 1.0)
     old, sampled = on_actions(rows, *(-2.0 + math.log(r) for r in ratios)), on_actions(rows, *[-2.0] * 4)
     rows = replace(rows, batch=rows.batch.with_columns(old_logprobs=old, sampling_logprobs=sampled))
-    batch, metrics = assigned(rows, train_infer_correction=TrainInferCorrection(**rule) if rule else None)
+    batch, metrics = assigned(rows, train_infer_correction=TrainInferCorrection(**rule) if rule else None, **FORWARD)
     inside = batch.action_mask
     weights = None if batch.importance_weights is None else batch.importance_weights[inside].tolist()
     return weights, batch.loss_mask[inside].tolist(), metrics.result()

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from roll.strategies.micro import denominators
 from roll.types.batch import TokenBatch, TokenOutputs
-from roll.workers.losses import actor_loss, critic_loss
+from roll.workers.losses import actor_loss, critic_loss, measuring
 
 LENGTHS = (3, 1, 4, 2)
 """Response tokens of each row; every row has a prompt of two."""
@@ -24,6 +24,9 @@ def draws(seed: int) -> torch.Tensor:
     return torch.randn(sum(LENGTHS) + 2 * len(LENGTHS), generator=generator, dtype=torch.float64)
 
 
+SAMPLED = -1.5 + 0.8 * draws(10)
+
+
 def make_batch(**columns) -> TokenBatch:
     """Four rows; the advantages are positive in the first two and negative in the others."""
     offsets = torch.tensor([0, *[n + 2 for n in LENGTHS]]).cumsum(0)
@@ -31,6 +34,7 @@ def make_batch(**columns) -> TokenBatch:
     sign = torch.cat([torch.full((n + 2,), s) for n, s in zip(LENGTHS, (1.0, 1.0, -1.0, -1.0), strict=True)])
     columns = {
         "old_logprobs": -1 + 0.5 * draws(1),
+        "sampling_logprobs": SAMPLED,
         "ref_logprobs": -1 + 0.5 * draws(2),
         "advantages": draws(3).abs() * sign,
         "values": draws(4),
@@ -74,6 +78,19 @@ def evaluate(loss_fn, batch, column="logprobs", parts=None, entropy=None):
 def ppo(low, high, dual=None):
     def token(lp, old, a, row):
         return clipped(math.exp(lp - old), a, low, high, dual)
+
+    return token
+
+
+def decoupled(low, high, cap, dual=None):
+    """PPO's token times min(p_old / p_sampled, cap); the batch's sampled log-probs are those of `SAMPLED`."""
+    plain, weight = ppo(low, high, dual), {}
+    for old, sampled in zip((-1 + 0.5 * draws(1)).tolist(), SAMPLED.tolist(), strict=True):
+        weight[old] = min(math.exp(old - sampled), math.inf if cap is None else cap)
+
+    def token(lp, old, a, row):
+        loss, slope = plain(lp, old, a, row)
+        return weight[old] * loss, weight[old] * slope
 
     return token
 
@@ -169,6 +186,17 @@ LOSSES = {
     "ppo, pg_clip_low": ({"pg_clip_low": 0.5}, ppo(0.5, 0.2)),
     "ppo, pg_clip_high": ({"pg_clip_high": 0.6}, ppo(0.2, 0.6)),
     "ppo, dual clip": ({"dual_clip_loss": True, "dual_clip_c": 1.1}, ppo(0.2, 0.2, 1.1)),
+    "decoupled": ({"policy_loss": "decoupled_ppo"}, decoupled(0.2, 0.2, 5.0)),
+    "decoupled, cap": ({"policy_loss": "decoupled_ppo", "decoupled_ppo_cap": 1.2}, decoupled(0.2, 0.2, 1.2)),
+    "decoupled, no cap": ({"policy_loss": "decoupled_ppo", "decoupled_ppo_cap": None}, decoupled(0.2, 0.2, None)),
+    "decoupled, clip": (
+        {"policy_loss": "decoupled_ppo", "pg_clip_low": 0.5, "pg_clip_high": 0.1},
+        decoupled(0.5, 0.1, 5.0),
+    ),
+    "decoupled, dual clip": (
+        {"policy_loss": "decoupled_ppo", "dual_clip_loss": True, "dual_clip_c": 1.1},
+        decoupled(0.2, 0.2, 5.0, 1.1),
+    ),
     "gspo": ({"policy_loss": "gspo"}, gspo(0.2, 0.2)),
     "gspo, pg_clip": ({"policy_loss": "gspo", "pg_clip": 0.05}, gspo(0.05, 0.05)),
     "gspo, both ends": ({"policy_loss": "gspo", "pg_clip_low": 0.01, "pg_clip_high": 0.5}, gspo(0.01, 0.5)),
@@ -229,11 +257,12 @@ def test_aggregation_modes_with_masks_row_weights_and_importance_weights(mode):
     assert_close(gradient, slopes, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("name", ["ppo", "decoupled_ppo"])
 @pytest.mark.parametrize("mode", MODES)
-def test_any_split_into_micro_batches_gives_the_same_loss_gradient_and_metrics(mode):
+def test_any_split_into_micro_batches_gives_the_same_loss_gradient_and_metrics(mode, name):
     batch = make_batch(loss_weight=torch.tensor([2.0, 1.0, 0.0, 0.5], dtype=torch.float64))
     keys = {"loss_agg_mode": mode, "use_kl_loss": True, "kl_loss_coef": 0.3, "sft_loss_coef": 0.2}
-    keys["entropy_loss_coef"] = 0.1
+    keys |= {"entropy_loss_coef": 0.1, "policy_loss": name}
     loss_fn, entropy = actor_loss(make_config(**keys)), draws(9).abs()
     whole, slopes, metrics = evaluate(loss_fn, batch, entropy=entropy)
     for parts in ([[0], [1], [2], [3]], [[3, 1], [0, 2]], [[2], [0, 1, 3]]):
@@ -368,12 +397,38 @@ def test_a_mini_batch_without_any_token_has_loss_0_and_no_nan():
         assert all(math.isfinite(value) for value in metrics.values())
 
 
-def test_the_mismatch_is_measured_where_sampled_logprobs_are():
+def test_the_mismatch_is_measured_where_it_is_asked_for():
     logprobs, mask, batch = logprobs_and_mask()
-    assert "mismatch/kl" not in evaluate(actor_loss(make_config()), batch)[2]
     sampled = batch.with_columns(sampling_logprobs=logprobs - 0.5 * mask)
+    plain = actor_loss(make_config())
+    loss, gradient, metrics = evaluate(plain, sampled)
+    assert "mismatch/kl" not in metrics
     # ratio e^0.5 on every token: k3 of it is e^0.5 - 1 - 0.5
-    assert evaluate(actor_loss(make_config()), sampled)[2]["mismatch/kl"] == pytest.approx(math.exp(0.5) - 1.5)
+    found = evaluate(measuring(plain, 3, apart=False), sampled)
+    assert found[2]["mismatch/kl"] == pytest.approx(math.exp(0.5) - 1.5)
+    assert found[2].items() > metrics.items()
+    assert not [name for name in found[2] if name.startswith("mismatch/all_")]
+    assert torch.equal(found[0], loss)
+    assert torch.equal(found[1], gradient)
+
+
+def test_tokens_of_older_weights_are_measured_apart_from_those_of_these():
+    logprobs, mask, batch = logprobs_and_mask()
+    # Rows w (3 tokens) and x (1) are of version 3, y (4) and z (2) of version 2: ratio e^0.5 and e^-1.
+    version = torch.repeat_interleave(torch.tensor([3, 3, 2, 2]), batch.lengths)
+    shift = torch.where(version == 3, 0.5, -1.0)
+    stale = batch.with_columns(
+        sampling_logprobs=logprobs - shift * mask, versions=torch.where(mask, version, -1)
+    )
+    new, old = math.exp(0.5) - 1.5, math.exp(-1.0)
+    for parts in (None, [[0], [1], [2], [3]], [[3, 1], [0, 2]], [[0, 1], [2, 3]]):
+        metrics = evaluate(measuring(actor_loss(make_config()), 3, apart=True), stale, parts=parts)[2]
+        assert metrics["mismatch/kl"] == pytest.approx(new)
+        assert metrics["mismatch/all_kl"] == pytest.approx((4 * new + 6 * old) / 10)
+        assert metrics["mismatch/all_abs_log_ratio_mean"] == pytest.approx((4 * 0.5 + 6 * 1.0) / 10)
+        assert metrics["mismatch/ratio_min"] == pytest.approx(math.exp(0.5))
+        assert metrics["mismatch/all_ratio_min"] == pytest.approx(math.exp(-1.0))
+        assert metrics["mismatch/all_ratio_max"] == pytest.approx(math.exp(0.5))
 
 
 # --- critic -----------------------------------------------------------------------------------------------------------

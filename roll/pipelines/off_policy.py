@@ -1,0 +1,141 @@
+"""Rows that other weights sampled than those being trained: how old they are, and what is done about it.
+
+    staleness   of a token: training step - 1 - version; 0 is what the step's own weights sampled
+    behaviour   the policy that sampled a token, engine and all: `sampling_logprobs`
+    proximal    the policy before the step's first update: `old_logprobs` of source `forward`
+
+docs/algorithms.md, "Off-policy data", says how to choose.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from roll.algorithms.corrections import Correction, Filter, Level, correct
+from roll.configs.batch import plan_batches
+from roll.configs.policy import TrainInferCorrection
+from roll.configs.rlvr import RLVRConfig
+from roll.types.batch import TokenBatch
+from roll.types.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class OldLogprobs:
+    """Where the log-probs that the loss takes its ratio to come from, and why."""
+
+    source: str
+    """`update`: the update's own forward pass; `sampler`: the engine's; `forward`: a pass of their own."""
+    reason: str
+
+
+def old_logprobs_source(config: RLVRConfig) -> OldLogprobs:
+    """Spend a forward pass on old log-probs only when nobody knows them already."""
+    compares = []
+    if config.policy_loss == "decoupled_ppo":
+        compares.append("policy_loss decoupled_ppo")
+    if config.train_infer_correction is not None:
+        compares.append("train_infer_correction")
+    if config.async_generation_ratio > 0 and not compares:
+        why = "samples may be of older weights and the loss's own ratio is all that says so"
+        return OldLogprobs("sampler", f"{why}: it is taken to the policy that sampled")
+    steps = plan_batches(config).of("actor_train").optimizer_steps
+    readers = list(compares)
+    if steps > 1:
+        readers.append(f"{steps} optimizer steps per batch")
+    if config.add_token_level_kl and config.uses_reference:
+        readers.append("the KL in the reward")
+    if not readers:
+        return OldLogprobs("update", "one optimizer step per batch: they are those of the update's own forward pass")
+    wanted = " and ".join(readers)
+    infer, train = config.actor_infer, config.actor_train
+    exact = (
+        not compares
+        and infer.strategy_args.strategy_name == "hf_infer"
+        and infer.model_args.dtype == train.model_args.dtype == "fp32"
+        and getattr(train.strategy_args.strategy_config, "param_dtype", None) in (None, "fp32")
+        and infer.model_args.model_config_kwargs == train.model_args.model_config_kwargs
+        and infer.generating_args.repetition_penalty == 1.0
+    )
+    if exact:
+        return OldLogprobs("sampler", f"needed for {wanted}; hf_infer in fp32 computes the trainer's own log-probs")
+    return OldLogprobs("forward", f"needed for {wanted}; the sampler's log-probs differ from the trainer's")
+
+
+def staleness_of(batch: TokenBatch, step: int, ratio: float) -> Tensor:
+    """int64 [B, T]: how many weight updates before this step's weights each token was sampled; 0 on other tokens.
+
+    Args:
+        batch: rows with `versions`.
+        step: the training step, from 1; it trains weights of version step - 1.
+        ratio: `async_generation_ratio`; no token may be older than ceil(ratio).
+
+    Raises:
+        RuntimeError: a token is older than that, or newer than the weights. Not the user's fault: whoever collected
+            the rows let it through.
+    """
+    acting, versions = batch.pad("action_mask", False), batch.pad("versions", -1)
+    staleness = torch.where(acting, step - 1 - versions, 0)
+    limit = math.ceil(ratio)
+    wrong = ((staleness < 0) | (staleness > limit)).nonzero()
+    if len(wrong):
+        row, token = wrong[0].tolist()
+        raise RuntimeError(
+            f"internal error: row {batch.row_ids[row]!r} has a token (position {token}) of weight version "
+            f"{int(versions[row, token])} in step {step}, which trains version {step - 1}: staleness "
+            f"{int(staleness[row, token])}, expected 0 to {limit} (async_generation_ratio {ratio:g}); "
+            f"{len(set(wrong[:, 0].tolist()))} row(s) are concerned"
+        )
+    return staleness
+
+
+def staleness_metrics(staleness: Tensor, mask: Tensor) -> Metrics:
+    """Mean, largest value and shares of the action tokens' staleness."""
+    metrics, found = Metrics(), staleness[mask]
+    if not len(found):
+        return metrics
+    tokens = float(len(found))
+    metrics.add_mean("staleness/mean", float(found.sum()), tokens)
+    metrics.add_max("staleness/max", float(found.max()))
+    metrics.add_mean("staleness/share_0", float((found == 0).sum()), tokens)
+    metrics.add_mean("staleness/share_1", float((found == 1).sum()), tokens)
+    metrics.add_mean("staleness/share_2_or_more", float((found >= 2).sum()), tokens)
+    return metrics
+
+
+def corrected(config: RLVRConfig, batch: TokenBatch, mask: Tensor, staleness: Tensor) -> Correction:
+    """The configured weights and filters, from `old_logprobs` of source `forward` and `sampling_logprobs`.
+
+    With `decoupled_ppo` the loss applies the weight itself: here it is only measured, and the weights are 1.
+    """
+    rule = config.train_infer_correction
+    decoupled = config.policy_loss == "decoupled_ppo"
+    level: Level = "token" if rule is None or decoupled else rule.level
+    weighs, cap = decoupled, config.decoupled_ppo_cap
+    if rule is not None and not decoupled:
+        weighs, cap = rule.importance_upper is not None, rule.importance_upper
+    found = correct(
+        batch.pad("old_logprobs"),
+        batch.pad("sampling_logprobs"),
+        mask,
+        weight_level=level if weighs else None,
+        weight_cap=math.inf if cap is None else cap,
+        filters=() if rule is None else _filters(rule),
+        versions=batch.pad("versions", -1),
+        fresh=staleness == 0 if config.async_generation_ratio > 0 else None,
+    )
+    return replace(found, weights=torch.ones_like(found.weights)) if decoupled else found
+
+
+def _filters(rule: TrainInferCorrection) -> tuple[Filter, ...]:
+    filters = []
+    if rule.ratio_low is not None or rule.ratio_high is not None:
+        filters.append(Filter(rule.level, rule.ratio_low or 0.0, rule.ratio_high or math.inf))
+    if rule.difference_low is not None or rule.difference_high is not None:
+        low = -1.0 if rule.difference_low is None else rule.difference_low
+        high = 1.0 if rule.difference_high is None else rule.difference_high
+        filters.append(Filter(rule.level, low, high, on="difference"))
+    return tuple(filters)

@@ -1,0 +1,58 @@
+"""Samples of older weights are corrected for once: neither never nor twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from roll.configs.errors import ConfigError
+from roll.configs.loader import load_config
+from roll.configs.policy import OFF_POLICY_LOSSES, POLICY_LOSSES, TrainInferCorrection
+from roll.configs.rewards import RewardConfig
+from roll.configs.rlvr import RLVRConfig
+from roll.configs.rules_policy import loss_rules
+
+FILTERS = TrainInferCorrection(importance_upper=None, ratio_high=5.0)
+
+
+def wrong(**keys) -> list[str]:
+    config = RLVRConfig(pipeline="rlvr", pretrain="p", rewards={"math": RewardConfig(name="math_rule")}, **keys)
+    return [str(violation) for violation in loss_rules(config)]
+
+
+@pytest.mark.parametrize("name", [*POLICY_LOSSES, "mine.py:loss"])
+@pytest.mark.parametrize("ratio", [0.0, 0.5, 2.0])
+def test_generation_ahead_needs_a_correction_or_permission_to_go_without(name, ratio):
+    keys = {"policy_loss": name, "async_generation_ratio": ratio}
+    found = wrong(**keys)
+    assert bool(found) == (ratio > 0 and name not in OFF_POLICY_LOSSES)
+    for said in found:
+        assert said.startswith(f"async_generation_ratio: got {ratio}, expected 0 with policy_loss {name}")
+        assert "policy_loss=decoupled_ppo (or tis, topr, cispo)" in said
+        assert "allow_uncorrected_async=true" in said
+    assert not wrong(**keys, allow_uncorrected_async=True)
+    assert not wrong(**keys, train_infer_correction=FILTERS)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 1.0])
+def test_a_weight_is_never_applied_twice(ratio):
+    keys = {"policy_loss": "decoupled_ppo", "async_generation_ratio": ratio}
+    (said,) = wrong(**keys, train_infer_correction=TrainInferCorrection(importance_upper=2.0))
+    assert said.startswith("train_infer_correction.importance_upper: got 2.0, expected null with policy_loss decoupled")
+    assert "applied twice" in said
+    assert "policy_loss=ppo" in said
+    assert not wrong(**keys, train_infer_correction=FILTERS)
+    assert not wrong(policy_loss="ppo", train_infer_correction=TrainInferCorrection(importance_upper=2.0))
+
+
+def test_the_dual_clip_belongs_to_the_losses_that_have_one():
+    assert not wrong(policy_loss="decoupled_ppo", dual_clip_loss=True)
+    assert not wrong(policy_loss="ppo", dual_clip_loss=True)
+    assert wrong(policy_loss="gspo", dual_clip_loss=True)[0].startswith("dual_clip_loss: got true, expected false")
+
+
+def test_decoupled_ppo_and_its_cap_are_set_in_yaml(job):
+    loaded = load_config(job, "job", ["policy_loss=decoupled_ppo", "decoupled_ppo_cap=1.5"])
+    assert (loaded.policy_loss, loaded.decoupled_ppo_cap) == ("decoupled_ppo", 1.5)
+    assert load_config(job, "job", ["decoupled_ppo_cap=null"]).decoupled_ppo_cap is None
+    with pytest.raises(ConfigError, match="decoupled_ppo_cap"):
+        load_config(job, "job", ["decoupled_ppo_cap=0"])
