@@ -1,12 +1,13 @@
 """Weights on their way from a training worker to inference workers: buckets of named tensors behind handles.
 
     train worker:   handles = send_weights(strategy.named_weights(), bucket_bytes, version)
-    controller:     infer.call(ActorInfer.update_weights, handles, version)
     infer worker:   engine.update_weights(version, receive_weights(handles, version))
 
-Under `ray` a bucket lies in shared memory, written once by the sender and read in place by every receiver of
+Under `ray` a bucket lies in the object store, written once by the sender and read in place by every receiver of
 the machine. In one process the tensors themselves are handed over and nothing is copied, so they still belong
 to the trainer: receive them before its next step.
+
+`roll.distributed.transports` chooses between this way and others, and checks that what left also arrived.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ if TYPE_CHECKING:
 DEFAULT_BUCKET_BYTES = 256 * 2**20
 
 
-class WeightMismatch(ValueError):
+class WeightSyncError(RuntimeError):
+    """New weights didn't arrive, or not as they were sent; the engines must not go on with what they have."""
+
+
+class WeightMismatch(WeightSyncError, ValueError):
     """Buckets that don't belong together, or not to the version that was asked for."""
 
 
@@ -48,26 +53,48 @@ class _Bucket:
     """(name, `_Packed` or the tensor itself)"""
 
 
+class BucketWriter:
+    """Collects a stream into buckets of about `bucket_bytes`, each behind a handle once it is full.
+
+    One bucket at a time is held here; what is behind the handles is freed when the last of them is.
+    `copies`: in one process too, the handles lead to copies, which stay as they are while the trainer goes on.
+    """
+
+    def __init__(self, bucket_bytes: int, version: int, *, copies: bool = False) -> None:
+        if bucket_bytes < 1:
+            raise ValueError(f"bucket_bytes must be >= 1, got {bucket_bytes}")
+        self._bucket_bytes = bucket_bytes
+        self._version = version
+        self._copies = copies and not crosses_processes()
+        self._handles: list[Handle] = []
+        self._waiting: list[tuple[str, Tensor]] = []
+        self._size = 0
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """The next tensor; one that is larger than a bucket has a bucket of its own."""
+        if self._waiting and self._size + tensor.nbytes > self._bucket_bytes:
+            self._flush(last=False)
+        self._waiting.append((name, tensor.detach().clone() if self._copies else tensor.detach()))
+        self._size += tensor.nbytes
+
+    def finish(self) -> list[Handle]:
+        """Handles of all buckets, in stream order."""
+        self._flush(last=True)
+        return self._handles
+
+    def _flush(self, *, last: bool) -> None:
+        self._handles.append(_put(self._version, len(self._handles), self._waiting, last=last))
+        self._waiting, self._size = [], 0
+
+
 def send_weights(
     named: Iterable[tuple[str, Tensor]], bucket_bytes: int = DEFAULT_BUCKET_BYTES, version: int = 0
 ) -> list[Handle]:
-    """Handles of buckets of about `bucket_bytes`, in stream order; a larger tensor has a bucket of its own.
-
-    Only one bucket at a time is held by the sender. The buckets are freed when the last handle is.
-    """
-    if bucket_bytes < 1:
-        raise ValueError(f"bucket_bytes must be >= 1, got {bucket_bytes}")
-    handles: list[Handle] = []
-    waiting: list[tuple[str, Tensor]] = []
-    size = 0
+    """Handles of buckets of about `bucket_bytes`, in stream order; see `BucketWriter`."""
+    writer = BucketWriter(bucket_bytes, version)
     for name, tensor in named:
-        if waiting and size + tensor.nbytes > bucket_bytes:
-            handles.append(_put(version, len(handles), waiting, last=False))
-            waiting, size = [], 0
-        waiting.append((name, tensor.detach()))
-        size += tensor.nbytes
-    handles.append(_put(version, len(handles), waiting, last=True))
-    return handles
+        writer.add(name, tensor)
+    return writer.finish()
 
 
 def receive_weights(handles: Sequence[Handle], version: int = 0) -> Iterator[tuple[str, Tensor]]:
@@ -93,14 +120,30 @@ def receive_weights(handles: Sequence[Handle], version: int = 0) -> Iterator[tup
         raise WeightMismatch(f"the last of the buckets of version {version} is missing, got {len(handles)}")
 
 
-def weights_checksum(named: Iterable[tuple[str, Tensor]]) -> str:
-    """A hash of names, dtypes, shapes and bytes that doesn't depend on the order of the stream."""
-    digests = []
-    for name, tensor in named:
-        digest = hashlib.sha256(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+class Checksum:
+    """A hash of names, dtypes, shapes and bytes of tensors, in whatever order they come; one pass, 16 bytes each."""
+
+    def __init__(self) -> None:
+        self._digests: list[bytes] = []
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Take in one tensor."""
+        head = f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|"
+        digest = hashlib.blake2b(head.encode(), digest_size=16)
         digest.update(_bytes_of(tensor))
-        digests.append(digest.digest())
-    return hashlib.sha256(b"".join(sorted(digests))).hexdigest()
+        self._digests.append(digest.digest())
+
+    def hexdigest(self) -> str:
+        """32 characters."""
+        return hashlib.blake2b(b"".join(sorted(self._digests)), digest_size=16).hexdigest()
+
+
+def weights_checksum(named: Iterable[tuple[str, Tensor]]) -> str:
+    """`Checksum` of a whole stream."""
+    checksum = Checksum()
+    for name, tensor in named:
+        checksum.add(name, tensor)
+    return checksum.hexdigest()
 
 
 def _put(version: int, index: int, tensors: Sequence[tuple[str, Tensor]], *, last: bool) -> Handle:

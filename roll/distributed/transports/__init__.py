@@ -1,0 +1,209 @@
+"""How new weights travel from the trainer's rank 0 to every engine: one seam, several ways.
+
+    controller:  route = Route(...)                                    (roll/pipelines/sync.py)
+    trainer:     sent = send(route, strategy.named_weights)            every rank; rank 0's has the content
+    engine:      with receive(route, sent.handles, rank) as incoming:
+                     engine.update_weights(route.version, incoming)
+
+A *stored* transport is sent first and received after; a *live* one has no handles, and both ends work at the same time.
+Beyond the trainer's and the engines' own weights, with M for the size of the model and B for a bucket
+(`model_update_buffer_size_mb`, or the largest tensor if that is larger), the memory in use at a time is
+
+| transport | kind | in the trainer | shared by the machine | in each engine |
+|---|---|---|---|---|
+| `in_process` | stored | one tensor that is gathered or merged | - | - |
+| `object_store` | stored | B | M, until the next one | - |
+| `file` | stored | B | M on disk | what the reader maps of one shard |
+| `shared_memory` | live | one tensor | 2 B | - |
+| `broadcast` | live | 2 B | - | 3 B |
+
+`keep` adds M: in the object store, or in one process in its own memory.
+
+An engine may look at the tensors of one bucket and of the one before it, never write to them, and has to copy what it
+wants to keep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from roll.distributed.handles import Handle
+from roll.distributed.weights import BucketWriter, Checksum, WeightSyncError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NamedWeights: TypeAlias = "Iterator[tuple[str, Tensor]]"
+Weights: TypeAlias = Callable[[], "NamedWeights"]
+"""Begins the stream of full tensors; every rank of the trainer must go through it."""
+
+TRANSPORTS = {
+    "in_process": "roll.distributed.transports.stored",
+    "object_store": "roll.distributed.transports.stored",
+    "file": "roll.distributed.transports.files",
+    "shared_memory": "roll.distributed.transports.shared",
+    "broadcast": "roll.distributed.transports.broadcast",
+}
+"""Module by name; it has `send(route, weights, note) -> handles` and `receive(route, handles, rank) -> stream`."""
+
+LIVE = frozenset({"shared_memory", "broadcast"})
+SNAPSHOTS = frozenset({"object_store", "file"})
+"""Transports whose handles stay what they are while the trainer goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """What both ends are told about one transfer."""
+
+    transport: str
+    version: int
+    transfer: str
+    """Name of this transfer, unlike that of any other on any machine."""
+    bucket_bytes: int
+    receivers: int = 1
+    timeout: float = 600.0
+    """Seconds that one end waits for the other at any point."""
+    meeting: tuple[str, int] | None = None
+    """Host and port where the ends of a live transport meet: the controller's."""
+    group: str = ""
+    """Name of the broadcast group, which lasts from one transfer to the next."""
+    folder: str = ""
+    """Where `file` writes."""
+    on_device: bool = False
+    """Whether every engine shares the accelerator of the trainer's rank 0: `shared_memory` then stays on it."""
+    checksum: bool = False
+    """Hash what leaves and what arrives."""
+    keep: bool = False
+    """Make handles that hold this version while the trainer goes on, whatever the transport."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What passed through one end."""
+
+    tensors: int
+    bytes: int
+    checksum: str = ""
+    """Empty unless the route asks for it."""
+
+    def __str__(self) -> str:
+        return f"{self.tensors} tensors, {self.bytes} bytes" + (f", checksum {self.checksum}" if self.checksum else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What the trainer's rank 0 has to say afterwards."""
+
+    handles: list[Handle]
+    """For the engines; empty for a live transport."""
+    receipt: Receipt | None
+    """None where nothing was looked at: in one process, without `checksum`."""
+    kept: list[Handle]
+    """For an engine that comes later, readable as `object_store` (`file` with that transport); empty without `keep`."""
+
+
+class Tally:
+    """Counts and, if asked, hashes a stream that passes by."""
+
+    def __init__(self, *, checksum: bool) -> None:
+        self._tensors = self._bytes = 0
+        self._checksum = Checksum() if checksum else None
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Take in one tensor."""
+        self._tensors += 1
+        self._bytes += tensor.nbytes
+        if self._checksum is not None:
+            self._checksum.add(name, tensor)
+
+    def receipt(self) -> Receipt:
+        """What there was up to now."""
+        return Receipt(self._tensors, self._bytes, self._checksum.hexdigest() if self._checksum is not None else "")
+
+
+def send(route: Route, weights: Weights, *, writes: bool = True) -> Sent:
+    """Send the weights; every rank of the trainer calls, and the one that `writes` is the source.
+
+    All ranks go through the whole stream even when sending fails, because gathering a tensor takes every rank.
+    """
+    stream = weights()
+    try:
+        return _send(route, weights, stream) if writes else Sent([], None, [])
+    finally:
+        if route.transport != "in_process":
+            for _ in stream:
+                pass
+
+
+def _send(route: Route, weights: Weights, stream: NamedWeights) -> Sent:
+    module = importlib.import_module(TRANSPORTS[route.transport])
+    if route.transport == "in_process" and not route.keep:
+        # Every engine begins the stream itself and pulls it tensor by tensor: nothing is ever held.
+        return Sent(module.hand_over(route, weights), _tallied(weights()) if route.checksum else None, [])
+    tally = Tally(checksum=route.checksum)
+    snapshot = None
+    if route.keep and route.transport in LIVE:
+        snapshot = BucketWriter(route.bucket_bytes, route.version, copies=True)
+    handles = module.send(route, _watched(stream, tally, snapshot))
+    kept = snapshot.finish() if snapshot is not None else handles if route.keep else []
+    return Sent(handles, tally.receipt(), kept)
+
+
+def _tallied(stream: NamedWeights) -> Receipt:
+    tally = Tally(checksum=True)
+    for name, tensor in stream:
+        tally.add(name, tensor)
+    return tally.receipt()
+
+
+def _watched(stream: NamedWeights, tally: Tally, snapshot: BucketWriter | None) -> NamedWeights:
+    for name, tensor in stream:
+        tally.add(name, tensor)
+        if snapshot is not None:
+            snapshot.add(name, tensor)
+        yield name, tensor
+
+
+class Incoming:
+    """The stream at an engine's end: iterate inside the `with` block, once.
+
+    Leaving the block frees what the transport holds; with an error it tells the other end, which would wait otherwise.
+    """
+
+    def __init__(self, route: Route, handles: Sequence[Handle], rank: int) -> None:
+        module = importlib.import_module(TRANSPORTS[route.transport])
+        self._stream: Any = module.receive(route, handles, rank)
+        self._tally = Tally(checksum=route.checksum)
+        self._where = f"engine {rank}, weights of version {route.version} by {route.transport}"
+        self._ended = False
+
+    def __iter__(self) -> NamedWeights:
+        for name, tensor in self._stream:
+            self._tally.add(name, tensor)
+            yield name, tensor
+        self._ended = True
+
+    def __enter__(self) -> Incoming:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is not None and not self._ended:
+            with contextlib.suppress(BaseException):
+                self._stream.throw(error)
+        self._stream.close()
+
+    def receipt(self) -> Receipt:
+        """What arrived; raises `WeightSyncError` if the engine didn't read to the end."""
+        if not self._ended:
+            raise WeightSyncError(f"{self._where}: the engine stopped reading after {self._tally.receipt()}")
+        return self._tally.receipt()
+
+
+def receive(route: Route, handles: Sequence[Handle], rank: int) -> Incoming:
+    """The engine's end; `rank` is its place among the `receivers`."""
+    return Incoming(route, handles, rank)

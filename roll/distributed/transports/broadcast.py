@@ -1,0 +1,284 @@
+"""`broadcast`: a torch.distributed group of the trainer and every engine, gloo on CPUs and nccl on accelerators.
+
+The group is made at the first transfer and lasts until its members change or a transfer fails. The trainer's default
+group isn't touched. nccl can't have two members on one accelerator, so engines need devices of their own; that part was
+not run anywhere yet.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from roll.distributed.handles import Handle
+from roll.distributed.transports import NamedWeights, Route
+from roll.distributed.transports.link import Link
+from roll.distributed.transports.packing import packed, tensor_of, unpacked
+from roll.distributed.weights import WeightSyncError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_SLOTS = 2
+_POLL = 0.0005
+_LOOK = 0.25
+_GRACE = 5.0
+"""Seconds for what is under way to break off, once its group is given up."""
+
+
+class _Member:
+    """This process in a group, as one of its ranks."""
+
+    def __init__(self, route: Route, link: Link, rank: int, device: torch.device) -> None:
+        import torch.distributed as dist
+
+        self.name = route.group
+        self.device = device
+        self._works: dict[int, Any] = {}
+        """Under way, by number. They and the group live here alone: connections close when the last reference goes,
+        and a traceback may hold the variables of a function for long."""
+        self._numbers = itertools.count()
+        self._options = dist.BroadcastOptions()
+        self._options.rootRank = 0
+        self._options.timeout = timedelta(seconds=route.timeout)
+        self._route = route
+        store = dist.PrefixStore(f"{route.group}-{device.type}", link.store)
+        size = route.receivers + 1
+        # Whoever is missing is noticed here, in time and by name, and not in a library's rendezvous.
+        link.publish(f"here/{rank}", None)
+        for other in range(size):
+            link.wait(f"here/{other}", f"engine {other - 1} to join" if other else "the trainer to join")
+        try:
+            self._group: Any = (_gloo if device.type == "cpu" else _nccl)(route, store, rank, size)
+        except RuntimeError as error:
+            raise WeightSyncError(f"member {rank} of {size} couldn't join the broadcast group: {error}") from error
+
+    def broadcast(self, flat: Tensor) -> int:
+        """Begin to send (rank 0) or receive; a number to `finish` with."""
+        number = next(self._numbers)
+        self._works[number] = self._group.broadcast([flat], self._options)
+        return number
+
+    def finish(self, number: int, link: Link, what: str) -> None:
+        """Wait for it; raises `WeightSyncError` when an end gives up, breaks off or is late."""
+        look = time.monotonic()
+        deadline = look + self._route.timeout
+        while not self._works[number].is_completed():
+            if time.monotonic() > look:
+                look = time.monotonic() + _LOOK
+                link.check(deadline, what)
+            time.sleep(_POLL)
+        try:
+            self._works.pop(number).wait()
+        except RuntimeError as error:
+            # Who gives up says so before its connections close.
+            link.check(deadline, what)
+            raise WeightSyncError(f"the broadcast broke off at {what}: {error}") from error
+
+    def drop(self) -> None:
+        """Close the connections, so that nobody waits for this end any more."""
+        end = time.monotonic() + _GRACE
+        while not self._is_idle() and time.monotonic() < end:
+            time.sleep(0.01)
+        if not self._is_idle():
+            _stuck.append((self._group, self._works))
+        self._group, self._works = None, {}
+
+    def _is_idle(self) -> bool:
+        return all(work.is_completed() for work in self._works.values())
+
+
+_members: dict[int, _Member] = {}
+"""This process's membership by rank; more than one where ends share a process."""
+_stuck: list[Any] = []
+"""Groups whose end would block this process, because something is still under way in them."""
+
+
+def send(route: Route, stream: NamedWeights) -> list[Handle]:
+    """Stream to all receivers; returns when they have everything."""
+    link = Link(route, "the trainer")
+    outbox = _Outbox(route, link)
+    try:
+        for flat, used, entries in packed(stream, route.bucket_bytes, outbox.take):
+            outbox.post(flat[:used], {"used": used, "entries": entries})
+        outbox.finish()
+    except BaseException as error:
+        link.abort(error)
+        _leave(0)
+        raise
+    return []
+
+
+class _Outbox:
+    """The sender's two buffers: one is filled while the other is on its way."""
+
+    def __init__(self, route: Route, link: Link) -> None:
+        self._route = route
+        self._link = link
+        self._member: _Member | None = None
+        self._slots: list[tuple[Tensor | None, int | None]] = [(None, None)] * _SLOTS
+        self._index = -1
+
+    def take(self, size: int, device: torch.device) -> Tensor:
+        """The next bucket's buffer."""
+        if self._member is None:
+            self._link.publish("device", device.type)
+            self._member = _join(self._route, self._link, 0, device)
+        self._index += 1
+        self._settle(self._index % _SLOTS)
+        if self._index >= _SLOTS:
+            self._link.wait_until_free(self._index - _SLOTS)
+        flat, _ = self._slots[self._index % _SLOTS]
+        if flat is None or flat.numel() < size:
+            flat = torch.empty(size, dtype=torch.uint8, device=self._member.device)
+            self._slots[self._index % _SLOTS] = flat, None
+        return flat
+
+    def post(self, filled: Tensor, notice: dict[str, Any]) -> None:
+        """Send the bucket off."""
+        assert self._member is not None
+        self._link.publish(f"bucket/{self._index}", notice)
+        flat, _ = self._slots[self._index % _SLOTS]
+        self._slots[self._index % _SLOTS] = flat, self._member.broadcast(filled)
+
+    def finish(self) -> None:
+        """Say that this was all, and wait until everybody has it."""
+        if self._member is None:
+            self._link.publish("device", None)
+        self._link.publish(f"bucket/{self._index + 1}", None)
+        for slot in range(_SLOTS):
+            self._settle(slot)
+        for index in range(max(0, self._index + 1 - _SLOTS), self._index + 1):
+            self._link.wait_until_free(index)
+
+    def _settle(self, slot: int) -> None:
+        flat, number = self._slots[slot]
+        if number is None:
+            return
+        assert self._member is not None
+        self._member.finish(number, self._link, "the engines")
+        self._slots[slot] = flat, None
+
+
+def receive(route: Route, handles: Sequence[Handle], rank: int) -> Iterator[tuple[str, Tensor]]:
+    """See `roll.distributed.transports.receive`."""
+    del handles
+    link = Link(route, f"engine {rank}")
+    try:
+        kind = link.wait("device", "the trainer to begin")
+        if kind is None:
+            return  # there is nothing to send
+        device = torch.device("cpu") if kind == "cpu" else torch.device(kind, torch.cuda.current_device())
+        inbox = _Inbox(link, _join(route, link, rank + 1, device))
+        while (bucket := inbox.next()) is not None:
+            flat, entries = bucket
+            del bucket
+            for name, tensor in unpacked(flat, entries):
+                yield name, tensor
+                del tensor
+            del flat
+    except BaseException as error:
+        link.abort(error)
+        _leave(rank + 1)
+        raise
+
+
+class _Inbox:
+    """The receiver's buffers. The next bucket is on its way already while an engine reads this one."""
+
+    def __init__(self, link: Link, member: _Member) -> None:
+        self._link = link
+        self._member = member
+        self._buffers = _Buffers(member.device)
+        self._index = 0
+        self._ahead: tuple[Tensor, Any, int] | None = None
+
+    def next(self) -> tuple[Tensor, Any] | None:
+        """The next bucket's buffer and entries; None at the end."""
+        begun = self._ahead or self._begin()
+        self._ahead = None
+        if begun is None:
+            return None
+        flat, entries, number = begun
+        self._member.finish(number, self._link, f"bucket {self._index} from the trainer")
+        self._link.done(self._index)
+        self._index += 1
+        if self._link.has(f"bucket/{self._index}"):
+            self._ahead = self._begin()
+        return flat, entries
+
+    def _begin(self) -> tuple[Tensor, Any, int] | None:
+        notice = self._link.wait(f"bucket/{self._index}", f"bucket {self._index} from the trainer")
+        if notice is None:
+            return None
+        flat = self._buffers.take(notice["used"])
+        return flat, notice["entries"], self._member.broadcast(flat)
+
+
+class _Buffers:
+    """Memory of the host is used again when nobody looks at it; an accelerator's allocator does that itself."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._slots: list[tuple[Any, Callable[[], Any]]] = []
+
+    def take(self, size: int) -> Tensor:
+        """A uint8 tensor of this size."""
+        if self._device.type != "cpu":
+            return torch.empty(size, dtype=torch.uint8, device=self._device)
+        idle = [slot for slot in self._slots if slot[1]() is None]
+        fitting = next((base for base, _ in idle if base.size >= size), None)
+        busy = [slot for slot in self._slots if slot[1]() is not None]
+        base = np.empty(size, dtype=np.uint8) if fitting is None else fitting
+        view = base[:size]
+        spare = [slot for slot in idle if slot[0] is not base]
+        self._slots = [*busy, *spare[: max(0, _SLOTS - 1 - len(busy))], (base, weakref.ref(view))]
+        return tensor_of(view)
+
+
+def _join(route: Route, link: Link, rank: int, device: torch.device) -> _Member:
+    member = _members.get(rank)
+    if member is None or member.name != route.group or member.device.type != device.type:
+        _leave(rank)
+        member = _members[rank] = _Member(route, link, rank, device)
+    return member
+
+
+def _leave(rank: int) -> None:
+    member = _members.pop(rank, None)
+    if member is not None:
+        member.drop()
+
+
+def _gloo(route: Route, store: Any, rank: int, size: int) -> Any:
+    import torch.distributed as dist
+
+    group: Any = dist.ProcessGroupGloo
+    options = group._Options()
+    options._timeout = timedelta(seconds=route.timeout)
+    options._devices = [group.create_device(hostname=_own_address(route))]
+    return group(store, rank, size, options)
+
+
+def _nccl(route: Route, store: Any, rank: int, size: int) -> Any:
+    import torch.distributed as dist
+
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=route.timeout)
+    return dist.ProcessGroupNCCL(store, rank, size, options)
+
+
+def _own_address(route: Route) -> str:
+    """The address of this machine that the controller's machine can reach."""
+    assert route.meeting is not None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(route.meeting)  # sends nothing
+        return str(probe.getsockname()[0])

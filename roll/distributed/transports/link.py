@@ -1,0 +1,129 @@
+"""Where the ends of a live transfer meet: a small key-value store in the controller's process.
+
+Notices of buckets go through it, the data doesn't. Whoever fails says so here, and everybody who waits learns it within
+`_LOOK` seconds. When the controller is gone so is the store, and every wait ends with an error.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from roll.distributed.transports import Route
+from roll.distributed.weights import WeightMismatch, WeightSyncError
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+_LOOK = 0.25
+"""Seconds between two looks at whether somebody gave up."""
+_SHORTEST, _LONGEST = 0.0002, 0.01
+"""Seconds between two looks for what is waited for: at first, and after a while."""
+_ABORTED = "aborted"
+_CONNECT_SECONDS = 60.0
+
+
+class Meeting:
+    """The controller's end: holds the store for a whole run."""
+
+    def __init__(self, host: str) -> None:
+        """Listen on a free port of `host`; the store takes the open socket over, so no one else can have the port."""
+        import torch.distributed as dist
+
+        server = socket.create_server((host, 0), backlog=2048)
+        port: int = server.getsockname()[1]
+        self.address = (host, port)
+        self._store = dist.TCPStore(
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=_CONNECT_SECONDS),
+            master_listen_fd=server.detach(),
+        )
+
+    def abort(self, transfer: str, reason: str) -> None:
+        """Make every end of a transfer give up."""
+        self._store.set(f"{transfer}/{_ABORTED}", reason)
+
+
+class Link:
+    """A worker's end of one transfer; `who` names it in messages to the others."""
+
+    def __init__(self, route: Route, who: str) -> None:
+        import torch.distributed as dist
+
+        assert route.meeting is not None, "a live transport needs a meeting point"
+        host, port = route.meeting
+        self._route = route
+        self._who = who
+        try:
+            self.store: dist.Store = dist.TCPStore(
+                host, port, is_master=False, timeout=timedelta(seconds=min(route.timeout, _CONNECT_SECONDS))
+            )
+        except (dist.DistNetworkError, dist.DistStoreError) as error:
+            raise WeightSyncError(f"{who} couldn't reach the controller at {host}:{port}: {error}") from error
+        self._own = dist.PrefixStore(route.transfer, self.store)
+
+    def publish(self, key: str, content: Any) -> None:
+        """Say something to the others, as JSON: anybody who reaches the port can write to the store."""
+        self._own.set(key, json.dumps([self._route.version, content]))
+
+    def has(self, key: str) -> bool:
+        """Whether it has been said already."""
+        return bool(self._own.check([key]))
+
+    def wait(self, key: str, whom: str) -> Any:
+        """What was published under `key`; raises `WeightSyncError` when somebody gives up, is gone, or is late."""
+        import torch.distributed as dist
+
+        start = look = time.monotonic()
+        deadline, pause = start + self._route.timeout, _SHORTEST
+        try:
+            # The store's own wait writes a warning to the terminal each time it ends without a result.
+            while not self._own.check([key]):
+                if time.monotonic() > look:
+                    look = time.monotonic() + _LOOK
+                    self.check(deadline, whom)
+                time.sleep(pause)
+                pause = min(_LONGEST, 1.3 * pause)
+            version, content = json.loads(self._own.get(key))
+        except dist.DistNetworkError as error:
+            raise WeightSyncError(f"{self._who} lost the controller while it waited for {whom}") from error
+        if version != self._route.version:
+            raise WeightMismatch(f"expected weights of version {self._route.version}, {whom} sent {version}")
+        return content
+
+    def check(self, deadline: float, whom: str) -> None:
+        """Raise `WeightSyncError` if another end gave up or the deadline (of `time.monotonic`) has passed."""
+        if self._own.check([_ABORTED]):
+            raise WeightSyncError(f"{self._who} gave up: {self._own.get(_ABORTED).decode()}")
+        if time.monotonic() > deadline:
+            raise WeightSyncError(
+                f"{self._who} waited {self._route.timeout:g} s for {whom} in the transfer of version "
+                f"{self._route.version} by {self._route.transport}"
+            )
+
+    def done(self, index: int) -> None:
+        """This receiver needs bucket `index` no more; the last of them says so to the sender."""
+        if self._own.add(f"done/{index}", 1) == self._route.receivers:
+            self.publish(f"free/{index}", None)
+
+    def wait_until_free(self, index: int) -> None:
+        """Wait until no receiver needs bucket `index`, then forget about it."""
+        self.wait(f"free/{index}", f"the engines to finish with bucket {index}")
+        for key in (f"free/{index}", f"done/{index}", f"bucket/{index}"):
+            self._own.delete_key(key)
+
+    def abort(self, error: BaseException) -> None:
+        """Tell the others that this end gives up; the first reason stays."""
+        import torch.distributed as dist
+
+        try:
+            if not self._own.check([_ABORTED]):
+                self._own.set(_ABORTED, f"{self._who}: {type(error).__name__}: {error}")
+        except (dist.DistNetworkError, dist.DistStoreError):
+            pass  # the controller is gone, and the store with it: nobody is left to be told

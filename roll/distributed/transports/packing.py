@@ -1,0 +1,61 @@
+"""Tensors side by side in flat buffers of bytes, and back."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from roll.distributed.transports import NamedWeights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_ALIGN = 64
+"""Bytes; a multiple of every element's size, which a typed view needs."""
+
+Entry: TypeAlias = "list[Any]"
+"""[name, dtype, shape, offset in bytes], as JSON has it."""
+
+
+def packed(
+    stream: NamedWeights, bucket_bytes: int, take: Callable[[int, torch.device], Tensor]
+) -> Iterator[tuple[Tensor, int, list[Entry]]]:
+    """Copy a stream into buckets: (flat uint8 buffer, bytes used, what lies where).
+
+    `take(bytes, device)` gives a buffer of at least so many bytes, when it is time for the next; a tensor that is
+    larger than a bucket gets a buffer of its size. No tensor of the stream is held longer than its copy takes.
+    """
+    flat: Tensor | None = None
+    entries: list[Entry] = []
+    used = 0
+    for name, tensor in stream:
+        start = -(-used // _ALIGN) * _ALIGN
+        if flat is not None and start + tensor.nbytes > flat.numel():
+            yield flat, used, entries
+            flat = None
+        if flat is None:
+            flat, entries, start = take(max(bucket_bytes, tensor.nbytes), tensor.device), [], 0
+        used = start + tensor.nbytes
+        flat[start:used].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+        entries.append([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), start])
+    if flat is not None:
+        yield flat, used, entries
+
+
+def unpacked(flat: Tensor, entries: Sequence[Entry]) -> NamedWeights:
+    """The tensors of a bucket, as views of its buffer."""
+    for name, type_name, shape, start in entries:
+        dtype = getattr(torch, type_name)
+        size = torch.Size(shape).numel() * dtype.itemsize
+        yield name, flat[start : start + size].view(dtype).view(shape)
+
+
+def tensor_of(array: Any) -> Tensor:
+    """A tensor on the memory of a numpy array, which it keeps alive; the array may be read-only."""
+    with warnings.catch_warnings():
+        # Whoever gets the tensor is told not to write.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)

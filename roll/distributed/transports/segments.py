@@ -1,0 +1,149 @@
+"""Memory that every process of a machine can open: POSIX shared memory on the host, CUDA IPC on an accelerator.
+
+A segment on the host is a file in /dev/shm that is locked for as long as its maker lives, so that litter of a killed
+process can be told from what is in use, also by another container that shares the folder. The name goes away as soon as
+everybody has opened it; the memory goes away with the last who has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import mmap
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from roll.distributed.transports.packing import tensor_of
+from roll.distributed.weights import WeightSyncError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FOLDER = Path("/dev/shm")
+PREFIX = "roll-weights-"
+_OLD = 60.0
+"""Seconds after which a file that nobody has locked is litter; a younger one may be about to be locked."""
+
+_numbers = itertools.count()
+
+
+def available() -> bool:
+    """Whether this system has shared memory of this kind."""
+    return sys.platform == "linux" and os.access(FOLDER, os.W_OK)
+
+
+class Segment:
+    """Shared memory of the host, made by the sender. `flat` is uint8 [size]."""
+
+    def __init__(self, transfer: str, size: int) -> None:
+        sweep()
+        self._path: Path | None = FOLDER / f"{PREFIX}{transfer}-{os.getpid()}-{next(_numbers)}"
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            # Asking for the pages now makes a full folder an error; the first write would be a SIGBUS.
+            os.posix_fallocate(self._fd, 0, size)
+            self.flat = tensor_of(np.frombuffer(mmap.mmap(self._fd, size), dtype=np.uint8))
+        except OSError as error:
+            self.close()
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+                raise
+            raise WeightSyncError(
+                f"{size / 2**20:.0f} MiB of shared memory are needed for a bucket of weights, {FOLDER} has "
+                f"{shutil.disk_usage(FOLDER).free / 2**20:.0f} MiB free: lower model_update_buffer_size_mb, give the "
+                "container a larger one (docker: --shm-size), or set weight_transport to broadcast or file"
+            ) from error
+        self.token: Any = {"path": str(self._path), "size": size}
+
+    def forget(self) -> None:
+        """Take the name away: nobody else will open it."""
+        if self._path is not None:
+            with contextlib.suppress(FileNotFoundError):
+                self._path.unlink()
+            self._path = None
+
+    def close(self) -> None:
+        """Let go; the memory is freed when every process has."""
+        self.forget()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        self.flat = None  # type: ignore[assignment]
+
+
+class DeviceSegment:
+    """Memory of the sender's accelerator. Written after torch's own sharing of CUDA tensors; not run anywhere yet."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.flat: Tensor = torch.empty(size, dtype=torch.uint8, device=device)
+        parts = self.flat.untyped_storage()._share_cuda_()
+        self.token: Any = {
+            "cuda": [part.hex() if isinstance(part, bytes) else part for part in parts],
+            "bytes": [isinstance(part, bytes) for part in parts],
+            "size": size,
+        }
+
+    def forget(self) -> None:
+        """There is no name."""
+
+    def close(self) -> None:
+        """Let go."""
+        self.flat = None  # type: ignore[assignment]
+
+
+def make(transfer: str, size: int, device: torch.device, *, on_device: bool) -> Segment | DeviceSegment:
+    """A segment for tensors of this device."""
+    if on_device and device.type == "cuda":
+        return DeviceSegment(size, device)
+    return Segment(transfer, size)
+
+
+def attach(token: Any) -> Any:
+    """Open a segment by its `token` in any process of the machine: a read-only numpy array, or a tensor on the device.
+
+    Writing into what is read-only ends the process; a private copy of a page would go stale unseen.
+    """
+    if "cuda" in token:
+        parts = zip(token["cuda"], token["bytes"], strict=True)
+        storage = torch.UntypedStorage._new_shared_cuda(*(bytes.fromhex(p) if b else p for p, b in parts))
+        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (token["size"],), (1,))
+    fd = os.open(token["path"], os.O_RDONLY)
+    try:
+        populate = getattr(mmap, "MAP_POPULATE", 0)
+        memory = mmap.mmap(fd, token["size"], flags=mmap.MAP_SHARED | populate, prot=mmap.PROT_READ)
+    finally:
+        os.close(fd)
+    return np.frombuffer(memory, dtype=np.uint8)
+
+
+def discard(transfer: str) -> None:
+    """Take away the names of a transfer whose sender can't any more."""
+    for path in FOLDER.glob(f"{PREFIX}{transfer}-*"):
+        path.unlink(missing_ok=True)
+
+
+def sweep() -> None:
+    """Delete what killed processes left behind."""
+    for path in FOLDER.glob(f"{PREFIX}*"):
+        try:
+            if time.time() - path.stat().st_mtime < _OLD:
+                continue
+            fd = os.open(path, os.O_RDWR)
+        except OSError:
+            continue  # gone already, or another user's
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+        except OSError:
+            pass  # its maker lives
+        finally:
+            os.close(fd)

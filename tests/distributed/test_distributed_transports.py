@@ -1,0 +1,396 @@
+"""Both ends of every transport in this process, on threads: what arrives, what is held, what a failure leaves."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from distributed_workers import weights as made_weights
+
+from roll.distributed.transports import LIVE, TRANSPORTS, Incoming, Route, Sent, receive, segments, send
+from roll.distributed.transports import files as files_module
+from roll.distributed.transports.link import Link, Meeting
+from roll.distributed.weights import WeightMismatch, WeightSyncError, weights_checksum
+
+Consume = Callable[[Incoming], Any]
+WEIGHTS = list(made_weights())
+
+
+def weights() -> Iterator[tuple[str, torch.Tensor]]:
+    return iter(WEIGHTS)
+
+
+@pytest.fixture(scope="module")
+def meeting() -> Meeting:
+    return Meeting("127.0.0.1")
+
+
+@pytest.fixture
+def make_route(meeting: Meeting, tmp_path: Path) -> Callable[..., Route]:
+    def make(transport: str, **changes: Any) -> Route:
+        name = uuid.uuid4().hex
+        route = Route(
+            transport=transport,
+            version=3,
+            transfer=name,
+            bucket_bytes=1000,
+            timeout=5.0,
+            meeting=meeting.address,
+            group=f"group-{name}",
+            folder=str(tmp_path / "weights"),
+            checksum=True,
+        )
+        return replace(route, **changes)
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def _no_shared_memory_is_left() -> Iterator[None]:
+    before = names()
+    yield
+    assert names() <= before
+
+
+def names() -> set[str]:
+    """Our files in /dev/shm."""
+    return {path.name for path in segments.FOLDER.glob(f"{segments.PREFIX}*")}
+
+
+def copied(incoming: Incoming) -> list[tuple[str, torch.Tensor]]:
+    return [(name, tensor.clone()) for name, tensor in incoming]
+
+
+class Run:
+    """One transfer to several receivers; errors are kept, by end."""
+
+    def __init__(self, route: Route, source: Any = weights, consume: Consume | list[Consume] = copied) -> None:
+        self.sent: Sent | None = None
+        self.errors: dict[str, BaseException] = {}
+        self.got: dict[int, Any] = {}
+        self.receipts: dict[int, Any] = {}
+        consumers = consume if isinstance(consume, list) else [consume] * route.receivers
+        started = time.monotonic()
+        if route.transport not in LIVE:
+            self._end("sender", lambda: setattr(self, "sent", send(route, source)))
+        handles = self.sent.handles if self.sent else []
+        ends = [threading.Thread(target=self._receive, args=(route, handles, i, c)) for i, c in enumerate(consumers)]
+        if route.transport in LIVE:
+            work = lambda: setattr(self, "sent", send(route, source))  # noqa: E731
+            ends.append(threading.Thread(target=self._end, args=("sender", work)))
+        for thread in ends:
+            thread.start()
+        for thread in ends:
+            thread.join(30)
+            assert not thread.is_alive()
+        self.seconds = time.monotonic() - started
+
+    def _end(self, name: str, work: Callable[[], Any]) -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - looked at by the test
+            self.errors[name] = error
+
+    def _receive(self, route: Route, handles: Any, rank: int, consume: Consume) -> None:
+        def work() -> None:
+            with receive(route, handles, rank) as incoming:
+                self.got[rank] = consume(incoming)
+            self.receipts[rank] = incoming.receipt()
+
+        self._end(f"engine {rank}", work)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("bucket_bytes", [1, 300, 10**6])
+def test_every_engine_gets_every_bit_in_order(
+    make_route: Callable[..., Route], transport: str, bucket_bytes: int
+) -> None:
+    run = Run(make_route(transport, receivers=2, bucket_bytes=bucket_bytes))
+    assert not run.errors
+    expected = list(weights())
+    for rank in (0, 1):
+        assert [name for name, _ in run.got[rank]] == [name for name, _ in expected]
+        for (_, got), (_, sent) in zip(run.got[rank], expected, strict=True):
+            assert got.dtype == sent.dtype
+            assert torch.equal(got, sent)
+        assert run.receipts[rank] == run.sent.receipt
+    assert run.sent.receipt.checksum == weights_checksum(weights())
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_nothing_to_send_is_a_valid_stream(make_route: Callable[..., Route], transport: str) -> None:
+    run = Run(make_route(transport), source=lambda: iter(()))
+    assert not run.errors
+    assert run.got == {0: []}
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_what_is_kept_stays_as_it_was(make_route: Callable[..., Route], transport: str) -> None:
+    tensor = torch.arange(100.0)
+    route = make_route(transport, keep=True)
+    run = Run(route, source=lambda: iter([("w", tensor)]))
+    tensor += 1
+    later = replace(route, transport="file" if transport == "file" else "object_store", keep=False)
+    with receive(later, run.sent.kept, 0) as incoming:
+        ((_, got),) = copied(incoming)
+    assert torch.equal(got, torch.arange(100.0))
+
+
+def test_in_one_process_the_tensors_are_handed_over_when_they_are_asked_for(make_route: Callable[..., Route]) -> None:
+    tensor, asked = torch.randn(4), []
+
+    def source() -> Iterator[tuple[str, torch.Tensor]]:
+        asked.append(True)
+        yield "w", tensor
+
+    route = make_route("in_process", checksum=False)
+    sent = send(route, source)
+    asked.clear()
+    with receive(route, sent.handles, 0) as incoming:
+        assert next(iter(incoming))[1].data_ptr() == tensor.data_ptr()
+    assert asked == [True]
+    with pytest.raises(WeightMismatch, match="expected weights of version 4, the trainer's are 3"):
+        list(receive(replace(route, version=4), sent.handles, 0))
+
+
+@pytest.mark.parametrize("transport", LIVE)
+def test_a_live_sender_is_never_more_than_two_buckets_ahead(make_route: Callable[..., Route], transport: str) -> None:
+    begun, lead = [0], []
+
+    def source() -> Iterator[tuple[str, torch.Tensor]]:
+        for i in range(12):
+            begun[0] = i + 1
+            yield f"w{i}", torch.full((250,), float(i))  # a bucket each
+
+    def slowly(incoming: Incoming) -> None:
+        for i, (_, tensor) in enumerate(incoming):
+            time.sleep(0.02)
+            assert tensor[0] == i
+            lead.append(begun[0] - i)
+
+    run = Run(make_route(transport), source=source, consume=slowly)
+    assert not run.errors
+    # The one that is read, two that are full, one that waits for a buffer; with broadcast one more on its way.
+    assert max(lead) <= 5
+
+
+def test_shared_memory_holds_two_buckets_and_a_larger_tensor_gets_a_larger_one(
+    make_route: Callable[..., Route], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[int] = []
+    original = segments.Segment.__init__
+
+    def counting(self: Any, transfer: str, size: int) -> None:
+        original(self, transfer, size)
+        held.append(size)
+
+    monkeypatch.setattr(segments.Segment, "__init__", counting)
+    sizes = (100, 100, 100, 1000, 100, 100, 100)
+    run = Run(
+        make_route("shared_memory", bucket_bytes=400),
+        source=lambda: ((f"w{i}", torch.full((n,), float(i))) for i, n in enumerate(sizes)),
+        consume=lambda incoming: [float(tensor.sum()) for _, tensor in incoming],
+    )
+    assert run.got[0] == [i * n for i, n in enumerate(sizes)]
+    assert held == [400, 400, 4000]
+
+
+def test_an_engine_that_keeps_tensors_of_the_stream_is_told_so_before_they_change(
+    make_route: Callable[..., Route],
+) -> None:
+    run = Run(make_route("shared_memory", bucket_bytes=1), consume=lambda incoming: list(incoming))
+    assert "still holds tensors of bucket 0 when it asks for bucket 2" in str(run.errors["engine 0"])
+    assert "engine 0: WeightSyncError" in str(run.errors["sender"])
+
+
+def test_broadcast_buffers_are_used_again_only_when_nobody_looks_at_them(make_route: Callable[..., Route]) -> None:
+    run = Run(make_route("broadcast", bucket_bytes=1), consume=lambda incoming: list(incoming))
+    assert not run.errors
+    assert weights_checksum(run.got[0]) == weights_checksum(weights())
+
+
+# --- failures
+
+
+def failing(after: int) -> Callable[[], Iterator[tuple[str, torch.Tensor]]]:
+    def source() -> Iterator[tuple[str, torch.Tensor]]:
+        for i in range(20):
+            if i == after:
+                raise RuntimeError("the gather failed")
+            yield f"w{i}", torch.zeros(250)
+
+    return source
+
+
+def refusing(incoming: Incoming) -> None:
+    for i, _ in enumerate(incoming):
+        if i == 3:
+            raise KeyError("unknown name")
+
+
+@pytest.mark.parametrize("transport", LIVE)
+@pytest.mark.parametrize("after", [0, 7])
+def test_a_sender_that_fails_ends_the_engines_wait(
+    make_route: Callable[..., Route], transport: str, after: int
+) -> None:
+    run = Run(make_route(transport, receivers=2), source=failing(after))
+    assert str(run.errors["sender"]) == "the gather failed"
+    for rank in (0, 1):
+        assert "the trainer: RuntimeError: the gather failed" in str(run.errors[f"engine {rank}"])
+    assert run.seconds < 4, "nobody waited for a time limit"
+
+
+@pytest.mark.parametrize("transport", LIVE)
+def test_an_engine_that_fails_ends_everybodys_wait_and_the_trainers_ranks_go_through_the_stream(
+    make_route: Callable[..., Route], transport: str
+) -> None:
+    asked = []
+
+    def source() -> Iterator[tuple[str, torch.Tensor]]:
+        for i in range(20):
+            asked.append(i)
+            yield f"w{i}", torch.zeros(250)
+
+    run = Run(make_route(transport, receivers=2), source=source, consume=[copied, refusing])
+    assert isinstance(run.errors["engine 1"], KeyError)
+    for end in ("sender", "engine 0"):
+        assert "engine 1: KeyError: 'unknown name'" in str(run.errors[end])
+    assert run.seconds < 4
+    assert asked == list(range(20)), "gathering takes every rank, so rank 0 may not stop"
+    # The same trainer and the engines that are left go on under another group.
+    again = Run(make_route(transport))
+    assert not again.errors
+
+
+@pytest.mark.parametrize("transport", LIVE)
+def test_an_engine_that_never_comes_is_named_after_the_time_limit(
+    make_route: Callable[..., Route], transport: str
+) -> None:
+    route = make_route(transport, timeout=0.5, receivers=2)
+    run = Run(route, consume=[copied])
+    expected = {"shared_memory": "the engines to finish with bucket 0", "broadcast": "engine 1 to join"}[transport]
+    told = " ".join(map(str, run.errors.values()))
+    assert f"waited 0.5 s for {expected}" in told
+    assert "version 3" in told
+
+
+@pytest.mark.parametrize("transport", LIVE)
+def test_the_controller_ends_a_transfer_whose_other_end_has_died(
+    make_route: Callable[..., Route], meeting: Meeting, transport: str
+) -> None:
+    route = make_route(transport, timeout=60.0)
+    threading.Timer(0.2, meeting.abort, (route.transfer, "actor_infer rank 0 died")).start()
+    with pytest.raises(WeightSyncError, match="the trainer gave up: actor_infer rank 0 died"):
+        send(route, weights)
+
+
+@pytest.mark.parametrize("transport", ["object_store", "file", "shared_memory", "broadcast"])
+def test_another_version_is_refused(make_route: Callable[..., Route], transport: str) -> None:
+    route = make_route(transport)
+    if transport in LIVE:
+        Link(route, "the trainer").publish("bucket/0" if transport == "shared_memory" else "device", "cpu")
+    handles = [] if transport in LIVE else send(route, weights).handles
+    later = replace(route, version=4)
+    with pytest.raises(WeightMismatch, match=r"expected weights of version 4.* (holds|sent) 3"), receive(
+        later, handles, 0
+    ) as incoming:
+        copied(incoming)
+
+
+def test_a_bucket_that_is_missing_is_noticed(make_route: Callable[..., Route], tmp_path: Path) -> None:
+    route = make_route("file", bucket_bytes=1)
+    (folder,) = send(route, weights).handles
+    sorted(Path(folder).glob("*.safetensors"))[2].unlink()
+    with pytest.raises(WeightSyncError, match=r"engine 0 couldn't read weights of version 3 from .*No such file"):
+        Run(route, consume=copied) and list(receive(route, [folder], 0))
+
+    stored = make_route("object_store", bucket_bytes=1)
+    handles = send(stored, weights).handles
+    with pytest.raises(WeightMismatch, match="place 2"):
+        list(receive(stored, [*handles[:2], *handles[3:]], 0))
+
+    live = make_route("shared_memory", timeout=0.5)
+    with pytest.raises(WeightSyncError, match=r"engine 0 waited 0.5 s for bucket 0 from the trainer"):
+        list(receive(live, [], 0))
+
+
+def test_an_engine_that_reads_only_a_part_has_failed(make_route: Callable[..., Route]) -> None:
+    run = Run(make_route("object_store"), consume=lambda incoming: next(iter(incoming)))
+    assert "the engine stopped reading after 1 tensors, 1600 bytes" in str(run.errors["engine 0"])
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, None])
+def test_full_shared_memory_is_an_error_that_says_what_to_do(
+    make_route: Callable[..., Route], monkeypatch: pytest.MonkeyPatch, number: int | None
+) -> None:
+    import resource
+
+    if number is None:  # a real limit, on files of this process
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, before[1]))
+    else:
+
+        def full(*_: int) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "posix_fallocate", full)
+    try:
+        run = Run(make_route("shared_memory", bucket_bytes=8 * 2**20))
+    finally:
+        if number is None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    told = str(run.errors["sender"])
+    assert "8 MiB of shared memory are needed for a bucket of weights" in told
+    assert "lower model_update_buffer_size_mb" in told
+    assert "the trainer: WeightSyncError: 8 MiB" in str(run.errors["engine 0"])
+
+
+def test_a_full_disk_leaves_no_half_folder(make_route: Callable[..., Route], monkeypatch: pytest.MonkeyPatch) -> None:
+    route = make_route("file")
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(WeightSyncError, match=r"version 3 couldn't be written to .*No space left"):
+        send(route, weights)
+    assert list(Path(route.folder).iterdir()) == []
+
+
+def test_older_files_are_deleted_and_the_folder_is_one_of_hugging_faces(make_route: Callable[..., Route]) -> None:
+    first, second = (send(make_route("file", version=v), weights).handles for v in (3, 4))
+    root = Path(second[0]).parent
+    files_module.discard(root, keep=second)
+    assert [str(path) for path in root.iterdir()] == second
+    assert not Path(first[0]).exists()
+    index = json.loads((Path(second[0]) / "model.safetensors.index.json").read_text())
+    assert index["metadata"] == {"total_size": sum(t.nbytes for _, t in weights()), "version": 4}
+    assert list(index["weight_map"]) == [name for name, _ in weights()]
+
+
+def test_litter_of_killed_senders_is_swept_and_nobody_elses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(segments, "FOLDER", tmp_path)
+    living = segments.Segment("a", 4096)
+    litter, fresh = tmp_path / f"{segments.PREFIX}b-1-0", tmp_path / f"{segments.PREFIX}c-1-0"
+    for path in (litter, fresh):
+        path.touch()
+    for path in (litter, Path(living.token["path"])):
+        os.utime(path, (0, 0))
+    segments.sweep()
+    assert not litter.exists()
+    assert fresh.exists(), "its maker may be about to lock it"
+    assert Path(living.token["path"]).exists()
+    living.close()
+    assert not Path(living.token["path"]).exists()
