@@ -113,14 +113,14 @@ class TaskSource:
         """Passes done by each domain, in fractions."""
         return {name: n / len(self._domains[name]) for name, n in self._drawn.items()}
 
-    def state_dict(self) -> dict[str, Any]:
-        """The cursor, as plain JSON values."""
+    def state_dict(self, unfinished: Sequence[Task] = ()) -> dict[str, Any]:
+        """The cursor, as plain JSON values, as if the `unfinished` tasks had been put back."""
         return {
             "version": _STATE_VERSION,
             "identity": self._identity,
             "drawn": dict(self._drawn),
             "quota_drawn": dict(self._quota_drawn),
-            "returned": [task.id for task in self._returned],
+            "returned": [task.id for task in (*unfinished, *self._returned)],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -141,13 +141,15 @@ class TaskSource:
             self._check_known(task_id)
         self._drawn = {name: int(state["drawn"][name]) for name in self._shares}
         self._quota_drawn = {name: int(n) for name, n in state["quota_drawn"].items()}
-        self._returned = deque(self._task(task_id) for task_id in state["returned"])
+        self._returned = deque(self.task(task_id) for task_id in state["returned"])
 
     def _check_known(self, task_id: str) -> None:
         if base_id(task_id) not in self._by_id:
             raise ValueError(f"task {task_id!r} is not one of this source")
 
-    def _task(self, task_id: str) -> Task:
+    def task(self, task_id: str) -> Task:
+        """The task of this id; raises `ValueError` for one that isn't of this source."""
+        self._check_known(task_id)
         return replace(self._by_id[base_id(task_id)], id=task_id)
 
     def _next_domain(self) -> str | None:

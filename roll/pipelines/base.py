@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,6 +58,8 @@ class Pipeline(ABC):
         self.old_logprobs = old_logprobs_source(config)
         self.checkpoints = Checkpoints(config, clusters)
         self.start_step = 0
+        self.version = 0
+        """Of the weights that the engines have."""
         self.report: Report
 
     # --- what a pipeline defines ----------------------------------------------------------------------------------
@@ -74,12 +77,12 @@ class Pipeline(ABC):
         """Validation metrics under the current weights."""
 
     @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """The pipeline's own state, JSON-able: at least the cursor of its tasks."""
+    def save_state(self, folder: Path) -> dict[str, Any]:
+        """The pipeline's own state, JSON-able: at least the cursor of its tasks. What is large goes into `folder`."""
 
     @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
+    def load_state(self, state: dict[str, Any], folder: Path) -> None:
+        """Continue from what `save_state` gave."""
 
     def close(self) -> None:
         """Release what isn't a cluster. Default: there is nothing."""
@@ -150,7 +153,8 @@ class Pipeline(ABC):
     def save(self, step: int) -> None:
         """Write a checkpoint."""
         with self.timers.span("save", waits=True):
-            self.checkpoints.save(step, {**self.state_dict(), "credit": self.credit.state_dict()})
+            credit = self.credit.state_dict()
+            self.checkpoints.save(step, lambda folder: {**self.save_state(folder), "credit": credit})
 
     def is_due(self, step: int, period: int | None) -> bool:
         """Whether something with this period happens at this step; what happens at all also happens at the last."""
@@ -202,6 +206,12 @@ class Pipeline(ABC):
         with self.timers.span("sync_weights", waits=True):
             handles = self.clusters.actor_train.call(TrainWorker.send_weights, version)[0]
             self.clusters.actor_infer.call(InferWorker.update_weights, version, handles)
+            self.version = version
+
+    def resend_weights(self, rank: int) -> None:
+        """Bring one engine, which has just been replaced, to the weights of the others."""
+        handles = self.clusters.actor_train.call(TrainWorker.send_weights, self.version)[0]
+        self.clusters.actor_infer.call_rank(rank, InferWorker.update_weights, self.version, handles)
 
     def validated(self, step: int) -> dict[str, float]:
         """`evaluate`, timed."""
@@ -210,12 +220,13 @@ class Pipeline(ABC):
 
     def restore(self) -> None:
         """Continue from a checkpoint if the configuration asks for one, and bring the engines to the same weights."""
-        state = self.checkpoints.load()
-        if state is not None:
+        loaded = self.checkpoints.load()
+        if loaded is not None:
+            state, folder = loaded
             self.start_step = state["step"]
             self.credit.load_state_dict(state["credit"])
-            self.load_state_dict(state)
-        if not self.config.val_only or state is not None:
+            self.load_state(state, folder)
+        if not self.config.val_only or loaded is not None:
             self.sync_weights(self.start_step)
 
     def rollout_metrics(self, rollouts: Rollouts) -> Metrics:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +27,22 @@ class Checkpoints:
             self._trained["critic"] = clusters.critic
         self._store = CheckpointStore(config.checkpoint_path, config.checkpoint_config.max_to_keep)
 
-    def save(self, step: int, state: dict[str, Any]) -> None:
-        """Write the checkpoint of a finished step; a kill leaves it whole or not there at all."""
+    def save(self, step: int, state: Callable[[Path], dict[str, Any]]) -> None:
+        """Write the checkpoint of a finished step; a kill leaves it whole or not there at all.
+
+        `state` gives the pipeline's own state, JSON-able, and may write files into the folder that it gets.
+        """
         with self._store.writing(step, {"exp_name": self._config.exp_name, "strategies": self._strategies}) as folder:
             for role, cluster in self._trained.items():
                 cluster.call(TrainWorker.save, str(folder / role))
             if self._config.checkpoint_config.save_hf_model:
                 self._trained["actor_train"].call(TrainWorker.export, str(folder / "hf_model"))
-            write_json(folder / "pipeline.json", {"step": step, "seed": self._config.seed, **state})
+            write_json(folder / "pipeline.json", {"step": step, "seed": self._config.seed, **state(folder)})
 
-    def load(self) -> dict[str, Any] | None:
-        """Restore the training roles from the checkpoint that `resume_from_checkpoint` names; the pipeline's state.
+    def load(self) -> tuple[dict[str, Any], Path] | None:
+        """Restore the training roles from the checkpoint that `resume_from_checkpoint` names.
 
-        None when the run starts from nothing.
+        Returns the pipeline's state and the checkpoint's folder; None when the run starts from nothing.
         """
         checkpoint = self._store.resolve(self._config.resume_from_checkpoint)
         if checkpoint is None:
@@ -63,7 +67,7 @@ class Checkpoints:
                 raise ValueError(f"{checkpoint.path} holds no {role}; it was written by another configuration")
             cluster.call(TrainWorker.load, str(folder))
         logger.info("resumed from %s", checkpoint.path)
-        return state
+        return state, checkpoint.path
 
     @property
     def _strategies(self) -> dict[str, str]:

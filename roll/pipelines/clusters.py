@@ -11,9 +11,12 @@ from roll.configs.batch import plan_batches
 from roll.configs.rlvr import RLVRConfig
 from roll.distributed.cluster import Cluster, Executor, RayOptions, make_executor
 from roll.distributed.placement import RolePlacement
+from roll.strategies import LOCKSTEP_ENGINES
 from roll.workers.infer import InferWorker
 from roll.workers.train import ForwardWorker, TrainWorker, train_spec
 
+_ENGINE_CALLS = 8
+"""Calls that an engine which computes on its own takes at once: requests and aborts arrive while a poll waits."""
 _KINDS: dict[str, Literal["value", "reward"]] = {"critic": "value", "reward_model": "reward"}
 
 
@@ -34,8 +37,13 @@ def placements(config: RLVRConfig) -> list[RolePlacement]:
     result = []
     for role, worker in config.roles.items():
         env = {**config.system_envs, **worker.system_envs}
-        result.append(RolePlacement(role=role, ranks=plan.roles[role], env=env))
+        calls = _ENGINE_CALLS if role == "actor_infer" and not _computes_in_calls(config) else 1
+        result.append(RolePlacement(role=role, ranks=plan.roles[role], env=env, max_concurrency=calls))
     return result
+
+
+def _computes_in_calls(config: RLVRConfig) -> bool:
+    return config.actor_infer.strategy_args.strategy_name in LOCKSTEP_ENGINES
 
 
 def ray_options(config: RLVRConfig) -> RayOptions:

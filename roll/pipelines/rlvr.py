@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,16 +19,15 @@ from roll.envs.base import Observation
 from roll.pipelines.assemble import Rollouts
 from roll.pipelines.base import OutOfTasks, Pipeline
 from roll.pipelines.clusters import Clusters
+from roll.pipelines.generation import Ahead, drive, put_back_ready_groups
 from roll.pipelines.scoring import Scorers
 from roll.pipelines.validation import validation_metrics, validation_samples
 from roll.rollout.agent import Agent
-from roll.rollout.engines import LockstepEngines
 from roll.rollout.episode import EpisodePlayer
 from roll.rollout.rewards import RewardEnv
 from roll.rollout.scheduler import Collected, CollectPlan, RolloutScheduler
 from roll.strategies.base import SamplingParams
 from roll.types.episode import Group, Task
-from roll.workers.infer import ClusterEngines
 
 
 def sampling_params(args: GeneratingArgs, response_length: int) -> SamplingParams:
@@ -76,17 +76,37 @@ class RLVRPipeline(Pipeline):
         super().__init__(config, clusters, tokenizer, total_steps=total_steps)
         self._validation = validation
         self._rewards = rewards
-        self._engines = LockstepEngines(ClusterEngines(clusters.actor_infer), timeout=config.rpc_timeout)
+        self._engines = drive(config, clusters.actor_infer, self.resend_weights)
         self._source: TaskSource | None = None
+        self._ahead: Ahead | None = None
         if training is not None:
             self._source, self._training = training
-            self._training_scheduler = self._scheduler(self._training, config.actor_infer.generating_args)
+            args = config.actor_infer.generating_args
+            self._training_scheduler = self._scheduler(self._training, args)
+            if config.async_generation_ratio > 0:
+                self._ahead = Ahead(
+                    config,
+                    self._engines,
+                    self._player(self._training, args),
+                    self._source,
+                    sampling_params(args, config.response_length),
+                    total_steps=total_steps,
+                    keep=self._keep,
+                    on_drop=self._drop,
+                )
         if validation is not None and config.validation is not None:
             args = config.validation.generating_args
             self._validation_scheduler = self._scheduler(validation, args)
 
     def _scheduler(self, prompts: PromptSet, args: GeneratingArgs) -> RolloutScheduler:
         """A scheduler for one set of prompts."""
+        player = self._player(prompts, args)
+        return RolloutScheduler(
+            self._engines, player, seed=self.config.seed, keep=self._keep, on_drop=self._drop
+        )
+
+    def _player(self, prompts: PromptSet, args: GeneratingArgs) -> EpisodePlayer:
+        """Plays the tasks of one set of prompts."""
 
         def first_prompt(task: Task, _observation: Observation) -> tuple[int, ...]:
             return prompts.prompt_ids(task)
@@ -97,24 +117,30 @@ class RLVRPipeline(Pipeline):
             chat=bool(getattr(self.tokenizer, "chat_template", None)),
             keep_stop_string=args.include_stop_str_in_output,
         )
-        player = EpisodePlayer(
+        return EpisodePlayer(
             self._engines,
             agent,
             lambda task, name: RewardEnv(self._rewards.submit, task, name),
             max_sequence_length=self.config.max_sequence_length,
-        )
-        return RolloutScheduler(
-            self._engines,
-            player,
-            seed=self.config.seed,
-            keep=self._keep,
-            on_drop=lambda group, reason: self.report.dropped(group, reason),
         )
 
     # --- training -------------------------------------------------------------------------------------------------
 
     def collect(self, step: int) -> Collected:
         """See the base class."""
+        collected = self._collect_now(step) if self._ahead is None else self._ahead.collect(step)
+        if len(collected.groups) < self.config.rollout_batch_size:
+            raise OutOfTasks(
+                f"num_train_epochs are over; {len(collected.groups)} last groups don't fill a batch of "
+                f"{self.config.rollout_batch_size}"
+            )
+        for group in collected.groups:
+            self.report.failed(group)
+        if step == 1:
+            collected.metrics.update(self._training.report.metrics())
+        return collected
+
+    def _collect_now(self, step: int) -> Collected:
         config = self.config
         plan = CollectPlan(
             step=step,
@@ -127,16 +153,7 @@ class RLVRPipeline(Pipeline):
             min_survivors=min(2, config.num_return_sequences_in_group),
         )
         assert self._source is not None, "only val_only does without training data"
-        collected = self._training_scheduler.collect(self._source, plan)
-        if len(collected.groups) < plan.groups:
-            raise OutOfTasks(
-                f"num_train_epochs are over; {len(collected.groups)} last groups don't fill a batch of {plan.groups}"
-            )
-        for group in collected.groups:
-            self.report.failed(group)
-        if step == 1:
-            collected.metrics.update(self._training.report.metrics())
-        return collected
+        return self._training_scheduler.collect(self._source, plan)
 
     def greedy_scores(self, step: int, rollouts: Rollouts) -> torch.Tensor:
         """See the base class."""
@@ -155,6 +172,15 @@ class RLVRPipeline(Pipeline):
             groups = self._training_scheduler.collect(FixedTasks(tasks), plan).groups
         scores = {group.task.id: t.reward if t.trainable else math.nan for group in groups for t in group.trajectories}
         return torch.tensor([scores[task.id] for task in rollouts.tasks], dtype=torch.float32)
+
+    def sync_weights(self, version: int) -> None:
+        """See the base class; groups that are started from now on carry the new version."""
+        super().sync_weights(version)
+        if self._ahead is not None:
+            self._ahead.set_version(version)
+
+    def _drop(self, group: Group, reason: str) -> None:
+        self.report.dropped(group, reason)
 
     def _keep(self, group: Group) -> str | None:
         return query_filter(group, self.config.rewards[group.task.domain].query_filter_config)
@@ -190,16 +216,21 @@ class RLVRPipeline(Pipeline):
         """End the event loop that episodes were played on."""
         self._engines.close()
 
-    def state_dict(self) -> dict[str, Any]:
-        """The cursor of the training tasks."""
+    def save_state(self, folder: Path) -> dict[str, Any]:
+        """The cursor of the training tasks, and groups that are ready ahead of training."""
         assert self._source is not None, "a run without training data saves no checkpoint"
-        return {"tasks": self._source.state_dict()}
+        return {"tasks": self._source.state_dict()} if self._ahead is None else self._ahead.save(folder)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: dict[str, Any], folder: Path) -> None:
         """See the base class."""
-        if not self.config.val_only:
-            assert self._source is not None
+        if self.config.val_only:
+            return
+        assert self._source is not None
+        if self._ahead is not None:
+            self._ahead.load(state, folder)
+        else:
             self._source.load_state_dict(state["tasks"])
+            put_back_ready_groups(self._source, folder)
 
 
 def query_filter(group: Group, rule: QueryFilterConfig) -> str | None:

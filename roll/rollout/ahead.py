@@ -18,13 +18,14 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from roll.rollout.engines import Engines
 from roll.rollout.episode import EpisodePlayer
-from roll.rollout.groups import GroupFilter, GroupStarter, Judge, OpenGroup, TaskSource
+from roll.rollout.groups import GroupFilter, GroupStarter, Judge, OpenGroup, ResumableTaskSource
 from roll.rollout.scheduler import Collected
 from roll.strategies.base import SamplingParams
-from roll.types.episode import Group, Task
+from roll.types.episode import Group
 from roll.types.metrics import Metrics
 
 
@@ -41,6 +42,8 @@ class AheadPlan:
     max_prompts: int
     """Budget: prompts that may be started between two batches before a step fails."""
     min_survivors: int = 1
+    last_step: int
+    """No groups are started that no step would use."""
 
     @property
     def bound(self) -> int:
@@ -70,8 +73,8 @@ class AheadState:
     started: int = 0
     """Groups ever started: the next one's position."""
     ready: list[ReadyGroup] = field(default_factory=list)
-    unfinished: list[Task] = field(default_factory=list)
-    """Tasks of groups in flight; they go back to the source and are played anew."""
+    cursor: dict[str, Any] = field(default_factory=dict)
+    """Of the source, with the tasks of groups in flight put back: they are played anew."""
 
 
 class RolloutAhead:
@@ -91,7 +94,7 @@ class RolloutAhead:
         self,
         engines: Engines,
         player: EpisodePlayer,
-        source: TaskSource,
+        source: ResumableTaskSource,
         plan: AheadPlan,
         *,
         seed: int,
@@ -127,6 +130,8 @@ class RolloutAhead:
         self._started = 0
         self._wanted = 0
         """Groups that a waiting step may have on top of those ahead of it."""
+        self._left = (plan.last_step - version) * plan.groups
+        """Groups that the steps to come will use."""
         self._exhausted = False
 
     def _new_window(self) -> None:
@@ -159,7 +164,7 @@ class RolloutAhead:
         return self._engines.run(self._state())
 
     def restore(self, state: AheadState) -> None:
-        """Continue from `state`, before anything was collected. Unfinished tasks are the source's business."""
+        """Continue from `state`, before anything was collected; the source has got its cursor already."""
         assert not self._open and not self._ready, "restore comes before the first group"
         self._started = state.started
         for ready in state.ready:
@@ -205,12 +210,13 @@ class RolloutAhead:
         return AheadState(
             started=self._started,
             ready=self._all_ready(),
-            unfinished=[group.task for group in self._open.values()],
+            cursor=self._source.state_dict([group.task for group in self._open.values()]),
         )
 
     def _fill(self) -> None:
         """Start groups as far as the bound, the source and the budget allow."""
-        room = self._plan.ahead + self._wanted - len(self._open) - self._num_ready
+        limit = min(self._plan.ahead + self._wanted, self._left)
+        room = limit - len(self._open) - self._num_ready
         allowed = min(room, self._plan.max_prompts - self._window_started)
         if allowed <= 0 or self._exhausted:
             return
@@ -270,6 +276,7 @@ class RolloutAhead:
         metrics = self._metrics
         if chosen is None:
             return Collected(groups=[r.group for r in self._all_ready()], metrics=metrics, exhausted=True)
+        self._left -= len(chosen)
         for ready in chosen:
             del self._ready[ready.version][ready.position]
         self._ready = {version: ready for version, ready in self._ready.items() if ready}

@@ -6,7 +6,7 @@ import asyncio
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from roll.rollout.engines import Engines
 from roll.rollout.episode import EpisodeKey, EpisodePlayer
@@ -27,6 +27,13 @@ class TaskSource(Protocol):
 
     def put_back(self, tasks: Sequence[Task]) -> None:
         """Hand back tasks that were not played to their end; they come first next time."""
+
+
+class ResumableTaskSource(TaskSource, Protocol):
+    """A source whose cursor goes into checkpoints."""
+
+    def state_dict(self, unfinished: Sequence[Task] = ()) -> dict[str, Any]:
+        """The cursor, as plain JSON values, as if the `unfinished` tasks had been put back."""
 
 
 GroupFilter = Callable[[Group], str | None]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from roll.configs.base import ModelArgs, WorkerConfig
     from roll.distributed.worker import WorkerInfo
-    from roll.strategies.base import TrainSpec, TrainStrategy
+    from roll.strategies.base import InferEngine, TrainSpec, TrainStrategy
 
 _TRAIN = {
     "fsdp2_train": "roll.strategies.fsdp2:Fsdp2Strategy",
@@ -24,3 +26,44 @@ def build_train_strategy(spec: TrainSpec, info: WorkerInfo) -> TrainStrategy:
     module, name = _TRAIN[spec.worker.strategy_args.strategy_name].split(":")
     strategy: TrainStrategy = getattr(import_module(module), name)(spec, info)
     return strategy
+
+
+_ENGINES = {
+    "hf_infer": "roll.strategies.hf_infer",
+    "vllm": "roll.strategies.vllm",
+    "sglang": "roll.strategies.sglang",
+}
+
+LOCKSTEP_ENGINES = frozenset({"hf_infer"})
+"""Engines that compute only inside `poll`."""
+
+
+def build_engine(
+    worker: WorkerConfig,
+    args: ModelArgs,
+    *,
+    max_running_requests: int,
+    max_sequence_length: int,
+    seed: int,
+    partial_rollout: Literal["resume", "restart"],
+    slots: Sequence[int],
+) -> InferEngine:
+    """The engine that `worker.strategy_args` names, on these device slots.
+
+    Args:
+        args: the role's model, with its name resolved.
+        max_running_requests: responses decoded at once.
+        max_sequence_length: prompt plus response tokens.
+        partial_rollout: what a weight update does to responses on their way.
+    """
+    module = import_module(_ENGINES[worker.strategy_args.strategy_name])
+    engine: InferEngine = module.build(
+        args,
+        worker.strategy_args.strategy_config,
+        max_running_requests=max_running_requests,
+        max_sequence_length=max_sequence_length,
+        seed=seed,
+        partial_rollout=partial_rollout,
+        slots=slots,
+    )
+    return engine

@@ -8,17 +8,29 @@ of the tokens, never of timing. Rows that finish leave the batch at once; respon
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from roll.configs.base import ModelArgs
+from roll.configs.options import StrategyConfig
 from roll.strategies.base import Completion, InferEngine, Request
 from roll.strategies.hf.cache import RowCache
-from roll.strategies.hf.model import load_named_tensors, text_config
+from roll.strategies.hf.model import (
+    DTYPES,
+    context_length,
+    eos_token_ids,
+    load_causal_lm,
+    load_named_tensors,
+    load_tokenizer,
+    text_config,
+)
 from roll.strategies.hf.sampler import sample
 from roll.strategies.stopping import ResponseRules
 from roll.types.episode import FinishReason
+from roll.utils.seeding import stable_hash
 
 _PREFILL_TOKENS = 8192
 """Padded tokens in one prefill forward; bounds its memory."""
@@ -37,6 +49,12 @@ class _Sequence:
         self.versions: list[int] = []
         self.steps = 0
         self.rng = np.random.Generator(np.random.Philox(key=request.seed))
+
+    def begin_anew(self) -> None:
+        """Forget what was sampled; the draws that come are others."""
+        key = stable_hash(self.request.seed, "restart", len(self.tokens), bits=128)
+        self.tokens, self.logprobs, self.versions = [], [], []
+        self.rng = np.random.Generator(np.random.Philox(key=key))
 
     @property
     def context(self) -> tuple[int, ...]:
@@ -63,6 +81,7 @@ class HfInfer(InferEngine):
         max_running_requests: rows in one forward.
         max_context: prompt plus response tokens the model can hold.
         decode: token ids -> text; needed only for stop strings.
+        partial_rollout: whether a weight update lets responses go on, or begins them anew.
     """
 
     lockstep = True
@@ -76,10 +95,12 @@ class HfInfer(InferEngine):
         max_running_requests: int = 64,
         max_context: int,
         decode: Callable[[Sequence[int]], str] | None = None,
+        partial_rollout: Literal["resume", "restart"] = "resume",
     ) -> None:
         self._model = model
         self._pad = pad_token_id
         self._max_running = max_running_requests
+        self._restarts = partial_rollout == "restart"
         self._rules = ResponseRules(frozenset(eos_token_ids), max_context, decode)
         self._device = next(model.parameters()).device
         config = text_config(model)
@@ -99,6 +120,10 @@ class HfInfer(InferEngine):
     def version(self) -> int:
         """Version of the weights in use."""
         return self._version
+
+    def loaded_weights(self) -> NamedWeights | None:
+        """The model's own tensors."""
+        return named_tensors(self._model)
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests. Raises `ValueError` for an empty or too long prompt, before any is queued."""
@@ -128,7 +153,10 @@ class HfInfer(InferEngine):
         return [s.completion("abort") for s in stopped]
 
     def update_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Load new weights; running requests go on under them, their cache recomputed from their tokens."""
+        """Load new weights; running requests go on, their cache recomputed from their tokens, or begin anew."""
+        if self._restarts:
+            for sequence in self._running:
+                sequence.begin_anew()
         self._waiting = self._running + self._waiting
         self._running, self._cache = [], None
         load_named_tensors(self._model, weights)
@@ -247,3 +275,33 @@ def _prefill_parts(contexts: Sequence[tuple[int, ...]]) -> list[Sequence[tuple[i
         width = wider
     parts.append(contexts[start:])
     return parts
+
+
+def build(
+    args: ModelArgs,
+    options: StrategyConfig,
+    *,
+    max_running_requests: int,
+    max_sequence_length: int,
+    seed: int,
+    partial_rollout: Literal["resume", "restart"],
+    slots: Sequence[int],
+) -> HfInfer:
+    """An engine with the model of `args`, on the accelerator if there is one.
+
+    Requests bring their own seeds, and memory grows with what runs, so that the rest says nothing here.
+    """
+    del options, max_sequence_length, seed, slots
+    tokenizer = load_tokenizer(args)
+    model: torch.nn.Module = load_causal_lm(args, DTYPES[args.dtype])
+    if torch.cuda.is_available():
+        model = model.cuda()
+    return HfInfer(
+        model,
+        eos_token_ids=eos_token_ids(model, tokenizer),
+        pad_token_id=0,  # masked; the tokenizer's may be missing, or beyond the model's vocabulary
+        max_running_requests=max_running_requests,
+        max_context=context_length(model),
+        decode=tokenizer.decode,
+        partial_rollout=partial_rollout,
+    )

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from roll.configs.rlvr import RLVRConfig
 from roll.distributed.cluster import Cluster
 from roll.distributed.dispatch import Dispatch, dispatch
+from roll.distributed.errors import WorkerFailed
 from roll.distributed.handles import Handle
-from roll.distributed.weights import receive_weights
+from roll.distributed.transports import Receipt, Route, receive
 from roll.distributed.worker import Worker, WorkerInfo
-from roll.strategies.base import Completion, Request
-from roll.strategies.hf.model import DTYPES, context_length, eos_token_ids, load_causal_lm, load_tokenizer
-from roll.strategies.hf_infer import HfInfer
+from roll.strategies import LOCKSTEP_ENGINES, build_engine
+from roll.strategies.base import Completion, EngineDied, InferEngine, Request
+from roll.workers.probe import LoadedCheck, Probes
 from roll.workers.train import resolved_model_args
 
 
@@ -23,19 +22,32 @@ class InferWorker(Worker):
 
     def __init__(self, info: WorkerInfo, config: RLVRConfig) -> None:
         super().__init__(info)
-        args = resolved_model_args(config, "actor_infer")
-        tokenizer = load_tokenizer(args)
-        model: torch.nn.Module = load_causal_lm(args, DTYPES[args.dtype])
-        if torch.cuda.is_available():
-            model = model.cuda()
-        self.engine = HfInfer(
-            model,
-            eos_token_ids=eos_token_ids(model, tokenizer),
-            pad_token_id=0,  # masked; the tokenizer's may be missing, or beyond the model's vocabulary
+        self._config = config
+        self.engine = self._build()
+        self._probes = Probes(self.engine)
+
+    def _build(self) -> InferEngine:
+        config, worker = self._config, self._config.actor_infer
+        return build_engine(
+            worker,
+            resolved_model_args(config, "actor_infer"),
             max_running_requests=config.max_running_requests,
-            max_context=context_length(model),
-            decode=tokenizer.decode,
+            max_sequence_length=config.max_sequence_length,
+            seed=config.seed,
+            partial_rollout=config.partial_rollout,
+            slots=self.info.slots,
         )
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def restart(self) -> None:
+        """Replace a dead engine by a new one, which has the weights of the model's folder until it gets others."""
+        self.engine.close()
+        self.engine = self._build()
+        self._probes = Probes(self.engine)
+
+    def close(self) -> None:
+        """End the engine."""
+        self.engine.close()
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def submit(self, requests: Sequence[Request]) -> None:
@@ -45,7 +57,7 @@ class InferWorker(Worker):
     @dispatch(Dispatch.ONE_TO_ALL)
     def poll(self, budget: float) -> list[Completion]:
         """Work for a while; what has finished."""
-        return self.engine.poll(budget)
+        return self._probes.poll(budget)
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def abort(self, request_ids: Sequence[str]) -> list[Completion]:
@@ -53,9 +65,20 @@ class InferWorker(Worker):
         return self.engine.abort(request_ids)
 
     @dispatch(Dispatch.ONE_TO_ALL)
-    def update_weights(self, version: int, handles: list[Handle]) -> None:
-        """Load new weights."""
-        self.engine.update_weights(version, receive_weights(handles, version))
+    def update_weights(self, route: Route, handles: list[Handle]) -> Receipt:
+        """Load new weights; what arrived."""
+        check = LoadedCheck(self.engine) if route.checksum else None
+        with receive(route, handles, self.info.rank) as incoming:
+            self.engine.update_weights(route.version, check.watch(incoming) if check else incoming)
+        receipt = incoming.receipt()
+        if check is not None:
+            check.verify(self.info.rank, route.version)
+        return receipt
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def probe(self, request: Request) -> Completion:
+        """Sample one response now, whatever else is under way."""
+        return self._probes.sample(request)
 
 
 class ClusterEngines:
@@ -80,3 +103,13 @@ class ClusterEngines:
     async def abort(self, rank: int, request_ids: Sequence[str]) -> list[Completion]:
         """Stop requests on one engine."""
         return await self._cluster.call_rank_async(rank, InferWorker.abort, request_ids)
+
+
+def engine_died(error: BaseException) -> bool:
+    """Whether an error of the inference cluster says that an engine is gone and a new one may take its place."""
+    return isinstance(error, WorkerFailed) and error.type_name == EngineDied.__name__
+
+
+def drives_in_lockstep(config: RLVRConfig) -> bool:
+    """Whether the scheduler decides when engines compute; with generation ahead of training nobody may wait so."""
+    return config.actor_infer.strategy_args.strategy_name in LOCKSTEP_ENGINES and config.async_generation_ratio == 0

@@ -1,0 +1,126 @@
+"""What generates a pipeline's responses: a driver for its engines, and groups in flight if generation runs ahead."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from roll.configs.rlvr import RLVRConfig
+from roll.data.sampler import TaskSource
+from roll.distributed.cluster import Cluster
+from roll.rollout.ahead import AheadPlan, AheadState, RolloutAhead
+from roll.rollout.buffer import load_groups, save_groups
+from roll.rollout.continuous import ContinuousEngines
+from roll.rollout.engines import Engines, LockstepEngines
+from roll.rollout.episode import EpisodePlayer
+from roll.rollout.groups import GroupFilter
+from roll.rollout.scheduler import Collected
+from roll.strategies import LOCKSTEP_ENGINES
+from roll.strategies.base import SamplingParams
+from roll.types.episode import Group
+from roll.workers.infer import ClusterEngines, InferWorker, drives_in_lockstep, engine_died
+
+logger = logging.getLogger(__name__)
+
+READY_GROUPS = "ready_groups.parquet"
+_DECODE_STEPS = 16
+"""What one poll of a lockstep engine may do."""
+_POLL_SECONDS = 1.0
+"""How long one poll of another engine waits if nothing finishes."""
+
+
+def drive(config: RLVRConfig, cluster: Cluster, resend: Callable[[int], None]) -> Engines:
+    """The driver for the cluster's engines; `resend` brings a new engine's weights up to date."""
+    ranks = ClusterEngines(cluster)
+    if drives_in_lockstep(config):
+        return LockstepEngines(ranks, round_steps=_DECODE_STEPS, timeout=config.rpc_timeout)
+    lockstep = config.actor_infer.strategy_args.strategy_name in LOCKSTEP_ENGINES
+
+    async def restart(rank: int) -> None:
+        await cluster.call_rank_async(rank, InferWorker.restart)
+        await asyncio.get_running_loop().run_in_executor(None, resend, rank)
+
+    return ContinuousEngines(
+        ranks,
+        max_running_requests=config.max_running_requests,
+        poll_budget=_DECODE_STEPS if lockstep else _POLL_SECONDS,
+        timeout=config.rpc_timeout,
+        is_death=engine_died,
+        restart=restart,
+        max_restarts=config.engine_restarts,
+    )
+
+
+class Ahead:
+    """Generation that runs ahead of a pipeline's training, from its first `collect` on; see `rollout/ahead.py`.
+
+    Args:
+        config: the run's, with `async_generation_ratio` above 0.
+        engines: shared with validation.
+        total_steps: of the run.
+    """
+
+    def __init__(
+        self,
+        config: RLVRConfig,
+        engines: Engines,
+        player: EpisodePlayer,
+        source: TaskSource,
+        params: SamplingParams,
+        *,
+        total_steps: int,
+        keep: GroupFilter,
+        on_drop: Callable[[Group, str], None],
+    ) -> None:
+        self._source = source
+        self._restored = AheadState()
+        plan = AheadPlan(
+            groups=config.rollout_batch_size,
+            group_size=config.num_return_sequences_in_group,
+            params=params,
+            ratio=config.async_generation_ratio,
+            max_prompts=config.max_num_gen_batches * config.rollout_batch_size,
+            min_survivors=min(2, config.num_return_sequences_in_group),
+            last_step=total_steps,
+        )
+        self._make: Callable[[int], RolloutAhead] = lambda version: RolloutAhead(
+            engines, player, source, plan, seed=config.seed, version=version, keep=keep, on_drop=on_drop
+        )
+        self._rollouts: RolloutAhead | None = None
+
+    def collect(self, step: int) -> Collected:
+        """The groups of one training step."""
+        if self._rollouts is None:
+            self._rollouts = self._make(step - 1)
+            self._rollouts.restore(self._restored)
+        return self._rollouts.collect(step)
+
+    def set_version(self, version: int) -> None:
+        """The engines sample with these weights from now on."""
+        if self._rollouts is not None:
+            self._rollouts.set_version(version)
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write the groups that are ready to `folder`; the rest of the state, JSON-able."""
+        assert self._rollouts is not None, "a checkpoint is saved after a step"
+        state = self._rollouts.state()
+        save_groups(folder / READY_GROUPS, state.ready)
+        return {"tasks": state.cursor, "started": state.started}
+
+    def load(self, state: dict[str, Any], folder: Path) -> None:
+        """Continue from what `save` wrote."""
+        self._source.load_state_dict(state["tasks"])
+        ready = load_groups(folder / READY_GROUPS, self._source.task) if (folder / READY_GROUPS).is_file() else []
+        self._restored = AheadState(started=state.get("started", 0), ready=ready)
+        logger.info("%d finished groups wait for the next steps", len(ready))
+
+
+def put_back_ready_groups(source: TaskSource, folder: Path) -> None:
+    """A run that no longer generates ahead can't use what an earlier one had ready: its prompts are played anew."""
+    if (folder / READY_GROUPS).is_file():
+        tasks = [ready.group.task for ready in load_groups(folder / READY_GROUPS, source.task)]
+        source.put_back(tasks)
+        logger.info("%d groups of the earlier, asynchronous run are played anew", len(tasks))
