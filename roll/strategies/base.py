@@ -206,6 +206,10 @@ class InferEngine(ABC):
     def version(self) -> int:
         """Version of the weights in use."""
 
+    def loaded_weights(self) -> NamedWeights | None:
+        """The tensors that the model holds, under the names of `update_weights`. Default: None, it can't tell."""
+        return None
+
     def sleep(self, parts: Sequence[EnginePart] = ENGINE_PARTS) -> int:
         """Free these parts of the device's memory until `wake`; bytes freed. Nothing may run. Default: stay resident."""
         del parts
