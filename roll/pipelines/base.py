@@ -29,14 +29,14 @@ from roll.pipelines.clusters import Clusters
 from roll.pipelines.credit import CreditAssigner
 from roll.pipelines.report import Report
 from roll.pipelines.rollout_metrics import rollout_metrics
+from roll.pipelines.sync import WeightSync
 from roll.pipelines.update import old_logprobs_source, train
 from roll.rollout.scheduler import Collected
 from roll.strategies.base import OutputName
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
 from roll.utils.timing import Timers
-from roll.workers.infer import InferWorker
-from roll.workers.train import ForwardWorker, TrainWorker
+from roll.workers.train import ForwardWorker
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +57,7 @@ class Pipeline(ABC):
         self.credit = CreditAssigner(config)
         self.old_logprobs = old_logprobs_source(config)
         self.checkpoints = Checkpoints(config, clusters)
+        self.weight_sync = WeightSync(config, clusters, tokenizer)
         self.start_step = 0
         self.version = 0
         """Of the weights that the engines have."""
@@ -103,6 +104,7 @@ class Pipeline(ABC):
                 self.train()
             self.report.finish(self.checkpoints.latest())
         finally:
+            self.weight_sync.close()
             self.report.close()
 
     def train(self) -> None:
@@ -130,6 +132,7 @@ class Pipeline(ABC):
                 batch, credit_metrics = self.credit.assign(rollouts, step=step, greedy_scores=greedy)
             metrics.merge(credit_metrics).merge(self.update(batch, step))
             self.sync_weights(step)
+            metrics.update(self.weight_sync.metrics)
         self.report.rollouts(step, replace(rollouts, batch=batch))
         self.conclude(step, metrics.result())
 
@@ -204,14 +207,12 @@ class Pipeline(ABC):
     def sync_weights(self, version: int) -> None:
         """The engines go on with the trainer's weights; what they sample from now on carries `version`."""
         with self.timers.span("sync_weights", waits=True):
-            handles = self.clusters.actor_train.call(TrainWorker.send_weights, version)[0]
-            self.clusters.actor_infer.call(InferWorker.update_weights, version, handles)
+            self.weight_sync(version)
             self.version = version
 
     def resend_weights(self, rank: int) -> None:
         """Bring one engine, which has just been replaced, to the weights of the others."""
-        handles = self.clusters.actor_train.call(TrainWorker.send_weights, self.version)[0]
-        self.clusters.actor_infer.call_rank(rank, InferWorker.update_weights, self.version, handles)
+        self.weight_sync.resend(rank)
 
     def validated(self, step: int) -> dict[str, float]:
         """`evaluate`, timed."""

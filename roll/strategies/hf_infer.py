@@ -16,7 +16,7 @@ from torch import Tensor
 
 from roll.configs.base import ModelArgs
 from roll.configs.options import StrategyConfig
-from roll.strategies.base import Completion, InferEngine, Request
+from roll.strategies.base import Completion, InferEngine, NamedWeights, Request
 from roll.strategies.hf.cache import RowCache
 from roll.strategies.hf.model import (
     DTYPES,
@@ -25,6 +25,7 @@ from roll.strategies.hf.model import (
     load_causal_lm,
     load_named_tensors,
     load_tokenizer,
+    named_tensors,
     text_config,
 )
 from roll.strategies.hf.sampler import sample

@@ -147,6 +147,7 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("val/<domain>/failed", "responses", "Responses without a score", "sum"),
     ),
     "Amounts": (
+        _M("sync/gigabytes", "GB", "Weights that each engine got", _VALUE),
         _M("tokens/prompt", "tokens", "Prompt tokens of the trained responses", "sum"),
         _M("tokens/response", "tokens", "Response tokens trained on", "sum"),
         _M("data/prompts", "rows", "Prompts in the data", "value at the start"),
@@ -164,6 +165,7 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("throughput/tokens_per_second", "tokens/s", "Trained tokens, prompts too, per step time", _VALUE),
         _M("throughput/generated_per_second", "tokens/s", "Response tokens per generation time", _VALUE),
         _M("throughput/responses_per_second", "1/s", "Trained responses, per step time", _VALUE),
+        _M("throughput/sync_gb_per_second", "GB/s", "Weights to each engine, per time of the sync", _VALUE),
         _M("memory/host_gib", "GiB", "Resident memory of the controller", _VALUE),
     ),
     "Your own": (_M("custom/*", "own", "Of your own loss or filter", "as you merge them"),),

@@ -10,9 +10,8 @@ from typing import Literal
 from roll.configs.base import ForwardConfig, ModelArgs, WorkerConfig
 from roll.configs.rlvr import RLVRConfig
 from roll.distributed.dispatch import Dispatch, dispatch
-from roll.distributed.handles import Handle
 from roll.distributed.layout import RankLayout
-from roll.distributed.weights import send_weights
+from roll.distributed.transports import Route, Sent, send
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.strategies import build_train_strategy
 from roll.strategies.base import OutputName, TrainSpec
@@ -91,13 +90,9 @@ class TrainWorker(ForwardWorker):
         return self.strategy.train_step(batch, loss)
 
     @dispatch(Dispatch.ONE_TO_ALL)
-    def send_weights(self, version: int) -> list[Handle]:
-        """Handles to the current weights in buckets: rank 0's list is complete, the others' are empty."""
-        if self.info.rank == 0:
-            return send_weights(self.strategy.named_weights(), version=version)
-        for _ in self.strategy.named_weights():  # gathering a sharded tensor takes every rank
-            pass
-        return []
+    def send_weights(self, route: Route) -> Sent:
+        """Send the current weights on their way; rank 0's answer counts."""
+        return send(route, self.strategy.named_weights, writes=self.info.rank == 0)
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def save(self, folder: str) -> None:

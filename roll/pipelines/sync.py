@@ -1,0 +1,286 @@
+"""Weight sync: every engine gets the trainer's weights, or the run ends.
+
+    send     actor_train, all ranks: full tensors, streamed in buckets     (distributed/transports)
+    receive  actor_infer, every engine: loads them under a new version
+    compare  what left with what arrived: tensors and bytes always, more with `verify_weight_sync`
+
+A live transport has both at work at once; when one end fails, the other is told and nothing of it stays behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from roll.configs.rlvr import RLVRConfig
+from roll.distributed.errors import WorkerDied
+from roll.distributed.handles import Handle
+from roll.distributed.transports import LIVE, Receipt, Route, Sent, files, segments
+from roll.distributed.transports.link import Meeting
+from roll.distributed.weights import WeightSyncError
+from roll.distributed.worker import Ping, Worker
+from roll.pipelines.clusters import Clusters
+from roll.pipelines.probe import compare_logprobs
+from roll.strategies import LOCKSTEP_ENGINES
+from roll.workers.infer import InferWorker
+from roll.workers.train import TrainWorker
+
+logger = logging.getLogger(__name__)
+
+_LAST_WORDS = 30.0
+"""Seconds that the other end of a failed transfer has to give up as well."""
+
+
+@dataclass(frozen=True)
+class _Last:
+    """The last sync."""
+
+    version: int
+    receipt: Receipt
+    kept: list[Handle]
+    """Handles to this version; empty where the trainer is asked again."""
+
+
+class WeightSync:
+    """Brings engines to the weights of the trainer.
+
+    An engine that was replaced gets the version of the others by `resend`. While generation and training take turns,
+    the trainer still has that version then. With `async_generation_ratio` it has moved on, so each sync keeps a copy:
+    in the object store, in files, or in this process, as large as the model.
+    """
+
+    def __init__(self, config: RLVRConfig, clusters: Clusters, tokenizer: Any) -> None:
+        self._config = config
+        self._trainer = clusters.actor_train
+        self._engines = clusters.actor_infer
+        self._tokenizer = tokenizer
+        restarts = config.engine_restarts > 0
+        lockstep = config.actor_infer.strategy_args.strategy_name in LOCKSTEP_ENGINES
+        self._keeps = restarts and not lockstep and config.async_generation_ratio > 0
+        self._folder = (config.output_path / "weights").absolute()
+        self._run = uuid.uuid4().hex[:12]
+        self._transfers = 0
+        self._group = 0
+        self._template: Route | None = None
+        self._meeting: Meeting | None = None
+        self._last: _Last | None = None
+        self._lock = threading.Lock()
+        self.metrics: dict[str, float] = {}
+        """Of the last sync."""
+
+    def __call__(self, version: int) -> None:
+        """All engines go on with the trainer's weights under this version.
+
+        Raises:
+            WeightSyncError: an engine has got something else than was sent, or says something else than the trainer.
+            WorkerError: a worker failed, died or was late; names it.
+            ValueError: the transport doesn't fit where the workers are.
+        """
+        with self._lock:
+            started = time.perf_counter()
+            route = self._route(version, receivers=self._engines.world_size)
+            sent, receipts = self._carry(route, lambda r, h: self._engines.call(InferWorker.update_weights, r, h))
+            receipt = self._compare(route, sent.receipt, receipts, range(len(receipts)))
+            seconds = time.perf_counter() - started
+            self._last = _Last(version, receipt, sent.kept)
+            if route.transport == "file":
+                files.discard(self._folder, keep=sent.kept)
+            self.metrics = {
+                "sync/gigabytes": receipt.bytes / 1e9,
+                "throughput/sync_gb_per_second": receipt.bytes / 1e9 / seconds,
+            }
+            logger.debug("version %d: %s to %d engine(s) by %s in %.3f s", version, receipt, len(receipts),
+                         route.transport, seconds)  # fmt: skip
+            if self._config.verify_weight_sync == "logprob":
+                compare_logprobs(self._config, self._trainer, self._engines, self._tokenizer, version)
+
+    def resend(self, rank: int) -> None:
+        """One engine, which has just been replaced, gets the version that the others have.
+
+        Before the first sync there is nothing to do: all engines still have the weights they start with.
+        """
+        with self._lock:
+            if self._last is None:
+                return
+            route = self._route(self._last.version, receivers=1)
+            self._group += 1  # the old engine was a member of the broadcast group
+            if route.transport == "broadcast":
+                route = replace(route, transport="object_store")
+            update = InferWorker.update_weights
+            if self._last.kept:
+                stored = "file" if route.transport == "file" else "object_store"
+                route = replace(route, transport=stored, keep=False)
+                receipts = [self._engines.call_rank(rank, update, route, self._last.kept)]
+            else:
+                _, receipts = self._carry(route, lambda r, h: [self._engines.call_rank(rank, update, r, h)])
+                if route.transport == "file":
+                    files.discard(self._folder)
+            self._compare(route, self._last.receipt, receipts, [rank])
+
+    def close(self) -> None:
+        """Let go of what was kept."""
+        self._last = None
+        self._meeting = None
+        if self._template is not None and self._template.transport == "file":
+            files.discard(self._folder)
+            with contextlib.suppress(OSError):
+                self._folder.rmdir()
+
+    # --- one transfer ---------------------------------------------------------------------------------------------
+
+    def _route(self, version: int, *, receivers: int) -> Route:
+        if self._template is None:
+            self._template = self._first_route()
+        self._transfers += 1
+        return replace(
+            self._template,
+            version=version,
+            transfer=f"{self._run}-{self._transfers}",
+            group=f"{self._run}-group-{self._group}",
+            receivers=receivers,
+        )
+
+    def _first_route(self) -> Route:
+        config = self._config
+        homes = [self._trainer.call_rank(0, Worker.ping), *self._engines.call(Worker.ping)]
+        bucket_bytes = config.model_update_buffer_size_mb * 2**20
+        transport = choose_transport(
+            config.weight_transport, homes, keeps=self._keeps, fits=_fits_shared_memory(2 * bucket_bytes)
+        )
+        if transport == "broadcast" and torch.cuda.is_available():
+            self._check_separate()
+        if transport in LIVE:
+            self._meeting = Meeting(_address(homes))
+        logger.info("weights travel by %s", transport)
+        slots = self._trainer.placement.ranks[0]
+        return Route(
+            transport=transport,
+            version=0,
+            transfer="",
+            bucket_bytes=bucket_bytes,
+            timeout=config.rpc_timeout,
+            meeting=self._meeting.address if self._meeting is not None else None,
+            folder=str(self._folder),
+            on_device=len(slots) == 1 and all(rank == slots for rank in self._engines.placement.ranks),
+            checksum=config.verify_weight_sync != "off",
+            keep=self._keeps,
+        )
+
+    def _check_separate(self) -> None:
+        shared = {s for rank in self._trainer.placement.ranks for s in rank} & {
+            s for rank in self._engines.placement.ranks for s in rank
+        }
+        if shared:
+            raise ValueError(
+                f"weight_transport: broadcast needs accelerators of their own for actor_train and actor_infer, they "
+                f"share {sorted(shared)}; set it to auto or shared_memory, or give them different device_mappings"
+            )
+
+    def _carry(
+        self, route: Route, receive: Callable[[Route, list[Handle]], list[Receipt]]
+    ) -> tuple[Sent, list[Receipt]]:
+        """Both ends of a transfer, one after the other or at once."""
+        if route.transport not in LIVE:
+            sent: Sent = self._trainer.call(TrainWorker.send_weights, route)[0]
+            return sent, receive(route, sent.handles)
+        try:
+            return self._together(route, receive)
+        except BaseException:
+            segments.discard(route.transfer)
+            self._group += 1
+            raise
+
+    def _together(
+        self, route: Route, receive: Callable[[Route, list[Handle]], list[Receipt]]
+    ) -> tuple[Sent, list[Receipt]]:
+        assert self._meeting is not None
+        pool = ThreadPoolExecutor(2, thread_name_prefix="weight-sync")
+        try:
+            sending: Future[list[Sent]] = pool.submit(self._trainer.call, TrainWorker.send_weights, route)
+            receiving = pool.submit(receive, route, [])
+            both: list[Future[Any]] = [sending, receiving]
+            done, _ = wait(both, return_when=FIRST_EXCEPTION)
+            errors = [future.exception() for future in done]
+            first = next((error for error in errors if error is not None), None)
+            if first is not None:
+                self._meeting.abort(route.transfer, f"the transfer failed: {_line(first)}")
+                wait(both, timeout=_LAST_WORDS)
+                raise _root_cause(first, both)
+            return sending.result()[0], receiving.result()
+        except BaseException as error:
+            self._meeting.abort(route.transfer, _line(error))
+            raise
+        finally:
+            pool.shutdown(wait=False)
+
+    def _compare(
+        self, route: Route, sent: Receipt | None, receipts: Sequence[Receipt], ranks: Sequence[int]
+    ) -> Receipt:
+        expected = sent or receipts[0]
+        for rank, receipt in zip(ranks, receipts, strict=True):
+            if receipt != expected:
+                raise WeightSyncError(
+                    f"{self._engines.role} rank {rank} didn't get the weights of version {route.version} as they were "
+                    f"sent by {route.transport}: sent {expected}; received {receipt}"
+                )
+        return expected
+
+
+def choose_transport(wanted: str, homes: Sequence[Ping], *, keeps: bool, fits: bool) -> str:
+    """The way for weights from the first of `homes`, the trainer's rank 0, to the others.
+
+    Args:
+        wanted: the key's value.
+        homes: where the workers are.
+        keeps: every version has to be kept, which the object store does by itself.
+        fits: two buckets fit into the shared memory of this machine.
+
+    Raises:
+        ValueError: shared memory, but several machines.
+    """
+    nodes = sorted({home.node for home in homes})
+    if wanted == "shared_memory" and len(nodes) > 1:
+        raise ValueError(
+            f"weight_transport: shared_memory needs actor_train and actor_infer on one machine, they are on "
+            f"{', '.join(nodes)}; set it to auto, object_store, broadcast or file"
+        )
+    if wanted != "auto":
+        return wanted
+    if len({(home.node, home.pid) for home in homes}) == 1:
+        return "in_process"
+    return "shared_memory" if len(nodes) == 1 and fits and not keeps else "object_store"
+
+
+def _fits_shared_memory(size: int) -> bool:
+    import shutil
+
+    return segments.available() and shutil.disk_usage(segments.FOLDER).free > size
+
+
+def _address(homes: Sequence[Ping]) -> str:
+    """Where the workers reach this process."""
+    if {home.node for home in homes} == {socket.gethostname()}:
+        return "127.0.0.1"
+    import ray
+
+    return str(ray.util.get_node_ip_address())
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _root_cause(first: BaseException, calls: Sequence[Future[Any]]) -> BaseException:
+    """A death, when there is one: peers fail of it, and may say so earlier."""
+    errors = [call.exception() for call in calls if call.done()]
+    return next((error for error in errors if isinstance(error, WorkerDied)), first)

@@ -1,0 +1,90 @@
+"""Looks into an engine after a weight update: what its model holds, and what it says about a few tokens."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from roll.distributed.transports import NamedWeights
+from roll.distributed.weights import Checksum, WeightSyncError, weights_checksum
+from roll.strategies.base import Completion, InferEngine, Request
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_TIMEOUT = 120.0
+
+
+class LoadedCheck:
+    """Compares what arrives with what the engine's model holds afterwards, for engines that can tell."""
+
+    def __init__(self, engine: InferEngine) -> None:
+        self._engine = engine
+        self._dtypes = {name: tensor.dtype for name, tensor in engine.loaded_weights() or ()}
+        self._expected = Checksum()
+
+    def watch(self, stream: Iterable[tuple[str, Tensor]]) -> NamedWeights:
+        """The stream itself, each tensor hashed in the type that the model keeps it in."""
+        for name, tensor in stream:
+            if name in self._dtypes:
+                self._expected.add(name, tensor.to(self._dtypes[name]))
+            yield name, tensor
+
+    def verify(self, rank: int, version: int) -> None:
+        """Raise `WeightSyncError` if the model holds something else."""
+        loaded = self._engine.loaded_weights()
+        if loaded is None:
+            return
+        expected, actual = self._expected.hexdigest(), weights_checksum(loaded)
+        if actual != expected:
+            raise WeightSyncError(
+                f"engine {rank} was sent weights of version {version} with checksum {expected}, its model now holds "
+                f"tensors with checksum {actual}"
+            )
+
+
+class Probes:
+    """Keeps the completions of probes apart from those that the scheduler waits for, in whatever thread they come."""
+
+    def __init__(self, engine: InferEngine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._open: set[str] = set()
+        self._found: dict[str, Completion] = {}
+        self._held: list[Completion] = []
+
+    def poll(self, budget: float) -> list[Completion]:
+        """The engine's `poll` without probes, and with what came up while a probe ran."""
+        with self._lock:
+            held, self._held = self._held, []
+        return held + self._without_probes(self._engine.poll(0 if held else budget))
+
+    def sample(self, request: Request) -> Completion:
+        """Sample one response now, whatever else is under way."""
+        with self._lock:
+            self._open.add(request.id)
+        deadline = time.monotonic() + _TIMEOUT
+        self._engine.submit([request])
+        while True:
+            with self._lock:
+                if request.id in self._found:
+                    return self._found.pop(request.id)
+            if time.monotonic() > deadline:
+                self._engine.abort([request.id])
+                raise WeightSyncError(f"the engine didn't sample {request.params.max_new_tokens} probe tokens in time")
+            others = self._without_probes(self._engine.poll(1))
+            with self._lock:
+                self._held += others
+
+    def _without_probes(self, completions: Sequence[Completion]) -> list[Completion]:
+        with self._lock:
+            others = []
+            for completion in completions:
+                if completion.id in self._open:
+                    self._open.discard(completion.id)
+                    self._found[completion.id] = completion
+                else:
+                    others.append(completion)
+            return others
