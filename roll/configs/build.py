@@ -90,7 +90,7 @@ class _Builder:
         if result is _BAD:
             return _BAD
         if "choices" in meta and result not in meta["choices"]:
-            return self._wrong(path, result, _choices(meta["choices"], meta["later"], result), "")
+            return self._wrong(path, result, _choices(meta["choices"], result), "")
         return self._bounded(result, meta.get("bounds", {}), path)
 
     def _parse(self, parser: Callable[[Any], Any], expected: str, hint: Any, value: Any, path: str) -> Any:
@@ -220,12 +220,9 @@ def _later_value(name: str, value: Any) -> str:
     return next((reasons[entry] for entry in values if isinstance(entry, str) and entry in reasons), "")
 
 
-def _choices(choices: Mapping[str, Any], later: tuple[str, ...], value: str) -> str:
-    available = ", ".join(choices)
-    if value in later:
-        return f"one of those available; {value!r} is not available in this version; available: {available}"
+def _choices(choices: Mapping[str, Any], value: str) -> str:
     near = did_you_mean(value, choices)
-    return f"one of {available}" + (f"; {near}" if near.startswith("did") else "")
+    return f"one of {', '.join(choices)}" + (f"; {near}" if near.startswith("did") else "")
 
 
 def describe(hint: Any) -> str:

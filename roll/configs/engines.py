@@ -1,4 +1,4 @@
-"""Options of `vllm` and `sglang`: what this project acts on is declared, the rest is handed on to the engine as it is."""
+"""Options of `vllm` and `sglang`: what this project acts on is declared, the rest is handed on to the engine."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ class EngineConfig(StrategyConfig):
     tensor_parallel_size: int = number(1, ge=1)
     """Devices that share every matrix of one engine; divides the attention heads. `num_gpus_per_worker` is this number
     times the engine's pipeline stages."""
+
+    load_format: str = "auto"
+    """How weights are read at the start; `dummy` reads none: the first update from the trainer fills them. Not with
+    `val_only`."""
 
     engine_args: dict[str, Any] = field(default_factory=dict, metadata=open_section())
     """Any other argument of the engine, which may as well stand next to this key. A name that the installed engine
@@ -63,10 +67,6 @@ class VllmConfig(EngineConfig):
     enforce_eager: bool | None = None
     """Don't record CUDA graphs: starts sooner, decodes slower. null: true without an accelerator, else false."""
 
-    load_format: str = "auto"
-    """How weights are read at the start; `dummy` reads none: the first update from the trainer fills them. Not with
-    `val_only`."""
-
     sleep_level: Literal[0, 1, 2] = 1
     """What the engine gives back while others use its device: 0 nothing, 1 the KV cache, with the weights kept in host
     memory, 2 weights and KV cache. The weights of the next step come from the trainer either way. Without an
@@ -86,10 +86,6 @@ class SglangConfig(EngineConfig):
 
     mem_fraction_static: float | None = number(None, gt=0, lt=1)
     """Share of a device's memory for weights and KV cache. null: the engine's choice."""
-
-    load_format: str = "auto"
-    """How weights are read at the start; `dummy` reads none: the first update from the trainer fills them. Not with
-    `val_only`."""
 
     attention_backend: str | None = None
     """Attention kernels, e.g. `flashinfer`, `fa3`, `torch_native`. null: the engine's choice."""

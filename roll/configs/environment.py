@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from roll.configs.base import DataArgs
+from roll.configs.engine_arguments import argument_checks
 from roll.configs.errors import ConfigError, Violation, did_you_mean
 from roll.configs.machine import Machine, machine_checks, this_machine
 from roll.configs.model_shape import read_shape
@@ -217,6 +218,10 @@ def function_checks(config: RLVRConfig) -> Iterator[Violation]:
     for domain, reward in config.rewards.items():
         if "." in reward.name:
             yield from _in_package(f"rewards.{domain}.name", reward.name)
+        if reward.rollout is not None:
+            where, name = reward.rollout.rsplit(":", 1)
+            key = f"rewards.{domain}.rollout"
+            yield from _in_file(key, Path(where), name, "class") if where.endswith(".py") else _in_package(key, where)
     custom = config.custom_reward_function
     if custom is not None:
         yield from _in_file("custom_reward_function.path", Path(custom.path), custom.name)
@@ -225,11 +230,11 @@ def function_checks(config: RLVRConfig) -> Iterator[Violation]:
 def _in_package(path: str, dotted: str) -> Iterator[Violation]:
     package = dotted.split(".")[0]
     if importlib.util.find_spec(package) is None:
-        expected = f"a function that can be imported; there is no package {package!r}"
+        expected = f"something that can be imported; there is no package {package!r}"
         yield Violation(path, expected, "install it, or put its folder on PYTHONPATH", dotted)
 
 
-def _in_file(path: str, file: Path, name: str) -> Iterator[Violation]:
+def _in_file(path: str, file: Path, name: str, kind: str = "function") -> Iterator[Violation]:
     file = file.expanduser()
     if not file.is_file():
         yield Violation(
@@ -247,9 +252,10 @@ def _in_file(path: str, file: Path, name: str) -> Iterator[Violation]:
         return
     names = set(_top_level_names(tree))
     if name not in names:
-        functions = sorted(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
-        expected = f"a function {name!r} in {file}; it has {', '.join(functions) or 'none'}"
-        yield Violation(path, expected, did_you_mean(name, functions), name)
+        made = ast.ClassDef if kind == "class" else ast.FunctionDef
+        there = sorted(node.name for node in tree.body if isinstance(node, made))
+        expected = f"a {kind} {name!r} in {file}; it has {', '.join(there) or 'none'}"
+        yield Violation(path, expected, did_you_mean(name, there), name)
 
 
 def _top_level_names(tree: ast.Module) -> Iterator[str]:
@@ -266,7 +272,7 @@ def _top_level_names(tree: ast.Module) -> Iterator[str]:
             yield node.asname or node.name
 
 
-CHECKS = (data_checks, model_checks, shape_checks, adapter_checks, folder_checks, function_checks)
+CHECKS = (data_checks, model_checks, shape_checks, argument_checks, adapter_checks, folder_checks, function_checks)
 """All but those of `machine_checks`, in the order of their messages."""
 
 

@@ -25,9 +25,9 @@ def one_or_many(default: tuple[Any, ...] = ()) -> Any:
     return field(default=default, metadata={"one_or_many": True})
 
 
-def choice(choices: Mapping[str, Any], later: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Metadata of a text that must be a key of `choices`; one in `later` is refused as not available."""
-    return {"choices": choices, "later": later}
+def choice(choices: Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata of a text that must be a key of `choices`."""
+    return {"choices": choices}
 
 
 def parsed(default: Any, parser: Callable[[Any], Any], expected: str) -> Any:

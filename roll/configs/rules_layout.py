@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 from roll.configs.base import TrainConfig, WorkerConfig
+from roll.configs.engines import EngineConfig, VllmConfig
 from roll.configs.errors import Violation
 from roll.configs.megatron import RECOMPUTED, UNEVEN, MegatronConfig
 from roll.configs.model_shape import MEGATRON_MODEL_TYPES, ModelShape
@@ -23,7 +25,7 @@ def layout_rules(role: str, worker: WorkerConfig) -> Iterator[Violation]:
         more = -(-worker.ranks // together) * together
         yield Violation(place, expected, f"{more} ranks for {role}, or smaller sizes")
     ulysses = worker.model_args.ulysses_size
-    if ulysses > 1 and isinstance(options, (MegatronConfig, HfInferConfig)):
+    if ulysses > 1 and isinstance(options, (MegatronConfig, HfInferConfig, EngineConfig)):
         name = worker.strategy_args.strategy_name
         expected = f"1: {name} doesn't split sequences this way"
         fix = f"{path}.context_parallel_size={ulysses}" if isinstance(options, MegatronConfig) else "remove it"
@@ -161,6 +163,13 @@ def shape_rules(role: str, worker: WorkerConfig, model: str, shape: ModelShape) 
             yield from _experts(path, model, options, shape)
         else:
             yield from _no_experts(path, model, options)
+    elif isinstance(options, EngineConfig):
+        tensor, key = options.tensor_parallel_size, f"{role}.strategy_args.strategy_config.tensor_parallel_size"
+        yield from _divides(key, tensor, _shared_heads(tensor, shape.heads, shape.kv_heads), model)
+        if isinstance(options, VllmConfig) and (options.max_model_len or 0) > (shape.positions or math.inf):
+            expected = f"at most {shape.positions} tokens, all that {model} can hold"
+            key = f"{role}.strategy_args.strategy_config.max_model_len"
+            yield Violation(key, expected, "lower it, or remove it", options.max_model_len)
     elif args.ulysses_size > 1:
         key = f"{role}.model_args.ulysses_size"
         heads = _shared_heads(args.ulysses_size, shape.heads, shape.kv_heads)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from roll.configs.base import TrainConfig, WorkerConfig
+from roll.configs.engines import EngineConfig
 from roll.configs.errors import Violation
 from roll.configs.rules_layout import layout_rules
 from roll.configs.strategy import Fsdp2Config
@@ -66,9 +67,14 @@ def _model_rules(config: RLVRConfig, role: str, worker: WorkerConfig) -> Iterato
 
 def _size_rules(config: RLVRConfig, role: str, worker: WorkerConfig) -> Iterator[Violation]:
     mapping, per_rank = worker.device_mapping, worker.num_gpus_per_worker
-    if per_rank != 1:
-        expected = f"1: {worker.strategy_args.strategy_name} uses one device per rank"
-        yield Violation(f"{role}.num_gpus_per_worker", expected, "use more ranks", per_rank)
+    options = worker.strategy_args.strategy_config
+    needed = options.devices if isinstance(options, EngineConfig) else 1
+    if per_rank != needed:
+        yield _devices(role, worker, needed)
+    elif mapping and len(mapping) % per_rank:
+        expected = f"slots for whole engines, {per_rank} each: {len(mapping)} leave {len(mapping) % per_rank} over"
+        fix = f"{len(mapping) // per_rank * per_rank or per_rank} slots"
+        yield Violation(f"{role}.device_mapping", expected, fix, list(mapping))
     elif mapping and worker.world_size is not None and worker.world_size * per_rank != len(mapping):
         expected = f"{len(mapping) // per_rank}, the number of slots in device_mapping"
         yield Violation(
@@ -77,7 +83,6 @@ def _size_rules(config: RLVRConfig, role: str, worker: WorkerConfig) -> Iterator
     if config.executor == "inline" and worker.ranks > 1:
         expected = f"one rank with executor inline, not {worker.ranks}"
         yield Violation(f"{role}.device_mapping", expected, "executor=ray, or one slot", _given(worker))
-    options = worker.strategy_args.strategy_config
     if isinstance(options, Fsdp2Config) and options.fsdp_size and worker.ranks % options.fsdp_size:
         expected = f"a divisor of the role's {worker.ranks} rank(s)"
         yield Violation(
@@ -91,6 +96,19 @@ def _size_rules(config: RLVRConfig, role: str, worker: WorkerConfig) -> Iterator
         expected = f"slots below num_nodes x num_gpus_per_node = {slots}; {beyond[0]} isn't there"
         fix = f"num_gpus_per_node={-(-(beyond[-1] + 1) // config.num_nodes)}, or fewer slots"
         yield Violation(f"{role}.device_mapping", expected, fix, _given(worker))
+
+
+def _devices(role: str, worker: WorkerConfig, needed: int) -> Violation:
+    """Devices per rank against what the backend uses."""
+    key, options = f"{role}.num_gpus_per_worker", worker.strategy_args.strategy_config
+    name = worker.strategy_args.strategy_name
+    if not isinstance(options, EngineConfig):
+        return Violation(key, f"1: {name} uses one device per rank", "use more ranks", worker.num_gpus_per_worker)
+    tensor, path = options.tensor_parallel_size, f"{role}.strategy_args.strategy_config"
+    sizes = f"tensor_parallel_size {tensor} x {options.pipeline_key} {needed // tensor}"
+    expected = f"{needed}, the devices of one engine: {sizes} = {needed}"
+    fix = f"{key}={needed}, or {path}.tensor_parallel_size={worker.num_gpus_per_worker}"
+    return Violation(key, expected, fix, worker.num_gpus_per_worker)
 
 
 def placement_rules(config: RLVRConfig) -> Iterator[Violation]:

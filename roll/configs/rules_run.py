@@ -76,8 +76,8 @@ def _generating_rules(config: RLVRConfig, path: str, args: GeneratingArgs) -> It
 
 
 def _untracked_truncation(config: RLVRConfig, path: str, args: GeneratingArgs) -> Iterator[Violation]:
-    if config.train_infer_correction is not None:
-        return
+    if config.train_infer_correction is not None or config.actor_infer.strategy_args.strategy_name == "sglang":
+        return  # of sglang `engine_rules` says that not even a correction helps
     changed = {
         "top_p": args.top_p < 1 and args.top_p,
         "top_k": args.top_k > 0 and args.top_k,
@@ -130,11 +130,6 @@ def schedule_rules(config: RLVRConfig) -> Iterator[Violation]:
                 "keep one of the two",
                 worker.training_args.warmup_ratio,
             )
-    if config.async_generation_ratio > 0:
-        expected = "0: generation ahead of training isn't available in this version"
-        yield Violation(
-            "async_generation_ratio", expected, "async_generation_ratio=0", config.async_generation_ratio
-        )
     if config.is_use_additional_prompts and config.max_additional_running_prompts == 0:
         expected = "more than 0, because is_use_additional_prompts is on"
         yield Violation("max_additional_running_prompts", expected, "", 0)

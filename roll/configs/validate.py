@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from roll.configs import (
+    rules_async,
     rules_data,
     rules_deepspeed,
     rules_deepspeed_values,
+    rules_engines,
     rules_lora,
     rules_memory,
     rules_policy,
@@ -16,7 +18,9 @@ from roll.configs import (
     rules_roles,
     rules_run,
 )
+from roll.configs.base import ForwardConfig
 from roll.configs.batch import plan_batches
+from roll.configs.engines import EngineConfig, VllmConfig
 from roll.configs.errors import Violation
 
 if TYPE_CHECKING:
@@ -48,6 +52,9 @@ RULES: tuple[Rule, ...] = (
     rules_memory.memory_rules,
     rules_deepspeed.deepspeed_rules,
     rules_deepspeed_values.deepspeed_value_rules,
+    rules_engines.engine_rules,
+    rules_async.async_rules,
+    rules_async.transport_rules,
     rules_roles.placement_rules,
     _batch_rules,
 )
@@ -87,8 +94,28 @@ def warnings_of(config: RLVRConfig) -> list[str]:
         worker = config.roles.get(role)
         if worker is not None and worker.model_args.dtype == "fp16":
             found.append(f"{role} trains in fp16 without loss scaling: small gradients vanish; bf16 is safer")
+    found.extend(_engine_warnings(config))
     if config.rollout_batch_size < len(config.rewards):
         found.append(
             "rollout_batch_size is smaller than the number of domains: a step won't hold all of them"
         )
     return found
+
+
+def _engine_warnings(config: RLVRConfig) -> Iterator[str]:
+    options = config.actor_infer.strategy_args.strategy_config
+    if not isinstance(options, EngineConfig):
+        return
+    name = config.actor_infer.strategy_args.strategy_name
+    scorer = config.roles.get("reward_model")
+    if isinstance(scorer, ForwardConfig) and (scorer.infer_batch_size > 1 or scorer.use_dynamic_batching_in_infer):
+        yield (
+            f"responses of {name} are scored as they come, so which ones share a pass of the reward model depends on "
+            "timing, and with it the last bits of their scores; reward_model.infer_batch_size=1 avoids that"
+        )
+    quantised = options.quantization if isinstance(options, VllmConfig) else options.engine_args.get("quantization")
+    if quantised and config.train_infer_correction is None and not config.val_only:
+        yield (
+            f"{name} samples from quantised weights ({quantised}), the trainer's aren't: set train_infer_correction, "
+            "or the difference goes into the update"
+        )

@@ -24,7 +24,7 @@ LATER_KEYS: dict[str, str] = {
     "response_filter_config": "single responses aren't filtered in this version; see query_filter_config",
     "save_logging_board_dir": "not available in this version; see rollout_dump_dir",
     "model_update_frequency": "weights are synchronised after every step",
-    "max_concurrency": "workers do one call at a time",
+    "max_concurrency": "calls that a worker takes at once belong to its role; see max_running_requests for engines",
     "worker_cls": "a role has one worker class; a reward is chosen by rewards.<domain>.name",
     "response": "reference responses aren't used in RLVR; see data_args.ground_truth",
     "logprobs": "log-probs of sampled tokens are always kept",

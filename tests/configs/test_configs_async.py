@@ -1,0 +1,111 @@
+"""Keys of generation that runs ahead of training, and of the way that weights take."""
+
+from __future__ import annotations
+
+import pytest
+
+from roll.configs.environment import check_environment
+from roll.configs.errors import ConfigError
+from roll.configs.loader import load_config
+from roll.configs.machine import Machine
+
+RATIO = "async_generation_ratio=1"
+RAY = "executor=ray"
+VLLM = "actor_infer.strategy_args={strategy_name: vllm}"
+CORRECTION = "train_infer_correction={level: token}"
+AHEAD = [RAY, VLLM, RATIO, CORRECTION]
+
+REFUSED = [
+    # id, overrides, path of the one violation, fragments of its text
+    ("a negative ratio", ["async_generation_ratio=-1"], "async_generation_ratio", [">= 0"]),
+    ("no correction", [RAY, VLLM, RATIO], "async_generation_ratio",
+     ["policy_loss ppo and no train_infer_correction", "decoupled_ppo", "allow_uncorrected_async=true"]),
+    ("one process for both", [RATIO, CORRECTION], "async_generation_ratio",
+     ["generation stands still", "executor=ray"]),
+    ("validation only", [*AHEAD, "val_only=true"], "async_generation_ratio", ["no training to run ahead of"]),
+    ("over-sampling", [*AHEAD, "is_use_additional_prompts=true"], "is_use_additional_prompts", ["steps to come"]),
+    ("restarts where nothing is on its way", ["partial_rollout=restart"], "partial_rollout",
+     ["async_generation_ratio is 0"]),
+    ("restarts of hf_infer", [RAY, RATIO, CORRECTION, "partial_rollout=restart"], "partial_rollout",
+     ["resume with hf_infer"]),
+    ("a way of going on that isn't there", [*AHEAD, "partial_rollout=discard"], "partial_rollout",
+     ["resume, restart"]),
+    ("a permission that nobody needs", ["allow_uncorrected_async=true"], "allow_uncorrected_async",
+     ["async_generation_ratio is 0"]),
+    ("a permission beside a correction", [*AHEAD, "allow_uncorrected_async=true"], "allow_uncorrected_async",
+     ["train_infer_correction corrects"]),
+    ("a permission beside a loss", [RAY, VLLM, RATIO, "policy_loss=decoupled_ppo", "allow_uncorrected_async=true"],
+     "allow_uncorrected_async", ["policy_loss decoupled_ppo corrects"]),
+    ("a broadcast in one process", ["weight_transport=broadcast"], "weight_transport", ["nothing for broadcast"]),
+    ("an object store in one process", ["weight_transport=object_store"], "weight_transport", ["executor inline"]),
+    ("memory shared between machines", [RAY, "num_nodes=2", "weight_transport=shared_memory"], "weight_transport",
+     ["num_nodes is 2"]),
+    ("a way that isn't there", ["weight_transport=nccl"], "weight_transport", ["broadcast"]),
+    ("an empty bucket", ["model_update_buffer_size_mb=0"], "model_update_buffer_size_mb", [">= 1"]),
+    ("a check by name only", ["verify_weight_sync=sha"], "verify_weight_sync", ["off, checksum or logprob"]),
+    ("a check by switch", ["verify_weight_sync=true"], "verify_weight_sync", ["got true", "off, checksum or logprob"]),
+    ("a check of nothing", ["verify_weight_sync=checksum", "val_only=true"], "verify_weight_sync", ["nothing is sent"]),
+    ("fewer deaths than none", [VLLM, "engine_restarts=-1"], "engine_restarts", [">= 0"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("overrides", "path", "fragments"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
+def test_a_key_of_asynchronous_runs_that_cannot_act_is_refused(job, overrides, path, fragments):
+    with pytest.raises(ConfigError) as caught:
+        load_config(job, "job", overrides)
+    assert [violation.path for violation in caught.value.violations] == [path], str(caught.value)
+    for fragment in fragments:
+        assert fragment in str(caught.value)
+
+
+ALLOWED = [
+    AHEAD,
+    [*AHEAD, "partial_rollout=restart", "async_generation_ratio=0.5", "engine_restarts=0"],
+    [RAY, VLLM, RATIO, "policy_loss=decoupled_ppo"],
+    [RAY, VLLM, RATIO, "allow_uncorrected_async=true"],
+    [VLLM, RATIO, CORRECTION],  # vLLM computes in processes of its own
+    [RAY, RATIO, CORRECTION],
+    [*AHEAD, "adv_estimator=remax"],
+    ["weight_transport=file"],
+    [RAY, "weight_transport=shared_memory", "model_update_buffer_size_mb=1", "verify_weight_sync=logprob"],
+    [RAY, "num_nodes=2", "weight_transport=broadcast"],
+]
+
+
+@pytest.mark.parametrize("overrides", ALLOWED)
+def test_a_key_that_can_act_is_taken(job, overrides):
+    load_config(job, "job", overrides)
+
+
+@pytest.mark.parametrize("word", ["off", "Off", "false", "'off'"])
+def test_off_is_off_although_yaml_reads_it_as_false(job, word):
+    text = (job / "job.yaml").read_text()
+    (job / "job.yaml").write_text(f"{text}verify_weight_sync: {word}\n")
+    assert load_config(job, "job").verify_weight_sync == "off"
+    assert load_config(job, "job", ["verify_weight_sync=off"]).verify_weight_sync == "off"
+
+
+GPUS = Machine(accelerators=("NVIDIA H200",) * 8)
+TRAIN, INFER = "actor_train.device_mapping=0-3", "actor_infer.device_mapping"
+WIDE = [*AHEAD, "num_gpus_per_node=8", TRAIN, "actor_train.training_args.gradient_accumulation_steps=1"]
+
+
+def test_on_accelerators_training_and_engines_have_slots_of_their_own(job):
+    check_environment(load_config(job, "job", [*WIDE, f"{INFER}=4-7"]), GPUS)
+    check_environment(load_config(job, "job", [*WIDE, f"{INFER}=0-7"]), Machine())  # processes of a CPU share it
+    with pytest.raises(ConfigError) as caught:
+        check_environment(load_config(job, "job", [*WIDE, f"{INFER}=3-7"]), GPUS)
+    (violation,) = caught.value.violations
+    assert violation.path == "actor_train.device_mapping"
+    assert "actor_train and the engines would work on slot 3 at the same time" in str(violation)
+    assert "e.g. 0-3 and 4-7" in str(violation)
+
+
+def test_a_reference_beside_the_engines_is_as_much_in_the_way(job):
+    overrides = [*WIDE, f"{INFER}=4-7", "use_kl_loss=true", "reference.device_mapping=4-7"]
+    with pytest.raises(ConfigError, match="reference and the engines would work on slot 4"):
+        check_environment(load_config(job, "job", overrides), GPUS)
+
+
+def test_taking_turns_on_one_slot_is_fine_without_running_ahead(job):
+    check_environment(load_config(job, "job", [RAY, VLLM]), GPUS)
