@@ -28,6 +28,7 @@ from roll.rollout.rewards import RewardEnv
 from roll.rollout.scheduler import Collected, CollectPlan, RolloutScheduler
 from roll.strategies.base import SamplingParams
 from roll.types.episode import Group, Task
+from roll.utils.importing import load_object
 
 
 def sampling_params(args: GeneratingArgs, response_length: int) -> SamplingParams:
@@ -122,6 +123,11 @@ class RLVRPipeline(Pipeline):
             agent,
             lambda task, name: RewardEnv(self._rewards.submit, task, name),
             max_sequence_length=self.config.max_sequence_length,
+            rollouts={
+                domain: load_object(reward.rollout, key=f"rewards.{domain}.rollout")()
+                for domain, reward in self.config.rewards.items()
+                if reward.rollout is not None
+            },
         )
 
     # --- training -------------------------------------------------------------------------------------------------

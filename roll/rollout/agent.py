@@ -51,9 +51,8 @@ class Agent:
         the opening of the next response."""
         if not self._chat:
             text = "".join(m.content for m in observation.messages)
-            return tuple(self._tokenizer(text, add_special_tokens=False).input_ids)
-        suffix = self._after_response(observation.messages)
-        ids = tuple(self._tokenizer(suffix, add_special_tokens=False).input_ids)
+            return self.encode(text)
+        ids = self.encode(self._after_response(observation.messages))
         # The response usually ends with the very token that closes an assistant message: don't close it twice.
         if ids and sampled and ids[0] == sampled[-1]:
             ids = ids[1:]
@@ -70,6 +69,10 @@ class Agent:
                 "carry its sampled tokens; use another template"
             )
         return suffix
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text as it stands."""
+        return tuple(self._tokenizer(text, add_special_tokens=False).input_ids)
 
     def action(self, completion: Completion, params: SamplingParams) -> str:
         """Text of a response, without special tokens."""

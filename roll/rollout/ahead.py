@@ -133,6 +133,7 @@ class RolloutAhead:
         self._left = (plan.last_step - version) * plan.groups
         """Groups that the steps to come will use."""
         self._exhausted = False
+        self._stopped = False
 
     def _new_window(self) -> None:
         """Budget, counters and reasons count from one batch to the next."""
@@ -197,6 +198,7 @@ class RolloutAhead:
 
     async def stopping(self) -> None:
         """`stop` as a coroutine."""
+        self._stopped = True  # aborted episodes end, but their groups aren't judged and nothing takes their place
         if self._open:
             await self._engines.abort({name for group in self._open.values() for name in group.names})
         await self._starter.end()
@@ -218,7 +220,7 @@ class RolloutAhead:
         limit = min(self._plan.ahead + self._wanted, self._left)
         room = limit - len(self._open) - self._num_ready
         allowed = min(room, self._plan.max_prompts - self._window_started)
-        if allowed <= 0 or self._exhausted:
+        if allowed <= 0 or self._exhausted or self._stopped:
             return
         tasks = self._source.take(allowed)
         self._exhausted = len(tasks) < allowed
@@ -232,6 +234,8 @@ class RolloutAhead:
 
     def _completed(self, group: OpenGroup) -> None:
         """The last episode of a group has ended."""
+        if self._stopped:
+            return
         del self._open[group.position]
         self._open_versions[group.version] -= 1
         whole = group.group()

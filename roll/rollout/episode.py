@@ -1,12 +1,12 @@
-"""One episode player for every pipeline: RLVR is its one-turn case."""
+"""One episode player for every pipeline: RLVR is its one-turn case, and a rollout of the user's another."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from roll.envs.base import Env, Observation, StepResult
 from roll.rollout.agent import Agent, PromptTooLong
@@ -105,8 +105,158 @@ class EpisodeKey:
         return stable_hash(self.seed, "sample", self.purpose, self.step, task.id, self.member, turn, bits=128)
 
 
+class Rollout(Protocol):
+    """How episodes of a task are played. A class of the user's can take the place of `AgentRollout` for a domain."""
+
+    async def play(self, episode: Episode) -> None:
+        """Play one episode by `episode.generate` and `episode.score`; concurrent calls share the object."""
+
+
+class _Over(Exception):
+    """The episode can't go on, for a reason that isn't an error of the rollout."""
+
+    def __init__(self, status: Status, error: str) -> None:
+        super().__init__(error)
+        self.status: Status = status
+
+
+class Episode:
+    """One episode under way. Tokens are carried: each turn adds to what was said before.
+
+    `task` and `params` say what is played and how tokens are drawn.
+    """
+
+    def __init__(
+        self,
+        engines: Engines,
+        agent: Agent,
+        env: EpisodeEnv,
+        task: Task,
+        key: EpisodeKey,
+        params: SamplingParams,
+        max_sequence_length: int,
+    ) -> None:
+        self.task = task
+        self.params = params
+        self._engines = engines
+        self._agent = agent
+        self._env = env
+        self._key = key
+        self._name = key.name(task)
+        self._max_sequence_length = max_sequence_length
+        self._recorder = _Recorder(task, key.member)
+        self._turn = 0
+        self._unscored: tuple[tuple[int, ...], Completion] | None = None
+        self.scored = False
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Prompts and responses so far."""
+        return self._recorder.context if self._unscored is None else self._recorder.context_with(*self._unscored)
+
+    async def first_prompt(self) -> tuple[int, ...]:
+        """Token ids of the task's prompt; raises `PromptTooLong`, which ends the episode."""
+        self._engines.busy(self._name, f"reset of {self._env.waits_for}")
+        return self._agent.start(self.task, await self._env.reset(self.task))
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text that is put between responses, as it stands: no chat template."""
+        return self._agent.encode(text)
+
+    def text(self, completion: Completion) -> str:
+        """What a response says."""
+        return self._agent.action(completion, self.params)
+
+    async def generate(self, prompt_ids: Sequence[int], **changes: Any) -> Completion:
+        """One response to everything so far plus `prompt_ids`, which may be empty.
+
+        Args:
+            prompt_ids: tokens to add first; the policy isn't trained on them.
+            changes: fields of `SamplingParams` that differ from the run's, e.g. `max_new_tokens=32`.
+        """
+        self._flush(None)
+        prompt = tuple(prompt_ids)
+        context = (*self._recorder.context, *prompt)
+        room = self._max_sequence_length - len(context)
+        if room < 1:
+            turn = f"turn {self._turn} has {len(context)} tokens of context"
+            raise _Over("truncated", f"{turn} and no room to respond")
+        params = replace(self.params, **changes) if changes else self.params
+        request = Request(
+            id=f"{self._name}/{self._turn}",
+            prompt_ids=context,
+            params=params if params.max_new_tokens <= room else replace(params, max_new_tokens=room),
+            seed=self._key.request_seed(self.task, self._turn),
+            order=(self._key.position, self._key.member, self._turn),
+            affinity=self._key.group_name(self.task),
+        )
+        with self._recorder.span("generate"):
+            completion = await self._engines.generate(self._name, request)
+        self._turn += 1
+        self._unscored = (prompt, completion)
+        if completion.finish_reason == "abort":
+            raise _Over("aborted", "stopped by the scheduler")
+        return completion
+
+    async def score(self, text: str | None = None) -> StepResult:
+        """Give a response to the environment, or in RLVR to the reward function; null: what the last one says."""
+        assert self._unscored is not None, "score() comes after generate()"
+        completion = self._unscored[1]
+        self._engines.busy(self._name, self._env.waits_for)
+        with self._recorder.span(self._env.waits_for):
+            action = Action(self.text(completion) if text is None else text, completion.finish_reason)
+            result = await self._env.step(action)
+        self.scored = True
+        self._flush(result)
+        return result
+
+    def truncate(self) -> None:
+        """Note that the episode was stopped before its end."""
+        self._recorder.truncated = True
+
+    def fail(self, status: Status, error: str) -> None:
+        """Note that it failed."""
+        self._recorder.fail(status, error)
+
+    def finished(self) -> Trajectory:
+        """What was played."""
+        self._flush(None)
+        return self._recorder.trajectory()
+
+    def _flush(self, result: StepResult | None) -> None:
+        """Record the last response, with what the environment said to it if it was asked."""
+        if self._unscored is not None:
+            prompt, completion = self._unscored
+            self._unscored = None
+            self._recorder.add(prompt, completion, result)
+
+
+class AgentRollout:
+    """The usual rollout: the agent answers the environment turn by turn.
+
+    Args:
+        agent: text to tokens and back.
+        max_turns: responses per episode.
+    """
+
+    def __init__(self, agent: Agent, max_turns: int = 1) -> None:
+        self._agent = agent
+        self._max_turns = max_turns
+
+    async def play(self, episode: Episode) -> None:
+        """Until the environment ends the episode, or `max_turns` are over."""
+        prompt = await episode.first_prompt()
+        for _ in range(self._max_turns):
+            completion = await episode.generate(prompt)
+            result = await episode.score()
+            if result.terminated or result.truncated or result.observation is None:
+                return
+            prompt = self._agent.reply(result.observation, completion.token_ids)
+        episode.truncate()
+
+
 class EpisodePlayer:
-    """Plays agent against environment through the engines.
+    """Plays episodes through the engines.
 
     Args:
         engines: where tokens come from.
@@ -114,6 +264,7 @@ class EpisodePlayer:
         make_env: a fresh environment for a task and an episode's name.
         max_sequence_length: tokens of a whole trajectory.
         max_turns: responses per episode.
+        rollouts: by domain, what plays its episodes instead of the agent alone.
     """
 
     def __init__(
@@ -124,69 +275,34 @@ class EpisodePlayer:
         *,
         max_sequence_length: int,
         max_turns: int = 1,
+        rollouts: Mapping[str, Rollout] | None = None,
     ) -> None:
         self._engines = engines
         self._agent = agent
         self._make_env = make_env
         self._max_sequence_length = max_sequence_length
-        self._max_turns = max_turns
+        self._usual = AgentRollout(agent, max_turns)
+        self._rollouts = dict(rollouts or {})
 
     async def play(self, task: Task, key: EpisodeKey, params: SamplingParams) -> Trajectory:
         """One episode. Never raises for what goes wrong inside it: that is the trajectory's status.
 
-        The engines are told what it waits for, so that a stall can be explained.
+        The engines are told what it waits for, so that a stall can be explained. An exception of a user's rollout ends
+        the run with its name: it is a bug, not an outcome.
         """
-        recorder = _Recorder(task, key.member)
         env = self._make_env(task, key.name(task))
+        episode = Episode(self._engines, self._agent, env, task, key, params, self._max_sequence_length)
+        rollout = self._rollouts.get(task.domain, self._usual)
         try:
-            await self._turns(env, task, key, params, recorder)
-        except EpisodeError as error:
-            recorder.fail(error.status, str(error))
+            await rollout.play(episode)
+            assert episode.scored, f"{type(rollout).__name__}.play() ended without episode.score(): no reward is not 0"
+        except (EpisodeError, _Over) as error:
+            episode.fail(error.status, str(error))
         except PromptTooLong as error:
-            recorder.fail("truncated", str(error))
+            episode.fail("truncated", str(error))
         finally:
             await env.close()
-        return recorder.trajectory()
-
-    async def _turns(
-        self,
-        env: EpisodeEnv,
-        task: Task,
-        key: EpisodeKey,
-        params: SamplingParams,
-        recorder: _Recorder,
-    ) -> None:
-        name, affinity = key.name(task), key.group_name(task)
-        self._engines.busy(name, f"reset of {env.waits_for}")
-        prompt = self._agent.start(task, await env.reset(task))
-        for turn in range(self._max_turns):
-            context = (*recorder.context, *prompt)
-            room = self._max_sequence_length - len(context)
-            if room < 1:
-                recorder.fail("truncated", f"turn {turn} has {len(context)} tokens of context and no room to respond")
-                return
-            request = Request(
-                id=f"{name}/{turn}",
-                prompt_ids=context,
-                params=replace(params, max_new_tokens=min(params.max_new_tokens, room)),
-                seed=key.request_seed(task, turn),
-                order=(key.position, key.member, turn),
-                affinity=affinity,
-            )
-            with recorder.span("generate"):
-                completion = await self._engines.generate(name, request)
-            if completion.finish_reason == "abort":
-                recorder.add(prompt, completion, None)
-                recorder.fail("aborted", "stopped by the scheduler")
-                return
-            self._engines.busy(name, env.waits_for)
-            with recorder.span(env.waits_for):
-                result = await env.step(Action(self._agent.action(completion, params), completion.finish_reason))
-            recorder.add(prompt, completion, result)
-            if result.terminated or result.truncated or result.observation is None:
-                return
-            prompt = self._agent.reply(result.observation, completion.token_ids)
-        recorder.truncated = True
+        return episode.finished()
 
 
 class _Recorder:
@@ -220,11 +336,14 @@ class _Recorder:
                 metrics={} if result is None else dict(result.metrics),
             )
         )
-        self.context = (*self.context, *prompt, *completion.token_ids)
+        self.context = self.context_with(prompt, completion)
         if result is not None:
             for part, value in result.reward_parts.items():
                 self._parts[part] = self._parts.get(part, 0.0) + value
             self.truncated = result.truncated or completion.finish_reason == "length"
+
+    def context_with(self, prompt: tuple[int, ...], completion: Completion) -> tuple[int, ...]:
+        return (*self.context, *prompt, *completion.token_ids)
 
     def fail(self, status: Status, error: str) -> None:
         self._status, self._error = status, error
