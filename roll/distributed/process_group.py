@@ -38,6 +38,14 @@ def single_rank_group(backend: str) -> None:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
+def connect(info: WorkerInfo, backend: str) -> None:
+    """Join the process group of the role, which a single rank forms alone: for libraries that insist on one."""
+    if info.world_size == 1:
+        single_rank_group(backend)
+    else:
+        init_process_group(info, backend)
+
+
 def init_process_group(info: WorkerInfo, backend: str, *, timeout: float = 600.0) -> None:
     """Join the process group of the role; does nothing for a single rank.
 

@@ -158,3 +158,33 @@ class _Gather(torch.autograd.Function):
 def gather_sequence(tensor: Tensor, group: Any) -> Tensor:
     """[N / ranks, ...] -> [N, ...] on every rank. Summing parameter gradients over the ranks gives the whole one."""
     return _Gather.apply(tensor, group)
+
+
+class _Join(torch.autograd.Function):
+    """The sum of what ranks hold at places of their own, 0 elsewhere; every rank computes the same loss from it, so
+    each keeps the gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:  # noqa: ARG004 - torch's signature
+        if dist.get_world_size(group) == 1:
+            return tensor.view_as(tensor)
+        joined = tensor.clone()
+        dist.all_reduce(joined, group=group)
+        return joined
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]  # noqa: ARG004
+        return grad, None
+
+
+def join_scores(scored: Tensor, place: Tensor, total: int, group: Any) -> Tensor:
+    """Scores of every rank's stretch, in one order: [total] on every rank. Summing parameter gradients over the ranks
+    gives the whole one.
+
+    Args:
+        scored: [S] of this rank's stretch; S may differ between ranks, and be 0.
+        place: int64 [S], where they belong among all; no place is on two ranks.
+        total: scores of all ranks.
+        group: the ranks that have a stretch each.
+    """
+    return _Join.apply(scored.new_zeros(total).index_put((place,), scored), group)

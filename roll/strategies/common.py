@@ -1,20 +1,24 @@
-"""What the training backends share: cutting a batch alike on every rank, global sizes, schedule, bad gradients."""
+"""What the training backends share: micro-batches, global sizes, losses, schedule, bad gradients, exports."""
 
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from roll.configs.base import TrainConfig
 from roll.distributed.layout import RankLayout
 from roll.distributed.worker import WorkerInfo
-from roll.strategies.base import OutputName, TrainSpec, TrainStrategy
-from roll.strategies.micro import plan_micro_batches
+from roll.strategies.base import LossFn, OutputName, StatePart, TrainSpec, TrainStrategy
+from roll.strategies.hf.model import load_tokenizer, quiet_transformers
+from roll.strategies.micro import denominators, plan_micro_batches, rows_to_compute
 from roll.strategies.optim import schedule_from
 from roll.types.batch import Denominators, TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
@@ -37,6 +41,7 @@ class CommonStrategy(TrainStrategy):
         """Process group of the data-parallel ranks that this rank's results are summed over; None: all ranks."""
         self._steps = 0
         self._skipped = 0
+        self._tokenizer = load_tokenizer(spec.worker.model_args)
         if spec.trains:
             self._lr_factor = schedule_from(self._trained.training_args, spec.total_optimizer_steps)
 
@@ -88,6 +93,24 @@ class CommonStrategy(TrainStrategy):
 
     # --- optimizer steps -------------------------------------------------------------------------------------------
 
+    def _computed_rows(self, batch: TokenBatch, loss_fn: LossFn) -> tuple[TokenBatch, Denominators]:
+        """(this rank's rows that the step must run, sizes of the whole mini-batch with all its rows)."""
+        mine = denominators(batch)
+        batch = batch.select(rows_to_compute(batch, loss_fn))
+        return batch, self._summed(replace(mine, computed_tokens=denominators(batch).tokens))
+
+    def _loss_of(
+        self, outputs: TokenOutputs, micro: TokenBatch, loss_fn: LossFn, whole: Denominators, *, real: bool
+    ) -> tuple[Tensor, Metrics]:
+        """(this rank's share of the loss, its metrics) of one micro-batch.
+
+        A filler row (not `real`) gives 0 that depends on every output: its backward pass takes part in collectives.
+        """
+        if not real:
+            return torch.stack([column.sum() for column in outputs.columns().values()]).sum() * 0.0, Metrics()
+        terms = loss_fn.compute(outputs, micro.to(self._device), whole)
+        return terms.loss, terms.metrics
+
     def _learning_rate(self) -> float:
         """Of the coming optimizer step."""
         return self._trained.training_args.learning_rate * self._lr_factor(self._steps)
@@ -116,6 +139,37 @@ class CommonStrategy(TrainStrategy):
             metrics.add_mean(f"{role}/lr", lr)
             metrics.add_sum(f"{role}/optimizer_steps", float(finite))
             metrics.add_sum(f"{role}/skipped_steps", float(not finite))
+
+    # --- sleep -----------------------------------------------------------------------------------------------------
+
+    def _asleep(self, *parts: StatePart) -> list[StatePart]:
+        """Those of `parts` that nobody may read now; for backends that know."""
+        del parts
+        return []
+
+    def _require_awake(self, *parts: StatePart) -> None:
+        """Raise `RuntimeError` while one of these parts sleeps."""
+        asleep = self._asleep(*parts)
+        if asleep:
+            raise RuntimeError(f"{self._spec.role} sleeps without its {' and '.join(asleep)}: call wake first")
+
+    # --- exports ---------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _hf_model(self) -> Any:
+        """The role's model as transformers has it, to say how its folder looks; its weights aren't read."""
+
+    def export(self, path: Path) -> None:
+        """A Hugging Face folder with weights and tokenizer; rank 0 writes."""
+        assert self._spec.kind == "policy", "a critic has no Hugging Face form"
+        weights = {}
+        for name, tensor in self.named_weights():
+            if self._info.rank == 0:
+                weights[name] = tensor.cpu().contiguous()
+        if self._info.rank == 0:
+            with quiet_transformers():
+                self._hf_model().save_pretrained(path, state_dict=weights)
+            self._tokenizer.save_pretrained(path)
 
 
 def no_outputs(outputs: Sequence[OutputName]) -> TokenOutputs:

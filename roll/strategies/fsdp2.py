@@ -22,10 +22,10 @@ from roll.distributed.process_group import init_process_group
 from roll.strategies.base import STATE_PARTS, StatePart
 from roll.strategies.hf.build import hf_module
 from roll.strategies.hf.compile import blocks
-from roll.strategies.hf.memory import Shelf, num_bytes
 from roll.strategies.hf.model import DTYPES, PolicyScorer, ValueScorer
 from roll.strategies.hf.strategy import HfTrainStrategy
-from roll.strategies.optim import parameter_groups
+from roll.strategies.memory import Shelf, num_bytes
+from roll.strategies.optim import MOMENTS, parameter_groups
 
 
 class Fsdp2Strategy(HfTrainStrategy):
@@ -100,7 +100,7 @@ class Fsdp2Strategy(HfTrainStrategy):
         # complete, and writing one doesn't count as a step.
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
-                moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                moments = {name: torch.zeros_like(parameter) for name in MOMENTS}
                 self._optimizer.state[parameter] = {"step": torch.zeros(()), **moments}
         if self._spec.l2 > 0:
             trained = ((n, p) for n, p in scorer.named_parameters() if p.requires_grad)
@@ -171,10 +171,8 @@ class Fsdp2Strategy(HfTrainStrategy):
         for part in parts:
             self._shelves[part].restore()
 
-    def _require_awake(self, *parts: StatePart) -> None:
-        asleep = [part for part in parts if self._shelves[part]]
-        if asleep:
-            raise RuntimeError(f"{self._spec.role} sleeps without its {' and '.join(asleep)}: call wake first")
+    def _asleep(self, *parts: StatePart) -> list[StatePart]:
+        return [part for part in parts if self._shelves[part]]
 
     def _resident(self, part: StatePart) -> Iterable[Tensor]:
         """The tensors of a part."""

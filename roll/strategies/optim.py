@@ -8,6 +8,9 @@ from typing import Any, Literal
 
 from torch import nn
 
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Of AdamW, as torch and DeepSpeed both name them."""
+
 ScheduleName = Literal["constant", "linear", "cosine", "wsd"]
 
 

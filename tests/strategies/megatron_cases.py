@@ -78,14 +78,7 @@ def scores(chunks, options, *, packed):
     )
 
     def step(_, chunk):
-        output = chunk(
-            stretch.ids,
-            stretch.positions,
-            stretch.all_positions,
-            index=stretch.index,
-            targets=stretch.targets,
-            with_entropy=True,
-        )
+        output = stretch.through(chunk, with_entropy=True)
         return output, lambda scored: (torch.zeros(()), torch.zeros((), dtype=torch.int), scored)
 
     results = get_forward_backward_func()(

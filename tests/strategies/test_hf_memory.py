@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_iter
 from train_contract import LOSS, build, make_batch, make_info, make_spec, token_mean_loss, weights_of
 
 from roll.strategies.base import LossFn
-from roll.strategies.hf.memory import OnHost, Shelf, activations_on_host, num_bytes
+from roll.strategies.memory import OnHost, Shelf, activations_on_host, num_bytes
 from roll.utils import logits as logits_module
 from roll.utils.logits import token_scores
 

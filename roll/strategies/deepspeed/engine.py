@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from roll.configs.base import TrainingArgs
 from roll.configs.deepspeed import DeepSpeedConfig
-from roll.distributed.process_group import init_process_group, single_rank_group
+from roll.distributed.process_group import connect as join_group
 from roll.distributed.worker import WorkerInfo
 from roll.strategies.base import TrainSpec
 from roll.strategies.hf.model import PolicyScorer, ScoredTokens, ValueScorer
@@ -35,10 +35,7 @@ def connect(info: WorkerInfo, device: torch.device, backend: str) -> None:
     """
     if importlib.util.find_spec("deepspeed") is None:
         raise ValueError(f"{info.role}: deepspeed is not installed: pip install -e '.[deepspeed]'")
-    if info.world_size == 1:
-        single_rank_group(backend)
-    else:
-        init_process_group(info, backend=backend)
+    join_group(info, backend)
     # Read from the environment all along; roles that share a process share their device.
     os.environ["LOCAL_RANK"] = str(device.index or 0)
     os.environ.setdefault("DS_ACCELERATOR", device.type)  # not found out, with a warning

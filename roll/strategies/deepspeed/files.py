@@ -48,7 +48,7 @@ def _flush(path: Path, held: dict[str, Tensor], name: str) -> dict[str, str]:
     return written
 
 
-class Shelf:
+class Checkpoint:
     """What `write` left at `path`."""
 
     def __init__(self, path: Path, role: str) -> None:

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""Of AdamW, as torch and DeepSpeed both name them."""
+from roll.strategies.optim import MOMENTS
 
 
 def whole_weight(engine: Any, parameter: Any) -> Tensor:

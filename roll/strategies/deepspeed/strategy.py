@@ -20,10 +20,9 @@ from torch import Tensor, nn
 from roll.configs.deepspeed import DeepSpeedConfig
 from roll.strategies.base import STATE_PARTS, StatePart
 from roll.strategies.deepspeed.engine import Engine, Opened, adamw, connect, engine_json, exact_weights, shard_weights
-from roll.strategies.deepspeed.files import Shelf, write
+from roll.strategies.deepspeed.files import Checkpoint, write
 from roll.strategies.deepspeed.memory import Memory
 from roll.strategies.deepspeed.state import (
-    MOMENTS,
     Anchor,
     forget_gradients,
     link_moments,
@@ -36,6 +35,7 @@ from roll.strategies.deepspeed.state import (
 )
 from roll.strategies.hf.model import DTYPES, PolicyScorer, ValueScorer, named_tensors
 from roll.strategies.hf.strategy import HfTrainStrategy
+from roll.strategies.optim import MOMENTS
 
 
 class DeepSpeedStrategy(HfTrainStrategy):
@@ -155,18 +155,18 @@ class DeepSpeedStrategy(HfTrainStrategy):
         """
         if self._adapters is not None:
             self._adapters.check_identity(path)
-        shelf, kept = Shelf(path, self._spec.role), self._kept()
-        shelf.check({name: tuple(_shape(tensor)) for name, tensor in kept})
+        written, kept = Checkpoint(path, self._spec.role), self._kept()
+        written.check({name: tuple(_shape(tensor)) for name, tensor in kept})
         if self._spec.trains:
-            make_moments(self._engine, shelf.steps)
+            make_moments(self._engine, written.steps)
         for name, tensor in kept:
-            set_weight(self._engine, tensor, shelf.read(name))
-            if self._spec.trains and tensor.requires_grad and shelf.steps:
+            set_weight(self._engine, tensor, written.read(name))
+            if self._spec.trains and tensor.requires_grad and written.steps:
                 for moment in MOMENTS:
-                    set_moment(self._engine, tensor, moment, shelf.read(f"{moment}:{name}"))
+                    set_moment(self._engine, tensor, moment, written.read(f"{moment}:{name}"))
         if self._spec.trains:
             publish(self._engine)
-            self._steps = shelf.steps
+            self._steps = written.steps
 
     # --- memory ----------------------------------------------------------------------------------------------------
 

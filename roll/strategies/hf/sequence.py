@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from roll.distributed.layout import RankLayout
 from roll.distributed.worker import WorkerInfo
-from roll.strategies.attention import check_heads, gather_sequence
+from roll.strategies.attention import check_heads, join_scores
 from roll.strategies.micro import MicroLayout
 
 
@@ -67,7 +66,7 @@ class SequenceGroup:
         """This rank's part of a packed layout whose length is a multiple of the group's size."""
         width = layout.ids.shape[1] // self.size
         part = slice(self.rank * width, (self.rank + 1) * width)
-        mine = layout.index // width == self.rank
+        mine = self._mine(layout)
         return replace(
             layout,
             ids=layout.ids[:, part],
@@ -77,13 +76,10 @@ class SequenceGroup:
             group=self.group,
         )
 
-    def gather(self, scored: Tensor, layout: MicroLayout) -> Tensor:
-        """Values at the scored positions of every rank's stretch, in the order of the whole `layout`: [S].
+    def _mine(self, layout: MicroLayout) -> Tensor:
+        """bool [S], which of the scored tokens this rank's stretch predicts."""
+        return layout.index // (layout.ids.shape[1] // self.size) == self.rank
 
-        Ranks have unequal numbers of them, so each sends as many as the fullest.
-        """
-        width = layout.ids.shape[1] // self.size
-        counts = torch.bincount(layout.index // width, minlength=self.size).tolist()
-        most = max(counts)
-        everything = gather_sequence(F.pad(scored, (0, most - len(scored))), self.group)
-        return torch.cat([part[:count] for part, count in zip(everything.split(most), counts, strict=True)])
+    def gather(self, scored: Tensor, layout: MicroLayout) -> Tensor:
+        """Values at the scored positions of every rank's stretch, in the order of the whole `layout`: [S]."""
+        return join_scores(scored, self._mine(layout).nonzero()[:, 0], len(layout.index), self.group)

@@ -9,29 +9,27 @@ import contextlib
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from roll.distributed.worker import WorkerInfo
-from roll.strategies.base import LossFn, NamedWeights, OutputName, StatePart, TrainSpec
+from roll.strategies.base import LossFn, NamedWeights, OutputName, TrainSpec
 from roll.strategies.common import CommonStrategy, no_outputs
 from roll.strategies.hf.build import build_module, hf_module
 from roll.strategies.hf.lora import Adapters
-from roll.strategies.hf.memory import activations_on_host
 from roll.strategies.hf.model import (
     PolicyScorer,
     ScoredTokens,
     ValueScorer,
-    load_tokenizer,
     named_tensors,
-    quiet_transformers,
 )
 from roll.strategies.hf.sequence import SequenceGroup
-from roll.strategies.micro import denominators, filler, lay_out, rows_to_compute
-from roll.types.batch import Denominators, TokenBatch, TokenOutputs
+from roll.strategies.memory import activations_on_host
+from roll.strategies.micro import filler, lay_out
+from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
 
 
@@ -46,7 +44,6 @@ class HfTrainStrategy(CommonStrategy):
         if spec.worker.model_args.ulysses_size > 1:
             self._sequence = SequenceGroup.join(info, spec.worker.model_args.ulysses_size, self._device)
             self.layout, self._group = self._sequence.layout, self._sequence.peers
-        self._tokenizer = load_tokenizer(spec.worker.model_args)
         self._scorer: PolicyScorer | ValueScorer = build_module(
             spec, self._stored, self._computed, self._loaded_on, self._sequence
         )
@@ -97,9 +94,6 @@ class HfTrainStrategy(CommonStrategy):
     def _full(self, name: str, tensor: Tensor) -> Tensor:
         """The whole of a sharded tensor; every rank calls it for the same tensors in the same order."""
 
-    def _require_awake(self, *parts: StatePart) -> None:
-        """Raise `RuntimeError` while one of these parts sleeps; for backends that sleep."""
-
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         """Around forward passes, where the wrapper itself doesn't cast."""
         return contextlib.nullcontext()
@@ -124,15 +118,16 @@ class HfTrainStrategy(CommonStrategy):
         """See the base class. A step whose gradient isn't finite is skipped and counted."""
         assert self._spec.trains, f"{self._spec.role} was built without an optimizer"
         self._require_awake("parameters", "optimizer")
-        sizes = denominators(batch)
-        batch = batch.select(rows_to_compute(batch, loss_fn))
-        whole = self._summed(replace(sizes, computed_tokens=denominators(batch).tokens))
+        batch, whole = self._computed_rows(batch, loss_fn)
         metrics = Metrics()
         self._zero_grad()
-        parts = self._plan(batch, training=True)
+        parts, rounding = self._plan(batch, training=True), self._trained.sequence_length_round_in_train
         with self._dropout():
             for i, rows in enumerate(parts):
-                loss = self._loss(batch, rows, loss_fn, whole, metrics)
+                micro = batch.select(rows) if rows else filler(batch)
+                outputs = self._score(micro, loss_fn.needs, rounding)
+                loss, said = self._loss_of(outputs, micro, loss_fn, whole, real=bool(rows))
+                metrics.merge(said)
                 self._accumulate(loss, last=i == len(parts) - 1)
         lr = self._learning_rate()
         norm, taken = self._apply(lr)
@@ -145,17 +140,6 @@ class HfTrainStrategy(CommonStrategy):
             return contextlib.nullcontext()
         spec = self._spec
         return self._adapters.dropout(self._device, spec.seed, "dropout", spec.role, self._steps, self._info.rank)
-
-    def _loss(
-        self, batch: TokenBatch, rows: list[int], loss_fn: LossFn, whole: Denominators, metrics: Metrics
-    ) -> Tensor:
-        micro = batch.select(rows) if rows else filler(batch)
-        outputs = self._score(micro, loss_fn.needs, self._trained.sequence_length_round_in_train)
-        if not rows:
-            return torch.stack([column.sum() for column in outputs.columns().values()]).sum() * 0.0
-        terms = loss_fn.compute(outputs, micro.to(self._device), whole)
-        metrics.merge(terms.metrics)
-        return terms.loss
 
     def _score(self, micro: TokenBatch, outputs: Sequence[OutputName], multiple: int) -> TokenOutputs:
         sequence = self._sequence
@@ -186,16 +170,11 @@ class HfTrainStrategy(CommonStrategy):
         for name, tensor in named_tensors(model):
             yield name, self._full(name, tensor)
 
+    def _hf_model(self) -> Any:
+        return hf_module(self._scorer)
+
     def export(self, path: Path) -> None:
         """A Hugging Face folder with weights and tokenizer, and `adapter/` with LoRA; rank 0 writes."""
-        assert isinstance(self._scorer, PolicyScorer), "a critic has no Hugging Face form"
-        weights = {}
-        for name, tensor in self.named_weights():
-            if self._info.rank == 0:
-                weights[name] = tensor.cpu().contiguous()
-        if self._info.rank == 0:
-            with quiet_transformers():
-                self._scorer.lm.save_pretrained(path, state_dict=weights)
-            self._tokenizer.save_pretrained(path)
+        super().export(path)
         if self._adapters is not None:
             self._adapters.export(path / "adapter", self._full, writes=self._info.rank == 0)

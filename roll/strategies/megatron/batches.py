@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,17 @@ class Stretch:
     """int64 [S], these tokens."""
     place: Tensor
     """int64 [S], their numbers among the scored tokens of the whole layout."""
+
+    def through(self, chunk: Any, *, with_entropy: bool) -> Any:
+        """What a chunk of the model gives for it, see `ScoringGPT.forward`."""
+        return chunk(
+            self.ids,
+            self.positions,
+            self.all_positions,
+            index=self.index,
+            targets=self.targets,
+            with_entropy=with_entropy,
+        )
 
 
 def stretch_of(

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from roll.strategies.base import StatePart
-from roll.strategies.hf.memory import Shelf, num_bytes, storages
 from roll.strategies.megatron.optimizer import Optimizer
+from roll.strategies.memory import Shelf, num_bytes, storages
 
 
 class Memory:

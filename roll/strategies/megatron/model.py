@@ -188,7 +188,7 @@ def build_chunks(
     hf_config: Any,
     options: MegatronConfig,
     *,
-    kind: Kind | Literal["reward"],
+    kind: Kind,
     dtype: torch.dtype,
     trains: bool,
     temperature: float,
@@ -208,10 +208,8 @@ def build_chunks(
         recompute: whether activations are recomputed where the options leave it open.
 
     Raises:
-        ValueError: the role is a reward model; or see `architecture` and `transformer_config`.
+        ValueError: see `architecture` and `transformer_config`.
     """
-    if kind == "reward":
-        raise ValueError("megatron_* can't run a reward model, a sequence classifier of transformers; use fsdp2_infer")
     arch = architecture(hf_config)
     config = transformer_config(arch, options, dtype=dtype, trains=trains, recompute=recompute)
     rotary = Rotary(hf_config, arch.head_dim)

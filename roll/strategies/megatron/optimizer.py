@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from roll.configs.base import TrainingArgs
 from roll.configs.megatron import MegatronConfig
+from roll.strategies.optim import MOMENTS
 
 
 def wrap_chunks(chunks: Sequence[nn.Module], options: MegatronConfig) -> list[Any]:
@@ -144,7 +145,7 @@ class Optimizer:
                 for group in inner.param_groups:
                     for main in group["params"]:
                         if not inner.state[main]:
-                            zeros = {name: torch.zeros_like(main) for name in ("exp_avg", "exp_avg_sq")}
+                            zeros = {name: torch.zeros_like(main) for name in MOMENTS}
                             inner.state[main] = {"step": torch.tensor(0.0), **zeros}
             elif inner is not None:
                 optimizer.init_state_fn(inner, optimizer.config)
@@ -210,8 +211,7 @@ MASTER = "master"
 
 def state_names(parameter: nn.Parameter) -> tuple[str, ...]:
     """What a checkpoint keeps of a trained parameter besides its value."""
-    moments = ("exp_avg", "exp_avg_sq")
-    return moments if parameter.dtype == torch.float32 else (*moments, MASTER)
+    return MOMENTS if parameter.dtype == torch.float32 else (*MOMENTS, MASTER)
 
 
 def _owners(parameter: nn.Parameter) -> Any:

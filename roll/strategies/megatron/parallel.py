@@ -8,7 +8,7 @@ import torch
 
 from roll.configs.megatron import MegatronConfig
 from roll.distributed.layout import RankLayout
-from roll.distributed.process_group import init_process_group, single_rank_group
+from roll.distributed.process_group import connect as join_group
 from roll.distributed.worker import WorkerInfo
 
 
@@ -26,10 +26,7 @@ def connect(info: WorkerInfo, options: MegatronConfig, *, backend: str, seed: in
     if parallel_state.is_initialized():
         _check_same(info, options)
     else:
-        if info.world_size == 1:
-            single_rank_group(backend)
-        else:
-            init_process_group(info, backend=backend)
+        join_group(info, backend)
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=options.tensor_model_parallel_size,
             pipeline_model_parallel_size=options.pipeline_model_parallel_size,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -20,9 +20,10 @@ from torch import Tensor
 
 from roll.configs.megatron import MegatronConfig
 from roll.distributed.worker import WorkerInfo
+from roll.strategies.attention import join_scores
 from roll.strategies.base import STATE_PARTS, LossFn, NamedWeights, OutputName, StatePart, TrainSpec
 from roll.strategies.common import CommonStrategy, no_outputs
-from roll.strategies.hf.model import DTYPES, load_config, load_tokenizer, quiet_transformers
+from roll.strategies.hf.model import DTYPES, load_config
 from roll.strategies.megatron.batches import Stretch, stretch_of
 from roll.strategies.megatron.checkpoint import load_checkpoint, save_checkpoint
 from roll.strategies.megatron.memory import Memory
@@ -36,7 +37,7 @@ from roll.strategies.megatron.parallel import (
 )
 from roll.strategies.megatron.platform import cpu_platform
 from roll.strategies.megatron.weights import freeze, load_weights, stream_weights
-from roll.strategies.micro import MicroLayout, denominators, filler, lay_out, rows_to_compute
+from roll.strategies.micro import MicroLayout, filler, lay_out
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
 
@@ -89,7 +90,6 @@ class MegatronStrategy(CommonStrategy):
 
         self._group = parallel_state.get_data_parallel_group()
         self._context = parallel_state.get_context_parallel_group()
-        self._tokenizer = load_tokenizer(spec.worker.model_args)
         self._build()
 
     @property
@@ -178,21 +178,16 @@ class MegatronStrategy(CommonStrategy):
         assert optimizer is not None, f"{self._spec.role} was built without an optimizer"
         self._require_awake("parameters", "optimizer")
         self._memory.wake(self._memory.asleep("gradients"))
-        sizes = denominators(batch)
-        batch = batch.select(rows_to_compute(batch, loss_fn))
-        whole = self._summed(replace(sizes, computed_tokens=denominators(batch).tokens))
+        batch, whole = self._computed_rows(batch, loss_fn)
         for chunk in self._chunks:
             chunk.zero_grad_buffer()
         optimizer.zero_grad()
 
-        def loss_of(micro: _Micro, scored: TokenOutputs) -> tuple[Tensor, Metrics | None]:
-            if not micro.real:
-                return torch.stack([column.sum() for column in scored.columns().values()]).sum() * 0.0, None
-            terms = loss_fn.compute(scored, micro.batch.to(self._device), whole)
-            return terms.loss, terms.metrics
+        def loss_of(micro: _Micro, scored: TokenOutputs) -> tuple[Tensor, Metrics]:
+            return self._loss_of(scored, micro.batch, loss_fn, whole, real=micro.real)
 
         results = self._pass(batch, loss_fn.needs, loss_of, training=True)
-        metrics = send_from_last_stage(Metrics.merged(m for m in results if m is not None))
+        metrics = send_from_last_stage(Metrics.merged(results))
         lr = self._learning_rate()
         norm, taken = optimizer.step(lr)
         self._record_step(metrics, norm, lr, finite=taken)
@@ -212,16 +207,7 @@ class MegatronStrategy(CommonStrategy):
 
         def step(micros: Iterator[_Micro], chunk: Any) -> tuple[Any, Callable[[Any], tuple[Tensor, Tensor, Any]]]:
             micro = next(micros)
-            stretch = micro.stretch
-            output = chunk(
-                stretch.ids,
-                stretch.positions,
-                stretch.all_positions,
-                index=stretch.index,
-                targets=stretch.targets,
-                with_entropy="entropy" in needs,
-            )
-            return output, functools.partial(end, micro)
+            return micro.stretch.through(chunk, with_entropy="entropy" in needs), functools.partial(end, micro)
 
         def end(micro: _Micro, scored: Any) -> tuple[Tensor, Tensor, Any]:
             loss, kept = finish(micro, self._outputs(micro, scored, needs))
@@ -270,8 +256,7 @@ class MegatronStrategy(CommonStrategy):
         for name in needs:
             value = getattr(scored, name)
             assert value is not None, f"a {self._spec.kind} model gives no {name}"
-            whole = value.new_zeros(len(micro.layout.targets)).index_put((micro.stretch.place,), value)
-            whole = _Joined.apply(whole, self._context)
+            whole = join_scores(value, micro.stretch.place, len(micro.layout.targets), self._context)
             columns[name] = value.new_zeros(micro.batch.num_tokens).index_put((micro.layout.flat,), whole)
         return TokenOutputs(row_ids=micro.batch.row_ids, offsets=micro.batch.offsets, **columns)
 
@@ -305,10 +290,8 @@ class MegatronStrategy(CommonStrategy):
         """See the base class."""
         self._memory.wake(parts)
 
-    def _require_awake(self, *parts: StatePart) -> None:
-        asleep = self._memory.asleep(*parts)
-        if asleep:
-            raise RuntimeError(f"{self._spec.role} sleeps without its {' and '.join(asleep)}: call wake first")
+    def _asleep(self, *parts: StatePart) -> list[StatePart]:
+        return self._memory.asleep(*parts)
 
     # --- weights ---------------------------------------------------------------------------------------------------
 
@@ -348,21 +331,11 @@ class MegatronStrategy(CommonStrategy):
         if self._optimizer is not None:
             self._steps = steps
 
-    def export(self, path: Path) -> None:
-        """A Hugging Face folder with weights and tokenizer; rank 0 writes."""
-        assert self._spec.kind == "policy", "a critic has no Hugging Face form"
-        weights = {}
-        for name, tensor in self.named_weights():
-            if self._info.rank == 0:
-                weights[name] = tensor.cpu().contiguous()
-        if self._info.rank == 0:
-            from transformers import AutoModelForCausalLM
+    def _hf_model(self) -> Any:
+        from transformers import AutoModelForCausalLM
 
-            with torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(self._hf_config)
-            with quiet_transformers():
-                model.save_pretrained(path, state_dict=weights)
-            self._tokenizer.save_pretrained(path)
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(self._hf_config)
 
 
 def _finalize(chunks: list[Any], num_tokens: Tensor | None = None, **options: Any) -> None:
@@ -371,20 +344,3 @@ def _finalize(chunks: list[Any], num_tokens: Tensor | None = None, **options: An
 
     del num_tokens
     finalize_model_grads(chunks, None, **options)
-
-
-class _Joined(torch.autograd.Function):
-    """Scores of all stretches, from tensors that are 0 elsewhere. Every rank computes the same loss from them, so each
-    keeps the gradient of its own."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:  # noqa: ARG004 - torch's signature
-        if dist.get_world_size(group) == 1:
-            return tensor.view_as(tensor)
-        joined = tensor.clone()
-        dist.all_reduce(joined, group=group)
-        return joined
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]  # noqa: ARG004
-        return grad, None
