@@ -23,6 +23,7 @@ from roll.pipelines.generation import Ahead, drive, put_back_ready_groups
 from roll.pipelines.scoring import Scorers
 from roll.pipelines.validation import validation_metrics, validation_samples
 from roll.rollout.agent import Agent
+from roll.rollout.continuous import ContinuousEngines
 from roll.rollout.episode import EpisodePlayer
 from roll.rollout.rewards import RewardEnv
 from roll.rollout.scheduler import Collected, CollectPlan, RolloutScheduler
@@ -140,6 +141,10 @@ class RLVRPipeline(Pipeline):
                 f"num_train_epochs are over; {len(collected.groups)} last groups don't fill a batch of "
                 f"{self.config.rollout_batch_size}"
             )
+        if isinstance(self._engines, ContinuousEngines):
+            counts = self._engines.take_counts()
+            collected.metrics.add_sum("rollout/engine_restarts", counts.restarts)
+            collected.metrics.add_sum("rollout/reissued_requests", counts.reissued)
         for group in collected.groups:
             self.report.failed(group)
         if step == 1:
