@@ -15,12 +15,14 @@ from roll.algorithms.corrections import (
     Filter,
     at_level,
     correct,
+    effective_share,
     importance_weights,
     keep_by_difference,
     keep_by_ratio,
     log_ratio_of,
     mismatch_metrics,
 )
+from roll.types.metrics import Metrics
 
 QUICK = settings(max_examples=30, deadline=None, derandomize=True)
 LEVELS = ["token", "segment", "geometric", "sequence"]
@@ -92,23 +94,46 @@ def test_the_difference_filter_compares_probabilities():
     assert keep_by_difference(train, infer, mask, level="geometric", **bounds).all()
 
 
-@given(seed=SEEDS, level=st.sampled_from(LEVELS))
+def test_a_segment_ends_where_other_weights_went_on():
+    # Action tokens of versions 1, 1, 2 and, behind a reply, 2: three segments; the version under the mask says nothing.
+    log_ratio = torch.tensor([[0.2, 0.4, 0.5, 7.0, 0.9]])
+    mask, versions = torch.tensor([[1, 1, 1, 0, 1]]), torch.tensor([[1, 1, 2, 9, 2]])
+    assert_close(at_level(log_ratio, mask, "segment", versions), torch.tensor([[0.3, 0.3, 0.5, 0.0, 0.9]]))
+    weights = importance_weights(log_ratio, mask, level="segment", cap=2.0, versions=versions)
+    assert_close(weights, torch.tensor([[1.349859, 1.349859, 1.648721, 0.0, 2.0]]))  # e^0.3, e^0.5, e^0.9 -> 2
+    bounds = {"level": "segment", "low": 0.5, "high": 1.5, "versions": versions}
+    assert keep_by_ratio(log_ratio, mask, **bounds).tolist() == [[True, True, False, False, False]]
+    # p_infer = 0.5: differences 0.1 and 0.3, mean 0.2 | 0.4 | 0.3
+    train, infer = torch.tensor([[0.6, 0.8, 0.9, 0.1, 0.8]]).log(), torch.full((1, 5), 0.5).log()
+    found = keep_by_difference(train, infer, mask, level="segment", low=-1.0, high=0.35, versions=versions)
+    assert found.tolist() == [[True, True, False, False, True]]
+
+
+@pytest.mark.parametrize("level", ["token", "geometric", "sequence"])
+def test_other_levels_do_not_ask_which_weights_sampled(level):
+    log_ratio, mask, versions = draw(0, 3, 6), draw_mask(1, 3, 6), torch.arange(18).reshape(3, 6) // 2
+    assert torch.equal(at_level(log_ratio, mask, level, versions), at_level(log_ratio, mask, level))
+
+
+@given(seed=SEEDS, level=st.sampled_from(LEVELS), kinds=st.sampled_from([0, 1, 3]))
 @QUICK
-def test_levels_equal_a_loop_and_never_see_what_is_masked(seed, level):
+def test_levels_equal_a_loop_and_never_see_what_is_masked(seed, level, kinds):
     values, mask = draw(seed, 3, 6), draw_mask(seed, 3, 6, share=0.6)
+    versions = torch.randint(kinds, (3, 6), generator=torch.Generator().manual_seed(seed)) if kinds else None
     expected = torch.zeros(3, 6, dtype=torch.float64)
     for i in range(3):
         units: list[list[int]] = []
         for t in range(6):
             if mask[i, t]:
-                new = not units or level == "token" or (level == "segment" and not mask[i, t - 1])
+                changed = t > 0 and versions is not None and bool(versions[i, t] != versions[i, t - 1])
+                new = not units or level == "token" or (level == "segment" and (changed or not mask[i, t - 1]))
                 units.append([t]) if new else units[-1].append(t)
         for unit in units:
             total = sum(float(values[i, t]) for t in unit)
             for t in unit:
                 expected[i, t] = total if level == "sequence" else total / len(unit)
     for junk in (math.nan, math.inf):
-        assert_close(at_level(poison(values, mask, junk), mask, level), expected)
+        assert_close(at_level(poison(values, mask, junk), mask, level, versions), expected)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -138,6 +163,70 @@ def test_mismatch_is_measured_by_hand_computed_values():
     assert result["mismatch/ratio_max"] == pytest.approx(2.0)
     assert result["mismatch/ratio_min"] == pytest.approx(1.0)
     assert result["mismatch/abs_log_ratio_mean"] == pytest.approx(math.log(2) / 2)
+
+
+def test_fresh_tokens_are_measured_apart_and_all_together():
+    # fresh: ratio 2; stale: ratio 1/2, k3 ln 2 - 1/2 = 0.193147; the third is masked
+    log_ratio = torch.tensor([[math.log(2.0), -math.log(2.0), 9.0]])
+    mask, fresh = torch.tensor([[1, 1, 0]]), torch.tensor([[True, False, True]])
+    result = mismatch_metrics(log_ratio, mask, fresh).result()
+    assert result["mismatch/kl"] == pytest.approx(0.306853, rel=1e-5)
+    assert result["mismatch/all_kl"] == pytest.approx((0.306853 + 0.193147) / 2, rel=1e-5)
+    assert (result["mismatch/ratio_min"], result["mismatch/all_ratio_min"]) == pytest.approx((2.0, 0.5))
+    # Where nothing is fresh there is nothing to say about the engine.
+    assert set(mismatch_metrics(log_ratio, mask, torch.zeros_like(fresh)).result()) == {
+        f"mismatch/all_{name}" for name in ("kl", "abs_log_ratio_mean", "ratio_max", "ratio_min")
+    }
+
+
+@given(seed=SEEDS, cut=st.integers(0, 4))
+@QUICK
+def test_the_mismatch_of_parts_merges_to_that_of_the_whole_in_any_order(seed, cut):
+    log_ratio, mask, fresh = draw(seed, 4, 5), draw_mask(seed, 4, 5), draw_mask(seed + 7, 4, 5, share=0.5)
+    whole = mismatch_metrics(log_ratio, mask, fresh).result()
+    parts = [mismatch_metrics(log_ratio[rows], mask[rows], fresh[rows]) for rows in (slice(cut, 4), slice(0, cut))]
+    assert Metrics.merged(parts).result() == pytest.approx(whole)
+    kept = [(float(log_ratio[i, t]), bool(fresh[i, t])) for i in range(4) for t in range(5) if mask[i, t]]
+    k3 = [math.exp(x) - 1 - x for x, _ in kept]
+    assert whole["mismatch/all_kl"] == pytest.approx(math.fsum(k3) / len(k3))
+    new = [value for value, (_, is_fresh) in zip(k3, kept, strict=True) if is_fresh]
+    assert not new or whole["mismatch/kl"] == pytest.approx(math.fsum(new) / len(new))
+
+
+def test_the_effective_sample_size_is_a_share_of_the_tokens():
+    # (1 + 3)^2 / (2 * 10) = 0.8; alike 1; one of four 1/4; none 0. What is masked has no say.
+    mask = torch.tensor([[1, 1, 0]])
+    assert effective_share(torch.tensor([[1.0, 3.0, math.nan]]), mask) == pytest.approx(0.8)
+    assert effective_share(torch.full((1, 3), 7.0), mask) == 1.0
+    assert effective_share(torch.tensor([[0.0, 5.0, 0.0, 0.0]]), torch.ones(1, 4)) == pytest.approx(0.25)
+    assert effective_share(torch.zeros(1, 3), mask) == 0.0
+    assert effective_share(torch.zeros(0, 3), torch.zeros(0, 3)) == 0.0
+
+
+@given(seed=SEEDS, scale=st.floats(1e-3, 1e3))
+@QUICK
+def test_the_effective_sample_size_equals_a_loop_and_knows_no_scale_and_no_order(seed, scale):
+    weights, mask = draw(seed, 4, 5).exp(), draw_mask(seed, 4, 5)
+    kept = [float(weights[i, t]) for i in range(4) for t in range(5) if mask[i, t]]
+    expected = math.fsum(kept) ** 2 / (len(kept) * math.fsum(w * w for w in kept))
+    assert 1 / len(kept) <= expected <= 1
+    order = torch.randperm(4, generator=torch.Generator().manual_seed(seed))
+    for found in (effective_share(weights * scale, mask), effective_share(weights[order], mask[order])):
+        assert found == pytest.approx(expected)
+
+
+def test_a_rejected_token_counts_as_weight_0_in_the_effective_sample_size():
+    # Ratios 1, 3 | 1, of which 3 is rejected: weights 1, 0, 1 -> 4 / (3 * 2)
+    train = torch.tensor([[0.0, math.log(3.0)], [0.0, 0.0]])
+    mask, infer = torch.tensor([[True, True], [True, False]]), torch.zeros(2, 2)
+    rule = Filter(level="token", high=2.0)
+    for level in (None, "token"):
+        found = correct(train, infer, mask, weight_level=level, filters=(rule,)).metrics.result()
+        assert found["mismatch/ess"] == pytest.approx(2 / 3)
+    # Without the filter the weight of 3 is capped at 2: (1 + 2 + 1)^2 / (3 * 6)
+    found = correct(train, infer, mask, weight_level="token", weight_cap=2.0).metrics.result()
+    assert found["mismatch/ess"] == pytest.approx(16 / 18)
+    assert "mismatch/ess" not in correct(train, infer, mask).metrics.result()
 
 
 def test_filters_combine_and_are_counted():

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rows import R, make_config, make_rollouts, on_actions, with_versions
+from small import run_small
 from torch.testing import assert_close
 
 from roll.algorithms.aggregation import denominators_of
@@ -238,3 +239,24 @@ def test_order_and_micro_batches_change_no_gradient_of_a_corrected_batch(seed, l
     for parts in ([[i] for i in range(len(batch))], [range(middle, len(batch)), range(middle)]):
         assert_close(slopes(config, batch, seed, parts, order), (loss, gradient), rtol=0, atol=1e-10)
     assert denominators(batch).tokens == denominators_of(batch.pad("loss_mask", False)).tokens
+
+
+# --- in the loop ------------------------------------------------------------------------------------------------------
+
+
+def test_decoupled_ppo_has_both_policies_in_every_mini_batch_and_pass(tiny_model, tmp_path):
+    halves = "actor_train.training_args.per_device_train_batch_size=2"
+    run = run_small(tmp_path, tiny_model, "policy_loss=decoupled_ppo", "ppo_epochs=2", halves)
+    assert [len(batch) for _, batch in run.trained] == [2] * 4
+    first: dict[str, torch.Tensor] = {}
+    for _, batch in run.trained:
+        for i, name in enumerate(batch.row_ids):
+            found = torch.stack([batch.row("sampling_logprobs", i), batch.row("old_logprobs", i)])
+            assert torch.equal(found, first.setdefault(name, found))
+            assert found.abs().max() > 0.1
+    # One pass over the four responses before the update, without gradients; its log-probs are the engine's.
+    assert sum(rows for _, gradient, rows, _ in run.passes if not gradient) == 4
+    assert run.last["actor/behave_weight_mean"] == pytest.approx(1.0, abs=1e-4)
+    assert run.last["mismatch/weight_mean"] == pytest.approx(1.0, abs=1e-4)
+    assert run.last["mismatch/ess"] == pytest.approx(1.0, abs=1e-4)
+    assert run.last["actor/ratio_max"] > 1.001  # against the policy before the step, not against this pass
