@@ -87,7 +87,7 @@ class RolloutAhead:
         plan: what to keep in flight.
         version: of the weights that the engines sample with.
         keep: dynamic filter, asked for complete groups with enough survivors.
-        on_drop: told of every dropped group and the reason, from within `collect`.
+        on_drop: told of every dropped group and the reason, from within `collect` or `stop`.
     """
 
     def __init__(
@@ -202,6 +202,7 @@ class RolloutAhead:
         if self._open:
             await self._engines.abort({name for group in self._open.values() for name in group.names})
         await self._starter.end()
+        self._report_drops()
         self._source.put_back([group.task for group in self._open.values()])
         self._open, self._open_versions = {}, Counter()
 
@@ -274,9 +275,7 @@ class RolloutAhead:
         return chosen[:batch]
 
     def _hand_over(self, chosen: list[ReadyGroup] | None) -> Collected:
-        for group, reason in self._drops:
-            self._on_drop(group, reason)
-        self._drops = []
+        self._report_drops()
         metrics = self._metrics
         if chosen is None:
             return Collected(groups=[r.group for r in self._all_ready()], metrics=metrics, exhausted=True)
@@ -290,6 +289,11 @@ class RolloutAhead:
         self._fill()
         chosen = sorted(chosen, key=lambda ready: ready.position)
         return Collected(groups=[ready.group for ready in chosen], metrics=metrics, exhausted=self._exhausted)
+
+    def _report_drops(self) -> None:
+        for group, reason in self._drops:
+            self._on_drop(group, reason)
+        self._drops = []
 
     def _check_budget(self, step: int) -> None:
         spent = self._window_started >= self._plan.max_prompts
