@@ -17,11 +17,11 @@ def ranks():
 
 @pytest.fixture(scope="session")
 def model_of(tmp_path_factory):
-    """`model_of(family, **options)`: a tiny model, built once."""
+    """`model_of(family="llama", **options)`: a tiny model, built once."""
     made = {}
 
-    def get(family, **options):
-        key = (family, *sorted(options.items()))
+    def get(family="llama", **options):
+        key = (family, repr(sorted(options.items())))
         if key not in made:
             made[key] = build_tiny_model(tmp_path_factory.mktemp("layouts") / family, family, **options)
         return made[key]

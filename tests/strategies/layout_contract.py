@@ -22,6 +22,9 @@ EPSILON = 1e-6
 """Of Adam. The usual 1e-8 turns rounding into whole steps where a gradient nearly cancels, as that of a key bias does:
 softmax doesn't see a constant that is added to all scores."""
 
+FAMILIES = {"llama": {}, "qwen2": {}, "qwen3": {}, "mistral": {"sliding_window": 4}, "qwen3_moe": {}}
+"""What every backend can run -> changes of the tiny model's configuration."""
+
 
 @dataclass
 class Run:
@@ -32,6 +35,8 @@ class Run:
     losses: list[float]
     norms: list[float]
     weights: dict[str, torch.Tensor]
+    seen: object = None
+    """What a test's own look at the strategy of rank 0 found at the end."""
 
 
 @functools.cache
@@ -90,8 +95,8 @@ def shard_of(dp_rank: int, dp_size: int) -> list[int]:
     return list(range(6 - dp_size + 1)) if dp_rank == 0 else [6 - dp_size + dp_rank]
 
 
-def play(info, spec) -> dict:
-    """One rank's part of the run."""
+def play(info, spec, look=None) -> dict:
+    """One rank's part of the run; `look(strategy)` is asked at its end."""
     strategy, batch = build(spec, info), make_batch()
     layout = strategy.layout
     mine = batch.select(shard_of(layout.dp_rank, layout.dp_size))
@@ -104,12 +109,13 @@ def play(info, spec) -> dict:
         "losses": [m.result().get("loss", 0.0) for m in history] if layout.collects else None,
         "norms": [m.result()["actor/grad_norm"] for m in history] if info.rank == 0 else None,
         "weights": weights if info.rank == 0 else None,
+        "seen": look(strategy) if look is not None and info.rank == 0 else None,
     }
 
 
-def run_layout(ranks, spec, world: int) -> Run:
+def run_layout(ranks, spec, world: int, look=None) -> Run:
     """The ranks' answers put together."""
-    answers = ranks.run(play, world, spec)
+    answers = ranks.run(play, world, spec, look)
     kept = sorted((a for a in answers if a["layout"].collects), key=lambda a: a["layout"].dp_rank)
     assert [a["layout"].dp_rank for a in kept] == list(range(kept[0]["layout"].dp_size))
     return Run(
@@ -118,6 +124,7 @@ def run_layout(ranks, spec, world: int) -> Run:
         losses=[sum(parts) for parts in zip(*(a["losses"] for a in kept), strict=True)],
         norms=answers[0]["norms"],
         weights=answers[0]["weights"],
+        seen=answers[0]["seen"],
     )
 
 
@@ -138,9 +145,11 @@ def differences(run: Run, expected: Run) -> dict[str, float]:
     }
 
 
-def check_layout(ranks, path, strategy: str, options: dict, world: int, *, tolerance: float = 1e-4, **changes) -> dict:
-    """Raise unless the layout gives the reference's numbers; returns how far off each was."""
-    found = differences(run_layout(ranks, layout_spec(path, strategy, options, **changes), world), reference(path))
-    wrong = {name: value for name, value in found.items() if not value <= tolerance}
+def check_layout(
+    ranks, path, strategy: str, options: dict, world: int, *, tolerance: float = 1e-4, look=None, **changes
+) -> Run:
+    """Raise unless the layout gives the reference's numbers; returns the run."""
+    run = run_layout(ranks, layout_spec(path, strategy, options, **changes), world, look)
+    wrong = {name: value for name, value in differences(run, reference(path)).items() if not value <= tolerance}
     assert not wrong, f"{strategy} {options} on {world} rank(s): relative differences {wrong}, allowed {tolerance}"
-    return found
+    return run

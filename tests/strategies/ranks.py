@@ -1,10 +1,14 @@
-"""Processes that stay for the whole test session and play the ranks of one role after another."""
+"""Processes that stay for the whole test session; copies of them play the ranks of one role after another."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import importlib
 import multiprocessing
 import os
 import pickle
+import signal
 import socket
 import sys
 import traceback
@@ -13,15 +17,15 @@ from multiprocessing.connection import Connection
 from train_contract import make_info
 
 _LIMIT = 180.0
-_MOST_THREADS = 150
-"""Some engines never let go of their process groups, and gloo's threads of closed connections keep a core busy: a
-process with so many is replaced."""
+_LIBRARIES = ("torch", "transformers", "deepspeed", "megatron", "peft", "roll")
+"""What takes seconds to import is kept from one call to the next."""
 
 
 class RankPool:
     """`run(f, world, *args)` calls `f(info, *args)` in `world` processes at once; `f` is a module's top-level function.
 
-    A process keeps its imports from one call to the next; process groups are taken down after each.
+    Each call has copies of the pool's processes, which keep nothing of it but what it imported. Engines that never let
+    go of their process groups, modules that count what they have made, settings for a whole process: all end with it.
     """
 
     def __init__(self) -> None:
@@ -45,8 +49,6 @@ class RankPool:
         if failures:
             self.close()  # its peers may wait for ever
             raise RuntimeError("\n".join(failures))
-        if any(answer["threads"] > _MOST_THREADS for answer in answers):
-            self.close()
         return [answer["result"] for answer in answers]
 
     def _start(self) -> None:
@@ -79,6 +81,8 @@ class RankPool:
 def _serve(pipe: Connection, path: list[str]) -> None:
     sys.path[:] = path
     os.environ["OMP_NUM_THREADS"] = "1"
+    # A process that has asked an accelerator's driver anything can't be copied; this question goes to another library.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     import torch
 
     torch.set_num_threads(1)
@@ -87,30 +91,35 @@ def _serve(pipe: Connection, path: list[str]) -> None:
             function, info, args = pickle.loads(pipe.recv_bytes())
         except EOFError:
             return
+        answer = _in_a_copy(function, info, args)
+        pipe.send_bytes(pickle.dumps(answer))
+        for name in answer.pop("imported", ()):
+            with contextlib.suppress(Exception):  # what can't be imported alone is imported by each copy
+                importlib.import_module(name)
+
+
+def _in_a_copy(function, info, args) -> dict:
+    source, target = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(source)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a pool that is closed ends its copies too
+        before = set(sys.modules)
         try:
             answer = {"result": function(info, *args)}
         except Exception:  # noqa: BLE001 - whatever it is, the test that asked must see it
             answer = {"error": traceback.format_exc()}
-        _disconnect()
-        pipe.send_bytes(pickle.dumps({**answer, "threads": len(os.listdir("/proc/self/task"))}))
-
-
-def _disconnect() -> None:
-    """Forget every process group, those that libraries keep for themselves included."""
-    import torch.distributed as dist
-
-    if "megatron.core.parallel_state" in sys.modules:
-        sys.modules["megatron.core.parallel_state"].destroy_model_parallel()
-    if "deepspeed.utils.groups" in sys.modules:
-        sys.modules["deepspeed.utils.groups"]._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    comm = sys.modules.get("deepspeed.comm.comm")
-    if comm is not None:
-        comm.cdb = None
-        sys.modules["deepspeed.utils.groups"]._WORLD_GROUP = None
-    zero = sys.modules.get("deepspeed.runtime.zero.parameter_offload")
-    if zero is not None:
-        # Numbers of modules and parameters count up for as long as a process lives, and must be alike on all ranks.
-        zero.DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__[0][0] = 0
-        zero.Init.param_id = 0
+        answer["imported"] = [n for n in sys.modules if n not in before and n.partition(".")[0] in _LIBRARIES]
+        with os.fdopen(target, "wb") as file:
+            pickle.dump(answer, file)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # nobody waits for threads, or for peers that have gone
+    os.close(target)
+    with os.fdopen(source, "rb") as file:
+        said = file.read()
+    _, status = os.waitpid(child, 0)
+    if status or not said:
+        return {"error": f"the process ended with exit code {os.waitstatus_to_exitcode(status)}"}
+    return pickle.loads(said)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 
 import pytest
 import torch
-from layout_contract import check_layout, layout_spec, reference, run_layout, shard_of
-from train_contract import LOSS, build, make_batch
+from layout_contract import check_layout, layout_spec, reference, run_layout
 
 pytest.importorskip("deepspeed")
 
@@ -17,12 +17,13 @@ SMALL = {"stage3_param_persistence_threshold": 0}
 """Without it all weights of these models would stay whole on every rank in stage 3."""
 
 
-def seen(info, spec, places):
-    """What stands at each place of the engine after a step, and the gradient norm."""
-    strategy = build(spec, info)
-    batch = make_batch().select(shard_of(info.rank, info.world_size))
-    norm = strategy.train_step(batch, LOSS).result().get("actor/grad_norm")
-    return [_value(operator.attrgetter(place)(strategy._engine)) for place in places], norm
+def look_at(*places):
+    """For `run_layout`: what stands at each of these places of the engine after the steps."""
+    return functools.partial(values_at, places)
+
+
+def values_at(places, strategy):
+    return [_value(operator.attrgetter(place)(strategy._engine)) for place in places]
 
 
 def _value(found):
@@ -68,20 +69,29 @@ def test_no_key_of_zero_is_forgotten_here():
     assert ZERO.keys() | ELSEWHERE.keys() == ZERO_KEYS.keys()
 
 
+@pytest.fixture(scope="module")
+def defaults(ranks, model_of):
+    """`defaults(zero)`: what an engine of these options has at all places of its stage, by place; asked once each."""
+    found = {}
+
+    def of(zero):
+        if repr(zero) not in found:
+            places = [place for stage, _, place, _ in ZERO.values() if stage == zero["stage"]]
+            spec = layout_spec(model_of("llama"), "deepspeed_train", {"zero_optimization": zero})
+            found[repr(zero)] = dict(zip(places, run_layout(ranks, spec, 2, look_at(*places)).seen, strict=True))
+        return found[repr(zero)]
+
+    return of
+
+
 @pytest.mark.parametrize("key", ZERO)
-def test_keys_of_zero_reach_the_engine_and_change_no_number(ranks, model_of, key):
+def test_keys_of_zero_reach_the_engine_and_change_no_number(ranks, model_of, defaults, key):
     stage, value, place, kept = ZERO[key]
     assert stage in ZERO_KEYS[key]
-    zero = {"stage": stage, **(SMALL if stage == 3 else {}), key: value}
-    spec = layout_spec(model_of("llama"), "deepspeed_train", {"zero_optimization": zero})
-    (found,), _ = ranks.run(seen, 2, spec, [place])[0]
-    assert found == kept
-    default = dict(zero)
-    del default[key]
-    spec = layout_spec(model_of("llama"), "deepspeed_train", {"zero_optimization": default})
-    (found,), _ = ranks.run(seen, 2, spec, [place])[0]
-    assert found != kept
-    check_layout(ranks, model_of("llama"), "deepspeed_train", {"zero_optimization": zero}, 2)
+    zero = {"stage": stage, **(SMALL if stage == 3 and key not in SMALL else {})}
+    assert defaults(zero)[place] != kept
+    options = {"zero_optimization": {**zero, key: value}}
+    assert check_layout(ranks, model_of("llama"), "deepspeed_train", options, 2, look=look_at(place)).seen == [kept]
 
 
 @pytest.mark.parametrize("key", QUANTIZED_KEYS)
@@ -103,11 +113,9 @@ DIVISIONS = [
 @pytest.mark.parametrize("zero", [{}, {"stage": 1, "reduce_scatter": False}, {"stage": 2, "reduce_scatter": False}])
 @pytest.mark.parametrize(("more", "place", "kept"), DIVISIONS)
 def test_when_sums_are_divided_reaches_the_engine_and_changes_no_number(ranks, model_of, zero, more, place, kept):
-    options = {"zero_optimization": zero, **more}
-    spec = layout_spec(model_of("llama"), "deepspeed_train", options)
-    places = [place, f"optimizer.{place}"] if zero else [place]
-    assert ranks.run(seen, 2, spec, places)[0][0] == [kept] * len(places)
-    check_layout(ranks, model_of("llama"), "deepspeed_train", options, 2)
+    options, places = {"zero_optimization": zero, **more}, [place, f"optimizer.{place}"] if zero else [place]
+    run = check_layout(ranks, model_of("llama"), "deepspeed_train", options, 2, look=look_at(*places))
+    assert run.seen == [kept] * len(places)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -141,14 +149,15 @@ def test_immediate_updates_of_bf16_gradients_reach_stage_1_and_change_no_number(
     for more in ({}, {"bf16": {"immediate_grad_update": True}}):
         options = {"zero_optimization": {"stage": 1}, **more}
         spec = layout_spec(model_of("llama"), "deepspeed_train", options, model={"dtype": "bf16"})
-        norms.append(run_layout(ranks, spec, 2).norms)
-        (found,), _ = ranks.run(seen, 2, spec, ["optimizer.immediate_grad_update"])[0]
-        assert found is bool(more)
+        run = run_layout(ranks, spec, 2, look_at("optimizer.immediate_grad_update"))
+        norms.append(run.norms)
+        assert run.seen == [bool(more)]
     assert norms[0] == norms[1]
 
 
 def test_clipping_and_sizes_are_filled_in_from_the_role(ranks, model_of):
     for options in ({}, {"gradient_clipping": "auto", "train_batch_size": "auto"}):
         spec = layout_spec(model_of("llama"), "deepspeed_train", {"zero_optimization": {"stage": 2}, **options})
-        (clip,), norm = ranks.run(seen, 2, spec, ["optimizer.clip_grad"])[0]
-        assert clip == spec.max_grad_norm < norm
+        run = run_layout(ranks, spec, 2, look_at("optimizer.clip_grad"))
+        assert run.seen == [spec.max_grad_norm]
+        assert spec.max_grad_norm < run.norms[0]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 import torch
 from layout_contract import layout_spec, shard_of
-from train_contract import LOSS, build, make_batch, token_mean_loss, weights_of
+from train_contract import LOSS, build, make_batch, make_info, token_mean_loss, weights_of
 
 from roll.strategies.base import LossFn, LossTerms
 
@@ -48,6 +49,22 @@ def steps_of(info, spec, steps, loss_fn=LOSS):
     return results, before, weights_of(strategy)
 
 
+@pytest.fixture(scope="module")
+def fsdp2(tiny_model):
+    """`fsdp2(steps, change=None, **changes)`: results per step and weights on one rank of FSDP2, played once each."""
+    played = {}
+
+    def run(steps, change=None, **changes):
+        key = repr((steps, change, sorted(changes.items())))
+        if key not in played:
+            spec = layout_spec(tiny_model, "fsdp2_train", {}, **changes)
+            results, _, weights = steps_of(make_info(), spec if change is None else change(spec), steps)
+            played[key] = results, weights
+        return played[key]
+
+    return run
+
+
 def close(mine, theirs, tolerance=1e-4):
     for name, tensor in theirs.items():
         difference = float((mine[name] - tensor).abs().max() / tensor.abs().max())
@@ -55,8 +72,8 @@ def close(mine, theirs, tolerance=1e-4):
 
 
 @stages()
-def test_without_clipping_the_norm_is_reported_all_the_same(ranks, tiny_model, stage):
-    expected, _, weights = ranks.run(steps_of, 1, unclipped(layout_spec(tiny_model, "fsdp2_train", {})), 3)[0]
+def test_without_clipping_the_norm_is_reported_all_the_same(ranks, tiny_model, fsdp2, stage):
+    expected, weights = fsdp2(3, unclipped)
     results, _, mine = ranks.run(steps_of, 2, unclipped(spec_of(tiny_model, stage)), 3)[0]
     norms = [r["actor/grad_norm"] for r in results]
     assert norms == pytest.approx([r["actor/grad_norm"] for r in expected], rel=1e-4)
@@ -65,8 +82,6 @@ def test_without_clipping_the_norm_is_reported_all_the_same(ranks, tiny_model, s
 
 
 def unclipped(spec):
-    import dataclasses
-
     return dataclasses.replace(spec, max_grad_norm=0.0)
 
 
@@ -104,14 +119,13 @@ def test_a_gradient_that_is_not_finite_skips_the_step_on_all_ranks_and_leaves_no
 
 
 @stages()
-def test_l2_pulls_towards_the_start_before_clipping(ranks, tiny_model, stage):
-    reference = layout_spec(tiny_model, "fsdp2_train", {}, l2=5.0)
-    expected, _, weights = ranks.run(steps_of, 1, reference, 4)[0]
+def test_l2_pulls_towards_the_start_before_clipping(ranks, tiny_model, fsdp2, stage):
+    expected, weights = fsdp2(4, l2=5.0)
     results, _, mine = ranks.run(steps_of, 2, spec_of(tiny_model, stage, l2=5.0), 4)[0]
     norms = [r["actor/grad_norm"] for r in results]
     assert norms == pytest.approx([r["actor/grad_norm"] for r in expected], rel=1e-4)
     close(mine, weights)
-    without, _, _ = ranks.run(steps_of, 1, layout_spec(tiny_model, "fsdp2_train", {}), 4)[0]
+    without, _ = fsdp2(4)
     assert norms != pytest.approx([r["actor/grad_norm"] for r in without], rel=1e-2)
 
 
@@ -119,23 +133,23 @@ def test_l2_pulls_towards_the_start_before_clipping(ranks, tiny_model, stage):
 def test_l2_in_bf16_counts_from_the_fp32_weights(ranks, tiny_model, stage):
     def norms(world, l2):
         spec = spec_of(tiny_model, stage, model={"dtype": "bf16"}, l2=l2)
-        return [r["actor/grad_norm"] for r in ranks.run(steps_of, 2, spec, 4)[0][0]]
+        return [r["actor/grad_norm"] for r in ranks.run(steps_of, world, spec, 4)[0][0]]
 
-    assert norms(2, 5.0) == pytest.approx(norms(1, 5.0), rel=2e-2)
-    assert norms(1, 5.0)[0] == pytest.approx(norms(1, 0.0)[0], rel=1e-6)  # no way gone yet
-    assert norms(1, 5.0)[3] != pytest.approx(norms(1, 0.0)[3], rel=2e-2)
+    pulled, free = norms(1, 5.0), norms(1, 0.0)
+    assert norms(2, 5.0) == pytest.approx(pulled, rel=2e-2)
+    assert pulled[0] == pytest.approx(free[0], rel=1e-6)  # no way gone yet
+    assert pulled[3] != pytest.approx(free[3], rel=2e-2)
 
 
 @stages()
-def test_frozen_prefixes_stay_and_the_rest_moves(ranks, tiny_model, stage):
+def test_frozen_prefixes_stay_and_the_rest_moves(ranks, tiny_model, fsdp2, stage):
     frozen = ("model.layers.0.", "model.embed_tokens")
     model = {"freeze_module_prefix": frozen}
     _, before, after = ranks.run(steps_of, 2, spec_of(tiny_model, stage, model=model), 2)[0]
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved
     assert not any(name.startswith(frozen) for name in moved)
-    _, _, expected = ranks.run(steps_of, 1, layout_spec(tiny_model, "fsdp2_train", {}, model=model), 2)[0]
-    close(after, expected)
+    close(after, fsdp2(2, model=model)[1])
 
 
 def critic_steps(info, spec):
@@ -145,7 +159,7 @@ def critic_steps(info, spec):
     strategy = build(spec, info)
     batch = mine_of(strategy, make_batch())
     start = strategy.forward(batch, ("values",)).values
-    for _ in range(30):
+    for _ in range(12):
         strategy.train_step(batch, LossFn(compute=squared, needs=("values",)))
     return start, strategy.forward(batch, ("values",)).values[batch.action_mask]
 
@@ -179,10 +193,10 @@ def test_bf16_computes_close_to_fp32_from_exact_fp32_weights(ranks, tiny_model, 
 
 
 @stages()
-def test_the_learning_rate_follows_the_schedule(ranks, tiny_model, stage):
+def test_the_learning_rate_follows_the_schedule(ranks, tiny_model, fsdp2, stage):
     training = {"lr_scheduler_type": "cosine", "warmup_steps": 2, "learning_rate": 1e-2}
     results, _, mine = ranks.run(steps_of, 2, spec_of(tiny_model, stage, training=training), 4)[0]
-    expected, _, weights = ranks.run(steps_of, 1, layout_spec(tiny_model, "fsdp2_train", {}, training=training), 4)[0]
+    expected, weights = fsdp2(4, training=training)
     assert [r["actor/lr"] for r in results] == [r["actor/lr"] for r in expected]
     assert len({r["actor/lr"] for r in results}) > 2
     close(mine, weights)

@@ -8,7 +8,6 @@ import json
 import pytest
 import torch
 from layout_contract import Run, by_hand, differences, layout_spec, run_layout
-from tiny_models import build_tiny_model
 from torch.distributed.checkpoint import FileSystemReader
 from train_contract import LOSS, build, make_batch, make_spec, trained, weights_of
 
@@ -27,21 +26,6 @@ LAYOUTS = {
     "ZeRO 3": ("deepspeed_train", 2, {"zero_optimization": {"stage": 3}}),
 }
 LORA = {"lora_rank": 4, "lora_alpha": 8.0}
-
-
-@pytest.fixture(scope="module")
-def model_of(tmp_path_factory):
-    """`model_of(family)`: a tiny model, built once."""
-    made = {}
-
-    def get(family="llama", **options):
-        key = (family, *options.items())
-        if key not in made:
-            options = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
-            made[key] = build_tiny_model(tmp_path_factory.mktemp("lora") / family, family, **options)
-        return made[key]
-
-    return get
 
 
 def lora_spec(path, **changes):
@@ -341,7 +325,7 @@ def test_adapters_that_are_more_than_lora_of_linear_layers_are_refused(model_of,
 
 
 def test_layers_that_peft_takes_for_fused_experts_are_refused_until_others_are_chosen(model_of):
-    dense_first = model_of("qwen3_moe", mlp_only_layers=(0,))
+    dense_first = model_of("qwen3_moe", mlp_only_layers=[0])
     with pytest.raises(ValueError, match="lora_target.* fused experts"):
         build(lora_spec(dense_first))
     build(lora_spec(dense_first, model={"lora_target": ATTENTION}))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from layout_contract import check_layout
+from layout_contract import FAMILIES, check_layout
 from test_strategies_models import ARCHITECTURES, COMMON, EXPERTS, LINEAR, make_model
 from tiny_models import build_tiny_model
 from torch import nn
@@ -17,22 +17,7 @@ from roll.strategies.hf.packing import PackedRows, pack, packed_attention
 from roll.strategies.micro import lay_out, plan_micro_batches
 
 PACKED = {"use_sequence_packing": True}
-WINDOW = {"mistral": {"sliding_window": 4}}
-FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "qwen3_moe"]
 DEVICE = torch.device("cpu")
-
-
-@pytest.fixture(scope="session")
-def model_of(tmp_path_factory):
-    made = {}
-
-    def get(family):
-        if family not in made:
-            folder = tmp_path_factory.mktemp("packing") / family
-            made[family] = build_tiny_model(folder, family, **WINDOW.get(family, {}))
-        return made[family]
-
-    return get
 
 
 # --- the numbers -----------------------------------------------------------------------------------------------------
@@ -42,7 +27,7 @@ def model_of(tmp_path_factory):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_rows_train_as_rows_by_themselves(ranks, model_of, family, recompute):
     model = {"disable_gradient_checkpointing": not recompute}
-    check_layout(ranks, model_of(family), "fsdp2_train", {}, 1, worker=PACKED, model=model)
+    check_layout(ranks, model_of(family, **FAMILIES[family]), "fsdp2_train", {}, 1, worker=PACKED, model=model)
 
 
 def test_packed_rows_on_two_ranks_and_with_a_token_budget(ranks, model_of):
@@ -59,7 +44,7 @@ def test_packed_rows_on_two_ranks_and_with_a_token_budget(ranks, model_of):
 def test_forward_passes_and_critics_give_the_numbers_of_padded_rows(model_of, family):
     batch = make_batch()
     for changes in ({"strategy": "fsdp2_infer", "trains": False}, {"kind": "value"}):
-        spec = make_spec(model_of(family), **changes)
+        spec = make_spec(model_of(family, **FAMILIES[family]), **changes)
         name = "values" if spec.kind == "value" else "logprobs"
         columns = []
         for worker in ({}, PACKED):
@@ -91,7 +76,8 @@ def row_scores(strategy, batch, row):
 @pytest.mark.parametrize("recompute", [True, False], ids=["recomputed", "kept"])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
 def test_a_row_neither_sees_nor_moves_the_rows_beside_it(model_of, family, recompute):
-    spec = make_spec(model_of(family), worker=PACKED, model={"disable_gradient_checkpointing": not recompute})
+    path = model_of(family, **FAMILIES[family])
+    spec = make_spec(path, worker=PACKED, model={"disable_gradient_checkpointing": not recompute})
     strategy, batch, row = build(spec), make_batch(), 2
     mine = slice(int(batch.offsets[row]), int(batch.offsets[row + 1]))
     others = torch.ones(batch.num_tokens, dtype=torch.bool)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from layout_contract import check_layout
+from layout_contract import FAMILIES, check_layout
 from test_strategies_models import COMMON, EXPERTS, LINEAR
 from tiny_models import build_tiny_model
 from train_contract import build, make_batch, make_spec, with_worker
@@ -14,33 +14,20 @@ from roll.strategies.hf.sequence import SequenceGroup
 from roll.strategies.micro import lay_out
 
 PACKED = {"use_sequence_packing": True}
-WINDOW = {"mistral": {"sliding_window": 4}}
 
 
 def ulysses(size, **model):
     return {"model": {"ulysses_size": size, **model}}
 
 
-@pytest.fixture(scope="session")
-def model_of(tmp_path_factory):
-    made = {}
-
-    def get(family):
-        if family not in made:
-            folder = tmp_path_factory.mktemp("ulysses") / family
-            made[family] = build_tiny_model(folder, family, **WINDOW.get(family, {}))
-        return made[family]
-
-    return get
-
-
 # --- the numbers -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "qwen3_moe"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_two_ranks_share_every_sequence(ranks, model_of, family, packed):
-    check_layout(ranks, model_of(family), "fsdp2_train", {}, 2, worker=PACKED if packed else {}, **ulysses(2))
+    path, worker = model_of(family, **FAMILIES[family]), PACKED if packed else {}
+    check_layout(ranks, path, "fsdp2_train", {}, 2, worker=worker, **ulysses(2))
 
 
 @pytest.mark.parametrize("options", [{}, {"fsdp_size": 2}], ids=["sharded over four", "sharded over two"])

@@ -4,22 +4,6 @@ from __future__ import annotations
 
 import pytest
 from layout_contract import check_layout
-from tiny_models import build_tiny_model
-
-
-@pytest.fixture(scope="session")
-def model_of(tmp_path_factory):
-    """`model_of(family, **options)`: a tiny model, built once."""
-    made = {}
-
-    def get(family, **options):
-        key = (family, *sorted(options.items()))
-        if key not in made:
-            made[key] = build_tiny_model(tmp_path_factory.mktemp("layouts") / family, family, **options)
-        return made[key]
-
-    return get
-
 
 FSDP = {
     "one rank": (1, {}),
