@@ -17,7 +17,6 @@ import asyncio
 import atexit
 import itertools
 import logging
-import math
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
@@ -36,7 +35,8 @@ from roll.strategies.base import (
     Request,
 )
 from roll.strategies.engine_backend import EngineBackend
-from roll.strategies.feed import Feed
+from roll.strategies.live import Live
+from roll.strategies.loop_thread import Feed, LoopThread
 from roll.strategies.stopping import ResponseRules
 from roll.types.episode import FinishReason
 from roll.utils.seeding import stable_hash
@@ -65,36 +65,6 @@ class EngineCounters:
     """Responses that began anew (`partial_rollout: restart`)."""
     discarded_tokens: int = 0
     """Tokens thrown away by that."""
-
-
-class _Live:
-    """One response on its way. Only the loop's thread touches it."""
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.tokens: list[int] = []
-        self.logprobs: list[float] = []
-        self.versions: list[int] = []
-        self.stream_id: str | None = None
-        self.idle = asyncio.Event()
-        self.idle.set()
-        self.aborted = False
-        self.task: asyncio.Task[None] | None = None
-
-    def completion(self, reason: FinishReason) -> Completion:
-        return Completion(
-            id=self.request.id,
-            token_ids=tuple(self.tokens),
-            logprobs=tuple(self.logprobs),
-            versions=tuple(self.versions),
-            finish_reason=reason,
-        )
-
-    def begin_anew(self) -> int:
-        """Forget what was sampled; number of tokens lost."""
-        lost = len(self.tokens)
-        self.tokens, self.logprobs, self.versions = [], [], []
-        return lost
 
 
 class AsyncEngine(InferEngine):
@@ -129,7 +99,7 @@ class AsyncEngine(InferEngine):
         self._name = name
         self._timeout = timeout
         self._changed = threading.Condition()
-        self._live: dict[str, _Live | None] = {}  # None: submitted, not yet begun by the loop
+        self._live: dict[str, Live | None] = {}  # None: submitted, not yet begun by the loop
         self._finished: list[Completion] = []
         self._cause: BaseException | None = None
         self._closed = False
@@ -142,9 +112,7 @@ class AsyncEngine(InferEngine):
         self._changing = asyncio.Lock()
         self._watch_task: asyncio.Task[None] | None = None
         self.counters = EngineCounters()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=f"{name} loop", daemon=True)
-        self._thread.start()
+        self._thread = LoopThread(f"{name} loop")
         atexit.register(self.close)
         try:
             self._call(self._start(), f"to start {name}", start_timeout)
@@ -172,10 +140,11 @@ class AsyncEngine(InferEngine):
             known = set(self._live)
             for request in requests:
                 self._rules.check(request, known)
+                self._backend.check(request)
                 known.add(request.id)
             for request in requests:
                 self._live[request.id] = None
-            self._loop.call_soon_threadsafe(self._begin, list(requests))
+            self._thread.post(self._begin, list(requests))
 
     def poll(self, budget: float) -> list[Completion]:
         """What has finished since the last call; waits for something at most `budget` seconds.
@@ -209,8 +178,8 @@ class AsyncEngine(InferEngine):
         """
         with self._changed:
             self._require_alive()
-        feed = Feed(weights, self._loop)
-        future = asyncio.run_coroutine_threadsafe(self._update(version, feed), self._loop)
+        feed = Feed(weights, self._thread.loop)
+        future = self._thread.submit(self._update(version, feed))
         feed.serve(future)
         self._result(future, f"for {self._name} to load weights of version {version}", self._timeout)
 
@@ -234,16 +203,13 @@ class AsyncEngine(InferEngine):
             self._closed = True
             self._changed.notify_all()
         atexit.unregister(self.close)
-        ending = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+        ending = self._thread.submit(self._end())
         try:
             ending.result(_CLOSE_TIMEOUT)
         except (Exception, FutureTimeout) as error:  # noqa: BLE001 - what doesn't end by itself is killed
             logger.warning("%s didn't end by itself (%s: %s); killing it", self._name, type(error).__name__, error)
         self._backend.kill()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5.0)
-        if not self._thread.is_alive():
-            self._loop.close()
+        self._thread.stop(timeout=5.0)
 
     # The callers' side.
 
@@ -258,7 +224,7 @@ class AsyncEngine(InferEngine):
         if self._closed:
             coroutine.close()
             raise EngineDied(f"{self._name} is closed")
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        future = self._thread.submit(coroutine)
         return self._result(future, what, self._timeout if timeout is None else timeout)
 
     def _result(self, future: Future[T], what: str, timeout: float) -> T:
@@ -301,7 +267,7 @@ class AsyncEngine(InferEngine):
             self._changed.notify_all()
         if not self._closed:
             logger.error("%s died: %s: %s", self._name, type(cause).__name__, cause)
-        self._loop.call_soon_threadsafe(self._bury)
+        self._thread.post(self._bury)
 
     def _bury(self) -> None:
         self._gate.clear()
@@ -314,11 +280,11 @@ class AsyncEngine(InferEngine):
         for request in requests:
             # One that was aborted before it began is gone.
             if request.id in self._live and not self._dead.is_set():
-                live = _Live(request)
+                live = Live(request)
                 self._live[request.id] = live
                 live.task = asyncio.create_task(self._run(live))
 
-    async def _run(self, live: _Live) -> None:
+    async def _run(self, live: Live) -> None:
         """Draw tokens, stream by stream, until the response is over."""
         try:
             reason: FinishReason | None = None
@@ -332,7 +298,7 @@ class AsyncEngine(InferEngine):
         except Exception as error:  # noqa: BLE001 - reported by `poll`
             self._die(error)
 
-    async def _run_stream(self, live: _Live) -> FinishReason | None:
+    async def _run_stream(self, live: Live) -> FinishReason | None:
         """One stream, from the tokens so far; why the response is over, or None when the stream was interrupted."""
         request, version = live.request, self._version
         live.stream_id = f"{request.id}/{next(self._stream_numbers)}"  # never twice: engines remember aborted ids
@@ -350,7 +316,7 @@ class AsyncEngine(InferEngine):
         ended: FinishReason | None = None
         try:
             async for tokens, logprobs, ended in stream:
-                reason = self._record(live, tokens, logprobs, version)
+                reason = live.record(tokens, logprobs, version, self._rules)
                 if reason is not None and ended is None:
                     await self._backend.abort_running([live.stream_id])
                 if reason is not None or ended is not None:
@@ -367,27 +333,7 @@ class AsyncEngine(InferEngine):
             return "length"
         raise RuntimeError(f"{self._name} ended request {request.id!r} after {len(live.tokens)} tokens ({ended})")
 
-    def _record(
-        self, live: _Live, tokens: Sequence[int], logprobs: Sequence[float], version: int
-    ) -> FinishReason | None:
-        """Keep new tokens up to the one that ends the response, if there is one."""
-        if len(tokens) != len(logprobs):
-            raise RuntimeError(f"{self._name} gave {len(tokens)} tokens with {len(logprobs)} log-probs")
-        for token, logprob in zip(tokens, logprobs, strict=True):
-            if not math.isfinite(logprob):
-                raise FloatingPointError(
-                    f"the log-probs under weights of version {version} are infinite or not a number; the last updates "
-                    "went wrong: lower the learning rate, or resume from an earlier checkpoint"
-                )
-            live.tokens.append(int(token))
-            live.logprobs.append(float(logprob))
-            live.versions.append(version)
-            reason = self._rules.finish_reason(live.request, live.tokens)
-            if reason is not None:
-                return reason
-        return None
-
-    def _finish(self, live: _Live, reason: FinishReason) -> None:
+    def _finish(self, live: Live, reason: FinishReason) -> None:
         with self._changed:
             if self._live.get(live.request.id) is not live or reason == "abort":
                 return  # `_abort` hands it out
@@ -395,12 +341,13 @@ class AsyncEngine(InferEngine):
             self._finished.append(live.completion(reason))
             self._changed.notify_all()
 
-    async def _interrupt(self, lives: Sequence[_Live]) -> None:
+    async def _interrupt(self, lives: Sequence[Live]) -> None:
         """End the streams of these; returns when the last one has ended."""
-        deadline = self._loop.time() + self._timeout
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._timeout
         waiting = [live for live in lives if live.stream_id is not None]
         while waiting and not self._dead.is_set():
-            if self._loop.time() > deadline:
+            if clock() > deadline:
                 raise TimeoutError(f"{len(waiting)} requests didn't end {self._timeout:g} s after they were aborted")
             await self._backend.abort_running([live.stream_id for live in waiting if live.stream_id is not None])
             ends = [asyncio.ensure_future(live.idle.wait()) for live in waiting]
@@ -457,7 +404,7 @@ class AsyncEngine(InferEngine):
                     self._count(live)
             self._open()
 
-    def _count(self, live: _Live) -> None:
+    def _count(self, live: Live) -> None:
         if self._partial_rollout == "restart":
             self.counters.restarted += 1
             self.counters.discarded_tokens += live.begin_anew()

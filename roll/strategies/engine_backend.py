@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from roll.strategies.base import EnginePart, SamplingParams
+from roll.strategies.base import EnginePart, Request, SamplingParams
 from roll.types.episode import FinishReason
 
 Sampled: TypeAlias = tuple[Sequence[int], Sequence[float], FinishReason | None]
@@ -24,6 +24,10 @@ class EngineBackend(ABC):
     @abstractmethod
     async def start(self) -> None:
         """Start the engine and its processes."""
+
+    def check(self, request: Request) -> None:
+        """Raise `ValueError` for a request that this engine can't run as asked. From any thread. Default: it can."""
+        del request
 
     @abstractmethod
     def stream(

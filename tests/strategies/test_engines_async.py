@@ -13,6 +13,7 @@ from roll.strategies.async_engine import AsyncEngine
 from roll.strategies.base import EngineDied, Request, SamplingParams
 from roll.strategies.engine_backend import EngineBackend
 from roll.strategies.stopping import ResponseRules
+from roll.utils.seeding import stable_hash
 
 EOS = 99
 
@@ -20,7 +21,7 @@ EOS = 99
 class Counting(EngineBackend):
     """Token i of a response is its position in the context; its log-prob says which weights it was drawn under."""
 
-    def __init__(self, pace=0.002, chunk=1):
+    def __init__(self, pace=0.005, chunk=1):
         self.pace, self.chunk = pace, chunk
         self.weight = 0.0
         self.calls = []
@@ -104,9 +105,8 @@ def make():
 
 
 def request(name, prompt=(1, 2), **params):
-    return Request(
-        id=name, prompt_ids=tuple(prompt), params=SamplingParams(**{"max_new_tokens": 5, **params}), seed=hash(name)
-    )
+    options = {"max_new_tokens": 5, "ignore_eos": True, **params}
+    return Request(id=name, prompt_ids=tuple(prompt), params=SamplingParams(**options), seed=stable_hash(name))
 
 
 def collect(engine, count, seconds=10.0):
@@ -115,6 +115,19 @@ def collect(engine, count, seconds=10.0):
         assert time.monotonic() < end, f"only {sorted(done)} finished"
         done.update({c.id: c for c in engine.poll(0.5)})
     return done
+
+
+def until(true, seconds=5.0):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it didn't happen"
+        time.sleep(0.002)
+
+
+def let_all_get_tokens(engine):
+    """Wait until every response has got tokens since now."""
+    before = {live: len(live.tokens) for live in engine._live.values()}
+    until(lambda: all(len(live.tokens) > count for live, count in before.items()))
 
 
 def test_responses_come_out_with_one_logprob_and_version_per_token(make):
@@ -132,8 +145,9 @@ def test_an_update_lets_responses_go_on_from_their_tokens_and_names_each_tokens_
     backend = Counting()
     engine = make(backend)
     engine.submit([request(f"r{i}", max_new_tokens=60) for i in range(4)])
+    until(lambda: None not in engine._live.values())
     for version in (3, 5):
-        time.sleep(0.03)
+        let_all_get_tokens(engine)
         engine.update_weights(version, iter([("w", torch.tensor(float(version)))]))
         assert engine.version == version
     for completion in collect(engine, 4).values():
@@ -149,7 +163,8 @@ def test_an_update_lets_responses_go_on_from_their_tokens_and_names_each_tokens_
 def test_restart_throws_away_what_was_sampled_under_old_weights(make):
     engine = make(partial_rollout="restart")
     engine.submit([request("r", max_new_tokens=60)])
-    time.sleep(0.03)
+    until(lambda: None not in engine._live.values())
+    let_all_get_tokens(engine)
     engine.update_weights(1, [("w", torch.tensor(1.0))])
     (completion,) = collect(engine, 1).values()
     assert completion.token_ids == tuple(range(2, 62))
@@ -176,8 +191,8 @@ def test_responses_end_with_the_token_that_ends_them_whatever_comes_in_one_piece
     engine = make(Counting(chunk=chunk), decode=lambda ids: "".join(f"<{i}>" for i in ids), max_context=120)
     engine.submit(
         [
-            request("eos", range(90), max_new_tokens=50),
-            request("ignored", range(90), max_new_tokens=50, ignore_eos=True),
+            request("eos", range(90), max_new_tokens=50, ignore_eos=False),
+            request("ignored", range(90), max_new_tokens=50),
             request("token", max_new_tokens=50, stop_token_ids=(7,)),
             request("string", max_new_tokens=50, stop_strings=("6><7",)),
         ]
@@ -284,15 +299,12 @@ def test_an_error_of_the_weight_stream_reaches_the_caller(make):
 
 
 def test_when_the_engine_dies_poll_hands_out_what_finished_and_then_says_why(make):
-    backend = Counting(pace=0.01)
+    backend = Counting()
     engine = make(backend)
     engine.submit([request("short"), request("long", max_new_tokens=900)])
-    end = time.monotonic() + 5
-    while not engine._finished and time.monotonic() < end:
-        time.sleep(0.01)
+    until(lambda: engine._finished)
     backend.broken = OSError("process 12 was killed")
-    while engine._cause is None and time.monotonic() < end:
-        time.sleep(0.01)
+    until(lambda: engine._cause is not None)
     assert [c.id for c in engine.poll(0.0)] == ["short"]
     with pytest.raises(EngineDied, match="process 12 was killed"):
         engine.poll(5.0)
@@ -355,7 +367,12 @@ def test_close_ends_everything_and_a_second_call_does_nothing(make):
     backend = Counting()
     engine = make(backend)
     engine.submit([request("r", max_new_tokens=900)])
-    poller = threading.Timer(0.0, lambda: pytest.raises(EngineDied, engine.poll, 30.0))
+
+    def poll():
+        with pytest.raises(EngineDied):
+            engine.poll(30.0)
+
+    poller = threading.Thread(target=poll)
     poller.start()
     engine.close()
     engine.close()
@@ -364,4 +381,4 @@ def test_close_ends_everything_and_a_second_call_does_nothing(make):
     assert backend.calls == ["start", "shutdown"] and backend.killed
     with pytest.raises(EngineDied, match="closed"):
         engine.submit([request("s")])
-    assert not engine._thread.is_alive()
+    assert engine._thread.loop.is_closed()

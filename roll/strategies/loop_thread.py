@@ -1,18 +1,45 @@
-"""An iterable read in one thread, used in another thread's event loop."""
+"""An event loop in a thread of its own: calls into it with a time limit, and iterables read outside and used inside."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import queue
-from collections.abc import AsyncIterator, Iterable
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from concurrent.futures import Future
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
 _LOOK_EVERY = 5.0
 """Seconds between two looks at whether the consumer is still there."""
+
+
+class LoopThread:
+    """A daemon thread that runs an event loop until `stop`."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def post(self, function: Callable[..., object], *args: object) -> None:
+        """Call `function(*args)` on the loop soon."""
+        self.loop.call_soon_threadsafe(function, *args)
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def stop(self, timeout: float) -> bool:
+        """End the loop and its thread; False when it is stuck after `timeout` seconds and had to be left alone."""
+        self.post(self.loop.stop)
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            return False
+        self.loop.close()
+        return True
 
 
 class Feed(AsyncIterator[T], Generic[T]):

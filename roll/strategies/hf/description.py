@@ -1,0 +1,73 @@
+"""What an engine must know of a model without loading it: names and shapes of weights, context length, last tokens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roll.configs.base import ModelArgs
+from roll.strategies.hf.model import context_length, eos_token_ids, load_config, load_tokenizer, named_tensors
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """A causal LM as its folder describes it."""
+
+    model_type: str
+    """The architecture's name in transformers."""
+    shapes: dict[str, tuple[int, ...]]
+    """Hugging Face name -> shape of every tensor that a weight update brings (tied ones once)."""
+    max_context: int
+    """Positions the model was built for."""
+    eos_token_ids: frozenset[int]
+    """Tokens that end a response."""
+    decode: Callable[[Sequence[int]], str]
+    """Token ids -> text."""
+
+    async def complete(self, weights: AsyncIterator[tuple[str, Tensor]]) -> AsyncIterator[tuple[str, Tensor]]:
+        """`weights` as they come; raises `ValueError` for a foreign name, a wrong shape, and in the end a missing one.
+
+        Engines load what they are given: a name they don't know, or one left out, would leave stale weights behind.
+        """
+        missing = set(self.shapes)
+        async for name, tensor in weights:
+            if name not in self.shapes:
+                raise ValueError(f"weight update brought {name!r}, which the engine's model doesn't have")
+            if self.shapes[name] != tuple(tensor.shape):
+                raise ValueError(f"weight {name!r} has shape {tuple(tensor.shape)}, expected {self.shapes[name]}")
+            missing.discard(name)
+            yield name, tensor
+        if missing:
+            raise ValueError(f"weight update left {len(missing)} tensors untouched, e.g. {sorted(missing)[:3]}")
+
+
+def describe_model(args: ModelArgs) -> ModelDescription:
+    """Read a model's description from its folder; no weights are loaded."""
+    from transformers import AutoModelForCausalLM
+
+    tokenizer = load_tokenizer(args)
+    config = load_config(args)
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=args.trust_remote_code)
+    model.generation_config = _generation_config(args, model)
+    return ModelDescription(
+        model_type=model.config.model_type,
+        shapes={name: tuple(tensor.shape) for name, tensor in named_tensors(model)},
+        max_context=context_length(model),
+        eos_token_ids=eos_token_ids(model, tokenizer),
+        decode=tokenizer.decode,
+    )
+
+
+def _generation_config(args: ModelArgs, model: Any) -> Any:
+    """The folder's generation settings; without such a file those that the model's configuration implies."""
+    from transformers import GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(str(args.model_name_or_path))
+    except OSError:
+        return model.generation_config

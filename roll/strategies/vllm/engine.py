@@ -1,0 +1,328 @@
+"""vLLM's `AsyncLLM` behind `AsyncEngine`, through its public interface only.
+
+Weights. `pause_generation` empties the scheduler, `start_weight_update` puts the layers into loadable form, buckets go
+to the worker processes through shared memory (`buckets.py` here, `transfer.py` there), `finish_weight_update` packs the
+layers and names the version, the prefix cache is emptied, `resume_generation`. A failure anywhere ends the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import inspect
+import logging
+import os
+import threading
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from roll.configs.base import ModelArgs
+from roll.configs.engines import VllmConfig
+from roll.strategies.async_engine import AsyncEngine
+from roll.strategies.base import ENGINE_PARTS, EnginePart, Request, SamplingParams
+from roll.strategies.engine_backend import EngineBackend, Sampled
+from roll.strategies.hf.checkpoint_names import checkpoint_tensors
+from roll.strategies.hf.description import ModelDescription, describe_model
+from roll.strategies.processes import MARK, kill_marked
+from roll.strategies.stopping import ResponseRules
+from roll.strategies.vllm.buckets import SharedBucket
+from roll.types.episode import FinishReason
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_CPU_KV_CACHE = 2 << 30
+"""Bytes of KV cache on a CPU unless the user says otherwise; vLLM would take a share of the machine's memory."""
+_TEMPERATURES = (0.01, 2.0)
+"""What vLLM takes; below it would sample from another distribution than was asked for."""
+_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+
+_DEFAULTS = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+}
+_CPU_DEFAULTS = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""Several engines and trainers share the cores here; bound threads would all sit on the same ones."""
+
+
+def build_engine(
+    args: ModelArgs,
+    options: VllmConfig,
+    *,
+    max_running_requests: int,
+    max_sequence_length: int,
+    seed: int,
+    partial_rollout: Literal["resume", "restart"],
+    slots: Sequence[int],
+    update_buffer_bytes: int,
+) -> AsyncEngine:
+    """See `roll.strategies.vllm.build`."""
+    if str(args.model_name_or_path).endswith(".gguf"):
+        raise ValueError(f"vllm can't take weights of a GGUF file, {args.model_name_or_path}; convert it to a folder")
+    description = describe_model(args)
+    length = min(options.max_model_len or max_sequence_length, description.max_context)
+    arguments = {
+        "model": args.model_name_or_path,
+        "dtype": _DTYPES[args.dtype],
+        "trust_remote_code": args.trust_remote_code,
+        "hf_overrides": dict(args.model_config_kwargs),
+        "seed": seed % (1 << 31),
+        "max_model_len": length,
+        "max_num_seqs": options.max_num_seqs or max_running_requests,
+        "max_num_batched_tokens": options.max_num_batched_tokens,
+        "tensor_parallel_size": options.tensor_parallel_size,
+        "gpu_memory_utilization": options.gpu_memory_utilization,
+        "block_size": options.block_size,
+        "enable_prefix_caching": options.enable_prefix_caching,
+        "enforce_eager": not torch.cuda.is_available() if options.enforce_eager is None else options.enforce_eager,
+        "load_format": options.load_format,
+        "quantization": options.quantization,
+        "enable_sleep_mode": options.sleep_level > 0 and torch.cuda.is_available(),
+        **options.engine_args,
+    }
+    if options.devices > 1:
+        arguments["distributed_executor_backend"] = "mp"  # inside a Ray actor vLLM would start actors of its own
+    backend = VllmBackend(
+        {key: value for key, value in arguments.items() if value is not None},
+        description,
+        sleep_level=options.sleep_level,
+        update_buffer_bytes=update_buffer_bytes,
+    )
+    rules = ResponseRules(description.eos_token_ids, length, description.decode)
+    where = f" on slot {', '.join(map(str, slots))}" if slots else ""
+    return AsyncEngine(backend, rules, partial_rollout=partial_rollout, name=f"vLLM engine{where}")
+
+
+class VllmBackend(EngineBackend):
+    """One `AsyncLLM`.
+
+    Args:
+        arguments: of `AsyncEngineArgs`; what this class itself needs is added.
+        description: of the model.
+        sleep_level: what `sleep` gives back, see `VllmConfig`.
+        update_buffer_bytes: size of the shared memory for weights.
+    """
+
+    def __init__(
+        self,
+        arguments: Mapping[str, Any],
+        description: ModelDescription,
+        *,
+        sleep_level: int = 0,
+        update_buffer_bytes: int = 256 << 20,
+    ) -> None:
+        self._arguments = dict(arguments)
+        self._description = description
+        self._sleep_level = sleep_level
+        self._update_buffer_bytes = update_buffer_bytes
+        self._mark = uuid.uuid4().hex
+        self._engine: Any = None
+        self._params: Any = None
+        self._asleep: set[EnginePart] = set()
+        self._sleeps = False
+
+    async def start(self) -> None:
+        """Start the engine's processes; holds this thread until they are up."""
+        on_cpu = not torch.cuda.is_available()
+        with _environment({**_DEFAULTS, **(_CPU_DEFAULTS if on_cpu else {})}, {MARK: self._mark}):
+            try:
+                from vllm import SamplingParams as VllmParams
+                from vllm.config import WeightTransferConfig
+                from vllm.engine.arg_utils import AsyncEngineArgs
+                from vllm.sampling_params import RequestOutputKind
+                from vllm.v1.engine.async_llm import AsyncLLM
+            except ImportError as error:
+                raise ValueError(f"strategy vllm needs the package vllm, which can't be imported: {error}") from error
+            if on_cpu and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
+                self._arguments.setdefault("kv_cache_memory_bytes", _CPU_KV_CACHE)
+            arguments = {
+                **self._arguments,
+                "skip_tokenizer_init": True,
+                "generation_config": "vllm",  # sampling is what requests say, and nothing else
+                "logprobs_mode": "processed_logprobs",
+                "weight_transfer_config": WeightTransferConfig(backend="host"),
+                "worker_extension_cls": "roll.strategies.vllm.transfer.WorkerExtension",
+                "disable_log_stats": True,
+            }
+            known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+            unknown = sorted(set(arguments) - known)
+            if unknown:
+                raise ValueError(f"the installed vLLM has no argument {', '.join(map(repr, unknown))}")
+            self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+        self._params = lambda **given: VllmParams(
+            n=1, logprobs=0, detokenize=False, output_kind=RequestOutputKind.DELTA, **given
+        )
+        await self._engine.init_weight_transfer_engine(_request("WeightTransferInitRequest", init_info={}))
+
+    def check(self, request: Request) -> None:
+        """Raise `ValueError` for a temperature that vLLM wouldn't sample with."""
+        low, high = _TEMPERATURES
+        temperature = request.params.temperature
+        if temperature != 0 and not low <= temperature <= high:
+            raise ValueError(
+                f"request {request.id!r} has temperature {temperature}; vllm takes 0 (greedy) and {low} to {high}"
+            )
+
+    async def stream(
+        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, seed: int
+    ) -> AsyncGenerator[Sampled, None]:
+        """Sample one response."""
+        sampling = self._params(
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=max(params.top_k, 0),
+            repetition_penalty=params.repetition_penalty,
+            max_tokens=params.max_new_tokens,
+            stop_token_ids=list(params.stop_token_ids),
+            ignore_eos=True,
+            seed=seed,
+        )
+        outputs = self._engine.generate({"prompt_token_ids": list(prompt_ids)}, sampling, request_id)
+        async with contextlib.aclosing(outputs):
+            async for output in outputs:
+                (part,) = output.outputs
+                tokens = list(part.token_ids)
+                # One dictionary per token, of the drawn token alone unless the engine adds its favourites.
+                logprobs = [found[token].logprob for token, found in zip(tokens, part.logprobs or (), strict=True)]
+                ended = part.finish_reason
+                if ended is not None and ended not in _REASONS:
+                    raise RuntimeError(f"vLLM ended request {request_id!r} with {ended!r}")
+                yield tokens, logprobs, None if ended is None else _REASONS[ended]
+
+    async def abort_running(self, request_ids: Sequence[str]) -> None:
+        """Make these streams end."""
+        await self._engine.abort(list(request_ids))
+
+    async def load(self, version: int, weights: AsyncIterator[tuple[str, Tensor]]) -> None:
+        """Load weights, see the module docstring."""
+        engine = self._engine
+        await engine.pause_generation(**_known(engine.pause_generation, mode="abort", clear_cache=True))
+        await engine.start_weight_update(**_known(engine.start_weight_update, is_checkpoint_format=True))
+        bucket = SharedBucket(self._bucket_size())
+        try:
+            async for pieces in bucket.fill(self._checkpoint(weights)):
+                info = {"path": bucket.path, "pieces": pieces}
+                await engine.update_weights(_request("WeightTransferUpdateRequest", update_info=info))
+        finally:
+            bucket.close()
+        await engine.finish_weight_update(**_known(engine.finish_weight_update, weight_version=str(version)))
+        # Keys and values of the old weights: nothing may read them.
+        if not await engine.reset_prefix_cache():
+            raise RuntimeError("vLLM couldn't empty its prefix cache after the weight update")
+        await engine.resume_generation()
+
+    def _bucket_size(self) -> int:
+        """No more than what the weights need, in case all of them are small."""
+        total = sum(8 * _numel(shape) for shape in self._description.shapes.values())
+        return max(1, min(self._update_buffer_bytes, total))
+
+    async def _checkpoint(self, weights: AsyncIterator[tuple[str, Tensor]]) -> AsyncIterator[tuple[str, Tensor]]:
+        async for name, tensor in self._description.complete(weights):
+            for part in checkpoint_tensors(self._description.model_type, name, tensor):
+                yield part
+
+    async def sleep(self, parts: Sequence[EnginePart]) -> int:
+        """vLLM frees both parts at once, or the KV cache alone where it can; bytes freed on all its devices."""
+        self._asleep.update(parts)
+        if not self._can_sleep:
+            return 0
+        before = await self._free_memory()
+        if self._asleep == set(ENGINE_PARTS):
+            await self._engine.sleep(level=self._sleep_level)
+            self._sleeps = True
+        elif self._asleep == {"kv_cache"} and hasattr(self._engine, "release_kv_cache_memory"):
+            await self._engine.release_kv_cache_memory()
+            self._sleeps = True
+        return max(0, await self._free_memory() - before)
+
+    async def wake(self, parts: Sequence[EnginePart]) -> None:
+        """Bring these parts back."""
+        self._asleep.difference_update(parts)
+        if self._sleeps:
+            await self._engine.wake_up(tags=list(parts))
+            self._sleeps = bool(self._asleep)
+
+    @property
+    def _can_sleep(self) -> bool:
+        return self._sleep_level > 0 and torch.cuda.is_available()
+
+    async def _free_memory(self) -> int:
+        return sum(await self._engine.collective_rpc("free_device_memory"))
+
+    async def health(self) -> None:
+        """Raise when the engine core or a worker is gone."""
+        await self._engine.check_health()
+
+    async def shutdown(self) -> None:
+        """End the engine and its processes."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            handler = getattr(engine, "output_handler", None)
+            if handler is not None:
+                handler.cancel()  # it would call the end of its connection an error
+            await _in_thread(engine.shutdown)
+
+    def kill(self) -> None:
+        """End what is left of the engine's processes, orphans too."""
+        kill_marked(self._mark)
+
+
+def _numel(shape: Sequence[int]) -> int:
+    return int(torch.Size(shape).numel())
+
+
+def _known(function: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
+    """Those arguments that this version's function has."""
+    parameters = inspect.signature(function).parameters
+    return {name: value for name, value in arguments.items() if name in parameters}
+
+
+def _request(name: str, **fields: Any) -> Any:
+    from vllm.distributed.weight_transfer import base
+
+    return getattr(base, name)(**fields)
+
+
+@contextlib.contextmanager
+def _environment(defaults: Mapping[str, str], added: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables for child processes started inside; afterwards this process's own are as before.
+
+    vLLM itself changes some too, such as LD_PRELOAD, which must not reach processes that others start.
+    """
+    before = dict(os.environ)
+    os.environ.update({**defaults, **before, **added})
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        os.environ.update(before)
+
+
+async def _in_thread(function: Callable[[], Any]) -> None:
+    """Run it in a daemon thread, which can't keep this process from ending as those of an executor would."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def run() -> None:
+        error: BaseException | None = None
+        try:
+            function()
+        except Exception as caught:  # noqa: BLE001 - handed to who waits
+            error = caught
+        with contextlib.suppress(RuntimeError):  # nobody waits any more: the loop is closed
+            loop.call_soon_threadsafe(_settle, done, error)
+
+    threading.Thread(target=run, name="vLLM shutdown", daemon=True).start()
+    await done
+
+
+def _settle(done: asyncio.Future[None], error: BaseException | None) -> None:
+    if not done.done():
+        done.set_result(None) if error is None else done.set_exception(error)

@@ -1,0 +1,152 @@
+"""`vllm`, the real one, keeps what every engine promises. One engine for all cases, and one on two ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+
+import pytest
+import torch
+from engine_contract import (
+    CASES,
+    EngineUnderTest,
+    a_killed_process_ends_the_engine_within_seconds,
+    a_wrong_weight_update_is_refused_and_leaves_no_stale_engine,
+    after_each_weight_update_log_probs_are_those_of_the_new_weights,
+    ids,
+)
+
+from roll.configs.base import ModelArgs
+from roll.configs.engines import VllmConfig
+from roll.strategies.hf.checkpoint_names import checkpoint_tensors
+from roll.strategies.processes import marked_processes
+from roll.strategies.vllm import build
+from roll.strategies.vllm.buckets import BucketReader, SharedBucket
+
+needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vllm, which isn't installed")
+
+RUN = {"max_running_requests": 64, "max_sequence_length": 256, "seed": 0, "partial_rollout": "resume"}
+
+
+@pytest.fixture(scope="module")
+def tested(model_of):
+    path = model_of("qwen3", hidden=128)
+    engine = build(
+        ModelArgs(model_name_or_path=str(path)),
+        VllmConfig(block_size=16, engine_args={"kv_cache_memory_bytes": 64 << 20}),
+        update_buffer_bytes=100_000,  # some tensors fill several buckets
+        **RUN,
+    )
+    yield EngineUnderTest(engine, path, max_context=256)
+    mark = engine._backend._mark
+    engine.close()
+    assert marked_processes(mark) == []
+
+
+@needs_vllm
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_vllm(tested, case):
+    case(tested)
+
+
+@needs_vllm
+def test_vllm_refuses_a_temperature_that_it_would_change(tested):
+    for temperature in (0.001, 2.5):
+        with pytest.raises(ValueError, match="vllm takes 0"):
+            tested.engine.submit([tested.request("r", [9], temperature=temperature)])
+
+
+@needs_vllm
+def test_vllm_with_wrong_weights_ends(tested):
+    a_wrong_weight_update_is_refused_and_leaves_no_stale_engine(tested, "missing")
+
+
+@needs_vllm
+def test_vllm_on_two_ranks_gets_its_weights_from_updates_and_dies_with_any_of_its_processes(model_of):
+    path = model_of("qwen3_moe", hidden=128)
+    options = VllmConfig(
+        tensor_parallel_size=2, load_format="dummy", engine_args={"kv_cache_memory_bytes": 64 << 20}
+    )
+    engine = build(ModelArgs(model_name_or_path=str(path)), options, **RUN)
+    tested = EngineUnderTest(engine, path, max_context=256)
+    try:
+        after_each_weight_update_log_probs_are_those_of_the_new_weights(tested)
+        workers = marked_processes(engine._backend._mark)
+        a_killed_process_ends_the_engine_within_seconds(tested, workers[-1])
+        assert marked_processes(engine._backend._mark) == []
+    finally:
+        engine.close()
+
+
+@needs_vllm
+def test_vllm_refuses_an_argument_that_it_doesnt_have(tiny_model):
+    from roll.strategies.base import EngineDied
+
+    options = VllmConfig(engine_args={"no_such_argument": 1})
+    with pytest.raises(EngineDied, match="no argument 'no_such_argument'"):
+        build(ModelArgs(model_name_or_path=str(tiny_model)), options, **RUN)
+
+
+async def stream(tensors):
+    for name, tensor in tensors.items():
+        yield name, tensor
+
+
+@pytest.mark.parametrize("size", [7, 64, 10_000])
+def test_tensors_come_out_of_buckets_of_any_size_as_they_went_in(size):
+    sent = {
+        "matrix": torch.randn(13, 5),
+        "half": torch.randn(4, 3).to(torch.bfloat16),
+        "number": torch.tensor(3.5),
+        "transposed": torch.randn(6, 4).T,
+        "empty": torch.empty(0, 3),
+        "whole": torch.arange(9),
+    }
+
+    async def send():
+        bucket, reader, got = SharedBucket(size), BucketReader(), {}
+        try:
+            async for pieces in bucket.fill(stream(sent)):
+                assert sum(piece[-1] for piece in pieces) <= size
+                got.update(reader.read(bucket.path, pieces))
+            reader.finish()
+        finally:
+            bucket.close()
+        return got
+
+    received = asyncio.run(send())
+    assert list(received) == list(sent)
+    for name, tensor in sent.items():
+        assert received[name].dtype == tensor.dtype
+        assert torch.equal(received[name], tensor)
+
+
+def test_a_tensor_that_is_cut_off_is_an_error():
+    async def send():
+        bucket, reader = SharedBucket(8), BucketReader()
+        try:
+            async for pieces in bucket.fill(stream({"w": torch.ones(3)})):
+                list(reader.read(bucket.path, pieces))
+                break
+            reader.finish()
+        finally:
+            bucket.close()
+
+    with pytest.raises(RuntimeError, match="'w' is incomplete"):
+        asyncio.run(send())
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "qwen2_moe"])
+def test_names_for_engines_are_those_that_transformers_writes_into_checkpoints(model_of, family):
+    from safetensors.torch import load_file
+
+    from roll.strategies.hf.model import named_tensors
+
+    path = model_of(family)
+    from roll.strategies.hf.model import load_causal_lm
+
+    model = load_causal_lm(ModelArgs(model_name_or_path=str(path)), torch.float32)
+    written = load_file(path / "model.safetensors")
+    made = dict(part for name, t in named_tensors(model) for part in checkpoint_tensors(family, name, t.detach()))
+    assert made.keys() == written.keys()
+    assert all(torch.equal(made[name], written[name]) for name in made)
