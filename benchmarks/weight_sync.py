@@ -1,0 +1,219 @@
+"""How fast new weights get from a trainer to engines, for every transport, beside what the machine can do at best.
+
+    python benchmarks/weight_sync.py --gigabytes 0.1 0.5 --engines 1 2 --rounds 5
+    python benchmarks/weight_sync.py --vllm MODEL --rounds 5
+
+One trainer and some engines, each in a process of its own under `ray`; an engine copies every tensor into a model it
+holds, as engines do. In the same rounds, by turns, so that a busy machine is busy for all:
+
+* memcpy: one copy of as many bytes inside the trainer, the least that any transport costs;
+* disk: the bytes written to a file, flushed, and read back, the least that `file` costs once they are on disk.
+
+A transport through a buffer costs two copies, one at either end, so half of memcpy is its bound when both ends have to
+share a core, and memcpy when they don't. With `--vllm` the receiver is a real vLLM engine on the model in that folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+from roll.distributed.cluster import make_executor
+from roll.distributed.dispatch import Dispatch, dispatch
+from roll.distributed.placement import RolePlacement
+from roll.distributed.transports import Receipt, Route, Sent, receive, send
+from roll.distributed.worker import Worker, WorkerInfo
+from roll.pipelines.sync import WeightSync
+
+TRANSPORTS = ("shared_memory", "broadcast", "object_store", "file")
+LAYERS = 24
+
+
+class Trainer(Worker):
+    """Holds `gigabytes` of float32 in tensors like those of a transformer, or the weights of a model's folder."""
+
+    def __init__(self, info: WorkerInfo, gigabytes: float, model: str) -> None:
+        import torch
+
+        super().__init__(info)
+        self.weights: dict[str, Any] = {}
+        if model:
+            from transformers import AutoModelForCausalLM
+
+            from roll.strategies.hf.model import named_tensors
+
+            loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+            self.weights = {name: tensor.detach() for name, tensor in named_tensors(loaded)}
+            return
+        width = max(8, int((gigabytes * 1e9 / 4 / LAYERS / 12) ** 0.5))  # 12 width^2 to a layer
+        for layer in range(LAYERS):
+            for name, shape in {"attention": (4 * width, width), "mlp": (8 * width, width), "norm": (width,)}.items():
+                self.weights[f"layers.{layer}.{name}.weight"] = torch.randn(shape)
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def send_weights(self, route: Route) -> Sent:
+        return send(route, lambda: iter(self.weights.items()), writes=self.info.rank == 0)
+
+    @dispatch(Dispatch.RANK_ZERO)
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self.weights.items()}
+
+    @dispatch(Dispatch.RANK_ZERO)
+    def memcpy(self) -> float:
+        """Seconds for one copy of all weights, into memory that was touched before."""
+        import torch
+
+        if not hasattr(self, "target"):
+            self.target = {name: torch.zeros_like(tensor) for name, tensor in self.weights.items()}
+        start = time.perf_counter()
+        for name, tensor in self.weights.items():
+            self.target[name].copy_(tensor)
+        return time.perf_counter() - start
+
+    @dispatch(Dispatch.RANK_ZERO)
+    def disk(self, folder: str) -> float:
+        """Seconds to write as many bytes, flush them, and read them back."""
+        path = Path(folder) / "bound"
+        start = time.perf_counter()
+        with open(path, "wb") as file:
+            for tensor in self.weights.values():
+                file.write(tensor.numpy().data)
+            file.flush()
+            os.fsync(file.fileno())
+        with open(path, "rb") as file:
+            while file.read(2**24):
+                pass
+        seconds = time.perf_counter() - start
+        path.unlink()
+        return seconds
+
+
+class Engine(Worker):
+    """Copies what arrives into a model of its own."""
+
+    def __init__(self, info: WorkerInfo, shapes: dict[str, tuple[int, ...]]) -> None:
+        import torch
+
+        super().__init__(info)
+        self.weights = {name: torch.zeros(shape) for name, shape in shapes.items()}
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def update_weights(self, route: Route, handles: list[Any]) -> Receipt:
+        with receive(route, handles, self.info.rank) as incoming:
+            for name, tensor in incoming:
+                self.weights[name].copy_(tensor)
+        return incoming.receipt()
+
+
+class VllmEngine(Worker):
+    """A real vLLM engine."""
+
+    def __init__(self, info: WorkerInfo, model: str) -> None:
+        from roll.configs.base import ModelArgs
+        from roll.configs.engines import VllmConfig
+        from roll.strategies.vllm import build
+
+        super().__init__(info)
+        self.engine = build(
+            ModelArgs(model_name_or_path=model, dtype="fp32"),
+            VllmConfig(enforce_eager=True),
+            max_running_requests=4,
+            max_sequence_length=128,
+            seed=1,
+            partial_rollout="resume",
+            slots=info.slots,
+        )
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def update_weights(self, route: Route, handles: list[Any]) -> Receipt:
+        with receive(route, handles, self.info.rank) as incoming:
+            self.engine.update_weights(route.version, incoming)
+        return incoming.receipt()
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def config_of(transport: str, folder: Path, bucket_mb: int) -> Any:
+    """The keys that weight sync reads."""
+    engine = SimpleNamespace(strategy_args=SimpleNamespace(strategy_name="vllm"))
+    return SimpleNamespace(
+        weight_transport=transport,
+        model_update_buffer_size_mb=bucket_mb,
+        verify_weight_sync="off",
+        engine_restarts=0,
+        async_generation_ratio=0.0,
+        rpc_timeout=600.0,
+        output_path=folder,
+        actor_infer=engine,
+    )
+
+
+def measure(args: argparse.Namespace, gigabytes: float, engines: int, folder: Path) -> None:
+    slots = tuple((i + 1,) for i in range(engines))
+    roles = [RolePlacement("trainer", ((0,),)), RolePlacement("engines", slots)]
+    with make_executor("ray", roles, rpc_timeout=600) as executor:
+        trainer = executor.create_cluster(roles[0], Trainer, (gigabytes, args.vllm))
+        if args.vllm:
+            receivers = executor.create_cluster(roles[1], VllmEngine, (args.vllm,))
+        else:
+            receivers = executor.create_cluster(roles[1], Engine, (trainer.call(Trainer.shapes),))
+        clusters = SimpleNamespace(actor_train=trainer, actor_infer=receivers)
+        syncs = {
+            name: WeightSync(config_of(name, folder, args.bucket_mb), clusters, None)  # type: ignore[arg-type]
+            for name in args.transports
+        }
+        seconds: dict[str, list[float]] = {"memcpy": [], "disk": [], **{name: [] for name in syncs}}
+        size = 0.0
+        for version in range(args.rounds + 1):  # the first one connects and touches memory
+            taken = {"memcpy": trainer.call(Trainer.memcpy), "disk": trainer.call(Trainer.disk, str(folder))}
+            for name, sync in syncs.items():
+                sync(version)
+                size = sync.metrics["sync/gigabytes"]
+                taken[name] = size / sync.metrics["throughput/sync_gb_per_second"]
+            if version:
+                for name, value in taken.items():
+                    seconds[name].append(value)
+        for sync in syncs.values():
+            sync.close()
+    report(args, size, engines, seconds)
+
+
+def report(args: argparse.Namespace, size: float, engines: int, seconds: dict[str, list[float]]) -> None:
+    what = f"vLLM on {Path(args.vllm).name}" if args.vllm else "copying receivers"
+    print(f"\n{size:.2f} GB to {engines} engine(s) ({what}), buckets of {args.bucket_mb} MiB, {args.rounds} rounds\n")
+    print("| way | median s | fastest s | GB/s (median) | of its bound |")
+    print("|---|---|---|---|---|")
+    for name, times in seconds.items():
+        bound = seconds["disk" if name == "file" else "memcpy"]
+        share = median(b / t for b, t in zip(bound, times, strict=True))
+        shown = f"{share:.0%}" if name not in ("memcpy", "disk") else "-"
+        print(f"| {name} | {median(times):.3f} | {min(times):.3f} | {size / median(times):.2f} | {shown} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gigabytes", nargs="+", type=float, default=[0.1, 0.5])
+    parser.add_argument("--engines", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=list(TRANSPORTS))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--bucket-mb", type=int, default=64)
+    parser.add_argument("--vllm", default="", help="folder of a model: the receiver is a vLLM engine on it")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if args.vllm:
+            measure(args, 0.0, 1, Path(folder))
+            return
+        for gigabytes in args.gigabytes:
+            for engines in args.engines:
+                measure(args, gigabytes, engines, Path(folder))
+
+
+if __name__ == "__main__":
+    main()

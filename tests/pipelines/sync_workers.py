@@ -1,0 +1,82 @@
+"""Workers that have weights and no model, for the tests of weight sync; importable in another process."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from roll.distributed.dispatch import Dispatch, dispatch
+from roll.distributed.transports import Receipt, Route, Sent, receive, send
+from roll.distributed.weights import weights_checksum
+from roll.distributed.worker import Worker, WorkerInfo
+
+
+def weights_of(step: int, count: int = 12) -> Iterator[tuple[str, torch.Tensor]]:
+    for i in range(count):
+        yield f"layer.{i}", torch.full((3000,), step + i / 100)
+
+
+class FakeTrainer(Worker):
+    """Its weights are those of `weights_of(step)`; every rank goes through them."""
+
+    def __init__(self, info: WorkerInfo, trouble: tuple[str, int, int] = ("", 0, 0)) -> None:
+        super().__init__(info)
+        self.step = 0
+        self.trouble = trouble
+        self.seen = 0
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def train(self) -> None:
+        self.step += 1
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def arm(self, trouble: tuple[str, int, int]) -> None:
+        """(what, rank, at which tensor)"""
+        self.trouble = trouble
+
+    def watched(self, stream: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        what, rank, at = self.trouble
+        for i, (name, tensor) in enumerate(stream):
+            if what and rank == self.info.rank and i == at:
+                self.trouble = ("", 0, 0)
+                if what == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if what == "raise":
+                    raise KeyError(f"{name} is unknown")
+                if what == "flip":
+                    tensor = tensor + 1
+            yield name, tensor
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def send_weights(self, route: Route) -> Sent:
+        return send(route, lambda: self.watched(weights_of(self.step)), writes=self.info.rank == 0)
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def checksum(self) -> str:
+        return weights_checksum(weights_of(self.step))
+
+
+class FakeEngine(FakeTrainer):
+    """Keeps what it is sent."""
+
+    weights: dict[str, torch.Tensor] = {}
+    version = -1
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def update_weights(self, route: Route, handles: list[Any]) -> Receipt:
+        with receive(route, handles, self.info.rank) as incoming:
+            self.weights = {name: tensor.clone() for name, tensor in self.watched(incoming)}
+        self.version = route.version
+        return incoming.receipt()
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def forget(self) -> None:
+        self.weights, self.version = {}, -1
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def state(self) -> tuple[int, str]:
+        return self.version, weights_checksum(self.weights.items())
