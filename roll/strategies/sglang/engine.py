@@ -1,0 +1,325 @@
+"""SGLang behind `AsyncEngine`: a process with the engine in it (`host.py`), and what is said to it.
+
+Weights. A session of SGLang (`begin`, buckets, `end`), then its prefix cache is emptied. Every answer is looked at:
+SGLang tells of a refused update in what it returns, and would go on with the old weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+import roll
+from roll.configs.base import ModelArgs
+from roll.configs.engines import SglangConfig
+from roll.strategies.async_engine import AsyncEngine
+from roll.strategies.base import EnginePart, Request, SamplingParams
+from roll.strategies.engine_backend import EngineBackend, Sampled
+from roll.strategies.hf.checkpoint_names import checkpoint_tensors
+from roll.strategies.hf.description import ModelDescription, describe_model
+from roll.strategies.hf.model import load_config
+from roll.strategies.processes import MARK, kill_marked
+from roll.strategies.sglang.channel import LENGTH, START_CALL, frame
+from roll.strategies.stopping import ResponseRules
+from roll.strategies.vllm.buckets import SharedBucket
+
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_MARGIN = 8
+"""Positions that SGLang keeps free at the end of its context; it gets more, so that responses can fill ours."""
+
+_CPU_ARGUMENTS = {"device": "cpu", "attention_backend": "torch_native", "sampling_backend": "pytorch"}
+_CPU_DEFAULTS = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "SGLANG_USE_CPU_ENGINE": "1",
+    # Ranks of one engine draw each for itself; here nothing else makes them agree.
+    "SYNC_TOKEN_IDS_ACROSS_TP": "1",
+    # Compiling takes a minute; what would be compiled takes microseconds.
+    "TORCHDYNAMO_DISABLE": "1",
+}
+_DEFAULTS = {"TOKENIZERS_PARALLELISM": "false", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
+
+
+def build_engine(
+    args: ModelArgs,
+    options: SglangConfig,
+    *,
+    max_running_requests: int,
+    max_sequence_length: int,
+    seed: int,
+    partial_rollout: Literal["resume", "restart"],
+    slots: tuple[int, ...],
+    update_buffer_bytes: int,
+) -> AsyncEngine:
+    """See `roll.strategies.sglang.build`."""
+    if importlib.util.find_spec("sglang") is None:
+        raise ValueError("strategy sglang needs the package sglang, which isn't installed")
+    if str(args.model_name_or_path).endswith(".gguf"):
+        raise ValueError(f"sglang can't take weights of a GGUF file, {args.model_name_or_path}; convert it to a folder")
+    description = describe_model(args)
+    vocab_size = int(load_config(args).get_text_config().vocab_size)
+    length = min(max_sequence_length, description.max_context)
+    on_cpu = not torch.cuda.is_available()
+    arguments = {
+        "model_path": args.model_name_or_path,
+        "dtype": _DTYPES[args.dtype],
+        "trust_remote_code": args.trust_remote_code,
+        "json_model_override_args": json.dumps(dict(args.model_config_kwargs)),
+        "random_seed": seed % (1 << 31),
+        "context_length": length + _MARGIN,
+        "max_running_requests": max_running_requests,
+        "tp_size": options.tensor_parallel_size,
+        "mem_fraction_static": options.mem_fraction_static,
+        "load_format": options.load_format,
+        "enable_memory_saver": not on_cpu,
+        "skip_tokenizer_init": True,
+        "incremental_streaming_output": True,
+        "grammar_backend": "none",
+        "sampling_mask_max_tokens": vocab_size,
+        "log_level": "error",
+        # Without a limit SGLang takes a share of the machine's memory.
+        **({**_CPU_ARGUMENTS, "max_total_tokens": max_running_requests * (length + _MARGIN)} if on_cpu else {}),
+        **({"attention_backend": options.attention_backend} if options.attention_backend else {}),
+        **options.engine_args,
+    }
+    backend = SglangBackend(
+        {key: value for key, value in arguments.items() if value is not None},
+        description,
+        vocab_size=vocab_size,
+        environment=_cpu_environment(options.devices) if on_cpu else {},
+        update_buffer_bytes=update_buffer_bytes,
+    )
+    rules = ResponseRules(description.eos_token_ids, length, description.decode)
+    where = f" on slot {', '.join(map(str, slots))}" if slots else ""
+    return AsyncEngine(backend, rules, partial_rollout=partial_rollout, name=f"SGLang engine{where}")
+
+
+def _cpu_environment(num_ranks: int) -> dict[str, str]:
+    """What SGLang needs to run without an accelerator: each rank its own cores, if there are several."""
+    if num_ranks == 1:
+        return dict(_CPU_DEFAULTS)
+    cores = sorted(os.sched_getaffinity(0))
+    shares = [cores[rank * len(cores) // num_ranks :][: max(1, len(cores) // num_ranks)] for rank in range(num_ranks)]
+    return {**_CPU_DEFAULTS, "SGLANG_CPU_OMP_THREADS_BIND": "|".join(",".join(map(str, share)) for share in shares)}
+
+
+class SglangBackend(EngineBackend):
+    """One `sgl.Engine`.
+
+    Args:
+        arguments: of `sgl.Engine`.
+        description: of the model.
+        vocab_size: number of tokens that the model has logits for.
+        environment: defaults of the engine's environment variables; what is set outside wins.
+        update_buffer_bytes: size of the shared memory for weights.
+    """
+
+    def __init__(
+        self,
+        arguments: Mapping[str, Any],
+        description: ModelDescription,
+        *,
+        vocab_size: int,
+        environment: Mapping[str, str] | None = None,
+        update_buffer_bytes: int = 256 << 20,
+    ) -> None:
+        self._arguments = dict(arguments)
+        self._description = description
+        self._vocab_size = vocab_size
+        self._environment = dict(environment or {})
+        self._update_buffer_bytes = update_buffer_bytes
+        self._mark = uuid.uuid4().hex
+        self._process: subprocess.Popen[bytes] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._dead: BaseException | None = None
+        self._num_calls = START_CALL
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._num_streams = 0
+        self._rids: dict[str, str] = {}
+        self._streams: dict[str, asyncio.Queue[tuple[Any, ...]]] = {}
+
+    async def start(self) -> None:
+        """Start the host and the engine in it."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # A session of its own: the host ends its whole group when this process is gone, however that happens.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "roll.strategies.sglang.host", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=self._child_environment(),
+                start_new_session=True,
+            )
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._reading = asyncio.create_task(self._read(reader))
+        started = self._expect(START_CALL)
+        self._writer.write(frame(("start", {**self._arguments, "nccl_port": _free_port()})))
+        await started
+
+    def _child_environment(self) -> dict[str, str]:
+        environment = {**_DEFAULTS, **self._environment, **os.environ, MARK: self._mark}
+        package = str(Path(roll.__file__).parents[1])
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), package]))
+        return environment
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Hand what the host says to who waits for it; at the end of the connection, tell everyone."""
+        try:
+            while True:
+                (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                kind, key, *content = pickle.loads(await reader.readexactly(size))
+                if kind == "sampled" and key in self._streams:
+                    self._streams[key].put_nowait(tuple(content))
+                elif kind == "answer" and key in self._calls:
+                    value, wrong = content
+                    future = self._calls.pop(key)
+                    if not future.done():
+                        future.set_exception(RuntimeError(wrong)) if wrong else future.set_result(value)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self._mourn()
+
+    def _mourn(self) -> None:
+        self._dead = RuntimeError("SGLang's processes have ended; what they printed before says why")
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(self._dead)
+        for queue in self._streams.values():
+            queue.put_nowait(((), (), "abort", str(self._dead)))
+
+    def _expect(self, number: int) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls[number] = future
+        return future
+
+    def _send(self, message: tuple[Any, ...]) -> None:
+        if self._dead is not None:
+            raise self._dead
+        assert self._writer is not None, "the engine hasn't been started"
+        self._writer.write(frame(message))
+
+    async def _call(self, name: str, *arguments: Any) -> Any:
+        self._num_calls += 1
+        number = self._num_calls
+        answer = self._expect(number)
+        try:
+            self._send(("call", number, name, arguments))
+            return await answer
+        finally:
+            self._calls.pop(number, None)
+
+    def check(self, request: Request) -> None:
+        """Raise `ValueError` for a repetition penalty: SGLang's leaves out the prompt, and so what was resumed."""
+        if request.params.repetition_penalty != 1.0:
+            raise ValueError(
+                f"request {request.id!r} has repetition_penalty {request.params.repetition_penalty}; SGLang penalises "
+                "sampled tokens only, not those of the prompt as other engines do: set it to 1, or use another engine"
+            )
+
+    async def stream(
+        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, seed: int
+    ) -> AsyncGenerator[Sampled, None]:
+        """Sample one response; `seed` is ignored, as SGLang does."""
+        del seed
+        # SGLang aborts every request whose id begins with the one it is told: all ids have one length.
+        self._num_streams += 1
+        rid = f"{self._num_streams:016x}"
+        cut = params.temperature > 0 and (params.top_p < 1 or params.top_k > 0)
+        sampling = {
+            "max_new_tokens": params.max_new_tokens,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            # SGLang tells probabilities in a distribution cut by top-p only along with a top-k; this one cuts nothing.
+            "top_k": self._vocab_size if cut and params.top_k < 1 else params.top_k,
+            "stop_token_ids": list(params.stop_token_ids),
+            "ignore_eos": True,
+        }
+        queue: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
+        self._streams[rid], self._rids[request_id] = queue, rid
+        ended = None
+        try:
+            self._send(("generate", rid, tuple(prompt_ids), sampling, cut))
+            while ended is None:
+                tokens, logprobs, ended, wrong = await queue.get()
+                if wrong:
+                    raise RuntimeError(wrong)
+                yield tokens, logprobs, ended
+        finally:
+            del self._streams[rid], self._rids[request_id]
+            if ended is None and self._dead is None:
+                self._send(("abort", [rid]))
+
+    async def abort_running(self, request_ids: Sequence[str]) -> None:
+        """Make these streams end."""
+        rids = [self._rids[i] for i in request_ids if i in self._rids]
+        if rids:
+            self._send(("abort", rids))
+
+    async def load(self, version: int, weights: AsyncIterator[tuple[str, Tensor]]) -> None:
+        """Load weights, see the module docstring."""
+        await self._call("begin")
+        total = sum(8 * int(torch.Size(shape).numel()) for shape in self._description.shapes.values())
+        bucket = SharedBucket(max(1, min(self._update_buffer_bytes, total)))
+        try:
+            async for pieces in bucket.fill(self._checkpoint(weights)):
+                await self._call("bucket", bucket.path, pieces)
+        finally:
+            bucket.close()
+        await self._call("end", version)
+
+    async def _checkpoint(self, weights: AsyncIterator[tuple[str, Tensor]]) -> AsyncIterator[tuple[str, Tensor]]:
+        async for name, tensor in self._description.complete(weights):
+            for part in checkpoint_tensors(self._description.model_type, name, tensor):
+                yield part
+
+    async def sleep(self, parts: Sequence[EnginePart]) -> int:
+        """Give these parts back, each with a tag of its own in SGLang; bytes freed, 0 without an accelerator."""
+        return int(await self._call("release", list(parts)))
+
+    async def wake(self, parts: Sequence[EnginePart]) -> None:
+        """Take the memory of these parts again."""
+        await self._call("resume", list(parts))
+
+    async def health(self) -> None:
+        """Raise when the host or a process of SGLang is gone: SGLang ends the host with them."""
+        if self._dead is None and self._process is not None and self._process.poll() is not None:
+            self._mourn()
+        if self._dead is not None:
+            raise self._dead
+
+    async def shutdown(self) -> None:
+        """End SGLang's processes, then the host."""
+        if self._dead is None and self._writer is not None and self._num_calls > START_CALL:
+            with contextlib.suppress(RuntimeError):
+                await self._call("shutdown")
+        if self._reading is not None:
+            self._reading.cancel()
+        if self._writer is not None:
+            self._writer.close()
+
+    def kill(self) -> None:
+        """End what is left of the engine's processes, orphans too."""
+        kill_marked(self._mark)
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(5.0)
+
+
+def _free_port() -> int:
+    """A port that nobody uses now: engines that start at once would find the same one by themselves."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

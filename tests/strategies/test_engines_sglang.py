@@ -1,0 +1,127 @@
+"""The cases of `engine_contract.py` on real SGLang, in the environment that `make install-sglang-cpu` makes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from importlib.util import find_spec
+
+import engine_contract
+import psutil
+import pytest
+import torch
+from engine_contract import EngineUnderTest
+from tiny_models import build_tiny_model
+
+from roll.configs.base import ModelArgs
+from roll.configs.engines import SglangConfig
+from roll.strategies.base import SamplingParams
+from roll.strategies.processes import marked_processes
+from roll.strategies.vllm.buckets import SharedBucket
+
+pytestmark = pytest.mark.skipif(
+    find_spec("sglang") is None or find_spec("sgl_kernel") is None,
+    reason="needs SGLang: make install-sglang-cpu, then .venv-sglang/bin/python -m pytest "
+    "tests/strategies/test_engines_sglang.py",
+)
+
+MAX_CONTEXT = 240
+
+
+def build(path, **options):
+    from roll.strategies.sglang import build
+
+    return build(
+        ModelArgs(model_name_or_path=str(path)),
+        SglangConfig(**options),
+        max_running_requests=16,
+        max_sequence_length=MAX_CONTEXT,
+        seed=3,
+        partial_rollout="resume",
+        # Small, so that tensors are split over buckets.
+        update_buffer_bytes=10_000,
+    )
+
+
+@pytest.fixture(scope="module")
+def under_test(tmp_path_factory):
+    path = build_tiny_model(tmp_path_factory.mktemp("sglang") / "qwen2", "qwen2")
+    engine = build(path)
+    yield EngineUnderTest(engine, path, MAX_CONTEXT, promises=frozenset({"top_p", "top_k"}))
+    engine.close()
+
+
+@pytest.mark.parametrize("case", engine_contract.CASES, ids=engine_contract.ids)
+def test_sglang_keeps_the_contract(under_test, case):
+    under_test.number += 1
+    case(under_test)
+
+
+def test_top_p_along_with_top_k_is_a_share_of_the_whole_distribution_and_log_probs_say_so(under_test):
+    # Other engines take the share of what top-k leaves. Either way the log-prob is that of the draw.
+    t = under_test
+    t.number += 1
+    requests = [t.request(f"r{i}", [9, 8, 7], top_k=4, top_p=0.02, temperature=0.8) for i in range(4)]
+    for name, completion in t.run(requests).items():
+        table = t.logprob_tables(t.request(name, [9, 8, 7], temperature=0.8), completion).exp()
+        for probs, token, logprob in zip(table, completion.token_ids, completion.logprobs, strict=True):
+            ordered, index = probs.sort(descending=True)
+            kept = (ordered.cumsum(-1) - ordered <= 0.02) & (torch.arange(len(ordered)) < 4)
+            assert token in index[kept]
+            assert logprob == pytest.approx(float((probs[token] / ordered[kept].sum()).log()), abs=1e-5)
+
+
+def test_the_callers_environment_stays_as_it_was(under_test):
+    assert "SGLANG_USE_CPU_ENGINE" not in os.environ
+    assert "TORCHDYNAMO_DISABLE" not in os.environ
+
+
+def test_a_repetition_penalty_is_refused_because_sglang_leaves_out_the_prompt(under_test):
+    with pytest.raises(ValueError, match="repetition_penalty 1.3"):
+        under_test.engine.submit([under_test.request("r", [9], repetition_penalty=1.3)])
+
+
+def test_what_sglang_refuses_is_reported_in_its_words(under_test):
+    # Past the checks of `AsyncEngine`: SGLang itself must say no, and be heard.
+    backend, loop = under_test.engine._backend, under_test.engine._loop
+
+    async def draw():
+        params = SamplingParams(max_new_tokens=4, top_p=3.0, ignore_eos=True)
+        async for _ in backend.stream("bad", [9, 8], params, 0):
+            pass
+
+    async def bucket():
+        memory = SharedBucket(1024)
+        try:
+            async for pieces in memory.fill(one_tensor()):
+                await backend._call("bucket", memory.path, pieces)
+        finally:
+            memory.close()
+
+    async def one_tensor():
+        yield "model.norm.weight", torch.ones(32)
+
+    with pytest.raises(RuntimeError, match="top_p"):
+        asyncio.run_coroutine_threadsafe(draw(), loop).result(60)
+    with pytest.raises(RuntimeError, match="begin_weight_update"):
+        asyncio.run_coroutine_threadsafe(bucket(), loop).result(60)
+
+
+def test_the_death_of_a_process_is_an_error_here_and_not_our_end(under_test):
+    mark = under_test.engine._backend._mark
+    scheduler = next(p for p in marked_processes(mark) if "scheduler" in " ".join(psutil.Process(p).cmdline()))
+    engine_contract.a_killed_process_ends_the_engine_within_seconds(under_test, scheduler)
+    assert not marked_processes(mark)
+
+
+def test_two_ranks_share_a_model_with_experts(tmp_path):
+    path = build_tiny_model(tmp_path / "moe", "qwen3_moe")
+    engine = build(path, tensor_parallel_size=2, load_format="dummy")
+    try:
+        t = EngineUnderTest(engine, path, MAX_CONTEXT, promises=frozenset({"top_p", "top_k"}))
+        engine_contract.after_each_weight_update_log_probs_are_those_of_the_new_weights(t)
+        engine_contract.truncated_and_penalised_draws_report_the_log_probs_of_that_draw(t)
+        engine_contract.responses_on_their_way_go_on_under_new_weights_and_each_token_is_right_under_its_own(t)
+    finally:
+        engine.close()
+    assert not marked_processes(engine._backend._mark)

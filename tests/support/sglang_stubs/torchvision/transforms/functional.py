@@ -1,0 +1,12 @@
+"""See torchvision/__init__.py."""
+
+from __future__ import annotations
+
+from torchvision.absent import absent
+from torchvision.transforms import InterpolationMode
+
+__all__ = ["InterpolationMode"]
+
+
+def __getattr__(name: str) -> type:
+    return absent(__name__, name)
