@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import heapq
 import logging
 import threading
 from collections import Counter
@@ -21,7 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from roll.rollout.engines import EngineRanks, RolloutStalled, never_started_completion
+from roll.rollout.progress import Progress
 from roll.rollout.routing import Router
+from roll.rollout.waiting import WaitingRequests
 from roll.strategies.base import Completion, Request
 
 T = TypeVar("T")
@@ -99,15 +100,13 @@ class ContinuousEngines:
         self._engines = [_Engine(rank) for rank in range(ranks.world_size)]
         self._busy: dict[str, str] = {}
         self._live: dict[str, _Live] = {}
-        self._queue: list[tuple[tuple[int, ...], int, str]] = []
-        """Heap of (plan position, arrival, request id); ids that are no longer live are skipped."""
-        self._arrivals = 0
-        self._progress = asyncio.Event()
+        self._waiting = WaitingRequests()
         self._error: BaseException | None = None
         self._counts = Counts()
         self._background: set[asyncio.Task[None]] = set()
         self._own_thread = loop is None
         self._loop = loop or asyncio.new_event_loop()
+        self._progress = Progress(self._loop, timeout, lambda: RolloutStalled(self._stall_message()))
         if self._own_thread:
             self._thread = threading.Thread(target=self._loop.run_forever, name="rollout", daemon=True)
             self._thread.start()
@@ -158,7 +157,7 @@ class ContinuousEngines:
     def ended(self, episode: str) -> None:
         """This episode is over."""
         self._busy.pop(episode, None)
-        self._progress.set()
+        self._progress.made()
 
     async def generate(self, episode: str, request: Request) -> Completion:
         """One response; finish reason `abort` when the scheduler stopped it."""
@@ -183,11 +182,7 @@ class ContinuousEngines:
 
     async def round(self) -> None:
         """Wait until an episode has ended; raises what made it impossible to go on."""
-        try:
-            await asyncio.wait_for(self._progress.wait(), self._timeout)
-        except asyncio.TimeoutError:
-            raise RolloutStalled(self._stall_message()) from None
-        self._progress.clear()
+        await self._progress.wait()
         if self._error is not None:
             raise self._error
 
@@ -202,8 +197,17 @@ class ContinuousEngines:
         self._resolve([never_started_completion(live.request) for live in chosen if live.rank is None])
         if submitting:  # an abort must not overtake the request that it is about
             await asyncio.gather(*submitting, return_exceptions=True)
-        for stopped in await asyncio.gather(*(self._ranks.abort(rank, ids) for rank, ids in by_rank.items())):
-            self._resolve(stopped)
+        aborts = [self._ranks.abort(rank, ids) for rank, ids in by_rank.items()]
+        for rank, result in zip(by_rank, await asyncio.gather(*aborts, return_exceptions=True), strict=True):
+            if isinstance(result, BaseException):
+                if not self._is_death(result):
+                    raise result
+                # Not to be issued again: they were to be stopped.
+                ids = [request_id for request_id in by_rank[rank] if request_id in self._live]
+                self._resolve([never_started_completion(self._live[request_id].request) for request_id in ids])
+                self._failed(self._engines[rank], result)
+            else:
+                self._resolve(result)
         return len(chosen)
 
     def take_counts(self) -> Counts:
@@ -219,30 +223,36 @@ class ContinuousEngines:
     # --- requests on their way ------------------------------------------------------------------------------------
 
     def _enqueue(self, live: _Live) -> None:
-        self._arrivals += 1
+        request = live.request
         live.rank = None
-        heapq.heappush(self._queue, (live.request.order, self._arrivals, live.request.id))
+        self._waiting.add(request.id, request.order, request.affinity, self._router.home(request.affinity))
 
-    def _dispatch(self) -> None:
-        """Give waiting requests to engines as long as there is room."""
-        while self._queue:
-            live = self._live.get(self._queue[0][2])
-            if live is None or live.rank is not None:
-                heapq.heappop(self._queue)
-                continue
+    def _dispatch(self, freed: int | None = None) -> None:
+        """Give waiting requests to engines as long as there is room; `freed` is an engine that has just got some."""
+        if freed is not None:
+            while self._router.has_room(freed) and (chosen := self._waiting.first_for(freed)) is not None:
+                live = self._live[chosen]
+                self._router.take(freed, live.request.affinity)
+                self._place(live, freed)
+        while (chosen := self._waiting.first()) is not None:
+            live = self._live[chosen]
             rank = self._router.place(live.request.affinity)
             if rank is None:
                 return
-            heapq.heappop(self._queue)
-            live.rank = rank
-            engine = self._engines[rank]
-            engine.running.add(live.request.id)
-            engine.outbox.append(live.request)
-            if engine.submitting is None:
-                engine.submitting = self._loop.create_task(self._submit(engine))
-            if engine.polling is None:
-                engine.polling = self._loop.create_task(self._poll(engine))
-            engine.work.set()
+            self._place(live, rank)
+
+    def _place(self, live: _Live, rank: int) -> None:
+        request, engine = live.request, self._engines[rank]
+        self._waiting.discard(request.id)
+        self._waiting.settle(request.affinity, rank)
+        live.rank = rank
+        engine.running.add(request.id)
+        engine.outbox.append(request)
+        if engine.submitting is None:
+            engine.submitting = self._loop.create_task(self._submit(engine))
+        if engine.polling is None:
+            engine.polling = self._loop.create_task(self._poll(engine))
+        engine.work.set()
 
     async def _submit(self, engine: _Engine) -> None:
         """Empty the outbox; what is placed meanwhile goes with the next call."""
@@ -273,29 +283,35 @@ class ContinuousEngines:
             self._failed(engine, error)
 
     def _resolve(self, completions: Sequence[Completion]) -> None:
+        freed: dict[int, None] = {}
         for completion in completions:
             live = self._live.pop(completion.id, None)
             if live is None:  # its episode was cancelled
                 continue
+            if live.rank is not None:
+                freed[live.rank] = None
             self._forget(live)
             self._busy[live.episode] = "between turns"
             if not live.future.done():
                 live.future.set_result(completion)
-        if completions:
-            self._dispatch()
+        for rank in freed:
+            self._dispatch(rank)
 
     def _forget(self, live: _Live) -> None:
-        if live.rank is not None:
-            engine = self._engines[live.rank]
-            if live.request.id in engine.running:
-                engine.running.discard(live.request.id)
-                self._router.release(live.rank)
+        if live.rank is None:
+            self._waiting.discard(live.request.id)
+            return
+        engine = self._engines[live.rank]
+        if live.request.id in engine.running:
+            engine.running.discard(live.request.id)
+            self._router.release(live.rank)
 
     def _abandon(self, live: _Live) -> None:
         """Tell the engine that nobody waits for this request any more."""
         rank = live.rank
         self._forget(live)
         if rank is not None and self._error is None:
+            self._dispatch(rank)
             stop = self._loop.create_task(self._stop_request(rank, live.request.id))
             self._background.add(stop)
             stop.add_done_callback(self._background.discard)
@@ -326,6 +342,7 @@ class ContinuousEngines:
         engine.restarts += 1
         self._counts.restarts += 1
         self._router.down(engine.rank)
+        self._waiting.lose(engine.rank)
         logger.warning(
             "engine %d died with %d requests; restart %d of %d: %s",
             engine.rank, len(engine.running), engine.restarts, self._max_restarts, error,
@@ -357,7 +374,7 @@ class ContinuousEngines:
             self._fail_all(lost)
             return
         self._router.up(engine.rank)
-        self._dispatch()
+        self._dispatch(engine.rank)
 
     def _fail_all(self, error: BaseException) -> None:
         """Nothing more will come: everybody who waits gets the error."""
@@ -365,7 +382,7 @@ class ContinuousEngines:
         for live in list(self._live.values()):
             if not live.future.done():
                 live.future.set_exception(error)
-        self._progress.set()
+        self._progress.made()
 
     def _stall_message(self) -> str:
         parts = [f"no progress for {self._timeout:.0f} s"]

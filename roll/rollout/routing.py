@@ -28,17 +28,28 @@ class Router:
 
     def place(self, affinity: str) -> int | None:
         """The engine of this prefix if it has room, else the least loaded one; None when all are full or down."""
-        home = self._homes.get(affinity) if affinity else None
-        rank = home if home is not None and self._has_room(home) else self._least_loaded()
+        home = self.home(affinity)
+        rank = home if home is not None and self.has_room(home) else self._least_loaded()
         if rank is None:
             return None
         if affinity:
-            self._homes[affinity] = rank
-            self._homes.move_to_end(affinity)
-            if len(self._homes) > self._most_homes:
-                self._homes.popitem(last=False)
+            self._settle(affinity, rank)
         self._change(rank, 1)
         return rank
+
+    def take(self, rank: int, affinity: str) -> None:
+        """Count a request on this engine; its prefix stays at home elsewhere if it has a home."""
+        if affinity:
+            self._settle(affinity, self._homes.get(affinity, rank))
+        self._change(rank, 1)
+
+    def home(self, affinity: str) -> int | None:
+        """The engine that has seen this prefix."""
+        return self._homes.get(affinity) if affinity else None
+
+    def has_room(self, rank: int) -> bool:
+        """Whether this engine can take one more."""
+        return self._up[rank] and self.load[rank] < self.capacity
 
     def release(self, rank: int) -> None:
         """A request of this engine is over."""
@@ -46,14 +57,14 @@ class Router:
         self._change(rank, -1)
 
     def down(self, rank: int) -> None:
-        """Nothing goes to this engine until `up`."""
+        """Nothing goes to this engine until `up`; what it had cached is gone."""
         self._up[rank] = False
-
-    def up(self, rank: int) -> None:
-        """This engine is there (again); what it had cached is gone."""
-        self._up[rank] = True
         for affinity in [a for a, home in self._homes.items() if home == rank]:
             del self._homes[affinity]
+
+    def up(self, rank: int) -> None:
+        """This engine is there (again)."""
+        self._up[rank] = True
         heapq.heappush(self._heap, (self.load[rank], rank))
 
     @property
@@ -61,8 +72,11 @@ class Router:
         """Engines that are up."""
         return (rank for rank, up in enumerate(self._up) if up)
 
-    def _has_room(self, rank: int) -> bool:
-        return self._up[rank] and self.load[rank] < self.capacity
+    def _settle(self, affinity: str, rank: int) -> None:
+        self._homes[affinity] = rank
+        self._homes.move_to_end(affinity)
+        if len(self._homes) > self._most_homes:
+            self._homes.popitem(last=False)
 
     def _least_loaded(self) -> int | None:
         while self._heap:

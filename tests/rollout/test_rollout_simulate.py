@@ -347,6 +347,61 @@ def test_siblings_share_an_engine_that_has_room_for_them(engines, slots, size, s
         assert outcome.use.prefill_tokens == scenario.groups * scenario.episode.prompt_tokens
 
 
+def test_siblings_share_an_engine_also_when_all_engines_are_full():
+    scenario = Scenario(engines=4, engine=EngineModel(max_running_requests=16), groups=64, group_size=8, steps=1)
+    outcome, _ = watched(scenario)
+    prompts = outcome.use.prefill_tokens / scenario.episode.prompt_tokens
+    # Stragglers of the last groups may go to an engine that would stand idle otherwise.
+    assert scenario.groups <= prompts <= 1.1 * scenario.groups
+
+
+@settings(max_examples=20, deadline=None)
+@given(deaths=st.dictionaries(st.integers(0, 2), st.floats(0.1, 60.0), min_size=1), extra=st.integers(1, 8))
+def test_a_death_while_the_rest_of_a_step_is_aborted_costs_nothing_but_time(deaths, extra):
+    scenario = Scenario(
+        engines=3, groups=4, group_size=2, steps=3, extra_prompts=extra, train_seconds=0.0, sync_seconds=0.0,
+        deaths=deaths, engine=EngineModel(max_running_requests=4), restart_seconds=1.0,
+    )  # fmt: skip
+    assert [len(groups) for groups in simulate(scenario).groups] == [4, 4, 4]
+
+
+def test_requests_given_up_make_room_for_those_that_wait():
+    from roll.rollout.continuous import ContinuousEngines
+
+    async def script(ranks, loop):
+        engines = ContinuousEngines(ranks, max_running_requests=1, timeout=1e6, loop=loop)
+        first = asyncio.ensure_future(engines.generate("a", request("a", 1000)))
+        second = asyncio.ensure_future(engines.generate("b", request("b", 5)))
+        await asyncio.sleep(20.0)
+        first.cancel()
+        completion = await second
+        assert (completion.id, len(completion.token_ids)) == ("b", 5)
+        assert loop.time() == pytest.approx(26.0)
+        await engines._stop()
+
+    play(script)
+
+
+def test_waiting_without_progress_ends_after_the_limit_and_not_before():
+    from roll.rollout.progress import Progress
+
+    loop = VirtualClockLoop()
+    progress = Progress(loop, 10.0, lambda: TimeoutError("nothing"))
+
+    async def script():
+        progress.made()
+        await progress.wait()  # had happened before
+        loop.call_later(9.0, progress.made)
+        await progress.wait()
+        assert loop.time() == 9.0
+        with pytest.raises(TimeoutError, match="nothing"):
+            await progress.wait()
+        assert loop.time() == 19.0
+
+    loop.run_until_complete(script())
+    loop.close()
+
+
 def test_async_generation_keeps_engines_busier_under_a_long_tail():
     base = Scenario(groups=16, steps=5, engines=1, train_seconds=60, engine=EngineModel(max_running_requests=64))
     sync, ahead = simulate(base), simulate(with_mode(base, "async:1"))

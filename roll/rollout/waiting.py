@@ -1,0 +1,86 @@
+"""Requests that wait for a place on an engine, and which of them a place that becomes free goes to. O(log n) each.
+
+An engine that has read a prompt should get the other requests with that prompt too. When every engine is full, places
+become free one by one all over the engines; in plain order of the plan, siblings would end up everywhere.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+_Entry = tuple[tuple[int, ...], int, str]
+"""(plan position, arrival, request id)."""
+
+
+class WaitingRequests:
+    """Waiting requests by position in the plan, by the engine that has their prefix, and those that no engine knows."""
+
+    def __init__(self) -> None:
+        self._affinities: dict[str, str] = {}
+        """Of what waits, by request id. Heaps may hold more; entries that aren't here are skipped."""
+        self._all: list[_Entry] = []
+        self._fresh: list[_Entry] = []
+        """Those whose prefix no engine has."""
+        self._siblings: dict[str, list[_Entry]] = {}
+        """The same by affinity, until one of them is placed."""
+        self._at_home: dict[int, list[_Entry]] = {}
+        """Those whose prefix this engine has."""
+        self._arrivals = 0
+
+    def __len__(self) -> int:
+        return len(self._affinities)
+
+    def add(self, request_id: str, order: tuple[int, ...], affinity: str, home: int | None) -> None:
+        """`home` is the engine that has the prefix, None if there is none."""
+        self._arrivals += 1
+        entry = (order, self._arrivals, request_id)
+        self._affinities[request_id] = affinity
+        heapq.heappush(self._all, entry)
+        if home is not None:
+            heapq.heappush(self._at_home.setdefault(home, []), entry)
+            return
+        heapq.heappush(self._fresh, entry)
+        if affinity:
+            self._siblings.setdefault(affinity, []).append(entry)
+
+    def discard(self, request_id: str) -> None:
+        """It doesn't wait any more: placed, or given up."""
+        self._affinities.pop(request_id, None)
+
+    def settle(self, affinity: str, home: int) -> None:
+        """This engine has the prefix from now on: what waits with it belongs there."""
+        for entry in self._siblings.pop(affinity, ()):
+            if entry[2] in self._affinities:
+                heapq.heappush(self._at_home.setdefault(home, []), entry)
+
+    def lose(self, home: int) -> None:
+        """This engine is gone, and the prefixes it had."""
+        for entry in self._at_home.pop(home, ()):
+            affinity = self._affinities.get(entry[2])
+            if affinity is not None:
+                heapq.heappush(self._fresh, entry)
+                if affinity:
+                    self._siblings.setdefault(affinity, []).append(entry)
+
+    def first(self) -> str | None:
+        """The first in the plan."""
+        return self._top(self._all)
+
+    def first_for(self, rank: int) -> str | None:
+        """What should get a free place on this engine: the first whose prefix it has; else the first whose prefix no
+        engine has; else the first of all."""
+        return self._top(self._at_home.get(rank, [])) or self._top_fresh() or self.first()
+
+    def _top(self, heap: list[_Entry]) -> str | None:
+        while heap and heap[0][2] not in self._affinities:
+            heapq.heappop(heap)
+        return heap[0][2] if heap else None
+
+    def _top_fresh(self) -> str | None:
+        """Siblings of a request that was placed stay in the heap until they come up here."""
+        while (top := self._top(self._fresh)) is not None:
+            affinity = self._affinities[top]
+            if not affinity or affinity in self._siblings:
+                return top
+            heapq.heappop(self._fresh)
+        return None
