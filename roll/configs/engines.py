@@ -44,7 +44,8 @@ class VllmConfig(EngineConfig):
 
     gpu_memory_utilization: float = number(0.8, gt=0, le=1)
     """Share of a device's memory that the engine takes for weights and KV cache. Roles on the same device must fit into
-    the rest, or into what `sleep_level` gives back."""
+    the rest, or into what `sleep_level` gives back. Without an accelerator the KV cache has 2 GiB, or what
+    `kv_cache_memory_bytes` or the environment's VLLM_CPU_KVCACHE_SPACE (GiB) says."""
 
     block_size: int | None = number(None, ge=1)
     """Tokens per block of the KV cache. null: the engine's choice."""
@@ -151,6 +152,7 @@ RESERVED_VLLM: dict[str, str] = {
     "lora_dtype": _LORA,
     "lora_target_modules": _LORA,
     "default_mm_loras": _LORA,
+    "disable_log_stats": "metrics are those of the run, see docs/metrics.md",
     "stream_interval": "aborts and weight updates must know every token",
     "logits_processors": "the trainer's log-probs wouldn't know them",
 }
@@ -166,6 +168,8 @@ RESERVED_SGLANG: dict[str, str] = {
     "tokenizer_mode": _OWN_TOKENS,
     "tokenizer_backend": _OWN_TOKENS,
     "skip_tokenizer_init": _OWN_TOKENS,
+    "grammar_backend": "responses are free text",
+    "sampling_mask_max_tokens": _LOG_PROBS,
     "chat_template": "write actor_train.data_args.template",
     "tp_size": "write tensor_parallel_size",
     "context_length": "it is the run's sequence_length",

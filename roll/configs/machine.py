@@ -105,10 +105,16 @@ def _backend(role: str, worker: WorkerConfig, machine: Machine) -> Iterator[Viol
 
 
 def _shared_slots(config: RLVRConfig, machine: Machine) -> Iterator[Violation]:
-    """An engine that never sleeps leaves no room on its accelerator, and no time."""
-    if config.async_generation_ratio == 0 or not (machine.accelerators or machine.amd):
+    """An engine that never sleeps leaves no room on its accelerator, and no time; a broadcast needs both ends."""
+    if not (machine.accelerators or machine.amd):
         return
     taken = set(config.actor_infer.slots)
+    both = sorted(taken & set(config.actor_train.slots))
+    if config.weight_transport == "broadcast" and both:
+        expected = f"a way for roles that share an accelerator, as actor_train and actor_infer do slot {both[0]}"
+        yield Violation("weight_transport", expected, "weight_transport=auto, or slots apart", "broadcast")
+    if config.async_generation_ratio == 0:
+        return
     for role, worker in config.roles.items():
         shared = sorted(taken & set(worker.slots))
         if role != "actor_infer" and shared:

@@ -51,12 +51,11 @@ def _without_async(config: RLVRConfig) -> Iterator[Violation]:
 
 def transport_rules(config: RLVRConfig) -> Iterator[Violation]:
     """How weights travel, against where the two ends are."""
-    way = config.weight_transport
-    if config.executor == "inline" and way not in ("auto", "file"):
-        expected = f"auto or file with executor inline: in one process there is nothing for {way} to cross"
-        yield Violation("weight_transport", expected, "weight_transport=auto, or executor=ray", way)
-    if config.num_nodes > 1 and way == "shared_memory":
-        expected = f"a way between machines, because num_nodes is {config.num_nodes}"
+    way, plan = config.weight_transport, config.placement
+    trainer = plan.node_of(config.actor_train.slots[0])
+    far = sorted({plan.node_of(slot) for slot in config.actor_infer.slots} - {trainer})
+    if way == "shared_memory" and far:
+        expected = f"a way between machines: actor_train's rank 0 is on node {trainer}, engines are on node {far[0]}"
         yield Violation("weight_transport", expected, "weight_transport=auto", way)
     if config.val_only and config.verify_weight_sync != "off" and not config.resume_from_checkpoint:
         expected = "off with val_only: the starting weights are read by the engine itself, nothing is sent"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from roll.configs.base import GeneratingArgs, WorkerConfig
+from roll.configs.base import WorkerConfig
 from roll.configs.engines import GONE, RESERVED_SGLANG, RESERVED_VLLM, EngineConfig, SglangConfig, VllmConfig
 from roll.configs.errors import Violation
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 """Engines by strategy, as their projects write themselves."""
+
+VLLM_TEMPERATURES = (0.01, 2.0)
+"""Lowest and highest temperature that vLLM samples at as it is told."""
 
 _RESERVED = {"vllm": RESERVED_VLLM, "sglang": RESERVED_SGLANG}
 _OPTIONS = "actor_infer.strategy_args.strategy_config"
@@ -34,8 +37,7 @@ def engine_rules(config: RLVRConfig) -> Iterator[Violation]:
         yield Violation(f"{_OPTIONS}.load_format", expected, f"{_OPTIONS}.load_format=auto", "dummy")
     if isinstance(options, VllmConfig):
         yield from _vllm_sizes(config, options)
-    if isinstance(options, SglangConfig) and not config.val_only:
-        yield from _full_distribution(worker.generating_args)
+    yield from _sampling(config, options)
 
 
 def _without_engine(config: RLVRConfig, name: str) -> Iterator[Violation]:
@@ -102,19 +104,17 @@ def _vllm_sizes(config: RLVRConfig, options: VllmConfig) -> Iterator[Violation]:
         yield Violation(f"{_OPTIONS}.max_num_batched_tokens", expected, "raise it", budget)
 
 
-def _full_distribution(args: GeneratingArgs) -> Iterator[Violation]:
-    """`sampling_rules` refuses the same without a correction; here the correction would be fed wrong numbers."""
-    changed = {
-        "top_p": args.top_p < 1 and args.top_p,
-        "top_k": args.top_k > 0 and args.top_k,
-        "repetition_penalty": args.repetition_penalty != 1 and args.repetition_penalty,
-    }
-    for key, value in changed.items():
-        if value:
-            off = "-1" if key == "top_k" else "1"
-            expected = (
-                f"{off} in training with sglang, which reports log-probs of the full distribution and not of the one "
-                "that it draws from"
-            )
-            fix = f"remove {key}, or actor_infer.strategy_args.strategy_name=vllm with train_infer_correction"
-            yield Violation(f"actor_infer.generating_args.{key}", expected, fix, value)
+def _sampling(config: RLVRConfig, options: EngineConfig) -> Iterator[Violation]:
+    """What an engine can't draw from, in training and in validation."""
+    sections = {"actor_infer.generating_args": config.actor_infer.generating_args}
+    if config.validation is not None:
+        sections["validation.generating_args"] = config.validation.generating_args
+    for path, args in sections.items():
+        if isinstance(options, SglangConfig) and args.repetition_penalty != 1:
+            expected = "1 with sglang, which penalises sampled tokens only and not those of the prompt as others do"
+            fix = "remove it, or actor_infer.strategy_args.strategy_name=vllm"
+            yield Violation(f"{path}.repetition_penalty", expected, fix, args.repetition_penalty)
+        low, high = VLLM_TEMPERATURES
+        if isinstance(options, VllmConfig) and args.temperature and not low <= args.temperature <= high:
+            expected = f"0 (greedy), or {low:g} to {high:g}: vLLM would sample at another temperature than it is told"
+            yield Violation(f"{path}.temperature", expected, f"{path}.temperature=1", args.temperature)

@@ -76,8 +76,8 @@ def _generating_rules(config: RLVRConfig, path: str, args: GeneratingArgs) -> It
 
 
 def _untracked_truncation(config: RLVRConfig, path: str, args: GeneratingArgs) -> Iterator[Violation]:
-    if config.train_infer_correction is not None or config.actor_infer.strategy_args.strategy_name == "sglang":
-        return  # of sglang `engine_rules` says that not even a correction helps
+    if config.train_infer_correction is not None:
+        return
     changed = {
         "top_p": args.top_p < 1 and args.top_p,
         "top_k": args.top_k > 0 and args.top_k,

@@ -36,10 +36,9 @@ REFUSED = [
      ["train_infer_correction corrects"]),
     ("a permission beside a loss", [RAY, VLLM, RATIO, "policy_loss=decoupled_ppo", "allow_uncorrected_async=true"],
      "allow_uncorrected_async", ["policy_loss decoupled_ppo corrects"]),
-    ("a broadcast in one process", ["weight_transport=broadcast"], "weight_transport", ["nothing for broadcast"]),
-    ("an object store in one process", ["weight_transport=object_store"], "weight_transport", ["executor inline"]),
-    ("memory shared between machines", [RAY, "num_nodes=2", "weight_transport=shared_memory"], "weight_transport",
-     ["num_nodes is 2"]),
+    ("memory shared between machines",
+     [RAY, "num_nodes=2", "actor_infer.device_mapping=[0,1]", "weight_transport=shared_memory"], "weight_transport",
+     ["rank 0 is on node 0, engines are on node 1"]),
     ("a way that isn't there", ["weight_transport=nccl"], "weight_transport", ["broadcast"]),
     ("an empty bucket", ["model_update_buffer_size_mb=0"], "model_update_buffer_size_mb", [">= 1"]),
     ("a check by name only", ["verify_weight_sync=sha"], "verify_weight_sync", ["off, checksum or logprob"]),
@@ -68,7 +67,8 @@ ALLOWED = [
     [*AHEAD, "adv_estimator=remax"],
     ["weight_transport=file"],
     [RAY, "weight_transport=shared_memory", "model_update_buffer_size_mb=1", "verify_weight_sync=logprob"],
-    [RAY, "num_nodes=2", "weight_transport=broadcast"],
+    [RAY, "num_nodes=2", "actor_infer.device_mapping=[0,1]", "weight_transport=broadcast"],
+    [RAY, "num_nodes=2", "weight_transport=shared_memory"],  # the second node is somebody else's
 ]
 
 
@@ -109,3 +109,10 @@ def test_a_reference_beside_the_engines_is_as_much_in_the_way(job):
 
 def test_taking_turns_on_one_slot_is_fine_without_running_ahead(job):
     check_environment(load_config(job, "job", [RAY, VLLM]), GPUS)
+
+
+def test_a_broadcast_between_roles_on_one_accelerator_is_refused(job):
+    config = load_config(job, "job", [RAY, VLLM, "weight_transport=broadcast"])
+    with pytest.raises(ConfigError, match="as actor_train and actor_infer do slot 0"):
+        check_environment(config, GPUS)
+    check_environment(config, Machine())

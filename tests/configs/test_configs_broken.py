@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -206,9 +207,9 @@ def test_the_job_that_the_table_breaks_is_sound(job):
     ("overrides", "path", "fragments"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN]
 )
 def test_a_broken_configuration_gives_one_clear_error(job, overrides, path, fragments):
-    start = time.perf_counter()
+    start = time.process_time()
     error = problem_of(job, overrides)
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 2.0
     # `actor_infer` without a model of its own repeats what is wrong with the default.
     violation = error.violations[0]
     assert {v.path.split(".", 1)[-1] for v in error.violations} == {violation.path.split(".", 1)[-1]}, str(error)
@@ -284,15 +285,16 @@ COMMANDS = [
 @pytest.mark.parametrize(("overrides", "fragment"), COMMANDS)
 def test_the_command_ends_with_code_2_and_no_traceback(job, overrides, fragment):
     command = [sys.executable, "-X", "importtime", REPOSITORY / "examples" / "start_pipeline.py"]
-    start = time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [*command, "--config_path", ".", "--config_name", "job", *overrides],
         capture_output=True, text=True, timeout=60, cwd=job,
     )  # fmt: skip
-    assert time.perf_counter() - start < 2.0
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)  # computing time: others may want the cores too
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2.0
     imported = {line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     said = "\n".join(line for line in done.stderr.splitlines() if not line.startswith("import time:"))
     assert done.returncode == 2, said
     assert fragment in said
     assert "Traceback" not in said
-    assert not {"torch", "ray", "transformers", "datasets"} & imported
+    assert not {"torch", "ray", "transformers", "datasets", "vllm"} & imported
