@@ -80,6 +80,7 @@ class AsyncEngine(InferEngine):
         timeout: seconds any other operation may take, a weight update included.
 
     Raises:
+        ValueError: the engine refuses an option.
         EngineDied: the engine didn't come up; the cause says why.
     """
 
@@ -246,6 +247,8 @@ class AsyncEngine(InferEngine):
             await self._backend.start()
         except Exception as error:
             self._die(error)
+            if isinstance(error, ValueError):
+                raise  # an option that the engine refuses: starting again wouldn't help
             raise EngineDied(f"{self._name} didn't start: {type(error).__name__}: {error}") from error
         self._gate.set()
         self._watch_task = asyncio.create_task(self._watch())
@@ -272,9 +275,13 @@ class AsyncEngine(InferEngine):
     def _bury(self) -> None:
         self._gate.clear()
         self._dead.set()
-        for live in self._live.values():
-            if live is not None and live.task is not None:
+        for live in self._begun():
+            if live.task is not None:
                 live.task.cancel()
+
+    def _begun(self) -> list[Live]:
+        with self._changed:
+            return [live for live in self._live.values() if live is not None]
 
     def _begin(self, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -390,7 +397,7 @@ class AsyncEngine(InferEngine):
             if "weights" in self._asleep:
                 raise RuntimeError(f"{self._name} can't load weights while they sleep; wake them first")
             self._gate.clear()
-            lives = [live for live in self._live.values() if live is not None]
+            lives = self._begun()
             try:
                 await self._exclusive(self._interrupt(lives), "its requests to stop for new weights")
                 await self._exclusive(self._backend.load(version, weights), f"weights of version {version}")

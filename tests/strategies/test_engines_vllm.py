@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
@@ -15,11 +19,14 @@ from engine_contract import (
     after_each_weight_update_log_probs_are_those_of_the_new_weights,
     ids,
 )
+from safetensors.torch import load_file
 
 from roll.configs.base import ModelArgs
 from roll.configs.engines import VllmConfig
 from roll.strategies.hf.checkpoint_names import checkpoint_tensors
-from roll.strategies.processes import marked_processes
+from roll.strategies.hf.description import describe_model
+from roll.strategies.hf.model import load_causal_lm, named_tensors
+from roll.strategies.processes import MARK, kill_marked, marked_processes
 from roll.strategies.vllm import build
 from roll.strategies.vllm.buckets import BucketReader, SharedBucket
 
@@ -33,7 +40,7 @@ def tested(model_of):
     path = model_of("qwen3", hidden=128)
     engine = build(
         ModelArgs(model_name_or_path=str(path)),
-        VllmConfig(block_size=16, engine_args={"kv_cache_memory_bytes": 64 << 20}),
+        VllmConfig(block_size=32, engine_args={"kv_cache_memory_bytes": 64 << 20}),
         update_buffer_bytes=100_000,  # some tensors fill several buckets
         **RUN,
     )
@@ -63,7 +70,7 @@ def test_vllm_with_wrong_weights_ends(tested):
 
 @needs_vllm
 def test_vllm_on_two_ranks_gets_its_weights_from_updates_and_dies_with_any_of_its_processes(model_of):
-    path = model_of("qwen3_moe", hidden=128)
+    path = model_of("qwen3", hidden=128)
     options = VllmConfig(
         tensor_parallel_size=2, load_format="dummy", engine_args={"kv_cache_memory_bytes": 64 << 20}
     )
@@ -80,10 +87,8 @@ def test_vllm_on_two_ranks_gets_its_weights_from_updates_and_dies_with_any_of_it
 
 @needs_vllm
 def test_vllm_refuses_an_argument_that_it_doesnt_have(tiny_model):
-    from roll.strategies.base import EngineDied
-
     options = VllmConfig(engine_args={"no_such_argument": 1})
-    with pytest.raises(EngineDied, match="no argument 'no_such_argument'"):
+    with pytest.raises(ValueError, match="no argument 'no_such_argument'"):
         build(ModelArgs(model_name_or_path=str(tiny_model)), options, **RUN)
 
 
@@ -138,15 +143,44 @@ def test_a_tensor_that_is_cut_off_is_an_error():
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "qwen2_moe"])
 def test_names_for_engines_are_those_that_transformers_writes_into_checkpoints(model_of, family):
-    from safetensors.torch import load_file
-
-    from roll.strategies.hf.model import named_tensors
-
     path = model_of(family)
-    from roll.strategies.hf.model import load_causal_lm
-
     model = load_causal_lm(ModelArgs(model_name_or_path=str(path)), torch.float32)
     written = load_file(path / "model.safetensors")
     made = dict(part for name, t in named_tensors(model) for part in checkpoint_tensors(family, name, t.detach()))
     assert made.keys() == written.keys()
     assert all(torch.equal(made[name], written[name]) for name in made)
+
+
+def test_a_model_is_described_without_its_weights_and_weight_streams_are_held_against_that(tiny_family):
+    args = ModelArgs(model_name_or_path=str(tiny_family))
+    model = load_causal_lm(args, torch.float32)
+    described = describe_model(args)
+    weights = {name: tensor.detach() for name, tensor in named_tensors(model)}
+    assert described.shapes == {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    assert described.eos_token_ids == {model.config.eos_token_id}
+    assert described.max_context == 256
+
+    async def through(tensors):
+        return [name async for name, _ in described.complete(stream(tensors))]
+
+    assert asyncio.run(through(weights)) == list(weights)
+    one = "model.norm.weight"
+    for wrong, message in (
+        ({name: tensor for name, tensor in weights.items() if name != one}, f"1 tensors untouched, e.g. .'{one}'"),
+        ({**weights, "extra": torch.ones(1)}, "'extra', which the engine's model doesn't have"),
+        ({**weights, one: torch.ones(1)}, r"has shape \(1,\), expected \(32,\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            asyncio.run(through(wrong))
+
+
+def test_processes_are_found_and_killed_by_their_mark():
+    child = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    subprocess.run([sys.executable, "-c", child], env={**os.environ, MARK: "mine"}, check=True, timeout=30)
+    (orphan,) = marked_processes("mine")
+    assert marked_processes("others") == []
+    kill_marked("mine")
+    end = time.monotonic() + 10
+    while marked_processes("mine") and time.monotonic() < end:
+        time.sleep(0.01)
+    assert marked_processes("mine") == [], orphan

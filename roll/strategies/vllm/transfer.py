@@ -104,6 +104,11 @@ class HostWeightTransferEngine(WeightTransferEngine[HostInitInfo, HostUpdateInfo
     def shutdown(self) -> None:
         """Nothing is held between updates."""
 
+    @staticmethod
+    def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
+        """Older versions ask for it here; buckets are written by `VllmBackend.load`."""
+        raise NotImplementedError
+
 
 def _tied_names(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, list[str]]:
     """First name of a parameter that has several -> the other names."""
