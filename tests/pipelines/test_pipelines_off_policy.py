@@ -135,6 +135,15 @@ def test_the_cap_of_decoupled_ppo_shows_in_what_is_measured(cap, mean, capped):
     assert metrics["mismatch/weight_capped_share"] == pytest.approx(capped)
 
 
+def test_filters_go_with_decoupled_ppo_and_leave_its_weight_to_the_loss():
+    rule = TrainInferCorrection(importance_upper=None, ratio_high=2.5)
+    batch, metrics = assigned(rows((5,) * 5, OLD, SAMPLED), train_infer_correction=rule, **DECOUPLED)
+    assert batch.loss_mask[batch.action_mask].tolist() == [True, False, True, True, True]  # e is above 2.5
+    assert batch.importance_weights.tolist() == [1.0] * len(batch.token_ids)
+    # Weights 1, 0, 2, 0.5, 1: 4.5^2 / (5 * 6.25)
+    assert metrics["mismatch/ess"] == pytest.approx(4.5**2 / (5 * 6.25))
+
+
 # --- segments ---------------------------------------------------------------------------------------------------------
 
 
