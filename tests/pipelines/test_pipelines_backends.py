@@ -5,9 +5,8 @@ from __future__ import annotations
 from statistics import fmean
 
 import pytest
+from same_runs import comparable
 from toy import run_toy, write_toy
-
-from roll.tracking.names import is_timing
 
 ACTOR = "actor_train.strategy_args.strategy_name"
 OPTIONS = "+actor_train.strategy_args.strategy_config"
@@ -29,10 +28,6 @@ MIXED = (
     "critic.training_args.gradient_accumulation_steps=2",
     "critic.training_args.learning_rate=1e-2",
 )
-
-
-def comparable(rows):
-    return [{name: value for name, value in row.items() if not is_timing(name)} for row in rows]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from statistics import fmean
 
 import pytest
+from same_runs import check_ray_equals_inline, in_process, logged
 from small import CRITIC, REFERENCE, run_small
 from tiny_models import build_tiny_model
 from torch.distributed.checkpoint import FileSystemReader
-from toy import metrics_of, run_toy, write_toy
-
-from roll.tracking.names import is_timing
+from toy import run_toy, write_toy
 
 MODEL = "actor_train.model_args"
 RANK = (f"{MODEL}.lora_rank=8", f"{MODEL}.lora_alpha=32", "actor_train.training_args.learning_rate=5e-3")
 KL = ("use_kl_loss=true", "kl_loss_coef=0.1", "add_token_level_kl=true", "allow_both_kl=true", "ppo_epochs=2")
-
-
-def comparable(rows):
-    return [{name: value for name, value in row.items() if not is_timing(name)} for row in rows]
 
 
 def test_the_toy_is_solved_by_adapters_alone_and_the_engine_samples_from_what_is_trained(tmp_path):
@@ -79,22 +72,15 @@ EVERYTHING = (
 )
 
 
-def in_process(folder: Path, moment: str = "", nth: int = 0, *overrides: str) -> int:
-    script = Path(__file__).with_name("toy_process.py")
-    command = [sys.executable, str(script), str(folder), moment, str(nth), *EVERYTHING, *overrides]
-    return subprocess.run(command, capture_output=True, timeout=300, check=False).returncode
-
-
 @pytest.mark.slow
 def test_killed_in_an_update_and_resumed_equals_never_killed(tiny_model, tmp_path):
     whole = write_toy(tmp_path / "whole", tiny_model)
-    assert in_process(whole) == 0
+    assert in_process(whole, EVERYTHING) == 0
     killed = write_toy(tmp_path / "killed", tiny_model)
-    assert in_process(killed, "update", 7) == -signal.SIGKILL
-    assert 1 < len(metrics_of(killed / "output" / "logs")) < 5
-    assert in_process(killed, "", 0, "resume_from_checkpoint=auto") == 0
-    rows = [comparable(metrics_of(folder / "output" / "logs")) for folder in (whole, killed)]
-    assert rows[0] == rows[1]
+    assert in_process(killed, EVERYTHING, moment="update", nth=7) == -signal.SIGKILL
+    assert 1 < len(logged(killed)) < 5
+    assert in_process(killed, EVERYTHING, "resume_from_checkpoint=auto") == 0
+    assert logged(killed) == logged(whole)
     last = Path("output") / "checkpoints" / "checkpoint-5" / "hf_model"
     for file in ("model.safetensors", "adapter/adapter_model.safetensors", "adapter/adapter_config.json"):
         assert (whole / last / file).read_bytes() == (killed / last / file).read_bytes(), file
@@ -102,17 +88,5 @@ def test_killed_in_an_update_and_resumed_equals_never_killed(tiny_model, tmp_pat
 
 @pytest.mark.slow
 def test_ray_with_two_data_parallel_ranks_equals_inline(tiny_model, tmp_path):
-    settings = ("max_steps=3", *RANK, *KL)
-    inline = run_toy(write_toy(tmp_path / "inline", tiny_model), *settings)
-    ray = run_toy(
-        write_toy(tmp_path / "ray", tiny_model),
-        *settings,
-        "executor=ray",
-        "num_gpus_per_node=2",
-        "actor_train.device_mapping='0-1'",
-        "actor_train.training_args.gradient_accumulation_steps=1",
-    )
-    for mine, theirs in zip(inline, ray, strict=True):
-        for name in ("actor/loss", "actor/kl_loss", "kl/reference", "reward/mean"):
-            assert mine[name] == pytest.approx(theirs[name], abs=1e-5), name
-        assert mine["actor/grad_norm"] == pytest.approx(theirs["actor/grad_norm"], rel=1e-3)
+    names = ("actor/loss", "actor/kl_loss", "kl/reference", "reward/mean")
+    check_ray_equals_inline(tiny_model, tmp_path, ("max_steps=3", *RANK, *KL), names=names)

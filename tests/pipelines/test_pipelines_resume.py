@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from same_runs import check_ray_equals_inline, comparable, in_process, logged
 from test_pipelines_learning import CRITIC
-from toy import metrics_of, run_toy, write_toy
-
-from roll.tracking.names import is_timing
+from toy import run_toy, write_toy
 
 # Everything that has a state: two optimizers, running reward statistics, an adaptive KL coefficient, a learning-rate
 # schedule, shuffled epochs, prompts that over-sampling put back, draws of PF-PPO.
@@ -39,34 +36,24 @@ EVERYTHING = (
 )
 
 
-def comparable(rows):
-    return [{name: value for name, value in row.items() if not is_timing(name)} for row in rows]
-
-
 def weights_hash(folder: Path, step: int = 5) -> str:
     weights = folder / "output" / "checkpoints" / f"checkpoint-{step}" / "hf_model" / "model.safetensors"
     return hashlib.sha256(weights.read_bytes()).hexdigest()
-
-
-def in_process(folder: Path, moment: str = "", nth: int = 0, *overrides: str) -> int:
-    script = Path(__file__).with_name("toy_process.py")
-    command = [sys.executable, str(script), str(folder), moment, str(nth), *EVERYTHING, *overrides]
-    return subprocess.run(command, capture_output=True, timeout=300, check=False).returncode
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tiny_model, tmp_path_factory):
     # In a process of its own like the others: the number of threads is part of what makes the bits.
     folder = write_toy(tmp_path_factory.mktemp("resume") / "whole", tiny_model)
-    assert in_process(folder) == 0
-    return folder, comparable(metrics_of(folder / "output" / "logs"))
+    assert in_process(folder, EVERYTHING) == 0
+    return folder, logged(folder)
 
 
 def test_the_same_seed_gives_the_same_bits_in_another_process(uninterrupted, tiny_model, tmp_path):
     folder, rows = uninterrupted
     again = write_toy(tmp_path / "again", tiny_model)
-    assert in_process(again) == 0
-    assert comparable(metrics_of(again / "output" / "logs")) == rows
+    assert in_process(again, EVERYTHING) == 0
+    assert logged(again) == rows
     assert weights_hash(again) == weights_hash(folder)
 
 
@@ -83,30 +70,17 @@ def test_another_seed_gives_another_run(uninterrupted, tiny_model, tmp_path):
 def test_killed_and_resumed_equals_never_killed(uninterrupted, tiny_model, tmp_path, moment, nth):
     folder, rows = uninterrupted
     killed = write_toy(tmp_path / "killed", tiny_model)
-    assert in_process(killed, moment, nth) == -signal.SIGKILL
-    done = metrics_of(killed / "output" / "logs")
+    assert in_process(killed, EVERYTHING, moment=moment, nth=nth) == -signal.SIGKILL
+    done = logged(killed)
     assert 1 < len(done) < len(rows), f"killed {moment} after {len(done)} steps: choose another call"
-    assert in_process(killed, "", 0, "resume_from_checkpoint=auto") == 0
-    assert comparable(metrics_of(killed / "output" / "logs")) == rows
+    assert in_process(killed, EVERYTHING, "resume_from_checkpoint=auto") == 0
+    assert logged(killed) == rows
     assert weights_hash(killed) == weights_hash(folder)
 
 
 @pytest.mark.slow
 def test_ray_with_two_data_parallel_ranks_equals_inline(tiny_model, tmp_path):
-    settings = ("max_steps=4", "adv_estimator=reinforce", "ppo_epochs=2", "use_kl_loss=true", "kl_loss_coef=0.1")
-    reference = ("reference.infer_batch_size=16",)
-    inline = run_toy(write_toy(tmp_path / "inline", tiny_model), *settings, *reference)
-    ray = run_toy(
-        write_toy(tmp_path / "ray", tiny_model),
-        *settings,
-        *reference,
-        "executor=ray",
-        "num_gpus_per_node=2",
-        "actor_train.device_mapping='0-1'",
-        "actor_train.training_args.gradient_accumulation_steps=1",
-        "actor_infer.device_mapping='0-1'",
-    )
-    for mine, theirs in zip(inline, ray, strict=True):
-        for name in ("actor/loss", "actor/pg_loss", "actor/kl_loss", "reward/mean"):
-            assert mine[name] == pytest.approx(theirs[name], abs=1e-5), name
-        assert mine["actor/grad_norm"] == pytest.approx(theirs["actor/grad_norm"], rel=1e-3)
+    loss = ("use_kl_loss=true", "kl_loss_coef=0.1", "reference.infer_batch_size=16")
+    settings = ("max_steps=4", "adv_estimator=reinforce", "ppo_epochs=2", *loss)
+    names = ("actor/loss", "actor/pg_loss", "actor/kl_loss", "reward/mean")
+    check_ray_equals_inline(tiny_model, tmp_path, settings, "actor_infer.device_mapping='0-1'", names=names)
