@@ -57,6 +57,7 @@ class Pipeline(ABC):
         self.credit = CreditAssigner(config)
         self.old_logprobs = old_logprobs_source(config)
         self.checkpoints = Checkpoints(config, clusters)
+        self.residency = clusters.residency
         self.weight_sync = WeightSync(config, clusters, tokenizer)
         self.start_step = 0
         self.version = 0
@@ -122,12 +123,14 @@ class Pipeline(ABC):
     def step(self, step: int) -> None:
         """One step of the loop."""
         with self.timers.span("step"):
+            self.residency.generating()
             with self.timers.span("generate", event_loop=True):
                 collected = self.collect(step)
             rollouts = assemble(collected.groups)
+            greedy = self.greedy_scores(step, rollouts) if self.config.adv_estimator == "remax" else None
+            self.residency.generated()
             metrics = self.rollout_metrics(rollouts).merge(collected.metrics)
             rollouts = self.score(rollouts)
-            greedy = self.greedy_scores(step, rollouts) if self.config.adv_estimator == "remax" else None
             with self.timers.span("credit"):
                 batch, credit_metrics = self.credit.assign(rollouts, step=step, greedy_scores=greedy)
             metrics.merge(credit_metrics).merge(self.update(batch, step))
@@ -185,9 +188,11 @@ class Pipeline(ABC):
             batch = batch.join(outputs, values="values")
         return replace(rollouts, batch=batch)
 
-    @staticmethod
-    def forward(cluster: Cluster, batch: TokenBatch, output: OutputName, *, adapters: bool = True) -> TokenOutputs:
+    def forward(
+        self, cluster: Cluster, batch: TokenBatch, output: OutputName, *, adapters: bool = True
+    ) -> TokenOutputs:
         """One forward pass over all rows; fillers of a small batch are dropped again."""
+        self.residency.use(cluster.role)
         outputs: TokenOutputs = cluster.call(
             ForwardWorker.forward, with_fillers(batch, cluster.dp_size), (output,), adapters
         )
@@ -197,9 +202,11 @@ class Pipeline(ABC):
         """Train the critic, and the actor once the critic's warm-up is over."""
         metrics = Metrics()
         if self.clusters.critic is not None:
+            self.residency.use("critic")
             with self.timers.span("train_critic", waits=True):
                 metrics.merge(train(self.clusters.critic, self.config, batch, step))
         if self.clusters.critic is None or step > self.config.critic_warmup:
+            self.residency.use("actor_train")
             with self.timers.span("train_actor", waits=True):
                 metrics.merge(train(self.clusters.actor_train, self.config, batch, step))
         return metrics
@@ -207,7 +214,9 @@ class Pipeline(ABC):
     def sync_weights(self, version: int) -> None:
         """The engines go on with the trainer's weights; what they sample from now on carries `version`."""
         with self.timers.span("sync_weights", waits=True):
-            self.weight_sync(version)
+            with self.residency.syncing():
+                self.weight_sync(version)
+            self.weight_sync.verify(version)
             self.version = version
 
     def resend_weights(self, rank: int) -> None:
@@ -216,6 +225,7 @@ class Pipeline(ABC):
 
     def validated(self, step: int) -> dict[str, float]:
         """`evaluate`, timed."""
+        self.residency.generating()
         with self.timers.span("validate", waits=True):
             return self.evaluate(step)
 

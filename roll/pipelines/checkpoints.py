@@ -22,6 +22,7 @@ class Checkpoints:
 
     def __init__(self, config: RLVRConfig, clusters: Clusters) -> None:
         self._config = config
+        self._residency = clusters.residency
         self._trained = {"actor_train": clusters.actor_train}
         if clusters.critic is not None:
             self._trained["critic"] = clusters.critic
@@ -34,8 +35,10 @@ class Checkpoints:
         """
         with self._store.writing(step, {"exp_name": self._config.exp_name, "strategies": self._strategies}) as folder:
             for role, cluster in self._trained.items():
+                self._residency.use(role)
                 cluster.call(TrainWorker.save, str(folder / role))
             if self._config.checkpoint_config.save_hf_model:
+                self._residency.use("actor_train")
                 self._trained["actor_train"].call(TrainWorker.export, str(folder / "hf_model"))
             write_json(folder / "pipeline.json", {"step": step, "seed": self._config.seed, **state(folder)})
 
@@ -65,6 +68,7 @@ class Checkpoints:
             folder = checkpoint.path / role
             if not folder.is_dir():
                 raise ValueError(f"{checkpoint.path} holds no {role}; it was written by another configuration")
+            self._residency.use(role)
             cluster.call(TrainWorker.load, str(folder))
         logger.info("resumed from %s", checkpoint.path)
         return state, checkpoint.path

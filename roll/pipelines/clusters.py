@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from roll.configs.batch import plan_batches
 from roll.configs.rlvr import RLVRConfig
 from roll.distributed.cluster import Cluster, Executor, RayOptions, make_executor
 from roll.distributed.placement import RolePlacement
+from roll.pipelines.residency import Residency
 from roll.strategies import LOCKSTEP_ENGINES
 from roll.workers.infer import InferWorker
 from roll.workers.train import ForwardWorker, TrainWorker, train_spec
@@ -29,6 +30,8 @@ class Clusters:
     reference: Cluster | None
     critic: Cluster | None
     reward_model: Cluster | None
+    residency: Residency = field(default_factory=lambda: Residency(()))
+    """Whose memory is on the devices, where roles share them."""
 
 
 def placements(config: RLVRConfig) -> list[RolePlacement]:
@@ -63,20 +66,28 @@ def start_clusters(config: RLVRConfig, *, total_steps: int) -> Iterator[Clusters
         ray=ray_options(config),
     )
     with executor:
+        residency = Residency(config.placement.colocated())
+        started: dict[str, Cluster] = {}
+        for role in ("actor_train", "actor_infer", "reference", "critic", "reward_model"):
+            if role not in by_role:
+                continue
+            if role == "actor_infer":
+                started[role] = executor.create_cluster(by_role[role], InferWorker, (config,))
+            else:
+                started[role] = _start(executor, by_role[role], config, total_steps)
+            residency.add(role, started[role])
         yield Clusters(
-            actor_train=_start(executor, by_role, config, "actor_train", total_steps),
-            actor_infer=executor.create_cluster(by_role["actor_infer"], InferWorker, (config,)),
-            reference=_start(executor, by_role, config, "reference", total_steps),
-            critic=_start(executor, by_role, config, "critic", total_steps),
-            reward_model=_start(executor, by_role, config, "reward_model", total_steps),
+            actor_train=started["actor_train"],
+            actor_infer=started["actor_infer"],
+            reference=started.get("reference"),
+            critic=started.get("critic"),
+            reward_model=started.get("reward_model"),
+            residency=residency,
         )
 
 
-def _start(
-    executor: Executor, by_role: dict[str, RolePlacement], config: RLVRConfig, role: str, total_steps: int
-) -> Cluster:
-    if role not in by_role:
-        return None  # type: ignore[return-value]
+def _start(executor: Executor, placement: RolePlacement, config: RLVRConfig, total_steps: int) -> Cluster:
+    role = placement.role
     learns = role in ("actor_train", "critic")
     # The critic trains from the first step, the actor after the critic's warm-up.
     steps = total_steps - (config.critic_warmup if role == "actor_train" and config.uses_critic else 0)
@@ -88,6 +99,6 @@ def _start(
         total_optimizer_steps=max(1, steps) * plan_batches(config).of(role).optimizer_steps if learns else 1,
     )
     worker_cls = TrainWorker if learns else ForwardWorker
-    return executor.create_cluster(by_role[role], worker_cls, (config, spec), balance=config.balance_batch)
+    return executor.create_cluster(placement, worker_cls, (config, spec), balance=config.balance_batch)
 
 

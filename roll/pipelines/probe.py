@@ -12,6 +12,7 @@ from roll.configs.rlvr import RLVRConfig
 from roll.distributed.cluster import Cluster
 from roll.distributed.weights import WeightSyncError
 from roll.pipelines.assemble import with_fillers
+from roll.pipelines.clusters import Clusters
 from roll.strategies.base import Completion, Request, SamplingParams
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.utils.seeding import stable_hash
@@ -25,9 +26,7 @@ _PROMPT_TOKENS = 8
 _NEW_TOKENS = 4
 
 
-def compare_logprobs(
-    config: RLVRConfig, trainer: Cluster, engines: Cluster, tokenizer: Any, version: int
-) -> None:
+def compare_logprobs(config: RLVRConfig, clusters: Clusters, tokenizer: Any, version: int) -> None:
     """Raise `WeightSyncError` if an engine and the trainer disagree on a token, or an engine has another version.
 
     Tokens are drawn at the temperature of the rollouts, which the trainer's log-probs are about.
@@ -40,7 +39,10 @@ def compare_logprobs(
         params=SamplingParams(max_new_tokens=_NEW_TOKENS, temperature=temperature, ignore_eos=True),
         seed=stable_hash(config.seed, "probe", version),
     )
+    engines, trainer = clusters.actor_infer, clusters.actor_train
+    clusters.residency.generating()
     completions: list[Completion] = engines.call(InferWorker.probe, request)
+    clusters.residency.use(trainer.role)
     expected = _trainer_logprobs(trainer, prompt, completions)
     dtypes = (config.actor_train.model_args.dtype, config.actor_infer.model_args.dtype)
     tolerance = max(TOLERANCES[dtype] for dtype in dtypes)

@@ -61,6 +61,7 @@ class WeightSync:
 
     def __init__(self, config: RLVRConfig, clusters: Clusters, tokenizer: Any) -> None:
         self._config = config
+        self._clusters = clusters
         self._trainer = clusters.actor_train
         self._engines = clusters.actor_infer
         self._tokenizer = tokenizer
@@ -101,8 +102,14 @@ class WeightSync:
             }
             logger.debug("version %d: %s to %d engine(s) by %s in %.3f s", version, receipt, len(receipts),
                          route.transport, seconds)  # fmt: skip
-            if self._config.verify_weight_sync == "logprob":
-                compare_logprobs(self._config, self._trainer, self._engines, self._tokenizer, version)
+
+    def verify(self, version: int) -> None:
+        """With `verify_weight_sync: logprob`: engines and trainer say the same under this version.
+
+        Raises `WeightSyncError` naming the engine if they don't.
+        """
+        if self._config.verify_weight_sync == "logprob":
+            compare_logprobs(self._config, self._clusters, self._tokenizer, version)
 
     def resend(self, rank: int) -> None:
         """One engine, which has just been replaced, gets the version that the others have.

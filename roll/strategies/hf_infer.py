@@ -16,7 +16,7 @@ from torch import Tensor
 
 from roll.configs.base import ModelArgs
 from roll.configs.options import StrategyConfig
-from roll.strategies.base import Completion, InferEngine, NamedWeights, Request
+from roll.strategies.base import ENGINE_PARTS, Completion, EnginePart, InferEngine, NamedWeights, Request
 from roll.strategies.hf.cache import RowCache
 from roll.strategies.hf.model import (
     DTYPES,
@@ -162,6 +162,21 @@ class HfInfer(InferEngine):
         self._running, self._cache = [], None
         load_named_tensors(self._model, weights)
         self._version = version
+
+    def sleep(self, parts: Sequence[EnginePart] = ENGINE_PARTS) -> int:
+        """Free the weights; there is no KV cache while nothing runs."""
+        if self._running or self._waiting:
+            under_way = len(self._running) + len(self._waiting)
+            raise RuntimeError(f"hf_infer can't sleep: {under_way} requests are on their way")
+        if "weights" not in parts or self._device.type == "cpu":
+            return 0
+        self._model.to("cpu")
+        return sum(tensor.nbytes for tensor in self._model.state_dict().values())
+
+    def wake(self, parts: Sequence[EnginePart] = ENGINE_PARTS) -> None:
+        """Bring the weights back."""
+        if "weights" in parts:
+            self._model.to(self._device)
 
     def _step(self) -> list[Completion]:
         """Feed each running row its last token, take in waiting rows, draw one token for every row."""

@@ -12,7 +12,7 @@ from roll.distributed.handles import Handle
 from roll.distributed.transports import Receipt, Route, receive
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.strategies import LOCKSTEP_ENGINES, build_engine
-from roll.strategies.base import Completion, EngineDied, InferEngine, Request
+from roll.strategies.base import Completion, EngineDied, EnginePart, InferEngine, Request
 from roll.workers.probe import LoadedCheck, Probes
 from roll.workers.train import resolved_model_args
 
@@ -74,6 +74,16 @@ class InferWorker(Worker):
         if check is not None:
             check.verify(self.info.rank, route.version)
         return receipt
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def sleep(self, parts: Sequence[EnginePart]) -> int:
+        """Give the memory of these parts back; bytes freed."""
+        return self.engine.sleep(parts)
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def wake(self, parts: Sequence[EnginePart]) -> None:
+        """Bring these parts back."""
+        self.engine.wake(parts)
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def probe(self, request: Request) -> Completion:

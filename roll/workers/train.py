@@ -14,7 +14,7 @@ from roll.distributed.layout import RankLayout
 from roll.distributed.transports import Route, Sent, send
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.strategies import build_train_strategy
-from roll.strategies.base import OutputName, TrainSpec
+from roll.strategies.base import OutputName, StatePart, TrainSpec
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
 from roll.workers.losses import actor_loss, critic_loss, measuring
@@ -66,6 +66,16 @@ class ForwardWorker(Worker):
     def forward(self, batch: TokenBatch, outputs: Sequence[OutputName], adapters: bool = True) -> TokenOutputs:
         """Log-probs, entropy or values under the current weights, or under those of the base model."""
         return self.strategy.forward(batch, outputs, adapters=adapters)
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def sleep(self, parts: Sequence[StatePart]) -> int:
+        """Give the memory of these parts back; bytes freed."""
+        return self.strategy.sleep(parts)
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def wake(self, parts: Sequence[StatePart]) -> None:
+        """Bring these parts back."""
+        self.strategy.wake(parts)
 
 
 class TrainWorker(ForwardWorker):
