@@ -39,7 +39,7 @@ def build(path, **options):
         seed=3,
         partial_rollout="resume",
         # Small, so that tensors are split over buckets.
-        update_buffer_bytes=10_000,
+        update_buffer_bytes=40_000,
     )
 
 
@@ -83,7 +83,7 @@ def test_a_repetition_penalty_is_refused_because_sglang_leaves_out_the_prompt(un
 
 def test_what_sglang_refuses_is_reported_in_its_words(under_test):
     # Past the checks of `AsyncEngine`: SGLang itself must say no, and be heard.
-    backend, loop = under_test.engine._backend, under_test.engine._loop
+    backend, loop = under_test.engine._backend, under_test.engine._thread.loop
 
     async def draw():
         params = SamplingParams(max_new_tokens=4, top_p=3.0, ignore_eos=True)
@@ -114,8 +114,11 @@ def test_the_death_of_a_process_is_an_error_here_and_not_our_end(under_test):
     assert not marked_processes(mark)
 
 
-def test_two_ranks_share_a_model_with_experts(tmp_path):
-    path = build_tiny_model(tmp_path / "moe", "qwen3_moe")
+def test_two_ranks_share_a_model_with_experts_which_has_a_head_of_its_own(tmp_path):
+    tied = build_tiny_model(tmp_path / "tied", "qwen3_moe")
+    with pytest.raises(ValueError, match="tie_word_embeddings"):
+        build(tied)
+    path = build_tiny_model(tmp_path / "moe", "qwen3_moe", tie_word_embeddings=False)
     engine = build(path, tensor_parallel_size=2, load_format="dummy")
     try:
         t = EngineUnderTest(engine, path, MAX_CONTEXT, promises=frozenset({"top_p", "top_k"}))

@@ -41,6 +41,9 @@ _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _MARGIN = 8
 """Positions that SGLang keeps free at the end of its context; it gets more, so that responses can fill ours."""
 
+_HEAD_OF_ITS_OWN = frozenset({"mixtral", "qwen2_moe", "qwen3_moe"})
+"""Types of models for which SGLang has no shared head."""
+
 _CPU_ARGUMENTS = {"device": "cpu", "attention_backend": "torch_native", "sampling_backend": "pytorch"}
 _CPU_DEFAULTS = {
     "CUDA_VISIBLE_DEVICES": "",
@@ -70,7 +73,12 @@ def build_engine(
     if str(args.model_name_or_path).endswith(".gguf"):
         raise ValueError(f"sglang can't take weights of a GGUF file, {args.model_name_or_path}; convert it to a folder")
     description = describe_model(args)
-    vocab_size = int(load_config(args).get_text_config().vocab_size)
+    config = load_config(args).get_text_config()
+    if description.model_type in _HEAD_OF_ITS_OWN and config.tie_word_embeddings:
+        raise ValueError(
+            f"sglang can't run {args.model_name_or_path}: its head is its embeddings (tie_word_embeddings), but SGLang "
+            f"has a head of its own in models of type {description.model_type}, which would get no weights"
+        )
     length = min(max_sequence_length, description.max_context)
     on_cpu = not torch.cuda.is_available()
     arguments = {
@@ -88,7 +96,7 @@ def build_engine(
         "skip_tokenizer_init": True,
         "incremental_streaming_output": True,
         "grammar_backend": "none",
-        "sampling_mask_max_tokens": vocab_size,
+        "sampling_mask_max_tokens": config.vocab_size,
         "log_level": "error",
         # Without a limit SGLang takes a share of the machine's memory.
         **({**_CPU_ARGUMENTS, "max_total_tokens": max_running_requests * (length + _MARGIN)} if on_cpu else {}),
@@ -98,7 +106,7 @@ def build_engine(
     backend = SglangBackend(
         {key: value for key, value in arguments.items() if value is not None},
         description,
-        vocab_size=vocab_size,
+        vocab_size=config.vocab_size,
         environment=_cpu_environment(options.devices) if on_cpu else {},
         update_buffer_bytes=update_buffer_bytes,
     )

@@ -133,10 +133,9 @@ class _Host:
     # Operations.
 
     async def do_begin(self) -> None:
-        """Open a weight update."""
+        """Open a weight update. SGLang itself lets it wait for the end of every request."""
         from sglang.srt.managers import io_struct
 
-        await self._settle()
         self._reader = BucketReader()
         # Versions before 0.5.21 have no such session.
         if hasattr(self._manager, "begin_weight_update"):
