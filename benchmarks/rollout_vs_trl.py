@@ -149,9 +149,17 @@ def report(task: Task, figures: dict[str, list[dict[str, Any]]]) -> None:
         print(f"our whole step / bare parts: {ratios(figures['ours'], sums)}")
     if figures["trl"] and figures["ours"]:
         print(f"TRL's time / ours: {ratios(figures['trl'], figures['ours'])}")
-        pairs = zip(figures["trl"], figures["ours"], strict=True)
-        each = [t["seconds"] / sum(t["lengths"]) * sum(o["lengths"]) / o["seconds"] for t, o in pairs]
-        print(f"TRL's time per trained token / ours: {spread(each)}")
+        if task.mean_length is not None:
+            # Lengths are drawn anew on either side: a single round pairs a lucky draw with an unlucky one.
+            trl, ours = per_token(figures["trl"]), per_token(figures["ours"])
+            wall, processor = trl[0] / ours[0], trl[1] / ours[1]
+            print(f"per trained token, over all rounds: {wall:.2f}, in processor seconds {processor:.2f}")
+
+
+def per_token(rows: list[dict[str, Any]]) -> tuple[float, float]:
+    """Seconds and processor seconds per trained token, over all rounds together."""
+    tokens = sum(sum(row["lengths"]) for row in rows)
+    return sum(row["seconds"] for row in rows) / tokens, sum(row["processor"] for row in rows) / tokens
 
 
 def ratios(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> str:
