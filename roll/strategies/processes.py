@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
+import threading
 from pathlib import Path
+
+OWNER = "ROLL_ENGINE_OWNER"
+"""Environment variable with the id of the process that an engine's processes belong to."""
 
 MARK = "ROLL_ENGINE_MARK"
 """Environment variable that an engine's processes inherit; its value is the engine's own."""
@@ -28,3 +33,30 @@ def kill_marked(mark: str) -> None:
     for process in marked_processes(mark):
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
+
+
+def end_with_owner() -> None:
+    """Make this process end, and all with its mark, as soon as its owner ends, even one that was killed.
+
+    Engines notice that one of their processes died, but not all of them that nobody uses them any more; they would hold
+    their device's memory for ever. Does nothing in a process without owner and mark.
+    """
+    owner, mark = os.environ.get(OWNER), os.environ.get(MARK)
+    if owner is None or mark is None or not hasattr(os, "pidfd_open"):
+        return
+    try:
+        handle = os.pidfd_open(int(owner))
+    except ProcessLookupError:
+        _end(mark)
+        return
+    threading.Thread(target=_wait_for, args=(handle, mark), name="end with owner", daemon=True).start()
+
+
+def _wait_for(handle: int, mark: str) -> None:
+    select.select([handle], [], [])  # readable once the process is gone; this wait is the life of the process
+    _end(mark)
+
+
+def _end(mark: str) -> None:
+    kill_marked(mark)
+    os._exit(1)

@@ -26,7 +26,7 @@ from roll.configs.engines import VllmConfig
 from roll.strategies.hf.checkpoint_names import checkpoint_tensors
 from roll.strategies.hf.description import describe_model
 from roll.strategies.hf.model import load_causal_lm, named_tensors
-from roll.strategies.processes import MARK, kill_marked, marked_processes
+from roll.strategies.processes import MARK, OWNER, kill_marked, marked_processes
 from roll.strategies.vllm import build
 from roll.strategies.vllm.buckets import BucketReader, SharedBucket
 
@@ -184,3 +184,21 @@ def test_processes_are_found_and_killed_by_their_mark():
     while marked_processes("mine") and time.monotonic() < end:
         time.sleep(0.01)
     assert marked_processes("mine") == [], orphan
+
+
+def test_processes_end_with_their_owner_even_when_it_is_killed():
+    code = "from roll.strategies.processes import end_with_owner; end_with_owner(); print(1, flush=True); input()"
+    owner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    marks = {MARK: "owned", OWNER: str(owner.pid)}
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **marks}
+    )
+    try:
+        assert child.stdout.readline() == b"1\n"
+        assert child.poll() is None
+        owner.kill()
+        assert child.wait(10) == 1
+    finally:
+        child.kill()
+        owner.kill()
+        owner.wait(10)

@@ -28,7 +28,7 @@ from roll.strategies.base import ENGINE_PARTS, EnginePart, Request, SamplingPara
 from roll.strategies.engine_backend import EngineBackend, Sampled
 from roll.strategies.hf.checkpoint_names import checkpoint_tensors
 from roll.strategies.hf.description import ModelDescription, describe_model
-from roll.strategies.processes import MARK, kill_marked
+from roll.strategies.processes import MARK, OWNER, kill_marked
 from roll.strategies.stopping import ResponseRules
 from roll.strategies.vllm.buckets import SharedBucket
 from roll.types.episode import FinishReason
@@ -130,7 +130,8 @@ class VllmBackend(EngineBackend):
     async def start(self) -> None:
         """Start the engine's processes; holds this thread until they are up."""
         on_cpu = not torch.cuda.is_available()
-        with _environment({**_DEFAULTS, **(_CPU_DEFAULTS if on_cpu else {})}, {MARK: self._mark}):
+        defaults = {**_DEFAULTS, **(_CPU_DEFAULTS if on_cpu else {})}
+        with _environment(defaults, {MARK: self._mark, OWNER: str(os.getpid())}):
             try:
                 from vllm import SamplingParams as VllmParams
                 from vllm.config import WeightTransferConfig

@@ -1,7 +1,7 @@
 """Inside vLLM's worker processes: the weight transfer engine `host`, which reads buckets of shared memory.
 
 vLLM imports this module there because `WorkerExtension` is its `worker_extension_cls`; importing it registers the
-engine.
+engine, and ties the process to the one that it works for.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
+from roll.strategies.processes import end_with_owner
 from roll.strategies.vllm.buckets import BucketReader, Piece
 
 BACKEND = "host"
@@ -131,3 +132,4 @@ class WorkerExtension:
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, HostWeightTransferEngine)
+end_with_owner()
