@@ -94,7 +94,7 @@ class Side:
 def measure(options: argparse.Namespace, task: Task, folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Figures of every round, by `trl`, `ours` and `bare`."""
     write_files(folder, task)
-    per_device = str(options.trl_per_device)
+    per_device = str(options.trl_per_device or task.rows)
     cache = ["--cache", options.trl_cache] if options.trl_cache else []
     packing = ["--packing" if options.packing else "--no-packing"]
     sides: list[Side] = []
@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--engine", default="hf_infer", help="our engine: hf_infer or vllm")
     parser.add_argument("--per-device", type=int, default=16, help="our responses per pass in training")
     parser.add_argument("--packing", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--trl-per-device", type=int, default=16, help="TRL's responses per pass in training")
+    parser.add_argument("--trl-per-device", type=int, help="TRL's responses per pass in training; default: all")
     parser.add_argument("--trl-cache", help="cache_implementation of TRL's generate")
     parser.add_argument("--only", choices=["ours", "trl"], help="measure one side alone")
     parser.add_argument("--json", type=Path, help="also write every figure to this file")
