@@ -8,7 +8,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 INSTALL_REQUIRES = [
-    "torch>=2.11,<2.14",
+    "torch>=2.11,<2.15",
     "transformers>=5.19,<6",
     "huggingface-hub>=1.31,<3",
     "ray>=2.60,<3",
@@ -36,7 +36,7 @@ EXTRAS_REQUIRE = {
     # Inference engines for machines with accelerators, one of them per environment: their pins contradict each other.
     # For a CPU: make install-vllm-cpu, make install-sglang-cpu.
     "vllm": ["vllm>=0.32,<0.33"],
-    "sglang": ["sglang>=0.5.21,<0.6"],
+    "sglang": ["sglang>=0.5.23,<0.5.24"],
     "test": [
         "pytest>=9,<10",
         "pytest-timeout>=2.4,<3",
