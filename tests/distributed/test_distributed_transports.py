@@ -20,6 +20,7 @@ from distributed_workers import weights as made_weights
 from roll.distributed.transports import LIVE, TRANSPORTS, Incoming, Route, Sent, receive, segments, send
 from roll.distributed.transports import files as files_module
 from roll.distributed.transports.link import Link, Meeting
+from roll.distributed.transports.packing import buffer_size
 from roll.distributed.weights import WeightMismatch, WeightSyncError, weights_checksum
 
 Consume = Callable[[Incoming], Any]
@@ -219,6 +220,14 @@ def test_broadcast_buffers_are_used_again_only_when_nobody_looks_at_them(make_ro
     assert weights_checksum(run.got[0]) == weights_checksum(weights())
 
 
+def test_buffers_grow_with_the_model_up_to_a_limit() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    sizes = [buffer_size(i, 256 * 2**20, cpu) // 2**20 for i in range(9)]
+    assert sizes == [1, 1, 4, 4, 16, 16, 16, 16, 16]
+    assert buffer_size(1000, 256 * 2**20, gpu) == 256 * 2**20
+    assert buffer_size(1000, 5, gpu) == buffer_size(0, 5, cpu) == 5
+
+
 # --- failures
 
 
@@ -337,7 +346,7 @@ def test_full_shared_memory_is_an_error_that_says_what_to_do(
 
     if number is None:  # a real limit, on files of this process
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, before[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**19, before[1]))
     else:
 
         def full(*_: int) -> None:
@@ -350,9 +359,9 @@ def test_full_shared_memory_is_an_error_that_says_what_to_do(
         if number is None:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
     told = str(run.errors["sender"])
-    assert "8 MiB of shared memory are needed for a bucket of weights" in told
+    assert "1 MiB of shared memory are needed for a bucket of weights" in told
     assert "lower model_update_buffer_size_mb" in told
-    assert "the trainer: WeightSyncError: 8 MiB" in str(run.errors["engine 0"])
+    assert "the trainer: WeightSyncError: 1 MiB" in str(run.errors["engine 0"])
 
 
 def test_a_full_disk_leaves_no_half_folder(make_route: Callable[..., Route], monkeypatch: pytest.MonkeyPatch) -> None:

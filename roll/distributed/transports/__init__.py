@@ -7,7 +7,8 @@
 
 A *stored* transport is sent first and received after; a *live* one has no handles, and both ends work at the same time.
 Beyond the trainer's and the engines' own weights, with M for the size of the model and B for a bucket
-(`model_update_buffer_size_mb`, or the largest tensor if that is larger), the memory in use at a time is
+(`model_update_buffer_size_mb`, in live transports at most 16 MiB on the host; or the largest tensor if that is larger),
+the memory in use at a time is
 
 | transport | kind | in the trainer | shared by the machine | in each engine |
 |---|---|---|---|---|

@@ -21,7 +21,7 @@ import torch
 from roll.distributed.handles import Handle
 from roll.distributed.transports import NamedWeights, Route
 from roll.distributed.transports.link import Link
-from roll.distributed.transports.packing import packed, tensor_of, unpacked
+from roll.distributed.transports.packing import buffer_size, packed, tensor_of, unpacked
 from roll.distributed.weights import WeightSyncError
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def send(route: Route, stream: NamedWeights) -> list[Handle]:
     link = Link(route, "the trainer")
     outbox = _Outbox(route, link)
     try:
-        for flat, used, entries in packed(stream, route.bucket_bytes, outbox.take):
+        for flat, used, entries in packed(stream, outbox.take):
             outbox.post(flat[:used], {"used": used, "entries": entries})
         outbox.finish()
     except BaseException as error:
@@ -136,6 +136,7 @@ class _Outbox:
         self._settle(self._index % _SLOTS)
         if self._index >= _SLOTS:
             self._link.wait_until_free(self._index - _SLOTS)
+        size = max(size, buffer_size(self._index, self._route.bucket_bytes, self._member.device))
         flat, _ = self._slots[self._index % _SLOTS]
         if flat is None or flat.numel() < size:
             flat = torch.empty(size, dtype=torch.uint8, device=self._member.device)

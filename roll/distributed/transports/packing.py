@@ -16,17 +16,28 @@ if TYPE_CHECKING:
 _ALIGN = 64
 """Bytes; a multiple of every element's size, which a typed view needs."""
 
+_FIRST = 2**20
+_LARGEST = 16 * 2**20
+"""Bytes of the first buffers, and of any on the host: fresh memory costs as much as several copies, so a small model
+gets small buffers, and beyond the largest nothing is gained."""
+
 Entry: TypeAlias = "list[Any]"
 """[name, dtype, shape, offset in bytes], as JSON has it."""
 
 
+def buffer_size(index: int, bucket_bytes: int, device: torch.device) -> int:
+    """Bytes of the buffer for bucket `index`: a few small ones, then larger ones, never above `bucket_bytes`."""
+    limit = min(bucket_bytes, _LARGEST) if device.type == "cpu" else bucket_bytes
+    return min(limit, _FIRST << (2 * min(index // 2, 16)))
+
+
 def packed(
-    stream: NamedWeights, bucket_bytes: int, take: Callable[[int, torch.device], Tensor]
+    stream: NamedWeights, take: Callable[[int, torch.device], Tensor]
 ) -> Iterator[tuple[Tensor, int, list[Entry]]]:
     """Copy a stream into buckets: (flat uint8 buffer, bytes used, what lies where).
 
-    `take(bytes, device)` gives a buffer of at least so many bytes, when it is time for the next; a tensor that is
-    larger than a bucket gets a buffer of its size. No tensor of the stream is held longer than its copy takes.
+    `take(bytes, device)` gives the buffer for the next bucket, which begins with a tensor of so many bytes; it is
+    filled as far as it goes. No tensor of the stream is held longer than its copy takes.
     """
     flat: Tensor | None = None
     entries: list[Entry] = []
@@ -37,7 +48,7 @@ def packed(
             yield flat, used, entries
             flat = None
         if flat is None:
-            flat, entries, start = take(max(bucket_bytes, tensor.nbytes), tensor.device), [], 0
+            flat, entries, start = take(tensor.nbytes, tensor.device), [], 0
         used = start + tensor.nbytes
         flat[start:used].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
         entries.append([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), start])

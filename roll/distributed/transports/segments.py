@@ -33,6 +33,8 @@ PREFIX = "roll-weights-"
 _OLD = 60.0
 """Seconds after which a file that nobody has locked is litter; a younger one may be about to be locked."""
 
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
+"""All pages at once: one by one, when they are first touched, they take several times as long."""
 _numbers = itertools.count()
 
 
@@ -52,7 +54,8 @@ class Segment:
             fcntl.flock(self._fd, fcntl.LOCK_EX)
             # Asking for the pages now makes a full folder an error; the first write would be a SIGBUS.
             os.posix_fallocate(self._fd, 0, size)
-            self.flat = tensor_of(np.frombuffer(mmap.mmap(self._fd, size), dtype=np.uint8))
+            memory = mmap.mmap(self._fd, size, flags=mmap.MAP_SHARED | _POPULATE)
+            self.flat = tensor_of(np.frombuffer(memory, dtype=np.uint8))
         except OSError as error:
             self.close()
             if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
@@ -118,8 +121,7 @@ def attach(token: Any) -> Any:
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (token["size"],), (1,))
     fd = os.open(token["path"], os.O_RDONLY)
     try:
-        populate = getattr(mmap, "MAP_POPULATE", 0)
-        memory = mmap.mmap(fd, token["size"], flags=mmap.MAP_SHARED | populate, prot=mmap.PROT_READ)
+        memory = mmap.mmap(fd, token["size"], flags=mmap.MAP_SHARED | _POPULATE, prot=mmap.PROT_READ)
     finally:
         os.close(fd)
     return np.frombuffer(memory, dtype=np.uint8)

@@ -13,7 +13,7 @@ import torch
 from roll.distributed.handles import Handle
 from roll.distributed.transports import NamedWeights, Route
 from roll.distributed.transports.link import Link
-from roll.distributed.transports.packing import packed, tensor_of, unpacked
+from roll.distributed.transports.packing import buffer_size, packed, tensor_of, unpacked
 from roll.distributed.transports.segments import DeviceSegment, Segment, attach, make
 from roll.distributed.weights import WeightSyncError
 
@@ -28,7 +28,7 @@ def send(route: Route, stream: NamedWeights) -> list[Handle]:
     link = Link(route, "the trainer")
     ring = _Ring(route, link)
     try:
-        for flat, used, entries in packed(stream, route.bucket_bytes, ring.take):
+        for flat, used, entries in packed(stream, ring.take):
             if flat.is_cuda:
                 torch.cuda.current_stream().synchronize()
             ring.publish({"used": used, "entries": entries})
@@ -55,6 +55,8 @@ class _Ring:
         self._index += 1
         if self._index >= _SLOTS:
             self._free(self._index - _SLOTS)
+        place = device if self._route.on_device else torch.device("cpu")
+        size = max(size, buffer_size(self._index, self._route.bucket_bytes, place))
         slot = self._slots[self._index % _SLOTS]
         if slot is None or slot.flat.numel() < size:
             if slot is not None:
