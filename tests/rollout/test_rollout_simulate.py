@@ -301,6 +301,22 @@ def test_no_trained_token_is_staler_than_the_bound(scenario):
     assert max(outcome.staleness, default=0) <= math.ceil(scenario.async_ratio)
 
 
+@pytest.mark.parametrize("ratio", [0.5, 1.0, 1.5, 2.0])
+def test_a_step_waits_for_a_straggler_rather_than_use_it_too_late(ratio):
+    scenario = Scenario(
+        engines=2, groups=8, group_size=2, steps=12, async_ratio=ratio, train_seconds=0.5, sync_seconds=0.1,
+        lengths=lambda request: 4000 if request.seed % 40 == 0 else 10,
+        engine=EngineModel(max_running_requests=16, step_seconds=0.01),
+    )  # fmt: skip
+    outcome = simulate(scenario)
+    assert max(outcome.staleness) == math.ceil(ratio)
+    assert any(len(turn.response_ids) == 4000 for step in outcome.groups for turn in responses(step))
+
+
+def responses(groups):
+    return [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
+
+
 @settings(max_examples=40, deadline=None)
 @given(scenario=scenarios(asynchronous=False))
 def test_without_generation_ahead_every_token_is_of_the_weights_it_trains(scenario):
