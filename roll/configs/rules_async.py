@@ -30,9 +30,6 @@ def async_rules(config: RLVRConfig) -> Iterator[Violation]:
     if config.is_use_additional_prompts:
         expected = f"false with {_AHEAD} above 0, which keeps engines busy with the prompts of the steps to come"
         yield Violation("is_use_additional_prompts", expected, "is_use_additional_prompts=false", True)
-    if config.partial_rollout == "restart" and engine == "hf_infer":
-        expected = "resume with hf_infer, which can't begin a response anew"
-        yield Violation("partial_rollout", expected, "partial_rollout=resume, or vllm", "restart")
     if config.allow_uncorrected_async:
         correction = "train_infer_correction" if config.train_infer_correction else f"policy_loss {config.policy_loss}"
         if config.train_infer_correction is not None or config.policy_loss in OFF_POLICY_LOSSES:

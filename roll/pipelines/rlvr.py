@@ -15,6 +15,7 @@ from roll.configs.rewards import QueryFilterConfig
 from roll.configs.rlvr import RLVRConfig
 from roll.data.prompts import PromptSet
 from roll.data.sampler import TaskSource
+from roll.distributed.errors import WorkerFailed
 from roll.envs.base import Observation
 from roll.pipelines.assemble import Rollouts
 from roll.pipelines.base import OutOfTasks, Pipeline
@@ -30,6 +31,7 @@ from roll.rollout.scheduler import Collected, CollectPlan, RolloutScheduler
 from roll.strategies.base import SamplingParams
 from roll.types.episode import Group, Task
 from roll.utils.importing import load_object
+from roll.workers.infer import engine_died
 
 
 def sampling_params(args: GeneratingArgs, response_length: int) -> SamplingParams:
@@ -186,7 +188,18 @@ class RLVRPipeline(Pipeline):
 
     def sync_weights(self, version: int) -> None:
         """See the base class; groups that are started from now on carry the new version."""
-        super().sync_weights(version)
+        while True:
+            try:
+                if isinstance(self._engines, ContinuousEngines):
+                    self._engines.run(self._engines.whole())
+                super().sync_weights(version)
+                break
+            except WorkerFailed as error:
+                # An engine that died before or during the sync is replaced as often as engine_restarts allows, then
+                # all engines get the weights again.
+                if not isinstance(self._engines, ContinuousEngines) or not engine_died(error):
+                    raise
+                self._engines.run(self._engines.died(error.rank, error))
         if self._ahead is not None:
             self._ahead.set_version(version)
 

@@ -104,6 +104,7 @@ class ContinuousEngines:
         self._error: BaseException | None = None
         self._counts = Counts()
         self._background: set[asyncio.Task[None]] = set()
+        self._repairs: set[asyncio.Task[None]] = set()
         self._own_thread = loop is None
         self._loop = loop or asyncio.new_event_loop()
         self._progress = Progress(self._loop, timeout, lambda: RolloutStalled(self._stall_message()))
@@ -209,6 +210,24 @@ class ContinuousEngines:
             else:
                 self._resolve(result)
         return len(chosen)
+
+    async def whole(self) -> None:
+        """Wait until every engine is up; raises what made that impossible."""
+
+        async def repaired() -> None:
+            while self._repairs and self._error is None:
+                await asyncio.wait(self._repairs)
+
+        try:
+            await asyncio.wait_for(repaired(), self._timeout)
+        except asyncio.TimeoutError:
+            raise RolloutStalled(self._stall_message()) from None
+        if self._error is not None:
+            raise self._error
+
+    async def died(self, rank: int, error: BaseException) -> None:
+        """Somebody else has found out that an engine is gone, by this error."""
+        self._failed(self._engines[rank], error)
 
     def take_counts(self) -> Counts:
         """What happened since the last call."""
@@ -360,8 +379,8 @@ class ContinuousEngines:
                 task.cancel()
         engine.submitting = engine.polling = None
         repair = self._loop.create_task(self._repair(engine))
-        self._background.add(repair)
-        repair.add_done_callback(self._background.discard)
+        self._repairs.add(repair)
+        repair.add_done_callback(self._repairs.discard)
         self._dispatch()
 
     async def _repair(self, engine: _Engine) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Protocol, TypeVar
 
 from roll.envs.base import Env, Observation, StepResult
@@ -152,7 +153,10 @@ class Episode:
     @property
     def tokens(self) -> tuple[int, ...]:
         """Prompts and responses so far."""
-        return self._recorder.context if self._unscored is None else self._recorder.context_with(*self._unscored)
+        if self._unscored is None:
+            return self._recorder.context
+        prompt, completion = self._unscored
+        return (*self._recorder.context, *prompt, *completion.token_ids)
 
     async def first_prompt(self) -> tuple[int, ...]:
         """Token ids of the task's prompt; raises `PromptTooLong`, which ends the episode."""
@@ -316,7 +320,8 @@ class _Recorder:
         self._spans: dict[str, float] = {}
         self._status: Status = "ok"
         self._error = ""
-        self.context: tuple[int, ...] = ()
+        self._context: tuple[int, ...] = ()
+        self._pieces: tuple[tuple[int, ...], ...] = ()
         self.truncated = False
 
     def span(self, name: str) -> _Span:
@@ -336,14 +341,19 @@ class _Recorder:
                 metrics={} if result is None else dict(result.metrics),
             )
         )
-        self.context = self.context_with(prompt, completion)
+        self._pieces += (prompt, completion.token_ids)
         if result is not None:
             for part, value in result.reward_parts.items():
                 self._parts[part] = self._parts.get(part, 0.0) + value
             self.truncated = result.truncated or completion.finish_reason == "length"
 
-    def context_with(self, prompt: tuple[int, ...], completion: Completion) -> tuple[int, ...]:
-        return (*self.context, *prompt, *completion.token_ids)
+    @property
+    def context(self) -> tuple[int, ...]:
+        """Joined only when somebody asks: after the last turn nobody does."""
+        if self._pieces:
+            self._context = tuple(chain(self._context, *self._pieces))
+            self._pieces = ()
+        return self._context
 
     def fail(self, status: Status, error: str) -> None:
         self._status, self._error = status, error

@@ -47,6 +47,7 @@ def build_engine(
     seed: int,
     partial_rollout: Literal["resume", "restart"],
     slots: Sequence[int],
+    update_buffer_bytes: int,
 ) -> InferEngine:
     """The engine that `worker.strategy_args` names, on these device slots.
 
@@ -55,6 +56,7 @@ def build_engine(
         max_running_requests: responses decoded at once.
         max_sequence_length: prompt plus response tokens.
         partial_rollout: what a weight update does to responses on their way.
+        update_buffer_bytes: memory through which weights go to an engine's own processes.
     """
     module = import_module(_ENGINES[worker.strategy_args.strategy_name])
     engine: InferEngine = module.build(
@@ -65,5 +67,6 @@ def build_engine(
         seed=seed,
         partial_rollout=partial_rollout,
         slots=slots,
+        update_buffer_bytes=update_buffer_bytes,
     )
     return engine

@@ -211,7 +211,7 @@ class InferEngine(ABC):
         return None
 
     def sleep(self, parts: Sequence[EnginePart] = ENGINE_PARTS) -> int:
-        """Free these parts of the device's memory until `wake`; bytes freed. Nothing may run. Default: stay resident."""
+        """Free these parts of the device's memory until `wake`; bytes freed. Nothing may run. Default: nothing."""
         del parts
         return 0
 

@@ -302,12 +302,13 @@ def build(
     seed: int,
     partial_rollout: Literal["resume", "restart"],
     slots: Sequence[int],
+    update_buffer_bytes: int,
 ) -> HfInfer:
     """An engine with the model of `args`, on the accelerator if there is one.
 
     Requests bring their own seeds, and memory grows with what runs, so that the rest says nothing here.
     """
-    del options, max_sequence_length, seed, slots
+    del options, max_sequence_length, seed, slots, update_buffer_bytes
     tokenizer = load_tokenizer(args)
     model: torch.nn.Module = load_causal_lm(args, DTYPES[args.dtype])
     if torch.cuda.is_available():

@@ -36,6 +36,7 @@ class InferWorker(Worker):
             seed=config.seed,
             partial_rollout=config.partial_rollout,
             slots=self.info.slots,
+            update_buffer_bytes=config.model_update_buffer_size_mb * 2**20,
         )
 
     @dispatch(Dispatch.ONE_TO_ALL)

@@ -26,8 +26,6 @@ REFUSED = [
     ("over-sampling", [*AHEAD, "is_use_additional_prompts=true"], "is_use_additional_prompts", ["steps to come"]),
     ("restarts where nothing is on its way", ["partial_rollout=restart"], "partial_rollout",
      ["async_generation_ratio is 0"]),
-    ("restarts of hf_infer", [RAY, RATIO, CORRECTION, "partial_rollout=restart"], "partial_rollout",
-     ["resume with hf_infer"]),
     ("a way of going on that isn't there", [*AHEAD, "partial_rollout=discard"], "partial_rollout",
      ["resume, restart"]),
     ("a permission that nobody needs", ["allow_uncorrected_async=true"], "allow_uncorrected_async",

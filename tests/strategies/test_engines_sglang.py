@@ -16,8 +16,8 @@ from tiny_models import build_tiny_model
 from roll.configs.base import ModelArgs
 from roll.configs.engines import SglangConfig
 from roll.strategies.base import SamplingParams
+from roll.strategies.buckets import SharedBucket
 from roll.strategies.processes import marked_processes
-from roll.strategies.vllm.buckets import SharedBucket
 
 pytestmark = pytest.mark.skipif(
     find_spec("sglang") is None or find_spec("sgl_kernel") is None,

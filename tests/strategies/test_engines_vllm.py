@@ -23,12 +23,12 @@ from safetensors.torch import load_file
 
 from roll.configs.base import ModelArgs
 from roll.configs.engines import VllmConfig
+from roll.strategies.buckets import BucketReader, SharedBucket
 from roll.strategies.hf.checkpoint_names import checkpoint_tensors
 from roll.strategies.hf.description import describe_model
 from roll.strategies.hf.model import load_causal_lm, named_tensors
 from roll.strategies.processes import MARK, OWNER, kill_marked, marked_processes
 from roll.strategies.vllm import build
-from roll.strategies.vllm.buckets import BucketReader, SharedBucket
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vllm, which isn't installed")
 

@@ -172,6 +172,18 @@ def test_a_weight_update_reaches_running_requests_and_each_token_names_its_versi
     torch.testing.assert_close(torch.tensor(completion.logprobs[2:]), under_new[2:], atol=1e-5, rtol=0)
 
 
+def test_with_restarts_a_weight_update_begins_running_responses_anew(tiny_model):
+    engine, model, _ = make_engine(tiny_model, partial_rollout="restart")
+    engine.submit([request("r", [9, 8], max_new_tokens=6, ignore_eos=True)])
+    engine.poll(2)
+    weights = {name: tensor.detach() * 1.5 for name, tensor in named_tensors(model)}
+    engine.update_weights(7, weights.items())
+    (completion,) = engine.poll(100)
+    assert completion.versions == (7,) * 6
+    under_new = reference_logprobs(model, request("r", [9, 8]), completion)
+    torch.testing.assert_close(torch.tensor(completion.logprobs), under_new, atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

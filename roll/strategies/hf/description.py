@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from roll.configs.base import ModelArgs
-from roll.strategies.hf.model import context_length, eos_token_ids, load_config, load_tokenizer, named_tensors
+from roll.strategies.hf.model import (
+    context_length,
+    eos_token_ids,
+    load_config,
+    load_tokenizer,
+    named_tensors,
+    text_config,
+)
 
 
 @dataclass(frozen=True)
@@ -23,6 +30,8 @@ class ModelDescription:
     """Hugging Face name -> shape of every tensor that a weight update brings (tied ones once)."""
     max_context: int
     """Positions the model was built for."""
+    head_size: int
+    """Numbers in a key of one attention head."""
     eos_token_ids: frozenset[int]
     """Tokens that end a response."""
     decode: Callable[[Sequence[int]], str]
@@ -58,9 +67,14 @@ def describe_model(args: ModelArgs) -> ModelDescription:
         model_type=model.config.model_type,
         shapes={name: tuple(tensor.shape) for name, tensor in named_tensors(model)},
         max_context=context_length(model),
+        head_size=_head_size(text_config(model)),
         eos_token_ids=eos_token_ids(model, tokenizer),
         decode=tokenizer.decode,
     )
+
+
+def _head_size(config: Any) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def _generation_config(args: ModelArgs, model: Any) -> Any:

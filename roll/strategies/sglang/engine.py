@@ -28,6 +28,7 @@ from roll.configs.base import ModelArgs
 from roll.configs.engines import SglangConfig
 from roll.strategies.async_engine import AsyncEngine
 from roll.strategies.base import EnginePart, Request, SamplingParams
+from roll.strategies.buckets import SharedBucket
 from roll.strategies.engine_backend import EngineBackend, Sampled
 from roll.strategies.hf.checkpoint_names import checkpoint_tensors
 from roll.strategies.hf.description import ModelDescription, describe_model
@@ -35,7 +36,6 @@ from roll.strategies.hf.model import load_config
 from roll.strategies.processes import MARK, kill_marked
 from roll.strategies.sglang.channel import LENGTH, START_CALL, frame
 from roll.strategies.stopping import ResponseRules
-from roll.strategies.vllm.buckets import SharedBucket
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _MARGIN = 8

@@ -17,8 +17,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from roll.strategies.buckets import BucketReader, Piece
 from roll.strategies.sglang.channel import LENGTH, START_CALL, frame
-from roll.strategies.vllm.buckets import BucketReader, Piece
 
 _IDLE_TIMEOUT = 60.0
 """Seconds SGLang gets to finish what is left of aborted requests."""

@@ -20,7 +20,7 @@ def build(
     seed: int,
     partial_rollout: Literal["resume", "restart"],
     slots: Sequence[int] = (),
-    update_buffer_bytes: int = 256 << 20,
+    update_buffer_bytes: int,
 ) -> InferEngine:
     """Start one engine with its processes; blocks until it can take requests.
 

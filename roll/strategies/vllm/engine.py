@@ -25,12 +25,12 @@ from roll.configs.base import ModelArgs
 from roll.configs.engines import VllmConfig
 from roll.strategies.async_engine import AsyncEngine
 from roll.strategies.base import ENGINE_PARTS, EnginePart, Request, SamplingParams
+from roll.strategies.buckets import SharedBucket
 from roll.strategies.engine_backend import EngineBackend, Sampled
 from roll.strategies.hf.checkpoint_names import checkpoint_tensors
 from roll.strategies.hf.description import ModelDescription, describe_model
 from roll.strategies.processes import MARK, OWNER, kill_marked
 from roll.strategies.stopping import ResponseRules
-from roll.strategies.vllm.buckets import SharedBucket
 from roll.types.episode import FinishReason
 
 logger = logging.getLogger(__name__)
@@ -50,6 +50,9 @@ _DEFAULTS = {
 _CPU_DEFAULTS = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """Several engines and trainers share the cores here; bound threads would all sit on the same ones."""
 
+_CPU_HEAD_SIZE = 32
+"""With smaller heads vLLM 0.32 dies at its first batch."""
+
 
 def build_engine(
     args: ModelArgs,
@@ -66,6 +69,11 @@ def build_engine(
     if str(args.model_name_or_path).endswith(".gguf"):
         raise ValueError(f"vllm can't take weights of a GGUF file, {args.model_name_or_path}; convert it to a folder")
     description = describe_model(args)
+    if not torch.cuda.is_available() and description.head_size < _CPU_HEAD_SIZE:
+        raise ValueError(
+            f"vLLM's attention on a CPU takes heads of {_CPU_HEAD_SIZE} numbers or more, {args.model_name_or_path} has "
+            f"{description.head_size}; use hf_infer or sglang for this model"
+        )
     length = min(options.max_model_len or max_sequence_length, description.max_context)
     arguments = {
         "model": args.model_name_or_path,

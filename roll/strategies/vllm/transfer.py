@@ -18,8 +18,8 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
+from roll.strategies.buckets import BucketReader, Piece
 from roll.strategies.processes import end_with_owner
-from roll.strategies.vllm.buckets import BucketReader, Piece
 
 BACKEND = "host"
 
@@ -56,7 +56,7 @@ class HostWeightTransferEngine(WeightTransferEngine[HostInitInfo, HostUpdateInfo
         before = dict(self.model.named_parameters(remove_duplicate=False))
         initialize_layerwise_reload(self.model)
         # Kernels may have renamed parameters; only those that are loaded under their own names can be followed.
-        self._missing = {name for name, _ in self.model.named_parameters() if name in before}
+        self._missing = {_plain(name) for name, _ in self.model.named_parameters() if name in before}
         self._tied = _tied_names(before)
         self._reader = BucketReader()
 
@@ -88,7 +88,7 @@ class HostWeightTransferEngine(WeightTransferEngine[HostInitInfo, HostUpdateInfo
         if loader is None:
             raise RuntimeError(f"vLLM's parameter {name!r} is tied to another one and has no weight_loader")
         loader(parameter, tensor)
-        self._missing.discard(name)
+        self._missing.discard(_plain(name))
 
     def finish_weight_update(self) -> None:
         """Pack the last layers; raise `ValueError` if a parameter of the model got nothing."""
@@ -112,15 +112,20 @@ class HostWeightTransferEngine(WeightTransferEngine[HostInitInfo, HostUpdateInfo
 
 
 def _tied_names(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, list[str]]:
-    """First name of a parameter that has several -> the other names."""
+    """First name of a parameter that has several, as it is loaded -> the other names, as they are."""
     first: dict[int, str] = {}
     tied: dict[str, list[str]] = {}
     for name, parameter in parameters.items():
         if id(parameter) in first:
-            tied.setdefault(first[id(parameter)], []).append(name)
+            tied.setdefault(_plain(first[id(parameter)]), []).append(name)
         else:
             first[id(parameter)] = name
     return tied
+
+
+def _plain(name: str) -> str:
+    """The name by which a model loads a parameter: layers that hold adapters keep it one level further down."""
+    return name.replace(".base_layer.", ".")
 
 
 class WorkerExtension:

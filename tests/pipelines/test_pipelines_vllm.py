@@ -1,0 +1,55 @@
+"""The whole loop on the real vLLM, ahead of training, with an engine that is killed on the way."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+from tiny_models import build_tiny_model
+from toy import metrics_of, run_toy, write_toy
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vllm, which isn't installed")
+
+RUN = (
+    "actor_infer.strategy_args={strategy_name: vllm, strategy_config: {kv_cache_memory_bytes: 67108864}}",
+    "async_generation_ratio=1",
+    "policy_loss=decoupled_ppo",
+    "verify_weight_sync=logprob",
+    "max_steps=40",
+)
+
+
+def kill_the_engine(after, killed):
+    """SIGKILL to vLLM's engine core once the run has logged a step."""
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        if after.is_file() and after.read_text().count("\n") >= 2:
+            for process in psutil.Process().children(recursive=True):
+                if "EngineCore" in process.name() or "EngineCore" in " ".join(process.cmdline()):
+                    os.kill(process.pid, signal.SIGKILL)
+                    killed.append(process.pid)
+                    return
+        time.sleep(0.02)
+
+
+def test_it_learns_from_its_own_versions_and_outlives_the_death_of_its_engine(tmp_path):
+    model = build_tiny_model(tmp_path / "model", "llama", hidden=128)
+    folder = write_toy(tmp_path / "run", model)
+    log, killed = folder / "output" / "logs" / "metrics.jsonl", []
+    killer = threading.Thread(target=kill_the_engine, args=(log, killed), daemon=True)
+    killer.start()
+    rows = run_toy(folder, *RUN)
+    killer.join(timeout=10)
+    assert killed, "no engine process was found"
+    assert rows == metrics_of(folder / "output" / "logs")
+    assert [row["step"] for row in rows] == list(range(1, 41))
+    assert sum(row["rollout/engine_restarts"] for row in rows) == 1
+    assert max(row["staleness/max"] for row in rows) == 1
+    assert rows[0]["mismatch/kl"] < 1e-9, "tokens of the trainer's own version"
+    mean = [row["reward/mean"] for row in rows]
+    assert sum(mean[-5:]) / 5 > 0.6 > sum(mean[:2]) / 2
