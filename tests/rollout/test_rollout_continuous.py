@@ -1,0 +1,218 @@
+"""The driver of engines that compute on their own: threads, deaths, aborts, and what a stall says."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+from fakes import NumberTokenizer, ScriptedRanks, Source, first_prompt, instant, make_plan, make_tasks
+
+from roll.rollout.agent import Agent
+from roll.rollout.ahead import ReadyGroup
+from roll.rollout.buffer import load_groups, save_groups
+from roll.rollout.continuous import ContinuousEngines, EngineLost
+from roll.rollout.engines import RolloutStalled
+from roll.rollout.episode import EpisodePlayer
+from roll.rollout.rewards import RewardEnv
+from roll.rollout.routing import Router
+from roll.rollout.scheduler import RolloutScheduler
+from roll.strategies.base import Request, SamplingParams
+from roll.types.episode import Group, Trajectory, Turn
+
+
+class Death(Exception):
+    pass
+
+
+class Ranks(ScriptedRanks):
+    """Engines that work a little in every poll; `fail[rank]` errors come out of the next polls."""
+
+    def __init__(self, world_size=2, **options):
+        super().__init__(world_size, **options)
+        self.fail = {}
+        self.aborted = []
+        self.frozen = False
+
+    async def poll(self, rank, budget):
+        await asyncio.sleep(0.001)
+        if self.fail.get(rank):
+            raise self.fail[rank].pop()
+        return [] if self.frozen else await super().poll(rank, 1)
+
+    async def abort(self, rank, request_ids):
+        self.aborted += request_ids
+        return await super().abort(rank, [i for i in request_ids if i in self.running[rank]])
+
+
+@pytest.fixture
+def drive():
+    drivers = []
+
+    def build(ranks, **options):
+        options.setdefault("max_running_requests", 4)
+        options.setdefault("timeout", 5.0)
+        driver = ContinuousEngines(ranks, is_death=lambda error: isinstance(error, Death), **options)
+        drivers.append(driver)
+        return driver
+
+    yield build
+    for driver in drivers:
+        driver.close()
+        driver.close()  # a second call does nothing
+    assert not [thread for thread in threading.enumerate() if thread.name == "rollout"]
+
+
+def scheduler(driver, submit=None, **options):
+    submit = submit or instant(lambda request: float(request.id[-1:]))
+    agent = Agent(NumberTokenizer(), first_prompt, chat=False)
+    player = EpisodePlayer(driver, agent, lambda task, name: RewardEnv(submit, task, name), max_sequence_length=100)
+    return RolloutScheduler(driver, player, seed=1, **options)
+
+
+def test_groups_come_back_whole_and_no_engine_gets_more_than_it_may(drive):
+    ranks = Ranks(length=lambda request: 1 + int(request.seed % 5))
+    collected = scheduler(drive(ranks)).collect(Source(make_tasks(10)), make_plan(groups=10, group_size=4))
+    assert [group.task.id for group in collected.groups] == [f"t{i}" for i in range(10)]
+    assert all(len(group.survivors) == 4 for group in collected.groups)
+    assert ranks.most_running <= 8
+
+
+def test_the_loop_goes_on_while_nobody_waits_for_it(drive):
+    driver = drive(Ranks())
+    ticks = []
+
+    async def tick():
+        for _ in range(5):
+            await asyncio.sleep(0.01)
+            ticks.append(threading.current_thread().name)
+
+    async def start():
+        return asyncio.get_running_loop().create_task(tick())
+
+    driver.run(start())
+    time.sleep(0.3)
+    assert ticks == ["rollout"] * 5
+
+
+def test_a_dead_engine_is_replaced_and_its_requests_are_given_out_again(drive):
+    ranks = Ranks(length=lambda request: 3)
+    ranks.fail[0] = [Death("gone")]
+    restarted = []
+
+    async def restart(rank):
+        ranks.running[rank].clear()
+        restarted.append(rank)
+
+    driver = drive(ranks, restart=restart, max_restarts=1)
+    collected = scheduler(driver).collect(Source(make_tasks(6)), make_plan(groups=6, group_size=2))
+    assert len(collected.groups) == 6
+    assert all(len(group.survivors) == 2 for group in collected.groups)
+    assert restarted == [0]
+    counts = driver.take_counts()
+    assert counts.restarts == 1
+    assert counts.reissued > 0
+    assert driver.take_counts().restarts == 0
+    driver.run(driver.whole())
+
+
+def test_another_death_than_the_budget_allows_ends_the_run_and_says_so(drive):
+    ranks = Ranks(length=lambda request: 50)
+    ranks.fail[1] = [Death("second"), Death("first")]
+
+    async def restart(rank):
+        ranks.running[rank].clear()
+
+    plan = make_plan(groups=4, group_size=4)
+    with pytest.raises(EngineLost, match=r"engine 1 died and was replaced 1 times already.*engine_restarts \(1\)"):
+        scheduler(drive(ranks, restart=restart, max_restarts=1)).collect(Source(make_tasks(4)), plan)
+
+
+def test_an_engine_that_cannot_be_replaced_ends_the_run_with_the_cause(drive):
+    ranks = Ranks()
+    ranks.fail[0] = [Death("gone")]
+
+    async def restart(rank):
+        raise OSError("no memory")
+
+    driver = drive(ranks, restart=restart, max_restarts=3)
+    with pytest.raises(EngineLost, match="could not be started again: no memory"):
+        scheduler(driver).collect(Source(make_tasks(2)), make_plan(groups=2))
+    with pytest.raises(EngineLost):
+        driver.run(driver.whole())
+
+
+def test_an_error_that_is_no_death_ends_the_run_as_it_is(drive):
+    ranks = Ranks()
+    ranks.fail[0] = [ValueError("bad request")]
+    with pytest.raises(ValueError, match="bad request"):
+        scheduler(drive(ranks)).collect(Source(make_tasks(2)), make_plan(groups=2))
+
+
+def test_over_sampling_aborts_the_tail_and_puts_its_prompts_back(drive):
+    ranks = Ranks(length=lambda request: 2 if int(request.id.split("t")[-1].split("#")[0]) < 2 else 10_000)
+    source = Source(make_tasks(4))
+    plan = make_plan(groups=2, group_size=2, extra_prompts=2)
+    collected = scheduler(drive(ranks)).collect(source, plan)
+    assert [group.task.id for group in collected.groups] == ["t0", "t1"]
+    assert source.returned == ["t2", "t3"]
+    assert len(ranks.aborted) == 4
+    assert not any(ranks.running)
+
+
+def test_a_stall_says_who_is_waited_for(drive):
+    ranks = Ranks()
+    ranks.frozen = True
+    plan = make_plan(groups=3, group_size=4)
+    with pytest.raises(RolloutStalled, match=r"no progress for 0 s; requests wait for .*engine 0 \(4\)"):
+        scheduler(drive(ranks, timeout=0.3)).collect(Source(make_tasks(3)), plan)
+
+
+def test_the_router_keeps_siblings_together_while_there_is_room():
+    router = Router(engines=3, capacity=2)
+    assert [router.place(group) for group in "aabb"] == [0, 0, 1, 1]
+    assert router.place("a") == 2  # home is full
+    router.release(0)
+    router.down(2)
+    assert router.place("c") == 0
+    assert router.place("d") is None
+    router.up(2)
+    assert router.place("d") == 2
+
+
+def test_requests_need_ids_of_their_own(drive):
+    driver = drive(Ranks(length=lambda request: 10_000))
+    request = Request(id="same", prompt_ids=(1,), params=SamplingParams(max_new_tokens=3), seed=1)
+
+    async def twice():
+        first = asyncio.get_running_loop().create_task(driver.generate("a", request))
+        await asyncio.sleep(0.01)
+        try:
+            await driver.generate("b", request)
+        finally:
+            first.cancel()
+
+    with pytest.raises(ValueError, match="'same' is already running"):
+        driver.run(twice())
+
+
+def test_ready_groups_survive_the_disk_bit_by_bit(tmp_path):
+    (task,) = make_tasks(1)
+    turn = Turn(
+        prompt_ids=(1, 2),
+        response_ids=(3, 4),
+        logprobs=(-0.1, -1.0 / 3.0),
+        versions=(4, 5),
+        finish_reason="stop",
+        observation="next",
+        reward=0.1,
+        metrics={"turns": 1.0},
+    )
+    whole = Trajectory(task_id="t0", member=0, turns=(turn,), reward=0.1, reward_parts={"a": 0.1}, spans={"x": 1.5})
+    failed = Trajectory(task_id="t0", member=1, turns=(), reward=0.0, status="timeout", error="slow")
+    groups = [ReadyGroup(7, Group(task=task, trajectories=(whole, failed)), 4)]
+    save_groups(tmp_path / "groups.parquet", groups)
+    assert load_groups(tmp_path / "groups.parquet", {"t0": task}.__getitem__) == groups
+    save_groups(tmp_path / "none.parquet", [])
+    assert load_groups(tmp_path / "none.parquet", {}.__getitem__) == []
