@@ -182,7 +182,7 @@ class PipelineConfig:
 
     partial_rollout: Literal["resume", "restart"] = "resume"
     """What a weight update does to responses on their way, with `async_generation_ratio` above 0: `resume` goes on from
-    the tokens that are there, `restart` throws them away (counted) and begins anew under the new weights."""
+    the tokens that are there, `restart` throws them away and begins anew under the new weights."""
 
     engine_restarts: int = number(1, ge=0)
     """How often one engine may be replaced in a run after it died; its responses then begin anew. 0: its death ends the
@@ -190,7 +190,7 @@ class PipelineConfig:
 
     weight_transport: Literal["auto", "object_store", "shared_memory", "broadcast", "file"] = "auto"
     """How new weights travel from `actor_train` to `actor_infer`. `auto`: what suits where the two live; see
-    docs/backends.md."""
+    docs/engines.md."""
 
     model_update_buffer_size_mb: int = number(256, ge=1)
     """Weights travel in buckets of this size, in MiB, or of one tensor if that is larger; about two are under way at
