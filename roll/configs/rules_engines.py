@@ -38,6 +38,10 @@ def engine_rules(config: RLVRConfig) -> Iterator[Violation]:
     if isinstance(options, VllmConfig):
         yield from _vllm_sizes(config, options)
     yield from _sampling(config, options)
+    quantised = options.quantization if isinstance(options, VllmConfig) else options.engine_args.get("quantization")
+    if quantised and config.verify_weight_sync == "logprob":
+        expected = f"off or checksum with quantization {quantised}, which changes log-probs by more than a sync may"
+        yield Violation("verify_weight_sync", expected, "verify_weight_sync=checksum", "logprob")
 
 
 def _without_engine(config: RLVRConfig, name: str) -> Iterator[Violation]:

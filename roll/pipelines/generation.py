@@ -21,6 +21,7 @@ from roll.rollout.scheduler import Collected
 from roll.strategies import LOCKSTEP_ENGINES
 from roll.strategies.base import SamplingParams
 from roll.types.episode import Group
+from roll.types.metrics import Metrics
 from roll.workers.infer import ClusterEngines, InferWorker, drives_in_lockstep, engine_died
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,18 @@ def drive(config: RLVRConfig, cluster: Cluster, resend: Callable[[int], None]) -
         restart=restart,
         max_restarts=config.engine_restarts,
     )
+
+
+def engine_metrics(engines: ContinuousEngines, cluster: Cluster) -> Metrics:
+    """What happened to engines, and to responses at weight updates, since the last call."""
+    metrics, counts = Metrics(), engines.take_counts()
+    metrics.add_sum("rollout/engine_restarts", counts.restarts)
+    metrics.add_sum("rollout/reissued_requests", counts.reissued)
+    for counters in cluster.call(InferWorker.take_counters):
+        metrics.add_sum("rollout/resumed_responses", counters.resumed)
+        metrics.add_sum("rollout/restarted_responses", counters.restarted)
+        metrics.add_sum("rollout/discarded_tokens", counters.discarded_tokens)
+    return metrics
 
 
 class Ahead:

@@ -21,7 +21,7 @@ import threading
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from torch import Tensor
@@ -29,6 +29,7 @@ from torch import Tensor
 from roll.strategies.base import (
     ENGINE_PARTS,
     Completion,
+    EngineCounters,
     EngineDied,
     EnginePart,
     InferEngine,
@@ -53,18 +54,6 @@ _HEALTH_TIMEOUT = 60.0
 """Seconds such a look may take."""
 _CLOSE_TIMEOUT = 30.0
 """Seconds an engine gets to end by itself before its processes are killed."""
-
-
-@dataclass
-class EngineCounters:
-    """What weight updates did to responses on their way, since the engine's start."""
-
-    resumed: int = 0
-    """Responses that went on under new weights."""
-    restarted: int = 0
-    """Responses that began anew (`partial_rollout: restart`)."""
-    discarded_tokens: int = 0
-    """Tokens thrown away by that."""
 
 
 class AsyncEngine(InferEngine):
@@ -183,6 +172,11 @@ class AsyncEngine(InferEngine):
         future = self._thread.submit(self._update(version, feed))
         feed.serve(future)
         self._result(future, f"for {self._name} to load weights of version {version}", self._timeout)
+
+    def take_counters(self) -> EngineCounters:
+        """What weight updates did to responses on their way, since the last call."""
+        counters, self.counters = self.counters, EngineCounters()
+        return counters
 
     def sleep(self, parts: Sequence[EnginePart] = ENGINE_PARTS) -> int:
         """Free these parts of the device's memory until `wake`; bytes freed.

@@ -163,6 +163,18 @@ EnginePart = Literal["weights", "kv_cache"]
 ENGINE_PARTS: tuple[EnginePart, ...] = get_args(EnginePart)
 
 
+@dataclass
+class EngineCounters:
+    """What weight updates did to responses on their way."""
+
+    resumed: int = 0
+    """Responses that went on under new weights."""
+    restarted: int = 0
+    """Responses that began anew (`partial_rollout: restart`)."""
+    discarded_tokens: int = 0
+    """Tokens thrown away by that."""
+
+
 class EngineDied(RuntimeError):
     """The engine can't go on; whoever owns it builds a new one and submits its requests again."""
 
@@ -209,6 +221,10 @@ class InferEngine(ABC):
     def loaded_weights(self) -> NamedWeights | None:
         """The tensors that the model holds, under the names of `update_weights`. Default: None, it can't tell."""
         return None
+
+    def take_counters(self) -> EngineCounters:
+        """What weight updates did to responses on their way, since the last call. Default: nothing."""
+        return EngineCounters()
 
     def sleep(self, parts: Sequence[EnginePart] = ENGINE_PARTS) -> int:
         """Free these parts of the device's memory until `wake`; bytes freed. Nothing may run. Default: nothing."""

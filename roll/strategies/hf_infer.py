@@ -16,7 +16,15 @@ from torch import Tensor
 
 from roll.configs.base import ModelArgs
 from roll.configs.options import StrategyConfig
-from roll.strategies.base import ENGINE_PARTS, Completion, EnginePart, InferEngine, NamedWeights, Request
+from roll.strategies.base import (
+    ENGINE_PARTS,
+    Completion,
+    EngineCounters,
+    EnginePart,
+    InferEngine,
+    NamedWeights,
+    Request,
+)
 from roll.strategies.hf.cache import RowCache
 from roll.strategies.hf.model import (
     DTYPES,
@@ -116,6 +124,7 @@ class HfInfer(InferEngine):
         self._running: list[_Sequence] = []
         self._cache: RowCache | None = None
         self._version = 0
+        self._counters = EngineCounters()
 
     @property
     def version(self) -> int:
@@ -155,13 +164,22 @@ class HfInfer(InferEngine):
 
     def update_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Load new weights; running requests go on, their cache recomputed from their tokens, or begin anew."""
-        if self._restarts:
-            for sequence in self._running:
+        for sequence in self._running:
+            if self._restarts:
+                self._counters.restarted += 1
+                self._counters.discarded_tokens += len(sequence.tokens)
                 sequence.begin_anew()
+            else:
+                self._counters.resumed += 1
         self._waiting = self._running + self._waiting
         self._running, self._cache = [], None
         load_named_tensors(self._model, weights)
         self._version = version
+
+    def take_counters(self) -> EngineCounters:
+        """What weight updates did to responses on their way, since the last call."""
+        counters, self._counters = self._counters, EngineCounters()
+        return counters
 
     def sleep(self, parts: Sequence[EnginePart] = ENGINE_PARTS) -> int:
         """Free the weights; there is no KV cache while nothing runs."""

@@ -12,7 +12,7 @@ from roll.distributed.handles import Handle
 from roll.distributed.transports import Receipt, Route, receive
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.strategies import LOCKSTEP_ENGINES, build_engine
-from roll.strategies.base import Completion, EngineDied, EnginePart, InferEngine, Request
+from roll.strategies.base import Completion, EngineCounters, EngineDied, EnginePart, InferEngine, Request
 from roll.workers.probe import LoadedCheck, Probes
 from roll.workers.train import resolved_model_args
 
@@ -75,6 +75,11 @@ class InferWorker(Worker):
         if check is not None:
             check.verify(self.info.rank, route.version)
         return receipt
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def take_counters(self) -> EngineCounters:
+        """What weight updates did to responses on their way, since the last call."""
+        return self.engine.take_counters()
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def sleep(self, parts: Sequence[EnginePart]) -> int:

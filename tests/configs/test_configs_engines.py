@@ -58,6 +58,8 @@ REFUSED = [
     ("a pass smaller than a prompt that isn't cut",
      vllm(max_num_batched_tokens=40, max_num_seqs=4, enable_chunked_prefill=False),
      f"{OPTIONS}.max_num_batched_tokens", ["48 tokens, because enable_chunked_prefill is false"]),
+    ("log-probs of quantised weights", [*vllm(quantization="fp8"), "verify_weight_sync=logprob"], "verify_weight_sync",
+     ["quantization fp8", "checksum"]),
     # devices
     ("two devices in one slot", vllm(tensor_parallel_size=2), "actor_infer.num_gpus_per_worker",
      ["got 1", "tensor_parallel_size 2 x pipeline_parallel_size 1 = 2", "actor_infer.num_gpus_per_worker=2"]),

@@ -246,6 +246,8 @@ class VllmBackend(EngineBackend):
             await self._engine.sleep(level=self._sleep_level)
             self._sleeps = True
         elif self._asleep == {"kv_cache"} and hasattr(self._engine, "release_kv_cache_memory"):
+            pause = self._engine.pause_generation  # vLLM asks for it; waking the cache resumes
+            await pause(**_known(pause, mode="abort", clear_cache=True))
             await self._engine.release_kv_cache_memory()
             self._sleeps = True
         return max(0, await self._free_memory() - before)
