@@ -14,6 +14,7 @@ step `s` (from 1) trains weights of version `s - 1`; a token of version `v` used
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -27,6 +28,8 @@ from roll.rollout.scheduler import Collected
 from roll.strategies.base import SamplingParams
 from roll.types.episode import Group
 from roll.types.metrics import Metrics
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,11 +168,23 @@ class RolloutAhead:
         return self._engines.run(self._state())
 
     def restore(self, state: AheadState) -> None:
-        """Continue from `state`, before anything was collected; the source has got its cursor already."""
+        """Continue from `state`, before anything was collected; the source has got its cursor already.
+
+        What a run with other settings had ready may be too old for this one, too much, or of another size; it is played
+        anew.
+        """
         assert not self._open and not self._ready, "restore comes before the first group"
         self._started = state.started
-        for ready in state.ready:
-            self._add_ready(ready)
+        anew: list[ReadyGroup] = []
+        for ready in sorted(state.ready, key=lambda ready: (ready.version, ready.position)):
+            usable = (ready.version + 1 + self._plan.bound - self._version) * self._plan.groups
+            if len(ready.group.trajectories) == self._plan.group_size and self._num_ready < usable:
+                self._add_ready(ready)
+            else:
+                anew.append(ready)
+        if anew:
+            logger.info("%d of %d finished groups don't fit and are played anew", len(anew), len(state.ready))
+            self._source.put_back([ready.group.task for ready in anew])
 
     def stop(self) -> None:
         """Abort everything in flight; its tasks go back to the source."""

@@ -144,6 +144,7 @@ class ContinuousEngines:
 
     async def _stop(self) -> None:
         """Cancel every task of the loop but this one."""
+        self._error = self._error or RuntimeError("the engines' driver is closed")  # engines need no aborts any more
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
@@ -179,7 +180,9 @@ class ContinuousEngines:
             self._busy[episode] = "between turns"
 
     async def quiet(self) -> None:
-        """Decisions may be taken at any time."""
+        """Wait until engines have stopped what was given up; decisions may be taken at any time."""
+        if self._background:
+            await asyncio.wait(self._background)
 
     async def round(self) -> None:
         """Wait until an episode has ended; raises what made it impossible to go on."""
@@ -190,6 +193,7 @@ class ContinuousEngines:
     async def abort(self, episodes: Collection[str]) -> int:
         """Stop what these episodes wait for; returns how many requests that were."""
         chosen = [live for live in self._live.values() if live.episode in episodes]
+        born = [engine.restarts for engine in self._engines]
         submitting = [e.submitting for e in self._engines if e.submitting is not None]
         by_rank: dict[int, list[str]] = {}
         for live in chosen:
@@ -203,6 +207,8 @@ class ContinuousEngines:
             if isinstance(result, BaseException):
                 if not self._is_death(result):
                     raise result
+                if self._engines[rank].restarts > born[rank]:
+                    continue  # known already; what was given out again ends with its episode
                 # Not to be issued again: they were to be stopped.
                 ids = [request_id for request_id in by_rank[rank] if request_id in self._live]
                 self._resolve([never_started_completion(self._live[request_id].request) for request_id in ids])

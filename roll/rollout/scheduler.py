@@ -133,6 +133,7 @@ class _Collection:
             await self._abort_rest()
         finally:
             await starter.end()
+        await self._engines.quiet()  # nothing of this step is left on the engines: they may sleep now
         self._result.groups = [group for _, group in sorted(self._accepted, key=lambda item: item[0])]
         return self._result
 

@@ -21,8 +21,8 @@ class WaitingRequests:
         self._all: list[_Entry] = []
         self._fresh: list[_Entry] = []
         """Those whose prefix no engine has."""
-        self._siblings: dict[str, list[_Entry]] = {}
-        """The same by affinity, until one of them is placed."""
+        self._siblings: dict[str, dict[str, _Entry]] = {}
+        """The same by affinity and request id, until one of them is placed or none waits any more."""
         self._at_home: dict[int, list[_Entry]] = {}
         """Those whose prefix this engine has."""
         self._arrivals = 0
@@ -41,17 +41,21 @@ class WaitingRequests:
             return
         heapq.heappush(self._fresh, entry)
         if affinity:
-            self._siblings.setdefault(affinity, []).append(entry)
+            self._siblings.setdefault(affinity, {})[request_id] = entry
 
     def discard(self, request_id: str) -> None:
         """It doesn't wait any more: placed, or given up."""
-        self._affinities.pop(request_id, None)
+        affinity = self._affinities.pop(request_id, "")
+        siblings = self._siblings.get(affinity)
+        if siblings is not None:
+            siblings.pop(request_id, None)
+            if not siblings:
+                del self._siblings[affinity]
 
     def settle(self, affinity: str, home: int) -> None:
         """This engine has the prefix from now on: what waits with it belongs there."""
-        for entry in self._siblings.pop(affinity, ()):
-            if entry[2] in self._affinities:
-                heapq.heappush(self._at_home.setdefault(home, []), entry)
+        for entry in self._siblings.pop(affinity, {}).values():
+            heapq.heappush(self._at_home.setdefault(home, []), entry)
 
     def lose(self, home: int) -> None:
         """This engine is gone, and the prefixes it had."""
@@ -60,7 +64,7 @@ class WaitingRequests:
             if affinity is not None:
                 heapq.heappush(self._fresh, entry)
                 if affinity:
-                    self._siblings.setdefault(affinity, []).append(entry)
+                    self._siblings.setdefault(affinity, {})[entry[2]] = entry
 
     def first(self) -> str | None:
         """The first in the plan."""

@@ -1,0 +1,197 @@
+"""What must not go wrong while generation runs on its own: endings, deaths in awkward moments, changed settings."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from dataclasses import replace
+
+import pytest
+from fakes import NumberTokenizer, ScriptedRanks, Source, first_prompt, instant, make_tasks
+
+from roll.rollout.agent import Agent
+from roll.rollout.ahead import AheadPlan, AheadState, ReadyGroup, RolloutAhead
+from roll.rollout.continuous import ContinuousEngines
+from roll.rollout.episode import EpisodePlayer
+from roll.rollout.rewards import RewardEnv
+from roll.rollout.sim_clock import VirtualClockLoop
+from roll.rollout.sim_engines import SimulatedRanks
+from roll.rollout.sim_episodes import EpisodeModel
+from roll.rollout.sim_models import EngineModel
+from roll.rollout.sim_run import Scenario, Simulation
+from roll.rollout.waiting import WaitingRequests
+from roll.strategies.base import EngineDied, Request, SamplingParams
+from roll.types.episode import Group, Trajectory, Turn
+
+PLAN = AheadPlan(
+    groups=4, group_size=2, params=SamplingParams(max_new_tokens=50), ratio=1.0, max_prompts=100, last_step=9
+)
+
+
+class Engines(ScriptedRanks):
+    """A little work in every poll; an abort takes a moment."""
+
+    aborts = 0
+    version = 0
+
+    async def poll(self, rank, budget):
+        await asyncio.sleep(0.001)
+        completions = await super().poll(rank, 1)
+        return [replace(c, versions=(self.version,) * len(c.token_ids)) for c in completions]
+
+    async def abort(self, rank, request_ids):
+        self.aborts += len(request_ids)
+        await asyncio.sleep(0.01)
+        return await super().abort(rank, request_ids)
+
+
+class Cursor(Source):
+    def state_dict(self, unfinished=()):
+        return {}
+
+
+def ahead(ranks, plan=PLAN, version=0):
+    engines = ContinuousEngines(ranks, max_running_requests=64, timeout=5.0)
+    agent = Agent(NumberTokenizer(), first_prompt, chat=False)
+    score = instant(lambda request: 1.0)
+    player = EpisodePlayer(engines, agent, lambda task, name: RewardEnv(score, task, name), max_sequence_length=1000)
+    source = Cursor(make_tasks(100))
+    return engines, source, RolloutAhead(engines, player, source, plan, seed=1, version=version)
+
+
+def test_closing_leaves_nothing_behind_and_asks_nothing_of_engines_that_are_about_to_end(caplog):
+    ranks = Engines(length=lambda request: 10**6)
+    engines, _, rollouts = ahead(ranks)
+
+    async def start():
+        rollouts._fill()
+        await asyncio.sleep(0.05)
+        return len(ranks.running[0])
+
+    assert engines.run(start()) == 8
+    with caplog.at_level(logging.ERROR, logger="asyncio"):
+        engines.close()
+        gc.collect()
+    assert ranks.aborts == 0
+    assert not caplog.records  # e.g. a task that was destroyed while it was pending
+
+
+def ready(number, version, size=2):
+    turn = Turn(
+        prompt_ids=(1,), response_ids=(2,), logprobs=(-1.0,), versions=(version,), finish_reason="stop", reward=1.0
+    )
+    task = make_tasks(100)[number]
+    members = [Trajectory(task_id=task.id, member=m, turns=(turn,), reward=1.0) for m in range(size)]
+    return ReadyGroup(number, Group(task=task, trajectories=tuple(members)), version)
+
+
+@pytest.mark.parametrize(
+    ("found", "kept"),
+    [
+        ([ready(i, 5) for i in range(16)], 8),  # of a run with larger batches
+        ([ready(0, 3), ready(1, 4), ready(2, 5)], 2),  # of one with a larger async_generation_ratio
+        ([ready(i, 4) for i in range(6)], 4),
+        ([ready(0, 5, size=3), ready(1, 5)], 1),  # of one with larger groups
+    ],
+)
+def test_what_a_run_with_other_settings_had_ready_is_used_once_and_in_time_or_played_anew(found, kept):
+    ranks = Engines(length=lambda request: 1)
+    engines, source, rollouts = ahead(ranks, version=5)
+    ranks.version = 5
+    source.tasks = source.tasks[20:]
+    rollouts.restore(AheadState(started=20, ready=found))
+    assert len(source.returned) == len(found) - kept
+    trained = []
+    for step in range(6, 10):
+        groups = rollouts.collect(step).groups
+        assert len(groups) == 4
+        assert all(len(group.trajectories) == 2 for group in groups)
+        trained += [group.task.id for group in groups]
+        ranks.version = step
+        rollouts.set_version(step)
+    assert len(set(trained)) == 16
+    assert set(trained) >= {entry.group.task.id for entry in found}
+    engines.close()
+
+
+# --- in virtual time ----------------------------------------------------------------------------------------------
+
+
+class LeftOver(Simulation):
+    """Looks at the engines when a step has its groups."""
+
+    async def _train(self, step, collected):
+        assert [len(engine.submitted) for engine in self.ranks._engines] == [0] * self.scenario.engines
+        assert not self.engines._live
+        assert not self.engines._waiting._siblings
+        await super()._train(step, collected)
+
+
+class SlowAborts(SimulatedRanks):
+    async def abort(self, rank, request_ids):
+        await asyncio.sleep(0.5)
+        stopped = await super().abort(rank, request_ids)
+        await asyncio.sleep(0.5)
+        return stopped
+
+
+@pytest.mark.parametrize("slots", [4, 64])
+def test_engines_have_nothing_left_to_do_when_an_over_sampled_step_has_its_groups(slots):
+    scenario = Scenario(
+        engines=2, engine=EngineModel(max_running_requests=slots), groups=6, group_size=2, extra_prompts=12, steps=4,
+        episode=EpisodeModel(turns=3, env_seconds=2.0),
+    )  # fmt: skip
+    for seed in range(3):
+        simulation = LeftOver(replace(scenario, seed=seed))
+        simulation.ranks.__class__ = SlowAborts
+        simulation.run()
+
+
+def test_requests_that_were_never_placed_are_forgotten():
+    waiting = WaitingRequests()
+    for step in range(100):
+        for member in range(2):
+            waiting.add(f"{step}#{member}", (step, member), f"prompt {step}", None)
+        for member in range(2):
+            waiting.discard(f"{step}#{member}")
+    assert waiting.first() is None
+    assert waiting.first_for(0) is None
+    assert not waiting._siblings
+
+
+class LateAborts(SimulatedRanks):
+    """An abort of a dead engine fails only after the engine was replaced."""
+
+    async def abort(self, rank, request_ids):
+        if self._engines[rank].dead:
+            await asyncio.sleep(5.0)
+            raise EngineDied("the engine of old")
+        return await super().abort(rank, request_ids)
+
+
+def test_an_abort_that_fails_with_an_engine_s_death_after_its_replacement_does_not_count_as_another_death():
+    loop = VirtualClockLoop()
+    model = EngineModel(max_running_requests=2, step_seconds=1.0, step_seconds_per_request=0.0)
+    ranks = LateAborts(1, model, lambda request: 100, loop=loop)
+    engines = ContinuousEngines(
+        ranks, max_running_requests=2, timeout=1e6, loop=loop, max_restarts=1,
+        is_death=lambda error: isinstance(error, EngineDied), restart=lambda rank: ranks.restart(rank, 1.0),
+    )  # fmt: skip
+
+    def request(name):
+        return Request(id=name, prompt_ids=(1,), params=SamplingParams(max_new_tokens=200), seed=0)
+
+    async def script():
+        given_up = asyncio.ensure_future(engines.generate("a", request("a")))
+        wanted = asyncio.ensure_future(engines.generate("b", request("b")))
+        await asyncio.sleep(5.3)
+        ranks._die(0)
+        await engines.abort({"a"})
+        completion = await wanted
+        given_up.cancel()
+        return completion
+
+    assert len(engines.run(script()).token_ids) == 100
+    engines.close()
+    loop.close()
