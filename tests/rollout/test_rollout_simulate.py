@@ -471,3 +471,19 @@ def test_use_adds_up_and_is_measured_between_two_looks():
     total.add(EngineUse(tokens=4, most_running=1))
     assert (total.tokens, total.most_running) == (7, 2)
     assert total.since(EngineUse(tokens=5)).tokens == 2
+
+
+def test_no_kind_of_task_starves_when_its_responses_are_long():
+    def odd(task_id):
+        return int(task_id.removeprefix("t")) % 2
+
+    def length(request):
+        return 2000 if odd(request.id.split("/")[2].split("#")[0]) else 100
+
+    engine = EngineModel(max_running_requests=16)
+    outcome = simulate(
+        Scenario(engines=2, engine=engine, lengths=length, steps=12, groups=8, group_size=4, async_ratio=1.0)
+    )
+    long = [sum(odd(group.task.id) for group in groups) for groups in outcome.groups]
+    assert sum(long[:2]) == 8, "the first steps may take the short ones first, within the bound on staleness"
+    assert long[2:] == [4] * 10
