@@ -482,8 +482,8 @@ def test_no_kind_of_task_starves_when_its_responses_are_long():
 
     engine = EngineModel(max_running_requests=16)
     outcome = simulate(
-        Scenario(engines=2, engine=engine, lengths=length, steps=12, groups=8, group_size=4, async_ratio=1.0)
+        Scenario(engines=2, engine=engine, lengths=length, steps=5, groups=8, group_size=4, async_ratio=1.0)
     )
     long = [sum(odd(group.task.id) for group in groups) for groups in outcome.groups]
     assert sum(long[:2]) == 8, "the first steps may take the short ones first, within the bound on staleness"
-    assert long[2:] == [4] * 10
+    assert long[2:] == [4] * 3
