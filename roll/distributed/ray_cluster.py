@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import socket
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ class RayCluster(Cluster):
     ) -> None:
         super().__init__(placement, worker_cls, rpc_timeout=rpc_timeout, balance=balance)
         self._peers = list(peers)
+        self._order = threading.Lock()
         self._healthy = True
         self._running = True
 
@@ -105,11 +107,14 @@ class RayCluster(Cluster):
         tuples = list(args.values())
         shipped: dict[int, Any] = {}
         refs = {}
-        for rank, each in args.items():
+        for each in tuples:
             shared = each and sum(other is each for other in tuples) > 1
             if id(each) not in shipped:
                 shipped[id(each)] = ray.put(each) if shared else each
-            refs[self._submit(rank, name, shipped[id(each)])] = rank
+        # Ranks meet in collectives: calls from two threads must reach all of them in one order.
+        with self._order:
+            for rank, each in args.items():
+                refs[self._submit(rank, name, shipped[id(each)])] = rank
         return self._collect(refs, name, timeout)
 
     async def _run_async(self, name: str, rank: int, args: tuple[Any, ...], timeout: float | None) -> Any:

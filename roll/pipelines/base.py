@@ -28,6 +28,7 @@ from roll.pipelines.checkpoints import Checkpoints
 from roll.pipelines.clusters import Clusters
 from roll.pipelines.credit import CreditAssigner
 from roll.pipelines.report import Report
+from roll.pipelines.residency import ENGINE
 from roll.pipelines.rollout_metrics import rollout_metrics
 from roll.pipelines.sync import WeightSync
 from roll.pipelines.update import old_logprobs_source, train
@@ -129,6 +130,7 @@ class Pipeline(ABC):
             rollouts = assemble(collected.groups)
             greedy = self.greedy_scores(step, rollouts) if self.config.adv_estimator == "remax" else None
             self.residency.generated()
+            self.weight_sync.leave()
             metrics = self.rollout_metrics(rollouts).merge(collected.metrics)
             rollouts = self.score(rollouts)
             with self.timers.span("credit"):
@@ -237,7 +239,8 @@ class Pipeline(ABC):
             self.start_step = state["step"]
             self.credit.load_state_dict(state["credit"])
             self.load_state(state, folder)
-        if not self.config.val_only or loaded is not None:
+        # An engine that had to sleep while others started has lost its weights.
+        if not self.config.val_only or loaded is not None or self.residency.asleep.get(ENGINE):
             self.sync_weights(self.start_step)
 
     def rollout_metrics(self, rollouts: Rollouts) -> Metrics:

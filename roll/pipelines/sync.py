@@ -111,10 +111,21 @@ class WeightSync:
         if self._config.verify_weight_sync == "logprob":
             compare_logprobs(self._config, self._clusters, self._tokenizer, version)
 
+    def leave(self) -> None:
+        """The trainer is about to work, and leaves the version that the engines have.
+
+        Where no copy was kept, an engine that is replaced from now on can't get that version. It needn't: it gets the
+        next one before it samples. What is being sent again is waited for: the trainer is one thread's at a time.
+        """
+        with self._lock:
+            if not self._keeps:
+                self._last = None
+
     def resend(self, rank: int) -> None:
         """One engine, which has just been replaced, gets the version that the others have.
 
-        Before the first sync there is nothing to do: all engines still have the weights they start with.
+        Before the first sync there is nothing to do: all engines still have the weights they start with. Nor is there
+        after `leave`, when all will get others.
         """
         with self._lock:
             if self._last is None:

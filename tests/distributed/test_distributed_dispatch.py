@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +12,7 @@ from roll.distributed.cluster import make_executor
 from roll.distributed.dispatch import check_layouts, split_rows
 from roll.distributed.layout import RankLayout
 from roll.distributed.placement import RolePlacement, num_slots
+from roll.distributed.worker import Worker
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(1, 6), st.booleans())
@@ -32,6 +37,29 @@ def test_balancing_evens_out_tokens_and_not_balancing_keeps_the_order() -> None:
     loads = sorted(sum(lengths[row] for row in part) for part in balanced)
     assert loads == [10, 14]
     assert split_rows(lengths, 2, balance=False) == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_calls_of_two_threads_reach_all_ranks_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    from roll.distributed.ray_cluster import Peer, RayCluster
+
+    got: list[list[str]] = [[], [], []]
+
+    def submit(_: RayCluster, rank: int, name: str, args: object) -> object:
+        time.sleep(0.001)
+        got[rank].append(name)
+        return object()
+
+    monkeypatch.setattr(RayCluster, "_submit", submit)
+    monkeypatch.setattr(RayCluster, "_collect", lambda *_: [])
+    peers = [Peer(shell=None, log_file=Path()) for _ in got]
+    placement = RolePlacement("actor", ((0,), (1,), (2,)))
+    cluster = RayCluster(placement, Worker, peers, rpc_timeout=1, balance=False)
+    calls = [f"{thread}{i}" for i in range(20) for thread in "ab"]
+    with ThreadPoolExecutor(2) as pool:  # ranks that met in different calls would wait for each other for ever
+        list(pool.map(lambda name: cluster._run(name, dict.fromkeys(range(3), ()), None), calls))
+    assert got[0] == got[1] == got[2]
+    assert sorted(got[0]) == sorted(calls)
 
 
 def test_layouts_must_give_every_shard_one_answer() -> None:

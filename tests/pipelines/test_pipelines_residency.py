@@ -8,6 +8,7 @@ from toy import metrics_of, run_toy, write_toy
 from roll.distributed.worker import Worker
 from roll.pipelines import residency as module
 from roll.pipelines.residency import Residency
+from roll.strategies.hf_infer import HfInfer
 from roll.workers.infer import InferWorker
 from roll.workers.train import ForwardWorker
 
@@ -137,6 +138,22 @@ def test_a_real_run_that_takes_turns_takes_the_same_steps(tiny_model, tmp_path, 
         for name in ("reward/mean", "actor/grad_norm", "actor/kl_loss", "val/accuracy"):
             assert mine[name] == theirs[name], name
     assert metrics_of(tmp_path / "turns" / "output" / "logs")
+
+
+def test_an_engine_that_slept_before_a_mere_validation_gets_its_weights_back(tiny_model, tmp_path, monkeypatch):
+    settings = ("val_only=true", "val_before_train=false")
+    plain = run_toy(write_toy(tmp_path / "plain", tiny_model), *settings)
+    monkeypatch.setattr(Worker, "device", as_cuda(Worker.device))
+    monkeypatch.setattr(HfInfer, "wake", wake_without_weights)
+    turns = run_toy(write_toy(tmp_path / "turns", tiny_model), *settings)
+    assert [row["val/accuracy"] for row in turns] == [row["val/accuracy"] for row in plain]
+
+
+def wake_without_weights(engine, parts):
+    """vLLM and SGLang don't always keep what slept."""
+    if "weights" in parts:
+        for _, tensor in engine.loaded_weights():
+            tensor.data.fill_(float("nan"))
 
 
 def as_cuda(original):
