@@ -65,8 +65,9 @@ class ModelArgs:
 
     lora_rank: int = number(0, ge=0)
     """Rank of low-rank adapters (LoRA, arXiv:2106.09685), which then are all that is trained (with a critic's value
-    head); the base weights are frozen and kept in `dtype`. Engines get the merged weights. For `fsdp2_train` and
-    `deepspeed_train`; needs peft. 0: train the weights themselves, unless `adapter_name_or_path` brings adapters."""
+    head); the base weights are frozen and kept in `dtype`. Engines get the merged weights, or the
+    adapters (`lora_sync`). For `fsdp2_train` and `deepspeed_train`; needs peft. 0: train the weights themselves, unless
+    `adapter_name_or_path` brings adapters."""
 
     lora_alpha: float | None = number(None, gt=0)
     """The adapters' product is scaled with `lora_alpha / lora_rank`. null: 16, or what `adapter_name_or_path` says."""

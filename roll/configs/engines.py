@@ -96,10 +96,13 @@ _BY_RANKS = "a rank of actor_infer is one engine: give it more ranks"
 _BY_MODEL_ARGS = "write actor_infer.model_args.{}"
 _OWN_TOKENS = "prompts and responses are token ids; the tokenizer is that of actor_train's model"
 _PROCESSES = "engines don't span machines: give each machine its own ranks"
-_LORA = "engines get the trainer's merged weights"
+_LORA = "engines get the trainer's merged weights, or with lora_sync: adapters what those need is set by the run"
 _LOG_PROBS = "log-probs are those of the distribution that tokens are drawn from, on every engine"
 _NO_SERVER = "the engine is called directly, there is no server"
 _SYNC = "weights come from the trainer; see weight_transport"
+
+VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks for which vLLM makes room; another one takes the next of these."""
 
 RESERVED_VLLM: dict[str, str] = {
     "model": _BY_MODEL_ARGS.format("model_name_or_path"),

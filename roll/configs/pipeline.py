@@ -196,6 +196,11 @@ class PipelineConfig:
     """Weights travel in buckets of this size, in MiB, or of one tensor if that is larger; about two are under way at
     once."""
 
+    lora_sync: Literal["merged", "adapters"] = "merged"
+    """What the engines get of an actor that trains LoRA adapters. `merged`: all weights, with the adapters merged in.
+    `adapters`: the base weights once and then the adapters alone, which the engine computes beside them. For `vllm`;
+    see docs/engines.md."""
+
     verify_weight_sync: Literal["off", "checksum", "logprob"] = parsed(
         "off", _off_or("checksum", "logprob"), "off, checksum or logprob"
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from roll.configs.base import ModelArgs, TrainConfig, WorkerConfig
+from roll.configs.engines import VLLM_LORA_RANKS, VllmConfig
 from roll.configs.errors import Violation
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ PEFT_MISSING = "pip install -e '.[lora]'"
 
 _ROLES = ("actor_train", "critic", "reference", "actor_infer", "reward_model")
 _WHY_NOT = {
-    "actor_infer": "the engine gets the trainer's merged weights",
+    "actor_infer": "the engine gets the trainer's merged weights, or its adapters (lora_sync)",
     "reward_model": "it doesn't train; merge the adapters into its model first",
     "reference": "it doesn't train; without a reference section, actor_train with its adapters off is the reference",
 }
@@ -42,6 +43,29 @@ def lora_rules(config: RLVRConfig) -> Iterator[Violation]:
             expected = "nothing, because there are no adapters: lora_rank is 0 and adapter_name_or_path is null"
             for key, value in given.items():
                 yield Violation(f"{path}.{key}", expected, f"{path}.lora_rank=16, or remove it", value)
+
+
+def lora_sync_rules(config: RLVRConfig) -> Iterator[Violation]:
+    """Adapters alone can be sent where there are some, to an engine that can hold them beside its weights."""
+    if config.lora_sync != "adapters":
+        return
+    key, worker, args = "lora_sync", config.actor_infer, config.actor_train.model_args
+    merge = "remove it, or lora_sync=merged"
+    if not args.uses_lora:
+        expected = "merged: actor_train trains the weights themselves, there are no adapters to send"
+        yield Violation(key, expected, f"{merge}, or actor_train.model_args.lora_rank=16", "adapters")
+    options, name = worker.strategy_args.strategy_config, worker.strategy_args.strategy_name
+    if not isinstance(options, VllmConfig):
+        expected = f"merged with {name}, which takes merged weights only"
+        yield Violation(key, expected, f"{merge}, or actor_infer.strategy_args.strategy_name=vllm", "adapters")
+        return
+    if options.sleep_level == 2:
+        path = "actor_infer.strategy_args.strategy_config.sleep_level"
+        expected = "0 or 1 with lora_sync: adapters: level 2 gives up the base weights, which are sent only once"
+        yield Violation(path, expected, f"{path}=1, or lora_sync=merged", 2)
+    if args.lora_rank > VLLM_LORA_RANKS[-1]:
+        expected = f"at most {VLLM_LORA_RANKS[-1]} with lora_sync: adapters, for which vLLM has room"
+        yield Violation("actor_train.model_args.lora_rank", expected, "lora_sync=merged", args.lora_rank)
 
 
 def _training_rules(path: str, worker: TrainConfig) -> Iterator[Violation]:

@@ -49,6 +49,7 @@ RULES: tuple[Rule, ...] = (
     rules_run.name_rules,
     rules_roles.role_rules,
     rules_lora.lora_rules,
+    rules_lora.lora_sync_rules,
     rules_memory.memory_rules,
     rules_deepspeed.deepspeed_rules,
     rules_deepspeed_values.deepspeed_value_rules,

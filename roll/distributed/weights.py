@@ -16,7 +16,7 @@ import hashlib
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from roll.distributed.handles import Handle, crosses_processes, put, resolve
 
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DEFAULT_BUCKET_BYTES = 256 * 2**20
+
+WeightPart: TypeAlias = Literal["merged", "base", "adapters"]
+"""Of a model with LoRA: adapters merged into its weights, its weights without them, or the adapters alone.
+Any other model is `merged`."""
 
 
 class WeightSyncError(RuntimeError):

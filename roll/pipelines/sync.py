@@ -5,6 +5,9 @@
     compare  what left with what arrived: tensors and bytes always, more with `verify_weight_sync`
 
 A live transport has both at work at once; when one end fails, the other is told and nothing of it stays behind.
+
+With `lora_sync: adapters` the first sync is two transfers, base weights and adapters, and the later ones send adapters
+alone: the base is frozen. An engine that was replaced gets both.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from roll.distributed.errors import WorkerDied
 from roll.distributed.handles import Handle
 from roll.distributed.transports import LIVE, Receipt, Route, Sent, files, segments
 from roll.distributed.transports.link import Meeting
-from roll.distributed.weights import WeightSyncError
+from roll.distributed.weights import WeightPart, WeightSyncError
 from roll.distributed.worker import Ping, Worker
 from roll.pipelines.clusters import Clusters
 from roll.pipelines.probe import compare_logprobs
@@ -43,7 +46,7 @@ _LAST_WORDS = 30.0
 
 @dataclass(frozen=True)
 class _Last:
-    """The last sync."""
+    """The last transfer of a part to all engines."""
 
     version: int
     receipt: Receipt
@@ -74,7 +77,8 @@ class WeightSync:
         self._group = 0
         self._template: Route | None = None
         self._meeting: Meeting | None = None
-        self._last: _Last | None = None
+        self._last: dict[WeightPart, _Last] = {}
+        """Together what the engines have, in the order of loading."""
         self._lock = threading.Lock()
         self.metrics: dict[str, float] = {}
         """Of the last sync."""
@@ -89,19 +93,27 @@ class WeightSync:
         """
         with self._lock:
             started = time.perf_counter()
-            route = self._route(version, receivers=self._engines.world_size)
-            sent, receipts = self._carry(route, lambda r, h: self._engines.call(InferWorker.update_weights, r, h))
-            receipt = self._compare(route, sent.receipt, receipts, range(len(receipts)))
+            gigabytes = sum(self._send(part, version).bytes for part in self._parts()) / 1e9
             seconds = time.perf_counter() - started
-            self._last = _Last(version, receipt, sent.kept)
-            if route.transport == "file":
-                files.discard(self._folder, keep=sent.kept)
-            self.metrics = {
-                "sync/gigabytes": receipt.bytes / 1e9,
-                "throughput/sync_gb_per_second": receipt.bytes / 1e9 / seconds,
-            }
-            logger.debug("version %d: %s to %d engine(s) by %s in %.3f s", version, receipt, len(receipts),
-                         route.transport, seconds)  # fmt: skip
+            self.metrics = {"sync/gigabytes": gigabytes, "throughput/sync_gb_per_second": gigabytes / seconds}
+
+    def _parts(self) -> tuple[WeightPart, ...]:
+        """What the engines lack of the trainer's weights."""
+        if self._config.lora_sync == "merged":
+            return ("merged",)
+        return ("adapters",) if "base" in self._last else ("base", "adapters")
+
+    def _send(self, part: WeightPart, version: int) -> Receipt:
+        started = time.perf_counter()
+        route = self._route(version, part, receivers=self._engines.world_size)
+        sent, receipts = self._carry(route, lambda r, h: self._engines.call(InferWorker.update_weights, r, h))
+        receipt = self._compare(route, sent.receipt, receipts, range(len(receipts)))
+        self._last[part] = _Last(version, receipt, sent.kept)
+        if route.transport == "file":
+            files.discard(self._folder, keep=[handle for last in self._last.values() for handle in last.kept])
+        logger.debug("version %d, %s: %s to %d engine(s) by %s in %.3f s", version, part, receipt, len(receipts),
+                     route.transport, time.perf_counter() - started)  # fmt: skip
+        return receipt
 
     def verify(self, version: int) -> None:
         """With `verify_weight_sync: logprob`: engines and trainer say the same under this version.
@@ -119,7 +131,7 @@ class WeightSync:
         """
         with self._lock:
             if not self._keeps:
-                self._last = None
+                self._last = {part: last for part, last in self._last.items() if part == "base"}
 
     def resend(self, rank: int) -> None:
         """One engine, which has just been replaced, gets the version that the others have.
@@ -128,26 +140,30 @@ class WeightSync:
         after `leave`, when all will get others.
         """
         with self._lock:
-            if self._last is None:
-                return
-            route = self._route(self._last.version, receivers=1)
             self._group += 1  # the old engine was a member of the broadcast group
-            if route.transport == "broadcast":
-                route = replace(route, transport="object_store")
-            update = InferWorker.update_weights
-            if self._last.kept:
-                stored = "file" if route.transport == "file" else "object_store"
-                route = replace(route, transport=stored, keep=False)
-                receipts = [self._engines.call_rank(rank, update, route, self._last.kept)]
-            else:
-                _, receipts = self._carry(route, lambda r, h: [self._engines.call_rank(rank, update, r, h)])
-                if route.transport == "file":
-                    files.discard(self._folder)
-            self._compare(route, self._last.receipt, receipts, [rank])
+            if set(self._last) == {"base"}:
+                self._last = {}  # the next sync begins with it again
+            for part, last in self._last.items():
+                self._resend_part(rank, part, last)
+
+    def _resend_part(self, rank: int, part: WeightPart, last: _Last) -> None:
+        route = self._route(last.version, part, receivers=1)
+        if route.transport == "broadcast":
+            route = replace(route, transport="object_store")
+        update = InferWorker.update_weights
+        if last.kept:
+            stored = "file" if route.transport == "file" else "object_store"
+            route = replace(route, transport=stored, keep=False)
+            receipts = [self._engines.call_rank(rank, update, route, last.kept)]
+        else:
+            _, receipts = self._carry(route, lambda r, h: [self._engines.call_rank(rank, update, r, h)])
+            if route.transport == "file":
+                files.discard(self._folder)
+        self._compare(route, last.receipt, receipts, [rank])
 
     def close(self) -> None:
         """Let go of what was kept."""
-        self._last = None
+        self._last = {}
         self._meeting = None
         if self._template is not None and self._template.transport == "file":
             files.discard(self._folder)
@@ -156,13 +172,14 @@ class WeightSync:
 
     # --- one transfer ---------------------------------------------------------------------------------------------
 
-    def _route(self, version: int, *, receivers: int) -> Route:
+    def _route(self, version: int, part: WeightPart, *, receivers: int) -> Route:
         if self._template is None:
             self._template = self._first_route()
         self._transfers += 1
         return replace(
             self._template,
             version=version,
+            part=part,
             transfer=f"{self._run}-{self._transfers}",
             group=f"{self._run}-group-{self._group}",
             receivers=receivers,

@@ -125,7 +125,8 @@ class AsyncEngine(InferEngine):
         with self._changed:
             self._require_alive()
             if self._asleep or self._stale:
-                what = f"{', '.join(sorted(self._asleep))} sleep" if self._asleep else "its weights slept"
+                slept = "its weights slept, or its adapters are missing"
+                what = f"{', '.join(sorted(self._asleep))} sleep" if self._asleep else slept
                 raise RuntimeError(f"{self._name} can't take requests: {what}; wake it and update its weights first")
             known = set(self._live)
             for request in requests:
@@ -166,10 +167,19 @@ class AsyncEngine(InferEngine):
             ValueError: a name or shape is wrong, or a name is missing. The engine is dead then: it would be half new.
             EngineDied: the engine is gone.
         """
+        self._load(version, weights, adapters=False)
+
+    def update_adapters(self, version: int, adapters: Iterable[tuple[str, Tensor]]) -> None:
+        """Load new adapters over the base weights; see the base class, and `update_weights` for errors."""
+        if not self._backend.takes_adapters:
+            raise NotImplementedError(f"{self._name} was started for merged weights")
+        self._load(version, adapters, adapters=True)
+
+    def _load(self, version: int, weights: Iterable[tuple[str, Tensor]], *, adapters: bool) -> None:
         with self._changed:
             self._require_alive()
         feed = Feed(weights, self._thread.loop)
-        future = self._thread.submit(self._update(version, feed))
+        future = self._thread.submit(self._update(version, feed, adapters=adapters))
         feed.serve(future)
         self._result(future, f"for {self._name} to load weights of version {version}", self._timeout)
 
@@ -385,7 +395,8 @@ class AsyncEngine(InferEngine):
                     )
         return stopped
 
-    async def _update(self, version: int, weights: AsyncIterator[tuple[str, Tensor]]) -> None:
+    async def _update(self, version: int, weights: AsyncIterator[tuple[str, Tensor]], *, adapters: bool) -> None:
+        load = self._backend.load_adapters if adapters else self._backend.load
         async with self._changing:
             self._require_alive()
             if "weights" in self._asleep:
@@ -394,12 +405,14 @@ class AsyncEngine(InferEngine):
             lives = self._begun()
             try:
                 await self._exclusive(self._interrupt(lives), "its requests to stop for new weights")
-                await self._exclusive(self._backend.load(version, weights), f"weights of version {version}")
+                await self._exclusive(load(version, weights), f"weights of version {version}")
             except Exception as error:
                 self._die(error)
                 raise
             self._version = version
-            self._stale = False
+            self._stale = self._backend.takes_adapters and not adapters
+            if self._stale:
+                return  # requests wait for the adapters
             for live in lives:
                 if live.tokens and self._live.get(live.request.id) is live:
                     self._count(live)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from roll.configs.base import ForwardConfig
 from roll.distributed.layout import RankLayout
+from roll.distributed.weights import WeightPart
 from roll.types.batch import Denominators, TokenBatch, TokenOutputs
 from roll.types.episode import FinishReason
 from roll.types.metrics import Metrics
@@ -89,8 +90,12 @@ class TrainStrategy(ABC):
         """One optimizer step over this rank's rows of a mini-batch; metrics of this rank, to be merged over ranks."""
 
     @abstractmethod
-    def named_weights(self) -> NamedWeights:
-        """Full (unsharded) tensors under Hugging Face names, streamed one at a time."""
+    def named_weights(self, part: WeightPart = "merged") -> NamedWeights:
+        """Full (unsharded) tensors under Hugging Face names, streamed one at a time.
+
+        `base` and `adapters` are for models with LoRA: the weights without the adapters, and those alone under peft's
+        names, with matrices B that are scaled already (`lora_alpha` is the rank then).
+        """
 
     @abstractmethod
     def save(self, path: Path) -> None:
@@ -212,6 +217,13 @@ class InferEngine(ABC):
         Requests on their way go on from the tokens they have, which are read again under the new weights; each token
         keeps the log-prob and the version it was sampled with.
         """
+
+    def update_adapters(self, version: int, adapters: Iterable[tuple[str, Tensor]]) -> None:
+        """As `update_weights`, of LoRA adapters over the base weights that came with the last `update_weights`.
+
+        For engines that were built with a `lora_rank`, which sample only once they have both. Default: refuses.
+        """
+        raise NotImplementedError(f"{type(self).__name__} takes merged weights only")
 
     @property
     @abstractmethod

@@ -54,6 +54,13 @@ class EngineBackend(ABC):
         Raises `ValueError` for an unknown or missing name.
         """
 
+    takes_adapters: bool = False
+    """Whether the engine was started for LoRA adapters: after base weights (`load`) it samples only with those."""
+
+    async def load_adapters(self, version: int, adapters: AsyncIterator[tuple[str, Tensor]]) -> None:
+        """Go on with these adapters (peft's names, B scaled) and forget those before; otherwise as `load`."""
+        raise NotImplementedError
+
     async def sleep(self, parts: Sequence[EnginePart]) -> int:
         """Free these parts of the device's memory; bytes freed. No stream is open."""
         del parts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from roll.configs.rlvr import RLVRConfig
 from roll.distributed.cluster import Cluster
@@ -13,6 +14,7 @@ from roll.distributed.transports import Receipt, Route, receive
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.strategies import LOCKSTEP_ENGINES, build_engine
 from roll.strategies.base import Completion, EngineCounters, EngineDied, EnginePart, InferEngine, Request
+from roll.strategies.hf.lora import largest_rank
 from roll.workers.probe import LoadedCheck, Probes
 from roll.workers.train import resolved_model_args
 
@@ -28,9 +30,12 @@ class InferWorker(Worker):
 
     def _build(self) -> InferEngine:
         config, worker = self._config, self._config.actor_infer
+        args = resolved_model_args(config, "actor_infer")
+        if config.lora_sync == "adapters":
+            args = replace(args, lora_rank=largest_rank(config.actor_train.model_args))
         return build_engine(
             worker,
-            resolved_model_args(config, "actor_infer"),
+            args,
             max_running_requests=config.max_running_requests,
             max_sequence_length=config.max_sequence_length,
             seed=config.seed,
@@ -69,8 +74,9 @@ class InferWorker(Worker):
     def update_weights(self, route: Route, handles: list[Handle]) -> Receipt:
         """Load new weights; what arrived."""
         check = LoadedCheck(self.engine) if route.checksum else None
+        load = self.engine.update_adapters if route.part == "adapters" else self.engine.update_weights
         with receive(route, handles, self.info.rank) as incoming:
-            self.engine.update_weights(route.version, check.watch(incoming) if check else incoming)
+            load(route.version, check.watch(incoming) if check else incoming)
         receipt = incoming.receipt()
         if check is not None:
             check.verify(self.info.rank, route.version)

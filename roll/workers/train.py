@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -102,7 +103,7 @@ class TrainWorker(ForwardWorker):
     @dispatch(Dispatch.ONE_TO_ALL)
     def send_weights(self, route: Route) -> Sent:
         """Send the current weights on their way; rank 0's answer counts."""
-        return send(route, self.strategy.named_weights, writes=self.info.rank == 0)
+        return send(route, partial(self.strategy.named_weights, route.part), writes=self.info.rank == 0)
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def save(self, folder: str) -> None:

@@ -17,6 +17,10 @@ MEGATRON = "actor_train.strategy_args={strategy_name: megatron_train}"
 REWARD = "rewards.words={name: reward_model}"
 KL = "use_kl_loss=true"
 
+SYNC = "lora_sync=adapters"
+ENGINE = "actor_infer.strategy_args"
+VLLM = (f"{ENGINE}.strategy_name=vllm", f"+{ENGINE}.strategy_config={{sleep_level: 1}}")
+
 REFUSED = [
     # id, overrides, path of the one violation, fragments of its text
     ("the engine", [RANK, "actor_infer.model_args.lora_rank=4"], "actor_infer.model_args.lora_rank",
@@ -33,6 +37,12 @@ REFUSED = [
     ("all layers and some", [RANK, f"{ACTOR}.lora_target=[all-linear, q_proj]"], f"{ACTOR}.lora_target", ["alone"]),
     ("a negative rank", [f"{ACTOR}.lora_rank=-1"], f"{ACTOR}.lora_rank", [">= 0"]),
     ("dropout of everything", [RANK, f"{ACTOR}.lora_dropout=1.0"], f"{ACTOR}.lora_dropout", ["< 1"]),
+    ("adapters without LoRA", [SYNC, *VLLM], "lora_sync", ["there are no adapters to send", "lora_rank=16"]),
+    ("adapters for an engine without", [RANK, SYNC], "lora_sync", ["hf_infer, which takes", "strategy_name=vllm"]),
+    ("adapters and no base", [RANK, SYNC, *VLLM, f"{ENGINE}.strategy_config.sleep_level=2"],
+     f"{ENGINE}.strategy_config.sleep_level", ["gives up the base weights", "sleep_level=1"]),
+    ("adapters without room", [f"{ACTOR}.lora_rank=513", SYNC, *VLLM], f"{ACTOR}.lora_rank", ["at most 512"]),
+    ("a way unknown", [RANK, "lora_sync=both"], "lora_sync", ["merged"]),
     ("a KL with neither", [KL], "reference", ["use_kl_loss is on"]),
 ]  # fmt: skip
 
@@ -58,6 +68,11 @@ def test_with_adapters_a_kl_needs_no_reference_role(job):
     config = load_config(job, "job", [RANK, KL])
     assert config.reference_is_actor
     assert "reference" not in config.roles
+
+
+def test_engines_get_merged_weights_unless_asked_otherwise(job):
+    assert load_config(job, "job", [RANK]).lora_sync == "merged"
+    assert load_config(job, "job", [RANK, SYNC, *VLLM]).lora_sync == "adapters"
 
 
 def test_a_reference_section_stays_in_charge(job):

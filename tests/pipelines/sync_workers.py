@@ -53,7 +53,8 @@ class FakeTrainer(Worker):
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def send_weights(self, route: Route) -> Sent:
-        return send(route, lambda: self.watched(weights_of(self.step)), writes=self.info.rank == 0)
+        step = 0 if route.part == "base" else self.step  # the base is frozen
+        return send(route, lambda: self.watched(weights_of(step)), writes=self.info.rank == 0)
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def checksum(self) -> str:
@@ -65,17 +66,24 @@ class FakeEngine(FakeTrainer):
 
     weights: dict[str, torch.Tensor] = {}
     version = -1
+    log: list[tuple[str, int]] = []
+    """(part, version) of everything that was loaded."""
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def update_weights(self, route: Route, handles: list[Any]) -> Receipt:
         with receive(route, handles, self.info.rank) as incoming:
             self.weights = {name: tensor.clone() for name, tensor in self.watched(incoming)}
         self.version = route.version
+        self.log = [*self.log, (route.part, route.version)]
         return incoming.receipt()
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def forget(self) -> None:
-        self.weights, self.version = {}, -1
+        self.weights, self.version, self.log = {}, -1, []
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def loaded(self) -> tuple[list[tuple[str, int]], str]:
+        return self.log, weights_checksum(self.weights.items())
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def state(self) -> tuple[int, str]:

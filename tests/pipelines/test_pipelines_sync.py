@@ -40,6 +40,7 @@ def fake_config(folder: Path, **keys: Any) -> Any:
         "verify_weight_sync": "checksum",
         "engine_restarts": 0,
         "async_generation_ratio": 0.0,
+        "lora_sync": "merged",
         "rpc_timeout": 30.0,
         "output_path": folder,
         **keys,
@@ -113,7 +114,47 @@ def test_nothing_is_kept_where_no_engine_can_be_replaced(inline: Executor, tmp_p
     for keys in ({"engine": "hf_infer", "engine_restarts": 1}, {"engine_restarts": 0}):
         sync = sync_of(fake_config(tmp_path, async_generation_ratio=1.0, **keys), trainer, engines)
         sync(0)
-        assert sync._last is not None and sync._last.kept == []
+        assert sync._last["merged"].kept == []
+
+
+@pytest.mark.parametrize("wanted", WANTED)
+@pytest.mark.parametrize("ratio", [0.0, 1.0])
+def test_adapters_follow_the_base_and_a_new_engine_gets_both(
+    inline: Executor, tmp_path: Path, wanted: str, ratio: float
+) -> None:
+    trainer, engines = pair(inline)
+    keys = {"lora_sync": "adapters", "engine_restarts": 1, "async_generation_ratio": ratio}
+    sync = sync_of(fake_config(tmp_path, weight_transport=wanted, **keys), trainer, engines)
+
+    def loaded() -> tuple[list[tuple[str, int]], str]:
+        ((log, state),) = engines.call(FakeEngine.loaded)
+        return log, state
+
+    sync(0)
+    both = sync.metrics["sync/gigabytes"]
+    trainer.call(FakeTrainer.train)
+    sync(1)
+    assert loaded() == ([("base", 0), ("adapters", 0), ("adapters", 1)], state_of(1))
+    assert sync.metrics["sync/gigabytes"] == pytest.approx(both / 2)
+    engines.call(FakeEngine.forget)
+    if ratio:
+        trainer.call(FakeTrainer.train)  # generation runs ahead, the trainer has gone on
+    sync.resend(0)
+    assert loaded() == ([("base", 0), ("adapters", 1)], state_of(1))
+    sync(2)
+    assert loaded()[0][2:] == [("adapters", 2)]
+    sync.leave()
+    sync(3)
+    assert loaded()[0][3:] == [("adapters", 3)]
+    sync.leave()
+    engines.call(FakeEngine.forget)
+    sync.resend(0)
+    assert loaded()[0] == ([("base", 0), ("adapters", 3)] if ratio else [])
+    sync(4)
+    assert loaded()[0][-1] == ("adapters", 4) and loaded()[0][0][0] == "base"
+    sync.close()
+    assert list(tmp_path.iterdir()) == []
+    assert not left_by(sync)
 
 
 @pytest.mark.parametrize("wanted", WANTED)

@@ -11,7 +11,9 @@ from layout_contract import Run, by_hand, differences, layout_spec, run_layout
 from torch.distributed.checkpoint import FileSystemReader
 from train_contract import LOSS, build, make_batch, make_spec, trained, weights_of
 
+from roll.configs.base import ModelArgs
 from roll.strategies.base import LossFn, LossTerms
+from roll.strategies.hf.lora import largest_rank
 from roll.types.metrics import Metrics
 from roll.utils.seeding import stable_hash
 
@@ -99,6 +101,42 @@ def test_it_starts_as_the_base_model_and_sends_its_names(model_of, family):
     assert list(weights) == list(expected)
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
     assert torch.equal(logprobs(strategy), logprobs(plain))
+
+
+def parts(info, spec, batch):
+    """What a rank sends of each part after two steps."""
+    strategy = build(spec, info)
+    for _ in range(2):
+        strategy.train_step(batch, LOSS)
+    return [{n: t.detach().clone() for n, t in strategy.named_weights(part)} for part in ("merged", "base", "adapters")]
+
+
+@pytest.mark.parametrize("layout", ["one rank", "FSDP2 sharded", "ZeRO 2", "ZeRO 3"])
+def test_base_and_adapters_are_sent_apart_under_the_names_of_transformers_and_peft(ranks, model_of, layout):
+    strategy, world, options = LAYOUTS[layout]
+    spec = layout_spec(model_of("qwen2"), strategy, options, model=LORA)
+    start = weights_of(build(make_spec(model_of("qwen2"))))
+    merged, base, adapters = ranks.run(parts, world, spec, make_batch())[0]
+    assert all(torch.equal(base[name], start[name]) for name in start) and base.keys() == start.keys()
+    layers = [name.removesuffix(".weight") for name in start if name.endswith("_proj.weight")]
+    prefix = "base_model.model."
+    assert list(adapters) == [f"{prefix}{layer}.lora_{half}.weight" for layer in layers for half in "AB"]
+    moved = 0.0
+    for layer in layers:
+        change = merged[f"{layer}.weight"] - base[f"{layer}.weight"]
+        product = adapters[f"{prefix}{layer}.lora_B.weight"] @ adapters[f"{prefix}{layer}.lora_A.weight"]
+        torch.testing.assert_close(change, product, atol=1e-6, rtol=1e-4)
+        moved = max(moved, product.abs().max().item())
+    assert moved > 1e-4
+
+
+def test_the_largest_rank_of_saved_adapters_is_read_from_their_folder(tmp_path):
+    config = {"r": 4, "rank_pattern": {"q_proj": 16}}
+    for patterns, largest in (({"q_proj": 16}, 16), ({"q_proj": 2}, 4), (None, 4)):
+        (tmp_path / "adapter_config.json").write_text(json.dumps({**config, "rank_pattern": patterns}))
+        assert largest_rank(ModelArgs(adapter_name_or_path=str(tmp_path))) == largest
+    assert largest_rank(ModelArgs(lora_rank=8)) == 8
+    assert largest_rank(ModelArgs()) == 0
 
 
 def test_only_adapters_train_and_only_adapted_layers_change(model_of):

@@ -34,7 +34,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from roll.distributed.handles import Handle
-from roll.distributed.weights import BucketWriter, Checksum, WeightSyncError
+from roll.distributed.weights import BucketWriter, Checksum, WeightPart, WeightSyncError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,6 +66,8 @@ class Route:
     transfer: str
     """Name of this transfer, unlike that of any other on any machine."""
     bucket_bytes: int
+    part: WeightPart = "merged"
+    """What is sent."""
     receivers: int = 1
     timeout: float = 600.0
     """Seconds that one end waits for the other at any point."""

@@ -1,9 +1,10 @@
 """Low-rank adapters (LoRA, arXiv:2106.09685) of peft, put into the model that a scorer holds.
 
 peft replaces a linear layer by one that computes base(x) + scaling * B A x and keeps the class of the model, so that
-scorers and backends see the model they know. The base weights are frozen, A and B are float32. Three things leave this
-place: merged weights under the plain names (engines, exports), a folder in peft's format, and a note on which base
-model the adapters belong to, because checkpoints don't repeat its weights.
+scorers and backends see the model they know. The base weights are frozen, A and B are float32. Four things leave this
+place: merged weights under the plain names (engines, exports), base weights and adapters apart (engines that take
+adapters), a folder in peft's format, and a note on which base model the adapters belong to, because checkpoints don't
+repeat its weights.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from roll.configs.base import ModelArgs
 from roll.configs.rules_lora import ALL_LINEAR, PEFT_MISSING
+from roll.distributed.weights import WeightPart
 from roll.strategies.base import NamedWeights, TrainSpec
 from roll.strategies.hf.model import named_tensors
 from roll.utils.seeding import stable_hash
@@ -125,9 +127,18 @@ class Adapters:
                 for dropout in self._dropouts:
                     dropout.eval()
 
-    def merged(self, model: nn.Module, full: Full) -> NamedWeights:
-        """Every tensor of the plain model under its plain name, W + scaling * B A for adapted layers in float32."""
-        adapted = {f"{name}.base_layer.weight": name for name in self._layers}
+    def weights(self, model: nn.Module, full: Full, part: WeightPart) -> NamedWeights:
+        """A part of the weights; `merged` is W + scaling * B A for adapted layers in float32.
+
+        `merged` and `base` have the tensors and names of the plain model. `adapters` have peft's names; B is scaled.
+        """
+        if part == "adapters":
+            for name, layer in self._layers.items():
+                a, b = self._product_of(name, full)
+                yield _peft_name(name, "A"), a.float()
+                yield _peft_name(name, "B"), layer.scaling[_NAME] * b.float()
+            return
+        adapted = {f"{name}.base_layer.weight": name for name in self._layers} if part == "merged" else {}
         for name, tensor in named_tensors(model):
             if _is_adapter(name):
                 continue
@@ -153,7 +164,7 @@ class Adapters:
         for name in self._layers:
             for part, tensor in zip("AB", self._product_of(name, full), strict=True):
                 if writes:
-                    tensors[f"{_PEFT_PREFIX}{name}.lora_{part}.weight"] = tensor.detach().cpu().contiguous()
+                    tensors[_peft_name(name, part)] = tensor.detach().cpu().contiguous()
         if not writes:
             return
         folder.mkdir(parents=True, exist_ok=True)
@@ -242,11 +253,23 @@ def _is_plain(module: Any) -> bool:
     return linear and not module.lora_variant and not module.lora_bias[_NAME]
 
 
+def _peft_name(layer: str, matrix: str) -> str:
+    return f"{_PEFT_PREFIX}{layer}.lora_{matrix}.weight"
+
+
 def _is_adapter(name: str) -> bool:
     return ".lora_A." in name or ".lora_B." in name
 
 
 # --- configuration and folders ---------------------------------------------------------------------------------------
+
+
+def largest_rank(args: ModelArgs) -> int:
+    """Largest rank of the adapters that `args` ask for; reads the folder of saved ones. 0: there are none."""
+    if args.adapter_name_or_path is None:
+        return args.lora_rank
+    config = json.loads((Path(args.adapter_name_or_path).expanduser() / "adapter_config.json").read_text())
+    return max([config["r"], *(config.get("rank_pattern") or {}).values()])
 
 
 def _new_config(model: nn.Module, args: ModelArgs, chosen: list[str]) -> LoraConfig:

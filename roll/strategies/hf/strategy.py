@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from roll.distributed.weights import WeightPart
 from roll.distributed.worker import WorkerInfo
 from roll.strategies.base import LossFn, NamedWeights, OutputName, TrainSpec
 from roll.strategies.common import CommonStrategy, no_outputs
@@ -160,13 +161,14 @@ class HfTrainStrategy(CommonStrategy):
 
     # --- weights ---------------------------------------------------------------------------------------------------
 
-    def named_weights(self) -> NamedWeights:
+    def named_weights(self, part: WeightPart = "merged") -> NamedWeights:
         """Every rank must walk it to the end: gathering a sharded tensor is a collective."""
         self._require_awake("parameters")
         model = hf_module(self._scorer)
         if self._adapters is not None:
-            yield from self._adapters.merged(model, self._full)
+            yield from self._adapters.weights(model, self._full, part)
             return
+        assert part == "merged", f"{self._spec.role} has no adapters"
         for name, tensor in named_tensors(model):
             yield name, self._full(name, tensor)
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from roll.configs.megatron import MegatronConfig
+from roll.distributed.weights import WeightPart
 from roll.distributed.worker import WorkerInfo
 from roll.strategies.attention import join_scores
 from roll.strategies.base import STATE_PARTS, LossFn, NamedWeights, OutputName, StatePart, TrainSpec
@@ -295,8 +296,9 @@ class MegatronStrategy(CommonStrategy):
 
     # --- weights ---------------------------------------------------------------------------------------------------
 
-    def named_weights(self) -> NamedWeights:
+    def named_weights(self, part: WeightPart = "merged") -> NamedWeights:
         """Every rank must walk it to the end: gathering a split tensor is a collective."""
+        assert part == "merged", "Megatron has no adapters; the configuration refuses LoRA"
         self._require_awake("parameters")
         with cpu_platform():
             self._settle()

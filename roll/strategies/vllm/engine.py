@@ -3,6 +3,10 @@
 Weights. `pause_generation` empties the scheduler, `start_weight_update` puts the layers into loadable form, buckets go
 to the worker processes through shared memory (`buckets.py` here, `transfer.py` there), `finish_weight_update` packs the
 layers and names the version, the prefix cache is emptied, `resume_generation`. A failure anywhere ends the engine.
+
+Adapters. With a `lora_rank` the weights are those of the base model, and adapters come by themselves: written into a
+folder that lives until `add_lora` has read it. Each version is an adapter with a name of its own, which requests give,
+and the only one that the engine holds.
 """
 
 from __future__ import annotations
@@ -11,18 +15,21 @@ import asyncio
 import contextlib
 import dataclasses
 import inspect
+import itertools
 import logging
 import os
+import tempfile
 import threading
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from roll.configs.base import ModelArgs
-from roll.configs.engines import VllmConfig
+from roll.configs.engines import VLLM_LORA_RANKS, VllmConfig
 from roll.strategies.async_engine import AsyncEngine
 from roll.strategies.base import ENGINE_PARTS, EnginePart, Request, SamplingParams
 from roll.strategies.buckets import SharedBucket
@@ -31,6 +38,7 @@ from roll.strategies.hf.checkpoint_names import checkpoint_tensors
 from roll.strategies.hf.description import ModelDescription, describe_model
 from roll.strategies.processes import MARK, OWNER, kill_marked
 from roll.strategies.stopping import ResponseRules
+from roll.strategies.vllm.adapters import AdapterFiles
 from roll.types.episode import FinishReason
 
 logger = logging.getLogger(__name__)
@@ -96,11 +104,17 @@ def build_engine(
     }
     if options.devices > 1:
         arguments["distributed_executor_backend"] = "mp"  # inside a Ray actor vLLM would start actors of its own
+    if args.lora_rank:
+        room = next((size for size in VLLM_LORA_RANKS if size >= args.lora_rank), None)
+        if room is None:
+            raise ValueError(f"vLLM takes adapters up to rank {VLLM_LORA_RANKS[-1]}, these have {args.lora_rank}")
+        arguments |= {"enable_lora": True, "max_lora_rank": room, "max_loras": 1, "max_cpu_loras": 1}
     backend = VllmBackend(
         {key: value for key, value in arguments.items() if value is not None},
         description,
         sleep_level=options.sleep_level,
         update_buffer_bytes=update_buffer_bytes,
+        lora_rank=args.lora_rank,
     )
     rules = ResponseRules(description.eos_token_ids, length, description.decode)
     where = f" on slot {', '.join(map(str, slots))}" if slots else ""
@@ -115,6 +129,7 @@ class VllmBackend(EngineBackend):
         description: of the model.
         sleep_level: what `sleep` gives back, see `VllmConfig`.
         update_buffer_bytes: size of the shared memory for weights.
+        lora_rank: largest rank of the adapters that come apart from the weights; 0: none do.
     """
 
     def __init__(
@@ -124,11 +139,17 @@ class VllmBackend(EngineBackend):
         *,
         sleep_level: int = 0,
         update_buffer_bytes: int = 256 << 20,
+        lora_rank: int = 0,
     ) -> None:
         self._arguments = dict(arguments)
         self._description = description
         self._sleep_level = sleep_level
         self._update_buffer_bytes = update_buffer_bytes
+        self.takes_adapters = lora_rank > 0
+        self._adapter_files = AdapterFiles(lora_rank)
+        self._adapter_numbers = itertools.count(1)
+        self._adapter: Any = None
+        """What a request names to be sampled with the adapters of the current version."""
         self._mark = uuid.uuid4().hex
         self._engine: Any = None
         self._params: Any = None
@@ -192,7 +213,8 @@ class VllmBackend(EngineBackend):
             ignore_eos=True,
             seed=seed,
         )
-        outputs = self._engine.generate({"prompt_token_ids": list(prompt_ids)}, sampling, request_id)
+        prompt = {"prompt_token_ids": list(prompt_ids)}
+        outputs = self._engine.generate(prompt, sampling, request_id, lora_request=self._adapter)
         async with contextlib.aclosing(outputs):
             async for output in outputs:
                 (part,) = output.outputs
@@ -211,7 +233,7 @@ class VllmBackend(EngineBackend):
     async def load(self, version: int, weights: AsyncIterator[tuple[str, Tensor]]) -> None:
         """Load weights, see the module docstring."""
         engine = self._engine
-        await engine.pause_generation(**_known(engine.pause_generation, mode="abort", clear_cache=True))
+        await self._pause()
         await engine.start_weight_update(**_known(engine.start_weight_update, is_checkpoint_format=True))
         bucket = SharedBucket(self._bucket_size())
         try:
@@ -221,10 +243,38 @@ class VllmBackend(EngineBackend):
         finally:
             bucket.close()
         await engine.finish_weight_update(**_known(engine.finish_weight_update, weight_version=str(version)))
+        await self._resume()
+
+    async def load_adapters(self, version: int, adapters: AsyncIterator[tuple[str, Tensor]]) -> None:
+        """Load adapters, see the module docstring."""
+        from vllm.lora.request import LoRARequest
+
+        engine = self._engine
+        # Copies: what the stream hands out may be written anew once the next tensor is asked for.
+        tensors = {name: tensor.detach().to("cpu", copy=True) async for name, tensor in adapters}
+        number = next(self._adapter_numbers)
+        await self._pause()
+        with tempfile.TemporaryDirectory(prefix="adapters-") as folder:
+            self._adapter_files.write(Path(folder), tensors)
+            adapter = LoRARequest(f"version-{version}-{number}", number, folder)
+            await engine.add_lora(adapter)
+        for old in set(await engine.list_loras()) - {number}:
+            await engine.remove_lora(old)
+        held = set(await engine.list_loras())
+        if held != {number}:
+            raise RuntimeError(f"vLLM should hold adapter {number} alone after the update, it holds {sorted(held)}")
+        self._adapter = adapter
+        await self._resume()
+
+    async def _pause(self) -> None:
+        pause = self._engine.pause_generation
+        await pause(**_known(pause, mode="abort", clear_cache=True))
+
+    async def _resume(self) -> None:
         # Keys and values of the old weights: nothing may read them.
-        if not await engine.reset_prefix_cache():
+        if not await self._engine.reset_prefix_cache():
             raise RuntimeError("vLLM couldn't empty its prefix cache after the weight update")
-        await engine.resume_generation()
+        await self._engine.resume_generation()
 
     def _bucket_size(self) -> int:
         """No more than what the weights need, in case all of them are small."""
