@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from roll.rollout.engines import EngineRanks, RolloutStalled, never_started_completion
-from roll.rollout.progress import Progress
+from roll.rollout.progress import Progress, result_from
 from roll.rollout.routing import Router
 from roll.rollout.waiting import WaitingRequests
 from roll.strategies.base import Completion, Request
@@ -120,7 +120,7 @@ class ContinuousEngines:
             return self._loop.run_until_complete(main)
         future = asyncio.run_coroutine_threadsafe(main, self._loop)
         try:
-            return future.result()
+            return result_from(self._thread, self._loop, future, self._timeout)
         except KeyboardInterrupt:
             future.cancel()
             with contextlib.suppress(concurrent.futures.CancelledError, concurrent.futures.TimeoutError):

@@ -86,6 +86,7 @@ class GroupStarter:
         self._completed = completed
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
+        self._ending = False
 
     def start(self, task: Task, *, position: int, step: int, version: int = 0) -> OpenGroup:
         """Start a group; `completed` is called with it when all of its episodes have ended."""
@@ -115,8 +116,15 @@ class GroupStarter:
                 group.missing -= 1
                 if group.missing == 0:
                     self._completed(group)
+            except asyncio.CancelledError:
+                if not self._ending:
+                    self._fail(RuntimeError(f"{name} was cancelled from within: by its rollout, or by a reward"))
+                raise
+            except Exception as error:
+                self._fail(error)
+                raise
             finally:
-                self._engines.ended(name)
+                self._engines.ended(name)  # wakes whoever looks for failures
 
         task = asyncio.get_running_loop().create_task(play())
         self._tasks.add(task)
@@ -124,8 +132,11 @@ class GroupStarter:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            self._failure = self._failure or task.exception()
+        if not task.cancelled():
+            task.exception()  # looked at, or asyncio would complain
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = self._failure or error
 
     def raise_failed(self) -> None:
         """A bug in the player must not look like a group that never completes."""
@@ -134,6 +145,7 @@ class GroupStarter:
 
     async def end(self) -> None:
         """Cancel what is still played, and wait for it."""
+        self._ending = True
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

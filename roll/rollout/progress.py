@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import sys
+import threading
+import traceback
 from collections.abc import Callable
+from typing import TypeVar
+
+from roll.rollout.engines import RolloutStalled
+
+T = TypeVar("T")
 
 
 class Progress:
@@ -56,3 +65,23 @@ class Progress:
     def _take_waiters(self) -> list[asyncio.Future[None]]:
         waiters, self._waiters = self._waiters, []
         return [waiter for waiter in waiters if not waiter.done()]
+
+
+def result_from(
+    thread: threading.Thread, loop: asyncio.AbstractEventLoop, future: concurrent.futures.Future[T], timeout: float
+) -> T:
+    """The result of a coroutine on the loop of another thread.
+
+    Raises `RolloutStalled` with the line that the thread is at when the loop itself stands still for `timeout` seconds;
+    no limit that is kept on the loop can act then.
+    """
+    while not concurrent.futures.wait([future], timeout).done:
+        beat = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
+        if not concurrent.futures.wait([beat], timeout).done:
+            frame = sys._current_frames().get(thread.ident or 0)
+            where = "".join(traceback.format_stack(frame)[-3:]) if frame is not None else "an unknown place\n"
+            raise RolloutStalled(
+                f"the event loop of rollouts has stood still for {timeout:.0f} s. Something on it waits without "
+                f"`await`, perhaps a rollout of your own; call it by asyncio.to_thread. It is at\n{where}"
+            )
+    return future.result()

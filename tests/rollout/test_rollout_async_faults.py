@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import threading
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from fakes import NumberTokenizer, ScriptedRanks, Source, first_prompt, instant,
 from roll.rollout.agent import Agent
 from roll.rollout.ahead import AheadPlan, AheadState, ReadyGroup, RolloutAhead
 from roll.rollout.continuous import ContinuousEngines
+from roll.rollout.engines import RolloutStalled
 from roll.rollout.episode import EpisodePlayer
 from roll.rollout.rewards import RewardEnv
 from roll.rollout.sim_clock import VirtualClockLoop
@@ -51,11 +53,13 @@ class Cursor(Source):
         return {}
 
 
-def ahead(ranks, plan=PLAN, version=0):
-    engines = ContinuousEngines(ranks, max_running_requests=64, timeout=5.0)
+def ahead(ranks, plan=PLAN, version=0, timeout=5.0, **options):
+    engines = ContinuousEngines(ranks, max_running_requests=64, timeout=timeout)
     agent = Agent(NumberTokenizer(), first_prompt, chat=False)
     score = instant(lambda request: 1.0)
-    player = EpisodePlayer(engines, agent, lambda task, name: RewardEnv(score, task, name), max_sequence_length=1000)
+    player = EpisodePlayer(
+        engines, agent, lambda task, name: RewardEnv(score, task, name), max_sequence_length=1000, **options
+    )
     source = Cursor(make_tasks(100))
     return engines, source, RolloutAhead(engines, player, source, plan, seed=1, version=version)
 
@@ -112,6 +116,43 @@ def test_what_a_run_with_other_settings_had_ready_is_used_once_and_in_time_or_pl
         rollouts.set_version(step)
     assert len(set(trained)) == 16
     assert set(trained) >= {entry.group.task.id for entry in found}
+    engines.close()
+
+
+class Faulty:
+    """A rollout of the user's which always ends in the same way."""
+
+    def __init__(self, end):
+        self.end = end
+
+    async def play(self, episode):
+        await episode.generate(await episode.first_prompt())
+        self.end()
+
+
+@pytest.mark.parametrize(
+    ("error", "shown", "message"),
+    [
+        (KeyError("user's bug"), KeyError, "user's bug"),
+        (asyncio.CancelledError(), RuntimeError, "train/1/t0#0 was cancelled from within"),
+    ],
+)
+def test_a_rollout_s_bug_that_hits_all_episodes_at_once_ends_the_run_at_once(error, shown, message):
+    def end():
+        raise error
+
+    engines, _, rollouts = ahead(Engines(), timeout=3.0, rollouts={"numbers": Faulty(end)})
+    with pytest.raises(shown, match=message):
+        rollouts.collect(1)
+    engines.close()
+
+
+def test_a_rollout_that_holds_up_the_event_loop_is_found_out():
+    free = threading.Event()
+    engines, _, rollouts = ahead(Engines(), timeout=0.1, rollouts={"numbers": Faulty(lambda: free.wait(20))})
+    with pytest.raises(RolloutStalled, match=r"has stood still for 0 s(?s:.*)free\.wait"):
+        rollouts.collect(1)
+    free.set()
     engines.close()
 
 
