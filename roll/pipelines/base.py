@@ -239,9 +239,13 @@ class Pipeline(ABC):
             self.start_step = state["step"]
             self.credit.load_state_dict(state["credit"])
             self.load_state(state, folder)
-        # An engine that had to sleep while others started has lost its weights.
-        if not self.config.val_only or loaded is not None or self.residency.asleep.get(ENGINE):
+        if not self.config.val_only or loaded is not None or self._engines_lack_weights:
             self.sync_weights(self.start_step)
+
+    @property
+    def _engines_lack_weights(self) -> bool:
+        """Whether the model's folder isn't all that they start with: they slept since, or there are adapters."""
+        return bool(self.residency.asleep.get(ENGINE)) or self.config.actor_train.model_args.uses_lora
 
     def rollout_metrics(self, rollouts: Rollouts) -> Metrics:
         """What the step's rows look like; a pipeline may add its own."""

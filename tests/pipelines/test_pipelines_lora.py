@@ -14,6 +14,8 @@ from tiny_models import build_tiny_model
 from torch.distributed.checkpoint import FileSystemReader
 from toy import run_toy, write_toy
 
+from roll.pipelines.rlvr import RLVRPipeline
+
 MODEL = "actor_train.model_args"
 RANK = (f"{MODEL}.lora_rank=8", f"{MODEL}.lora_alpha=32", "actor_train.training_args.learning_rate=5e-3")
 KL = ("use_kl_loss=true", "kl_loss_coef=0.1", "add_token_level_kl=true", "allow_both_kl=true", "ppo_epochs=2")
@@ -49,7 +51,7 @@ def test_a_critic_with_adapters_of_its_own(tiny_model, tmp_path):
     assert all(".lora_" in name for name, changed in run.moved().items() if changed)
 
 
-def test_a_checkpoint_has_both_folders_and_a_validation_alone_reads_the_adapters(tiny_model, tmp_path):
+def test_a_checkpoint_has_both_folders_and_a_validation_alone_reads_the_adapters(tiny_model, tmp_path, monkeypatch):
     steps = ("max_steps=3", "save_steps=3", "eval_steps=3", "checkpoint_config.save_hf_model=true")
     run = run_small(tmp_path, tiny_model, *RANK, *steps)
     checkpoint = tmp_path / "output" / "checkpoints" / "checkpoint-3"
@@ -59,6 +61,11 @@ def test_a_checkpoint_has_both_folders_and_a_validation_alone_reads_the_adapters
     assert len(written) > 28 and all(".lora_" in name for name in written if name.startswith("model."))
     again = run_toy(tmp_path, "val_only=true", f"resume_from_checkpoint={checkpoint}", *RANK)
     assert again[-1]["val/accuracy"] == run.last["val/accuracy"]
+    adapters = f"{MODEL}.adapter_name_or_path={checkpoint / 'hf_model' / 'adapter'}"
+    synced: list[int] = []
+    monkeypatch.setattr(RLVRPipeline, "sync_weights", lambda self, version: synced.append(version))
+    run_toy(tmp_path, "val_only=true", adapters)
+    assert synced == [0], "engines that read the model's folder lack the adapters that the actor starts from"
 
 
 EVERYTHING = (
