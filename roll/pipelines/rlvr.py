@@ -20,7 +20,7 @@ from roll.envs.base import Observation
 from roll.pipelines.assemble import Rollouts
 from roll.pipelines.base import OutOfTasks, Pipeline
 from roll.pipelines.clusters import Clusters
-from roll.pipelines.generation import Ahead, drive, put_back_ready_groups
+from roll.pipelines.generation import Ahead, drive, engine_metrics, put_back_ready_groups
 from roll.pipelines.scoring import Scorers
 from roll.pipelines.validation import validation_metrics, validation_samples
 from roll.rollout.agent import Agent
@@ -144,9 +144,7 @@ class RLVRPipeline(Pipeline):
                 f"{self.config.rollout_batch_size}"
             )
         if isinstance(self._engines, ContinuousEngines):
-            counts = self._engines.take_counts()
-            collected.metrics.add_sum("rollout/engine_restarts", counts.restarts)
-            collected.metrics.add_sum("rollout/reissued_requests", counts.reissued)
+            collected.metrics.merge(engine_metrics(self._engines, self.clusters.actor_infer))
         for group in collected.groups:
             self.report.failed(group)
         if step == 1:
