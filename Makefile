@@ -19,7 +19,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3 python; do \
 TORCH_INDEX ?=
 PYTEST_ARGS ?=
 # Seconds for the whole suite; one test has its own limit in pyproject.toml.
-TEST_LIMIT ?= 3600
+TEST_LIMIT ?= 4500
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check

@@ -26,7 +26,8 @@ class InferWorker(Worker):
         super().__init__(info)
         self._config = config
         self.engine = self._build()
-        self._probes = Probes(self.engine)
+        # Sooner than the call to this worker, so that the error says what it was.
+        self._probes = Probes(self.engine, timeout=0.9 * self._config.rpc_timeout)
 
     def _build(self) -> InferEngine:
         config, worker = self._config, self._config.actor_infer
@@ -49,7 +50,7 @@ class InferWorker(Worker):
         """Replace a dead engine by a new one, which has the weights of the model's folder until it gets others."""
         self.engine.close()
         self.engine = self._build()
-        self._probes = Probes(self.engine)
+        self._probes = Probes(self.engine, timeout=0.9 * self._config.rpc_timeout)
 
     def close(self) -> None:
         """End the engine."""

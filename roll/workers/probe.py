@@ -14,8 +14,6 @@ from roll.strategies.base import Completion, InferEngine, Request
 if TYPE_CHECKING:
     from torch import Tensor
 
-_TIMEOUT = 120.0
-
 
 class LoadedCheck:
     """Compares what arrives with what the engine's model holds afterwards, for engines that can tell."""
@@ -46,10 +44,16 @@ class LoadedCheck:
 
 
 class Probes:
-    """Keeps the completions of probes apart from those that the scheduler waits for, in whatever thread they come."""
+    """Keeps the completions of probes apart from those that the scheduler waits for, in whatever thread they come.
 
-    def __init__(self, engine: InferEngine) -> None:
+    Args:
+        engine: it may be full: a probe then waits for a place.
+        timeout: seconds that a probe may take.
+    """
+
+    def __init__(self, engine: InferEngine, timeout: float) -> None:
         self._engine = engine
+        self._timeout = timeout
         self._lock = threading.Lock()
         self._open: set[str] = set()
         self._found: dict[str, Completion] = {}
@@ -65,7 +69,7 @@ class Probes:
         """Sample one response now, whatever else is under way."""
         with self._lock:
             self._open.add(request.id)
-        deadline = time.monotonic() + _TIMEOUT
+        deadline = time.monotonic() + self._timeout
         self._engine.submit([request])
         while True:
             with self._lock:
@@ -73,7 +77,8 @@ class Probes:
                     return self._found.pop(request.id)
             if time.monotonic() > deadline:
                 self._engine.abort([request.id])
-                raise WeightSyncError(f"the engine didn't sample {request.params.max_new_tokens} probe tokens in time")
+                tokens = request.params.max_new_tokens
+                raise WeightSyncError(f"the engine didn't sample {tokens} probe tokens in {self._timeout:g} s")
             others = self._without_probes(self._engine.poll(1))
             with self._lock:
                 self._held += others
