@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import signal
+import time
 import threading
 from pathlib import Path
 
@@ -28,11 +29,14 @@ def marked_processes(mark: str) -> list[int]:
     return sorted(set(found) - {os.getpid()})
 
 
-def kill_marked(mark: str) -> None:
-    """Kill these processes at once."""
-    for process in marked_processes(mark):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
+def kill_marked(mark: str, timeout: float = 10.0) -> None:
+    """Kill these processes and wait until they are gone, so that a successor finds their memory free."""
+    deadline = time.monotonic() + timeout
+    while (processes := marked_processes(mark)) and time.monotonic() < deadline:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.02)
 
 
 def end_with_owner() -> None:

@@ -18,6 +18,7 @@ from engine_contract import (
     a_wrong_weight_update_is_refused_and_leaves_no_stale_engine,
     after_each_weight_update_log_probs_are_those_of_the_new_weights,
     ids,
+    many_requests_at_once_of_all_lengths_come_back_complete,
 )
 from safetensors.torch import load_file
 
@@ -72,12 +73,16 @@ def test_vllm_with_wrong_weights_ends(tested):
 def test_vllm_on_two_ranks_gets_its_weights_from_updates_and_dies_with_any_of_its_processes(model_of):
     path = model_of("qwen3", hidden=128)
     options = VllmConfig(
-        tensor_parallel_size=2, load_format="dummy", engine_args={"kv_cache_memory_bytes": 64 << 20}
+        tensor_parallel_size=2,
+        load_format="dummy",
+        max_num_batched_tokens=64,  # prompts are cut
+        engine_args={"kv_cache_memory_bytes": 64 << 20},
     )
-    engine = build(ModelArgs(model_name_or_path=str(path)), options, **RUN)
+    engine = build(ModelArgs(model_name_or_path=str(path)), options, update_buffer_bytes=1 << 20, **RUN)
     tested = EngineUnderTest(engine, path, max_context=256)
     try:
         after_each_weight_update_log_probs_are_those_of_the_new_weights(tested)
+        many_requests_at_once_of_all_lengths_come_back_complete(tested)
         workers = marked_processes(engine._backend._mark)
         a_killed_process_ends_the_engine_within_seconds(tested, workers[-1])
         assert marked_processes(engine._backend._mark) == []
@@ -86,10 +91,16 @@ def test_vllm_on_two_ranks_gets_its_weights_from_updates_and_dies_with_any_of_it
 
 
 @needs_vllm
-def test_vllm_refuses_an_argument_that_it_doesnt_have(tiny_model):
+def test_vllm_refuses_an_argument_that_it_doesnt_have(model_of):
     options = VllmConfig(engine_args={"no_such_argument": 1})
     with pytest.raises(ValueError, match="no argument 'no_such_argument'"):
-        build(ModelArgs(model_name_or_path=str(tiny_model)), options, **RUN)
+        build(ModelArgs(model_name_or_path=str(model_of("qwen3", hidden=128))), options, update_buffer_bytes=1, **RUN)
+
+
+@needs_vllm
+def test_on_a_cpu_a_model_with_small_heads_is_refused_before_the_engine_dies_of_it(tiny_model):
+    with pytest.raises(ValueError, match="heads of 32 numbers or more"):
+        build(ModelArgs(model_name_or_path=str(tiny_model)), VllmConfig(), update_buffer_bytes=1, **RUN)
 
 
 async def stream(tensors):

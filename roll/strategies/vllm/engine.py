@@ -102,6 +102,7 @@ def build_engine(
         "enable_sleep_mode": options.sleep_level > 0 and torch.cuda.is_available(),
         **options.engine_args,
     }
+    seeds = torch.cuda.is_available() or _whole_prompts(arguments, length)
     if options.devices > 1:
         arguments["distributed_executor_backend"] = "mp"  # inside a Ray actor vLLM would start actors of its own
     if args.lora_rank:
@@ -115,10 +116,26 @@ def build_engine(
         sleep_level=options.sleep_level,
         update_buffer_bytes=update_buffer_bytes,
         lora_rank=args.lora_rank,
+        seeds=seeds,
     )
     rules = ResponseRules(description.eos_token_ids, length, description.decode)
     where = f" on slot {', '.join(map(str, slots))}" if slots else ""
     return AsyncEngine(backend, rules, partial_rollout=partial_rollout, name=f"vLLM engine{where}")
+
+
+def _whole_prompts(arguments: dict[str, Any], length: int) -> bool:
+    """On a CPU: read every prompt in one pass where that is possible and nothing else was asked for; whether it is.
+
+    When vLLM 0.32 cuts the prompt of a response with a seed, it rewinds the generator, which one on a CPU can't do: the
+    engine dies. So responses only get their seeds when no prompt is cut.
+    """
+    budget = arguments["max_num_batched_tokens"]
+    if arguments.get("enable_chunked_prefill") is None and (budget is None or budget >= length):
+        arguments["enable_chunked_prefill"] = False
+    if arguments.get("enable_chunked_prefill") is False:
+        return True
+    logger.warning("vLLM on a CPU can't both cut prompts and give each response its own seed: responses don't repeat")
+    return False
 
 
 class VllmBackend(EngineBackend):
@@ -130,6 +147,7 @@ class VllmBackend(EngineBackend):
         sleep_level: what `sleep` gives back, see `VllmConfig`.
         update_buffer_bytes: size of the shared memory for weights.
         lora_rank: largest rank of the adapters that come apart from the weights; 0: none do.
+        seeds: whether each response draws from its own seed.
     """
 
     def __init__(
@@ -140,8 +158,10 @@ class VllmBackend(EngineBackend):
         sleep_level: int = 0,
         update_buffer_bytes: int = 256 << 20,
         lora_rank: int = 0,
+        seeds: bool = True,
     ) -> None:
         self._arguments = dict(arguments)
+        self._seeds = seeds
         self._description = description
         self._sleep_level = sleep_level
         self._update_buffer_bytes = update_buffer_bytes
@@ -211,7 +231,7 @@ class VllmBackend(EngineBackend):
             max_tokens=params.max_new_tokens,
             stop_token_ids=list(params.stop_token_ids),
             ignore_eos=True,
-            seed=seed,
+            seed=seed if self._seeds else None,
         )
         prompt = {"prompt_token_ids": list(prompt_ids)}
         outputs = self._engine.generate(prompt, sampling, request_id, lora_request=self._adapter)
