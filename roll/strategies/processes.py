@@ -6,8 +6,8 @@ import contextlib
 import os
 import select
 import signal
-import time
 import threading
+import time
 from pathlib import Path
 
 OWNER = "ROLL_ENGINE_OWNER"
