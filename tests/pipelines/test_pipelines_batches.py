@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from rows import R, make_config, make_group, make_rollouts
@@ -14,6 +16,7 @@ from roll.distributed.layout import RankLayout
 from roll.distributed.placement import RolePlacement
 from roll.pipelines.assemble import assemble, with_fillers
 from roll.pipelines.base import Pipeline
+from roll.pipelines.residency import Residency
 from roll.pipelines.rlvr import query_filter
 from roll.pipelines.update import mini_batches, old_logprobs_source, train
 from roll.pipelines.validation import pass_at_k, validation_metrics
@@ -117,7 +120,8 @@ def test_a_small_batch_is_filled_up_to_the_data_parallel_ranks_and_no_further(dp
     # One row: peers that share a model both work on it, ranks with rows of their own need a filler. One row each.
     batch = make_rollouts([R(1.0)]).batch
     cluster = TwoRanks(dp_size)
-    assert Pipeline.forward(cluster, batch, "logprobs").row_ids == batch.row_ids
+    alone = SimpleNamespace(residency=Residency(()))
+    assert Pipeline.forward(alone, cluster, batch, "logprobs").row_ids == batch.row_ids
     train(cluster, make_config(), batch, 1)
     assert cluster.rows == [[1, 1], [1, 1]]
 

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 
 from train_contract import make_info
 
-_LIMIT = 180.0
+_LIMIT = 400.0
 _LIBRARIES = ("torch", "transformers", "deepspeed", "megatron", "peft", "roll")
 """What takes seconds to import is kept from one call to the next."""
 
