@@ -117,7 +117,7 @@ class VllmEngine(Worker):
     def __init__(self, info: WorkerInfo, model: str) -> None:
         from roll.configs.base import ModelArgs
         from roll.configs.engines import VllmConfig
-        from roll.strategies.vllm import build
+        from roll.strategies.vllm.engine import build
 
         super().__init__(info)
         self.engine = build(

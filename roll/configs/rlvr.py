@@ -105,6 +105,16 @@ class RLVRConfig(PolicyOptimisation, PipelineConfig):
         return warnings_of(self)
 
     @property
+    def prompt_budget(self) -> int:
+        """Prompts that may be started for one step."""
+        return self.max_num_gen_batches * self.rollout_batch_size
+
+    @property
+    def min_survivors(self) -> int:
+        """Usable responses below which a group isn't trained on."""
+        return min(2, self.num_return_sequences_in_group)
+
+    @property
     def placement(self) -> PlacementPlan:
         """Slots of every rank that will be started."""
         roles = {}

@@ -8,6 +8,8 @@
               sync         train -> infer weights, versioned
               evaluate, log, save
 
+`residency` says whose turn it is on accelerators that roles share; elsewhere it does nothing.
+
 A subclass says where tasks come from and how an episode is played; nothing else differs between pipelines.
 """
 

@@ -95,8 +95,8 @@ class Ahead:
             group_size=config.num_return_sequences_in_group,
             params=params,
             ratio=config.async_generation_ratio,
-            max_prompts=config.max_num_gen_batches * config.rollout_batch_size,
-            min_survivors=min(2, config.num_return_sequences_in_group),
+            max_prompts=config.prompt_budget,
+            min_survivors=config.min_survivors,
             last_step=total_steps,
         )
         self._make: Callable[[int], RolloutAhead] = lambda version: RolloutAhead(

@@ -160,8 +160,8 @@ class RLVRPipeline(Pipeline):
             group_size=config.num_return_sequences_in_group,
             params=sampling_params(config.actor_infer.generating_args, config.response_length),
             extra_prompts=config.max_additional_running_prompts if config.is_use_additional_prompts else 0,
-            max_prompts=config.max_num_gen_batches * config.rollout_batch_size,
-            min_survivors=min(2, config.num_return_sequences_in_group),
+            max_prompts=config.prompt_budget,
+            min_survivors=config.min_survivors,
         )
         assert self._source is not None, "only val_only does without training data"
         return self._training_scheduler.collect(self._source, plan)

@@ -30,8 +30,8 @@ def build_train_strategy(spec: TrainSpec, info: WorkerInfo) -> TrainStrategy:
 
 _ENGINES = {
     "hf_infer": "roll.strategies.hf_infer",
-    "vllm": "roll.strategies.vllm",
-    "sglang": "roll.strategies.sglang",
+    "vllm": "roll.strategies.vllm.engine",
+    "sglang": "roll.strategies.sglang.engine",
 }
 
 LOCKSTEP_ENGINES = frozenset({"hf_infer"})

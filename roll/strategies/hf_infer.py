@@ -8,6 +8,7 @@ of the tokens, never of timing. Rows that finish leave the batch at once; respon
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -37,6 +38,7 @@ from roll.strategies.hf.model import (
     text_config,
 )
 from roll.strategies.hf.sampler import sample
+from roll.strategies.live import Response
 from roll.strategies.stopping import ResponseRules
 from roll.types.episode import FinishReason
 from roll.utils.seeding import stable_hash
@@ -48,36 +50,27 @@ _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 """Layers whose state is one key and value per position, and whose mask only looks at distances."""
 
 
-class _Sequence:
-    """A request on its way: what has been sampled so far and the generator of its draws."""
+class _Sequence(Response):
+    """With the generator of its draws, and the decode steps that it was running."""
 
     def __init__(self, request: Request) -> None:
-        self.request = request
-        self.tokens: list[int] = []
-        self.logprobs: list[float] = []
-        self.versions: list[int] = []
+        super().__init__(request)
         self.steps = 0
         self.rng = np.random.Generator(np.random.Philox(key=request.seed))
 
-    def begin_anew(self) -> None:
-        """Forget what was sampled; the draws that come are others."""
-        key = stable_hash(self.request.seed, "restart", len(self.tokens), bits=128)
-        self.tokens, self.logprobs, self.versions = [], [], []
+    def begin_anew(self) -> int:
+        """See the base class; the draws that come are others."""
+        lost = super().begin_anew()
+        key = stable_hash(self.request.seed, "restart", lost, bits=128)
         self.rng = np.random.Generator(np.random.Philox(key=key))
+        return lost
 
     @property
     def context(self) -> tuple[int, ...]:
         return (*self.request.prompt_ids, *self.tokens)
 
     def completion(self, reason: FinishReason) -> Completion:
-        return Completion(
-            id=self.request.id,
-            token_ids=tuple(self.tokens),
-            logprobs=tuple(self.logprobs),
-            versions=tuple(self.versions),
-            finish_reason=reason,
-            steps=self.steps,
-        )
+        return replace(super().completion(reason), steps=self.steps)
 
 
 class HfInfer(InferEngine):
@@ -167,8 +160,7 @@ class HfInfer(InferEngine):
         for sequence in self._running:
             if self._restarts:
                 self._counters.restarted += 1
-                self._counters.discarded_tokens += len(sequence.tokens)
-                sequence.begin_anew()
+                self._counters.discarded_tokens += sequence.begin_anew()
             else:
                 self._counters.resumed += 1
         self._waiting = self._running + self._waiting

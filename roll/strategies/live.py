@@ -1,4 +1,4 @@
-"""One response on its way through an engine that computes on its own."""
+"""One response on its way through an engine."""
 
 from __future__ import annotations
 
@@ -11,14 +11,37 @@ from roll.strategies.stopping import ResponseRules
 from roll.types.episode import FinishReason
 
 
-class Live:
-    """A request, what has been sampled for it, and the stream that samples. Only the loop's thread touches it."""
+class Response:
+    """A request, and what has been sampled for it so far."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.versions: list[int] = []
+
+    def completion(self, reason: FinishReason) -> Completion:
+        """What has been sampled, as a finished response."""
+        return Completion(
+            id=self.request.id,
+            token_ids=tuple(self.tokens),
+            logprobs=tuple(self.logprobs),
+            versions=tuple(self.versions),
+            finish_reason=reason,
+        )
+
+    def begin_anew(self) -> int:
+        """Forget what was sampled; number of tokens lost."""
+        lost = len(self.tokens)
+        self.tokens, self.logprobs, self.versions = [], [], []
+        return lost
+
+
+class Live(Response):
+    """With the stream that samples it, on an engine that computes on its own. Only the loop's thread touches it."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
         self.stream_id: str | None = None
         self.idle = asyncio.Event()
         self.idle.set()
@@ -48,19 +71,3 @@ class Live:
             if reason is not None:
                 return reason
         return None
-
-    def completion(self, reason: FinishReason) -> Completion:
-        """What has been sampled, as a finished response."""
-        return Completion(
-            id=self.request.id,
-            token_ids=tuple(self.tokens),
-            logprobs=tuple(self.logprobs),
-            versions=tuple(self.versions),
-            finish_reason=reason,
-        )
-
-    def begin_anew(self) -> int:
-        """Forget what was sampled; number of tokens lost."""
-        lost = len(self.tokens)
-        self.tokens, self.logprobs, self.versions = [], [], []
-        return lost

@@ -29,7 +29,7 @@ MAX_CONTEXT = 240
 
 
 def build(path, **options):
-    from roll.strategies.sglang import build
+    from roll.strategies.sglang.engine import build
 
     return build(
         ModelArgs(model_name_or_path=str(path)),

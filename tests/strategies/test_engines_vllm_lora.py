@@ -18,8 +18,8 @@ from tiny_models import build_tiny_model
 from roll.configs.base import ModelArgs
 from roll.configs.engines import VllmConfig
 from roll.strategies.hf.model import named_tensors
-from roll.strategies.vllm import build
 from roll.strategies.vllm.adapters import AdapterFiles
+from roll.strategies.vllm.engine import build
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vllm, which isn't installed")
 RANK = 4

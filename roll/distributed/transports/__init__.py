@@ -13,7 +13,7 @@ the memory in use at a time is
 | transport | kind | in the trainer | shared by the machine | in each engine |
 |---|---|---|---|---|
 | `in_process` | stored | one tensor that is gathered or merged | - | - |
-| `object_store` | stored | B | M, until the next one | - |
+| `object_store` | stored | B | M | - |
 | `file` | stored | B | M on disk | what the reader maps of one shard |
 | `shared_memory` | live | one tensor | 2 B | - |
 | `broadcast` | live | 2 B | - | 3 B |

@@ -56,7 +56,7 @@ _CPU_DEFAULTS = {
 _DEFAULTS = {"TOKENIZERS_PARALLELISM": "false", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
 
 
-def build_engine(
+def build(
     args: ModelArgs,
     options: SglangConfig,
     *,
@@ -64,10 +64,25 @@ def build_engine(
     max_sequence_length: int,
     seed: int,
     partial_rollout: Literal["resume", "restart"],
-    slots: tuple[int, ...],
+    slots: Sequence[int] = (),
     update_buffer_bytes: int,
 ) -> AsyncEngine:
-    """See `roll.strategies.sglang.build`."""
+    """Start one engine with its processes; blocks until it can take requests.
+
+    Args:
+        args: the model.
+        options: of this engine.
+        max_running_requests: responses that are decoded at once.
+        max_sequence_length: longest prompt plus response of the run.
+        seed: of the engine's sampling. SGLang ignores the key that each response has.
+        partial_rollout: what a weight update does to responses on their way.
+        slots: device slots of the rank that holds the engine, for its name in messages.
+        update_buffer_bytes: host memory through which weights go to the engine's processes.
+
+    Raises:
+        ValueError: SGLang isn't installed, or the model can't be described.
+        EngineDied: the engine didn't come up.
+    """
     if importlib.util.find_spec("sglang") is None:
         raise ValueError("strategy sglang needs the package sglang, which isn't installed")
     if str(args.model_name_or_path).endswith(".gguf"):

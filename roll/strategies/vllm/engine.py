@@ -62,7 +62,7 @@ _CPU_HEAD_SIZE = 32
 """With smaller heads vLLM 0.32 dies at its first batch."""
 
 
-def build_engine(
+def build(
     args: ModelArgs,
     options: VllmConfig,
     *,
@@ -70,10 +70,25 @@ def build_engine(
     max_sequence_length: int,
     seed: int,
     partial_rollout: Literal["resume", "restart"],
-    slots: Sequence[int],
+    slots: Sequence[int] = (),
     update_buffer_bytes: int,
 ) -> AsyncEngine:
-    """See `roll.strategies.vllm.build`."""
+    """Start one engine with its processes; blocks until it can take requests.
+
+    Args:
+        args: the model.
+        options: of this engine.
+        max_running_requests: default of `options.max_num_seqs`.
+        max_sequence_length: longest prompt plus response of the run; default of `options.max_model_len`.
+        seed: of the engine; each request has its own, so it matters for nothing but `load_format: dummy`.
+        partial_rollout: what a weight update does to responses on their way.
+        slots: device slots of the rank that holds the engine, for its name in messages.
+        update_buffer_bytes: host memory through which weights go to the engine's processes.
+
+    Raises:
+        ValueError: vLLM isn't installed or refuses an option.
+        EngineDied: the engine didn't come up.
+    """
     if str(args.model_name_or_path).endswith(".gguf"):
         raise ValueError(f"vllm can't take weights of a GGUF file, {args.model_name_or_path}; convert it to a folder")
     description = describe_model(args)
