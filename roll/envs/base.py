@@ -21,6 +21,19 @@ class Observation:
     """What the agent is shown: the messages that are new since its last action."""
 
     messages: tuple[Message, ...]
+    state: str = ""
+    """Names the state: equal texts are equal states (GiGPO compares the turns that met the same). Empty: what is shown
+    says it all."""
+
+    @classmethod
+    def of(cls, text: str, state: str = "") -> Observation:
+        """One user message."""
+        return cls((Message("user", text),), state)
+
+    @property
+    def text(self) -> str:
+        """The messages' contents, one below the other."""
+        return "\n".join(message.content for message in self.messages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +50,16 @@ class StepResult:
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     """Named terms of the reward, for logging."""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    """Numbers for logging. `success` (1 or 0) in the last step of an episode is what validation calls success."""
 
 
 class Env(ABC):
     """One environment instance; plays one episode at a time."""
+
+    instructions: str = ""
+    """What the policy is told about the game before it begins."""
+    actions: tuple[str, ...] = ()
+    """The actions there are. Empty: any text is one."""
 
     @abstractmethod
     def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:
@@ -49,6 +68,10 @@ class Env(ABC):
     @abstractmethod
     def step(self, action: str) -> StepResult:
         """Apply the text of one response."""
+
+    def render(self) -> Any:
+        """A picture of the state, uint8 [height, width, 3] as a numpy array, or text. None: there is none."""
+        return None
 
     def close(self) -> None:
         """Release resources. Default: there are none."""
