@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+
+class InvalidAction(ValueError):
+    """The environment doesn't know the action, or it can't be done. The state is as before; the message says why."""
+
+
+class ResetNeeded(RuntimeError):
+    """`step` without an episode: before the first `reset`, or after the last step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +75,15 @@ class Env(ABC):
 
     @abstractmethod
     def step(self, action: str) -> StepResult:
-        """Apply the text of one response."""
+        """Apply one action: a name in `actions`, or any text. Raises `InvalidAction` for one that it doesn't know."""
 
     def render(self) -> Any:
         """A picture of the state, uint8 [height, width, 3] as a numpy array, or text. None: there is none."""
+        return None
+
+    def solution(self) -> Sequence[str] | None:
+        """Actions that solve the episode from here. None: there are none, or nobody knows. For demonstrations and
+        `roll envs test`."""
         return None
 
     def close(self) -> None:

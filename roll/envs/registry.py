@@ -1,0 +1,170 @@
+"""Finding environments: by id, by `package.module:Class`, or by `path/to/file.py:Class`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from roll.configs.environments import CustomEnv, EnvManager
+from roll.configs.errors import did_you_mean
+from roll.envs.base import Env
+from roll.envs.wrappers import ActionRules, ResponseActions, TimeLimit
+from roll.utils.seeding import stable_hash
+
+ENVS: dict[str, str] = {
+    "sokoban-v1": "roll.envs.sokoban:Sokoban",
+    "frozen_lake-v1": "roll.envs.frozen_lake:FrozenLake",
+    "countdown-v1": "roll.envs.countdown:Countdown",
+    "question_answer-v1": "roll.envs.question_answer:QuestionAnswer",
+}
+"""Id -> module and class. A change that alters what a seed plays bumps the version."""
+
+
+class EnvLoadError(ValueError):
+    """An environment that can't be found, imported or made with its arguments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvSpec:
+    """What a process needs to make an environment; it holds no code, so it travels."""
+
+    tag: str
+    env_type: str
+    env_config: Mapping[str, Any] = field(default_factory=dict)
+    max_steps: int = 10
+    rules: ActionRules = field(default_factory=ActionRules)
+
+
+def env_spec(tag: str, env: CustomEnv, manager: EnvManager) -> EnvSpec:
+    """The spec of one section of `custom_envs`; raises `ValueError` naming the key that is wrong.
+
+    Imports the environment's class to compare its arguments with `env_config`, but makes none.
+    """
+    for name in ("format_penalty", "invalid_action_penalty"):
+        if not getattr(manager, name) <= 0:
+            raise ValueError(f"{name}: got {getattr(manager, name)}, expected at most 0: it is added to the reward")
+    try:
+        rules = ActionRules(
+            pattern=env.action_pattern,
+            separator=env.action_separator,
+            lookup=dict(env.action_lookup),
+            max_actions=env.max_actions_per_step,
+            thinking_tags=env.thinking_tags,
+            format_penalty=manager.format_penalty,
+            invalid_action_penalty=manager.invalid_action_penalty,
+        )
+    except ValueError as error:
+        raise ValueError(f"custom_envs.{tag}.{error}") from None
+    spec = EnvSpec(
+        tag=tag, env_type=env.env_type, env_config=dict(env.env_config), max_steps=env.max_steps, rules=rules
+    )
+    check_spec(spec)
+    return spec
+
+
+def check_spec(spec: EnvSpec) -> None:
+    """Raises `EnvLoadError` unless there is such a class and it takes these arguments."""
+    _check_arguments(_class_of(spec), spec)
+
+
+def build_env(spec: EnvSpec) -> Env:
+    """The environment as an episode plays it: `step` gets a response, and the time is limited."""
+    try:
+        return TimeLimit(ResponseActions(bare_env(spec), spec.rules), spec.max_steps)
+    except EnvLoadError:
+        raise
+    except ValueError as error:
+        raise EnvLoadError(f"custom_envs.{spec.tag}.{error}") from None
+
+
+def bare_env(spec: EnvSpec) -> Env:
+    """The environment itself: `step` gets one of its own actions."""
+    env_class = _class_of(spec)
+    _check_arguments(env_class, spec)
+    try:
+        return env_class(**spec.env_config)
+    except (TypeError, ValueError) as error:
+        given = ", ".join(f"{name}={value!r}" for name, value in spec.env_config.items())
+        raise EnvLoadError(
+            f"custom_envs.{spec.tag}.env_config: {spec.env_type} refuses ({given}): {type(error).__name__}: {error}"
+        ) from error
+
+
+def load_env(env_type: str) -> type[Env]:
+    """The class of an environment; raises `EnvLoadError`."""
+    where, _, name = ENVS.get(env_type, env_type).rpartition(":")
+    if not where or not name:
+        raise EnvLoadError(
+            f"no environment {env_type!r}; {did_you_mean(env_type, ENVS)} (`roll envs list` shows all; for a class of "
+            "your own write package.module:Class or path/to/file.py:Class)"
+        )
+    module = _module_of_file(where) if where.endswith(".py") else _module_of_name(where)
+    found = getattr(module, name, None)
+    if found is None:
+        types = {key: value for key, value in vars(module).items() if isinstance(value, type)}
+        classes = [key for key, value in types.items() if value.__module__ == module.__name__]
+        raise EnvLoadError(f"{where} has no class {name!r}; {did_you_mean(name, classes) or 'it has none'}")
+    if not isinstance(found, type) or not issubclass(found, Env):
+        raise EnvLoadError(f"{env_type}: {name} is not an environment; derive its class from roll.envs.base.Env")
+    if found.__abstractmethods__:
+        missing = ", ".join(sorted(found.__abstractmethods__))
+        raise EnvLoadError(f"{env_type}: {name} lacks {missing}, which every environment has (roll/envs/base.py)")
+    return found
+
+
+def _class_of(spec: EnvSpec) -> type[Env]:
+    try:
+        return load_env(spec.env_type)
+    except EnvLoadError as error:
+        raise EnvLoadError(f"custom_envs.{spec.tag}.env_type: {error}") from error.__cause__
+
+
+def _check_arguments(env_class: type[Env], spec: EnvSpec) -> None:
+    parameters = inspect.signature(env_class).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    known = {name: parameter for name, parameter in parameters.items() if parameter.kind in plain}
+    path = f"custom_envs.{spec.tag}.env_config"
+    for key in spec.env_config:
+        if key not in known and not takes_any:
+            raise EnvLoadError(
+                f"{path}.{key}: {spec.env_type} has no such argument; it has {', '.join(known) or 'none'}"
+                + (f". {hint}" if "did" in (hint := did_you_mean(key, known)) else "")
+            )
+    for name, parameter in known.items():
+        if parameter.default is parameter.empty and name not in spec.env_config:
+            raise EnvLoadError(f"{path}.{name}: missing; {spec.env_type} needs it")
+
+
+def _module_of_name(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise EnvLoadError(f"can't import {name!r}: {type(error).__name__}: {error}") from error
+
+
+def _module_of_file(path: str) -> ModuleType:
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise EnvLoadError(f"there is no file {str(file)!r} (looked from {str(Path.cwd())!r})")
+    # One module per file and process, so that its instances share what the module holds.
+    name = f"custom_env_{stable_hash(str(file.resolve())):016x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None, file
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look their module up here
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise EnvLoadError(f"{str(file)!r} fails to import: {type(error).__name__}: {error}") from error
+    return module
