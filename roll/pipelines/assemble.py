@@ -10,64 +10,108 @@ import torch
 from torch import Tensor
 
 from roll.types.batch import TokenBatch
-from roll.types.episode import Group, Task, Trajectory
+from roll.types.episode import Group, Task, Trajectory, Turn
 
 
 @dataclass(frozen=True, eq=False)
 class Rollouts:
-    """A step's training rows, in the order of the batch."""
+    """A step's trajectories [R] and their training rows [B]: a row for every stretch of a context.
+
+    One trajectory has several rows where its context began anew on the way. Where none did, as in most RLVR runs, row i
+    is trajectory i.
+    """
 
     batch: TokenBatch
+    """Rows in the order of the trajectories; `scores` is the trajectory's reward on each of its rows."""
     trajectories: tuple[Trajectory, ...]
     tasks: tuple[Task, ...]
-    """The task of each row."""
+    """The task of each trajectory."""
     group_index: Tensor
-    """int64 [B]"""
+    """int64 [R]"""
+    row_trajectory: Tensor
+    """int64 [B], the trajectory of each row."""
+    row_turns: tuple[range, ...]
+    """[B], the row's turns, by their places in its trajectory."""
 
     @property
     def response_lengths(self) -> Tensor:
-        """int64 [B], tokens the policy chose."""
+        """int64 [R], tokens the policy chose."""
         return torch.tensor([t.num_response_tokens for t in self.trajectories])
 
     @property
     def truncated(self) -> Tensor:
-        """bool [B], cut off by a length or turn limit."""
+        """bool [R], cut off by a length or turn limit."""
         return torch.tensor([t.status == "truncated" for t in self.trajectories])
 
 
 def assemble(groups: Sequence[Group]) -> Rollouts:
-    """The survivors of all groups as rows; a row's id is the trajectory's, its group id the task's."""
-    rows = [(index, group.task, trajectory) for index, group in enumerate(groups) for trajectory in group.survivors]
-    columns: dict[str, list[Any]] = {"token_ids": [], "action_mask": [], "sampling_logprobs": [], "versions": []}
-    offsets = [0]
-    for _, _, trajectory in rows:
-        _append(trajectory, columns)
-        offsets.append(len(columns["token_ids"]))
-    batch = TokenBatch(
-        row_ids=tuple(trajectory.id for _, _, trajectory in rows),
-        group_ids=tuple(task.id for _, task, _ in rows),
-        offsets=torch.tensor(offsets),
-        token_ids=torch.tensor(columns["token_ids"], dtype=torch.int64),
-        action_mask=torch.tensor(columns["action_mask"], dtype=torch.bool),
-        sampling_logprobs=torch.tensor(columns["sampling_logprobs"], dtype=torch.float32),
-        versions=torch.tensor(columns["versions"], dtype=torch.int64),
-        scores=torch.tensor([trajectory.reward for _, _, trajectory in rows], dtype=torch.float32),
-    )
+    """The survivors of all groups. A row's id is its trajectory's, with `/k` for stretch k of several; its group id is
+    the task's. A stretch in which the policy chose no token is left out."""
+    members = [(index, group.task, trajectory) for index, group in enumerate(groups) for trajectory in group.survivors]
+    rows = _Rows()
+    for place, (_, task, trajectory) in enumerate(members):
+        rows.add(place, task, trajectory)
     return Rollouts(
-        batch=batch,
-        trajectories=tuple(trajectory for _, _, trajectory in rows),
-        tasks=tuple(task for _, task, _ in rows),
-        group_index=torch.tensor([index for index, _, _ in rows], dtype=torch.int64),
+        batch=rows.batch(),
+        trajectories=tuple(trajectory for _, _, trajectory in members),
+        tasks=tuple(task for _, task, _ in members),
+        group_index=torch.tensor([index for index, _, _ in members], dtype=torch.int64),
+        row_trajectory=torch.tensor(rows.trajectory, dtype=torch.int64),
+        row_turns=tuple(rows.turns),
     )
 
 
-def _append(trajectory: Trajectory, columns: dict[str, list[Any]]) -> None:
-    for turn in trajectory.turns:
-        given, chosen = len(turn.prompt_ids), len(turn.response_ids)
+class _Rows:
+    """Collects training rows."""
+
+    def __init__(self) -> None:
+        self.trajectory: list[int] = []
+        self.turns: list[range] = []
+        self._ids: list[str] = []
+        self._group_ids: list[str] = []
+        self._scores: list[float] = []
+        self._offsets = [0]
+        self._columns: dict[str, list[Any]] = {
+            "token_ids": [], "action_mask": [], "sampling_logprobs": [], "versions": []
+        }  # fmt: skip
+
+    def add(self, place: int, task: Task, trajectory: Trajectory) -> None:
+        """The rows of the trajectory at this place."""
+        stretches, first = trajectory.stretches, 0
+        for k, stretch in enumerate(stretches):
+            turns = range(first, first + len(stretch))
+            first = turns.stop
+            if not any(turn.response_ids for turn in stretch):
+                continue
+            self.trajectory.append(place)
+            self.turns.append(turns)
+            self._ids.append(trajectory.id if len(stretches) == 1 else f"{trajectory.id}/{k}")
+            self._group_ids.append(task.id)
+            self._scores.append(trajectory.reward)
+            for turn in stretch:
+                self._append(turn)
+            self._offsets.append(len(self._columns["token_ids"]))
+
+    def _append(self, turn: Turn) -> None:
+        columns, given, chosen = self._columns, len(turn.prompt_ids), len(turn.response_ids)
         columns["token_ids"] += [*turn.prompt_ids, *turn.response_ids]
         columns["action_mask"] += [False] * given + [True] * chosen
         columns["sampling_logprobs"] += [0.0] * given + list(turn.logprobs)
         columns["versions"] += [-1] * given + list(turn.versions)
+
+    def batch(self) -> TokenBatch:
+        """What was collected."""
+        columns = self._columns
+        return TokenBatch(
+            row_ids=tuple(self._ids),
+            group_ids=tuple(self._group_ids),
+            offsets=torch.tensor(self._offsets),
+            token_ids=torch.tensor(columns["token_ids"], dtype=torch.int64),
+            action_mask=torch.tensor(columns["action_mask"], dtype=torch.bool),
+            sampling_logprobs=torch.tensor(columns["sampling_logprobs"], dtype=torch.float32),
+            versions=torch.tensor(columns["versions"], dtype=torch.int64),
+            scores=torch.tensor(self._scores, dtype=torch.float32),
+        )
 
 
 def with_fillers(batch: TokenBatch, rows: int) -> TokenBatch:

@@ -92,6 +92,8 @@ def _schema(pa: Any) -> Any:
             "observation": pa.string(),
             "reward": pa.float64(),
             "metrics": pairs,
+            "begins_anew": pa.bool_(),
+            "state": pa.string(),
         }
     )
     return pa.schema(

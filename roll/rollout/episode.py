@@ -121,8 +121,18 @@ class _Over(Exception):
         self.status: Status = status
 
 
+@dataclass(frozen=True, slots=True)
+class _Response:
+    """A response that wasn't given to the environment yet, and what it is a response to."""
+
+    prompt: tuple[int, ...]
+    begins_anew: bool
+    state: str
+    completion: Completion
+
+
 class Episode:
-    """One episode under way. Tokens are carried: each turn adds to what was said before.
+    """One episode under way. Tokens are carried: each turn adds to what was said before, or begins anew.
 
     `task` and `params` say what is played and how tokens are drawn.
     """
@@ -147,21 +157,27 @@ class Episode:
         self._max_sequence_length = max_sequence_length
         self._recorder = _Recorder(task, key.member)
         self._turn = 0
-        self._unscored: tuple[tuple[int, ...], Completion] | None = None
+        self._state = ""
+        self._unscored: _Response | None = None
         self.scored = False
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Prompts and responses so far."""
+        """Prompts and responses so far, since the context last began anew."""
         if self._unscored is None:
             return self._recorder.context
-        prompt, completion = self._unscored
-        return (*self._recorder.context, *prompt, *completion.token_ids)
+        return (*self._recorder.context, *self._unscored.prompt, *self._unscored.completion.token_ids)
+
+    async def reset(self) -> Observation:
+        """Begin; what the environment shows first."""
+        self._engines.busy(self._name, f"reset of {self._env.waits_for}")
+        observation = await self._env.reset(self.task)
+        self._state = _state_of(observation)
+        return observation
 
     async def first_prompt(self) -> tuple[int, ...]:
-        """Token ids of the task's prompt; raises `PromptTooLong`, which ends the episode."""
-        self._engines.busy(self._name, f"reset of {self._env.waits_for}")
-        return self._agent.start(self.task, await self._env.reset(self.task))
+        """Begin; token ids of the task's prompt. Raises `PromptTooLong`, which ends the episode."""
+        return self._agent.start(self.task, await self.reset())
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of a text that is put between responses, as it stands: no chat template."""
@@ -171,14 +187,17 @@ class Episode:
         """What a response says."""
         return self._agent.action(completion, self.params)
 
-    async def generate(self, prompt_ids: Sequence[int], **changes: Any) -> Completion:
+    async def generate(self, prompt_ids: Sequence[int], *, anew: bool = False, **changes: Any) -> Completion:
         """One response to everything so far plus `prompt_ids`, which may be empty.
 
         Args:
             prompt_ids: tokens to add first; the policy isn't trained on them.
+            anew: drop everything so far, for this turn and those after it: they are a training row of their own.
             changes: fields of `SamplingParams` that differ from the run's, e.g. `max_new_tokens=32`.
         """
         self._flush(None)
+        if anew:
+            self._recorder.begin_anew()
         prompt = tuple(prompt_ids)
         context = (*self._recorder.context, *prompt)
         room = self._max_sequence_length - len(context)
@@ -197,7 +216,7 @@ class Episode:
         with self._recorder.span("generate"):
             completion = await self._engines.generate(self._name, request)
         self._turn += 1
-        self._unscored = (prompt, completion)
+        self._unscored = _Response(prompt, anew, self._state, completion)
         if completion.finish_reason == "abort":
             raise _Over("aborted", "stopped by the scheduler")
         return completion
@@ -205,11 +224,13 @@ class Episode:
     async def score(self, text: str | None = None) -> StepResult:
         """Give a response to the environment, or in RLVR to the reward function; null: what the last one says."""
         assert self._unscored is not None, "score() comes after generate()"
-        completion = self._unscored[1]
+        completion = self._unscored.completion
         self._engines.busy(self._name, self._env.waits_for)
         with self._recorder.span(self._env.waits_for):
             action = Action(self.text(completion) if text is None else text, completion.finish_reason)
             result = await self._env.step(action)
+        if result.observation is not None:
+            self._state = _state_of(result.observation)
         self.scored = True
         self._flush(result)
         return result
@@ -230,9 +251,14 @@ class Episode:
     def _flush(self, result: StepResult | None) -> None:
         """Record the last response, with what the environment said to it if it was asked."""
         if self._unscored is not None:
-            prompt, completion = self._unscored
-            self._unscored = None
-            self._recorder.add(prompt, completion, result)
+            response, self._unscored = self._unscored, None
+            self._recorder.add(response, result)
+
+
+def _state_of(observation: Observation) -> str:
+    """A short name for what is shown."""
+    shown = observation.state or observation.text
+    return f"{stable_hash('state', shown):016x}" if shown else ""
 
 
 class AgentRollout:
@@ -327,25 +353,30 @@ class _Recorder:
     def span(self, name: str) -> _Span:
         return _Span(self._spans, name)
 
-    def add(self, prompt: tuple[int, ...], completion: Completion, result: StepResult | None) -> None:
-        observation = "" if result is None or result.observation is None else result.observation.messages[-1].content
+    def add(self, response: _Response, result: StepResult | None) -> None:
+        completion = response.completion
         self._turns.append(
             Turn(
-                prompt_ids=prompt,
+                prompt_ids=response.prompt,
                 response_ids=completion.token_ids,
                 logprobs=completion.logprobs,
                 versions=completion.versions,
                 finish_reason=completion.finish_reason,
-                observation=observation,
+                observation="" if result is None or result.observation is None else result.observation.text,
                 reward=0.0 if result is None else result.reward,
                 metrics={} if result is None else dict(result.metrics),
+                begins_anew=response.begins_anew,
+                state=response.state,
             )
         )
-        self._pieces += (prompt, completion.token_ids)
+        self._pieces += (response.prompt, completion.token_ids)
         if result is not None:
             for part, value in result.reward_parts.items():
                 self._parts[part] = self._parts.get(part, 0.0) + value
-            self.truncated = result.truncated or completion.finish_reason == "length"
+            self.truncated = result.truncated
+
+    def begin_anew(self) -> None:
+        self._context, self._pieces = (), ()
 
     @property
     def context(self) -> tuple[int, ...]:

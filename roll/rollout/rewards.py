@@ -44,7 +44,13 @@ class RewardEnv:
         result = await asyncio.wrap_future(self._submit(request))
         if result.reward is None:
             raise EpisodeError("reward_error", f"{result.status} after {result.attempts} attempts: {result.error}")
-        return StepResult(reward=result.reward.value, terminated=True, reward_parts=result.reward.parts)
+        # Whoever takes a single response knows that one without an end was the episode's last word.
+        return StepResult(
+            reward=result.reward.value,
+            terminated=True,
+            truncated=action.finish_reason == "length",
+            reward_parts=result.reward.parts,
+        )
 
     async def close(self) -> None:
         """Nothing to release."""

@@ -37,7 +37,7 @@ class Turn:
     """One exchange: the tokens added to the context, then the tokens the policy chose."""
 
     prompt_ids: tuple[int, ...]
-    """Tokens added before this response; the first turn's prompt, or the environment's reply."""
+    """Tokens added before this response: the environment's reply, or a whole prompt where a context begins."""
     response_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     """Log-probability under which each response token was sampled (temperature applied)."""
@@ -45,8 +45,13 @@ class Turn:
     """Weight version that produced each response token."""
     finish_reason: FinishReason
     observation: str = ""
+    """What the environment answered."""
     reward: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
+    begins_anew: bool = False
+    """The context before this turn was dropped: `prompt_ids` is all that the policy was shown."""
+    state: str = ""
+    """Names what the policy was shown: equal texts are equal states. Empty: nothing."""
 
     def __post_init__(self) -> None:
         if not len(self.response_ids) == len(self.logprobs) == len(self.versions):
@@ -83,8 +88,14 @@ class Trajectory:
         return self.status in TRAINABLE and self.num_response_tokens > 0
 
     @property
+    def stretches(self) -> tuple[tuple[Turn, ...], ...]:
+        """The turns, cut where the context begins anew. Each stretch is one sequence of tokens: one training row."""
+        starts = [i for i, turn in enumerate(self.turns) if i == 0 or turn.begins_anew]
+        return tuple(self.turns[a:b] for a, b in zip(starts, [*starts[1:], len(self.turns)], strict=True))
+
+    @property
     def num_tokens(self) -> int:
-        """Prompt and response tokens over all turns."""
+        """Prompt and response tokens over all stretches."""
         return sum(len(turn.prompt_ids) + len(turn.response_ids) for turn in self.turns)
 
     @property
