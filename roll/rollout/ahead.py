@@ -47,6 +47,13 @@ class AheadPlan:
     min_survivors: int = 1
     last_step: int
     """No groups are started that no step would use."""
+    redundancy: int = 0
+    """Episodes per group beyond `group_size`; when `group_size` have ended well the rest is stopped."""
+    max_open_groups: int | None = None
+    """Groups in flight at once, if fewer than the bound allows. None: as many as that."""
+
+    def __post_init__(self) -> None:
+        assert self.max_open_groups is None or self.max_open_groups >= 1, "without open groups nothing is ever played"
 
     @property
     def bound(self) -> int:
@@ -57,6 +64,11 @@ class AheadPlan:
     def ahead(self) -> int:
         """Groups in flight or ready while the trainer works."""
         return max(1, math.floor(self.ratio * self.groups))
+
+    def fits(self, group: Group) -> bool:
+        """Whether a group is one that this plan could have given."""
+        whole = len(group.trajectories) in (self.group_size, self.group_size + self.redundancy)
+        return whole and len(group.survivors) <= self.group_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +133,7 @@ class RolloutAhead:
             seed=seed,
             purpose=purpose,
             group_size=plan.group_size,
+            redundancy=plan.redundancy,
             params=plan.params,
             completed=self._completed,
         )
@@ -178,7 +191,7 @@ class RolloutAhead:
         anew: list[ReadyGroup] = []
         for ready in sorted(state.ready, key=lambda ready: (ready.version, ready.position)):
             usable = (ready.version + 1 + self._plan.bound - self._version) * self._plan.groups
-            if len(ready.group.trajectories) == self._plan.group_size and self._num_ready < usable:
+            if self._plan.fits(ready.group) and self._num_ready < usable:
                 self._add_ready(ready)
             else:
                 anew.append(ready)
@@ -236,6 +249,8 @@ class RolloutAhead:
         limit = min(self._plan.ahead + self._wanted, self._left)
         room = limit - len(self._open) - self._num_ready
         allowed = min(room, self._plan.max_prompts - self._window_started)
+        if self._plan.max_open_groups is not None:
+            allowed = min(allowed, self._plan.max_open_groups - len(self._open))
         if allowed <= 0 or self._exhausted or self._stopped:
             return
         tasks = self._source.take(allowed)
@@ -249,17 +264,17 @@ class RolloutAhead:
             self._window_started += 1
 
     def _completed(self, group: OpenGroup) -> None:
-        """The last episode of a group has ended."""
+        """Enough episodes of a group have ended."""
         if self._stopped:
             return
         del self._open[group.position]
         self._open_versions[group.version] -= 1
-        whole = group.group()
-        if self._judge.accepts(whole, self._metrics):
-            versions = [min(turn.versions) for t in whole.survivors for turn in t.turns if turn.versions]
-            self._add_ready(ReadyGroup(group.position, whole, min(versions, default=group.version)))
-        else:
-            self._fill()
+        played = group.played()
+        self._starter.stop_soon(played.running)
+        if self._judge.accepts(played, self._metrics):
+            versions = [min(turn.versions) for t in played.group.survivors for turn in t.turns if turn.versions]
+            self._add_ready(ReadyGroup(group.position, played.group, min(versions, default=group.version)))
+        self._fill()
 
     def _add_ready(self, ready: ReadyGroup) -> None:
         self._ready.setdefault(ready.version, {})[ready.position] = ready

@@ -1,10 +1,14 @@
-"""Groups on their way: starting the episodes of a task, and judging the group when the last one has ended."""
+"""Groups on their way: starting the episodes of a task, and judging the group when enough of them have ended.
+
+A group may start more episodes than it needs (`redundancy`). It is complete as soon as `group_size` have ended well;
+the rest is stopped. So neither one slow episode nor one failed environment holds up or spoils a group.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -40,6 +44,19 @@ GroupFilter = Callable[[Group], str | None]
 """None keeps a group; a text names the reason to drop it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What has come of an open group, at the moment of decision."""
+
+    group: Group
+    replaced: tuple[Trajectory, ...] = ()
+    """Failed members that others took the place of."""
+    surplus: int = 0
+    """Episodes that the group didn't need."""
+    running: frozenset[str] = frozenset()
+    """Those of them that haven't ended, by name."""
+
+
 @dataclass(eq=False)
 class OpenGroup:
     """A task whose episodes are being played."""
@@ -47,24 +64,54 @@ class OpenGroup:
     position: int
     """In the order of the plan; unique among the groups of one scheduler."""
     task: Task
-    members: list[Trajectory | None]
+    size: int
+    """Members that it needs."""
     names: list[str]
-    """Of its episodes."""
+    """Of its episodes, by member: `size`, and the redundant ones."""
     version: int = 0
     """Weight version when it was started: none of its tokens is older."""
-    missing: int = field(init=False)
-    """Episodes that haven't ended."""
+    ended: dict[int, tuple[int, Trajectory]] = field(default_factory=dict)
+    """By member: the round in which the episode ended, and what was played."""
+    trainable: int = 0
+    """Of those that have ended."""
 
-    def __post_init__(self) -> None:
-        self.missing = len(self.members)
+    def add(self, trajectory: Trajectory, round_number: int) -> bool:
+        """Note that an episode has ended; true if that makes the group complete."""
+        was_complete = self.complete
+        self.ended[trajectory.member] = (round_number, trajectory)
+        self.trainable += trajectory.trainable
+        return self.complete and not was_complete
 
-    def group(self) -> Group:
-        """What has been played."""
-        return Group(task=self.task, trajectories=tuple(m for m in self.members if m is not None))
+    @property
+    def complete(self) -> bool:
+        """Whether enough episodes have ended well, or all have ended."""
+        return self.trainable >= self.size or len(self.ended) == len(self.names)
+
+    def played(self) -> Played:
+        """The first `size` that ended well, by (round, member): who was faster within a round says nothing about the
+        plan, and must not decide. If there are fewer, all that were played.
+        """
+        assert self.complete, f"the group of {self.task.id} is decided about before it is complete"
+        well = sorted((number, member) for member, (number, t) in self.ended.items() if t.trainable)
+        if len(well) < self.size or len(self.names) == self.size:
+            return Played(Group(task=self.task, trajectories=tuple(self.ended[m][1] for m in sorted(self.ended))))
+        chosen = sorted(member for _, member in well[: self.size])
+        replaced = tuple(t for _, (_, t) in sorted(self.ended.items()) if not t.trainable)
+        return Played(
+            Group(task=self.task, trajectories=tuple(self.ended[member][1] for member in chosen)),
+            replaced=replaced,
+            surplus=len(self.names) - self.size - len(replaced),
+            running=frozenset(name for member, name in enumerate(self.names) if member not in self.ended),
+        )
 
 
 class GroupStarter:
-    """Starts all episodes of a task and says when the last has ended. Lives on the engines' event loop."""
+    """Starts all episodes of a task and says when its group is complete. Lives on the engines' event loop.
+
+    Args:
+        redundancy: episodes that a group starts beyond `group_size`.
+        completed: called once with every group that is complete.
+    """
 
     def __init__(
         self,
@@ -76,28 +123,36 @@ class GroupStarter:
         group_size: int,
         params: SamplingParams,
         completed: Callable[[OpenGroup], None],
+        redundancy: int = 0,
     ) -> None:
+        assert redundancy >= 0, f"redundancy {redundancy}"
         self._engines = engines
         self._player = player
         self._seed = seed
         self._purpose = purpose
         self._group_size = group_size
+        self._redundancy = redundancy
         self._params = params
         self._completed = completed
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.round_number = 0
+        """Of the engines' rounds, as far as whoever drives them counts them."""
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        """By name of the episode."""
+        self._stopped: set[str] = set()
+        """Episodes that were stopped and haven't ended."""
+        self._stops: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
-        self._ending = False
 
     def start(self, task: Task, *, position: int, step: int, version: int = 0) -> OpenGroup:
-        """Start a group; `completed` is called with it when all of its episodes have ended."""
+        """Start a group; `completed` is called with it when enough of its episodes have ended."""
         keys = [
             EpisodeKey(seed=self._seed, purpose=self._purpose, step=step, position=position, member=member)
-            for member in range(self._group_size)
+            for member in range(self._group_size + self._redundancy)
         ]
         group = OpenGroup(
             position=position,
             task=task,
-            members=[None] * self._group_size,
+            size=self._group_size,
             names=[key.name(task) for key in keys],
             version=version,
         )
@@ -112,12 +167,11 @@ class GroupStarter:
 
         async def play() -> None:
             try:
-                group.members[key.member] = await self._player.play(group.task, key, self._params)
-                group.missing -= 1
-                if group.missing == 0:
+                trajectory = await self._player.play(group.task, key, self._params)
+                if group.add(trajectory, self.round_number):
                     self._completed(group)
             except asyncio.CancelledError:
-                if not self._ending:
+                if name not in self._stopped:
                     self._fail(RuntimeError(f"{name} was cancelled from within: by its rollout, or by a reward"))
                 raise
             except Exception as error:
@@ -126,12 +180,12 @@ class GroupStarter:
             finally:
                 self._engines.ended(name)  # wakes whoever looks for failures
 
-        task = asyncio.get_running_loop().create_task(play())
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
+        self._tasks[name] = asyncio.get_running_loop().create_task(play())
+        self._tasks[name].add_done_callback(lambda task: self._done(name, task))
 
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+    def _done(self, name: str, task: asyncio.Task[None]) -> None:
+        del self._tasks[name]
+        self._stopped.discard(name)
         if not task.cancelled():
             task.exception()  # looked at, or asyncio would complain
 
@@ -143,13 +197,43 @@ class GroupStarter:
         if self._failure is not None:
             raise self._failure
 
+    async def stop(self, names: Collection[str]) -> None:
+        """End these episodes, whatever they wait for."""
+        try:
+            await self._engines.abort(names)  # one call per engine, not one per request
+        finally:
+            for name in names:
+                self._cancel(name)
+
+    def stop_soon(self, names: Collection[str]) -> None:
+        """`stop` without waiting for it; its failure is one of `raise_failed`."""
+
+        async def stop() -> None:
+            try:
+                await self.stop(names)
+            except Exception as error:  # noqa: BLE001 - raised by `raise_failed`
+                self._fail(error)
+
+        if names:
+            task = asyncio.get_running_loop().create_task(stop())
+            self._stops.add(task)
+            task.add_done_callback(self._stops.discard)
+
+    def _cancel(self, name: str) -> None:
+        """Once: a second time would cut its environment's `close` short."""
+        task = self._tasks.get(name)
+        if task is not None and name not in self._stopped:
+            self._stopped.add(name)
+            task.cancel()
+
     async def end(self) -> None:
         """Cancel what is still played, and wait for it."""
-        self._ending = True
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        stops, tasks = list(self._stops), list(self._tasks.values())
+        for stop in stops:
+            stop.cancel()
+        for name in list(self._tasks):
+            self._cancel(name)
+        await asyncio.gather(*stops, *tasks, return_exceptions=True)
 
 
 class Judge:
@@ -174,12 +258,15 @@ class Judge:
         """Groups dropped so far."""
         return sum(self._reasons.values())
 
-    def accepts(self, group: Group, metrics: Metrics) -> bool:
+    def accepts(self, played: Played, metrics: Metrics) -> bool:
         """Whether the group is trained on; if not, it is counted in `metrics` and reported."""
-        for trajectory in group.trajectories:
+        group = played.group
+        for trajectory in (*group.trajectories, *played.replaced):
             if not trajectory.trainable:
                 metrics.add_sum(f"rollout/failed_{trajectory.status}", 1)
                 self._first_failure = self._first_failure or f"{trajectory.id}: {trajectory.error}"
+        if played.surplus:
+            metrics.add_sum("rollout/surplus_episodes", played.surplus)
         if len(group.survivors) < self._min_survivors:
             reason = f"fewer than {self._min_survivors} usable responses"
             metrics.add_sum("rollout/failed_groups", 1)

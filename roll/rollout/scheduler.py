@@ -2,7 +2,7 @@
 
     TaskSource --take--> open groups --member episodes--> EpisodePlayer <--> engines, environments, rewards
         ^                     |
-        |                     | all members done
+        |                     | enough members done (the redundant rest is stopped)
         | put back            v
         +--- aborted      settle: enough survivors? filter passes? --accepted--> groups of this step
                               |
@@ -10,7 +10,8 @@
 
 Who waits for whom: `collect` waits for the moment of decision (`engines.quiet`: for lockstep engines, when every
 episode waits for tokens or has ended), settles what is complete in the order of the plan, then waits for progress
-(`engines.round`). On lockstep engines, which groups make a step and which are aborted never depends on timing.
+(`engines.round`). On lockstep engines, which groups make a step, which members make a group and what is aborted never
+depends on timing.
 
 `ahead.py` is its counterpart for generation that runs on while the trainer works.
 """
@@ -43,6 +44,13 @@ class CollectPlan:
     """Budget: prompts that may be started before the step fails."""
     min_survivors: int = 1
     """Groups with fewer trainable members are dropped. 0 keeps every group, and asks no filter."""
+    redundancy: int = 0
+    """Episodes per group beyond `group_size`; when `group_size` have ended well the rest is stopped."""
+    max_open_groups: int | None = None
+    """Groups played at once; the next starts when one is complete. None: as many as are needed."""
+
+    def __post_init__(self) -> None:
+        assert self.max_open_groups is None or self.max_open_groups >= 1, "without open groups nothing is ever played"
 
 
 @dataclass
@@ -99,6 +107,7 @@ class RolloutScheduler:
             seed=self._seed,
             purpose=plan.purpose,
             group_size=plan.group_size,
+            redundancy=plan.redundancy,
             params=plan.params,
             completed=collection.completed.append,
         )
@@ -115,20 +124,21 @@ class _Collection:
         self._judge = judge
         self._open: dict[int, OpenGroup] = {}
         self.completed: list[OpenGroup] = []
-        """Open groups whose episodes have all ended, not yet decided about."""
+        """Open groups that are complete, not yet decided about."""
         self._started = 0
         self._result = Collected()
         self._accepted: list[tuple[int, Group]] = []
 
     async def run(self, starter: GroupStarter) -> Collected:
         try:
-            self._launch(starter, self._plan.groups + self._plan.extra_prompts)
+            self._launch(starter)
             while True:
                 await self._engines.quiet()
                 starter.raise_failed()
-                self._settle(starter)
+                await self._settle(starter)
                 if len(self._accepted) >= self._plan.groups or not self._open:
                     break
+                starter.round_number += 1
                 await self._engines.round()
             await self._abort_rest()
         finally:
@@ -137,29 +147,40 @@ class _Collection:
         self._result.groups = [group for _, group in sorted(self._accepted, key=lambda item: item[0])]
         return self._result
 
-    def _launch(self, starter: GroupStarter, wanted: int) -> None:
-        """Start up to `wanted` new groups; the source or the budget may allow fewer."""
-        allowed = min(wanted, self._plan.max_prompts - self._started)
-        tasks = self._source.take(allowed) if allowed > 0 else []
-        self._result.exhausted |= len(tasks) < allowed
+    def _launch(self, starter: GroupStarter) -> None:
+        """Start the groups that are missing, as far as the source, the budget and `max_open_groups` allow."""
+        plan = self._plan
+        first = plan.groups + plan.extra_prompts - self._started
+        missing = plan.groups - len(self._accepted) - len(self._open)
+        allowed = min(max(first, missing), plan.max_prompts - self._started)
+        if plan.max_open_groups is not None:
+            allowed = min(allowed, plan.max_open_groups - len(self._open))
+        if allowed <= 0 or self._result.exhausted:
+            return
+        tasks = self._source.take(allowed)
+        self._result.exhausted = len(tasks) < allowed
         for task in tasks:
-            self._open[self._started] = starter.start(task, position=self._started, step=self._plan.step)
+            self._open[self._started] = starter.start(task, position=self._started, step=plan.step)
             self._started += 1
 
-    def _settle(self, starter: GroupStarter) -> None:
-        """Decide about complete groups in plan order; replace dropped ones."""
-        completed = sorted(self.completed, key=lambda group: group.position)
+    async def _settle(self, starter: GroupStarter) -> None:
+        """Decide about complete groups in plan order; start what is to take their place."""
+        completed = [(group, group.played()) for group in sorted(self.completed, key=lambda group: group.position)]
         self.completed.clear()
-        for group in completed:
+        running = {name for _, played in completed for name in played.running}
+        if running:
+            await starter.stop(running)
+            # Nothing new has been started yet: what the next round has in its batch must not depend on how long
+            # episodes take to end.
+            await self._engines.quiet()
+        for group, played in completed:
             if len(self._accepted) >= self._plan.groups:
                 return
             del self._open[group.position]
-            whole = group.group()
-            if self._judge.accepts(whole, self._result.metrics):
-                self._accepted.append((group.position, whole))
-        missing = self._plan.groups - len(self._accepted) - len(self._open)
-        if missing > 0:
-            self._launch(starter, missing)
+            if self._judge.accepts(played, self._result.metrics):
+                self._accepted.append((group.position, played.group))
+        if len(self._accepted) < self._plan.groups:
+            self._launch(starter)
         if not self._open and len(self._accepted) < self._plan.groups and not self._result.exhausted:
             raise self._judge.exhausted(
                 step=self._plan.step, started=self._started, kept=len(self._accepted), needed=self._plan.groups

@@ -69,6 +69,7 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("rollout/filtered_groups", "groups", "Groups dropped by a filter", "sum"),
         _M("rollout/failed_groups", "groups", "Groups dropped for too few members", "sum"),
         _M("rollout/failed_<status>", "responses", "Episodes of this status, never trained on", "sum"),
+        _M("rollout/surplus_episodes", "responses", "Redundant episodes that their group didn't need", "sum"),
         _M("rollout/aborted_requests", "requests", "Requests stopped because the batch was full", "sum"),
         _M("rollout/returned_prompts", "groups", "Unfinished groups put back for a later step", "sum"),
         _M("rollout/open_groups", "groups", "Groups in flight when the step had its batch, if ahead", "once a step"),
