@@ -1,0 +1,97 @@
+"""A Sokoban position as text and as sets of cells.
+
+The text is the usual one of level files (XSB, as in Boxoban): `#` wall, ` ` floor, `.` target, `$` box, `*` box on a
+target, `@` player, `+` player on a target. Row and column are folded into one index, that of the character in the text;
+a set of cells is an `int` whose bit i stands for character i. Newlines are never floor, so a step can't leave a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+WALL, FLOOR, TARGET, BOX, BOX_ON_TARGET, PLAYER, PLAYER_ON_TARGET = "# .$*@+"
+
+ACTIONS = ("Up", "Down", "Left", "Right")
+
+
+@dataclass(frozen=True)
+class Board:
+    """One position. Every cell at the edge is a wall, and there are as many boxes as targets."""
+
+    height: int
+    width: int
+    floor: int
+    """Cells that aren't walls."""
+    targets: int
+    boxes: int
+    player: int
+    """The cell, not a set."""
+
+    @property
+    def stride(self) -> int:
+        """From a cell to the one below it."""
+        return self.width + 1
+
+    @property
+    def offsets(self) -> tuple[int, int, int, int]:
+        """What the four actions add to a cell."""
+        return (-self.stride, self.stride, -1, 1)
+
+    @cached_property
+    def shifts(self) -> tuple[tuple[int, int], ...]:
+        """For each action (left, right): `(cells << left) >> right` are the cells one step further."""
+        return ((0, self.stride), (self.stride, 0), (0, 1), (1, 0))
+
+    def text(self) -> str:
+        """Rows, one below the other."""
+        cells = [WALL] * (self.height * self.stride - 1)
+        for i in range(len(cells)):
+            on_target = self.targets >> i & 1
+            if i % self.stride == self.width:
+                cells[i] = "\n"
+            elif i == self.player:
+                cells[i] = PLAYER_ON_TARGET if on_target else PLAYER
+            elif self.boxes >> i & 1:
+                cells[i] = BOX_ON_TARGET if on_target else BOX
+            elif self.floor >> i & 1:
+                cells[i] = TARGET if on_target else FLOOR
+        return "".join(cells)
+
+
+def parse_board(text: str) -> Board:
+    """Read a position; a text that isn't one raises a ValueError that says why."""
+    rows = text.split("\n")
+    width = len(rows[0])
+    for number, row in enumerate(rows, start=1):
+        if len(row) != width:
+            raise ValueError(f"row {number} has {len(row)} cells, the first row {width}: all rows must be equally long")
+        unknown = sorted(set(row) - set("# .$*@+"))
+        if unknown:
+            raise ValueError(f"row {number} has {unknown[0]!r}, expected only '#', ' ', '.', '$', '*', '@' and '+'")
+        if row[0] != WALL or row[-1] != WALL or (number in (1, len(rows)) and set(row) != {WALL}):
+            raise ValueError(f"row {number} has a gap in the outer wall: every cell at the edge must be '#'")
+    players = [i for i, cell in enumerate(text) if cell in "@+"]
+    if len(players) != 1:
+        raise ValueError(f"got {len(players)} players, expected one '@' or '+'")
+    floor, targets, boxes = (_cells(text, symbols) for symbols in (" .$*@+", ".*+", "$*"))
+    if not boxes or boxes.bit_count() != targets.bit_count():
+        raise ValueError(
+            f"got {boxes.bit_count()} boxes ('$', '*') and {targets.bit_count()} targets ('.', '*', '+'), "
+            "expected the same number of both, at least 1"
+        )
+    return Board(len(rows), width, floor, targets, boxes, players[0])
+
+
+def members(cells: int) -> list[int]:
+    """The cells of a set, ascending."""
+    found = []
+    while cells:
+        lowest = cells & -cells
+        found.append(lowest.bit_length() - 1)
+        cells ^= lowest
+    return found
+
+
+def _cells(text: str, symbols: str) -> int:
+    return sum(1 << i for i, cell in enumerate(text) if cell in symbols)

@@ -1,0 +1,163 @@
+"""Sokoban rooms from a seed: carved at random, then played backwards from the solved position.
+
+What was reached backwards has a solution, so no room needs to be thrown away for want of one. Small rooms are explored
+in full and the start is drawn uniformly from all positions; in large ones boxes are pulled away at random.
+
+A change that gives other rooms for the same seed needs a new version in the environment's id.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import comb
+
+from roll.envs.sokoban_board import Board, members
+from roll.envs.sokoban_solver import SearchLimitError, layers_before_solved, reachable, solve
+from roll.utils.seeding import stable_hash
+
+ATTEMPTS = 200
+EXPLORED_NODES = 3000  # some 10 ms
+SOLVER_NODES = 100_000  # some 0.3 s; only with min_solution in large rooms
+SHAPES = (  # cells (row, column) around the one that is dug; each is connected with it
+    ((0, 0),),
+    ((0, 0), (0, 1)),
+    ((0, 0), (1, 0)),
+    ((0, 0), (0, 1), (1, 0)),
+    ((0, 0), (0, 1), (1, 0), (1, 1)),
+)
+
+
+@dataclass(frozen=True)
+class RoomSettings:
+    """What a room must be like; `height` and `width` count the outer wall."""
+
+    height: int
+    width: int
+    num_boxes: int
+    min_solution: int = 1
+    """Moves of the shortest solution, at least."""
+    max_solution: int | None = None
+
+
+def generate_room(settings: RoomSettings, seed: int) -> str:
+    """The room of this seed, as text. A ValueError says so when none was found within `ATTEMPTS`."""
+    rng = random.Random(stable_hash("sokoban", settings.height, settings.width, settings.num_boxes, seed))
+    for attempt in range(ATTEMPTS):
+        # Crowded rooms may only work out without inner walls, so the later attempts have ever fewer of these.
+        board = _carve(settings, rng, at_least=attempt / ATTEMPTS)
+        start = _pull_apart(board, settings, rng, all_apart=attempt < ATTEMPTS // 4)
+        if start is not None:
+            return start.text()
+    longest = "any" if settings.max_solution is None else settings.max_solution
+    raise ValueError(
+        f"no room found for seed {seed} in {ATTEMPTS} attempts with dim_room=({settings.height}, {settings.width}), "
+        f"num_boxes={settings.num_boxes}, min_solution={settings.min_solution}, max_solution={longest}: "
+        "use a larger dim_room, fewer boxes, or a wider range of solutions"
+    )
+
+
+def _below(rng: random.Random, bound: int) -> int:
+    """Of `random.Random` only `random()` is promised to stay the same in every version of Python."""
+    return int(rng.random() * bound)
+
+
+def _carve(settings: RoomSettings, rng: random.Random, *, at_least: float) -> Board:
+    """A connected room with targets, and the boxes on them."""
+    height, width, stride = settings.height, settings.width, settings.width + 1
+    inner = (height - 2) * (width - 2)
+    share = max(0.5 + 0.4 * rng.random(), at_least)
+    wanted = min(inner, max(round(share * inner), settings.num_boxes + 2, 4))
+    row, column = 1 + _below(rng, height - 2), 1 + _below(rng, width - 2)
+    floor, dug = 0, 0
+    while dug < wanted:
+        for below, right in SHAPES[_below(rng, len(SHAPES))]:
+            if row + below <= height - 2 and column + right <= width - 2 and dug < wanted:
+                cell = 1 << ((row + below) * stride + column + right)
+                dug += not floor & cell
+                floor |= cell
+        step = 1 if rng.random() < 0.5 else -1
+        if rng.random() < 0.5:
+            row = min(max(row + step, 1), height - 2)
+        else:
+            column = min(max(column + step, 1), width - 2)
+    cells = members(floor)
+    targets = 0
+    for _ in range(settings.num_boxes):
+        targets |= 1 << cells.pop(_below(rng, len(cells)))
+    return Board(height, width, floor, targets, boxes=targets, player=cells[_below(rng, len(cells))])
+
+
+def _pull_apart(board: Board, settings: RoomSettings, rng: random.Random, *, all_apart: bool) -> Board | None:
+    """A position of this room that keeps to the settings; None if there is none, or none was found.
+
+    `all_apart`: with no box on a target. In crowded rooms there may be no such position.
+    """
+    bounded = settings.min_solution > 1 or settings.max_solution is not None
+    if bounded or comb(board.floor.bit_count(), settings.num_boxes) <= EXPLORED_NODES // 20:
+        layers, complete = layers_before_solved(board, settings.max_solution, EXPLORED_NODES)
+        fitting = [
+            (boxes, players)
+            for layer in layers[settings.min_solution :]
+            for boxes, players in layer.items()
+            if boxes != board.targets and not (all_apart and boxes & board.targets)
+        ]
+        if complete or (bounded and fitting):
+            return _draw(board, fitting, rng)
+    best, farthest = None, 0.0
+    for position, distance in _random_pulls(board, rng, count=25 * settings.num_boxes):
+        apart = not position.boxes & board.targets if all_apart else position.boxes != board.targets
+        if distance > farthest and apart:
+            best, farthest = position, distance
+    if best is None or not bounded:
+        return best
+    try:
+        moves = solve(best.text(), SOLVER_NODES)
+    except SearchLimitError:
+        return None
+    assert moves is not None
+    longest = len(moves) if settings.max_solution is None else settings.max_solution
+    return best if settings.min_solution <= len(moves) <= longest else None
+
+
+def _draw(board: Board, positions: list[tuple[int, int]], rng: random.Random) -> Board | None:
+    """One of all these positions, each as likely as the others."""
+    number = _below(rng, sum(players.bit_count() for _, players in positions))
+    for boxes, players in positions:
+        if number < players.bit_count():
+            return replace(board, boxes=boxes, player=members(players)[number])
+        number -= players.bit_count()
+    return None
+
+
+def _random_pulls(board: Board, rng: random.Random, count: int) -> Iterator[tuple[Board, float]]:
+    """Positions after random pulls, each with how far the boxes are from where they began (the least far weighs most)."""
+    cells = members(board.targets)
+    begun = list(cells)
+    boxes, player = board.boxes, board.player
+    last: tuple[int, int] | None = None  # which box, which way
+    for _ in range(count):
+        reached = reachable(board, boxes, player)
+        # A box at `cell` goes to `cell + offset` where the player stands, who steps back to `cell + 2 * offset`.
+        pulls = [
+            (index, offset)
+            for index, cell in enumerate(cells)
+            for offset in board.offsets
+            if reached >> (cell + offset) & 1 and reached >> (cell + 2 * offset) & 1
+        ]
+        if not pulls:
+            return
+        if last not in pulls or rng.random() < 0.4:  # mostly go on, so that boxes get somewhere
+            last = pulls[_below(rng, len(pulls))]
+        index, offset = last
+        boxes ^= 1 << cells[index] ^ 1 << (cells[index] + offset)
+        cells[index] += offset
+        player = cells[index] + offset
+        moved = [_distance(board, a, b) for a, b in zip(begun, cells, strict=True)]
+        yield replace(board, boxes=boxes, player=player), sum(moved) + 4 * min(moved)
+
+
+def _distance(board: Board, first: int, second: int) -> int:
+    rows = abs(first // board.stride - second // board.stride)
+    return rows + abs(first % board.stride - second % board.stride)
