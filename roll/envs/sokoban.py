@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from roll.envs.base import Env, InvalidAction, Observation, StepResult
+from roll.envs.base import Env, InvalidAction, Observation, ResetNeeded, StepResult
 from roll.envs.boxoban import load_levels
 from roll.envs.pixels import Pixels
 from roll.envs.sokoban_board import ACTIONS, parse_board
@@ -82,7 +82,7 @@ class Sokoban(Env):
         self._reward_step, self._reward_done = reward_step, reward_done
         self._box_rewards = {1: reward_box, 0: 0.0, -1: reward_box_off}
         self.instructions = _instructions(observation)
-        self._offsets: dict[str, int] = {}  # of the actions; empty before the first reset
+        self._offsets: dict[str, int] = {}  # of the actions; empty without an episode
         self._cells = bytearray()  # the signs, rows with a newline between them
         self._shown: list[str] = []  # names of the cells, each with what follows it
         self._player = self._num_boxes = self._num_done = 0
@@ -135,6 +135,7 @@ class Sokoban(Env):
         if self._num_done < self._num_boxes:
             metrics = {"moved": moved, "boxes_on_target": self._num_done}
             return StepResult(reward=reward, terminated=False, observation=self._observe(), metrics=metrics)
+        self._offsets = {}
         metrics = {"moved": moved, "boxes_on_target": self._num_done, "success": 1}
         return StepResult(reward=reward + self._reward_done, terminated=True, metrics=metrics)
 
@@ -162,7 +163,8 @@ class Sokoban(Env):
         self._shown[cell] = self._names[sign] + " "  # a wall always follows in the row
 
     def _not_an_action(self, action: str) -> Exception:
-        assert self._offsets, "reset comes before step"
+        if not self._offsets:
+            return ResetNeeded("step without an episode: call reset first, and again after the last step")
         return InvalidAction(f"got {action!r}, expected one of {', '.join(ACTIONS)}")
 
 
@@ -205,8 +207,8 @@ def _room_settings(
     inner, needed = (height - 2) * (width - 2), num_boxes + 2
     if inner < needed or max(height, width) < 5:
         raise ValueError(
-            f"dim_room: got ({height}, {width}), which has {inner} cells inside the outer wall; {num_boxes} box(es) need at "
-            f"least {needed}, and one side at least 5: use a larger dim_room or fewer boxes"
+            f"dim_room: got ({height}, {width}), which has {inner} cells inside the wall; {num_boxes} box(es) need "
+            f"{needed} or more, and one side at least 5: use a larger dim_room or fewer boxes"
         )
     _whole("min_solution", min_solution, 1)
     if max_solution is not None and _whole("max_solution", max_solution, 1) < min_solution:

@@ -128,17 +128,18 @@ def _trace(board: Board, layers: list[Layer]) -> list[str]:
     player = players & -players
     moves: list[str] = []
     for layer in reversed(layers[:-1]):
-        for number, (left, right) in enumerate(board.shifts):
-            before = (player << right) >> left
-            pushed = (player << left) >> right
-            with_box_here = boxes ^ pushed ^ player
-            if layer.get(boxes, 0) & before:
-                break
-            if boxes & pushed and layer.get(with_box_here, 0) & before:
-                boxes = with_box_here
-                break
-        else:
-            raise AssertionError("every position of a layer comes from one of the layer before")
-        moves.append(ACTIONS[number])
-        player = before
+        action, boxes, player = _move_from(layer, board, boxes, player)
+        moves.append(action)
     return moves[::-1]
+
+
+def _move_from(layer: Layer, board: Board, boxes: int, player: int) -> tuple[str, int, int]:
+    """A move from a position of `layer` to this one, and the boxes and the player before it."""
+    for action, (left, right) in zip(ACTIONS, board.shifts, strict=True):
+        before = (player << right) >> left
+        pushed = (player << left) >> right
+        if layer.get(boxes, 0) & before:
+            return action, boxes, before
+        if boxes & pushed and layer.get(boxes ^ pushed ^ player, 0) & before:
+            return action, boxes ^ pushed ^ player, before
+    raise AssertionError("every position of a layer comes from one of the layer before")
