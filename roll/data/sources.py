@@ -182,10 +182,10 @@ def _label(row: Row, column: str | None) -> str | None:
 def _prompt(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise DataError(f"{where}: the prompt is {value!r:.80}, expected a non-empty string")
-    return _encodable(value, where)
+    return encodable(value, where)
 
 
-def _encodable(text: str, where: str) -> str:
+def encodable(text: str, where: str) -> str:
     """`text`, unless it holds what no tokenizer takes: JSON can spell half of a surrogate pair."""
     try:
         text.encode()
@@ -197,6 +197,14 @@ def _encodable(text: str, where: str) -> str:
 
 def parse_messages(value: Any, where: str) -> list[dict[str, str]]:
     """Chat messages from a list or a JSON string; raises `DataError` unless a model could answer them."""
+    messages = parse_conversation(value, where)
+    if messages[-1]["role"] == "assistant":
+        raise DataError(f"{where}: the last message is the assistant's, so there is nothing to answer; drop it")
+    return messages
+
+
+def parse_conversation(value: Any, where: str) -> list[dict[str, str]]:
+    """Chat messages from a list or a JSON string, whoever has the last word; raises `DataError`."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -213,9 +221,7 @@ def parse_messages(value: Any, where: str) -> list[dict[str, str]]:
                 f"{where}: messages[{position}] is {message!r:.80}, expected "
                 "{'role': ..., 'content': ...} with strings; content may be a list of {'type': 'text', 'text': ...}"
             )
-        messages.append({"role": role, "content": _encodable(content, where)})
-    if messages[-1]["role"] == "assistant":
-        raise DataError(f"{where}: the last message is the assistant's, so there is nothing to answer; drop it")
+        messages.append({"role": role, "content": encodable(content, where)})
     return messages
 
 

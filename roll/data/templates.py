@@ -45,8 +45,8 @@ class PromptEncoder:
             tag_to_template: templates, in the same words, for the tasks of some tags.
         """
         self._tokenizer = tokenizer
-        self._template = _resolve(template, tokenizer)
-        self._by_tag = {tag: _resolve(text, tokenizer) for tag, text in (tag_to_template or {}).items()}
+        self._template = resolve_template(template, tokenizer)
+        self._by_tag = {tag: resolve_template(text, tokenizer) for tag, text in (tag_to_template or {}).items()}
         empty = list(tokenizer("", add_special_tokens=True)["input_ids"])
         bos = tokenizer.bos_token_id
         self._bos: tuple[int, ...] = (bos,) if bos is not None and empty[:1] == [bos] else ()
@@ -58,7 +58,7 @@ class PromptEncoder:
         template = self._by_tag.get(task.tag, self._template)
         text = self.render(task, response)
         ids = tuple(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-        if _is_plain(template):
+        if is_plain(template):
             ids = self._bos + ids
         if not ids:
             raise TemplateError(f"task {task.id!r}: the prompt has no tokens")
@@ -74,7 +74,7 @@ class PromptEncoder:
         """The text that is tokenised. A response is the conversation's last message, or follows a plain text."""
         template = self._by_tag.get(task.tag, self._template)
         messages, prompt = task.payload.get("messages"), task.payload.get("prompt")
-        if _is_plain(template):
+        if is_plain(template):
             return template.replace(_SLOT, _as_prompt(task, prompt, messages), 1) + (response or "")
         if messages is None:
             messages = [{"role": "user", "content": prompt}]
@@ -89,12 +89,13 @@ class PromptEncoder:
         return text
 
 
-def _is_plain(template: str) -> bool:
+def is_plain(template: str) -> bool:
+    """Whether a resolved template is a text with `{prompt}` and no Jinja."""
     return _SLOT in template and "{%" not in template and "{{" not in template
 
 
-def _resolve(template: str, tokenizer: Any) -> str:
-    """The text of a template; "" for the tokenizer's own."""
+def resolve_template(template: str, tokenizer: Any) -> str:
+    """The text of a template; "" for the tokenizer's own. Raises `TemplateError` for one that isn't any."""
     if template == "native":
         if not getattr(tokenizer, "chat_template", None):
             raise TemplateError(

@@ -1,0 +1,192 @@
+"""From a conversation to token ids, and which of them a model is taught to write.
+
+A chat template says nothing about where the assistant's words begin and end, so this asks it: a conversation is
+rendered up to and including each assistant message, and these texts must be beginnings of the whole.
+
+    <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\nHello<|im_end|>\\n
+                                                          ^^^^^^^^^^^^^^^ taught
+
+The message begins where the generation prompt ends, so it is what the model itself would have to write. It ends with
+the first special token after its content, or without one with all that the template writes there. Token boundaries are
+those of the whole text, found by the offsets of a fast tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from roll.data.templates import PromptEncoder, TemplateError, is_plain, resolve_template
+from roll.types.episode import Task
+
+TrainOn: TypeAlias = Literal["last", "all"]
+Messages: TypeAlias = Sequence[Mapping[str, str]]
+
+_PROBES = ("Aa", "Bb")
+"""Contents that share neither beginning nor end: what their renderings share is the template's."""
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedTokens:
+    """A tokenised conversation."""
+
+    token_ids: tuple[int, ...]
+    trained: tuple[bool, ...]
+    """True for a token that is taught; never the first, which nothing predicts."""
+
+    def __post_init__(self) -> None:
+        assert len(self.token_ids) == len(self.trained)
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Characters of one assistant message."""
+
+    start: int
+    content_end: int
+    end: int
+
+
+class ConversationEncoder:
+    """Marks what the assistant says. One tokenizer, one template."""
+
+    def __init__(self, tokenizer: Any, *, template: str = "native", train_on: TrainOn = "last") -> None:
+        """Check the template against the tokenizer (a Hugging Face one); raises `TemplateError`.
+
+        Args:
+            tokenizer: a transformers tokenizer; for chat templates a fast one.
+            template: in the words of `roll.data.templates`.
+            train_on: the last assistant message, or all of them.
+        """
+        self._tokenizer = tokenizer
+        self._template = resolve_template(template, tokenizer)
+        self._all = train_on == "all"
+        self._prompts: PromptEncoder | None = None
+        if is_plain(self._template):
+            self._prompts = PromptEncoder(tokenizer, template=template)
+            if tokenizer.eos_token_id is None:
+                raise TemplateError(
+                    f"template {template!r:.80} ends a response with the tokenizer's end-of-sequence token, and this "
+                    "tokenizer has none; use a chat template"
+                )
+            return
+        if not tokenizer.is_fast:
+            raise TemplateError(
+                f"{type(tokenizer).__name__} can't tell which characters a token stands for; a chat template needs a "
+                "fast tokenizer (a tokenizer.json in the model's folder)"
+            )
+        self._special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+        question = [{"role": "user", "content": _PROBES[0]}]
+        self._opens_answers = self._render(question, opens_answer=True) != self._render(question)
+
+    def encode(self, messages: Messages) -> MarkedTokens:
+        """Tokens of a conversation that ends with the assistant; raises `TemplateError` when the template can't say
+        which of them are the assistant's.
+        """
+        assert messages and messages[-1]["role"] == "assistant"
+        if self._prompts is not None:
+            return self._encode_plain(self._prompts, messages)
+        text = self._render(messages)
+        encoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        ids = tuple(encoding["input_ids"])
+        bos = self._tokenizer.bos_token_id
+        if bos is not None and ids[:2] == (bos, bos):
+            raise TemplateError(
+                f"the conversation starts with {self._tokenizer.bos_token!r} twice; remove it from the template or "
+                "from the data"
+            )
+        ranges = _char_ranges(encoding["offset_mapping"])
+        trained = [False] * len(ids)
+        for span in self._spans(messages, text):
+            self._mark(span, ids, ranges, trained)
+        return MarkedTokens(ids, (False, *trained[1:]))
+
+    def _encode_plain(self, prompts: PromptEncoder, messages: Messages) -> MarkedTokens:
+        """Prompt and response are tokenised apart: so they are when the model is asked."""
+        if len(messages) != 2:
+            raise TemplateError(
+                f"a conversation of {len(messages)} messages doesn't fit a template with {{prompt}}, which holds a "
+                "prompt and a response; use native or a Jinja template"
+            )
+        payload = {"prompt": None, "messages": messages[:-1]}
+        prompt = prompts.encode(Task(id="", source="", payload=payload, seed=0, tag="", domain=""))
+        text = messages[-1]["content"]
+        response = tuple(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        response = (*response, self._tokenizer.eos_token_id)
+        return MarkedTokens(prompt + response, (False,) * len(prompt) + (True,) * len(response))
+
+    def _spans(self, messages: Messages, text: str) -> list[_Span]:
+        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        return [self._span(messages, i, text) for i in (answers if self._all else answers[-1:])]
+
+    def _span(self, messages: Messages, index: int, text: str) -> _Span:
+        before, upto = messages[:index], messages[: index + 1]
+        whole = text if len(upto) == len(messages) else self._render(upto)
+        if not text.startswith(whole):
+            raise TemplateError(
+                f"the chat template writes message {index + 1} (the assistant's) in another way once more messages "
+                "follow, so what is taught would not be what the model has to write there; set train_on: last, or "
+                "choose another template"
+            )
+        one, other = (self._render([*before, {**messages[index], "content": probe}]) for probe in _PROBES)
+        head, tail = _shared_beginning(one, other), _shared_beginning(one[::-1], other[::-1])
+        start, content_end = self._header_end(before, whole), len(whole) - tail
+        if start is None and whole[:head] == one[:head]:
+            start = head
+        if start is None or whole[content_end:] != one[len(one) - tail :] or start > content_end:
+            raise TemplateError(
+                f"the chat template doesn't tell where message {index + 1} (the assistant's) begins and ends: what it "
+                "writes around it depends on what it says; choose another template"
+            )
+        return _Span(start, content_end, len(whole))
+
+    def _header_end(self, before: Messages, whole: str) -> int | None:
+        """Where the generation prompt ends; None without one, or if answers don't begin with it."""
+        if not self._opens_answers or not before:
+            return None
+        prompt = self._render(before, opens_answer=True)
+        return len(prompt) if whole.startswith(prompt) else None
+
+    def _mark(
+        self, span: _Span, ids: Sequence[int], ranges: Sequence[tuple[int, int]], trained: list[bool]
+    ) -> None:
+        for k, (first, last) in enumerate(ranges):
+            if last <= span.start or first >= span.end:
+                continue
+            trained[k] = True
+            if first >= span.content_end and ids[k] in self._special:
+                return
+
+    def _render(self, messages: Messages, *, opens_answer: bool = False) -> str:
+        import jinja2
+
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                chat_template=self._template or None,
+                tokenize=False,
+                add_generation_prompt=opens_answer,
+            )
+        except jinja2.TemplateError as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise TemplateError(f"the chat template refuses messages of {roles}: {error}") from error
+        return text
+
+
+def _char_ranges(offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """First and last character (exclusive) of each token.
+
+    Some tokenizers leave the blanks out that a token begins with, and a token of nothing else has no width then; it
+    begins where the token before ends.
+    """
+    ranges, end = [], 0
+    for first, last in offsets:
+        ranges.append((min(first, end), last))
+        end = max(end, last)
+    return ranges
+
+
+def _shared_beginning(one: str, other: str) -> int:
+    different = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(different, min(len(one), len(other)))
