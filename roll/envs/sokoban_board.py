@@ -63,6 +63,8 @@ def parse_board(text: str) -> Board:
     """Read a position; a text that isn't one raises a ValueError that says why."""
     rows = text.split("\n")
     width = len(rows[0])
+    if not width:
+        raise ValueError("the first row is empty, expected a wall: '####'")
     for number, row in enumerate(rows, start=1):
         if len(row) != width:
             raise ValueError(f"row {number} has {len(row)} cells, the first row {width}: all rows must be equally long")
