@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -79,6 +80,15 @@ class Sokoban(Env):
         self._levels = _levels(level_file, level_indices, self._room)
         self._shown_as = observation
         self._names = {ord(sign): name for sign, name in (WORDS if observation == "text" else SYMBOLS).items()}
+        rewards = {
+            "reward_step": reward_step,
+            "reward_box": reward_box,
+            "reward_box_off": reward_box_off,
+            "reward_done": reward_done,
+        }
+        for name, value in rewards.items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise ValueError(f"{name}: got {value!r}, expected a finite number")
         self._reward_step, self._reward_done = reward_step, reward_done
         self._box_rewards = {1: reward_box, 0: 0.0, -1: reward_box_off}
         self.instructions = _instructions(observation)

@@ -101,7 +101,7 @@ def _pull_apart(board: Board, settings: RoomSettings, rng: random.Random, *, all
             (boxes, players)
             for layer in layers[settings.min_solution :]
             for boxes, players in layer.items()
-            if boxes != board.targets and not (all_apart and boxes & board.targets)
+            if not (all_apart and boxes & board.targets)
         ]
         if complete or (bounded and fitting):
             return _draw(board, fitting, rng)

@@ -181,6 +181,8 @@ def test_random_play_keeps_boxes_player_and_walls(observation, seed, actions):
         ({"min_solution": 0}, "min_solution: got 0"),
         ({"min_solution": 8, "max_solution": 7}, "max_solution: got 7, expected at least min_solution=8"),
         ({"observation": "pixels"}, "observation: got 'pixels', expected 'symbols'"),
+        ({"reward_box": "1"}, "reward_box: got '1', expected a finite number"),
+        ({"reward_done": float("nan")}, "reward_done: got nan"),
         ({"level_indices": [1]}, "level_indices: got some without a level_file"),
         ({"level_file": "nowhere.txt"}, "no level file 'nowhere.txt'"),
         ({"level_file": "nowhere.txt", "num_boxes": 4}, "leave out dim_room, num_boxes"),
