@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from roll.algorithms.masking import (
 )
 from roll.algorithms.normalization import whiten
 from roll.algorithms.registry import look_up, registering
+from roll.algorithms.turns import at_first_tokens, sum_over_turns, turns_present, turns_to_tokens
 from roll.types.metrics import Metrics
 
 
@@ -71,6 +72,34 @@ def reinforce_return(rewards: Tensor, action_mask: Tensor, *, gamma: float) -> T
     """Discounted reward-to-go over action tokens, G_t = r_t + gamma G_{t+1}; [B, T], zero elsewhere."""
     advantages, _ = gae(rewards, torch.zeros_like(at_least_float32(rewards)), action_mask, gamma=gamma, lam=1.0)
     return advantages
+
+
+def turn_gae(
+    token_rewards: Tensor, values: Tensor, steps: StepInputs, action_mask: Tensor, *, gamma: float, lam: float
+) -> tuple[Tensor, Tensor]:
+    """GAE whose steps are turns: gamma and lam act once per turn, however many tokens it has.
+
+    delta_n = r_n + gamma V_{n+1} - V_n,   A_n = delta_n + gamma lam A_{n+1}
+
+    r_n is the sum of the turn's token rewards (undiscounted), V_n the value at its first action token; after the last
+    turn comes a terminal state of value 0. Of `steps` only the turns themselves are read.
+
+    Returns:
+        (advantages, returns), both [B, T]. All tokens of a turn have its A_n, and all have its return A_n + V_n: V_n is
+        the only value that is read, but a critic that learns the same target on every token of the turn needs no mask
+        of its own, and learns it at the first token just the same.
+    """
+    index, turns = steps.turn_index, steps.num_turns
+    rewards = sum_over_turns(token_rewards, index, action_mask, turns)
+    starts = at_first_tokens(values, index, action_mask, turns)
+    advantages, returns = gae(rewards, starts, turns_present(index, action_mask, turns), gamma=gamma, lam=lam)
+    return turns_to_tokens(advantages, index, action_mask), turns_to_tokens(returns, index, action_mask)
+
+
+def turn_return(token_rewards: Tensor, steps: StepInputs, action_mask: Tensor, *, gamma: float) -> Tensor:
+    """Reward-to-go whose steps are turns, G_n = r_n + gamma G_{n+1}; [B, T], the same on all tokens of a turn."""
+    values = torch.zeros_like(at_least_float32(token_rewards))
+    return turn_gae(token_rewards, values, steps, action_mask, gamma=gamma, lam=1.0)[0]
 
 
 def grpo(rewards: Tensor, group_index: Tensor, *, eps: float = 1e-6) -> Tensor:
@@ -152,6 +181,9 @@ def _like(advantages: Tensor, rewards: Tensor) -> Tensor:
     return advantages.to(at_least_float32(rewards).dtype)
 
 
+DiscountOver = Literal["token", "turn"]
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AdvantageInputs:
     """What an estimator may use; hyper-parameters that only some estimators read are theirs to ignore."""
@@ -159,19 +191,25 @@ class AdvantageInputs:
     rewards: Tensor
     """[B], after shaping and normalisation."""
     token_rewards: Tensor
-    """[B, T], the row's reward on its last action token, minus the KL penalty per token when asked for."""
+    """[B, T], the row's reward on its last action token, or each turn's on the turn's last; minus the KL penalty per
+    token when asked for."""
     action_mask: Tensor
     """bool [B, T]"""
     group_index: Tensor
     """int64 [B]"""
     gamma: float = 1.0
+    """Discount of `gae`, `reinforce` and `reinforce_plus_plus`, from one action token to the next or from one turn to
+    the next."""
     lam: float = 1.0
+    """Lambda of `gae`, likewise."""
+    discount_over: DiscountOver = "token"
+    """What `gamma` and `lam` count in; `turn` needs `steps`."""
     values: Tensor | None = None
     """[B, T], from the critic; `gae` needs them."""
     greedy_rewards: Tensor | None = None
     """[B], reward of the greedy response to the row's prompt; `remax` needs them."""
     steps: StepInputs | None = None
-    """Turns, their rewards and states; `gigpo` and `step_reinforce` need them."""
+    """Turns, their rewards and states; `gigpo`, `step_reinforce` and a discount over turns need them."""
 
     def __post_init__(self) -> None:
         rows, shape = (self.action_mask.shape[0],), tuple(self.action_mask.shape)
@@ -219,12 +257,27 @@ def _per_row(estimator: Callable[[AdvantageInputs], Tensor]) -> AdvantageFn:
 
 def _gae(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
     values = _needed(inputs, "values", "gae")
+    if inputs.discount_over == "turn":
+        steps, mask = _steps(inputs, "gae"), inputs.action_mask
+        return turn_gae(inputs.token_rewards, values, steps, mask, gamma=inputs.gamma, lam=inputs.lam)
     return gae(inputs.token_rewards, values, inputs.action_mask, gamma=inputs.gamma, lam=inputs.lam)
 
 
+def _reward_to_go(inputs: AdvantageInputs, estimator: str) -> Tensor:
+    if inputs.discount_over == "turn":
+        steps = _steps(inputs, estimator)
+        return turn_return(inputs.token_rewards, steps, inputs.action_mask, gamma=inputs.gamma)
+    return reinforce_return(inputs.token_rewards, inputs.action_mask, gamma=inputs.gamma)
+
+
 def _reinforce(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    returns = reinforce_return(inputs.token_rewards, inputs.action_mask, gamma=inputs.gamma)
+    returns = _reward_to_go(inputs, "reinforce")
     return returns, returns
+
+
+def _reinforce_plus_plus(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
+    returns = _reward_to_go(inputs, "reinforce_plus_plus")
+    return whiten(returns, inputs.action_mask), returns
 
 
 def _reinforce_plus_plus_baseline(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
@@ -258,7 +311,7 @@ def _step_reinforce(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
 ADVANTAGES: dict[str, AdvantageFn] = {
     "gae": _gae,
     "reinforce": _reinforce,
-    "reinforce_plus_plus": lambda i: reinforce_plus_plus(i.token_rewards, i.action_mask, gamma=i.gamma),
+    "reinforce_plus_plus": _reinforce_plus_plus,
     "reinforce_plus_plus_baseline": _reinforce_plus_plus_baseline,
     "grpo": _per_row(lambda i: grpo(i.episode_rewards, i.group_index)),
     "dr_grpo": _per_row(lambda i: dr_grpo(i.episode_rewards, i.group_index)),

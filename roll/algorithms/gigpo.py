@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.groups import joint_index
-from roll.algorithms.masking import as_bool, at_least_float32, require_shape, zero_outside
+from roll.algorithms.masking import as_bool, require_shape, zero_outside
 from roll.algorithms.normalization import GroupMethod, normalize_grouped
+from roll.algorithms.turns import turns_to_tokens
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -32,9 +33,19 @@ class StepInputs:
     step_weight: float = 1.0
     method: GroupMethod = "mean_std"
     """How scores are compared within a group."""
+    compared: Tensor | None = None
+    """int64 [B]: `gigpo` compares episodes, `step_reinforce` turns, whose rows agree here. None: episodes within their
+    task group, turns over the whole batch."""
 
     def __post_init__(self) -> None:
         require_shape("state_index", self.state_index, tuple(self.turn_rewards.shape), "[B, N]")
+        if self.compared is not None:
+            require_shape("compared", self.compared, (self.turn_rewards.shape[0],), "[B]")
+
+    @property
+    def num_turns(self) -> int:
+        """N, turns of the longest trajectory."""
+        return int(self.turn_rewards.shape[1])
 
     @property
     def turn_mask(self) -> Tensor:
@@ -67,8 +78,9 @@ def step_groups(group_index: Tensor, state_index: Tensor) -> Tensor:
 def gigpo(rewards: Tensor, group_index: Tensor, steps: StepInputs, action_mask: Tensor) -> Tensor:
     """A = w_e A_episode + w_s A_step (arXiv:2505.10978).
 
-    A_episode compares the episode rewards of a task group; A_step compares the step returns of the turns that
-    met the same state within the same task group. A group of one, of episodes or of turns, gives 0.
+    A_episode compares the episode rewards of a task group (or of `steps.compared`); A_step compares the step returns of
+    the turns that met the same state within the same task group. A group of one, of episodes or of turns, gives 0 (with
+    `identity` nothing is compared).
 
     Args:
         rewards: [B], of the episodes.
@@ -80,7 +92,8 @@ def gigpo(rewards: Tensor, group_index: Tensor, steps: StepInputs, action_mask: 
         [B, T], the same number on all tokens of a turn.
     """
     present = steps.turn_mask
-    episode = normalize_grouped(rewards, group_index, method=steps.method)
+    compared = group_index if steps.compared is None else steps.compared
+    episode = normalize_grouped(rewards, compared, method=steps.method)
     returns = step_returns(steps.turn_rewards, present, gamma=steps.gamma)
     per_turn = torch.zeros_like(returns)
     groups = step_groups(group_index, steps.state_index)
@@ -92,23 +105,15 @@ def gigpo(rewards: Tensor, group_index: Tensor, steps: StepInputs, action_mask: 
 def step_reinforce(steps: StepInputs, action_mask: Tensor) -> Tensor:
     """Step-level REINFORCE: every token of a turn gets the turn's discounted reward-to-go, [B, T].
 
-    `steps.method` normalises the returns over all turns of the batch; `identity` leaves them as they are.
+    `steps.method` normalises the returns over all turns of the batch, or over those of the rows that agree in
+    `steps.compared`; `identity` leaves them as they are.
     """
     present = steps.turn_mask
     returns = step_returns(steps.turn_rewards, present, gamma=steps.gamma)
+    index = None
+    if steps.compared is not None:
+        index = steps.compared.unsqueeze(1).expand(present.shape)[present]
     per_turn = torch.zeros_like(returns)
-    per_turn[present] = normalize_grouped(returns[present], None, method=steps.method).to(returns.dtype)
+    per_turn[present] = normalize_grouped(returns[present], index, method=steps.method).to(returns.dtype)
     return turns_to_tokens(per_turn, steps.turn_index, action_mask)
 
-
-def turns_to_tokens(per_turn: Tensor, turn_index: Tensor, action_mask: Tensor) -> Tensor:
-    """[B, N] -> [B, T]: each action token gets the number of its turn, others 0."""
-    mask = as_bool(action_mask)
-    require_shape("turn_index", turn_index, tuple(mask.shape), "[B, T]")
-    turns = torch.where(mask, turn_index, torch.zeros_like(turn_index))
-    if turns.numel() and (int(turns.min()) < 0 or int(turns.max()) >= per_turn.shape[1]):
-        raise ValueError(
-            f"turn_index of action tokens runs from {int(turns.min())} to {int(turns.max())}, "
-            f"but there are turns 0 to {per_turn.shape[1] - 1}"
-        )
-    return zero_outside(at_least_float32(per_turn).gather(1, turns), mask)
