@@ -21,7 +21,8 @@ from roll.types.batch import Denominators, TokenBatch, TokenOutputs
 from roll.types.episode import FinishReason
 from roll.types.metrics import Metrics
 
-OutputName = Literal["logprobs", "entropy", "values"]
+OutputName = Literal["logprobs", "entropy", "correct", "values"]
+"""Columns of `TokenOutputs`. A loss can't need `correct`, which has no gradient."""
 
 StatePart = Literal["parameters", "gradients", "optimizer"]
 STATE_PARTS: tuple[StatePart, ...] = get_args(StatePart)
@@ -80,7 +81,7 @@ class TrainStrategy(ABC):
 
     @abstractmethod
     def forward(self, batch: TokenBatch, outputs: Sequence[OutputName], *, adapters: bool = True) -> TokenOutputs:
-        """Log-probs, entropy or values of this rank's rows under the current weights; no gradients.
+        """Log-probs, entropy, hits or values of this rank's rows under the current weights; no gradients.
 
         `adapters=False`: those of the base model, without its LoRA adapters.
         """

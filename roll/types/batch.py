@@ -68,6 +68,8 @@ class TokenOutputs(Ragged):
     """float32 [N], under the training temperature."""
     entropy: Tensor | None = token_column()
     """float32 [N], entropy of the distribution token t was drawn from."""
+    correct: Tensor | None = token_column()
+    """float32 [N], 1 where no token is likelier than token t, else 0."""
     values: Tensor | None = token_column()
 
 

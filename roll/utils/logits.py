@@ -115,6 +115,23 @@ def logprobs_and_entropy(
     return _statistics(logits, tokens, temperature, slice_rows, with_entropy=True)
 
 
+@torch.no_grad()
+def likeliest(hidden: Tensor, head: Callable[[Tensor], Tensor], targets: Tensor) -> Tensor:
+    """float32 [N]: 1 where `head(hidden)` [N, V] has no larger logit than that of `targets` [N], else 0. In chunks."""
+    rows = _chunk_rows(head)
+    parts = []
+    for start in range(0, len(hidden), rows):
+        logits = head(hidden[start : start + rows])
+        own = logits.gather(-1, targets[start : start + rows, None]).squeeze(-1)
+        parts.append((own >= logits.amax(-1)).float())
+    return torch.cat(parts) if parts else targets.new_zeros(0, dtype=torch.float32)
+
+
+def _chunk_rows(head: Any) -> int:
+    vocabulary = getattr(head, "out_features", None) or 1 << 17
+    return max(1, _CHUNK_ELEMENTS // vocabulary)
+
+
 def token_scores(
     hidden: Tensor,
     head: Callable[[Tensor], Tensor],
@@ -139,8 +156,7 @@ def token_scores(
             return logprobs_and_entropy(logits, wanted, temperature=temperature)
         return logprobs_from_logits(logits, wanted, temperature=temperature), None
 
-    vocabulary = getattr(head, "out_features", None) or 1 << 17
-    rows = max(1, _CHUNK_ELEMENTS // vocabulary)
+    rows = _chunk_rows(head)
     if len(hidden) <= rows:
         return score(hidden, targets)
     parts: list[tuple[Tensor, Tensor | None]] = []

@@ -16,7 +16,7 @@ from train_contract import LOSS, build, make_batch, make_info, make_spec, token_
 from roll.strategies.base import LossFn
 from roll.strategies.memory import OnHost, Shelf, activations_on_host, num_bytes
 from roll.utils import logits as logits_module
-from roll.utils.logits import token_scores
+from roll.utils.logits import likeliest, token_scores
 
 CPU = torch.device("cpu")
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
@@ -246,6 +246,19 @@ def test_no_tensor_of_scored_tokens_times_vocabulary_is_ever_made(monkeypatch, w
         torch.testing.assert_close(entropy, spread)
     for mine, theirs in zip(found, gradients(picked, spread), strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+def test_hits_are_found_chunk_by_chunk(monkeypatch):
+    monkeypatch.setattr(logits_module, "_CHUNK_ELEMENTS", 4 * 50)
+    generator = torch.Generator().manual_seed(0)
+    hidden, head = torch.randn(10, 8, generator=generator), torch.nn.Linear(8, 50, bias=False)
+    best = head(hidden).argmax(-1)
+    expected = torch.tensor([1.0, 0.0] * 5)
+    targets = torch.where(expected.bool(), best, (best + 1) % 50)
+    with Largest() as largest:
+        assert likeliest(hidden, head, targets).tolist() == expected.tolist()
+    assert largest.elements <= 4 * 50 + 8 * 50
+    assert likeliest(hidden[:0], head, targets[:0]).tolist() == []
 
 
 def test_a_training_step_makes_no_logits_of_all_its_tokens(monkeypatch, tiny_model):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from roll.strategies.megatron.scoring import vocab_parallel_scores
+from roll.strategies.megatron.scoring import vocab_parallel_likeliest, vocab_parallel_scores
 from roll.utils.logits import logprobs_and_entropy, logprobs_from_logits
 
 VOCAB, WIDTH, POSITIONS, TEMPERATURE = 37, 8, 11, 0.7
@@ -75,6 +75,29 @@ def test_scores_and_gradients_of_a_split_vocabulary(ranks, world, padded, with_e
         if with_entropy:
             torch.testing.assert_close(entropy, want[1], rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(torch.cat([a[3] for a in answers]), want[3], rtol=1e-10, atol=1e-12)
+
+
+def hits(info, padded, targets):
+    """What this rank says about targets being the likeliest tokens."""
+    from roll.distributed.process_group import init_process_group
+
+    if info.world_size > 1:
+        init_process_group(info, "gloo")
+    hidden, head, _, _ = problem(padded)
+    part = padded // info.world_size
+    group = torch.distributed.group.WORLD if info.world_size > 1 else None
+    weight = head[info.rank * part : (info.rank + 1) * part]
+    return vocab_parallel_likeliest(hidden, weight, targets, group=group, vocab_start=info.rank * part, vocab=VOCAB)
+
+
+@pytest.mark.parametrize(("world", "padded"), [(1, 37), (1, 64), (2, 40), (2, 80)])
+def test_the_likeliest_token_of_a_split_vocabulary(ranks, world, padded):
+    hidden, head, _, _ = problem(padded)
+    best = (hidden @ head[:VOCAB].T).argmax(-1)
+    expected = torch.tensor([1.0, 0.0, 1.0] * 4)[:POSITIONS]
+    targets = torch.where(expected.bool(), best, (best + 1) % VOCAB)
+    for answer in ranks.run(hits, world, padded, targets):
+        assert answer.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

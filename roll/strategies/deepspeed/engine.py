@@ -162,10 +162,10 @@ class Engine(nn.Module):
         super().__init__()
         self.engine = engine
 
-    def forward(self, layout: MicroLayout, entropy: bool) -> ScoredTokens:
+    def forward(self, layout: MicroLayout, entropy: bool, correct: bool = False) -> ScoredTokens:
         """See `PolicyScorer`."""
-        logprobs, entropies, values = self.engine(vars(layout).copy(), entropy)
-        return ScoredTokens(logprobs=logprobs, entropy=entropies, values=values)
+        logprobs, entropies, hits, values = self.engine(vars(layout).copy(), entropy, correct)
+        return ScoredTokens(logprobs=logprobs, entropy=entropies, correct=hits, values=values)
 
 
 class Opened(nn.Module):
@@ -190,8 +190,8 @@ class Opened(nn.Module):
             for parameter in head.parameters():
                 deepspeed.zero.register_external_parameter(self, parameter)
 
-    def forward(self, layout: dict[str, Any], entropy: bool) -> tuple[Tensor | None, ...]:
-        """(log-probs, entropies, values), each [S] or None."""
+    def forward(self, layout: dict[str, Any], entropy: bool, correct: bool) -> tuple[Tensor | None, ...]:
+        """(log-probs, entropies, hits, values), each [S] or None."""
         # Around the scorer's own hooks: it has no parameters of its own, and its types are closed to them.
-        scored = self.scorer.forward(MicroLayout(**layout), entropy)
-        return scored.logprobs, scored.entropy, scored.values
+        scored = self.scorer.forward(MicroLayout(**layout), entropy, correct)
+        return scored.logprobs, scored.entropy, scored.correct, scored.values

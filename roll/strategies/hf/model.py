@@ -16,7 +16,7 @@ from roll.configs.base import ModelArgs
 from roll.strategies.hf.fused import can_fuse, fused_logprobs
 from roll.strategies.hf.packing import row_arguments
 from roll.strategies.micro import MicroLayout
-from roll.utils.logits import token_scores
+from roll.utils.logits import likeliest, token_scores
 from roll.utils.quiet import tell_deepspeed
 
 if TYPE_CHECKING:
@@ -189,6 +189,7 @@ class ScoredTokens:
 
     logprobs: Tensor | None = None
     entropy: Tensor | None = None
+    correct: Tensor | None = None
     values: Tensor | None = None
 
 
@@ -219,17 +220,19 @@ class PolicyScorer(nn.Module):
         self._softcap = getattr(text_config(lm), "final_logit_softcapping", None)
         self._factor = logit_factor(lm)
 
-    def forward(self, layout: MicroLayout, entropy: bool) -> ScoredTokens:
-        """Log-probs (and entropies) of the layout's targets, [S] each."""
+    def forward(self, layout: MicroLayout, entropy: bool, correct: bool = False) -> ScoredTokens:
+        """Log-probs (and entropies, and whether they are the likeliest) of the layout's targets, [S] each."""
         picked = picked_hidden(self.lm.get_decoder(), layout)
         head = self.lm.get_output_embeddings()
+        # Soft caps and scales leave the order of logits as it is.
+        hits = likeliest(picked, head, layout.targets) if correct else None
         temperature = self.temperature / self._factor
         if self._fused and can_fuse(head, self._softcap, entropy):
-            return ScoredTokens(logprobs=fused_logprobs(picked, head, layout.targets, temperature))
+            return ScoredTokens(logprobs=fused_logprobs(picked, head, layout.targets, temperature), correct=hits)
         logprobs, entropies = token_scores(
             picked, head, layout.targets, temperature=temperature, softcap=self._softcap, with_entropy=entropy
         )
-        return ScoredTokens(logprobs=logprobs, entropy=entropies)
+        return ScoredTokens(logprobs=logprobs, entropy=entropies, correct=hits)
 
     @torch.no_grad()
     def check(self) -> None:
@@ -271,8 +274,8 @@ class ValueScorer(nn.Module):
         self.value_head = nn.Linear(text_config(backbone).hidden_size, 1, bias=False)
         nn.init.zeros_(self.value_head.weight)
 
-    def forward(self, layout: MicroLayout, entropy: bool) -> ScoredTokens:
-        """Values of the states in which the layout's targets were chosen, [S]; entropy is the policy's business."""
-        del entropy
+    def forward(self, layout: MicroLayout, entropy: bool, correct: bool = False) -> ScoredTokens:
+        """Values of the states in which the layout's targets were chosen, [S]; the rest is the policy's business."""
+        del entropy, correct
         picked = picked_hidden(self.backbone, layout)
         return ScoredTokens(values=self.value_head(picked.to(self.value_head.weight.dtype))[:, 0].float())

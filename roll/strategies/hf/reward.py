@@ -36,10 +36,10 @@ class RewardScorer(ValueScorer):
             self.value_head.weight.copy_(head.weight[label : label + 1])
         self._pad: int | None = text_config(classifier).pad_token_id
 
-    def forward(self, layout: MicroLayout, entropy: bool) -> ScoredTokens:
+    def forward(self, layout: MicroLayout, entropy: bool, correct: bool = False) -> ScoredTokens:
         """Scores of the layout's rows, [B]: its rows have one scored token each, and the scores stand there."""
         assert len(layout.targets) == len(layout.lengths), "a reward model scores one token per row"
-        return super().forward(replace(layout, index=pooled_positions(layout, self._pad)), entropy)
+        return super().forward(replace(layout, index=pooled_positions(layout, self._pad)), entropy, correct)
 
     @torch.no_grad()
     def check(self, classifier: PreTrainedModel, label: int) -> None:

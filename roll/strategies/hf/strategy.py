@@ -150,7 +150,7 @@ class HfTrainStrategy(CommonStrategy):
         mine = layout if sequence is None else sequence.stretch(layout)
         offload = self._spec.worker.model_args.activation_offload
         with self._autocast(), activations_on_host() if offload else contextlib.nullcontext():
-            scored: ScoredTokens = self._module(mine, "entropy" in outputs)
+            scored: ScoredTokens = self._module(mine, "entropy" in outputs, "correct" in outputs)
         columns = {}
         for name in outputs:
             value = getattr(scored, name)

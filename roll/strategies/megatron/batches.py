@@ -29,7 +29,7 @@ class Stretch:
     place: Tensor
     """int64 [S], their numbers among the scored tokens of the whole layout."""
 
-    def through(self, chunk: Any, *, with_entropy: bool) -> Any:
+    def through(self, chunk: Any, *, with_entropy: bool, with_correct: bool = False) -> Any:
         """What a chunk of the model gives for it, see `ScoringGPT.forward`."""
         return chunk(
             self.ids,
@@ -38,6 +38,7 @@ class Stretch:
             index=self.index,
             targets=self.targets,
             with_entropy=with_entropy,
+            with_correct=with_correct,
         )
 
 

@@ -14,7 +14,7 @@ from roll.strategies.hf.model import ScoredTokens
 from roll.strategies.megatron.attention import RMSNorm, Rotary, RotaryAttention, parameter_device
 from roll.strategies.megatron.build import transformer_config
 from roll.strategies.megatron.families import Architecture, architecture
-from roll.strategies.megatron.scoring import vocab_parallel_scores
+from roll.strategies.megatron.scoring import vocab_parallel_likeliest, vocab_parallel_scores
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message=".*(Transformer Engine|Apex).*")
@@ -71,6 +71,7 @@ class ScoringGPT(GPTModel):
         index: Tensor,
         targets: Tensor,
         with_entropy: bool = False,
+        with_correct: bool = False,
     ) -> Tensor | ScoredTokens:
         """Run this chunk on a micro-batch, or on this rank's stretch of it under context parallelism.
 
@@ -81,6 +82,7 @@ class ScoringGPT(GPTModel):
             index: int64 [N], flattened positions in `input_ids` whose hidden states are scored.
             targets: int64 [N], the scored tokens.
             with_entropy: also the entropies at these positions.
+            with_correct: also whether the scored tokens are the likeliest.
 
         Returns:
             Hidden states [T / ranks, B, D] (split with sequence parallelism), on the last chunk scores [N] float32.
@@ -100,15 +102,16 @@ class ScoringGPT(GPTModel):
         if self.kind == "value":
             return ScoredTokens(values=self.value_head(picked))
         shared = self.share_embeddings_and_output_weights
-        logprobs, entropy = self.output_layer(
+        logprobs, entropy, correct = self.output_layer(
             picked,
             self.shared_embedding_or_output_weight() if shared else self.output_layer.weight,
             targets,
             vocab=self.arch.vocab,
             temperature=self.temperature,
             with_entropy=with_entropy,
+            with_correct=with_correct,
         )
-        return ScoredTokens(logprobs=logprobs, entropy=entropy)
+        return ScoredTokens(logprobs=logprobs, entropy=entropy, correct=correct)
 
     def _embedded(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """[T / ranks, B, D]. As in transformers, the padding token (it may be sampled) learns nothing as an input."""
@@ -135,18 +138,15 @@ class VocabParallelHead(tensor_parallel.ColumnParallelLinear):
         vocab: int,
         temperature: float,
         with_entropy: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        """See `vocab_parallel_scores`; `weight` is the embedding's where that is shared."""
-        return vocab_parallel_scores(
-            hidden,
-            weight,
-            targets,
-            temperature=temperature,
-            group=self.tp_group,
-            vocab_start=self.tp_group.rank() * len(weight),
-            vocab=vocab,
-            with_entropy=with_entropy,
+        with_correct: bool,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """See `vocab_parallel_scores`, `vocab_parallel_likeliest`; `weight` is the embedding's where that is shared."""
+        split = {"group": self.tp_group, "vocab_start": self.tp_group.rank() * len(weight), "vocab": vocab}
+        correct = vocab_parallel_likeliest(hidden, weight, targets, **split) if with_correct else None
+        scores = vocab_parallel_scores(
+            hidden, weight, targets, temperature=temperature, with_entropy=with_entropy, **split
         )
+        return (*scores, correct)
 
 
 class ValueHead(nn.Module):

@@ -53,6 +53,25 @@ def vocab_parallel_scores(
     return logprobs, entropy if with_entropy else None
 
 
+@torch.no_grad()
+def vocab_parallel_likeliest(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, group: Any, vocab_start: int, vocab: int
+) -> Tensor:
+    """float32 [S]: 1 where no token has a larger logit than the target, else 0. Arguments as above."""
+    rows = max(1, _CHUNK_ELEMENTS // max(1, len(weight)))
+    shard = _Shard(group, vocab_start, max(0, min(len(weight), vocab - vocab_start)), 1.0, rows)
+    correct = torch.zeros(len(hidden), device=hidden.device)
+    for part in shard.slices(len(hidden)):
+        logits = shard.logits(hidden[part], weight)
+        column, inside = shard.mine(targets[part])
+        nothing = logits.new_full((len(logits),), -torch.inf)  # a rank may hold nothing but padding
+        own = torch.where(inside, logits.gather(-1, column[:, None])[:, 0], nothing) if shard.real else nothing
+        best = logits.amax(-1) if shard.real else nothing
+        own, best = shard.reduce(torch.stack([own, best]), dist.ReduceOp.MAX)
+        correct[part] = (own >= best).float()
+    return correct
+
+
 class _Shard:
     """This rank's part of the vocabulary."""
 

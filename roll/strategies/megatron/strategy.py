@@ -208,7 +208,8 @@ class MegatronStrategy(CommonStrategy):
 
         def step(micros: Iterator[_Micro], chunk: Any) -> tuple[Any, Callable[[Any], tuple[Tensor, Tensor, Any]]]:
             micro = next(micros)
-            return micro.stretch.through(chunk, with_entropy="entropy" in needs), functools.partial(end, micro)
+            wanted = {"with_entropy": "entropy" in needs, "with_correct": "correct" in needs}
+            return micro.stretch.through(chunk, **wanted), functools.partial(end, micro)
 
         def end(micro: _Micro, scored: Any) -> tuple[Tensor, Tensor, Any]:
             loss, kept = finish(micro, self._outputs(micro, scored, needs))
