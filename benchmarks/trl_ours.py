@@ -127,11 +127,11 @@ def measured_pipeline(turns: Turns, task: Task, folder: Path) -> type:
     import torch
 
     from roll.pipelines.base import OutOfTasks
-    from roll.pipelines.rlvr import RLVRPipeline
+    from roll.pipelines.rollouts import RolloutPipeline
     from roll.strategies.base import Request, SamplingParams
     from roll.workers.infer import InferWorker
 
-    class Measured(RLVRPipeline):
+    class Measured(RolloutPipeline):
         _batch: Any = None
         _loop: BareLoop | None = None
 
@@ -195,7 +195,7 @@ def main() -> None:
     turns = Turns(options.address)
     import roll.pipelines.start  # noqa: F401 - so that its name can be replaced
 
-    with mock.patch("roll.pipelines.start.RLVRPipeline", measured_pipeline(turns, task, options.folder)):
+    with mock.patch("roll.pipelines.start.RolloutPipeline", measured_pipeline(turns, task, options.folder)):
         run_pipeline(config)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from roll.configs.rlvr import RLVRConfig
+    from roll.configs.pipeline import RunConfig
 
 HERE = Path(__file__).resolve().parent
 if str(HERE.parent) not in sys.path:
@@ -40,7 +40,6 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     """Run; 0 when the pipeline ended, 2 when configuration or data can't be used, 1 for any other failure."""
     options = parse_arguments(arguments)
-    from roll.configs.batch import plan_batches
     from roll.configs.environment import check_environment
     from roll.configs.errors import ConfigError
     from roll.configs.loader import load_config, to_yaml
@@ -60,13 +59,13 @@ def main(arguments: Sequence[str]) -> int:
     for warning in config.warnings():
         print(f"warning: {warning}", file=sys.stderr)
     if options.check:
-        print(plan_batches(config).explain())
+        print(config.batch.explain())
         print(config.placement.explain())
         return 0
     return run(config)
 
 
-def run(config: RLVRConfig) -> int:
+def run(config: RunConfig) -> int:
     """Run the pipeline. What goes wrong is said in a few lines; the traceback goes to `<logging_dir>/error.txt`."""
     from roll.pipelines import run_pipeline
     from roll.utils.logging import setup_logging

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from roll.configs.errors import Violation
 
 if TYPE_CHECKING:
-    from roll.configs.base import WorkerConfig
-    from roll.configs.rlvr import RLVRConfig
+    from roll.configs.base import TrainConfig, WorkerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,49 +60,54 @@ class TrainBatch:
 class BatchPlan:
     """The batch of one pipeline step."""
 
-    prompts: int
+    tasks: int
     group_size: int
     trains: tuple[TrainBatch, ...]
+    words: tuple[str, str] = ("prompts", "responses")
+    """What users call tasks and rows."""
+    size_unit: int = 1
+    """How much of `rollout_batch_size` one task takes."""
 
     @property
     def rows(self) -> int:
         """Responses per step."""
-        return self.prompts * self.group_size
+        return self.tasks * self.group_size
 
     def of(self, role: str) -> TrainBatch:
         """The batch of one training role."""
         return next(batch for batch in self.trains if batch.role == role)
 
-    def nearest_prompts(self) -> list[int]:
+    def nearest_sizes(self) -> list[int]:
         """The nearest `rollout_batch_size` below and above that fits every training role."""
         step = math.lcm(*(b.mini_batch // math.gcd(b.mini_batch, self.group_size) for b in self.trains))
-        below, above = self.prompts // step * step, -(-self.prompts // step) * step
-        return sorted({size for size in (below, above) if size > 0})
+        below, above = self.tasks // step * step, -(-self.tasks // step) * step
+        return sorted({size * self.size_unit for size in (below, above) if size > 0})
 
     def violations(self) -> Iterator[Violation]:
         """Training roles whose mini-batch doesn't divide the responses of a step."""
         for batch in self.trains:
             if batch.fits:
                 continue
-            sizes = " or ".join(map(str, self.nearest_prompts()))
+            sizes = " or ".join(map(str, self.nearest_sizes()))
             choices = [f"rollout_batch_size={sizes}"]
             if batch.nearest_accumulations():
                 steps = " or ".join(map(str, batch.nearest_accumulations()))
                 choices.append(f"{batch.role}.training_args.gradient_accumulation_steps={steps}")
             yield Violation(
                 f"{batch.role}.training_args",
-                f"a mini-batch that divides the responses of a step: {self._product(batch)} doesn't divide "
-                f"{self.prompts} prompts x {self.group_size} responses = {self.rows} (remainder "
+                f"a mini-batch that divides the {self.words[1]} of a step: {self._product(batch)} doesn't divide "
+                f"{self._sum()} (remainder "
                 f"{self.rows % batch.mini_batch})",
                 "; or ".join(choices),
             )
 
     def explain(self) -> str:
         """The arithmetic in words."""
-        lines = [f"{self.prompts} prompts x {self.group_size} responses = {self.rows} responses per step"]
+        rows = self.words[1]
+        lines = [f"{self._sum()} {rows} per step"]
         for batch in self.trains:
             passes = "pass" if batch.epochs == 1 else "passes"
-            lines.append(f"  {batch.role}: mini-batch {self._product(batch)} responses")
+            lines.append(f"  {batch.role}: mini-batch {self._product(batch)} {rows}")
             lines.extend([f"    {batch.division}"] if batch.division else [])
             lines.append(
                 f"    {self.rows} / {batch.mini_batch} = {batch.mini_batches} mini-batches, "
@@ -111,18 +115,17 @@ class BatchPlan:
             )
         return "\n".join(lines)
 
+    def _sum(self) -> str:
+        return f"{self.tasks} {self.words[0]} x {self.group_size} {self.words[1]} = {self.rows}"
+
     @staticmethod
     def _product(batch: TrainBatch) -> str:
         cut = f"{batch.per_device} per device x {batch.accumulation} accumulation"
         return f"{cut} x {batch.data_parallel} data-parallel rank(s) = {batch.mini_batch}"
 
 
-def plan_batches(config: RLVRConfig) -> BatchPlan:
+def plan_batches(trains: Mapping[str, TrainConfig], *, tasks: int, group_size: int, passes: int) -> BatchPlan:
     """The batch plan of the roles that train."""
-    trains = {"actor_train": config.actor_train}
-    rows = config.rollout_batch_size * config.num_return_sequences_in_group
-    if config.critic is not None and config.uses_critic:
-        trains["critic"] = config.critic  # type: ignore[assignment]
     batches = tuple(
         TrainBatch(
             role=role,
@@ -130,14 +133,12 @@ def plan_batches(config: RLVRConfig) -> BatchPlan:
             accumulation=worker.training_args.gradient_accumulation_steps,
             data_parallel=worker.data_parallel,
             division=_division(worker),
-            rows=rows,
-            epochs=config.ppo_epochs,
+            rows=tasks * group_size,
+            epochs=passes,
         )
         for role, worker in trains.items()
     )
-    return BatchPlan(
-        prompts=config.rollout_batch_size, group_size=config.num_return_sequences_in_group, trains=batches
-    )
+    return BatchPlan(tasks=tasks, group_size=group_size, trains=batches)
 
 
 def _division(worker: WorkerConfig) -> str:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from roll.configs.engines import EngineConfig
 from roll.configs.errors import Violation, did_you_mean
-from roll.configs.rlvr import RLVRConfig
+from roll.configs.rl import RLConfig
 from roll.configs.rules_engines import ENGINES, known_here
 
 
-def argument_checks(config: RLVRConfig) -> Iterator[Violation]:
+def argument_checks(config: RLConfig) -> Iterator[Violation]:
     """Every entry of `engine_args` is an argument of the installed engine. Without one `machine_checks` says so."""
     strategy = config.actor_infer.strategy_args
     options = strategy.strategy_config

@@ -8,14 +8,18 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+from roll.configs.agentic import AgenticConfig
 from roll.configs.base import DataArgs
 from roll.configs.engine_arguments import argument_checks
 from roll.configs.errors import ConfigError, Violation, did_you_mean
 from roll.configs.machine import Machine, machine_checks, this_machine
 from roll.configs.model_shape import read_shape
+from roll.configs.pipeline import RunConfig
+from roll.configs.rl import RLConfig
 from roll.configs.rlvr import RLVRConfig
 from roll.configs.rules_layout import shape_rules
 from roll.configs.rules_lora import PEFT_MISSING
@@ -27,9 +31,9 @@ DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
 _HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 
 
-def check_environment(config: RLVRConfig, machine: Machine | None = None) -> None:
+def check_environment(config: RunConfig, machine: Machine | None = None) -> None:
     """Raise `ConfigError` with everything the configuration needs and `machine` (None: this one) doesn't have."""
-    violations = [violation for check in CHECKS for violation in check(config)]
+    violations = [violation for check in CHECKS[config.pipeline] for violation in check(config)]
     violations.extend(machine_checks(config, machine or this_machine()))
     if violations:
         raise ConfigError(violations, "what the configuration refers to")
@@ -119,28 +123,29 @@ def _procedural(path: str, data: DataArgs) -> Iterator[Violation]:
             yield Violation(f"{path}.procedural[{i}].dataset", "a dataset of reasoning-gym", fix, task.dataset)
 
 
-def model_checks(config: RLVRConfig) -> Iterator[Violation]:
+def model_checks(config: RunConfig) -> Iterator[Violation]:
     """Local model folders are there; a reward model is one."""
     for role in config.roles:
         name = config.model_path(role)
         args = getattr(config, role).model_args
-        default = "reward_pretrain" if name == config.reward_pretrain else "pretrain"
+        scores = isinstance(config, RLConfig) and name == config.reward_pretrain
+        default = "reward_pretrain" if scores else "pretrain"
         path = f"{role}.model_args.model_name_or_path" if args.model_name_or_path else default
         folder = Path(name).expanduser()
-        if not folder.exists():
+        if not folder.exists() and not config.makes_model:
             if not _HUB_ID.match(name) or ("/" in name and Path(name).parent.is_dir()):
                 expected = f"a model folder that exists, seen from {Path.cwd()}, or a hub id such as org/name"
                 made = "run `make quickstart`, which makes it" if folder.name == SMOLLM2_FOLDER else ""
                 yield Violation(path, expected, made or "check the path", name)
-        elif not (folder / "config.json").is_file():
+        elif folder.exists() and not (folder / "config.json").is_file():
             yield Violation(path, "a Hugging Face model folder with a config.json", "check the path", name)
-        elif role == "reward_model":
+        elif isinstance(config, RLVRConfig) and role == "reward_model":
             shape = read_shape(name, args.model_config_kwargs)
             limit = shape.positions if shape is not None else None
             yield from classifier_checks(config, folder / "config.json", limit)
 
 
-def shape_checks(config: RLVRConfig) -> Iterator[Violation]:
+def shape_checks(config: RunConfig) -> Iterator[Violation]:
     """Models whose config.json is at hand hold sequences this long, and their role's layout can divide them."""
     for role, worker in config.roles.items():
         name = config.model_path(role)
@@ -155,7 +160,7 @@ def shape_checks(config: RLVRConfig) -> Iterator[Violation]:
         yield from shape_rules(role, worker, name, shape)
 
 
-def adapter_checks(config: RLVRConfig) -> Iterator[Violation]:
+def adapter_checks(config: RunConfig) -> Iterator[Violation]:
     """peft is there for roles with LoRA, and so are the adapters that they start from."""
     for role, worker in config.roles.items():
         args = worker.model_args
@@ -170,13 +175,13 @@ def adapter_checks(config: RLVRConfig) -> Iterator[Violation]:
             yield Violation(key, expected, "check the path", name)
 
 
-def folder_checks(config: RLVRConfig) -> Iterator[Violation]:
+def folder_checks(config: RunConfig) -> Iterator[Violation]:
     """Folders can be written; the checkpoint to resume from is there."""
     folders: Mapping[str, Path | None] = {
         "output_dir": config.output_path,
         "logging_dir": config.logging_path,
         "checkpoint_config.output_dir": config.checkpoint_path,
-        "rollout_dump_dir": Path(config.rollout_dump_dir) if config.rollout_dump_dir else None,
+        **{key: Path(name) if name else None for key, name in config.further_folders.items()},
     }
     told: set[Path] = set()
     for key, folder in folders.items():
@@ -196,7 +201,7 @@ def folder_checks(config: RLVRConfig) -> Iterator[Violation]:
     yield from _resume(config)
 
 
-def _resume(config: RLVRConfig) -> Iterator[Violation]:
+def _resume(config: RunConfig) -> Iterator[Violation]:
     wanted = config.resume_from_checkpoint
     if wanted is True and not (config.checkpoint_path.is_dir() and any(config.checkpoint_path.iterdir())):
         expected = f"checkpoints in {config.checkpoint_path}, and there are none"
@@ -208,23 +213,45 @@ def _resume(config: RLVRConfig) -> Iterator[Violation]:
         yield Violation("resume_from_checkpoint", expected, "check the path", wanted)
 
 
-def function_checks(config: RLVRConfig) -> Iterator[Violation]:
+def function_checks(config: RunConfig) -> Iterator[Violation]:
     """Functions of the user's own exist; nothing is imported."""
+    if config.prepare is not None:
+        yield from _named("prepare", config.prepare)
+
+
+def algorithm_checks(config: RLConfig) -> Iterator[Violation]:
+    """So do estimators and losses."""
     for key in ("adv_estimator", "policy_loss"):
         value = getattr(config, key)
         if IMPORT_PATH.match(value):
-            where, name = value.rsplit(":", 1)
-            yield from _in_file(key, Path(where), name) if where.endswith(".py") else _in_package(key, where)
+            yield from _named(key, value)
+
+
+def reward_checks(config: RLVRConfig) -> Iterator[Violation]:
+    """So do rewards and rollouts."""
     for domain, reward in config.rewards.items():
         if "." in reward.name:
             yield from _in_package(f"rewards.{domain}.name", reward.name)
         if reward.rollout is not None:
-            where, name = reward.rollout.rsplit(":", 1)
-            key = f"rewards.{domain}.rollout"
-            yield from _in_file(key, Path(where), name, "class") if where.endswith(".py") else _in_package(key, where)
+            yield from _named(f"rewards.{domain}.rollout", reward.rollout, "class")
     custom = config.custom_reward_function
     if custom is not None:
         yield from _in_file("custom_reward_function.path", Path(custom.path), custom.name)
+
+
+def env_checks(config: AgenticConfig) -> Iterator[Violation]:
+    """So do environments, and the configuration of the warm start."""
+    for tag, env in config.custom_envs.items():
+        if ":" in env.env_type:
+            yield from _named(f"custom_envs.{tag}.env_type", env.env_type, "class")
+    if config.warm_start is not None and not Path(config.warm_start).is_file():
+        expected = f"a configuration file that exists, seen from {Path.cwd()}{_nearby(Path(config.warm_start))}"
+        yield Violation("warm_start", expected, "check the path", config.warm_start)
+
+
+def _named(key: str, value: str, kind: str = "function") -> Iterator[Violation]:
+    where, name = value.rsplit(":", 1)
+    yield from _in_file(key, Path(where), name, kind) if where.endswith(".py") else _in_package(key, where)
 
 
 def _in_package(path: str, dotted: str) -> Iterator[Violation]:
@@ -272,8 +299,12 @@ def _top_level_names(tree: ast.Module) -> Iterator[str]:
             yield node.asname or node.name
 
 
-CHECKS = (data_checks, model_checks, shape_checks, argument_checks, adapter_checks, folder_checks, function_checks)
-"""All but those of `machine_checks`, in the order of their messages."""
+_RUN = (model_checks, shape_checks, adapter_checks, folder_checks, function_checks)
+CHECKS: dict[str, tuple[Callable[[Any], Iterator[Violation]], ...]] = {
+    "rlvr": (data_checks, argument_checks, algorithm_checks, reward_checks, *_RUN),
+    "agentic": (argument_checks, algorithm_checks, env_checks, *_RUN),
+}
+"""All but those of `machine_checks`, by pipeline, in the order of their messages."""
 
 
 def _nearby(file: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from roll.configs.base import GeneratingArgs
 from roll.configs.fields import number, one_or_many
 from roll.configs.rewards import QueryFilterConfig
 
@@ -41,8 +42,8 @@ class CustomEnv:
     environment's own names."""
 
     thinking_tags: tuple[str, str] | None = None
-    """Opening and closing tag of text that is thought, e.g. `["<think>", "</think>"]`: no action is looked for in it, and
-    it is left out where earlier responses are shown anew (`history_length`). null: there are no such tags."""
+    """Opening and closing tag of text that is thought, e.g. `["<think>", "</think>"]`: no action is looked for in it,
+    and it is left out where earlier responses are shown anew (`history_length`). null: there are no such tags."""
 
     system_template: str | None = "{instructions}"
     """Text of the system message, with {instructions} of the environment, {max_steps}, {max_actions_per_step}. null, or
@@ -87,6 +88,17 @@ class EnvManager:
 
     group_filter: QueryFilterConfig = field(default_factory=QueryFilterConfig)
     """Which groups are worth training on. Not in validation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValEnvManager(EnvManager):
+    """Environments of validation."""
+
+    group_size: int = number(1, ge=1)
+    """Episodes per task."""
+
+    generating_args: GeneratingArgs = field(default_factory=GeneratingArgs)
+    """Sampling in validation."""
 
 
 @dataclass(frozen=True, kw_only=True)

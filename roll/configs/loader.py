@@ -1,6 +1,6 @@
 """YAML -> Hydra composition -> overrides -> interpolation -> a typed, validated configuration.
 
-    presets + file + key=value  --compose-->  tree  --resolve-->  plain values  --build-->  RLVRConfig
+    presets + file + key=value  --compose-->  tree  --resolve-->  plain values  --build-->  RunConfig
 
 Every step reports all it finds as violations; the first step that finds any ends the load.
 """
@@ -13,13 +13,15 @@ from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from roll.configs.agentic import AgenticConfig
 from roll.configs.build import build
 from roll.configs.errors import NO_VALUE, ConfigError, Violation, did_you_mean
+from roll.configs.pipeline import RunConfig
 from roll.configs.rlvr import RLVRConfig
 from roll.configs.validate import validate
 from roll.configs.vocabulary import LATER_VALUES
 
-PIPELINES: dict[str, type[RLVRConfig]] = {"rlvr": RLVRConfig}
+PIPELINES: dict[str, type[RunConfig]] = {"rlvr": RLVRConfig, "agentic": AgenticConfig}
 """Configuration class by the value of `pipeline`."""
 
 _VARIABLE = re.compile(r"\$\{\s*([A-Za-z_]\w*)")
@@ -27,7 +29,7 @@ _VARIABLE = re.compile(r"\$\{\s*([A-Za-z_]\w*)")
 
 def load_config(
     config_path: str | Path, config_name: str, overrides: Sequence[str] = (), *, check: bool = True
-) -> RLVRConfig:
+) -> RunConfig:
     """The configuration in `config_path/config_name.yaml` with `key=value` overrides.
 
     Args:
@@ -44,7 +46,8 @@ def load_config(
     plain, violations = _resolve(tree)
     if violations:
         raise ConfigError(violations, str(file))
-    cls, plain = _pipeline_of(plain, str(file)), _drop_variables(plain, tree, presets)
+    cls = _pipeline_of(plain, str(file))
+    plain = _drop_variables(plain, tree, presets, cls)
     config, violations = build(cls, plain)
     if config is not None and check:
         violations = [*violations, *validate(config)]
@@ -53,7 +56,7 @@ def load_config(
     return config
 
 
-def to_yaml(config: RLVRConfig) -> str:
+def to_yaml(config: RunConfig) -> str:
     """The whole configuration as YAML, defaults included."""
     from omegaconf import OmegaConf
 
@@ -187,7 +190,7 @@ def _resolve(tree: Any) -> tuple[Any, list[Violation]]:
         return node
 
     plain = walk(tree, "")
-    declared = set(RLVRConfig.__dataclass_fields__)
+    declared = {name for cls in PIPELINES.values() for name in cls.__dataclass_fields__}
     for name in plain:
         if plain[name] == "???" and name not in declared:
             violations.append(Violation(name, "a value in place of ???", f"{name}=... on the command line"))
@@ -202,7 +205,7 @@ def _reference_violation(path: str, text: str, error: Exception, names: Sequence
     return Violation(path, f"a reference that resolves; {reason}", fix, text)
 
 
-def _pipeline_of(plain: Mapping[str, Any], source: str) -> type[RLVRConfig]:
+def _pipeline_of(plain: Mapping[str, Any], source: str) -> type[RunConfig]:
     name = plain.get("pipeline", NO_VALUE)
     if isinstance(name, str) and name in PIPELINES:
         return PIPELINES[name]
@@ -212,7 +215,9 @@ def _pipeline_of(plain: Mapping[str, Any], source: str) -> type[RLVRConfig]:
     raise ConfigError([Violation("pipeline", f"which pipeline the file is for: {known}", fix, name)], source)
 
 
-def _drop_variables(plain: dict[str, Any], tree: Any, presets: set[str]) -> dict[str, Any]:
+def _drop_variables(
+    plain: dict[str, Any], tree: Any, presets: set[str], cls: type[RunConfig]
+) -> dict[str, Any]:
     """Without the user's own top-level variables: names that some `${name}` refers to, or of presets.
 
     An unknown name that nothing refers to stays, and is refused as unknown.
@@ -220,7 +225,7 @@ def _drop_variables(plain: dict[str, Any], tree: Any, presets: set[str]) -> dict
     from omegaconf import OmegaConf
 
     used = set(_VARIABLE.findall(OmegaConf.to_yaml(tree, resolve=False))) | presets
-    declared = set(RLVRConfig.__dataclass_fields__)
+    declared = set(cls.__dataclass_fields__)
     return {key: value for key, value in plain.items() if key in declared or key not in used}
 
 

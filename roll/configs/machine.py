@@ -13,7 +13,8 @@ from pathlib import Path
 from roll.configs.base import WorkerConfig
 from roll.configs.errors import Violation
 from roll.configs.megatron import MegatronConfig
-from roll.configs.rlvr import RLVRConfig
+from roll.configs.pipeline import RunConfig
+from roll.configs.rl import RLConfig
 from roll.configs.rules_memory import FLASH_MISSING, LIGER_MISSING, accelerator_needs
 from roll.configs.strategy import Fsdp2Config
 
@@ -76,7 +77,7 @@ def _is_installed(name: str) -> bool:
         return False  # of a.b without a
 
 
-def machine_checks(config: RLVRConfig, machine: Machine) -> Iterator[Violation]:
+def machine_checks(config: RunConfig, machine: Machine) -> Iterator[Violation]:
     """As many accelerators as promised, on one machine that has any; what every started role needs."""
     present = len(machine.accelerators)
     if 0 < present < config.num_gpus_per_node and config.num_nodes == 1:
@@ -86,7 +87,8 @@ def machine_checks(config: RLVRConfig, machine: Machine) -> Iterator[Violation]:
         yield from _backend(role, worker, machine)
         yield from _compiled(role, worker, machine)
         yield from _dtype(role, worker, machine)
-    yield from _shared_slots(config, machine)
+    if isinstance(config, RLConfig):
+        yield from _shared_slots(config, machine)
     needs = [need for role, worker in config.roles.items() for need in _megatron_needs(role, worker)]
     for key, value, package in [*needs, *(need[:3] for need in accelerator_needs(config))]:
         # With several nodes the controller's machine needn't be like those of the workers.
@@ -104,7 +106,7 @@ def _backend(role: str, worker: WorkerConfig, machine: Machine) -> Iterator[Viol
         yield Violation(key, f"its package; {MISSING[package]}", f"install it, or choose {other}", name)
 
 
-def _shared_slots(config: RLVRConfig, machine: Machine) -> Iterator[Violation]:
+def _shared_slots(config: RLConfig, machine: Machine) -> Iterator[Violation]:
     """An engine that never sleeps leaves no room on its accelerator, and no time; a broadcast needs both ends."""
     if not (machine.accelerators or machine.amd):
         return

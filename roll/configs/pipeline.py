@@ -1,27 +1,16 @@
-"""What every pipeline has: names and folders, cluster, schedule, checkpoints, tracking, lengths."""
+"""What every run has: names and folders, machines, schedule, checkpoints, tracking."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from roll.configs.errors import did_you_mean
-from roll.configs.fields import number, one_or_many, parsed
-
-
-def _off_or(*names: str) -> Callable[[Any], str]:
-    """A parser for one of `names`, or `off`, which YAML reads as false."""
-
-    def parse(value: Any) -> str:
-        value = "off" if value is False else value
-        if value not in ("off", *names):
-            raise ValueError(did_you_mean(str(value), ("off", *names)))
-        return str(value)
-
-    return parse
-
+from roll.configs.base import TrainConfig, WorkerConfig
+from roll.configs.batch import BatchPlan
+from roll.configs.fields import number, one_or_many
+from roll.configs.placement import PlacementPlan
+from roll.configs.validate import warnings_of
 
 TrackerName = Literal["tensorboard", "stdout", "jsonl"]
 
@@ -60,8 +49,9 @@ class TrackerKwargs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipelineConfig:
-    """Keys that don't depend on what is trained."""
+class RunConfig:
+    """Keys of every run: names and folders, machines, schedule, checkpoints, tracking. What is trained a subclass says.
+    Inert and frozen; derived values are properties."""
 
     pipeline: str
     """Which pipeline the file is for."""
@@ -108,7 +98,7 @@ class PipelineConfig:
     """Steps of the pipeline. 0 or null: `num_train_epochs` decides; with both, what comes first."""
 
     num_train_epochs: int | None = number(None, ge=0)
-    """Passes over the training prompts. 0 or null: `max_steps` decides."""
+    """Passes over the training rows. 0 or null: `max_steps` decides. Environments have none."""
 
     save_steps: int | None = number(0, ge=0)
     """Steps between checkpoints; the last step is then saved too. 0 or null: none at all."""
@@ -117,13 +107,8 @@ class PipelineConfig:
     """Steps between rows in the trackers. 0 or null: only the last."""
 
     eval_steps: int | None = number(0, ge=0)
-    """Steps between validations; the last step is then validated too. 0 or null: none. Needs `validation`."""
-
-    val_before_train: bool = False
-    """Validate the starting model. Needs `validation`."""
-
-    val_only: bool = False
-    """Validate and end. Needs `validation`; no optimizer is built."""
+    """Steps between validations; the last step is then validated too. 0 or null: none. Needs `validation`, or
+    `val_env_manager`."""
 
     resume_from_checkpoint: bool | str = False
     """false: start anew. true: newest complete checkpoint, an error if there is none. `auto`: the newest if
@@ -132,80 +117,9 @@ class PipelineConfig:
     checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
     """Checkpoint folder and retention."""
 
-    rollout_batch_size: int = number(64, ge=1)
-    """Prompts per step."""
-
-    val_batch_size: int | None = number(None, ge=1)
-    """Validation prompts in flight at once. null: all."""
-
-    prompt_length: int = number(1024, ge=1)
-    """Longest prompt in tokens; see `truncation`."""
-
-    response_length: int = number(1024, ge=1)
-    """Longest response in tokens."""
-
     sequence_length: int | None = number(None, ge=1)
-    """Longest prompt plus response in tokens. null: `prompt_length + response_length`, else at least that."""
-
-    truncation: Literal["error", "left", "right", "middle", "filter"] = "error"
-    """What happens to a longer prompt: stop with an error, cut its left, right or middle, or leave the row
-    out (counted)."""
-
-    rollout_dump_dir: str | None = None
-    """Folder for all responses that are trained on as parquet, one file per step, with tokens, masks,
-    log-probs, rewards, advantages. null: none."""
-
-    log_val_generations: int = number(0, ge=0)
-    """Validation samples shown in the log and the trackers. 0: none."""
-
-    max_running_requests: int = number(128, ge=1)
-    """Requests one engine works on at once: the decode batch of `hf_infer`, the requests in flight at `vllm` and
-    `sglang`. With several engines each has as many."""
-
-    is_use_additional_prompts: bool = False
-    """Start more prompts than a step needs; when enough groups are complete the rest is aborted."""
-
-    max_additional_running_prompts: int = number(16, ge=0)
-    """How many more. Acts with the switch."""
-
-    max_num_gen_batches: int = number(10, ge=1)
-    """Budget of dynamic filtering and of failed groups: a step may start this many times `rollout_batch_size`
-    prompts, then it ends with an error that shows the scores."""
-
-    reward_retries: int = number(2, ge=0)
-    """Further tries after a reward function raised or timed out; then the sample is dropped and counted."""
-
-    async_generation_ratio: float = number(0.0, ge=0)
-    """How far generation may run ahead of training: no token that is trained on is more than ceil(this) weight versions
-    old. 0: generation and training take turns. Above 0 they work at once, on slots of their own, and the loss needs
-    `train_infer_correction`, `policy_loss: decoupled_ppo` or `allow_uncorrected_async`."""
-
-    partial_rollout: Literal["resume", "restart"] = "resume"
-    """What a weight update does to responses on their way, with `async_generation_ratio` above 0: `resume` goes on from
-    the tokens that are there, `restart` throws them away and begins anew under the new weights."""
-
-    engine_restarts: int = number(1, ge=0)
-    """How often one engine may be replaced in a run after it died; its responses then begin anew. 0: its death ends the
-    run. For `vllm` and `sglang`."""
-
-    weight_transport: Literal["auto", "object_store", "shared_memory", "broadcast", "file"] = "auto"
-    """How new weights travel from `actor_train` to `actor_infer`. `auto`: what suits where the two live; see
-    docs/engines.md."""
-
-    model_update_buffer_size_mb: int = number(256, ge=1)
-    """Weights travel in buckets of this size, in MiB, or of one tensor if that is larger; about two are under way at
-    once."""
-
-    lora_sync: Literal["merged", "adapters"] = "merged"
-    """What the engines get of an actor that trains LoRA adapters. `merged`: all weights, with the adapters merged in.
-    `adapters`: the base weights once and then the adapters alone, which the engine computes beside them. For `vllm`;
-    see docs/engines.md."""
-
-    verify_weight_sync: Literal["off", "checksum", "logprob"] = parsed(
-        "off", _off_or("checksum", "logprob"), "off, checksum or logprob"
-    )
-    """After every update: `checksum` compares the bytes that arrived with those that left, `logprob` also compares
-    log-probs of a few sampled tokens between engine and trainer. A difference ends the run."""
+    """Longest sequence in tokens. null: `prompt_length + response_length`, else at least that; required in `pipeline:
+    sft`."""
 
     balance_batch: bool = True
     """Give data-parallel ranks equal token counts. false: equal row counts in order."""
@@ -213,10 +127,12 @@ class PipelineConfig:
     pretrain: str | None = None
     """Model of every role that names none itself."""
 
-    @property
-    def max_sequence_length(self) -> int:
-        """Longest sequence in tokens, whichever way it was given."""
-        return self.sequence_length or self.prompt_length + self.response_length
+    max_grad_norm: float | None = number(1.0, gt=0)
+    """Gradient norm above which gradients are scaled down, for every role that trains. null: no clipping."""
+
+    prepare: str | None = None
+    """A function of your own that is called with the configuration before anything is read, as `path/to/file.py:name`
+    or `package.module:name`: makes data or a starting model if they aren't there. null: nothing is made."""
 
     @property
     def output_path(self) -> Path:
@@ -233,3 +149,96 @@ class PipelineConfig:
         """Folder of the checkpoints."""
         chosen = self.checkpoint_config.output_dir
         return Path(chosen) if chosen else self.output_path / "checkpoints"
+
+    @property
+    def max_sequence_length(self) -> int:
+        """Longest sequence in tokens, whichever way it was given."""
+        raise NotImplementedError
+
+    @property
+    def sections(self) -> dict[str, WorkerConfig]:
+        """The model roles that the configuration has a section for, by name."""
+        raise NotImplementedError
+
+    @property
+    def roles(self) -> dict[str, WorkerConfig]:
+        """Those of them that will be started."""
+        return self.sections
+
+    @property
+    def trains(self) -> dict[str, TrainConfig]:
+        """Those that will be trained."""
+        found = ((role, self.roles.get(role)) for role in ("actor_train", "critic"))
+        return {role: worker for role, worker in found if isinstance(worker, TrainConfig)}
+
+    @property
+    def validates(self) -> bool:
+        """Whether there is something held out to validate on."""
+        raise NotImplementedError
+
+    @property
+    def validation_key(self) -> str:
+        """The section that says what is held out."""
+        return "validation"
+
+    @property
+    def only_validates(self) -> bool:
+        """Whether nothing is trained."""
+        return False
+
+    @property
+    def makes_model(self) -> bool:
+        """Whether the run itself makes its starting model if that isn't there."""
+        return self.prepare is not None
+
+    @property
+    def further_folders(self) -> dict[str, str | None]:
+        """Folders besides output, logs and checkpoints that the run writes to, by key."""
+        return {}
+
+    @property
+    def actor_waits(self) -> int:
+        """First steps in which the actor isn't trained."""
+        return 0
+
+    @property
+    def temperature(self) -> float:
+        """Of the distribution that log-probs are of."""
+        return 1.0
+
+    @property
+    def pull_to_start(self) -> float:
+        """Coefficient of the actor's pull towards its starting weights."""
+        return 0.0
+
+    @property
+    def batch(self) -> BatchPlan:
+        """How a step's rows become optimizer steps."""
+        raise NotImplementedError
+
+    def default_model(self, role: str) -> str | None:  # noqa: ARG002 - for subclasses
+        """Model of a role that names none."""
+        actor = self.sections.get("actor_train")
+        return self.pretrain or (actor.model_args.model_name_or_path if actor is not None else None)
+
+    def model_path(self, role: str) -> str:
+        """Model of a role: the one it names, else its default; raises `ValueError` when there is neither."""
+        worker = self.sections.get(role)
+        own = worker.model_args.model_name_or_path if worker is not None else None
+        path = own or self.default_model(role)
+        if path is None:
+            raise ValueError(f"no model for {role}: set {role}.model_args.model_name_or_path or pretrain")
+        return path
+
+    @property
+    def placement(self) -> PlacementPlan:
+        """Slots of every rank that will be started."""
+        roles = {}
+        for name, worker in self.roles.items():
+            per_rank, slots = worker.num_gpus_per_worker, worker.slots
+            roles[name] = tuple(slots[i : i + per_rank] for i in range(0, len(slots), per_rank))
+        return PlacementPlan(num_nodes=self.num_nodes, num_gpus_per_node=self.num_gpus_per_node, roles=roles)
+
+    def warnings(self) -> list[str]:
+        """What is allowed but probably not meant."""
+        return warnings_of(self)

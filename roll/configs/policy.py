@@ -23,9 +23,12 @@ ESTIMATORS = (
     "opo",
     "gpg",
 )
-"""Built-in values of `adv_estimator` that RLVR can use."""
+"""Built-in values of `adv_estimator` that every task can use."""
 
-GROUP_ESTIMATORS = frozenset({"grpo", "dr_grpo", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline"})
+TURN_ESTIMATORS = ("gigpo", "step_reinforce")
+"""Those that credit the turns of an episode: for environments."""
+
+GROUP_ESTIMATORS = frozenset({"grpo", "dr_grpo", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline", "gigpo"})
 """Estimators that compare the responses of one prompt and need at least two."""
 
 POLICY_LOSSES = ("ppo", "gspo", "decoupled_ppo", "cispo", "topr", "reinforce", "tis", "kimi15", "sapo")
@@ -91,9 +94,6 @@ class OverlongShaping:
 class PolicyOptimisation:
     """How responses and scores become an update."""
 
-    num_return_sequences_in_group: int = number(8, ge=1)
-    """Responses per prompt. Estimators that compare the responses of one prompt need at least 2."""
-
     ppo_epochs: int = number(1, ge=1)
     """Passes over the responses of one step."""
 
@@ -112,8 +112,8 @@ class PolicyOptimisation:
 
     adv_estimator: str = "grpo"
     """gae, reinforce, reinforce_plus_plus, reinforce_plus_plus_baseline, grpo, dr_grpo, rloo, remax, opo,
-    gpg; or a function of your own as `package.module:name` or `path/to/file.py:name`. `gae` needs a
-    `critic`."""
+    gpg; for environments also gigpo, step_reinforce; or a function of your own as `package.module:name` or
+    `path/to/file.py:name`. `gae` needs a `critic`."""
 
     reward_norm: NormLevel | None = None
     """Normalise scores before the estimator: subtract the mean and divide by the standard deviation of the
@@ -180,6 +180,9 @@ class PolicyOptimisation:
 
     pg_clip_high: float | None = number(None, gt=0)
     """Upper range, if different (clip-higher). null: `pg_clip`."""
+
+    ratio_type: Literal["token", "segment"] = "token"
+    """Probability ratio of `ppo`: each token's, or for all tokens of a turn's response their geometric mean."""
 
     dual_clip_loss: bool = False
     """Bound the `ppo` loss of tokens with negative advantage at `dual_clip_c` times the advantage."""

@@ -11,13 +11,17 @@ import ast
 import inspect
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from roll.configs.agentic import AgenticConfig
 from roll.configs.build import describe, sections_of
+from roll.configs.loader import PIPELINES
+from roll.configs.pipeline import RunConfig
+from roll.configs.rl import RLConfig
 from roll.configs.rlvr import RLVRConfig
 
 _HEAD = """# Configuration
@@ -32,14 +36,28 @@ first those of the keys themselves, then those between keys, then those of the m
 """
 
 
-def reference(root: type = RLVRConfig) -> str:
+_TOP: dict[type, str] = {
+    RunConfig: "Top level of every pipeline",
+    RLConfig: "Top level of `pipeline: rlvr` and `agentic`",
+    RLVRConfig: "Top level of `pipeline: rlvr`",
+    AgenticConfig: "Top level of `pipeline: agentic`",
+}
+
+
+def reference() -> str:
     """The whole page: the top level, then every kind of section once, with all places where it may stand."""
     places: dict[type, list[str]] = {}
-    _collect(root, "", places)
-    parts = [_HEAD, "\n## Top level\n", *_table(root)]
+    parts, seen = [_HEAD], {"pipeline"}
+    pipelines = ", ".join(f"`{name}`" for name in PIPELINES)
+    parts.append(f"\nEvery file says which `pipeline` it is for: {pipelines}.")
+    for cls, title in _TOP.items():
+        _collect(cls, "", places)
+        own = [spec for spec in fields(cls) if spec.name not in seen]
+        seen.update(spec.name for spec in own)
+        parts += [f"\n## {title}\n", *_table(cls, own)]
     for cls, where in places.items():
         parts.append(f"\n## {', '.join(where)}\n\n{inspect.cleandoc(cls.__doc__ or '')}\n")
-        parts.extend(_table(cls) if fields(cls) else ["No keys."])
+        parts.extend(_table(cls, fields(cls)) if fields(cls) else ["No keys."])
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -77,10 +95,10 @@ def _collect(cls: type, path: str, places: dict[type, list[str]]) -> None:
             _collect(section, place.split("`")[1], places)
 
 
-def _table(cls: type) -> Iterator[str]:
+def _table(cls: type, shown: Sequence[Field[Any]]) -> Iterator[str]:
     hints, texts = get_type_hints(cls), docstrings(cls)
     yield "| key | value | default | meaning |\n|---|---|---|---|"
-    for spec in fields(cls):
+    for spec in shown:
         yield f"| `{spec.name}` | {_value(spec, hints[spec.name])} | {_default(spec)} | {_cell(texts[spec.name])} |"
 
 

@@ -5,23 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from roll.configs.base import ActorInferConfig, ActorTrainConfig, ReferenceConfig, TrainConfig, WorkerConfig
-from roll.configs.pipeline import PipelineConfig
-from roll.configs.placement import PlacementPlan
-from roll.configs.policy import PolicyOptimisation
+from roll.configs.base import GeneratingArgs, WorkerConfig
+from roll.configs.fields import number
 from roll.configs.rewards import CustomRewardFunction, RewardConfig, RewardModelConfig, ValidationConfig
-from roll.configs.validate import warnings_of
+from roll.configs.rl import RLConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class RLVRConfig(PolicyOptimisation, PipelineConfig):
-    """Everything a run is told. Inert and frozen; derived values are properties."""
+class RLVRConfig(RLConfig):
+    """Rows of data sets as tasks, one response per episode, a reward function per domain."""
 
     pipeline: Literal["rlvr"]
-    """Which pipeline the file is for; `rlvr` is the only one in this version."""
+    """Which pipeline the file is for."""
 
-    reward_pretrain: str | None = None
-    """Model of the critic and of the reward model if they name none themselves. null: `pretrain` for the critic."""
+    num_return_sequences_in_group: int = number(8, ge=1)
+    """Responses per prompt; they form the group that rewards are compared in."""
 
     rewards: dict[str, RewardConfig]
     """How each domain is scored, by domain name."""
@@ -38,21 +36,44 @@ class RLVRConfig(PolicyOptimisation, PipelineConfig):
     validation: ValidationConfig | None = None
     """Held-out prompts. null: no validation."""
 
-    actor_train: ActorTrainConfig = field(default_factory=ActorTrainConfig)
-    """The policy that learns."""
-
-    actor_infer: ActorInferConfig = field(default_factory=ActorInferConfig)
-    """Its copy that generates."""
-
-    reference: ReferenceConfig | None = None
-    """The frozen policy of the KL terms; started only if one of them is on. null: with LoRA, `actor_train` with its
-    adapters off."""
-
-    critic: TrainConfig | None = None
-    """The value model of `adv_estimator: gae`; started only for it."""
-
     reward_model: RewardModelConfig | None = None
     """A sequence classifier that scores responses; started only if a domain uses it."""
+
+    @property
+    def group_size(self) -> int:
+        """See the base class."""
+        return self.num_return_sequences_in_group
+
+    @property
+    def groups_per_step(self) -> int:
+        """See the base class."""
+        return self.rollout_batch_size
+
+    @property
+    def group_words(self) -> tuple[str, str, str]:
+        """See the base class."""
+        return "prompts", "num_return_sequences_in_group", "rollout_batch_size"
+
+    @property
+    def needs_group(self) -> tuple[tuple[str, str], ...]:
+        """See the base class."""
+        filters = {domain: reward.query_filter_config.type for domain, reward in self.rewards.items()}
+        return tuple(
+            (f"rewards.{domain}.query_filter_config std_filter", "drops groups of one")
+            for domain, kind in filters.items()
+            if kind == "std_filter"
+        )
+
+    @property
+    def validation_sampling(self) -> tuple[str, GeneratingArgs] | None:
+        """See the base class."""
+        if self.validation is None:
+            return None
+        return "validation.generating_args", self.validation.generating_args
+
+    def domain_weight(self, domain: str) -> float:
+        """See the base class."""
+        return self.rewards[domain].weight
 
     @property
     def reward_model_domains(self) -> tuple[str, ...]:
@@ -60,37 +81,20 @@ class RLVRConfig(PolicyOptimisation, PipelineConfig):
         return tuple(domain for domain, reward in self.rewards.items() if reward.uses_reward_model)
 
     @property
-    def roles(self) -> dict[str, WorkerConfig]:
-        """The model roles that will be started, by name."""
-        roles: dict[str, WorkerConfig] = {"actor_train": self.actor_train, "actor_infer": self.actor_infer}
-        if self.reference is not None and self.uses_reference:
-            roles["reference"] = self.reference
-        if self.critic is not None and self.uses_critic:
-            roles["critic"] = self.critic
-        if self.reward_model is not None and self.reward_model_domains:
-            roles["reward_model"] = self.reward_model
-        return roles
+    def scorer(self) -> RewardModelConfig | None:
+        """See the base class."""
+        return self.reward_model if self.reward_model_domains else None
 
     @property
-    def reference_is_actor(self) -> bool:
-        """Whether reference log-probs are those of `actor_train` without its adapters: no model is started for them."""
-        return self.uses_reference and self.reference is None and self.actor_train.model_args.uses_lora
+    def sections(self) -> dict[str, WorkerConfig]:
+        """See the base class."""
+        scorer = {} if self.reward_model is None else {"reward_model": self.reward_model}
+        return {**super().sections, **scorer}
 
-    def model_path(self, role: str) -> str:
-        """Model of a role: the one it names, else its default; raises `ValueError` when there is neither."""
-        worker: WorkerConfig | None = getattr(self, role)
-        own = worker.model_args.model_name_or_path if worker is not None else None
-        path = own or self.default_model(role)
-        if path is None:
-            raise ValueError(f"no model for {role}: set {role}.model_args.model_name_or_path or pretrain")
-        return path
-
-    def default_model(self, role: str) -> str | None:
-        """Model of a role that names none. The policy's is no classifier, so it is nothing for a reward model."""
-        if role == "reward_model":
-            return self.reward_pretrain
-        scores = self.reward_pretrain if role == "critic" else None
-        return scores or self.pretrain or self.actor_train.model_args.model_name_or_path
+    @property
+    def roles(self) -> dict[str, WorkerConfig]:
+        """See the base class."""
+        return {role: w for role, w in super().roles.items() if role != "reward_model" or self.scorer is not None}
 
     def tags_of(self, domain: str) -> tuple[str, ...]:
         """Tags of a domain's rows."""
@@ -99,26 +103,3 @@ class RLVRConfig(PolicyOptimisation, PipelineConfig):
     def domain_of(self, tag: str) -> str | None:
         """Domain of a tag; None when no domain includes it."""
         return next((domain for domain in self.rewards if tag in self.tags_of(domain)), None)
-
-    def warnings(self) -> list[str]:
-        """What is allowed but probably not meant."""
-        return warnings_of(self)
-
-    @property
-    def prompt_budget(self) -> int:
-        """Prompts that may be started for one step."""
-        return self.max_num_gen_batches * self.rollout_batch_size
-
-    @property
-    def min_survivors(self) -> int:
-        """Usable responses below which a group isn't trained on."""
-        return min(2, self.num_return_sequences_in_group)
-
-    @property
-    def placement(self) -> PlacementPlan:
-        """Slots of every rank that will be started."""
-        roles = {}
-        for name, worker in self.roles.items():
-            per_rank, slots = worker.num_gpus_per_worker, worker.slots
-            roles[name] = tuple(slots[i : i + per_rank] for i in range(0, len(slots), per_rank))
-        return PlacementPlan(num_nodes=self.num_nodes, num_gpus_per_node=self.num_gpus_per_node, roles=roles)

@@ -9,12 +9,12 @@ from roll.configs.errors import Violation
 from roll.configs.policy import OFF_POLICY_LOSSES
 
 if TYPE_CHECKING:
-    from roll.configs.rlvr import RLVRConfig
+    from roll.configs.rl import RLConfig
 
 _AHEAD = "async_generation_ratio"
 
 
-def async_rules(config: RLVRConfig) -> Iterator[Violation]:
+def async_rules(config: RLConfig) -> Iterator[Violation]:
     """What can, and what can't, go on while weights change. That something corrects for it is `loss_rules`'s matter."""
     if config.async_generation_ratio == 0:
         yield from _without_async(config)
@@ -37,7 +37,7 @@ def async_rules(config: RLVRConfig) -> Iterator[Violation]:
             yield Violation("allow_uncorrected_async", expected, "remove it", True)
 
 
-def _without_async(config: RLVRConfig) -> Iterator[Violation]:
+def _without_async(config: RLConfig) -> Iterator[Violation]:
     if config.allow_uncorrected_async:
         expected = f"false, because {_AHEAD} is 0 and no sample is of older weights"
         yield Violation("allow_uncorrected_async", expected, f"{_AHEAD}=1, or remove it", True)
@@ -46,7 +46,7 @@ def _without_async(config: RLVRConfig) -> Iterator[Violation]:
         yield Violation("partial_rollout", expected, f"{_AHEAD}=1, or remove it", config.partial_rollout)
 
 
-def transport_rules(config: RLVRConfig) -> Iterator[Violation]:
+def transport_rules(config: RLConfig) -> Iterator[Violation]:
     """How weights travel, against where the two ends are."""
     way, plan = config.weight_transport, config.placement
     trainer = plan.node_of(config.actor_train.slots[0])

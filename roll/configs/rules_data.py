@@ -46,6 +46,23 @@ def data_rules(config: RLVRConfig) -> Iterator[Violation]:
             )
 
 
+def validation_rules(config: RLVRConfig) -> Iterator[Violation]:
+    """Several greedy responses are all the same; pass@k needs k of them."""
+    if config.validation is None:
+        return
+    path, args = "validation.generating_args", config.validation.generating_args
+    count = args.num_return_sequences or 1
+    if count > 1 and (args.temperature == 0 or not args.do_sample):
+        expected = "1 with greedy decoding: all responses of a prompt would be the same"
+        yield Violation(
+            f"{path}.num_return_sequences", expected, f"{path}.temperature=1, do_sample=true", count
+        )
+    for k in config.validation.pass_at_k:
+        if not 1 <= k <= count:
+            expected = f"whole numbers from 1 to num_return_sequences ({count})"
+            yield Violation("validation.pass_at_k", expected, f"{path}.num_return_sequences={max(k, 1)}", k)
+
+
 def _source_rules(config: RLVRConfig, path: str, data: DataArgs) -> Iterator[Violation]:
     if data.prompt is not None and data.messages is not None:
         expected = f"only one of prompt and messages ({data.messages!r})"

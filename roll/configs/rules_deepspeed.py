@@ -10,7 +10,7 @@ from roll.configs.deepspeed import OFFLOAD_KEYS, REFUSED_ZERO_KEYS, ZERO_KEYS, D
 from roll.configs.errors import Violation, did_you_mean
 
 if TYPE_CHECKING:
-    from roll.configs.rlvr import RLVRConfig
+    from roll.configs.pipeline import RunConfig
 
 _SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
 _OPTIMIZERS = ("Adam", "AdamW")
@@ -19,11 +19,10 @@ _OF_TRAINING = (
 )  # fmt: skip
 
 
-def deepspeed_rules(config: RLVRConfig) -> Iterator[Violation]:
+def deepspeed_rules(config: RunConfig) -> Iterator[Violation]:
     """Each role on DeepSpeed by itself."""
-    for role in ("actor_train", "critic", "reference", "reward_model"):
-        worker: WorkerConfig | None = getattr(config, role)
-        if worker is None or not isinstance(worker.strategy_args.strategy_config, DeepSpeedConfig):
+    for role, worker in config.sections.items():
+        if not isinstance(worker.strategy_args.strategy_config, DeepSpeedConfig):
             continue
         options, path = worker.strategy_args.strategy_config, f"{role}.strategy_args.strategy_config"
         yield from _zero(f"{path}.zero_optimization", options)

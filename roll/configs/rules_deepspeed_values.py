@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from roll.configs.base import WorkerConfig
 from roll.configs.deepspeed import OFFLOAD_KEYS, ZERO_KEYS, DeepSpeedConfig
 from roll.configs.errors import Violation
 
 if TYPE_CHECKING:
-    from roll.configs.rlvr import RLVRConfig
+    from roll.configs.pipeline import RunConfig
 
 COUNTS = frozenset(
     {
@@ -28,11 +27,10 @@ COUNTS = frozenset(
 """Keys of `zero_optimization` that are numbers; those that are neither these, `stage` nor sections are switches."""
 
 
-def deepspeed_value_rules(config: RLVRConfig) -> Iterator[Violation]:
+def deepspeed_value_rules(config: RunConfig) -> Iterator[Violation]:
     """Types and bounds; DeepSpeed takes `auto` for its default."""
-    for role in ("actor_train", "critic", "reference", "reward_model"):
-        worker: WorkerConfig | None = getattr(config, role)
-        if worker is None or not isinstance(worker.strategy_args.strategy_config, DeepSpeedConfig):
+    for role, worker in config.sections.items():
+        if not isinstance(worker.strategy_args.strategy_config, DeepSpeedConfig):
             continue
         path = f"{role}.strategy_args.strategy_config.zero_optimization"
         given = worker.strategy_args.strategy_config.zero_optimization

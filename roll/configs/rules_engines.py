@@ -11,7 +11,7 @@ from roll.configs.engines import GONE, RESERVED_SGLANG, RESERVED_VLLM, EngineCon
 from roll.configs.errors import Violation
 
 if TYPE_CHECKING:
-    from roll.configs.rlvr import RLVRConfig
+    from roll.configs.rl import RLConfig
 
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 """Engines by strategy, as their projects write themselves."""
@@ -23,7 +23,7 @@ _RESERVED = {"vllm": RESERVED_VLLM, "sglang": RESERVED_SGLANG}
 _OPTIONS = "actor_infer.strategy_args.strategy_config"
 
 
-def engine_rules(config: RLVRConfig) -> Iterator[Violation]:
+def engine_rules(config: RLConfig) -> Iterator[Violation]:
     """`actor_infer` on an engine of its own, or on none."""
     worker = config.actor_infer
     options, name = worker.strategy_args.strategy_config, worker.strategy_args.strategy_name
@@ -44,7 +44,7 @@ def engine_rules(config: RLVRConfig) -> Iterator[Violation]:
         yield Violation("verify_weight_sync", expected, "verify_weight_sync=checksum", "logprob")
 
 
-def _without_engine(config: RLVRConfig, name: str) -> Iterator[Violation]:
+def _without_engine(config: RLConfig, name: str) -> Iterator[Violation]:
     if config.engine_restarts > 1:
         expected = f"0 or 1, because nothing replaces {name}: the death of its worker ends the run"
         fix = "remove it, or actor_infer.strategy_args.strategy_name=vllm"
@@ -85,7 +85,7 @@ def _model_args(name: str, worker: WorkerConfig) -> Iterator[Violation]:
         yield Violation(f"{path}.disable_gradient_checkpointing", expected, "remove it", True)
 
 
-def _vllm_sizes(config: RLVRConfig, options: VllmConfig) -> Iterator[Violation]:
+def _vllm_sizes(config: RLConfig, options: VllmConfig) -> Iterator[Violation]:
     longest, running = config.max_sequence_length, config.max_running_requests
     if options.max_model_len is not None and options.max_model_len < longest:
         source = "sequence_length" if config.sequence_length else "prompt_length + response_length"
@@ -108,11 +108,12 @@ def _vllm_sizes(config: RLVRConfig, options: VllmConfig) -> Iterator[Violation]:
         yield Violation(f"{_OPTIONS}.max_num_batched_tokens", expected, "raise it", budget)
 
 
-def _sampling(config: RLVRConfig, options: EngineConfig) -> Iterator[Violation]:
+def _sampling(config: RLConfig, options: EngineConfig) -> Iterator[Violation]:
     """What an engine can't draw from, in training and in validation."""
     sections = {"actor_infer.generating_args": config.actor_infer.generating_args}
-    if config.validation is not None:
-        sections["validation.generating_args"] = config.validation.generating_args
+    if config.validation_sampling is not None:
+        path, args = config.validation_sampling
+        sections[path] = args
     for path, args in sections.items():
         if isinstance(options, SglangConfig) and args.repetition_penalty != 1:
             expected = "1 with sglang, which penalises sampled tokens only and not those of the prompt as others do"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from roll.configs.base import ModelArgs, TrainConfig, WorkerConfig
+from roll.configs.base import ModelArgs, TrainConfig
 from roll.configs.engines import VLLM_LORA_RANKS, VllmConfig
 from roll.configs.errors import Violation
 
 if TYPE_CHECKING:
-    from roll.configs.rlvr import RLVRConfig
+    from roll.configs.pipeline import RunConfig
+    from roll.configs.rl import RLConfig
 
 ALL_LINEAR = "all-linear"
 """Entry of `lora_target` that means every linear layer but the head."""
@@ -18,7 +19,6 @@ ALL_LINEAR = "all-linear"
 PEFT_MISSING = "pip install -e '.[lora]'"
 """What brings peft."""
 
-_ROLES = ("actor_train", "critic", "reference", "actor_infer", "reward_model")
 _WHY_NOT = {
     "actor_infer": "the engine gets the trainer's merged weights, or its adapters (lora_sync)",
     "reward_model": "it doesn't train; merge the adapters into its model first",
@@ -26,12 +26,9 @@ _WHY_NOT = {
 }
 
 
-def lora_rules(config: RLVRConfig) -> Iterator[Violation]:
+def lora_rules(config: RunConfig) -> Iterator[Violation]:
     """Each configured role by itself."""
-    for role in _ROLES:
-        worker: WorkerConfig | None = getattr(config, role)
-        if worker is None:
-            continue
+    for role, worker in config.sections.items():
         given = _given(worker.model_args)
         path = f"{role}.model_args"
         if not isinstance(worker, TrainConfig):
@@ -45,7 +42,7 @@ def lora_rules(config: RLVRConfig) -> Iterator[Violation]:
                 yield Violation(f"{path}.{key}", expected, f"{path}.lora_rank=16, or remove it", value)
 
 
-def lora_sync_rules(config: RLVRConfig) -> Iterator[Violation]:
+def lora_sync_rules(config: RLConfig) -> Iterator[Violation]:
     """Adapters alone can be sent where there are some, to an engine that can hold them beside its weights."""
     if config.lora_sync != "adapters":
         return

@@ -11,7 +11,7 @@ from roll.configs.errors import Violation
 from roll.configs.strategy import Fsdp2Config
 
 if TYPE_CHECKING:
-    from roll.configs.rlvr import RLVRConfig
+    from roll.configs.pipeline import RunConfig
 
 LIGER_MISSING = "liger-kernel is not installed: pip install -e '.[liger]'"
 FLASH_MISSING = "flash-attn is not installed: pip install flash-attn --no-build-isolation"
@@ -20,7 +20,7 @@ _SWITCHES = ("activation_offload", "torch_compile", "use_liger", "use_fused_kern
 _HUGGING_FACE = ("fsdp2", "deepspeed")
 
 
-def memory_rules(config: RLVRConfig) -> Iterator[Violation]:
+def memory_rules(config: RunConfig) -> Iterator[Violation]:
     """Each configured role by itself."""
     for role, worker in config.roles.items():
         yield from _switch_rules(role, worker)
@@ -56,7 +56,7 @@ def _fsdp_rules(role: str, worker: WorkerConfig, options: Fsdp2Config) -> Iterat
         yield Violation(f"{path}.reduce_dtype", expected, f"{path}.reduce_dtype=bf16", "fp16")
 
 
-def accelerator_needs(config: RLVRConfig) -> Iterator[tuple[str, object, str | None, str]]:
+def accelerator_needs(config: RunConfig) -> Iterator[tuple[str, object, str | None, str]]:
     """What only runs on an accelerator: (key, its value, package it needs or None, what to say without the package)."""
     for role, worker in config.roles.items():
         args, options = worker.model_args, worker.strategy_args.strategy_config

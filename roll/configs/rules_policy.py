@@ -6,28 +6,26 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from roll.configs.errors import NO_VALUE, Violation, did_you_mean
-from roll.configs.policy import ESTIMATORS, GROUP_ESTIMATORS, OFF_POLICY_LOSSES, POLICY_LOSSES
+from roll.configs.errors import Violation, did_you_mean
+from roll.configs.policy import ESTIMATORS, GROUP_ESTIMATORS, OFF_POLICY_LOSSES, POLICY_LOSSES, TURN_ESTIMATORS
 
 if TYPE_CHECKING:
-    from roll.configs.rlvr import RLVRConfig
+    from roll.configs.rl import RLConfig
 
 IMPORT_PATH = re.compile(r"^(?:[A-Za-z_][\w.]*|[^:]+\.py):[A-Za-z_]\w*$")
 """`package.module:name` or `path/to/file.py:name`."""
 
 
-def estimator_rules(config: RLVRConfig) -> Iterator[Violation]:
+def estimator_rules(config: RLConfig) -> Iterator[Violation]:
     """Names, group sizes, critic."""
-    yield from _named(config.adv_estimator, "adv_estimator", ESTIMATORS)
+    known = ESTIMATORS if config.turn_credit is None else (*ESTIMATORS, *TURN_ESTIMATORS)
+    yield from _named(config.adv_estimator, "adv_estimator", known)
     yield from _named(config.policy_loss, "policy_loss", POLICY_LOSSES)
-    if config.num_return_sequences_in_group == 1:
-        for key, why in _needs_group(config):
-            yield Violation(
-                "num_return_sequences_in_group",
-                f"at least 2, because {key} {why}",
-                "num_return_sequences_in_group=8, or adv_estimator=reinforce and nothing relative to a group",
-                1,
-            )
+    if config.group_size == 1:
+        size = config.group_words[1]
+        for key, why in (*_needs_group(config), *config.needs_group):
+            fix = f"{size}=8, or adv_estimator=reinforce and nothing relative to a group"
+            yield Violation(size, f"at least 2, because {key} {why}", fix, 1)
     if config.uses_critic and config.critic is None:
         yield Violation("critic", "a critic, because adv_estimator is gae", "add a critic section", None)
     if config.critic is not None and not config.uses_critic:
@@ -48,10 +46,12 @@ def _named(value: str, path: str, known: tuple[str, ...]) -> Iterator[Violation]
         return
     near = did_you_mean(value, known)
     expected = f"one of {', '.join(known)}; or your own as package.module:name or file.py:name"
+    if value in TURN_ESTIMATORS:
+        expected = f"another one: it credits the turns of an environment, in pipeline agentic; {expected}"
     yield Violation(path, expected, near if near.startswith("did") else "", value)
 
 
-def _needs_group(config: RLVRConfig) -> Iterator[tuple[str, str]]:
+def _needs_group(config: RLConfig) -> Iterator[tuple[str, str]]:
     """What compares the responses of one prompt."""
     zero = "compares the responses of one prompt: with one response every advantage is 0"
     if config.adv_estimator in GROUP_ESTIMATORS:
@@ -60,12 +60,9 @@ def _needs_group(config: RLVRConfig) -> Iterator[tuple[str, str]]:
         yield "reward_norm group", zero
     if config.add_len_reward:
         yield "add_len_reward", "compares lengths within the group"
-    for domain, reward in config.rewards.items():
-        if reward.query_filter_config.type == "std_filter":
-            yield f"rewards.{domain}.query_filter_config std_filter", "drops groups of one"
 
 
-def reward_norm_rules(config: RLVRConfig) -> Iterator[Violation]:
+def reward_norm_rules(config: RLConfig) -> Iterator[Violation]:
     """Switches that refer to each other."""
     if config.reward_norm is None:
         for key in ("reward_shift", "reward_scale"):
@@ -91,7 +88,7 @@ def reward_norm_rules(config: RLVRConfig) -> Iterator[Violation]:
         yield Violation("difficulty_low_threshold", expected, "", config.difficulty_low_threshold)
 
 
-def kl_rules(config: RLVRConfig) -> Iterator[Violation]:
+def kl_rules(config: RLConfig) -> Iterator[Violation]:
     """KL terms and the reference they need."""
     if config.add_token_level_kl and config.use_kl_loss and not config.allow_both_kl:
         yield Violation(
@@ -113,7 +110,7 @@ def kl_rules(config: RLVRConfig) -> Iterator[Violation]:
         yield Violation("init_kl_coef", expected, "init_kl_coef=0.2", 0.0)
 
 
-def loss_rules(config: RLVRConfig) -> Iterator[Violation]:
+def loss_rules(config: RLConfig) -> Iterator[Violation]:
     """Constants of the losses and the correction."""
     yield from _off_policy_rules(config)
     if config.dual_clip_loss and config.policy_loss not in ("ppo", "decoupled_ppo"):
@@ -145,7 +142,7 @@ def loss_rules(config: RLVRConfig) -> Iterator[Violation]:
         )
 
 
-def _off_policy_rules(config: RLVRConfig) -> Iterator[Violation]:
+def _off_policy_rules(config: RLConfig) -> Iterator[Violation]:
     """Samples of older weights are corrected for once: neither never nor twice."""
     correction, ratio = config.train_infer_correction, config.async_generation_ratio
     if config.policy_loss == "decoupled_ppo" and correction is not None and correction.importance_upper is not None:
@@ -167,49 +164,3 @@ def _off_policy_rules(config: RLVRConfig) -> Iterator[Violation]:
             "train_infer_correction={level: token, importance_upper: 2}, or say allow_uncorrected_async=true",
             ratio,
         )
-
-
-def reward_rules(config: RLVRConfig) -> Iterator[Violation]:
-    """Domains, their tags, their filters."""
-    if not config.rewards:
-        yield Violation("rewards", "at least one domain", "e.g. rewards: {math: {name: math_rule}}", {})
-    owner: dict[str, str] = {}
-    for domain, reward in config.rewards.items():
-        path = f"rewards.{domain}"
-        yield from _reward_name(config, path, reward.name)
-        if reward.rollout is not None and not IMPORT_PATH.match(reward.rollout):
-            expected = "a class as package.module:Class or path/to/file.py:Class"
-            yield Violation(f"{path}.rollout", expected, f"{path}.rollout=episodes.py:MyEpisode", reward.rollout)
-        for tag in config.tags_of(domain):
-            other = owner.setdefault(tag, domain)
-            if other != domain:
-                expected = f"tags of one domain only: {tag!r} is also in rewards.{other}"
-                yield Violation(f"{path}.tag_included", expected, "remove it from one of them", tag)
-        args = reward.query_filter_config.filter_args
-        if reward.query_filter_config.type == "mean_filter" and args.threshold_down >= args.threshold_up:
-            expected = f"less than threshold_up ({args.threshold_up}), or every group is dropped"
-            yield Violation(
-                f"{path}.query_filter_config.filter_args.threshold_down", expected, "", args.threshold_down
-            )
-    used = any(reward.name == "custom" for reward in config.rewards.values())
-    if config.custom_reward_function is not None and not used:
-        expected = "a domain that uses it"
-        yield Violation(
-            "custom_reward_function", expected, "rewards.<domain>.name: custom, or remove the section"
-        )
-
-
-def _reward_name(config: RLVRConfig, path: str, name: str) -> Iterator[Violation]:
-    from roll.configs.rewards import REWARD_MODEL, REWARDS
-
-    known = (*REWARDS, REWARD_MODEL)
-    if name == "custom" and config.custom_reward_function is None:
-        expected = "a path and a name, because a domain has name: custom"
-        yield Violation(
-            "custom_reward_function", expected, "custom_reward_function: {path: my.py, name: score}", NO_VALUE
-        )
-    if name in known or re.match(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$", name):
-        return
-    near = did_you_mean(name, known)
-    expected = f"one of {', '.join(known)}; or package.module.function"
-    yield Violation(f"{path}.name", expected, near if near.startswith("did") else "", name)

@@ -12,7 +12,7 @@ from roll.configs.rules_layout import layout_rules
 from roll.configs.strategy import Fsdp2Config
 
 if TYPE_CHECKING:
-    from roll.configs.rlvr import RLVRConfig
+    from roll.configs.pipeline import RunConfig
 
 _TRAIN = ("fsdp2_train", "deepspeed_train", "megatron_train")
 _INFER = ("fsdp2_infer", "deepspeed_infer", "megatron_infer")
@@ -26,12 +26,10 @@ ROLE_STRATEGIES = {
 """Backends that can do a role's work."""
 
 
-def role_rules(config: RLVRConfig) -> Iterator[Violation]:
+def role_rules(config: RunConfig) -> Iterator[Violation]:
     """Each configured role by itself."""
-    for role, allowed in ROLE_STRATEGIES.items():
-        worker: WorkerConfig | None = getattr(config, role)
-        if worker is None:
-            continue
+    for role, worker in config.sections.items():
+        allowed = ROLE_STRATEGIES[role]
         name = worker.strategy_args.strategy_name
         if name not in allowed:
             path = f"{role}.strategy_args.strategy_name"
@@ -43,7 +41,7 @@ def role_rules(config: RLVRConfig) -> Iterator[Violation]:
         yield from layout_rules(role, worker)
 
 
-def _model_rules(config: RLVRConfig, role: str, worker: WorkerConfig) -> Iterator[Violation]:
+def _model_rules(config: RunConfig, role: str, worker: WorkerConfig) -> Iterator[Violation]:
     args, path = worker.model_args, f"{role}.model_args"
     if args.model_name_or_path is None and not config.default_model(role):
         key = "reward_pretrain" if role == "reward_model" else "pretrain"
@@ -65,7 +63,7 @@ def _model_rules(config: RLVRConfig, role: str, worker: WorkerConfig) -> Iterato
         )
 
 
-def _size_rules(config: RLVRConfig, role: str, worker: WorkerConfig) -> Iterator[Violation]:
+def _size_rules(config: RunConfig, role: str, worker: WorkerConfig) -> Iterator[Violation]:
     mapping, per_rank = worker.device_mapping, worker.num_gpus_per_worker
     options = worker.strategy_args.strategy_config
     needed = options.devices if isinstance(options, EngineConfig) else 1
@@ -111,7 +109,7 @@ def _devices(role: str, worker: WorkerConfig, needed: int) -> Violation:
     return Violation(key, expected, fix, worker.num_gpus_per_worker)
 
 
-def placement_rules(config: RLVRConfig) -> Iterator[Violation]:
+def placement_rules(config: RunConfig) -> Iterator[Violation]:
     """Ranks against nodes."""
     if config.executor == "inline" and config.num_nodes > 1:
         yield Violation("num_nodes", "1 with executor inline", "executor=ray", config.num_nodes)

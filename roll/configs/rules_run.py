@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from roll.configs.base import GeneratingArgs
+from roll.configs.base import GeneratingArgs, TrainConfig
 from roll.configs.errors import Violation
 
 if TYPE_CHECKING:
-    from roll.configs.rlvr import RLVRConfig
+    from roll.configs.pipeline import RunConfig
+    from roll.configs.rl import RLConfig
 
 
-def length_rules(config: RLVRConfig) -> Iterator[Violation]:
+def length_rules(config: RLConfig) -> Iterator[Violation]:
     """Token limits."""
     total = config.prompt_length + config.response_length
     if config.sequence_length is not None and config.sequence_length < total:
@@ -28,15 +29,14 @@ def length_rules(config: RLVRConfig) -> Iterator[Violation]:
     if config.error_max_len_clip and threshold is not None and threshold > config.response_length:
         expected = f"at most response_length ({config.response_length}), which no response exceeds"
         yield Violation("error_max_len_threshold", expected, "", threshold)
-    yield from _token_budgets(config)
 
 
-def _token_budgets(config: RLVRConfig) -> Iterator[Violation]:
-    for role in ("actor_train", "critic", "reference"):
-        worker = getattr(config, role)
+def token_budget_rules(config: RunConfig) -> Iterator[Violation]:
+    """Budgets of dynamic batching hold at least one sequence."""
+    for role, worker in config.sections.items():
         for way in ("train", "infer"):
             switch = f"use_dynamic_batching_in_{way}"
-            if worker is None or not getattr(worker, switch, False):
+            if not getattr(worker, switch, False):
                 continue
             key = f"max_tokens_per_microbatch_in_{way}"
             budget = getattr(worker, key)
@@ -47,7 +47,7 @@ def _token_budgets(config: RLVRConfig) -> Iterator[Violation]:
                 yield Violation(f"{role}.{key}", expected, "raise it, or lower the lengths", budget)
 
 
-def sampling_rules(config: RLVRConfig) -> Iterator[Violation]:
+def sampling_rules(config: RLConfig) -> Iterator[Violation]:
     """Sampling in training must be what the trainer's log-probs describe; validation is free."""
     path, args = "actor_infer.generating_args", config.actor_infer.generating_args
     yield from _generating_rules(config, path, args)
@@ -57,15 +57,15 @@ def sampling_rules(config: RLVRConfig) -> Iterator[Violation]:
             expected = "sampling at a temperature above 0: greedy responses of one prompt are all the same"
             yield Violation(f"{path}.{key}", expected, f"{path}.temperature=1", value)
         yield from _untracked_truncation(config, path, args)
-    n = config.num_return_sequences_in_group
+    n = config.group_size
     if args.num_return_sequences not in (None, n):
-        expected = f"num_return_sequences_in_group ({n}), which rules in training"
+        expected = f"{config.group_words[1]} ({n}), which rules in training"
         yield Violation(f"{path}.num_return_sequences", expected, "remove it", args.num_return_sequences)
-    if config.validation is not None:
-        yield from _validation_sampling(config, config.validation.generating_args)
+    if config.validation_sampling is not None:
+        yield from _generating_rules(config, *config.validation_sampling)
 
 
-def _generating_rules(config: RLVRConfig, path: str, args: GeneratingArgs) -> Iterator[Violation]:
+def _generating_rules(config: RLConfig, path: str, args: GeneratingArgs) -> Iterator[Violation]:
     if args.max_new_tokens is not None and args.max_new_tokens > config.response_length:
         expected = f"at most response_length ({config.response_length})"
         yield Violation(f"{path}.max_new_tokens", expected, "raise response_length", args.max_new_tokens)
@@ -75,7 +75,7 @@ def _generating_rules(config: RLVRConfig, path: str, args: GeneratingArgs) -> It
         )
 
 
-def _untracked_truncation(config: RLVRConfig, path: str, args: GeneratingArgs) -> Iterator[Violation]:
+def _untracked_truncation(config: RLConfig, path: str, args: GeneratingArgs) -> Iterator[Violation]:
     if config.train_infer_correction is not None:
         return
     changed = {
@@ -89,40 +89,31 @@ def _untracked_truncation(config: RLVRConfig, path: str, args: GeneratingArgs) -
             yield Violation(f"{path}.{key}", expected, f"remove {key}, or set train_infer_correction", value)
 
 
-def _validation_sampling(config: RLVRConfig, args: GeneratingArgs) -> Iterator[Violation]:
-    assert config.validation is not None
-    path = "validation.generating_args"
-    yield from _generating_rules(config, path, args)
-    count = args.num_return_sequences or 1
-    if count > 1 and (args.temperature == 0 or not args.do_sample):
-        expected = "1 with greedy decoding: all responses of a prompt would be the same"
-        yield Violation(
-            f"{path}.num_return_sequences", expected, f"{path}.temperature=1, do_sample=true", count
-        )
-    for k in config.validation.pass_at_k:
-        if not 1 <= k <= count:
-            expected = f"whole numbers from 1 to num_return_sequences ({count})"
-            yield Violation("validation.pass_at_k", expected, f"{path}.num_return_sequences={max(k, 1)}", k)
+def rollout_schedule_rules(config: RLConfig) -> Iterator[Violation]:
+    """Validation that is asked for is configured; prompts beyond those needed are some."""
+    for key, value in (("val_before_train", config.val_before_train), ("val_only", config.val_only)):
+        if value and not config.validates:
+            section = config.validation_key
+            yield Violation(key, f"false, because there is no {section}", f"add {section}", value)
+    if config.is_use_additional_prompts and config.max_additional_running_prompts == 0:
+        expected = "more than 0, because is_use_additional_prompts is on"
+        yield Violation("max_additional_running_prompts", expected, "", 0)
 
 
-def schedule_rules(config: RLVRConfig) -> Iterator[Violation]:
-    """When the run ends, validates, saves, resumes."""
-    if not config.max_steps and not config.num_train_epochs and not config.val_only:
+def end_rules(config: RunConfig) -> Iterator[Violation]:
+    """A run ends."""
+    if not config.max_steps and not config.num_train_epochs and not config.only_validates:
         expected = "a number of steps, because num_train_epochs is off too"
         yield Violation("max_steps", expected, "max_steps=100, or num_train_epochs=1", config.max_steps)
-    asks = {
-        "eval_steps": config.eval_steps,
-        "val_before_train": config.val_before_train,
-        "val_only": config.val_only,
-    }
-    for key, value in asks.items():
-        if value and config.validation is None:
-            off = "0" if key == "eval_steps" else "false"
-            expected = f"{off}, because there is no validation section"
-            yield Violation(key, expected, "add validation.data_args", value)
-    for role in ("actor_train", "critic"):
-        worker = getattr(config, role)
-        if worker is not None and worker.training_args.warmup_steps and worker.training_args.warmup_ratio:
+
+
+def schedule_rules(config: RunConfig) -> Iterator[Violation]:
+    """When the run ends, validates, saves, resumes."""
+    if config.eval_steps and not config.validates:
+        section = config.validation_key
+        yield Violation("eval_steps", f"0, because there is no {section}", f"add {section}", config.eval_steps)
+    for role, worker in config.sections.items():
+        if isinstance(worker, TrainConfig) and worker.training_args.warmup_steps and worker.training_args.warmup_ratio:
             path = f"{role}.training_args.warmup_ratio"
             yield Violation(
                 path,
@@ -130,9 +121,6 @@ def schedule_rules(config: RLVRConfig) -> Iterator[Violation]:
                 "keep one of the two",
                 worker.training_args.warmup_ratio,
             )
-    if config.is_use_additional_prompts and config.max_additional_running_prompts == 0:
-        expected = "more than 0, because is_use_additional_prompts is on"
-        yield Violation("max_additional_running_prompts", expected, "", 0)
     if isinstance(config.resume_from_checkpoint, str) and config.resume_from_checkpoint.lower() in (
         "true",
         "false",
@@ -143,7 +131,7 @@ def schedule_rules(config: RLVRConfig) -> Iterator[Violation]:
         yield Violation("resume_from_checkpoint", expected, fix, config.resume_from_checkpoint)
 
 
-def name_rules(config: RLVRConfig) -> Iterator[Violation]:
+def name_rules(config: RunConfig) -> Iterator[Violation]:
     """Names of the run, trackers and environment variables."""
     if not config.exp_name or "/" in config.exp_name or config.exp_name != config.exp_name.strip():
         expected = "a name without slashes or spaces at its ends"

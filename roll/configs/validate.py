@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from roll.configs import (
+    rules_agentic,
     rules_async,
     rules_data,
     rules_deepspeed,
@@ -15,95 +16,112 @@ from roll.configs import (
     rules_memory,
     rules_policy,
     rules_reward_model,
+    rules_rewards,
     rules_roles,
     rules_run,
 )
 from roll.configs.base import ForwardConfig
-from roll.configs.batch import plan_batches
 from roll.configs.engines import EngineConfig, VllmConfig
 from roll.configs.errors import Violation
 
 if TYPE_CHECKING:
+    from roll.configs.pipeline import RunConfig
+    from roll.configs.rl import RLConfig
     from roll.configs.rlvr import RLVRConfig
 
-Rule = Callable[["RLVRConfig"], Iterator[Violation]]
+Rule = Callable[[Any], Iterator[Violation]]
 
 
-def _batch_rules(config: RLVRConfig) -> Iterator[Violation]:
-    plan = plan_batches(config)
+def _batch_rules(config: RLConfig) -> Iterator[Violation]:
+    plan = config.batch
     if all(batch.data_parallel for batch in plan.trains):  # else `layout_rules` has said why there is no whole one
         yield from plan.violations()
 
 
-RULES: tuple[Rule, ...] = (
+_RUN: tuple[Rule, ...] = (
+    rules_run.end_rules,
+    rules_run.schedule_rules,
+    rules_run.name_rules,
+    rules_run.token_budget_rules,
+    rules_roles.role_rules,
+    rules_lora.lora_rules,
+    rules_memory.memory_rules,
+    rules_deepspeed.deepspeed_rules,
+    rules_deepspeed_values.deepspeed_value_rules,
+    rules_roles.placement_rules,
+)
+_ROLLOUTS: tuple[Rule, ...] = (
     rules_policy.estimator_rules,
     rules_policy.reward_norm_rules,
     rules_policy.kl_rules,
     rules_policy.loss_rules,
-    rules_policy.reward_rules,
     rules_run.length_rules,
     rules_run.sampling_rules,
-    rules_reward_model.reward_model_rules,
-    rules_data.data_rules,
-    rules_run.schedule_rules,
-    rules_run.name_rules,
-    rules_roles.role_rules,
-    rules_lora.lora_rules,
+    rules_run.rollout_schedule_rules,
     rules_lora.lora_sync_rules,
-    rules_memory.memory_rules,
-    rules_deepspeed.deepspeed_rules,
-    rules_deepspeed_values.deepspeed_value_rules,
     rules_engines.engine_rules,
     rules_async.async_rules,
     rules_async.transport_rules,
-    rules_roles.placement_rules,
     _batch_rules,
 )
-"""All of them, in the order of their messages."""
+RULES: dict[str, tuple[Rule, ...]] = {
+    "rlvr": (
+        *_ROLLOUTS,
+        rules_rewards.reward_rules,
+        rules_reward_model.reward_model_rules,
+        rules_data.data_rules,
+        rules_data.validation_rules,
+        *_RUN,
+    ),
+    "agentic": (*_ROLLOUTS, *rules_agentic.RULES, *_RUN),
+}
+"""By pipeline, in the order of their messages."""
 
 
-def validate(config: RLVRConfig) -> list[Violation]:
+def validate(config: RunConfig) -> list[Violation]:
     """Everything that contradicts itself or can't act."""
-    return [violation for rule in RULES for violation in rule(config)]
+    return [violation for rule in RULES[config.pipeline] for violation in rule(config)]
 
 
-def warnings_of(config: RLVRConfig) -> list[str]:
+def warnings_of(config: RunConfig) -> list[str]:
     """What is allowed but probably not meant."""
-    found = []
+    found = [warning for of in WARNINGS[config.pipeline] for warning in of(config)]
+    for role, worker in config.trains.items():
+        if worker.model_args.dtype == "fp16":
+            found.append(f"{role} trains in fp16 without loss scaling: small gradients vanish; bf16 is safer")
+    return found
+
+
+def _rollout_warnings(config: RLConfig) -> Iterator[str]:
     if config.reference is not None and not config.uses_reference:
-        found.append("reference is configured, but no KL term uses it: it won't be started")
-    if config.reward_model is not None and not config.reward_model_domains:
-        found.append("reward_model is configured, but no domain of rewards uses it: it won't be started")
-    wants_validation = config.eval_steps or config.val_before_train or config.val_only
-    if config.validation is not None and not wants_validation:
-        found.append("validation is configured, but eval_steps and val_before_train are off: it won't run")
+        yield "reference is configured, but no KL term uses it: it won't be started"
+    if config.validates and not (config.eval_steps or config.val_before_train or config.val_only):
+        yield f"{config.validation_key} is configured, but eval_steps and val_before_train are off: it won't run"
     if config.adv_estimator == "dr_grpo" and config.loss_agg_mode != "seq-mean-token-sum-norm":
-        found.append("dr_grpo was published with loss_agg_mode: seq-mean-token-sum-norm")
+        yield "dr_grpo was published with loss_agg_mode: seq-mean-token-sum-norm"
     if config.policy_loss == "gspo" and max(config.clip_range) > 0.05:
-        found.append(
+        yield (
             f"gspo with a clip range of {max(config.clip_range):g} never clips; use about pg_clip=3e-4"
         )
     idle_kl_loss = config.use_kl_loss and config.kl_loss_coef == 0
     if idle_kl_loss or (config.add_token_level_kl and config.init_kl_coef == 0):
-        found.append("a KL term has coefficient 0: it does nothing, and no reference is started for it")
+        yield "a KL term has coefficient 0: it does nothing, and no reference is started for it"
     if config.reference_is_actor and config.actor_train.model_args.adapter_name_or_path is not None:
-        found.append(
+        yield (
             "the reference is the base model without the adapters that training starts from; to stay near those, merge "
             "them into a folder and name it in a reference section"
         )
-    for role in ("actor_train", "critic"):
-        worker = config.roles.get(role)
-        if worker is not None and worker.model_args.dtype == "fp16":
-            found.append(f"{role} trains in fp16 without loss scaling: small gradients vanish; bf16 is safer")
-    found.extend(_engine_warnings(config))
+    yield from _engine_warnings(config)
+
+
+def _rlvr_warnings(config: RLVRConfig) -> Iterator[str]:
+    if config.reward_model is not None and not config.reward_model_domains:
+        yield "reward_model is configured, but no domain of rewards uses it: it won't be started"
     if config.rollout_batch_size < len(config.rewards):
-        found.append(
-            "rollout_batch_size is smaller than the number of domains: a step won't hold all of them"
-        )
-    return found
+        yield "rollout_batch_size is smaller than the number of domains: a step won't hold all of them"
 
 
-def _engine_warnings(config: RLVRConfig) -> Iterator[str]:
+def _engine_warnings(config: RLConfig) -> Iterator[str]:
     options = config.actor_infer.strategy_args.strategy_config
     if not isinstance(options, EngineConfig):
         return
@@ -120,3 +138,10 @@ def _engine_warnings(config: RLVRConfig) -> Iterator[str]:
             f"{name} samples from quantised weights ({quantised}), the trainer's aren't: set train_infer_correction, "
             "or the difference goes into the update"
         )
+
+
+WARNINGS: dict[str, tuple[Callable[[Any], Iterator[str]], ...]] = {
+    "rlvr": (_rollout_warnings, _rlvr_warnings),
+    "agentic": (_rollout_warnings, rules_agentic.warnings),
+}
+"""By pipeline, besides what holds for every run."""

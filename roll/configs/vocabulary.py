@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-_AGENTIC = "agentic pipelines aren't available in this version"
+_AGENTIC = "a key of pipeline: agentic"
 _FULL_KL = "it needs both models' distributions over the whole vocabulary, which aren't kept; try low_var_kl"
 _TRACKERS = "not available in this version; available: tensorboard, stdout, jsonl"
-_PIPELINES = "not available in this version; available: rlvr"
+_PIPELINES = "not available in this version; available: rlvr, agentic, sft"
 
 LATER_KEYS: dict[str, str] = {
     "train_env_manager": _AGENTIC,
@@ -15,8 +15,10 @@ LATER_KEYS: dict[str, str] = {
     "episode_reward_weight": _AGENTIC,
     "step_reward_weight": _AGENTIC,
     "step_reward_gamma": _AGENTIC,
-    "ratio_type": f"{_AGENTIC}; for a sequence ratio use policy_loss: gspo",
-    "render_save_dir": "environments with pictures aren't available in this version",
+    "sample_unit": _AGENTIC,
+    "env_workers": _AGENTIC,
+    "warm_start": _AGENTIC,
+    "render_save_dir": _AGENTIC,
     "generate_opt_level": "there is one scheduler, which works per request",
     "is_num_return_sequences_expand": "the scheduler always sends one request per response",
     "profile_steps": "the profiler isn't available in this version",
@@ -105,10 +107,7 @@ OTHER_WORDS: dict[str, str] = {
 """Words of the verl family and older spellings, with this project's key."""
 
 LATER_VALUES: dict[str, dict[str, str]] = {
-    "pipeline": dict.fromkeys(("agentic", "sft", "dpo", "distill"), _PIPELINES),
-    "adv_estimator": dict.fromkeys(
-        ("gigpo", "step_reinforce"), "it needs an environment's steps and isn't available for pipeline rlvr"
-    ),
+    "pipeline": dict.fromkeys(("dpo", "distill"), _PIPELINES),
     "kl_penalty": {"full": _FULL_KL},
     "kl_loss_type": {"full": _FULL_KL},
     "track_with": dict.fromkeys(("wandb", "swanlab", "mlflow", "trackio"), _TRACKERS),

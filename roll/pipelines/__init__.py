@@ -6,14 +6,14 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from roll.configs.rlvr import RLVRConfig
+    from roll.configs.pipeline import RunConfig
 
 
-def run_pipeline(config: RLVRConfig) -> None:
+def run_pipeline(config: RunConfig) -> None:
     """Run a configuration to its end."""
     # Before torch starts its threads: ones that spin while they wait slow each other down many times over as soon as
     # anything else runs on the machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from roll.pipelines.start import run_rlvr
+    from roll.pipelines.start import RUNS
 
-    run_rlvr(config)
+    RUNS[config.pipeline](config)

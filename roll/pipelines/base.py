@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from roll.configs.rlvr import RLVRConfig
+from roll.configs.rl import RLConfig
 from roll.distributed.cluster import Cluster
 from roll.pipelines.assemble import Rollouts, assemble, with_fillers
 from roll.pipelines.checkpoints import Checkpoints
@@ -51,7 +51,7 @@ class OutOfTasks(Exception):
 class Pipeline(ABC):
     """Walks the loop over its clusters: `run`, then `close`."""
 
-    def __init__(self, config: RLVRConfig, clusters: Clusters, tokenizer: Any, *, total_steps: int) -> None:
+    def __init__(self, config: RLConfig, clusters: Clusters, tokenizer: Any, *, total_steps: int) -> None:
         self.config = config
         self.clusters = clusters
         self.tokenizer = tokenizer
@@ -75,7 +75,7 @@ class Pipeline(ABC):
 
     @abstractmethod
     def greedy_scores(self, step: int, rollouts: Rollouts) -> torch.Tensor:
-        """float32 [B], the score of one greedy response to each row's task (`remax`); NaN where that failed."""
+        """float32 [R], the score of one greedy response to each trajectory's task (`remax`); NaN where that failed."""
 
     @abstractmethod
     def evaluate(self, step: int) -> dict[str, float]:

@@ -10,7 +10,7 @@ from typing import Any
 from roll.checkpoint.files import read_json, write_json
 from roll.checkpoint.manifest import Checkpoint
 from roll.checkpoint.store import CheckpointStore
-from roll.configs.rlvr import RLVRConfig
+from roll.configs.pipeline import RunConfig
 from roll.pipelines.clusters import Clusters
 from roll.workers.train import TrainWorker
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 class Checkpoints:
     """Saves and restores a run through its clusters."""
 
-    def __init__(self, config: RLVRConfig, clusters: Clusters) -> None:
+    def __init__(self, config: RunConfig, clusters: Clusters) -> None:
         self._config = config
         self._residency = clusters.residency
         self._trained = {"actor_train": clusters.actor_train}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from roll.configs.batch import plan_batches
-from roll.configs.rlvr import RLVRConfig
+from roll.configs.pipeline import RunConfig
 from roll.distributed.cluster import Cluster, Executor, RayOptions, make_executor
 from roll.distributed.placement import RolePlacement
 from roll.pipelines.residency import Residency
@@ -25,37 +24,55 @@ _KINDS: dict[str, Literal["value", "reward"]] = {"critic": "value", "reward_mode
 class Clusters:
     """The model roles of a run; what the configuration doesn't need isn't there."""
 
-    actor_train: Cluster
-    actor_infer: Cluster
-    reference: Cluster | None
-    critic: Cluster | None
-    reward_model: Cluster | None
+    by_role: Mapping[str, Cluster]
     residency: Residency = field(default_factory=lambda: Residency(()))
     """Whose memory is on the devices, where roles share them."""
 
+    @property
+    def actor_train(self) -> Cluster:
+        """The policy that learns."""
+        return self.by_role["actor_train"]
 
-def placements(config: RLVRConfig) -> list[RolePlacement]:
+    @property
+    def actor_infer(self) -> Cluster:
+        """Its copies that generate, in pipelines with rollouts."""
+        return self.by_role["actor_infer"]
+
+    @property
+    def reference(self) -> Cluster | None:
+        """The frozen policy."""
+        return self.by_role.get("reference")
+
+    @property
+    def critic(self) -> Cluster | None:
+        """The value model."""
+        return self.by_role.get("critic")
+
+    @property
+    def reward_model(self) -> Cluster | None:
+        """The classifier that scores."""
+        return self.by_role.get("reward_model")
+
+
+def placements(config: RunConfig) -> list[RolePlacement]:
     """Where every rank of every started role runs, with the environment variables of its process."""
     plan = config.placement
     result = []
     for role, worker in config.roles.items():
         env = {**config.system_envs, **worker.system_envs}
-        calls = _ENGINE_CALLS if role == "actor_infer" and not _computes_in_calls(config) else 1
+        engine = role == "actor_infer" and worker.strategy_args.strategy_name not in LOCKSTEP_ENGINES
+        calls = _ENGINE_CALLS if engine else 1
         result.append(RolePlacement(role=role, ranks=plan.roles[role], env=env, max_concurrency=calls))
     return result
 
 
-def _computes_in_calls(config: RLVRConfig) -> bool:
-    return config.actor_infer.strategy_args.strategy_name in LOCKSTEP_ENGINES
-
-
-def ray_options(config: RLVRConfig) -> RayOptions:
+def ray_options(config: RunConfig) -> RayOptions:
     """A run on one machine starts a Ray of its own; one on several joins the one that `ray start` spans over them."""
     return RayOptions(address="auto" if config.num_nodes > 1 else None)
 
 
 @contextlib.contextmanager
-def start_clusters(config: RLVRConfig, *, total_steps: int) -> Iterator[Clusters]:
+def start_clusters(config: RunConfig, *, total_steps: int) -> Iterator[Clusters]:
     """Start every role; leaving the block ends all of them."""
     by_role = {placement.role: placement for placement in placements(config)}
     executor = make_executor(
@@ -76,27 +93,20 @@ def start_clusters(config: RLVRConfig, *, total_steps: int) -> Iterator[Clusters
             else:
                 started[role] = _start(executor, by_role[role], config, total_steps)
             residency.add(role, started[role])
-        yield Clusters(
-            actor_train=started["actor_train"],
-            actor_infer=started["actor_infer"],
-            reference=started.get("reference"),
-            critic=started.get("critic"),
-            reward_model=started.get("reward_model"),
-            residency=residency,
-        )
+        yield Clusters(started, residency)
 
 
-def _start(executor: Executor, placement: RolePlacement, config: RLVRConfig, total_steps: int) -> Cluster:
+def _start(executor: Executor, placement: RolePlacement, config: RunConfig, total_steps: int) -> Cluster:
     role = placement.role
     learns = role in ("actor_train", "critic")
     # The critic trains from the first step, the actor after the critic's warm-up.
-    steps = total_steps - (config.critic_warmup if role == "actor_train" and config.uses_critic else 0)
+    steps = total_steps - (config.actor_waits if role == "actor_train" else 0)
     spec = train_spec(
         config,
         role,
         kind=_KINDS.get(role, "policy"),
-        trains=learns and not config.val_only,
-        total_optimizer_steps=max(1, steps) * plan_batches(config).of(role).optimizer_steps if learns else 1,
+        trains=learns and not config.only_validates,
+        total_optimizer_steps=max(1, steps) * config.batch.of(role).optimizer_steps if learns else 1,
     )
     worker_cls = TrainWorker if learns else ForwardWorker
     return executor.create_cluster(placement, worker_cls, (config, spec), balance=config.balance_batch)

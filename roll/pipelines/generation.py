@@ -6,21 +6,20 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from roll.configs.rlvr import RLVRConfig
-from roll.data.sampler import TaskSource
+from roll.configs.rl import RLConfig
 from roll.distributed.cluster import Cluster
 from roll.rollout.ahead import AheadPlan, AheadState, RolloutAhead
 from roll.rollout.buffer import load_groups, save_groups
 from roll.rollout.continuous import ContinuousEngines
 from roll.rollout.engines import Engines, LockstepEngines
 from roll.rollout.episode import EpisodePlayer
-from roll.rollout.groups import GroupFilter
+from roll.rollout.groups import GroupFilter, ResumableTaskSource
 from roll.rollout.scheduler import Collected
 from roll.strategies import LOCKSTEP_ENGINES
 from roll.strategies.base import SamplingParams
-from roll.types.episode import Group
+from roll.types.episode import Group, Task
 from roll.types.metrics import Metrics
 from roll.workers.infer import ClusterEngines, InferWorker, drives_in_lockstep, engine_died
 
@@ -33,7 +32,21 @@ _POLL_SECONDS = 1.0
 """How long one poll of another engine waits if nothing finishes."""
 
 
-def drive(config: RLVRConfig, cluster: Cluster, resend: Callable[[int], None]) -> Engines:
+class TrainingSource(ResumableTaskSource, Protocol):
+    """Training tasks, with a cursor that can be set and tasks that can be found again."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what `state_dict` gave."""
+
+    def task(self, task_id: str) -> Task:
+        """The task with this id."""
+
+    @property
+    def remaining(self) -> int | None:
+        """Tasks that are left; None without end."""
+
+
+def drive(config: RLConfig, cluster: Cluster, resend: Callable[[int], None]) -> Engines:
     """The driver for the cluster's engines; `resend` brings a new engine's weights up to date."""
     ranks = ClusterEngines(cluster)
     if drives_in_lockstep(config):
@@ -78,10 +91,10 @@ class Ahead:
 
     def __init__(
         self,
-        config: RLVRConfig,
+        config: RLConfig,
         engines: Engines,
         player: EpisodePlayer,
-        source: TaskSource,
+        source: TrainingSource,
         params: SamplingParams,
         *,
         total_steps: int,
@@ -91,12 +104,14 @@ class Ahead:
         self._source = source
         self._restored = AheadState()
         plan = AheadPlan(
-            groups=config.rollout_batch_size,
-            group_size=config.num_return_sequences_in_group,
+            groups=config.groups_per_step,
+            group_size=config.group_size,
             params=params,
             ratio=config.async_generation_ratio,
-            max_prompts=config.prompt_budget,
+            max_prompts=config.task_budget,
             min_survivors=config.min_survivors,
+            redundancy=config.redundancy,
+            max_open_groups=config.max_open_groups,
             last_step=total_steps,
         )
         self._make: Callable[[int], RolloutAhead] = lambda version: RolloutAhead(
@@ -131,7 +146,7 @@ class Ahead:
         logger.info("%d finished groups wait for the next steps", len(ready))
 
 
-def put_back_ready_groups(source: TaskSource, folder: Path) -> None:
+def put_back_ready_groups(source: TrainingSource, folder: Path) -> None:
     """A run that no longer generates ahead can't use what an earlier one had ready: its prompts are played anew."""
     if (folder / READY_GROUPS).is_file():
         tasks = [ready.group.task for ready in load_groups(folder / READY_GROUPS, source.task)]

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.corrections import Correction, Filter, Level, correct
-from roll.configs.batch import plan_batches
 from roll.configs.policy import TrainInferCorrection
-from roll.configs.rlvr import RLVRConfig
+from roll.configs.rl import RLConfig
 from roll.types.batch import TokenBatch
 from roll.types.metrics import Metrics
 
@@ -32,7 +31,7 @@ class OldLogprobs:
     reason: str
 
 
-def old_logprobs_source(config: RLVRConfig) -> OldLogprobs:
+def old_logprobs_source(config: RLConfig) -> OldLogprobs:
     """Spend a forward pass on old log-probs only when nobody knows them already."""
     compares = []
     if config.policy_loss == "decoupled_ppo":
@@ -42,7 +41,7 @@ def old_logprobs_source(config: RLVRConfig) -> OldLogprobs:
     if config.async_generation_ratio > 0 and not compares:
         why = "samples may be of older weights and the loss's own ratio is all that says so"
         return OldLogprobs("sampler", f"{why}: it is taken to the policy that sampled")
-    steps = plan_batches(config).of("actor_train").optimizer_steps
+    steps = config.batch.of("actor_train").optimizer_steps
     readers = list(compares)
     if steps > 1:
         readers.append(f"{steps} optimizer steps per batch")
@@ -106,7 +105,7 @@ def staleness_metrics(staleness: Tensor, mask: Tensor) -> Metrics:
     return metrics
 
 
-def corrected(config: RLVRConfig, batch: TokenBatch, mask: Tensor, staleness: Tensor) -> Correction:
+def corrected(config: RLConfig, batch: TokenBatch, mask: Tensor, staleness: Tensor) -> Correction:
     """The configured weights and filters, from `old_logprobs` of source `forward` and `sampling_logprobs`.
 
     With `decoupled_ppo` the loss applies the weight itself: here it is only measured, and the weights are 1.

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from roll.configs.rlvr import RLVRConfig
+from roll.configs.rl import RLConfig
 from roll.distributed.cluster import Cluster
 from roll.distributed.weights import WeightSyncError
 from roll.pipelines.assemble import with_fillers
@@ -26,7 +26,7 @@ _PROMPT_TOKENS = 8
 _NEW_TOKENS = 4
 
 
-def compare_logprobs(config: RLVRConfig, clusters: Clusters, tokenizer: Any, version: int) -> None:
+def compare_logprobs(config: RLConfig, clusters: Clusters, tokenizer: Any, version: int) -> None:
     """Raise `WeightSyncError` if an engine and the trainer disagree on a token, or an engine has another version.
 
     Tokens are drawn at the temperature of the rollouts, which the trainer's log-probs are about.

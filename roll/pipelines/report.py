@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from roll.configs.rlvr import RLVRConfig
+from roll.configs.pipeline import RunConfig
 from roll.pipelines.assemble import Rollouts
 from roll.tracking.base import Sample
 from roll.tracking.drops import DropLog
@@ -45,7 +45,7 @@ class Report:
         resume_step: last step that is already on record; None for a new run.
     """
 
-    def __init__(self, config: RLVRConfig, timers: Timers, tokenizer: Any, *, resume_step: int | None) -> None:
+    def __init__(self, config: RunConfig, timers: Timers, tokenizer: Any, *, resume_step: int | None) -> None:
         self._config = config
         self._timers = timers
         self._tokenizer = tokenizer
@@ -55,7 +55,8 @@ class Report:
         kwargs = {"stdout": asdict(chosen)} if chosen is not None else {}
         self._trackers = build_trackers(config.track_with, kwargs, folder, resume_step)
         self._drops = DropLog(folder, resume_step)
-        self._writer = RolloutWriter(Path(config.rollout_dump_dir)) if config.rollout_dump_dir else None
+        dump = config.further_folders.get("rollout_dump_dir")
+        self._writer = RolloutWriter(Path(dump)) if dump else None
         self._spans: dict[str, float] = {}
         self._tokens = 0
         self._steps = 0
@@ -135,9 +136,10 @@ class Report:
             self._writer.write(step, [self._rollout_row(step, rollouts, i) for i in rows])
 
     def _rollout_row(self, step: int, rollouts: Rollouts, i: int) -> RolloutRow:
-        batch, trajectory, task = rollouts.batch, rollouts.trajectories[i], rollouts.tasks[i]
+        place = int(rollouts.row_trajectory[i])
+        batch, trajectory, task = rollouts.batch, rollouts.trajectories[place], rollouts.tasks[place]
         ids = batch.row("token_ids", i).tolist()
-        first = len(trajectory.turns[0].prompt_ids)
+        first = len(trajectory.turns[rollouts.row_turns[i].start].prompt_ids)
         optional = {
             name: batch.row(name, i).tolist()
             for name in ("sampling_logprobs", "old_logprobs", "ref_logprobs", "versions", "advantages")
@@ -176,8 +178,7 @@ class Report:
             files["tensorboard"] = self._config.logging_path / "tensorboard"
         if checkpoint is not None:
             files["checkpoint"] = checkpoint
-        if self._config.rollout_dump_dir:
-            files["rollouts"] = Path(self._config.rollout_dump_dir)
+        files.update({key: Path(name) for key, name in self._config.further_folders.items() if name})
         return RunSummary(
             exp_name=self._config.exp_name,
             steps=self._steps,

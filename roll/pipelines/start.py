@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from roll.configs.batch import plan_batches
 from roll.configs.rlvr import RLVRConfig
 from roll.data.readers import DataError
 from roll.data.sampler import TaskSource
 from roll.pipelines.clusters import Clusters, start_clusters
-from roll.pipelines.rlvr import RLVRPipeline
+from roll.pipelines.rlvr import PromptPlay
+from roll.pipelines.rollouts import RolloutPipeline
 from roll.pipelines.scoring import RewardProcesses, Scorers
 from roll.pipelines.tasks import training_data, validation_data
 from roll.strategies.hf.model import load_tokenizer
@@ -48,21 +49,15 @@ def run_rlvr(config: RLVRConfig) -> None:
         texts = RewardTexts.of(config) if "reward_model" in config.roles else None
         rewards.wait_ready()
         total_steps = planned_steps(config, training[0]) if training is not None else 0
-        logger.info("%d steps of %s", total_steps, plan_batches(config).explain())
+        logger.info("%d steps of %s", total_steps, config.batch.explain())
         logger.info("%s", config.placement.explain())
         with (
             start_clusters(config, total_steps=total_steps) as clusters,
             _reward_model(config, clusters, texts) as model,
         ):
-            pipeline = RLVRPipeline(
-                config,
-                clusters,
-                tokenizer,
-                training=training,
-                validation=validation,
-                rewards=Scorers(config.rewards, rewards, model),
-                total_steps=total_steps,
-            )
+            scorers = Scorers(config.rewards, rewards, model)
+            play = PromptPlay(config, tokenizer, training=training, validation=validation, rewards=scorers)
+            pipeline = RolloutPipeline(config, clusters, tokenizer, play=play, total_steps=total_steps)
             with contextlib.closing(pipeline):
                 pipeline.run()
 
@@ -85,3 +80,7 @@ def _has_training_data(config: RLVRConfig) -> bool:
 
 def _validates(config: RLVRConfig) -> bool:
     return config.validation is not None and bool(config.eval_steps or config.val_before_train or config.val_only)
+
+
+RUNS: dict[str, Callable[[Any], None]] = {"rlvr": run_rlvr}
+"""What runs a configuration, by its `pipeline`."""

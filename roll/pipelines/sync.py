@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from roll.configs.rlvr import RLVRConfig
+from roll.configs.rl import RLConfig
 from roll.distributed.errors import WorkerDied
 from roll.distributed.handles import Handle
 from roll.distributed.transports import LIVE, Receipt, Route, Sent, files, segments
@@ -62,7 +62,7 @@ class WeightSync:
     in the object store, in files, or in this process, as large as the model.
     """
 
-    def __init__(self, config: RLVRConfig, clusters: Clusters, tokenizer: Any) -> None:
+    def __init__(self, config: RLConfig, clusters: Clusters, tokenizer: Any) -> None:
         self._config = config
         self._clusters = clusters
         self._trainer = clusters.actor_train

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from roll.configs.batch import plan_batches
-from roll.configs.rlvr import RLVRConfig
+from roll.configs.rl import RLConfig
 from roll.distributed.cluster import Cluster
 from roll.pipelines.assemble import with_fillers
 from roll.pipelines.off_policy import old_logprobs_source
@@ -24,14 +23,14 @@ def mini_batches(batch: TokenBatch, rows: int, min_rows: int, *key: int | str) -
         yield with_fillers(batch.select(sorted(order[i * rows : (i + 1) * rows])), min_rows)
 
 
-def train(cluster: Cluster, config: RLVRConfig, batch: TokenBatch, step: int) -> Metrics:
+def train(cluster: Cluster, config: RLConfig, batch: TokenBatch, step: int) -> Metrics:
     """Every optimizer step that this batch is good for, on the actor's or the critic's cluster.
 
     The actor's first forward pass is under the weights before the update. Where no other pass was, it measures the
     train/infer mismatch; later passes meet other weights, where a difference is learning and not a mismatch.
     """
     metrics = Metrics()
-    rows = plan_batches(config).of(cluster.role).mini_batch
+    rows = config.batch.of(cluster.role).mini_batch
     measures = cluster.role == "actor_train" and old_logprobs_source(config).source != "forward"
     version = step - 1 if measures and batch.sampling_logprobs is not None else None
     for epoch in range(config.ppo_epochs):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from roll.configs.rlvr import RLVRConfig
+from roll.configs.rl import RLConfig
 from roll.distributed.cluster import Cluster
 from roll.distributed.dispatch import Dispatch, dispatch
 from roll.distributed.errors import WorkerFailed
@@ -22,7 +22,7 @@ from roll.workers.train import resolved_model_args
 class InferWorker(Worker):
     """One engine."""
 
-    def __init__(self, info: WorkerInfo, config: RLVRConfig) -> None:
+    def __init__(self, info: WorkerInfo, config: RLConfig) -> None:
         super().__init__(info)
         self._config = config
         self.engine = self._build()
@@ -133,6 +133,6 @@ def engine_died(error: BaseException) -> bool:
     return isinstance(error, WorkerFailed) and error.type_name == EngineDied.__name__
 
 
-def drives_in_lockstep(config: RLVRConfig) -> bool:
+def drives_in_lockstep(config: RLConfig) -> bool:
     """Whether the scheduler decides when engines compute; with generation ahead of training nobody may wait so."""
     return config.actor_infer.strategy_args.strategy_name in LOCKSTEP_ENGINES and config.async_generation_ratio == 0

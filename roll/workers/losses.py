@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,14 +21,21 @@ from roll.algorithms.losses import (
     sft_loss,
     value_loss,
 )
-from roll.configs.rlvr import RLVRConfig
+from roll.configs.pipeline import RunConfig
+from roll.configs.rl import RLConfig
 from roll.strategies.base import LossFn, LossTerms
 from roll.types.batch import Denominators, TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
 from roll.utils.importing import load_object
 
 
-def _loss_options(config: RLVRConfig) -> Mapping[str, Any]:
+def objective(config: RunConfig, kind: Literal["policy", "value", "reward"]) -> LossFn:
+    """What a role is trained on."""
+    assert isinstance(config, RLConfig)
+    return actor_loss(config) if kind == "policy" else critic_loss(config)
+
+
+def _loss_options(config: RLConfig) -> Mapping[str, Any]:
     """The hyper-parameters of the chosen policy loss, under the names the algorithm has for them."""
     low, high = config.clip_range
     dual_clip = config.dual_clip_c if config.dual_clip_loss else None
@@ -58,7 +65,7 @@ def _loss_options(config: RLVRConfig) -> Mapping[str, Any]:
     return options.get(config.policy_loss, {})
 
 
-def _policy_loss_fn(config: RLVRConfig) -> PolicyLossFn:
+def _policy_loss_fn(config: RLConfig) -> PolicyLossFn:
     """The chosen policy loss with its hyper-parameters; one of the user's own has none here."""
     name = config.policy_loss
     if name not in POLICY_LOSSES and ":" in name:
@@ -67,7 +74,7 @@ def _policy_loss_fn(config: RLVRConfig) -> PolicyLossFn:
     return lambda inputs: policy_loss(name, inputs, options)
 
 
-def actor_loss(config: RLVRConfig) -> LossFn:
+def actor_loss(config: RLConfig) -> LossFn:
     """Policy loss, KL and entropy terms and imitation of good responses, as the configuration weighs them.
 
     Reads `loss_mask`, `advantages`, and where present `old_logprobs` (else the log-probs of this very forward pass: the
@@ -148,7 +155,7 @@ def measuring(loss_fn: LossFn, version: int, *, apart: bool) -> LossFn:
     return replace(loss_fn, compute=compute)
 
 
-def critic_loss(config: RLVRConfig) -> LossFn:
+def critic_loss(config: RLConfig) -> LossFn:
     """Clipped value loss. Reads `values` (before the update), `returns`, `loss_mask`, `loss_weight`."""
 
     def compute(outputs: TokenOutputs, batch: TokenBatch, sizes: Denominators) -> LossTerms:
@@ -168,7 +175,7 @@ class _Combiner:
     """Adds up terms of a loss, each aggregated in the configured mode and logged under its name."""
 
     def __init__(
-        self, config: RLVRConfig, batch: TokenBatch, mask: Tensor, sizes: Denominators, metrics: Metrics
+        self, config: RLConfig, batch: TokenBatch, mask: Tensor, sizes: Denominators, metrics: Metrics
     ) -> None:
         self._config, self._batch, self._mask, self._sizes, self._metrics = config, batch, mask, sizes, metrics
         self._total: Tensor | None = None

@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from roll.configs.base import ForwardConfig, ModelArgs, WorkerConfig
-from roll.configs.rlvr import RLVRConfig
+from roll.configs.base import ForwardConfig, ModelArgs
+from roll.configs.pipeline import RunConfig
+from roll.configs.rl import RLConfig
 from roll.distributed.dispatch import Dispatch, dispatch
 from roll.distributed.layout import RankLayout
 from roll.distributed.transports import Route, Sent, send
@@ -18,17 +19,16 @@ from roll.strategies import build_train_strategy
 from roll.strategies.base import OutputName, StatePart, TrainSpec
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
-from roll.workers.losses import actor_loss, critic_loss, measuring
+from roll.workers.losses import measuring, objective
 
 
-def resolved_model_args(config: RLVRConfig, role: str) -> ModelArgs:
+def resolved_model_args(config: RunConfig, role: str) -> ModelArgs:
     """A role's `model_args` with the model filled in that the role itself may leave to others."""
-    worker: WorkerConfig = getattr(config, role)
-    return replace(worker.model_args, model_name_or_path=config.model_path(role))
+    return replace(config.sections[role].model_args, model_name_or_path=config.model_path(role))
 
 
 def train_spec(
-    config: RLVRConfig,
+    config: RunConfig,
     role: str,
     *,
     kind: Literal["policy", "value", "reward"],
@@ -36,24 +36,25 @@ def train_spec(
     total_optimizer_steps: int,
 ) -> TrainSpec:
     """What a backend is told about a role: its section with the model filled in, and the run's constants."""
-    worker: ForwardConfig = getattr(config, role)
+    worker = config.sections[role]
+    assert isinstance(worker, ForwardConfig), f"{role} has no forward passes of its own"
     return TrainSpec(
         role=role,
         kind=kind,
         worker=replace(worker, model_args=resolved_model_args(config, role)),
         seed=config.seed,
-        temperature=config.actor_infer.generating_args.temperature,
+        temperature=config.temperature,
         trains=trains,
         total_optimizer_steps=total_optimizer_steps,
         max_grad_norm=config.max_grad_norm or 0.0,
-        l2=config.l2 if role == "actor_train" else 0.0,
+        l2=config.pull_to_start if role == "actor_train" else 0.0,
     )
 
 
 class ForwardWorker(Worker):
     """Scores finished responses; the reference policy is one."""
 
-    def __init__(self, info: WorkerInfo, config: RLVRConfig, spec: TrainSpec) -> None:
+    def __init__(self, info: WorkerInfo, config: RunConfig, spec: TrainSpec) -> None:
         super().__init__(info)
         self.config = config
         self.strategy = build_train_strategy(spec, info)
@@ -82,9 +83,10 @@ class ForwardWorker(Worker):
 class TrainWorker(ForwardWorker):
     """Trains on mini-batches and owns a part of every checkpoint."""
 
-    def __init__(self, info: WorkerInfo, config: RLVRConfig, spec: TrainSpec) -> None:
+    def __init__(self, info: WorkerInfo, config: RunConfig, spec: TrainSpec) -> None:
         super().__init__(info, config, spec)
-        self._loss = actor_loss(config) if spec.kind == "policy" else critic_loss(config)
+        self._loss = objective(config, spec.kind)
+        self._ahead = isinstance(config, RLConfig) and config.async_generation_ratio > 0
 
     @dispatch(Dispatch.SPLIT_BY_DP)
     def train_step(self, batch: TokenBatch, untouched: int | None = None) -> Metrics:
@@ -97,7 +99,7 @@ class TrainWorker(ForwardWorker):
         """
         loss = self._loss
         if untouched is not None:
-            loss = measuring(loss, untouched, apart=self.config.async_generation_ratio > 0)
+            loss = measuring(loss, untouched, apart=self._ahead)
         return self.strategy.train_step(batch, loss)
 
     @dispatch(Dispatch.ONE_TO_ALL)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.configs.base import ActorInferConfig, ActorTrainConfig, ModelArgs, ReferenceConfig, TrainConfig, TrainingArgs
-from roll.configs.batch import BatchPlan, TrainBatch, plan_batches
+from roll.configs.batch import BatchPlan, TrainBatch
 from roll.configs.placement import PlacementPlan, parse_device_mapping
 from roll.configs.rewards import RewardConfig
 from roll.configs.rlvr import RLVRConfig
@@ -160,9 +160,7 @@ def test_the_plan_counts_what_happens_in_a_step():
     # 8 prompts x 4 = 32 responses; mini-batch 2 x 4 x 2 = 16 -> 2 mini-batches, 3 passes -> 6 optimizer steps.
     training = TrainingArgs(per_device_train_batch_size=2, gradient_accumulation_steps=4)
     actor = ActorTrainConfig(training_args=training, world_size=2)
-    plan = plan_batches(
-        config_with(rollout_batch_size=8, num_return_sequences_in_group=4, ppo_epochs=3, actor_train=actor)
-    )
+    plan = config_with(rollout_batch_size=8, num_return_sequences_in_group=4, ppo_epochs=3, actor_train=actor).batch
     assert plan.rows == 32
     assert [b.optimizer_steps for b in plan.trains] == [6]
     assert not list(plan.violations())
@@ -179,11 +177,11 @@ def test_the_suggested_sizes_fit_and_are_the_nearest(prompts, group, per_device,
             role="actor_train", per_device=per_device, accumulation=accumulation, data_parallel=ranks,
             rows=prompts * group, epochs=1,
         )  # fmt: skip
-        return BatchPlan(prompts=prompts, group_size=group, trains=(batch,))
+        return BatchPlan(tasks=prompts, group_size=group, trains=(batch,))
 
     given_plan = plan(prompts, accumulation)
     assert bool(list(given_plan.violations())) == (not given_plan.trains[0].fits)
-    suggested = given_plan.nearest_prompts()
+    suggested = given_plan.nearest_sizes()
     assert suggested
     assert all(plan(size, accumulation).trains[0].fits for size in suggested)
     mini_batch = per_device * accumulation * ranks

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from roll.configs.base import ActorTrainConfig, ModelArgs, TrainingArgs
-from roll.configs.batch import plan_batches
 from roll.configs.environment import check_environment
 from roll.configs.errors import ConfigError
 from roll.configs.loader import load_config
@@ -292,9 +291,9 @@ DIVISIONS = [
 
 @pytest.mark.parametrize(("config", "mini_batch", "division"), DIVISIONS)
 def test_the_plan_divides_ranks_by_those_that_share_a_model(config, mini_batch, division):
-    batch = plan_batches(config).of("actor_train")
+    batch = config.batch.of("actor_train")
     assert (batch.mini_batch, batch.division) == (mini_batch, division)
-    shown = plan_batches(config).explain()
+    shown = config.batch.explain()
     assert f"x {mini_batch // 12} data-parallel rank(s) = {mini_batch} responses" in shown
     assert (" ranks / (" in shown) == bool(division)
 
