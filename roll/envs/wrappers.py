@@ -204,7 +204,10 @@ class ResponseActions(Env):
 
 
 class TimeLimit(Env):
-    """Cuts an episode off after `max_steps` responses. The only place that sets `truncated`."""
+    """Cuts an episode off after `max_steps` responses. The only place that sets `truncated`.
+
+    An episode that is cut off is no success, unless its environment says so.
+    """
 
     def __init__(self, env: Env, max_steps: int) -> None:
         if max_steps < 1:
@@ -231,7 +234,7 @@ class TimeLimit(Env):
         self._left = 0 if result.terminated or result.truncated else self._left - 1
         if self._left or result.terminated:
             return result
-        return replace(result, truncated=True, observation=None)
+        return replace(result, truncated=True, observation=None, metrics={"success": 0.0, **result.metrics})
 
     def render(self) -> Any:
         """The environment's picture."""

@@ -1,0 +1,121 @@
+"""Maps of frozen lakes: how one moves on them, and random ones from a seed.
+
+The signs and the dynamics are those of gymnasium's FrozenLake: S start, F frozen, H hole, G goal.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from roll.utils.seeding import stable_hash
+
+ACTIONS = ("Left", "Down", "Right", "Up")
+"""Each one's neighbours in this circle are the directions one may slip to."""
+OFFSETS = ((0, -1), (1, 0), (0, 1), (-1, 0))
+"""Rows and columns that an action moves by."""
+_ATTEMPTS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Lake:
+    """A map. Cells are numbered row by row."""
+
+    rows: tuple[str, ...]
+    success_rate: float = 1.0
+    """Probability of going where one wants; the rest is shared by the two directions beside it."""
+
+    @property
+    def width(self) -> int:
+        """Columns."""
+        return len(self.rows[0])
+
+    @property
+    def num_cells(self) -> int:
+        """Cells."""
+        return len(self.rows) * self.width
+
+    @property
+    def start(self) -> int:
+        """The cell S."""
+        return "".join(self.rows).index("S")
+
+    def sign(self, cell: int) -> str:
+        """What is there: S, F, H or G."""
+        return self.rows[cell // self.width][cell % self.width]
+
+    def move(self, cell: int, direction: int) -> int:
+        """Where one gets by going this way; at the edge one stays."""
+        row, column = cell // self.width + OFFSETS[direction][0], cell % self.width + OFFSETS[direction][1]
+        inside = 0 <= row < len(self.rows) and 0 <= column < self.width
+        return row * self.width + column if inside else cell
+
+    def outcomes(self, cell: int, action: int) -> tuple[tuple[float, int], ...]:
+        """(probability, cell) of everything that an action may lead to; goal and holes aren't left."""
+        if self.sign(cell) in "GH":
+            return ((1.0, cell),)
+        if self.success_rate == 1.0:
+            return ((1.0, self.move(cell, action)),)
+        aside = (1.0 - self.success_rate) / 2
+        return tuple(
+            (self.success_rate if turn == 0 else aside, self.move(cell, (action + turn) % 4)) for turn in (-1, 0, 1)
+        )
+
+    def after(self, cell: int, action: int, draw: float) -> int:
+        """The one outcome that a number in [0, 1) stands for."""
+        for probability, reached in self.outcomes(cell, action):
+            if draw < probability:
+                return reached
+            draw -= probability
+        return reached  # the probabilities add up to a bit less than 1
+
+
+def parse_rows(rows: Sequence[str]) -> tuple[str, ...]:
+    """Rows of a map, checked; raises `ValueError`."""
+    if isinstance(rows, str) or not rows or not all(isinstance(row, str) and row for row in rows):
+        raise ValueError(f"map: got {rows!r:.200}, expected rows, e.g. ['SFF', 'FHF', 'FFG']")
+    signs = "".join(rows)
+    if len({len(row) for row in rows}) > 1 or set(signs) - set("SFHG"):
+        raise ValueError(f"map: got {list(rows)!r:.200}, expected rows of one length, made of S, F, H and G")
+    if signs.count("S") != 1 or "G" not in signs:
+        raise ValueError(f"map: got {list(rows)!r:.200}, expected one S and at least one G")
+    return tuple(rows)
+
+
+def random_rows(size: int, p: float, seed: int) -> tuple[str, ...]:
+    """A square map with a way from S, top left, to G, bottom right; other cells are frozen with probability `p`."""
+    for attempt in range(_ATTEMPTS):
+        rng = random.Random(stable_hash("frozen-lake", seed, attempt))
+        signs = ["F" if rng.random() < p else "H" for _ in range(size * size)]
+        rows = _with_ends(signs, size)
+        if _has_way(rows):
+            return rows
+    # So many holes that chance takes too long: a random way is kept free.
+    row = column = 0
+    while row < size - 1 or column < size - 1:
+        signs[row * size + column] = "F"
+        down = column == size - 1 or (row < size - 1 and rng.random() < 0.5)
+        row, column = (row + 1, column) if down else (row, column + 1)
+    return _with_ends(signs, size)
+
+
+def _with_ends(signs: Sequence[str], size: int) -> tuple[str, ...]:
+    text = "S" + "".join(signs[1:-1]) + "G"
+    return tuple(text[i : i + size] for i in range(0, size * size, size))
+
+
+def _has_way(rows: tuple[str, ...]) -> bool:
+    lake = Lake(rows)
+    reached = {lake.start}
+    border = [lake.start]
+    while border:
+        cell = border.pop()
+        for direction in range(4):
+            after = lake.move(cell, direction)
+            if lake.sign(after) == "G":
+                return True
+            if after not in reached and lake.sign(after) != "H":
+                reached.add(after)
+                border.append(after)
+    return False

@@ -1,0 +1,152 @@
+"""Environments by id, module or file, and what is said when there is none."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from roll.configs.environments import CustomEnv, EnvManager
+from roll.envs.base import Env
+from roll.envs.frozen_lake import FrozenLake
+from roll.envs.registry import ENVS, EnvLoadError, EnvSpec, bare_env, build_env, env_spec, load_env
+from roll.envs.wrappers import ActionRules
+
+OWN = """
+from roll.envs.base import Env, Observation, StepResult
+made = 0
+
+class Echo(Env):
+    def __init__(self, *, times, loud=False):
+        if times < 1:
+            raise ValueError(f"times: got {times}, expected at least 1")
+    def reset(self, seed, options):
+        return Observation.of("say something")
+    def step(self, action):
+        return StepResult(reward=float(len(action)), terminated=True, metrics={"success": 1})
+
+class Unfinished(Env):
+    def reset(self, seed, options):
+        return Observation.of("")
+
+class Foreign:
+    pass
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    file = tmp_path / "own_env.py"
+    file.write_text(OWN)
+    return str(file)
+
+
+@pytest.mark.parametrize("env_type", ENVS)
+def test_every_id_is_a_class_and_has_a_version(env_type):
+    assert issubclass(load_env(env_type), Env)
+    assert env_type.rpartition("-v")[2].isdigit()
+
+
+def test_a_class_is_found_by_module_and_by_file(own):
+    assert load_env("roll.envs.frozen_lake:FrozenLake") is FrozenLake
+    assert load_env(f"{own}:Echo") is load_env(f"{own}:Echo")
+
+
+def test_an_episode_is_played_against_the_wrapped_environment(own):
+    spec = EnvSpec(tag="echo", env_type=f"{own}:Echo", env_config={"times": 1}, max_steps=1)
+    env = build_env(pickle.loads(pickle.dumps(spec)))
+    env.reset(0, {})
+    assert env.step("<answer>abc</answer>").reward == 3
+    env.reset(0, {})
+    assert env.step("abc").truncated
+
+
+def test_a_spec_has_the_rules_of_its_section():
+    section = CustomEnv(
+        env_type="frozen_lake-v1",
+        env_config={"size": 5},
+        max_steps=7,
+        max_actions_per_step=2,
+        action_separator=";",
+        action_lookup={"west": "Left"},
+        thinking_tags=("<think>", "</think>"),
+    )
+    spec = env_spec("lake", section, EnvManager(format_penalty=-0.5, invalid_action_penalty=-0.25))
+    assert spec == EnvSpec(
+        tag="lake",
+        env_type="frozen_lake-v1",
+        env_config={"size": 5},
+        max_steps=7,
+        rules=ActionRules(
+            separator=";",
+            lookup={"west": "Left"},
+            max_actions=2,
+            thinking_tags=("<think>", "</think>"),
+            format_penalty=-0.5,
+            invalid_action_penalty=-0.25,
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"env_type": "sokobann-v1"}, "custom_envs.x.env_type: .*did you mean 'sokoban-v1'"),
+        ({"env_type": "zzz"}, "known: countdown-v1, frozen_lake-v1"),
+        ({"env_type": "frozen_lake-v1", "env_config": {"sise": 4}}, "x.env_config.sise: .*did you mean 'size'"),
+        ({"env_type": "question_answer-v1"}, "custom_envs.x.env_config.file_name: missing"),
+        ({"env_type": "no.such:Thing"}, "custom_envs.x.env_type: can't import 'no.such'"),
+        ({"env_type": "no_such.py:Thing"}, "there is no file 'no_such.py'"),
+        ({"env_type": "{own}:Eco"}, "no class 'Eco'; did you mean 'Echo'"),
+        ({"env_type": "{own}:Foreign"}, "derive its class from roll.envs.base.Env"),
+        ({"env_type": "{own}:Unfinished"}, "Unfinished lacks step"),
+        ({"env_type": "frozen_lake-v1", "action_pattern": "Up"}, "custom_envs.x.action_pattern: .*no group"),
+    ],
+)
+def test_a_section_that_makes_no_environment_is_refused_by_key(own, section, message):
+    section["env_type"] = section["env_type"].replace("{own}", own)
+    with pytest.raises(ValueError, match=message):
+        env_spec("x", CustomEnv(**section), EnvManager())
+
+
+def test_a_reward_for_bad_format_is_refused():
+    with pytest.raises(ValueError, match="^format_penalty: got 0.5"):
+        env_spec("x", CustomEnv(env_type="frozen_lake-v1"), EnvManager(format_penalty=0.5))
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (EnvSpec(tag="x", env_type="frozen_lake-v1", env_config={"size": "4"}), "env_config: .*size='4'.*whole number"),
+        (EnvSpec(tag="x", env_type="{own}:Echo", env_config={"times": 0}), "times: got 0"),
+        (EnvSpec(tag="x", env_type="{own}:Echo", env_config={"times": "two"}), "TypeError"),
+        (EnvSpec(tag="x", env_type="frozen_lake-v1", rules=ActionRules(lookup={"u": "N"})), "x.action_lookup: .*'N'"),
+        (EnvSpec(tag="x", env_type="frozen_lake-v1", max_steps=0), "x.max_steps: got 0"),
+    ],
+)
+def test_arguments_that_a_class_refuses_are_named(own, spec, message):
+    spec = EnvSpec(
+        tag=spec.tag,
+        env_type=spec.env_type.replace("{own}", own),
+        env_config=spec.env_config,
+        max_steps=spec.max_steps,
+        rules=spec.rules,
+    )
+    with pytest.raises(EnvLoadError, match=message):
+        build_env(spec)
+
+
+def test_a_file_that_fails_to_import_says_so_and_can_be_mended(tmp_path):
+    file = tmp_path / "broken.py"
+    file.write_text("1 / 0\n")
+    with pytest.raises(EnvLoadError, match=r"broken.py' fails to import: ZeroDivisionError"):
+        load_env(f"{file}:Echo")
+    file.write_text(OWN)
+    assert issubclass(load_env(f"{file}:Echo"), Env)
+
+
+def test_the_bare_environment_takes_its_own_actions():
+    env = bare_env(EnvSpec(tag="x", env_type="frozen_lake-v1"))
+    env.reset(0, {})
+    assert env.step("Down").reward == 0

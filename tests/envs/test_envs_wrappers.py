@@ -1,0 +1,255 @@
+"""From responses to actions: where they are found, what is counted, what it costs, and when time is up."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from roll.envs.base import Env, InvalidAction, Message, Observation, ResetNeeded, StepResult
+from roll.envs.wrappers import ActionRules, ResponseActions, TimeLimit, found_actions, without_thoughts
+
+
+class Line(Env):
+    """Walk to cell 3. Left of 0 is invalid."""
+
+    actions = ("Left", "Right")
+
+    def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:
+        self.cell = 0
+        return Observation((Message("system", "A line."), Message("user", "at 0")), "0")
+
+    def step(self, action: str) -> StepResult:
+        assert self.cell < 3, "stepped after the end"
+        if action == "Left" and self.cell == 0:
+            raise InvalidAction("There is nothing to the left.")
+        self.cell += 1 if action == "Right" else -1
+        over = self.cell == 3
+        return StepResult(
+            reward=1.0,
+            terminated=over,
+            observation=None if over else Observation.of(f"at {self.cell}", str(self.cell)),
+            reward_parts={"walk": 1.0},
+            metrics={"cell": self.cell, **({"success": 1} if over else {})},
+        )
+
+
+class Free(Env):
+    """Says back any text."""
+
+    def __init__(self, result: Any = None, first: Any = None) -> None:
+        self.result, self.first = result, first
+
+    def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:
+        return self.first or Observation.of("hello")
+
+    def step(self, action: str) -> StepResult:
+        return self.result or StepResult(reward=0.0, terminated=False, observation=Observation.of(f"got {action}"))
+
+
+def started(env: Env | None = None, **rules: Any) -> ResponseActions:
+    wrapped = ResponseActions(env or Line(), ActionRules(**rules))
+    wrapped.reset(0, {})
+    return wrapped
+
+
+@pytest.mark.parametrize(
+    ("response", "rules", "actions"),
+    [
+        ("I go <answer>Left</answer>, no, <answer> Right </answer>.", {}, ["Right"]),
+        ("<answer>Up\nthere</answer>", {}, ["Up\nthere"]),
+        ("Right", {}, []),
+        ("<answer> </answer>", {}, []),
+        ("<answer>Right</answer", {}, []),
+        ("", {}, []),
+        (" Right\n", {"pattern": None}, ["Right"]),
+        ("  ", {"pattern": None}, []),
+        ("move: Right", {"pattern": r"move: (\w+)"}, ["Right"]),
+        ("nothing", {"pattern": r"(a)|nothing"}, []),
+        ("<answer>a || b||</answer>", {"max_actions": 3}, ["a", "b"]),
+        ("<answer>a || b</answer>", {}, ["a || b"]),
+        ("<answer>a; b</answer>", {"max_actions": 2, "separator": ";"}, ["a", "b"]),
+        ("<t><answer>a</answer></t> so", {"thinking_tags": ("<t>", "</t>")}, []),
+        ("<t>hm</t><answer>b</answer><t><answer>a</answer>", {"thinking_tags": ("<t>", "</t>")}, ["b"]),
+        ("<answer>a</answer></t><answer>b", {"thinking_tags": ("<t>", "</t>")}, []),
+    ],
+)
+def test_actions_are_found(response, rules, actions):
+    assert found_actions(response, ActionRules(**rules)) == actions
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("<t>a</t>b<t>c</t>d", "bd"),
+        ("b<t>never closed", "b"),
+        ("opened by the prompt</t>b", "b"),
+        ("<t>a<t>b</t>c</t>d", "d"),
+        ("", ""),
+        ("none", "none"),
+    ],
+)
+def test_thoughts_are_left_out(text, left):
+    assert without_thoughts(text, ("<t>", "</t>")) == left
+
+
+def test_an_action_is_looked_up_whatever_its_case():
+    assert started().step("<answer>RIGHT</answer>").metrics["cell"] == 1
+    with_lookup = started(lookup={"forward": "Right"})
+    assert with_lookup.step("<answer>Forward</answer>").metrics["cell"] == 1
+    unknown = with_lookup.step("<answer>Right</answer>")
+    assert unknown.metrics["invalid_actions"] == 1
+    assert unknown.observation.text == "'Right' is not an action. Actions: forward.\nat 1"
+
+
+def test_a_response_without_an_action_costs_the_format_penalty_and_shows_the_last_message_again():
+    env = started(format_penalty=-0.5, invalid_action_penalty=-0.25)
+    for _ in range(2):
+        result = env.step("Right!")
+        assert result.observation.messages == (
+            Message("user", "No action was found in your response; write it as <answer>...</answer>.\nat 0"),
+        )
+        assert result.observation.state == "0"
+        assert result.reward == -0.5
+        assert result.reward_parts == {"env": 0, "format_penalty": -0.5, "invalid_action_penalty": 0}
+        assert result.metrics == {"actions": 0, "format_errors": 1, "invalid_actions": 0, "surplus_actions": 0}
+
+
+def test_the_state_of_a_repeated_message_is_the_first_ones():
+    env = started(Free())
+    shown = env.step("no tags").observation
+    assert shown.state == "hello"
+    assert shown.text.endswith("\nhello")
+
+
+@pytest.mark.parametrize("pattern", [r"move: (\w+)", "<a>([^<]*)</a>", None])
+def test_only_plain_patterns_are_shown_as_an_example(pattern):
+    shown = started(pattern=pattern).step("").observation
+    assert shown.text == "No action was found in your response.\nat 0"
+
+
+def test_several_actions_are_done_in_turn_and_their_rewards_add_up():
+    env = started(max_actions=3, invalid_action_penalty=-0.25)
+    result = env.step("<answer>Left || Right || jump || Right || Right</answer>")
+    # Of the first three, Left is refused by the environment, jump is unknown, and Right counts 1; two are surplus.
+    assert result.reward == 1 - 2 * 0.25
+    assert result.reward_parts == {
+        "env": 1, "env/walk": 1, "format_penalty": 0, "invalid_action_penalty": -0.5,
+    }  # fmt: skip
+    assert result.metrics == {"cell": 1, "actions": 1, "format_errors": 0, "invalid_actions": 2, "surplus_actions": 2}
+    problems = "There is nothing to the left.\n'jump' is not an action. Actions: Left, Right."
+    assert result.observation.text == f"{problems}\nat 1"
+    assert result.observation.state == "1"
+    both = env.step("<answer>Right||Left||Right</answer>")
+    assert (both.reward, both.reward_parts["env/walk"], both.observation.text) == (3, 3, "at 2")
+
+
+def test_nothing_is_done_after_the_end_of_the_episode():
+    env = started(max_actions=9)
+    result = env.step("<answer>" + "||".join(["Right"] * 9) + "</answer>")
+    assert (result.reward, result.terminated, result.observation) == (3, True, None)
+    assert (result.metrics["actions"], result.metrics["success"]) == (3, 1)
+    with pytest.raises(ResetNeeded):
+        env.step("<answer>Right</answer>")
+    env.reset(1, {})
+    assert env.step("<answer>Right</answer>").observation.text == "at 1"
+
+
+def test_before_reset_there_is_no_episode():
+    with pytest.raises(ResetNeeded):
+        ResponseActions(Line(), ActionRules()).step("x")
+    with pytest.raises(ResetNeeded):
+        TimeLimit(Line(), 3).step("Right")
+
+
+def test_the_time_limit_counts_responses_and_cuts_off():
+    env = TimeLimit(ResponseActions(Line(), ActionRules()), 2)
+    env.reset(0, {})
+    assert not env.step("no action").truncated
+    last = env.step("<answer>Right</answer>")
+    assert (last.terminated, last.truncated, last.observation, last.metrics["success"]) == (False, True, None, 0)
+    with pytest.raises(ResetNeeded):
+        env.step("<answer>Right</answer>")
+
+
+def test_an_end_on_the_last_step_is_an_end_and_not_a_cut():
+    env = TimeLimit(Line(), 3)
+    env.reset(0, {})
+    *_, last = [env.step("Right") for _ in range(3)]
+    assert (last.terminated, last.truncated, last.metrics["success"]) == (True, False, 1)
+
+
+def changed(**fields: Any) -> StepResult:
+    return StepResult(**{"reward": 1.0, "terminated": False, "observation": Observation.of("x"), **fields})
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ((1.0, False), r"Free.step returned \(1.0, False\) \(tuple\), expected a StepResult"),
+        (changed(reward=math.nan), "reward = nan"),
+        (changed(reward="1"), r"reward = '1' \(str\)"),
+        (changed(terminated="yes"), r"terminated = 'yes' \(str\), expected True or False"),
+        (changed(truncated=None), "truncated = None"),
+        (changed(observation=None), "returned None .*expected an Observation"),
+        (changed(observation="text"), r"returned 'text' \(str\)"),
+        (changed(observation=Observation(())), "at least one Message"),
+        (changed(observation=Observation(("hi",))), "at least one Message"),
+        (changed(observation=Observation.of(3)), "strings"),
+        (changed(metrics={"a": math.inf}), r"metrics\['a'\] = inf"),
+        (changed(metrics=[1]), "dict of floats by name"),
+        (changed(reward_parts={1: 1.0}), "dict of floats by name"),
+    ],
+)
+def test_what_is_no_step_result_is_refused_by_class_and_value(result, message):
+    with pytest.raises(TypeError, match=message) as caught:
+        started(Free(result), pattern=None).step("go")
+    assert "Free.step" in str(caught.value)
+
+
+def test_a_reset_that_gives_a_text_is_refused():
+    with pytest.raises(TypeError, match=r"Free.reset returned 'hi' \(str\), expected an Observation"):
+        started(Free(first="hi"))
+
+
+def test_numpy_numbers_become_plain_ones():
+    import numpy as np
+
+    result = started(
+        Free(changed(reward=np.float32(0.5), terminated=np.bool_(True), metrics={"n": np.int64(3)})), pattern=None
+    ).step("go")
+    assert type(result.reward) is float
+    assert type(result.terminated) is bool
+    assert type(result.metrics["n"]) is float
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"pattern": "(unclosed"}, "action_pattern: .*not a regular expression"),
+        ({"pattern": "Right"}, "action_pattern: 'Right' has no group"),
+        ({"max_actions": 0}, "max_actions_per_step: got 0"),
+        ({"max_actions": 2, "separator": " "}, "action_separator"),
+        ({"thinking_tags": ("<t>", "")}, "thinking_tags"),
+        ({"thinking_tags": ("<t>", "<t>")}, "thinking_tags"),
+        ({"format_penalty": 0.5}, "format_penalty: got 0.5, expected at most 0"),
+        ({"invalid_action_penalty": math.nan}, "invalid_action_penalty: got nan"),
+        ({"lookup": {"up": "Up", "UP": "Down"}}, "action_lookup: .*one name"),
+    ],
+)
+def test_rules_that_find_nothing_are_refused(rules, message):
+    with pytest.raises(ValueError, match=message):
+        ActionRules(**rules)
+
+
+def test_a_lookup_must_lead_to_actions_of_the_environment():
+    with pytest.raises(ValueError, match="no action 'Up'; it has Left, Right"):
+        ResponseActions(Line(), ActionRules(lookup={"u": "Up"}))
+
+
+def test_rules_travel():
+    rules = ActionRules(lookup={"u": "Up"}, thinking_tags=("<t>", "</t>"))
+    assert pickle.loads(pickle.dumps(rules)) == rules
