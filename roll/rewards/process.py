@@ -6,22 +6,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import pickle
-import signal
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from multiprocessing import Pipe
-from pathlib import Path
 from typing import Any
 
 from roll.rewards.base import RewardLoadError, RewardSpec
+from roll.utils.child import ChildProcess
 
 _POLL_S = 0.2
-_MAX_STDERR_BYTES = 1_000_000
 
 
 class ProcessDied(RuntimeError):
@@ -42,19 +36,10 @@ class RewardProcess:
         self.calls = 0
         self._ready = False
         self._load_error = ""
-        self._stderr = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - lives as long as the process
         self._connection, theirs = Pipe()
         code = f"from roll.rewards.worker import main; main({theirs.fileno()}, {call_timeout_s * 1.25 + 5.0})"
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=self._stderr,
-                pass_fds=[theirs.fileno()],
-                env=_environment(),
-                start_new_session=True,  # its own process group: killed as a whole, untouched by Ctrl-C
-            )
+            self._child = ChildProcess(code, [theirs.fileno()])
         finally:
             theirs.close()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # an early death is reported by wait_ready
@@ -77,8 +62,7 @@ class RewardProcess:
         `CallTimeout`.
         """
         self.calls += 1
-        if os.fstat(self._stderr.fileno()).st_size > _MAX_STDERR_BYTES:
-            self._stderr.truncate(0)
+        self._child.limit_stderr()
         try:
             self._connection.send_bytes(request)
         except OSError:
@@ -87,19 +71,15 @@ class RewardProcess:
 
     def kill(self) -> None:
         """End the process and all of its group; harmless when it has ended already."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=10.0)
+        self._child.kill()
         self._connection.close()
-        self._stderr.close()
 
     def _receive(self, timeout_s: float, doing: str) -> dict[str, Any]:
         deadline = time.monotonic() + timeout_s
         while True:
             left = deadline - time.monotonic()
             # A grandchild may hold the pipe open after the process has died, so its end is looked at as well.
-            ended = self._process.poll() is not None
+            ended = self._child.has_ended()
             try:
                 if self._connection.poll(0.0 if ended else max(min(_POLL_S, left), 0.0)):
                     reply: dict[str, Any] = json.loads(self._connection.recv_bytes())
@@ -113,28 +93,6 @@ class RewardProcess:
                 raise CallTimeout(f"no answer in {timeout_s:g} s while {doing}; the reward process was killed")
 
     def _died(self, doing: str) -> ProcessDied:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=1.0)
-        code = self._process.returncode
-        how = f"signal {-code} ({signal.Signals(-code).name})" if code is not None and code < 0 else f"exit code {code}"
-        self._stderr.seek(0)
-        said = self._stderr.read()[-1000:].decode(errors="replace").strip()
+        how = self._child.how_it_ended(f"while {doing}")
         self.kill()
-        return ProcessDied(
-            f"the reward process ended with {how} while {doing}" + (f"; it wrote: {said}" if said else "")
-        )
-
-
-def _environment() -> dict[str, str]:
-    """The parent's environment, with its import path, a fixed hash seed (sympy orders by hash) and one
-    thread.
-    """
-    here = str(Path.cwd())
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return {
-        **os.environ,
-        **threads,
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(entry or here for entry in sys.path)),
-        "PYTHONSAFEPATH": "1",
-        "PYTHONHASHSEED": "0",
-    }
+        return ProcessDied(f"the reward process {how}")

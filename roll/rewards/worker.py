@@ -1,9 +1,7 @@
 """The process that runs reward functions: reads requests from a pipe, writes results. Started by
 `process.py`.
 
-It is a plain child process, not a `multiprocessing` one, so that it never imports the main script, may be
-started from a daemon, and loads no torch. What reward functions print is kept for error messages, up to a
-limit.
+It loads no torch. What reward functions print is kept for error messages, up to a limit.
 """
 
 from __future__ import annotations
@@ -14,16 +12,14 @@ import json
 import os
 import pickle
 import signal
-import sys
-import traceback
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
 from roll.rewards.base import RewardRequest, RewardSpec
 from roll.rewards.registry import LoadedReward, load_reward
+from roll.utils.child import short_traceback
 
-_MAX_ERROR_CHARS = 2000
 _MAX_OUTPUT_CHARS = 500
 
 
@@ -48,7 +44,7 @@ def main(fd: int, alarm_s: float) -> None:
     try:
         rewards = _load(pickle.loads(connection.recv_bytes()))
     except Exception:  # noqa: BLE001 - the boundary: reported to the parent, which raises it
-        _send(connection, {"error": _short_traceback(skip=0)})
+        _send(connection, {"error": short_traceback(skip=0)})
         return
     _send(connection, {"ready": True})
     while True:
@@ -73,19 +69,9 @@ def _score(function: LoadedReward, request: RewardRequest) -> dict[str, Any]:
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             reward = function(request.response, request.task, request.finish_reason)
     except Exception:  # noqa: BLE001 - the boundary: it becomes a status with this text
-        error = _short_traceback(skip=1)
+        error = short_traceback(skip=1)
         return {"error": f"{error}\nprinted: {output.text}" if output.text else error}
     return {"value": reward.value, "parts": dict(reward.parts)}
-
-
-def _short_traceback(skip: int) -> str:
-    """The current exception without this file's own frames, cut in the middle when long."""
-    kind, value, frames = sys.exc_info()
-    for _ in range(skip):
-        frames = frames.tb_next if frames is not None else None
-    text = "".join(traceback.format_exception(kind, value, frames)).strip()
-    half = _MAX_ERROR_CHARS // 2
-    return text if len(text) <= _MAX_ERROR_CHARS else f"{text[:half]}\n[...]\n{text[-half:]}"
 
 
 def _send(connection: Connection, message: dict[str, Any]) -> None:

@@ -1,0 +1,108 @@
+"""What an environment process and its parent say to each other: batches of tuples of plain values, in frames.
+
+Plain values, so that reading an answer runs no code of an environment's author in the parent, and is quick.
+
+A request is `(number, "open", instance, tag, seed, options, responses)`, `(number, "step", instance, response)` or
+`(number, "close", instance)`; options are pickled. `open` with responses is a replay: its answer is the last one's. An
+answer is `(number, "ok", result)`, `(number, "error", text)` or `(number, "closed", resident megabytes, error)`.
+The first message to a process is its specs; its first answer `("ready", resident megabytes)` or `("failed", text)`.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from typing import Any, cast
+
+from roll.envs.base import Message, Observation, StepResult
+
+_HEADER = struct.Struct("!Q")
+
+PackedObservation = tuple[tuple[tuple[str, str], ...], str]
+PackedStep = tuple[float, bool, bool, "PackedObservation | None", dict[str, float], dict[str, float]]
+Packed = tuple[Any, ...]
+"""One of the two above: what the last call of an episode gave."""
+
+
+def frame(message: Any) -> bytes:
+    """A message as bytes: its length, then its pickle."""
+    content = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return _HEADER.pack(len(content)) + content
+
+
+class Frames:
+    """Puts the pieces that a stream arrives in back together."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def feed(self, piece: bytes) -> list[Any]:
+        """The messages that are whole with this piece."""
+        self._bytes += piece
+        whole: list[Any] = []
+        at = 0
+        while len(self._bytes) - at >= _HEADER.size:
+            (length,) = _HEADER.unpack_from(self._bytes, at)
+            end = at + _HEADER.size + length
+            if end > len(self._bytes):
+                break
+            whole.append(pickle.loads(memoryview(self._bytes)[at + _HEADER.size : end].tobytes()))
+            at = end
+        if at:
+            del self._bytes[:at]
+        return whole
+
+
+def pack_observation(observation: Observation) -> PackedObservation:
+    """As plain values. The wrappers have checked its types."""
+    return tuple([(message.role, message.content) for message in observation.messages]), observation.state
+
+
+def unpack_observation(packed: Packed) -> Observation:
+    """The inverse."""
+    messages, state = cast(PackedObservation, packed)
+    return Observation(tuple([Message(role, content) for role, content in messages]), state)  # type: ignore[arg-type]
+
+
+def pack_step(result: StepResult) -> PackedStep:
+    """As plain values."""
+    observation = None if result.observation is None else pack_observation(result.observation)
+    parts, metrics = dict(result.reward_parts), dict(result.metrics)
+    return result.reward, result.terminated, result.truncated, observation, parts, metrics
+
+
+def unpack_step(packed: Packed) -> StepResult:
+    """The inverse."""
+    reward, terminated, truncated, observation, parts, metrics = cast(PackedStep, packed)
+    return StepResult(
+        reward=reward,
+        terminated=terminated,
+        truncated=truncated,
+        observation=None if observation is None else unpack_observation(observation),
+        reward_parts=parts,
+        metrics=metrics,
+    )
+
+
+def is_over(packed: Packed) -> bool:
+    """Whether this ended the episode."""
+    return len(packed) > 2 and bool(packed[1] or packed[2])
+
+
+def difference(before: Packed, again: Packed) -> str:
+    """What a replay showed otherwise than the first time; empty: nothing."""
+    if len(before) != len(again):
+        return "a step that is a reset"  # pragma: no cover - our own bug
+    if len(before) == 2:
+        return _unlike("observation", before[0], again[0])
+    pairs = (("reward", before[0], again[0]), ("end", before[1:3], again[1:3]), ("observation", before[3], again[3]))
+    return next((found for name, old, new in pairs if (found := _unlike(name, old, new))), "")
+
+
+def _unlike(name: str, before: Any, again: Any) -> str:
+    return "" if before == again else f"{name} {_shown(before)}, then {_shown(again)}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:60]}...{text[-60:]}"
