@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from roll.envs.base import Message, Observation
+from roll.rollout.chat import ChatTemplate, PlainText, Rendering, check_template
 from roll.strategies.base import Completion, SamplingParams
 from roll.types.episode import Task
-
-_MARK = "<~sampled response~>"
 
 
 class PromptTooLong(ValueError):
@@ -31,44 +30,40 @@ class Agent:
 
     Args:
         tokenizer: of the policy.
-        first_prompt: renders the first observation.
+        first_prompt: renders the first observation; None: like any messages.
         chat: True when prompts use the tokenizer's chat template; replies then do too.
         keep_stop_string: whether the action's text includes the stop string that ended it.
     """
 
-    def __init__(self, tokenizer: Any, first_prompt: FirstPrompt, *, chat: bool, keep_stop_string: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Any, first_prompt: FirstPrompt | None = None, *, chat: bool, keep_stop_string: bool = True
+    ) -> None:
         self._tokenizer = tokenizer
         self._first_prompt = first_prompt
         self._chat = chat
+        self._rendering: Rendering = ChatTemplate(tokenizer) if chat else PlainText(tokenizer)
         self._keep_stop_string = keep_stop_string
 
     def start(self, task: Task, observation: Observation) -> tuple[int, ...]:
         """Tokens of the first prompt."""
+        if self._first_prompt is None:
+            return self.prompt(observation.messages)
         return self._first_prompt(task, observation)
+
+    def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Tokens of a conversation, up to where the response begins; raises `TemplateError`."""
+        return self._rendering.prompt(messages)
 
     def reply(self, observation: Observation, sampled: Sequence[int]) -> tuple[int, ...]:
         """Tokens that the environment's reply adds after the `sampled` response: its turn's closing, the reply, and
         the opening of the next response."""
-        if not self._chat:
-            text = "".join(m.content for m in observation.messages)
-            return self.encode(text)
-        ids = self.encode(self._after_response(observation.messages))
-        # The response usually ends with the very token that closes an assistant message: don't close it twice.
-        if ids and sampled and ids[0] == sampled[-1]:
-            ids = ids[1:]
-        return ids
+        return self._rendering.reply(observation.messages, sampled)
 
-    def _after_response(self, messages: Sequence[Message]) -> str:
-        history = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _MARK}]
-        history += [{"role": m.role, "content": m.content} for m in messages]
-        text = self._tokenizer.apply_chat_template(history, tokenize=False, add_generation_prompt=True)
-        _, mark, suffix = text.partition(_MARK)
-        if not mark:
-            raise ValueError(
-                "the chat template doesn't show earlier assistant messages as they were, so a multi-turn episode can't "
-                "carry its sampled tokens; use another template"
-            )
-        return suffix
+    def check_carries(self, thinking_tags: tuple[str, str] | None = None) -> None:
+        """Raise `TemplateError` if the chat template writes earlier messages otherwise than they were: tokens can't be
+        carried then."""
+        if self._chat:
+            check_template(self._tokenizer, thinking_tags)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of a text as it stands."""

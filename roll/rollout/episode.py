@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any, Protocol, TypeVar
 
 from roll.envs.base import Env, Observation, StepResult
 from roll.rollout.agent import Agent, PromptTooLong
 from roll.rollout.engines import Engines
+from roll.rollout.recorder import Recorder, Response
 from roll.strategies.base import Completion, Request, SamplingParams
-from roll.types.episode import FinishReason, Status, Task, Trajectory, Turn
+from roll.types.episode import FinishReason, Status, Task, Trajectory
 from roll.utils.seeding import stable_hash
 
 T = TypeVar("T")
@@ -121,16 +120,6 @@ class _Over(Exception):
         self.status: Status = status
 
 
-@dataclass(frozen=True, slots=True)
-class _Response:
-    """A response that wasn't given to the environment yet, and what it is a response to."""
-
-    prompt: tuple[int, ...]
-    begins_anew: bool
-    state: str
-    completion: Completion
-
-
 class Episode:
     """One episode under way. Tokens are carried: each turn adds to what was said before, or begins anew.
 
@@ -155,10 +144,10 @@ class Episode:
         self._key = key
         self._name = key.name(task)
         self._max_sequence_length = max_sequence_length
-        self._recorder = _Recorder(task, key.member)
+        self._recorder = Recorder(task, key.member)
         self._turn = 0
         self._state = ""
-        self._unscored: _Response | None = None
+        self._unscored: Response | None = None
         self.scored = False
 
     @property
@@ -216,7 +205,7 @@ class Episode:
         with self._recorder.span("generate"):
             completion = await self._engines.generate(self._name, request)
         self._turn += 1
-        self._unscored = _Response(prompt, anew, self._state, completion)
+        self._unscored = Response(prompt, anew, self._state, completion)
         if completion.finish_reason == "abort":
             raise _Over("aborted", "stopped by the scheduler")
         return completion
@@ -333,84 +322,3 @@ class EpisodePlayer:
         finally:
             await env.close()
         return episode.finished()
-
-
-class _Recorder:
-    """Collects the turns of one episode."""
-
-    def __init__(self, task: Task, member: int) -> None:
-        self._task = task
-        self._member = member
-        self._turns: list[Turn] = []
-        self._parts: dict[str, float] = {}
-        self._spans: dict[str, float] = {}
-        self._status: Status = "ok"
-        self._error = ""
-        self._context: tuple[int, ...] = ()
-        self._pieces: tuple[tuple[int, ...], ...] = ()
-        self.truncated = False
-
-    def span(self, name: str) -> _Span:
-        return _Span(self._spans, name)
-
-    def add(self, response: _Response, result: StepResult | None) -> None:
-        completion = response.completion
-        self._turns.append(
-            Turn(
-                prompt_ids=response.prompt,
-                response_ids=completion.token_ids,
-                logprobs=completion.logprobs,
-                versions=completion.versions,
-                finish_reason=completion.finish_reason,
-                observation="" if result is None or result.observation is None else result.observation.text,
-                reward=0.0 if result is None else result.reward,
-                metrics={} if result is None else dict(result.metrics),
-                begins_anew=response.begins_anew,
-                state=response.state,
-            )
-        )
-        self._pieces += (response.prompt, completion.token_ids)
-        if result is not None:
-            for part, value in result.reward_parts.items():
-                self._parts[part] = self._parts.get(part, 0.0) + value
-            self.truncated = result.truncated
-
-    def begin_anew(self) -> None:
-        self._context, self._pieces = (), ()
-
-    @property
-    def context(self) -> tuple[int, ...]:
-        """Joined only when somebody asks: after the last turn nobody does."""
-        if self._pieces:
-            self._context = tuple(chain(self._context, *self._pieces))
-            self._pieces = ()
-        return self._context
-
-    def fail(self, status: Status, error: str) -> None:
-        self._status, self._error = status, error
-
-    def trajectory(self) -> Trajectory:
-        status = "truncated" if self._status == "ok" and self.truncated else self._status
-        return Trajectory(
-            task_id=self._task.id,
-            member=self._member,
-            turns=tuple(self._turns),
-            reward=sum(turn.reward for turn in self._turns),
-            reward_parts=self._parts,
-            status=status,
-            error=self._error,
-            spans=self._spans,
-        )
-
-
-class _Span:
-    """Adds the wall-clock seconds of a `with` block to a dictionary."""
-
-    def __init__(self, spans: dict[str, float], name: str) -> None:
-        self._spans, self._name = spans, name
-
-    def __enter__(self) -> None:
-        self._start = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        self._spans[self._name] = self._spans.get(self._name, 0.0) + time.monotonic() - self._start

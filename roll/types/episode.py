@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -90,8 +91,8 @@ class Trajectory:
     @property
     def stretches(self) -> tuple[tuple[Turn, ...], ...]:
         """The turns, cut where the context begins anew. Each stretch is one sequence of tokens: one training row."""
-        starts = [i for i, turn in enumerate(self.turns) if i == 0 or turn.begins_anew]
-        return tuple(self.turns[a:b] for a, b in zip(starts, [*starts[1:], len(self.turns)], strict=True))
+        cuts = [i for i, turn in enumerate(self.turns) if i == 0 or turn.begins_anew]
+        return tuple(self.turns[start:end] for start, end in pairwise([*cuts, len(self.turns)]))
 
     @property
     def num_tokens(self) -> int:

@@ -6,13 +6,24 @@ import asyncio
 
 import pytest
 import torch
-from fakes import EchoEnv, Source, make_plan, make_tasks
+from fakes import (
+    EchoEnv,
+    NumberTokenizer,
+    ScriptedRanks,
+    Source,
+    first_prompt,
+    instant,
+    make_plan,
+    make_scheduler,
+    make_tasks,
+)
 from tiny_models import char_tokenizer
 
 from roll.envs.base import Message, Observation
 from roll.rollout.agent import Agent
 from roll.rollout.engines import LockstepEngines
 from roll.rollout.episode import EpisodePlayer, ThreadedEnv
+from roll.rollout.rewards import RewardEnv
 from roll.rollout.scheduler import RolloutScheduler
 from roll.strategies.base import Completion, SamplingParams
 
@@ -57,6 +68,76 @@ def test_a_template_that_rewrites_earlier_answers_is_refused(tokenizer):
     agent = Agent(forgetful, chat_prompt(forgetful), chat=True)
     with pytest.raises(ValueError, match="chat template"):
         agent.reply(Observation((Message("user", "and now?"),)), (5,))
+    with pytest.raises(ValueError, match="chat template"):
+        agent.check_carries()
+    Agent(forgetful, chat=False).check_carries()  # nobody renders anything
+
+
+def test_without_a_prompt_of_its_own_a_task_begins_with_what_the_environment_shows(tokenizer):
+    shown = Observation((Message("user", "hello"),))
+    own, rendered = Agent(tokenizer, chat_prompt(tokenizer), chat=True), Agent(tokenizer, chat=True)
+    assert rendered.start(make_tasks(1)[0], shown) == own.start(make_tasks(1)[0], shown)
+
+
+class Cut(ScriptedRanks):
+    """Every response is cut off by its length."""
+
+    @staticmethod
+    def _completion(request, length, reason):
+        return ScriptedRanks._completion(request, length, "length")
+
+
+@pytest.mark.parametrize(
+    ("make_env", "statuses"),
+    [
+        (None, ["truncated"]),  # one response to a reward function: being cut off is how the episode ended
+        (lambda task, name: ThreadedEnv(EchoEnv()), ["ok"]),  # an environment of several turns ended by itself
+    ],
+)
+def test_who_judges_a_response_knows_whether_a_cut_ended_the_episode(make_env, statuses):
+    collected = make_scheduler(Cut(), make_env=make_env, max_turns=3).collect(
+        Source(make_tasks(1)), make_plan(groups=1, group_size=1)
+    )
+    (group,) = collected.groups
+    assert [t.status for t in group.trajectories] == statuses
+    assert {turn.finish_reason for t in group.trajectories for turn in t.turns} == {"length"}
+
+
+class Restarts:
+    """A rollout that drops its context after the first response."""
+
+    async def play(self, episode):
+        await episode.generate(await episode.first_prompt(), max_new_tokens=3)
+        await episode.generate((21, 22), anew=True)
+        assert episode.tokens[:2] == (21, 22)
+        await episode.generate((23,))
+        await episode.score()
+
+
+def test_a_context_that_begins_anew_drops_what_was_before_for_good():
+    seen = []
+
+    class Seeing(ScriptedRanks):
+        async def submit(self, rank, requests):
+            seen.extend(request.prompt_ids for request in requests)
+            await super().submit(rank, requests)
+
+    engines = LockstepEngines(Seeing(), round_steps=4, timeout=5.0)
+    player = EpisodePlayer(
+        engines,
+        Agent(NumberTokenizer(), first_prompt, chat=False),
+        lambda task, name: RewardEnv(instant(lambda request: 2.0), task, name),
+        max_sequence_length=5,  # of each context
+        rollouts={"numbers": Restarts()},
+    )
+    collected = RolloutScheduler(engines, player, seed=1).collect(
+        Source(make_tasks(1)), make_plan(groups=1, group_size=1)
+    )
+    (trajectory,) = collected.groups[0].trajectories
+    assert seen == [(1, 10), (21, 22), (21, 22, 22, 23)]
+    assert [turn.begins_anew for turn in trajectory.turns] == [False, True, False]
+    assert [len(stretch) for stretch in trajectory.stretches] == [1, 2]
+    assert trajectory.reward == 2.0 and trajectory.status == "ok"
 
 
 @pytest.mark.parametrize(("keep", "expected"), [(True, "4\nQ"), (False, "4")])

@@ -208,6 +208,8 @@ def test_ready_groups_survive_the_disk_bit_by_bit(tmp_path):
         observation="next",
         reward=0.1,
         metrics={"turns": 1.0},
+        begins_anew=True,
+        state="8c16510882e1ba6b",
     )
     whole = Trajectory(task_id="t0", member=0, turns=(turn,), reward=0.1, reward_parts={"a": 0.1}, spans={"x": 1.5})
     failed = Trajectory(task_id="t0", member=1, turns=(), reward=0.0, status="timeout", error="slow")

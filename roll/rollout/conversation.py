@@ -1,0 +1,200 @@
+"""Multi-turn episodes as the policy meets them: what it is told, what it is shown again, where its context begins anew.
+
+    sample unit    a turn's prompt                                                        training rows
+    trajectory     what is new; everything before is carried, token by token              one
+    concat         the same, but the context begins anew before it would hold more        one per stretch
+                   than `history_length` earlier exchanges
+    step           rendered anew: system, the last `history_length` exchanges as text,    one per turn
+                   the new messages
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from roll.configs.environments import CustomEnv
+from roll.configs.errors import did_you_mean
+from roll.envs.base import Message, Observation
+from roll.envs.wrappers import without_thoughts
+from roll.rollout.agent import Agent
+from roll.rollout.episode import Episode, EpisodeError
+
+SampleUnit = Literal["trajectory", "step", "concat"]
+
+_SLOT = re.compile(r"\{\{(?P<literal>[A-Za-z_]\w*)\}\}|\{(?P<name>[A-Za-z_]\w*)\}")
+_SYSTEM_NAMES = ("instructions", "max_steps", "max_actions_per_step")
+_TURN_NAMES = ("observation", "step", "steps_left", "max_steps", "max_actions_per_step", "max_tokens")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """How the episodes of one kind of environment are told to the policy.
+
+    In templates `{name}` is replaced, once and by nothing but text; `{{name}}` stands for `{name}` itself, and other
+    braces for themselves.
+    """
+
+    tag: str
+    """Its name in `custom_envs`."""
+    instructions: str = ""
+    """The environment's."""
+    system_template: str | None = "{instructions}"
+    """With {instructions}, {max_steps}, {max_actions_per_step}. None, or empty when filled in: no system message."""
+    turn_template: str = "{observation}"
+    """Fills the last of an observation's messages, whatever its role; {observation} is that message's content."""
+    max_steps: int = 10
+    """Responses per episode. The environment's own limit ends it; this one is for an environment without."""
+    max_actions_per_step: int = 1
+    max_tokens_per_step: int | None = None
+    """None: as many as the run says."""
+    thinking_tags: tuple[str, str] | None = None
+    sample_unit: SampleUnit = "trajectory"
+    history_length: int | None = None
+    """Earlier exchanges that a turn is shown (`step`) or still has in its context (`concat`) at most. None: all."""
+
+    @classmethod
+    def of(cls, tag: str, env: CustomEnv, *, instructions: str, sample_unit: SampleUnit) -> Conversation:
+        """From a section of `custom_envs`."""
+        return cls(
+            tag=tag,
+            instructions=instructions,
+            system_template=env.system_template,
+            turn_template=env.turn_template,
+            max_steps=env.max_steps,
+            max_actions_per_step=env.max_actions_per_step,
+            max_tokens_per_step=env.max_tokens_per_step,
+            thinking_tags=env.thinking_tags,
+            sample_unit=sample_unit,
+            history_length=env.history_length,
+        )
+
+    def __post_init__(self) -> None:
+        _check_names(f"custom_envs.{self.tag}.system_template", self.system_template or "", _SYSTEM_NAMES)
+        _check_names(f"custom_envs.{self.tag}.turn_template", self.turn_template, _TURN_NAMES)
+        if "{observation}" not in self.turn_template.replace("{{observation}}", ""):
+            raise ValueError(
+                f"custom_envs.{self.tag}.turn_template: got {self.turn_template!r:.80}, expected a text with "
+                "{observation}: the policy would not see what happens"
+            )
+
+    def system(self) -> tuple[Message, ...]:
+        """The system message, if there is one."""
+        values = {
+            "instructions": self.instructions,
+            "max_steps": self.max_steps,
+            "max_actions_per_step": self.max_actions_per_step,
+        }
+        text = _filled(self.system_template or "", values)
+        return (Message("system", text),) if text else ()
+
+    def shown(self, observation: Observation, step: int, max_tokens: int) -> tuple[Message, ...]:
+        """What the policy is told in a turn; `step` counts from 1."""
+        *before, last = observation.messages
+        values = {
+            "observation": last.content,
+            "step": step,
+            "steps_left": self.max_steps - step + 1,
+            "max_steps": self.max_steps,
+            "max_actions_per_step": self.max_actions_per_step,
+            "max_tokens": max_tokens,
+        }
+        return (*before, replace(last, content=_filled(self.turn_template, values)))
+
+    def remembered(self, response: str) -> str:
+        """A response as later prompts show it."""
+        return response if self.thinking_tags is None else without_thoughts(response, self.thinking_tags).strip()
+
+    @property
+    def carries(self) -> bool:
+        """Whether some turn continues the tokens of the one before."""
+        return self.sample_unit == "trajectory" or (self.sample_unit == "concat" and self.history_length != 0)
+
+    def begins_anew(self, turn: int) -> bool:
+        """Whether this turn (from 0) has a whole prompt of its own."""
+        if self.sample_unit == "step" or turn == 0:
+            return True
+        if self.sample_unit == "trajectory" or self.history_length is None:
+            return False
+        return turn % (self.history_length + 1) == 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """A turn that is over."""
+
+    messages: tuple[Message, ...]
+    response: str
+    sampled: tuple[int, ...]
+
+
+class ConversationRollout:
+    """Plays episodes as a `Conversation` says; implements `Rollout`.
+
+    Args:
+        agent: messages to tokens and back.
+        conversation: what the policy is shown.
+
+    Raises:
+        TemplateError: the chat template doesn't take a system message, or rewrites history and the sample unit carries
+            tokens.
+    """
+
+    def __init__(self, agent: Agent, conversation: Conversation) -> None:
+        self._agent = agent
+        self._conversation = conversation
+        self._system = conversation.system()
+        agent.prompt((*self._system, Message("user", "?")))
+        if conversation.carries:
+            agent.check_carries(conversation.thinking_tags)
+
+    async def play(self, episode: Episode) -> None:
+        """Until the environment ends the episode."""
+        spec = self._conversation
+        limit = spec.max_tokens_per_step or episode.params.max_new_tokens
+        observation = await episode.reset()
+        history: list[_Exchange] = []
+        for turn in range(spec.max_steps):
+            messages = spec.shown(observation, turn + 1, limit)
+            prompt = self._prompt(messages, history)
+            anew = turn > 0 and spec.begins_anew(turn)
+            completion = await episode.generate(prompt, anew=anew, max_new_tokens=limit)
+            text = episode.text(completion)
+            result = await episode.score(text)
+            if result.terminated or result.truncated or result.observation is None:
+                return
+            history.append(_Exchange(messages, spec.remembered(text), completion.token_ids))
+            observation = result.observation
+        episode.truncate()
+
+    def _prompt(self, messages: tuple[Message, ...], history: Sequence[_Exchange]) -> tuple[int, ...]:
+        spec = self._conversation
+        if not spec.begins_anew(len(history)):
+            return self._agent.reply(Observation(messages), history[-1].sampled)
+        earlier: list[Message] = []
+        if spec.sample_unit == "step":
+            first = 0 if spec.history_length is None else max(0, len(history) - spec.history_length)
+            for exchange in history[first:]:
+                earlier += [*exchange.messages, Message("assistant", exchange.response)]
+        prompt = self._agent.prompt((*self._system, *earlier, *messages))
+        if not prompt:
+            raise EpisodeError("env_error", "a prompt without tokens: no system message, and nothing to observe")
+        return prompt
+
+
+def _check_names(key: str, template: str, known: Sequence[str]) -> None:
+    for slot in _SLOT.finditer(template):
+        name = slot["name"]
+        if name is not None and name not in known:
+            names = ", ".join(f"{{{n}}}" for n in known)
+            raise ValueError(
+                f"{key}: got {{{name}}}, expected one of {names} (or {{{{{name}}}}}, which stands for the text "
+                f"{{{name}}}); {did_you_mean(name, known)}"
+            )
+
+
+def _filled(template: str, values: Mapping[str, Any]) -> str:
+    """What is filled in isn't looked at again: the text of an environment may have braces of its own."""
+    return _SLOT.sub(lambda slot: f"{{{slot['literal']}}}" if slot["literal"] else str(values[slot["name"]]), template)

@@ -1,0 +1,85 @@
+"""One trajectory, several rows: a row for every stretch of a context."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rows import R, make_rollouts
+
+from roll.pipelines.assemble import assemble
+from roll.types.episode import Group, Task, Trajectory, Turn
+
+TASK = Task(id="maze", source="test", payload={}, seed=0, tag="maze", domain="maze")
+
+
+def turn(prompt, response, anew=False):
+    return Turn(
+        prompt_ids=tuple(prompt),
+        response_ids=tuple(response),
+        logprobs=tuple(-float(token) for token in response),
+        versions=(4,) * len(response),
+        finish_reason="stop",
+        begins_anew=anew,
+    )
+
+
+def group(*members, status="ok"):
+    return Group(
+        task=TASK,
+        trajectories=tuple(
+            Trajectory(task_id="maze", member=i, turns=turns, reward=float(i + 1), status=status)
+            for i, turns in enumerate(members)
+        ),
+    )
+
+
+def test_rows_of_a_trajectory_are_its_stretches_with_its_reward():
+    two = (turn([1, 2], [3]), turn([4], [5, 6]), turn([7], [8], anew=True))
+    one = (turn([9], [10]),)
+    rollouts = assemble([group(two, one)])
+    batch = rollouts.batch
+    assert batch.row_ids == ("maze#0/0", "maze#0/1", "maze#1")
+    assert batch.group_ids == ("maze",) * 3
+    assert batch.scores.tolist() == [1.0, 1.0, 2.0]
+    assert rollouts.row_trajectory.tolist() == [0, 0, 1]
+    assert rollouts.row_turns == (range(0, 2), range(2, 3), range(0, 1))
+    assert len(rollouts.trajectories) == len(rollouts.tasks) == len(rollouts.group_index) == 2
+    assert rollouts.response_lengths.tolist() == [4, 1]
+    assert batch.row("token_ids", 0).tolist() == [1, 2, 3, 4, 5, 6]
+    assert batch.row("action_mask", 0).tolist() == [False, False, True, False, True, True]
+    assert batch.row("sampling_logprobs", 0).tolist() == [0.0, 0.0, -3.0, 0.0, -5.0, -6.0]
+    assert batch.row("versions", 0).tolist() == [-1, -1, 4, -1, 4, 4]
+    assert batch.row("token_ids", 1).tolist() == [7, 8]
+
+
+def test_a_stretch_without_a_chosen_token_is_no_row_and_renames_no_other():
+    rollouts = assemble([group((turn([1], []), turn([2], [3], anew=True), turn([4], [5], anew=True)))])
+    assert rollouts.batch.row_ids == ("maze#0/1", "maze#0/2")
+    assert rollouts.row_turns == (range(1, 2), range(2, 3))
+
+
+def test_one_stretch_per_trajectory_is_one_row_each():
+    rollouts = make_rollouts([R(1.0), R(0.0, 2)], [R(2.0)])
+    assert rollouts.row_trajectory.tolist() == [0, 1, 2]
+    assert rollouts.row_turns == (range(1),) * 3
+    assert rollouts.batch.row_ids == tuple(t.id for t in rollouts.trajectories)
+
+
+LENGTHS = st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans())
+
+
+@given(st.lists(st.lists(LENGTHS, max_size=5), max_size=4))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_every_chosen_token_is_in_exactly_one_row_and_rows_of_a_trajectory_are_together(shapes):
+    members = [tuple(turn(range(p), range(100, 100 + r), anew) for p, r, anew in shape) for shape in shapes]
+    rollouts = assemble([group(*members)])
+    batch = rollouts.batch
+    assert len(rollouts.trajectories) == sum(any(r for _, r, _ in shape) for shape in shapes)
+    assert int(batch.action_mask.sum()) == sum(t.num_response_tokens for t in rollouts.trajectories)
+    assert rollouts.row_trajectory.tolist() == sorted(rollouts.row_trajectory.tolist())
+    assert len(set(batch.row_ids)) == len(batch) == len(rollouts.row_turns)
+    for i, (place, turns) in enumerate(zip(rollouts.row_trajectory.tolist(), rollouts.row_turns, strict=True)):
+        played = [rollouts.trajectories[place].turns[t] for t in turns]
+        expected = [token for t in played for token in (*t.prompt_ids, *t.response_ids)]
+        assert batch.row("token_ids", i).tolist() == expected
+        assert batch.row("action_mask", i).any()
