@@ -1,45 +1,67 @@
 """From scores to what the loss needs: shaped and normalised rewards, advantages, masks, weights.
 
+Rewards are about trajectories [R]; so are shaping, normalisation, group statistics, draws, and the estimators, which
+see a whole trajectory as one row of [R, T]. Only then is all of it spread to the rows [B] that are trained on: one per
+trajectory in RLVR, and one or more where an environment is played (`sample_unit`).
+
 Keeps the only two running quantities of the maths, the reward statistics and the KL coefficient; both are part of every
 checkpoint.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from roll.algorithms.advantages import ADVANTAGES, AdvantageInputs, compute_advantages
+from roll.algorithms.gigpo import StepInputs
 from roll.algorithms.groups import group_moments
 from roll.algorithms.kl import AdaptiveKL, FixedKL, kl_divergence
-from roll.algorithms.normalization import RunningMoments, clip_to, normalize_rewards, whiten
+from roll.algorithms.masking import zero_outside
+from roll.algorithms.normalization import RunningMoments, clip_to, normalize_grouped, normalize_rewards, whiten
 from roll.algorithms.shaping import (
     difficulty_weights,
     length_reward,
     length_weights,
     overlong_penalty,
     pf_ppo_weights,
+    place_on_last_token,
     resample_counts,
     short_or_right,
-    token_rewards,
     within_difficulty,
 )
-from roll.configs.rlvr import RLVRConfig
+from roll.algorithms.turns import place_on_turns, sum_over_turns
+from roll.configs.rl import RLConfig
 from roll.pipelines.assemble import Rollouts
 from roll.pipelines.off_policy import corrected, old_logprobs_source, staleness_metrics, staleness_of
+from roll.pipelines.turn_credit import (
+    TrajectoryView,
+    compared,
+    played_turns,
+    require_states,
+    state_metrics,
+    turn_metrics,
+)
 from roll.types.batch import TokenBatch
 from roll.types.metrics import Metrics
 from roll.types.ragged import unpad
 from roll.utils.importing import load_object
 from roll.utils.seeding import stable_hash
 
+_STEP_LEVEL = frozenset({"gigpo", "step_reinforce"})
+"""Estimators that normalise the rewards of episodes and turns themselves, by `reward_normalization`."""
+
+_TOKEN_LEVEL = frozenset({"gae", "reinforce", "reinforce_plus_plus"})
+"""Estimators to which it matters where in an episode a reward is."""
+
 
 class CreditAssigner:
     """Fills `rewards`, `token_rewards`, `advantages`, `returns`, `loss_mask`, `loss_weight`, `importance_weights`."""
 
-    def __init__(self, config: RLVRConfig) -> None:
+    def __init__(self, config: RLConfig) -> None:
         self._config = config
         self._running = RunningMoments()
         self._old_logprobs = old_logprobs_source(config).source
@@ -49,6 +71,10 @@ class CreditAssigner:
         name = config.adv_estimator
         own = name not in ADVANTAGES and ":" in name
         self._estimator = load_object(name, key="adv_estimator") if own else name
+        # A normalised reward is the episode's: it has no parts that belong to turns.
+        normalised = config.reward_mean_over or config.reward_std_over or config.reward_clip is not None
+        identity = config.turn_credit is not None and config.turn_credit.normalization.method == "identity"
+        self._places_turns = identity and not normalised and (own or name in _TOKEN_LEVEL)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers."""
@@ -68,18 +94,25 @@ class CreditAssigner:
             rollouts: rows with `scores`, and with `ref_logprobs`, `old_logprobs`, `values` where the configuration
                 reads them.
             step: of training, from 1: says how old tokens are, and draws for `pf_ppo`.
-            greedy_scores: float32 [B], score of the greedy response to the row's prompt, NaN where that failed; for
-                `remax`.
+            greedy_scores: float32 [R], score of the greedy response to the trajectory's prompt, NaN where that failed;
+                for `remax`.
 
         Raises:
             RuntimeError: a token is older than `async_generation_ratio` permits.
         """
         config, batch, metrics = self._config, rollouts.batch, Metrics()
-        weights = torch.tensor([config.rewards[task.domain].weight for task in rollouts.tasks])
-        scores = batch.require("scores")
-        rewards = self._normalised(self._shaped(scores * weights, rollouts, metrics), rollouts, metrics)
-        mask = batch.pad("action_mask", False)
-        per_token = self._token_rewards(rewards, mask, rollouts, metrics)
+        view = TrajectoryView.of(rollouts)
+        factor = torch.tensor([config.domain_weight(task.domain) for task in rollouts.tasks])
+        scores = view.of_rows(batch.require("scores"))
+        shaped = self._shaped(scores, scores * factor, rollouts, metrics)
+        rewards = self._normalised(shaped, rollouts, metrics)
+        mask = view.pad(batch.action_mask, False)
+        kl_cost = self._kl_cost(view, batch, mask, metrics)
+        steps = self._steps(rollouts, mask, factor, shaped - scores * factor, metrics)
+        per_token = self._token_rewards(rewards, mask, steps, kl_cost)
+        if steps is not None and kl_cost is not None:
+            cost = sum_over_turns(kl_cost, steps.turn_index, mask, steps.num_turns)
+            steps = replace(steps, turn_rewards=steps.turn_rewards - cost)
         advantages, returns, signal = compute_advantages(
             self._estimator,
             AdvantageInputs(
@@ -89,9 +122,11 @@ class CreditAssigner:
                 group_index=rollouts.group_index,
                 gamma=config.gamma,
                 lam=config.lambd,
-                values=None if batch.values is None else batch.pad("values"),
-                # Rows whose greedy response failed have nothing to be compared with; they leave the loss below.
-                greedy_rewards=None if greedy_scores is None else (greedy_scores * weights).nan_to_num(),
+                discount_over="token" if config.turn_credit is None else config.turn_credit.discount_over,
+                values=None if batch.values is None else view.pad(batch.values),
+                # Where the greedy response failed there is nothing to compare with; those rows leave the loss below.
+                greedy_rewards=None if greedy_scores is None else (greedy_scores * factor).nan_to_num(),
+                steps=steps,
             ),
         )
         metrics.merge(signal)
@@ -100,33 +135,32 @@ class CreditAssigner:
         if config.advantage_clip is not None:
             advantages, share = clip_to(advantages, config.advantage_clip, mask)
             metrics.update({"advantage/clipped_share": share})
-        loss_mask, importance = self._masks(rollouts, mask, step, metrics)
+        keep = self._kept(rollouts, scores, metrics)
         if greedy_scores is not None:
-            compared = ~greedy_scores.isnan()
-            loss_mask = loss_mask & compared[:, None]
-            metrics.add_sum("rollout/failed_greedy", float((~compared).sum()))
+            keep &= ~greedy_scores.isnan()
+            metrics.add_sum("rollout/failed_greedy", float(greedy_scores.isnan().sum()))
+        loss_mask, importance = self._loss_mask(batch, view.to_rows(keep), step, metrics)
         filled = batch.with_columns(
-            rewards=rewards,
-            token_rewards=unpad(per_token, batch.offsets),
-            advantages=unpad(advantages, batch.offsets),
-            returns=unpad(returns, batch.offsets),
+            rewards=view.to_rows(rewards),
+            token_rewards=view.unpad(per_token),
+            advantages=view.unpad(advantages),
+            returns=view.unpad(returns),
             loss_mask=unpad(loss_mask, batch.offsets),
             importance_weights=None if importance is None else unpad(importance, batch.offsets),
-            loss_weight=self._row_weights(rollouts, loss_mask, step),
+            loss_weight=self._row_weights(rollouts, view, scores, loss_mask, step),
         )
         return filled, metrics
 
-    def _shaped(self, scores: Tensor, rollouts: Rollouts, metrics: Metrics) -> Tensor:
-        """Scores plus the configured penalties and bonuses, each logged on its own."""
-        config, shaped, lengths = self._config, scores, rollouts.response_lengths
+    def _shaped(self, scores: Tensor, weighted: Tensor, rollouts: Rollouts, metrics: Metrics) -> Tensor:
+        """Weighted scores plus the configured penalties and bonuses, each logged on its own."""
+        config, shaped, lengths = self._config, weighted, rollouts.response_lengths
         if config.overlong_shaping is not None:
             limit = config.actor_infer.generating_args.max_new_tokens or config.response_length
             overlong = overlong_penalty(lengths, max_length=limit, buffer=config.overlong_shaping.buffer)
             shaped = shaped + config.overlong_shaping.penalty * overlong
             metrics.add_mean("reward/shaping/overlong", float(overlong.sum()), len(overlong))
         if config.add_len_reward:
-            right = rollouts.batch.require("scores") > 0
-            bonus = length_reward(lengths, right, rollouts.group_index)
+            bonus = length_reward(lengths, scores > 0, rollouts.group_index)
             shaped = shaped + bonus
             metrics.add_mean("reward/shaping/length", float(bonus.sum()), len(bonus))
         return shaped
@@ -137,34 +171,62 @@ class CreditAssigner:
         if "running" in (mean, std):
             self._running = self._running.update(rewards)
         normed = normalize_rewards(rewards, rollouts.group_index, mean=mean, std=std, running=self._running)
+        credit = config.turn_credit
+        if credit is not None and self._estimator not in _STEP_LEVEL:
+            index = compared(rollouts, credit.normalization.grouping)
+            normed = normalize_grouped(normed, index, method=credit.normalization.method)
         if config.reward_clip is not None:
             normed, share = clip_to(normed, config.reward_clip)
             metrics.update({"reward/clipped_share": share})
         return normed
 
-    def _token_rewards(self, rewards: Tensor, mask: Tensor, rollouts: Rollouts, metrics: Metrics) -> Tensor:
-        config, batch = self._config, rollouts.batch
-        kl = None
-        if config.add_token_level_kl:
-            metrics.update({"kl/coef": self._kl_coef})
-            # A coefficient that starts at 0 can only grow from 0: then no reference was asked.
-            if batch.ref_logprobs is not None:
-                old, reference = batch.pad("old_logprobs"), batch.pad("ref_logprobs")
-                kl = kl_divergence(old, reference, mask, kind=config.kl_penalty)
-        placed = token_rewards(rewards, mask, kl=kl, kl_coef=self._kl_coef)
-        if kl is not None:
-            mean_kl = float(kl.sum()) / max(float(mask.sum()), 1.0)
-            metrics.update({"kl/reference": mean_kl})
-            self._kl_coef = self._controller.update(self._kl_coef, mean_kl, len(rewards))
-        return whiten(placed, mask) if config.whiten_rewards else placed
+    def _steps(
+        self, rollouts: Rollouts, mask: Tensor, factor: Tensor, extra: Tensor, metrics: Metrics
+    ) -> StepInputs | None:
+        """The turns that were played; None where episodes are one response."""
+        credit = self._config.turn_credit
+        if credit is None:
+            return None
+        if self._estimator == "gigpo":
+            require_states(rollouts)
+        steps = played_turns(rollouts, mask, credit, factor=factor, extra=extra)
+        metrics.merge(turn_metrics(steps))
+        if self._estimator == "gigpo":
+            metrics.merge(state_metrics(steps, rollouts.group_index))
+        return steps
 
-    def _masks(
-        self, rollouts: Rollouts, mask: Tensor, step: int, metrics: Metrics
-    ) -> tuple[Tensor, Tensor | None]:
-        """(tokens that count in the loss, importance weights): filters shrink numerator and denominators alike."""
-        config, batch = self._config, rollouts.batch
-        keep = torch.ones(len(batch), dtype=torch.bool)
-        lengths, scores = rollouts.response_lengths, batch.require("scores")
+    def _kl_cost(self, view: TrajectoryView, batch: TokenBatch, mask: Tensor, metrics: Metrics) -> Tensor | None:
+        """[R, T], what the KL takes off the reward of each token; the coefficient adapts for the next step."""
+        config = self._config
+        if not config.add_token_level_kl:
+            return None
+        metrics.update({"kl/coef": self._kl_coef})
+        # A coefficient that starts at 0 can only grow from 0: then no reference was asked.
+        if batch.ref_logprobs is None:
+            return None
+        old, reference = view.pad(batch.require("old_logprobs")), view.pad(batch.ref_logprobs)
+        kl = kl_divergence(old, reference, mask, kind=config.kl_penalty)
+        cost = self._kl_coef * zero_outside(kl.detach(), mask)
+        mean_kl = float(kl.sum()) / max(float(mask.sum()), 1.0)
+        metrics.update({"kl/reference": mean_kl})
+        self._kl_coef = self._controller.update(self._kl_coef, mean_kl, len(mask))
+        return cost
+
+    def _token_rewards(self, rewards: Tensor, mask: Tensor, steps: StepInputs | None, cost: Tensor | None) -> Tensor:
+        """[R, T]: rewards of turns at their ends, or that of the episode at its end; minus the KL's cost."""
+        if self._places_turns:
+            assert steps is not None, "only set where there are turns"
+            placed = place_on_turns(steps.turn_rewards, steps.turn_index, mask).to(rewards.dtype)
+        else:
+            placed = place_on_last_token(rewards, mask)
+        if cost is not None:
+            placed = placed - cost
+        return whiten(placed, mask) if self._config.whiten_rewards else placed
+
+    def _kept(self, rollouts: Rollouts, scores: Tensor, metrics: Metrics) -> Tensor:
+        """bool [R], trajectories that count in the loss."""
+        config, lengths = self._config, rollouts.response_lengths
+        keep = torch.ones(len(scores), dtype=torch.bool)
         if config.max_len_mask:
             keep &= ~rollouts.truncated
         if config.difficulty_mask:
@@ -173,7 +235,17 @@ class CreditAssigner:
         if config.error_max_len_clip:
             assert config.error_max_len_threshold is not None
             keep &= short_or_right(scores, lengths, max_error_length=config.error_max_len_threshold)
-        metrics.add_mean("rollout/masked_share", float((~keep).sum()), len(batch))
+        metrics.add_mean("rollout/masked_share", float((~keep).sum()), len(keep))
+        return keep
+
+    def _loss_mask(
+        self, batch: TokenBatch, keep: Tensor, step: int, metrics: Metrics
+    ) -> tuple[Tensor, Tensor | None]:
+        """(tokens that count in the loss, importance weights) of the rows.
+
+        Filters shrink numerator and denominators alike.
+        """
+        mask = batch.pad("action_mask", False)
         counted = mask & keep[:, None]
         keeps, weights = self._correction(batch, mask, step, metrics)
         return counted if keeps is None else counted & keeps, weights
@@ -194,17 +266,21 @@ class CreditAssigner:
             return None, None
         return found.keep, found.weights
 
-    def _row_weights(self, rollouts: Rollouts, loss_mask: Tensor, step: int) -> Tensor | None:
-        config, scores = self._config, rollouts.batch.require("scores")
-        weights = torch.ones(len(rollouts.batch))
+    def _row_weights(
+        self, rollouts: Rollouts, view: TrajectoryView, scores: Tensor, loss_mask: Tensor, step: int
+    ) -> Tensor | None:
+        """[B]; the rows of a trajectory have the same weight, and are drawn together."""
+        config = self._config
+        weights = torch.ones(len(scores))
         if config.difficulty_loss_weight:
             weights = weights * difficulty_weights(1.0 - group_moments(scores, rollouts.group_index).mean)
         if config.length_loss_weight:
             weights = weights * length_weights(rollouts.response_lengths)
+        weights = view.to_rows(weights)
         if config.pf_ppo is not None:
             drawn = pf_ppo_weights(scores, method=config.pf_ppo.reweight_method, power=config.pf_ppo.weight_pow)
             generator = torch.Generator().manual_seed(stable_hash(config.seed, "pf_ppo", step, bits=56))
-            counts = resample_counts(drawn, generator)
+            counts = view.to_rows(resample_counts(drawn, generator))
             # Rows that weren't drawn leave the denominators, in which the others count once, however often drawn.
             tokens = loss_mask.sum(1).float()
             sizes = tokens if config.loss_agg_mode == "token-mean" else (tokens > 0).float()

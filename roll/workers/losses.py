@@ -44,6 +44,7 @@ def _loss_options(config: RLConfig) -> Mapping[str, Any]:
             "clip_low": low,
             "clip_high": high,
             "dual_clip": dual_clip,
+            "ratio_type": config.ratio_type,
         },
         "decoupled_ppo": {
             "clip_low": low,

@@ -1,0 +1,201 @@
+"""Episodes of several turns: a view [R, T] of a trajectory's tokens, whatever rows they are trained in, and its turns.
+
+R trajectories, B rows, T tokens of the longest trajectory, N turns of the one with the most. `sample_unit` decides how
+an episode is cut into rows. Credit is about the episode, so estimators see `TrajectoryView` and never rows.
+
+A turn without a token can't be credited: its reward joins that of the turn before it (after it, if there is none
+before), so the turns here are those in which the policy chose a token, and no reward gets lost.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from roll.algorithms.gigpo import StepInputs, step_groups
+from roll.algorithms.groups import batch_index, group_moments, index_of
+from roll.configs.environments import TurnCredit
+from roll.pipelines.assemble import Rollouts
+from roll.types.episode import Trajectory
+from roll.types.metrics import Metrics
+from roll.types.ragged import pad_flat, unpad
+
+
+@dataclass(frozen=True, eq=False)
+class TrajectoryView:
+    """Token columns of rows [B] as [R, T], and back.
+
+    Where every trajectory is one row, [R, T] is the padded batch itself. Else it has the action tokens alone, those of
+    a trajectory's rows one after another in the order in which they were played.
+    """
+
+    row_trajectory: Tensor
+    """int64 [B]"""
+    first_rows: Tensor
+    """int64 [R], one row of each trajectory."""
+    places: Tensor
+    """int64 [K], where in a flat column the tokens of the view are, trajectory by trajectory."""
+    offsets: Tensor
+    """int64 [R + 1], into `places`."""
+    num_tokens: int
+    """Tokens of all rows."""
+
+    @classmethod
+    def of(cls, rollouts: Rollouts) -> TrajectoryView:
+        """The view of these rollouts."""
+        batch, owner = rollouts.batch, rollouts.row_trajectory
+        trajectories = len(rollouts.trajectories)
+        if torch.equal(owner, torch.arange(trajectories)):
+            return cls(owner, owner, torch.arange(batch.num_tokens), batch.offsets, batch.num_tokens)
+        order = sorted(range(len(batch)), key=lambda row: (int(owner[row]), rollouts.row_turns[row].start))
+        starts, ends = batch.offsets[:-1].tolist(), batch.offsets[1:].tolist()
+        tokens = torch.cat([torch.arange(starts[row], ends[row]) for row in order])
+        token_owner = owner[torch.tensor(order)].repeat_interleave(batch.lengths[torch.tensor(order)])
+        acting = batch.action_mask[tokens]
+        counts = torch.bincount(token_owner[acting], minlength=trajectories)
+        first = {int(owner[row]): row for row in reversed(order)}
+        return cls(
+            row_trajectory=owner,
+            first_rows=torch.tensor([first[i] for i in range(trajectories)]),
+            places=tokens[acting],
+            offsets=torch.cat([counts.new_zeros(1), counts.cumsum(0)]),
+            num_tokens=batch.num_tokens,
+        )
+
+    def pad(self, column: Tensor, value: float = 0.0) -> Tensor:
+        """A token column of the batch as [R, T], right-padded with `value`."""
+        return pad_flat(column[self.places], self.offsets, value)
+
+    def unpad(self, padded: Tensor) -> Tensor:
+        """[R, T] as a token column of the batch; 0 on tokens that the view leaves out."""
+        return padded.new_zeros(self.num_tokens).index_copy(0, self.places, unpad(padded, self.offsets))
+
+    def of_rows(self, per_row: Tensor) -> Tensor:
+        """[B] -> [R], for what all rows of a trajectory have in common."""
+        return per_row[self.first_rows]
+
+    def to_rows(self, per_trajectory: Tensor) -> Tensor:
+        """[R] -> [B]"""
+        return per_trajectory[self.row_trajectory]
+
+
+def played_turns(
+    rollouts: Rollouts, action_mask: Tensor, credit: TurnCredit, *, factor: Tensor, extra: Tensor
+) -> StepInputs:
+    """The turns of the trajectories with their rewards, penalties included, and states.
+
+    Rewards are float64, so that turns whose rewards-to-go agree on paper agree closely enough to have no spread.
+
+    Args:
+        rollouts: R trajectories.
+        action_mask: bool [R, T], of their view.
+        credit: discount, weights and method.
+        factor: [R], multiplies the rewards of turns.
+        extra: [R], what shaping added to the episode's reward; joins the last turn.
+    """
+    played = [_turns_of(trajectory) for trajectory in rollouts.trajectories]
+    shape = len(played), max((len(turns) for turns in played), default=0)
+    rewards, states = torch.zeros(shape, dtype=torch.float64), torch.full(shape, -1, dtype=torch.int64)
+    names = index_of([turn.state for turns in played for turn in turns]).tolist()
+    numbers: list[int] = []
+    position = 0
+    for i, turns in enumerate(played):
+        rewards[i, : len(turns)] = torch.tensor([turn.reward for turn in turns], dtype=torch.float64) * float(factor[i])
+        rewards[i, len(turns) - 1] += float(extra[i])
+        states[i, : len(turns)] = torch.tensor(names[position : position + len(turns)])
+        position += len(turns)
+        numbers += [n for n, turn in enumerate(turns) for _ in range(turn.tokens)]
+    assert len(numbers) == int(action_mask.sum()), "rows and turns of a trajectory have the same action tokens"
+    index = torch.full(action_mask.shape, -1, dtype=torch.int64)
+    index[action_mask] = torch.tensor(numbers, dtype=torch.int64)
+    return StepInputs(
+        turn_index=index,
+        turn_rewards=rewards,
+        state_index=states,
+        gamma=credit.step_reward_gamma,
+        episode_weight=credit.episode_reward_weight,
+        step_weight=credit.step_reward_weight,
+        method=credit.normalization.method,
+        compared=compared(rollouts, credit.normalization.grouping),
+    )
+
+
+@dataclass(slots=True)
+class _Played:
+    """A turn with at least one token."""
+
+    tokens: int
+    reward: float
+    state: str
+
+
+def _turns_of(trajectory: Trajectory) -> list[_Played]:
+    """Its turns with tokens. What the episode was paid beyond its turns joins the last one."""
+    played: list[_Played] = []
+    carried = 0.0
+    for turn in trajectory.turns:
+        if turn.response_ids:
+            played.append(_Played(len(turn.response_ids), turn.reward + carried, turn.state))
+            carried = 0.0
+        elif played:
+            played[-1].reward += turn.reward
+        else:
+            carried += turn.reward
+    assert played, f"trajectory {trajectory.id} is trained without a token"
+    beyond = trajectory.reward - math.fsum(turn.reward for turn in trajectory.turns)
+    if not math.isclose(beyond, 0.0, abs_tol=1e-6 * max(1.0, abs(trajectory.reward))):
+        played[-1].reward += beyond
+    return played
+
+
+def compared(rollouts: Rollouts, grouping: str) -> Tensor:
+    """int64 [R]: trajectories whose rewards are compared share a number.
+
+    `traj_group`: of the same task; `state`: that began in the same state of the same kind of environment; `tags` and
+    `inductive`: of the same tag; `batch`: all.
+    """
+    if grouping == "batch":
+        return batch_index(rollouts.group_index)
+    if grouping in ("tags", "inductive"):
+        return index_of([task.tag for task in rollouts.tasks])
+    if grouping == "state":
+        _require_states(rollouts, "reward_normalization.grouping: state", first_only=True)
+        first = [trajectory.turns[0].state for trajectory in rollouts.trajectories]
+        return index_of([f"{task.tag}\0{state}" for task, state in zip(rollouts.tasks, first, strict=True)])
+    assert grouping == "traj_group", f"unknown grouping {grouping!r}"
+    return rollouts.group_index
+
+
+def require_states(rollouts: Rollouts) -> None:
+    """Refuse turns without a state: they would all count as the same one."""
+    _require_states(rollouts, "adv_estimator: gigpo", first_only=False)
+
+
+def _require_states(rollouts: Rollouts, reader: str, *, first_only: bool) -> None:
+    for trajectory in rollouts.trajectories:
+        for number, turn in enumerate(trajectory.turns[:1] if first_only else trajectory.turns):
+            if not turn.state:
+                raise ValueError(
+                    f"{reader} compares turns that met the same state, but turn {number} of {trajectory.id} has none "
+                    "(`Turn.state` is empty); a rollout of your own has to fill it"
+                )
+
+
+def turn_metrics(steps: StepInputs) -> Metrics:
+    """The mean reward of a turn."""
+    metrics, present = Metrics(), steps.turn_mask
+    metrics.add_mean("reward/turn_mean", float(steps.turn_rewards[present].sum()), float(present.sum()))
+    return metrics
+
+
+def state_metrics(steps: StepInputs, group_index: Tensor) -> Metrics:
+    """How many of `gigpo`'s groups of turns, one per state and task group, have nothing to compare."""
+    metrics, present = Metrics(), steps.turn_mask
+    index = step_groups(group_index, steps.state_index)[present]
+    size = group_moments(torch.zeros(len(index)), index).size
+    groups = float((1 / size.to(torch.float64)).sum())
+    metrics.add_mean("advantage/step_groups_of_one_share", float((size == 1).sum()), groups)
+    return metrics
