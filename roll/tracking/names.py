@@ -45,6 +45,7 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("reward/std", "reward", "Its spread", "standard deviation over trained responses"),
         _M("reward/max", "reward", "Best raw reward", "max over trained responses"),
         _M("reward/min", "reward", "Worst raw reward", "min over trained responses"),
+        _M("reward/turn_mean", "reward", "Reward of a turn, penalties included", "mean over turns of environments"),
         _M("reward/clipped_share", "fraction", "Rewards changed by `reward_clip`", _RESPONSES),
         _M("reward/shaping/<term>", "reward", "What shaping added: `overlong`, `length`", _RESPONSES),
         _M("reward/<domain>/mean", "reward", "Raw reward in one domain", _ITS_RESPONSES),
@@ -88,6 +89,12 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("advantage/min", "–", "Smallest", "min over action tokens"),
         _M("advantage/zero_signal_share", "fraction", "Groups without a signal, as the estimator sees them", _GROUPS),
         _M("advantage/group_of_one_share", "fraction", "Responses alone in their group", _GROUPS),
+        _M(
+            "advantage/step_groups_of_one_share",
+            "fraction",
+            "States that one turn of the task's group met: no step advantage (`gigpo`)",
+            "mean over states",
+        ),
         _M("advantage/clipped_share", "fraction", "Advantages changed by `advantage_clip`", _TOKENS),
     ),
     "Actor": (

@@ -20,8 +20,11 @@ from roll.configs.policy import OverlongShaping, PfPpo
 from roll.pipelines.assemble import Rollouts, assemble
 from roll.pipelines.credit import CreditAssigner
 from roll.pipelines.turn_credit import TrajectoryView
+from roll.strategies.micro import denominators
+from roll.types.batch import TokenOutputs
 from roll.types.episode import Group, Task, Trajectory, Turn
 from roll.utils.seeding import stable_hash
+from roll.workers.losses import actor_loss
 
 HALF = math.sqrt(0.5)
 
@@ -462,3 +465,21 @@ def test_pf_ppo_draws_episodes_with_all_their_rows():
         # Tokens that were drawn count once on average.
         assert float(weights[weights > 0].mean()) == pytest.approx(1.0)
     assert kept == {0, 2, 3}
+
+
+# --- the loss ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ratio_type", "expected"), [("token", -3.2 / 3), ("segment", -3.4 / 3)])
+def test_ratio_type_segment_gives_the_tokens_of_a_turn_one_ratio(ratio_type, expected):
+    # Ratios 4, 1 in the first turn and 1 in the second; advantages 1, clip 0.2. Each token's own: 1.2, 1, 1. The first
+    # turn's geometric mean is 2: 1.2, 1.2, 1.
+    batch = rollouts_of(PAIR[:1]).batch
+    acting = batch.action_mask
+    new = torch.zeros(batch.num_tokens)
+    new[acting] = torch.tensor([math.log(4.0), 0.0, 0.0])
+    columns = {"old_logprobs": torch.zeros_like(new), "advantages": acting.float(), "loss_mask": acting}
+    batch = batch.with_columns(**columns)
+    outputs = TokenOutputs(row_ids=batch.row_ids, offsets=batch.offsets, logprobs=new.requires_grad_())
+    terms = actor_loss(make_config(ratio_type=ratio_type)).compute(outputs, batch, denominators(batch))
+    assert float(terms.loss.detach()) == pytest.approx(expected)
