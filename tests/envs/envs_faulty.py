@@ -39,7 +39,7 @@ def misbehave(how: str, folder: Path) -> Any:
     if word == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if word == "leak":
-        KEPT.append(bytes(int(rest) << 20))
+        KEPT.append(b"x" * (int(rest) << 20))
     if word == "print":
         sys.stdout.write("x" * 10_000_000)
         os.write(1, b"x" * 1_000_000)
