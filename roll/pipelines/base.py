@@ -1,4 +1,4 @@
-"""The training loop, shared by every pipeline. One of the six files to read first.
+"""The training loop of reinforcement learning. One of the six files to read first; loop.py is what stands around it.
 
     groups  = collect      tasks -> episodes -> groups of trajectories     (rollout/scheduler.py)
     batch   = assemble     ragged rows with ids
@@ -16,56 +16,40 @@ A subclass says where tasks come from and how an episode is played; nothing else
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from roll.configs.rl import RLConfig
-from roll.distributed.cluster import Cluster
-from roll.pipelines.assemble import Rollouts, assemble, with_fillers
-from roll.pipelines.checkpoints import Checkpoints
+from roll.pipelines.assemble import Rollouts, assemble
 from roll.pipelines.clusters import Clusters
 from roll.pipelines.credit import CreditAssigner
-from roll.pipelines.report import Report
+from roll.pipelines.loop import Loop
 from roll.pipelines.residency import ENGINE
 from roll.pipelines.rollout_metrics import rollout_metrics
 from roll.pipelines.sync import WeightSync
 from roll.pipelines.update import old_logprobs_source, train
 from roll.rollout.scheduler import Collected
-from roll.strategies.base import OutputName
-from roll.types.batch import TokenBatch, TokenOutputs
+from roll.types.batch import TokenBatch
 from roll.types.metrics import Metrics
-from roll.utils.timing import Timers
-from roll.workers.train import ForwardWorker
 
 logger = logging.getLogger(__name__)
 
 
-class OutOfTasks(Exception):
-    """The last epoch has ended."""
-
-
-class Pipeline(ABC):
+class Pipeline(Loop):
     """Walks the loop over its clusters: `run`, then `close`."""
 
+    config: RLConfig
+
     def __init__(self, config: RLConfig, clusters: Clusters, tokenizer: Any, *, total_steps: int) -> None:
-        self.config = config
-        self.clusters = clusters
-        self.tokenizer = tokenizer
-        self.timers = Timers()
-        self.total_steps = total_steps
+        super().__init__(config, clusters, tokenizer, total_steps=total_steps)
         self.credit = CreditAssigner(config)
         self.old_logprobs = old_logprobs_source(config)
-        self.checkpoints = Checkpoints(config, clusters)
-        self.residency = clusters.residency
         self.weight_sync = WeightSync(config, clusters, tokenizer)
-        self.start_step = 0
         self.version = 0
         """Of the weights that the engines have."""
-        self.report: Report
 
     # --- what a pipeline defines ----------------------------------------------------------------------------------
 
@@ -77,51 +61,12 @@ class Pipeline(ABC):
     def greedy_scores(self, step: int, rollouts: Rollouts) -> torch.Tensor:
         """float32 [R], the score of one greedy response to each trajectory's task (`remax`); NaN where that failed."""
 
-    @abstractmethod
-    def evaluate(self, step: int) -> dict[str, float]:
-        """Validation metrics under the current weights."""
-
-    @abstractmethod
-    def save_state(self, folder: Path) -> dict[str, Any]:
-        """The pipeline's own state, JSON-able: at least the cursor of its tasks. What is large goes into `folder`."""
-
-    @abstractmethod
-    def load_state(self, state: dict[str, Any], folder: Path) -> None:
-        """Continue from what `save_state` gave."""
-
-    def close(self) -> None:
-        """Release what isn't a cluster. Default: there is nothing."""
-
     # --- the loop -------------------------------------------------------------------------------------------------
-
-    def run(self) -> None:
-        """From the start, or from a checkpoint, to the last step."""
-        self.restore()
-        # A mere validation of an old checkpoint must not cut off what is on record after it.
-        resume_step = None if self.config.val_only else self.start_step or None
-        self.report = Report(self.config, self.timers, self.tokenizer, resume_step=resume_step)
-        try:
-            logger.info("old log-probs come from: %s (%s)", self.old_logprobs.source, self.old_logprobs.reason)
-            if self.config.val_only or (self.start_step == 0 and self.config.val_before_train):
-                self.report.row(self.start_step, self.validated(self.start_step))
-            if not self.config.val_only:
-                self.train()
-            self.report.finish(self.checkpoints.latest())
-        finally:
-            self.weight_sync.close()
-            self.report.close()
 
     def train(self) -> None:
         """All steps that are left."""
-        for step in range(self.start_step + 1, self.total_steps + 1):
-            try:
-                self.step(step)
-            except OutOfTasks as end:
-                logger.info("training ends before step %d: %s", step, end)
-                self.total_steps = step - 1
-                if step - 1 > self.start_step:
-                    self.conclude_late(step - 1)
-                break
+        logger.info("old log-probs come from: %s (%s)", self.old_logprobs.source, self.old_logprobs.reason)
+        super().train()
 
     def step(self, step: int) -> None:
         """One step of the loop."""
@@ -143,34 +88,11 @@ class Pipeline(ABC):
         self.report.rollouts(step, replace(rollouts, batch=batch))
         self.conclude(step, metrics.result())
 
-    def conclude(self, step: int, values: dict[str, float]) -> None:
-        """Evaluate, log and save as far as they are due. Logged before saved: a resumed run repeats no row."""
-        validates = self.is_due(step, self.config.eval_steps)
-        if validates:
-            values.update(self.validated(step))
-        shown = validates or self.is_due(step, self.config.logging_steps) or step == self.total_steps
-        self.report.row(step, values, due=shown)
-        if self.is_due(step, self.config.save_steps):
-            self.save(step)
-
-    def conclude_late(self, step: int) -> None:
-        """What is due at the last step and wasn't done at it, because nobody knew that the tasks would end there."""
-        if self.config.eval_steps and step % self.config.eval_steps:
-            self.report.row(step, self.validated(step))
-        if self.config.save_steps and step % self.config.save_steps:
-            self.save(step)
-
     def save(self, step: int) -> None:
         """Write a checkpoint."""
         with self.timers.span("save", waits=True):
             credit = self.credit.state_dict()
             self.checkpoints.save(step, lambda folder: {**self.save_state(folder), "credit": credit})
-
-    def is_due(self, step: int, period: int | None) -> bool:
-        """Whether something with this period happens at this step; what happens at all also happens at the last."""
-        if not period:
-            return False
-        return step % period == 0 or step == self.total_steps
 
     def score(self, rollouts: Rollouts) -> Rollouts:
         """Add what the models say about the sampled tokens, joined by row id."""
@@ -191,16 +113,6 @@ class Pipeline(ABC):
                 outputs = self.forward(self.clusters.critic, batch, "values")
             batch = batch.join(outputs, values="values")
         return replace(rollouts, batch=batch)
-
-    def forward(
-        self, cluster: Cluster, batch: TokenBatch, output: OutputName, *, adapters: bool = True
-    ) -> TokenOutputs:
-        """One forward pass over all rows; fillers of a small batch are dropped again."""
-        self.residency.use(cluster.role)
-        outputs: TokenOutputs = cluster.call(
-            ForwardWorker.forward, with_fillers(batch, cluster.dp_size), (output,), adapters
-        )
-        return outputs.select(range(len(batch)))
 
     def update(self, batch: TokenBatch, step: int) -> Metrics:
         """Train the critic, and the actor once the critic's warm-up is over."""
@@ -230,8 +142,16 @@ class Pipeline(ABC):
     def validated(self, step: int) -> dict[str, float]:
         """`evaluate`, timed."""
         self.residency.generating()
-        with self.timers.span("validate", waits=True):
-            return self.evaluate(step)
+        return super().validated(step)
+
+    @property
+    def validates_first(self) -> bool:
+        """Whether the starting model is validated."""
+        return self.config.val_before_train
+
+    def stop(self) -> None:
+        """End what carries weights."""
+        self.weight_sync.close()
 
     def restore(self) -> None:
         """Continue from a checkpoint if the configuration asks for one, and bring the engines to the same weights."""

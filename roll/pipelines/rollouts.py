@@ -18,9 +18,10 @@ from roll.configs.rewards import QueryFilterConfig
 from roll.configs.rl import RLConfig
 from roll.distributed.errors import WorkerFailed
 from roll.pipelines.assemble import Rollouts
-from roll.pipelines.base import OutOfTasks, Pipeline
+from roll.pipelines.base import Pipeline
 from roll.pipelines.clusters import Clusters
 from roll.pipelines.generation import Ahead, TrainingSource, drive, engine_metrics, put_back_ready_groups
+from roll.pipelines.loop import OutOfTasks
 from roll.rollout.continuous import ContinuousEngines
 from roll.rollout.engines import Engines
 from roll.rollout.episode import EpisodePlayer

@@ -1,0 +1,158 @@
+"""What every run does around its steps: go on from a checkpoint, validate, log, save, end.
+
+A subclass says what a step is; base.py is the one of reinforcement learning, sft.py that of fine-tuning.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+from roll.configs.pipeline import RunConfig
+from roll.distributed.cluster import Cluster
+from roll.pipelines.assemble import with_fillers
+from roll.pipelines.checkpoints import Checkpoints
+from roll.pipelines.clusters import Clusters
+from roll.pipelines.report import Report
+from roll.strategies.base import OutputName
+from roll.types.batch import TokenBatch, TokenOutputs
+from roll.utils.timing import Timers
+from roll.workers.train import ForwardWorker
+
+logger = logging.getLogger(__name__)
+
+
+class OutOfTasks(Exception):
+    """The last epoch has ended."""
+
+
+class Loop(ABC):
+    """Steps until the end: `run`, then `close`."""
+
+    def __init__(self, config: RunConfig, clusters: Clusters, tokenizer: Any, *, total_steps: int) -> None:
+        self.config = config
+        self.clusters = clusters
+        self.tokenizer = tokenizer
+        self.timers = Timers()
+        self.total_steps = total_steps
+        self.checkpoints = Checkpoints(config, clusters)
+        self.residency = clusters.residency
+        self.start_step = 0
+        self.report: Report
+
+    # --- what a pipeline defines ----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def step(self, step: int) -> None:
+        """One step, `conclude` included; raises `OutOfTasks` when there is nothing left to train on."""
+
+    @abstractmethod
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Validation metrics under the current weights."""
+
+    @abstractmethod
+    def save_state(self, folder: Path) -> dict[str, Any]:
+        """The pipeline's own state, JSON-able: at least the cursor of its data. What is large goes into `folder`."""
+
+    @abstractmethod
+    def load_state(self, state: dict[str, Any], folder: Path) -> None:
+        """Continue from what `save_state` gave."""
+
+    @property
+    @abstractmethod
+    def validates_first(self) -> bool:
+        """Whether the starting model is validated."""
+
+    def finish(self) -> None:
+        """What is left to do after the last step. Default: nothing."""
+
+    def stop(self) -> None:
+        """End what the loop itself has begun, also after a failure. Default: there is nothing."""
+
+    def close(self) -> None:
+        """Release what isn't a cluster. Default: there is nothing."""
+
+    # --- the loop -------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """From the start, or from a checkpoint, to the last step."""
+        self.restore()
+        only_validates = self.config.only_validates
+        # A mere validation of an old checkpoint must not cut off what is on record after it.
+        resume_step = None if only_validates else self.start_step or None
+        self.report = Report(self.config, self.timers, self.tokenizer, resume_step=resume_step)
+        try:
+            if only_validates or (self.start_step == 0 and self.validates_first):
+                self.report.row(self.start_step, self.validated(self.start_step))
+            if not only_validates:
+                self.train()
+                self.finish()
+            self.report.finish(self.checkpoints.latest())
+        finally:
+            self.stop()
+            self.report.close()
+
+    def train(self) -> None:
+        """All steps that are left."""
+        for step in range(self.start_step + 1, self.total_steps + 1):
+            try:
+                self.step(step)
+            except OutOfTasks as end:
+                logger.info("training ends before step %d: %s", step, end)
+                self.total_steps = step - 1
+                if step - 1 > self.start_step:
+                    self.conclude_late(step - 1)
+                break
+
+    def conclude(self, step: int, values: dict[str, float]) -> None:
+        """Evaluate, log and save as far as they are due. Logged before saved: a resumed run repeats no row."""
+        validates = self.is_due(step, self.config.eval_steps)
+        if validates:
+            values.update(self.validated(step))
+        shown = validates or self.is_due(step, self.config.logging_steps) or step == self.total_steps
+        self.report.row(step, values, due=shown)
+        if self.is_due(step, self.config.save_steps):
+            self.save(step)
+
+    def conclude_late(self, step: int) -> None:
+        """What is due at the last step and wasn't done at it, because nobody knew that the tasks would end there."""
+        if self.config.eval_steps and step % self.config.eval_steps:
+            self.report.row(step, self.validated(step))
+        if self.config.save_steps and step % self.config.save_steps:
+            self.save(step)
+
+    def is_due(self, step: int, period: int | None) -> bool:
+        """Whether something with this period happens at this step; what happens at all also happens at the last."""
+        if not period:
+            return False
+        return step % period == 0 or step == self.total_steps
+
+    def validated(self, step: int) -> dict[str, float]:
+        """`evaluate`, timed."""
+        with self.timers.span("validate", waits=True):
+            return self.evaluate(step)
+
+    def save(self, step: int) -> None:
+        """Write a checkpoint."""
+        with self.timers.span("save", waits=True):
+            self.checkpoints.save(step, self.save_state)
+
+    def restore(self) -> None:
+        """Continue from a checkpoint if the configuration asks for one."""
+        loaded = self.checkpoints.load()
+        if loaded is not None:
+            state, folder = loaded
+            self.start_step = state["step"]
+            self.load_state(state, folder)
+
+    def forward(
+        self, cluster: Cluster, batch: TokenBatch, *outputs: OutputName, adapters: bool = True
+    ) -> TokenOutputs:
+        """One forward pass over all rows; fillers of a small batch are dropped again."""
+        self.residency.use(cluster.role)
+        found: TokenOutputs = cluster.call(
+            ForwardWorker.forward, with_fillers(batch, cluster.dp_size), outputs, adapters
+        )
+        return found.select(range(len(batch)))
