@@ -11,7 +11,7 @@ from roll.types.metrics import Metrics
 
 
 def rollout_metrics(rollouts: Rollouts) -> Metrics:
-    """Metrics of the rows that will be trained on."""
+    """Metrics of the episodes that will be trained on; one with several rows counts once."""
     metrics, trajectories = Metrics(), rollouts.trajectories
     rewards = [t.reward for t in trajectories]
     lengths = [t.num_response_tokens for t in trajectories]
@@ -30,6 +30,7 @@ def rollout_metrics(rollouts: Rollouts) -> Metrics:
             "prompt/length_max": max(prompts),
             "episode/turns_mean": fmean(len(t.turns) for t in trajectories),
             "rollout/responses": len(trajectories),
+            "rollout/rows": len(rollouts.batch),
             "tokens/prompt": sum(prompts),
             "tokens/response": sum(lengths),
         }

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rows import R, make_rollouts
+from rows import R, make_config, make_rollouts
 
 from roll.pipelines.assemble import assemble
+from roll.pipelines.report import Report
+from roll.pipelines.rollout_metrics import rollout_metrics
+from roll.tracking.rollouts import read_rollouts
 from roll.types.episode import Group, Task, Trajectory, Turn
+from roll.utils.timing import Timers
 
 TASK = Task(id="maze", source="test", payload={}, seed=0, tag="maze", domain="maze")
 
@@ -63,6 +67,35 @@ def test_one_stretch_per_trajectory_is_one_row_each():
     assert rollouts.row_trajectory.tolist() == [0, 1, 2]
     assert rollouts.row_turns == (range(1),) * 3
     assert rollouts.batch.row_ids == tuple(t.id for t in rollouts.trajectories)
+
+
+def test_episodes_of_several_rows_count_once_in_metrics():
+    two = (turn([1, 2], [3]), turn([4], [5, 6], anew=True))
+    values = rollout_metrics(assemble([group(two, (turn([9], [10]),))])).result()
+    assert values["rollout/rows"] == 3 and values["rollout/responses"] == 2
+    assert values["reward/mean"] == 1.5  # rewards 1 and 2
+    assert values["response/length_mean"] == 2 and values["tokens/response"] == 4 and values["tokens/prompt"] == 4
+
+
+def test_a_dumped_row_shows_the_prompt_that_its_context_begins_with(tmp_path):
+    two = (turn([1, 2], [3]), turn([4], [5, 6], anew=True), turn([7], [8]))
+    config = make_config(rollout_dump_dir=str(tmp_path), logging_dir=str(tmp_path / "logs"), track_with=())
+    report = Report(config, Timers(), NumberTokenizer(), resume_step=None)
+    report.rollouts(1, assemble([group((turn([9], [10]),), two)]))
+    rows = read_rollouts(next(tmp_path.glob("*.parquet")))
+    assert [(row.member, row.prompt, row.response) for row in rows] == [
+        (0, "9", "10"),
+        (1, "1 2", "3"),
+        (1, "4", "5 6 7 8"),
+    ]
+    assert [row.reward for row in rows] == [1.0, 2.0, 2.0]
+
+
+class NumberTokenizer:
+    """Token ids as decimal numbers."""
+
+    def decode(self, ids):
+        return " ".join(map(str, ids))
 
 
 LENGTHS = st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans())
