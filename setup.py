@@ -43,6 +43,8 @@ EXTRAS_REQUIRE = {
         "hypothesis>=6.160,<7",
         "ruff>=0.17,<0.18",
         "mypy>=2.4,<3",
+        # What FrozenLake's dynamics and the throughput of environments are compared with.
+        "gymnasium>=1.4,<2",
     ],
 }
 
@@ -61,4 +63,5 @@ setup(
     python_requires=">=3.10,<3.13",
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS_REQUIRE,
+    entry_points={"console_scripts": ["roll=roll.cli.__main__:main"]},
 )

@@ -68,6 +68,7 @@ class FrozenLake(Env):
         self._success_rate = success_rate if slippery else 1.0
         self._rewards = {"G": reward_goal, "H": reward_hole, "F": reward_step, "S": reward_step}
         self._lake: Lake | None = None
+        self._signs = self._empty = ""
         self._seed = self._cell = self._step = 0
         self.instructions = (
             "You are on a frozen lake. Walk to the goal; falling into a hole ends the game.\n"
@@ -82,22 +83,24 @@ class FrozenLake(Env):
             raise ValueError(f"FrozenLake has no options, got {', '.join(sorted(options))}: leave them out")
         self._lake = Lake(self._rows or random_rows(self._size, self._p, seed), self._success_rate)
         self._seed, self._step, self._cell = seed, 0, self._lake.start
-        return Observation.of(self.text, self.text)
+        self._signs = "".join(self._lake.rows)
+        self._empty = "\n".join(" ".join(SYMBOLS[sign] for sign in row) for row in self._lake.rows)
+        return self._observe()
 
     def step(self, action: str) -> StepResult:
         """Walk, or slip."""
         lake = self._lake
-        if lake is None or lake.sign(self._cell) in "GH":
+        if lake is None or self._signs[self._cell] in "GH":
             raise ResetNeeded("no episode under way: call reset first")
         if action not in ACTIONS:
             raise InvalidAction(f"got {action!r}, expected one of {', '.join(ACTIONS)}")
         before = self._cell
         self._cell = lake.after(before, ACTIONS.index(action), self._draw(self._step))
         self._step += 1
-        sign = lake.sign(self._cell)
+        sign = self._signs[self._cell]
         over = sign in "GH"
         metrics = {"moved": float(self._cell != before), **({"success": float(sign == "G")} if over else {})}
-        observation = None if over else Observation.of(self.text, self.text)
+        observation = None if over else self._observe()
         return StepResult(reward=self._rewards[sign], terminated=over, observation=observation, metrics=metrics)
 
     @property
@@ -109,10 +112,12 @@ class FrozenLake(Env):
     @property
     def text(self) -> str:
         """The lake as the policy sees it."""
-        cells = [SYMBOLS[self.lake.sign(cell)] for cell in range(self.lake.num_cells)]
-        cells[self._cell] = PLAYER
-        width = self.lake.width
-        return "\n".join(" ".join(cells[i : i + width]) for i in range(0, len(cells), width))
+        place = 2 * self._cell  # every cell is a symbol, and a blank or the end of the line
+        return f"{self._empty[:place]}{PLAYER}{self._empty[place + 1 :]}"
+
+    def _observe(self) -> Observation:
+        text = self.text
+        return Observation.of(text, text)
 
     def render(self) -> Pixels:
         """The lake, 24 pixels a cell."""
@@ -146,4 +151,6 @@ class FrozenLake(Env):
 
     def _draw(self, step: int) -> float:
         """A number in [0, 1) for a step of this episode."""
+        if self.lake.success_rate == 1.0:
+            return 0.0
         return stable_hash("frozen-lake-slip", self._seed, step, bits=32) / 2**32

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,14 @@ def own(tmp_path: Path) -> str:
 def test_every_id_is_a_class_and_has_a_version(env_type):
     assert issubclass(load_env(env_type), Env)
     assert env_type.rpartition("-v")[2].isdigit()
+
+
+@pytest.mark.parametrize("env_type", ENVS)
+def test_the_page_of_environments_names_every_argument(env_type):
+    page = (Path(__file__).parents[2] / "docs" / "environments.md").read_text("utf-8")
+    section = page.split(f"### `{env_type}`")[1].split("\n#")[0]
+    documented = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (.+?) \|", section, re.MULTILINE))))
+    assert documented == set(inspect.signature(load_env(env_type)).parameters)
 
 
 def test_a_class_is_found_by_module_and_by_file(own):

@@ -1,0 +1,146 @@
+"""`roll envs list` and `roll envs test`."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from roll.envs.base import Env
+from roll.envs.baselines import Score, random_score, scripted_score
+from roll.envs.conformance import Finding, blame, check_env
+from roll.envs.registry import ENVS, EnvLoadError, EnvSpec, bare_env, load_env
+
+MARKS = {
+    "ok": ("ok", "green"),
+    "info": ("note", "cyan"),
+    "warning": ("warning", "yellow"),
+    "error": ("ERROR", "bold red"),
+}
+"""Word and style of each level of a finding."""
+
+
+def add_to(groups: Any) -> None:
+    """Adds the subcommands to the parser of `roll`."""
+    parser = groups.add_parser("envs", help="environments: which there are, and whether one keeps its promises")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    listing = commands.add_parser("list", help="bundled environments and their arguments")
+    listing.set_defaults(run=list_envs)
+    test = commands.add_parser("test", help="check an environment, and play it at random and by its own solution")
+    test.add_argument("env", help="an id, package.module:Class, path/to/file.py:Class, or with --config a tag in it")
+    test.add_argument("arguments", nargs="*", metavar="key=value", help="arguments of the class, values as in YAML")
+    test.add_argument("--config", type=Path, help="a YAML file with `custom_envs`, or with the arguments alone")
+    test.add_argument("--seeds", type=int, default=8, help="episodes that each check plays (default 8)")
+    test.add_argument("--episodes", type=int, default=100, help="episodes of each agent (default 100)")
+    test.add_argument("--steps", type=int, default=50, help="actions per episode (default 50)")
+    test.set_defaults(run=test_env)
+
+
+def list_envs(options: argparse.Namespace) -> int:  # noqa: ARG001 - every command takes them
+    """A table of the bundled environments."""
+    table = Table("id", "what", "arguments")
+    for env_type in ENVS:
+        env_class = load_env(env_type)
+        parameters = inspect.signature(env_class).parameters.values()
+        what = (env_class.__doc__ or "").split("\n")[0]
+        table.add_row(env_type, what, ", ".join(_argument(parameter) for parameter in parameters))
+    _console().print(table)
+    return 0
+
+
+def test_env(options: argparse.Namespace) -> int:
+    """Tables of findings and scores; status 1 if something is wrong."""
+    console = _console()
+    for name in ("seeds", "episodes", "steps"):
+        if getattr(options, name) < 1:
+            raise ValueError(f"--{name}: got {getattr(options, name)}, expected at least 1")
+    spec = _spec(options.env, options.config, options.arguments)
+    make = functools.partial(bare_env, spec)
+    try:
+        make().close()
+    except EnvLoadError as error:
+        where = blame(error) if error.__cause__ is not None else ""
+        said = str(error).removeprefix(f"custom_envs.{spec.tag}.")
+        raise ValueError(f"{said}\n  at {where}" if where else said) from error
+    findings = check_env(make, seeds=range(options.seeds), max_steps=options.steps)
+    console.print(_findings_table(spec, findings))
+    wrong = sum(finding.level == "error" for finding in findings)
+    if wrong:
+        console.print(f"{wrong} error(s): see docs/environments.md", style="bold red")
+        return 1
+    console.print(_scores_table(make, options.episodes, options.steps))
+    return 0
+
+
+def _spec(env: str, config: Path | None, arguments: Sequence[str]) -> EnvSpec:
+    env_type, env_config = env, {}
+    if config is not None:
+        if not config.is_file():
+            raise ValueError(f"--config: there is no file {str(config)!r}")
+        content = yaml.safe_load(config.read_text("utf-8")) or {}
+        if not isinstance(content, dict):
+            raise ValueError(f"--config: {config} holds {type(content).__name__}, expected keys and values")
+        sections = content.get("custom_envs")
+        if isinstance(sections, dict) and env in sections:
+            env_type, env_config = sections[env]["env_type"], dict(sections[env].get("env_config") or {})
+        elif sections is not None:
+            raise ValueError(f"--config: custom_envs in {config} has no tag {env!r}; it has {', '.join(sections)}")
+        else:
+            env_config = content
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if not equals:
+            raise ValueError(f"got {argument!r}, expected key=value, e.g. size=5")
+        env_config[key] = yaml.safe_load(value)
+    return EnvSpec(tag=Path(env).stem if ".py" in env else env, env_type=env_type, env_config=env_config)
+
+
+def _argument(parameter: inspect.Parameter) -> str:
+    if parameter.default is parameter.empty:
+        return f"{parameter.name} (needed)"
+    default = f"{parameter.default:.4g}" if isinstance(parameter.default, float) else repr(parameter.default)
+    return f"{parameter.name}={default}"
+
+
+def _findings_table(spec: EnvSpec, findings: Sequence[Finding]) -> Table:
+    given = " ".join(f"{key}={value!r}" for key, value in spec.env_config.items())
+    table = Table("check", "result", "what was found", title=f"{spec.env_type} {given}".strip(), title_justify="left")
+    for finding in findings:
+        word, style = MARKS[finding.level]
+        said = Text(finding.message)
+        if finding.where:
+            said.append(f"\n{finding.where}", style="dim")
+        table.add_row(finding.check, Text(word, style=style), said)
+    return table
+
+
+def _scores_table(make: functools.partial[Env], episodes: int, steps: int) -> Table:
+    table = Table("agent", "episodes", "success", "mean return", "mean steps", "steps/s")
+    for score in (random_score(make, range(episodes), steps), scripted_score(make, range(episodes), max(steps, 1000))):
+        if score is not None:
+            table.add_row(*_cells(score))
+    return table
+
+
+def _cells(score: Score) -> tuple[str, ...]:
+    rate = 1 / score.seconds_per_step if score.seconds_per_step else 0.0
+    return (
+        score.agent,
+        str(score.episodes) + (f" ({score.unplayed} without)" if score.unplayed else ""),
+        f"{score.success_rate:.1%}",
+        f"{score.mean_return:.3g}",
+        f"{score.mean_steps:.1f}",
+        f"{rate:,.0f}",
+    )
+
+
+def _console() -> Console:
+    return Console(highlight=False)

@@ -1,0 +1,116 @@
+"""`roll envs`: what is printed, and the exit status."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from roll.cli.__main__ import main
+from roll.envs.registry import ENVS
+
+DIAL = str(Path(__file__).parents[2] / "examples" / "custom_env" / "dial.py")
+
+BROKEN = """
+from roll.envs.base import Env, Observation, StepResult
+class Broken(Env):
+    actions = ("Go",)
+    def __init__(self, *, fails=False):
+        if fails:
+            [][1]
+    def reset(self, seed, options):
+        return Observation.of("x")
+    def step(self, action):
+        return {}[action]
+"""
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def ran(capsys, *arguments: str) -> tuple[int, str, str]:
+    status = main(["envs", *arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_list_names_every_environment_and_its_arguments(capsys):
+    status, out, _ = ran(capsys, "list")
+    assert status == 0
+    assert all(env_type in out for env_type in ENVS)
+    assert "slippery=False" in out
+
+
+def test_a_good_environment_passes_and_is_played(capsys):
+    status, out, _ = ran(capsys, "test", f"{DIAL}:Dial", "highest=5", "--seeds=3", "--episodes=20")
+    assert status == 0
+    assert "same in another process" in out
+    assert "ERROR" not in out
+    assert "warning" not in out
+    *_, random_row, solution_row, _ = out.splitlines()
+    assert random_row.split()[1:4] == ["random", "│", "20"]
+    assert solution_row.split()[1:6] == ["solution", "│", "20", "│", "100.0%"]
+
+
+def test_a_broken_one_fails_with_the_line_and_without_a_traceback(capsys, tmp_path):
+    file = tmp_path / "broken.py"
+    file.write_text(BROKEN)
+    status, out, err = ran(capsys, "test", f"{file}:Broken")
+    assert status == 1
+    assert "KeyError: 'Go'" in out
+    assert "broken.py:11 in step" in out
+    assert "Traceback" not in out + err
+
+
+def test_a_constructor_that_raises_is_placed(capsys, tmp_path):
+    file = tmp_path / "broken_init.py"
+    file.write_text(BROKEN.replace("[][1]", "int('one')"))
+    status, _, err = ran(capsys, "test", f"{file}:Broken", "fails=true")
+    assert status == 1
+    assert "broken_init.py:7 in __init__" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sokoban-v2"], "did you mean 'sokoban-v1'?"),
+        (["frozen_lake-v1", "sise=5"], "env_config.sise: frozen_lake-v1 has no such argument"),
+        (["frozen_lake-v1", "size"], "got 'size', expected key=value"),
+        (["frozen_lake-v1", "size=1"], "size: got 1"),
+        (["frozen_lake-v1", "--seeds=0"], "--seeds: got 0"),
+        (["frozen_lake-v1", "--config=none.yaml"], "there is no file 'none.yaml'"),
+        (["question_answer-v1"], "env_config.file_name: missing"),
+    ],
+)
+def test_what_cannot_be_tested_is_said_in_a_line(capsys, arguments, message):
+    status, _, err = ran(capsys, "test", *arguments)
+    assert status == 1
+    assert message in err
+
+
+def test_arguments_may_come_from_a_file(capsys, tmp_path):
+    alone, sections = tmp_path / "alone.yaml", tmp_path / "sections.yaml"
+    alone.write_text("size: 3\nslippery: true\n")
+    sections.write_text("custom_envs:\n  lake:\n    env_type: frozen_lake-v1\n    env_config: {size: 3}\n")
+    status, out, _ = ran(capsys, "test", "frozen_lake-v1", "size=2", f"--config={alone}", "--seeds=2", "--episodes=2")
+    assert (status, "frozen_lake-v1 size=2 slippery=True" in out) == (0, True)
+    status, out, _ = ran(capsys, "test", "lake", f"--config={sections}", "--seeds=2", "--episodes=2")
+    assert (status, "frozen_lake-v1 size=3" in out) == (0, True)
+    status, _, err = ran(capsys, "test", "sea", f"--config={sections}")
+    assert (status, "has no tag 'sea'; it has lake" in err) == (1, True)
+
+
+def test_the_module_runs_as_a_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "roll.cli", "envs", "test", "nothing"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "error: env_type: no environment 'nothing'" in done.stderr
