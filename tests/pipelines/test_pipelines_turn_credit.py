@@ -19,7 +19,7 @@ from roll.configs.environments import CustomEnv, EnvManager, RewardNormalization
 from roll.configs.policy import OverlongShaping, PfPpo
 from roll.pipelines.assemble import Rollouts, assemble
 from roll.pipelines.credit import CreditAssigner
-from roll.pipelines.turn_credit import TrajectoryView
+from roll.pipelines.turn_credit import TrajectoryView, played_turns
 from roll.strategies.micro import denominators
 from roll.types.batch import TokenOutputs
 from roll.types.episode import Group, Task, Trajectory, Turn
@@ -184,8 +184,15 @@ def test_the_reward_of_a_turn_without_tokens_joins_a_neighbour():
     before, _ = assigned(rollouts_of([[T(1.0), T(-0.5, 0), T(2.0)]]), gamma=0.5, discount_over="turn")
     assert on_tokens(before, "token_rewards") == [0.5, 2.0]
     assert on_tokens(before) == [1.5, 2.0]
-    after, _ = assigned(rollouts_of([[T(-0.5, 0), T(1.0)]]))
-    assert on_tokens(after, "token_rewards") == [0.5]
+    after, _ = assigned(rollouts_of([[T(-0.5, 0), T(1.0), T(2.0)]]))
+    assert on_tokens(after, "token_rewards") == [0.5, 2.0]
+
+
+def test_a_domains_weight_multiplies_the_rewards_of_turns():
+    rollouts, credit = rollouts_of(PAIR), make_config().turn_credit
+    mask = TrajectoryView.of(rollouts).pad(rollouts.batch.action_mask, False)
+    steps = played_turns(rollouts, mask, credit, factor=torch.tensor([2.0, 4.0]), extra=torch.tensor([0.5, 0.0]))
+    assert steps.turn_rewards.tolist() == [[0.0, 2.5], [-2.0, 0.0]]
 
 
 def test_group_estimators_have_one_number_per_episode():
