@@ -88,6 +88,7 @@ def test_actions_are_found(response, rules, actions):
         ("b<t>never closed", "b"),
         ("opened by the prompt</t>b", "b"),
         ("<t>a<t>b</t>c</t>d", "d"),
+        ("a<t>b</t>c</t>d", "d"),
         ("", ""),
         ("none", "none"),
     ],
