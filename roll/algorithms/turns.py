@@ -1,7 +1,7 @@
 """Turns of an episode in token columns: sums over turns, and numbers that go from turns to tokens.
 
-B rows (trajectories), N turns, T tokens. `turn_index` (int64 [B, T]) says which turn an action token belongs to; outside
-the action mask it is ignored. A turn is one response of the policy.
+B rows (trajectories), N turns, T tokens. `turn_index` (int64 [B, T]) is the turn that an action token belongs to;
+outside the action mask it is ignored. A turn is one response of the policy.
 """
 
 from __future__ import annotations
