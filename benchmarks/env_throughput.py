@@ -1,0 +1,259 @@
+"""How fast environments step behind the pool of processes, beside what they could do at best.
+
+    python benchmarks/env_throughput.py --rounds 5
+    python benchmarks/env_throughput.py --only concurrent
+
+The policy is a stub: a random valid response, drawn from the episode's seed, so that all ways play the same episodes
+(gymnasium's own maps and dynamics excepted). In the same rounds, by turns, so that a busy machine is busy for all:
+
+* bare loop: our environment in this process, without wrappers: `step` gets an action's name. The bound.
+* wrapped loop: the same as an episode plays it: the action is found in a response's text, and the time is limited.
+* pool: as a run plays it: the wrapped environments in child processes, `--concurrent` episodes under way at once.
+* gymnasium: its FrozenLake-v1 in its vector environments, with `--concurrent` of them: Async has a process for each.
+
+`concurrent` then holds thousands of episodes of Sokoban open at once, and compares the memory of the processes with
+what they take when empty.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+
+import psutil
+
+from roll.envs.base import Env
+from roll.envs.pool import EnvPool
+from roll.envs.registry import EnvSpec, bare_env, build_env
+
+STEPS = 20
+LAKE = EnvSpec(tag="env", env_type="frozen_lake-v1", env_config={"slippery": True}, max_steps=STEPS)
+SOKOBAN = EnvSpec(tag="env", env_type="sokoban-v1", env_config={"dim_room": 6, "num_boxes": 1}, max_steps=STEPS)
+
+Measure = Callable[[Sequence[int]], float]
+"""Plays the episodes of these seeds: steps per second."""
+
+
+def drawn(seed: int, actions: Sequence[str]) -> Callable[[], str]:
+    """The stub policy of one episode."""
+    draw = random.Random(seed).choice
+    return lambda: draw(actions)
+
+
+def in_this_process(env: Env, wrapped: bool, seeds: Sequence[int]) -> float:
+    """One episode after the other."""
+    actions = [f"<answer>{action}</answer>" for action in env.actions] if wrapped else list(env.actions)
+    steps = 0
+    began = time.perf_counter()
+    for seed in seeds:
+        act = drawn(seed, actions)
+        env.reset(seed, {})
+        for _ in range(STEPS):
+            steps += 1
+            result = env.step(act())
+            if result.terminated or result.truncated:
+                break
+    return steps / (time.perf_counter() - began)
+
+
+async def episode(pool: EnvPool, seed: int, actions: Sequence[str], name: str) -> int:
+    """Steps of one episode, to its end."""
+    act = drawn(seed, actions)
+    await pool.reset(name, "env", seed, {})
+    for step in range(1, STEPS + 1):
+        result = await pool.step(name, act())
+        if result.terminated or result.truncated:
+            await pool.close(name)
+            return step
+    raise AssertionError("an episode without an end")
+
+
+async def in_pool_async(pool: EnvPool, actions: Sequence[str], concurrent: int, seeds: Sequence[int]) -> float:
+    left = list(seeds)[::-1]
+
+    async def player() -> int:
+        steps = 0
+        while left:
+            seed = left.pop()
+            steps += await episode(pool, seed, actions, f"{seed}")
+        return steps
+
+    began = time.perf_counter()
+    steps = sum(await asyncio.gather(*(player() for _ in range(concurrent))))
+    return steps / (time.perf_counter() - began)
+
+
+def in_pool(pool: EnvPool, actions: Sequence[str], concurrent: int, seeds: Sequence[int]) -> float:
+    return asyncio.run(in_pool_async(pool, actions, concurrent, seeds))
+
+
+def in_gymnasium(env: object, concurrent: int, seeds: Sequence[int]) -> float:
+    """As many steps as the others' episodes have at most, over all copies; an ended one begins anew by itself."""
+    draw = random.Random(seeds[0])
+    rounds = max(1, len(seeds) * STEPS // concurrent)
+    env.reset(seed=seeds[0])
+    began = time.perf_counter()
+    for _ in range(rounds):
+        env.step([draw.randrange(4) for _ in range(concurrent)])
+    return rounds * concurrent / (time.perf_counter() - began)
+
+
+def throughput(args: argparse.Namespace, name: str, spec: EnvSpec, episodes: int) -> None:
+    actions = [f"<answer>{action}</answer>" for action in bare_env(spec).actions]
+    pools = {count: EnvPool({"env": spec}, num_processes=count) for count in args.processes}
+    vectors = gymnasium_vectors(args.concurrent) if spec is LAKE else {}
+    try:
+        ways: dict[str, Measure] = {
+            "bare loop": partial(in_this_process, bare_env(spec), False),
+            "wrapped loop": partial(in_this_process, build_env(spec), True),
+        }
+        for count, pool in pools.items():
+            pool.wait_ready()
+            ways[f"pool, {count} process{'es' if count > 1 else ''}"] = partial(in_pool, pool, actions, args.concurrent)
+        for kind, vector in vectors.items():
+            ways[f"gymnasium {kind}"] = partial(in_gymnasium, vector, args.concurrent)
+        speeds: dict[str, list[float]] = {way: [] for way in ways}
+        loads = []
+        for round_ in range(args.rounds + 1):  # the first isn't counted
+            turn = list(ways.items())
+            shift = round_ % len(turn)
+            seeds = range(round_ * episodes, (round_ + 1) * episodes)
+            for way, measure in turn[shift:] + turn[:shift]:
+                speed = measure(seeds)
+                if round_:
+                    speeds[way].append(speed)
+            loads.append(os.getloadavg()[0])
+        report(name, speeds, loads)
+        for pool in pools.values():
+            print(f"counters: {pool.counters()}")
+    finally:
+        for pool in pools.values():
+            pool.shutdown()
+        for vector in vectors.values():
+            vector.close()
+
+
+def gymnasium_vectors(concurrent: int) -> dict[str, object]:
+    try:
+        import gymnasium
+    except ImportError:
+        print("gymnasium isn't installed: pip install gymnasium")
+        return {}
+    make = partial(gymnasium.make, "FrozenLake-v1", is_slippery=True, max_episode_steps=STEPS)
+    copies = [make] * concurrent
+    return {
+        "SyncVectorEnv": gymnasium.vector.SyncVectorEnv(copies),
+        "AsyncVectorEnv": gymnasium.vector.AsyncVectorEnv(copies),
+    }
+
+
+def report(name: str, speeds: dict[str, list[float]], loads: Sequence[float]) -> None:
+    print(f"\n{name}; load {min(loads):.1f} to {max(loads):.1f} on {os.cpu_count()} cores\n")
+    references = [way for way in speeds if way == "bare loop" or way.startswith("gymnasium")]
+    print(f"| way | steps/s (median) | slowest to fastest | {' | '.join(f'of {way}' for way in references)} |")
+    print(f"|---|---|---|{'---|' * len(references)}")
+    for way, values in speeds.items():
+        paired = [median(a / b for a, b in zip(values, speeds[other], strict=True)) for other in references]
+        shares = [f"{share:.2f}" for share in paired]
+        print(f"| {way} | {median(values):,.0f} | {min(values):,.0f} to {max(values):,.0f} | {' | '.join(shares)} |")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What it took to hold so many episodes at once."""
+
+    seconds: float
+    steps: int
+    ended: int
+    kib_per_episode: float
+    parent_kib_per_episode: float
+    empty_mib: float
+
+
+async def hold(pool: EnvPool, episodes: int, first_seed: int) -> Held:
+    """All are reset before any takes a step, and none is closed before all have ended."""
+    us = psutil.Process()
+    processes = us.children()
+    empty, ours = sum(p.memory_info().rss for p in processes), us.memory_info().rss
+    actions = [f"<answer>{action}</answer>" for action in bare_env(SOKOBAN).actions]
+    began = time.perf_counter()
+    names = {f"{seed}": seed for seed in range(first_seed, first_seed + episodes)}
+    await asyncio.gather(*(pool.reset(name, "env", seed, {}) for name, seed in names.items()))
+
+    async def steps_of(name: str, seed: int) -> tuple[int, bool]:
+        act = drawn(seed, actions)
+        for step in range(1, STEPS + 1):
+            result = await pool.step(name, act())
+            if result.terminated or result.truncated:
+                return step, True
+        return STEPS, False
+
+    outcomes = await asyncio.gather(*(steps_of(name, seed) for name, seed in names.items()))
+    seconds = time.perf_counter() - began
+    full, ours_full = sum(p.memory_info().rss for p in processes), us.memory_info().rss
+    await asyncio.gather(*(pool.close(name) for name in names))
+    return Held(
+        seconds,
+        sum(steps for steps, _ in outcomes),
+        sum(ended for _, ended in outcomes),
+        (full - empty) / episodes / 1024,
+        (ours_full - ours) / episodes / 1024,
+        empty / len(processes) / 2**20,
+    )
+
+
+def concurrent(args: argparse.Namespace) -> None:
+    """Fresh processes each time, since memory that was freed isn't given back."""
+    print(f"\n{args.episodes:,} episodes of Sokoban at once, {STEPS} steps each or until solved\n")
+    print("| processes | lost | steps | s | steps/s | KiB per episode (parent) | MiB of an empty process | load |")
+    print("|---|---|---|---|---|---|---|---|")
+    lines = []
+    for count in args.processes:
+        held, counters = [], {}
+        for round_ in range(args.rounds):
+            with EnvPool({"env": SOKOBAN}, num_processes=count) as pool:
+                pool.wait_ready()
+                held.append(asyncio.run(hold(pool, args.episodes, round_ * args.episodes)))
+                counters = pool.counters()
+        lost = sum(args.episodes - one.ended for one in held)
+        cells = [
+            f"{count}",
+            f"{lost} of {args.episodes * args.rounds:,}",
+            f"{median(one.steps for one in held):,.0f}",
+            f"{median(one.seconds for one in held):.2f}",
+            f"{median(one.steps / one.seconds for one in held):,.0f}",
+            # The most of all rounds: the parent's later ones use memory that the first has freed.
+            f"{max(one.kib_per_episode for one in held):.1f} ({max(one.parent_kib_per_episode for one in held):.1f})",
+            f"{median(one.empty_mib for one in held):.0f}",
+            f"{os.getloadavg()[0]:.1f}",
+        ]
+        print(f"| {' | '.join(cells)} |", flush=True)
+        lines.append(f"{count}: {counters}")
+    print("\ncounters of the last round, by processes: " + "; ".join(lines))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--processes", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--concurrent", type=int, default=64, help="episodes under way at once")
+    parser.add_argument("--episodes", type=int, default=2000, help="held open at once by `concurrent`")
+    parser.add_argument("--only", choices=["frozen_lake", "sokoban", "concurrent"])
+    args = parser.parse_args()
+    if args.only in (None, "frozen_lake"):
+        throughput(args, "FrozenLake, 4x4, slippery", LAKE, 2000)
+    if args.only in (None, "sokoban"):
+        throughput(args, "Sokoban, 6x6, 1 box", SOKOBAN, 1000)
+    if args.only in (None, "concurrent"):
+        concurrent(args)
+
+
+if __name__ == "__main__":
+    main()
