@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 from roll.configs.base import GeneratingArgs
@@ -27,8 +28,9 @@ class AgenticConfig(RLConfig):
     """Which pipeline the file is for."""
 
     warm_start: str | None = None
-    """A configuration file of `pipeline: sft` that is run first if `pretrain`, the folder that it exports its model to,
-    isn't there. Relative to the working directory. null: none."""
+    """A configuration file of `pipeline: sft` that is run first, with this run's `seed`, below
+    `<output_dir>/warm_start`; what it makes is then `pretrain`. Once its model is there it isn't run again. Relative to
+    the working directory. null: none."""
 
     custom_envs: dict[str, CustomEnv]
     """Kinds of environments by tag."""
@@ -103,6 +105,20 @@ class AgenticConfig(RLConfig):
     def validation_key(self) -> str:
         """See the base class."""
         return "val_env_manager"
+
+    @property
+    def warm_start_path(self) -> Path:
+        """Folder of the warm start's run."""
+        return self.output_path / "warm_start"
+
+    @property
+    def warm_model_path(self) -> Path:
+        """Folder of the model that it makes."""
+        return self.warm_start_path / "hf_model"
+
+    def default_model(self, role: str) -> str | None:
+        """See the base class. The model of a warm start stands for `pretrain`."""
+        return super().default_model(role) or (str(self.warm_model_path) if self.warm_start is not None else None)
 
     @property
     def makes_model(self) -> bool:

@@ -143,9 +143,9 @@ def sample_rules(config: AgenticConfig) -> Iterator[Violation]:
         expected = "null: pictures are made of the first log_val_generations validation episodes, and there are none"
         fix = "log_val_generations=4 and a val_env_manager"
         yield Violation("render_save_dir", expected, fix, config.render_save_dir)
-    if config.warm_start is not None and config.pretrain is None:
-        expected = "the folder that the run of warm_start exports its model to"
-        yield Violation("pretrain", expected, "pretrain=<its export_dir>", None)
+    if config.warm_start is not None and config.pretrain is not None:
+        expected = "null: warm_start makes the model to start from, out of the pretrain of its own file"
+        yield Violation("pretrain", expected, "remove one of the two", config.pretrain)
 
 
 def warnings(config: AgenticConfig) -> Iterator[str]:

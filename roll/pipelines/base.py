@@ -32,7 +32,6 @@ from roll.pipelines.rollout_metrics import rollout_metrics
 from roll.pipelines.sync import WeightSync
 from roll.pipelines.update import old_logprobs_source, train
 from roll.rollout.scheduler import Collected
-from roll.types.batch import TokenBatch
 from roll.types.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -82,10 +81,11 @@ class Pipeline(Loop):
             rollouts = self.score(rollouts)
             with self.timers.span("credit"):
                 batch, credit_metrics = self.credit.assign(rollouts, step=step, greedy_scores=greedy)
-            metrics.merge(credit_metrics).merge(self.update(batch, step))
+            rollouts = replace(rollouts, batch=batch)
+            metrics.merge(credit_metrics).merge(self.update(rollouts, step))
             self.sync_weights(step)
             metrics.update(self.weight_sync.metrics)
-        self.report.rollouts(step, replace(rollouts, batch=batch))
+        self.report.rollouts(step, rollouts)
         self.conclude(step, metrics.result())
 
     def save(self, step: int) -> None:
@@ -114,17 +114,17 @@ class Pipeline(Loop):
             batch = batch.join(outputs, values="values")
         return replace(rollouts, batch=batch)
 
-    def update(self, batch: TokenBatch, step: int) -> Metrics:
+    def update(self, rollouts: Rollouts, step: int) -> Metrics:
         """Train the critic, and the actor once the critic's warm-up is over."""
         metrics = Metrics()
         if self.clusters.critic is not None:
             self.residency.use("critic")
             with self.timers.span("train_critic", waits=True):
-                metrics.merge(train(self.clusters.critic, self.config, batch, step))
+                metrics.merge(train(self.clusters.critic, self.config, rollouts, step))
         if self.clusters.critic is None or step > self.config.critic_warmup:
             self.residency.use("actor_train")
             with self.timers.span("train_actor", waits=True):
-                metrics.merge(train(self.clusters.actor_train, self.config, batch, step))
+                metrics.merge(train(self.clusters.actor_train, self.config, rollouts, step))
         return metrics
 
     def sync_weights(self, version: int) -> None:

@@ -102,7 +102,7 @@ class PromptPlay:
         assert self._config.validation is not None
         return validation_metrics(groups, self._config.validation)
 
-    def samples(self, groups: Sequence[Group]) -> list[Sample]:
+    def samples(self, step: int, groups: Sequence[Group]) -> list[Sample]:  # noqa: ARG002 - shown as they are
         """See `Play`."""
         return validation_samples(groups, self._tokenizer, self._config.log_val_generations)
 

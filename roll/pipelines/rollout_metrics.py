@@ -6,6 +6,7 @@ from collections import defaultdict
 from statistics import fmean, stdev
 
 from roll.pipelines.assemble import Rollouts
+from roll.pipelines.validation import episode_success
 from roll.types.episode import Trajectory
 from roll.types.metrics import Metrics
 
@@ -71,3 +72,17 @@ def _domains(rollouts: Rollouts, metrics: Metrics) -> None:
         for trajectory in members:
             for part, value in trajectory.reward_parts.items():
                 metrics.add_mean(f"reward/{domain}/part/{part}", value)
+            for name, value in episode_counts(trajectory).items():
+                metrics.add_mean(f"env/{domain}/{name}", value)
+
+
+def episode_counts(trajectory: Trajectory) -> dict[str, float]:
+    """What an environment counted, summed over the turns; whether it succeeded, of the last turn."""
+    counts: dict[str, float] = defaultdict(float)
+    for turn in trajectory.turns:
+        for name, value in turn.metrics.items():
+            counts[name] += value
+    success = episode_success(trajectory)
+    if success is not None:
+        counts["success"] = success
+    return counts

@@ -59,7 +59,7 @@ class Play(Protocol):
     def validation_metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """Of finished validation groups."""
 
-    def samples(self, groups: Sequence[Group]) -> list[Sample]:
+    def samples(self, step: int, groups: Sequence[Group]) -> list[Sample]:
         """A few of them for people."""
 
     def close(self) -> None:
@@ -210,7 +210,7 @@ class RolloutPipeline(Pipeline):
     def evaluate(self, step: int) -> dict[str, float]:
         """See the base class."""
         groups = self.validation_groups(step)
-        self.report.samples(step, self.play.samples(groups))
+        self.report.samples(step, self.play.samples(step, groups))
         return self.play.validation_metrics(groups)
 
     def validation_groups(self, step: int) -> list[Group]:

@@ -6,17 +6,26 @@ What is cheap and can be wrong comes first, so that a bad row or reward fails be
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+from roll.configs.agentic import AgenticConfig
+from roll.configs.environment import check_environment
+from roll.configs.loader import load_config
 from roll.configs.rlvr import RLVRConfig
+from roll.configs.sft import SFTConfig
 from roll.data.readers import DataError
 from roll.data.sampler import TaskSource
+from roll.pipelines.agentic import EnvironmentPlay
 from roll.pipelines.clusters import Clusters, start_clusters
+from roll.pipelines.prepare import prepare
 from roll.pipelines.rlvr import PromptPlay
 from roll.pipelines.rollouts import RolloutPipeline
 from roll.pipelines.scoring import RewardProcesses, Scorers
+from roll.pipelines.sft import run_sft
 from roll.pipelines.tasks import training_data, validation_data
 from roll.strategies.hf.model import load_tokenizer
 from roll.utils.locking import folder_lock
@@ -41,6 +50,7 @@ def planned_steps(config: RLVRConfig, source: TaskSource) -> int:
 
 def run_rlvr(config: RLVRConfig) -> None:
     """Run RLVR to its end."""
+    prepare(config)
     with folder_lock(config.output_path), RewardProcesses(config) as rewards:
         tokenizer = load_tokenizer(resolved_model_args(config, "actor_train"))
         training = training_data(config, tokenizer) if _has_training_data(config) else None
@@ -82,5 +92,37 @@ def _validates(config: RLVRConfig) -> bool:
     return config.validation is not None and bool(config.eval_steps or config.val_before_train or config.val_only)
 
 
-RUNS: dict[str, Callable[[Any], None]] = {"rlvr": run_rlvr}
+def run_agentic(config: AgenticConfig) -> None:
+    """Run environments to the end, after the warm start if there is one to do."""
+    prepare(config)
+    warm_start(config)
+    with folder_lock(config.output_path):
+        tokenizer = load_tokenizer(resolved_model_args(config, "actor_train"))
+        with contextlib.closing(EnvironmentPlay(config, tokenizer)) as play:
+            play.wait_ready()
+            total_steps = config.max_steps or 0
+            logger.info("%d steps of %s", total_steps, config.batch.explain())
+            logger.info("%s", config.placement.explain())
+            with start_clusters(config, total_steps=total_steps) as clusters:
+                pipeline = RolloutPipeline(config, clusters, tokenizer, play=play, total_steps=total_steps)
+                with contextlib.closing(pipeline):
+                    pipeline.run()
+
+
+def warm_start(config: AgenticConfig) -> None:
+    """Run the fine-tuning that makes the starting model, unless that model is there."""
+    if config.warm_start is None or (config.warm_model_path / "config.json").is_file():
+        return
+    file = Path(config.warm_start)
+    folders = {"output_dir": config.warm_start_path, "export_dir": config.warm_model_path}
+    settings = [f"seed={config.seed}", *(f"{key}={json.dumps(str(folder))}" for key, folder in folders.items())]
+    first = load_config(file.parent, file.stem, settings)
+    if not isinstance(first, SFTConfig):
+        raise ValueError(f"warm_start: {file} is a file of pipeline {first.pipeline}, expected one of pipeline sft")
+    check_environment(first)
+    logger.info("warm start with %s", file)
+    run_sft(first)
+
+
+RUNS: dict[str, Callable[[Any], None]] = {"rlvr": run_rlvr, "agentic": run_agentic, "sft": run_sft}
 """What runs a configuration, by its `pipeline`."""

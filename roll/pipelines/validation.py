@@ -10,7 +10,7 @@ from typing import Any
 
 from roll.configs.rewards import ValidationConfig
 from roll.tracking.base import Sample
-from roll.types.episode import Group
+from roll.types.episode import Group, Trajectory
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
@@ -52,18 +52,25 @@ def validation_metrics(groups: Sequence[Group], config: ValidationConfig) -> dic
     return values
 
 
+def episode_success(trajectory: Trajectory) -> float | None:
+    """1 or 0 as the environment said at the end; 0 where it was cut off before; None where it doesn't say."""
+    said = trajectory.turns[-1].metrics.get("success") if trajectory.turns else None
+    return 0.0 if said is None and trajectory.status == "truncated" else said
+
+
 def validation_samples(groups: Sequence[Group], tokenizer: Any, count: int) -> list[Sample]:
-    """The first response of the first `count` tasks, as text."""
+    """The first episode of the first `count` tasks, as text: the first prompt, then all that was said."""
     samples = []
     for group in groups[:count]:
         trajectory = group.trajectories[0]
         if trajectory.trainable:  # one that failed has no reward to show
-            turn = trajectory.turns[0]
+            first, *later = trajectory.turns
+            said = [*first.response_ids, *(ids for turn in later for ids in (*turn.prompt_ids, *turn.response_ids))]
             samples.append(
                 Sample(
                     domain=group.task.domain,
-                    prompt=tokenizer.decode(turn.prompt_ids),
-                    response=tokenizer.decode(turn.response_ids),
+                    prompt=tokenizer.decode(first.prompt_ids),
+                    response=tokenizer.decode(said),
                     reward=trajectory.reward,
                 )
             )

@@ -33,10 +33,12 @@ _LOSS_TOKENS = "mean over loss tokens"
 _OPTIMIZER_STEPS = "mean over optimizer steps"
 _VALUE = "value of this step"
 _ITS_RESPONSES = "mean over its responses"
+_ITS_EPISODES = "mean over its episodes"
 _GROUPS = "mean over groups"
 _WITHIN_STEP = "sum within the step"
 _TASKS = "mean over its tasks"
 _SAMPLED = "mean over tokens sampled under these weights"
+_HELD_OUT = "mean over the taught tokens of held-out rows"
 _AS_LOSS = "as `actor/loss`"
 
 GROUPS: dict[str, tuple[MetricName, ...]] = {
@@ -50,7 +52,17 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("reward/shaping/<term>", "reward", "What shaping added: `overlong`, `length`", _RESPONSES),
         _M("reward/<domain>/mean", "reward", "Raw reward in one domain", _ITS_RESPONSES),
         _M("reward/<domain>/std", "reward", "Its spread", "standard deviation over its responses"),
-        _M("reward/<domain>/part/<part>", "reward", "One named part of it, unweighted", _ITS_RESPONSES),
+        _M("reward/<domain>/part/*", "reward", "One named part of it, unweighted", _ITS_RESPONSES),
+    ),
+    "Environments": (
+        _M("env/episodes", "episodes", "Episodes begun, validation included", _WITHIN_STEP),
+        _M("env/steps", "responses", "Responses given to environments", _WITHIN_STEP),
+        _M("env/restarts", "processes", "Processes that ended or were killed, and were started again", _WITHIN_STEP),
+        _M("env/timeouts", "calls", "Calls or starts that took too long", _WITHIN_STEP),
+        _M("env/replayed", "episodes", "Episodes rebuilt in another process", _WITHIN_STEP),
+        _M("env/recycled", "processes", "Processes replaced for their memory", _WITHIN_STEP),
+        _M("env/<tag>/success", "fraction", "Episodes that succeed, as their environment says", _ITS_EPISODES),
+        _M("env/<tag>/*", "own", "What the environment counts, summed over an episode", _ITS_EPISODES),
     ),
     "Responses": (
         _M("response/length_mean", "tokens", "Length of a response", _RESPONSES),
@@ -153,19 +165,40 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("kl/reference", "nats", "KL from the policy to the reference, before the update", _TOKENS),
         _M("kl/coef", "–", "Coefficient of the KL term in the reward", _VALUE),
     ),
+    "Fine-tuning": (
+        _M("sft/loss", "nats", "Negative log-likelihood of a taught token", "mean over taught tokens"),
+        _M("sft/tokens", "tokens", "Taught tokens of the step", "sum"),
+        _M("sft/rows", "rows", "Rows of the step", _VALUE),
+        _M("sft/row_length_mean", "tokens", "Length of a row, prompt and all", "mean over rows"),
+        _M("sft/epoch", "passes", "Passes over the rows so far, in fractions", _VALUE),
+    ),
     "Validation": (
-        _M("val/accuracy", "fraction", "Right answers", "mean over validation tasks of all domains"),
+        _M("val/accuracy", "fraction", "Right answers, or episodes that succeed", "mean over tasks of all domains"),
+        _M("val/loss", "nats", "Negative log-likelihood of a held-out token (fine-tuning)", _HELD_OUT),
+        _M("val/perplexity", "–", "Its exponential", "exp of `val/loss`"),
+        _M("val/token_accuracy", "fraction", "Held-out tokens that were the likeliest ones", _HELD_OUT),
+        _M("val/tokens", "tokens", "Held-out tokens", "sum"),
         _M("val/responses", "responses", "Validation responses", "sum"),
-        _M("val/<domain>/accuracy", "fraction", "Right answers in one domain", _TASKS),
+        _M("val/<domain>/accuracy", "fraction", "Right answers in one domain; episodes that succeed", _TASKS),
         _M("val/<domain>/reward", "reward", "Reward in one domain", _ITS_RESPONSES),
         _M("val/<domain>/pass_at_<k>", "fraction", "Tasks solved in k responses, unbiased", _TASKS),
         _M("val/<domain>/length_mean", "tokens", "Length of a response", _ITS_RESPONSES),
+        _M("val/<domain>/turns_mean", "turns", "Turns of an episode", _ITS_RESPONSES),
         _M("val/<domain>/failed", "responses", "Responses without a score", "sum"),
     ),
     "Amounts": (
         _M("sync/gigabytes", "GB", "Weights that each engine got", _VALUE),
         _M("tokens/prompt", "tokens", "Prompt tokens of the trained responses", "sum"),
         _M("tokens/response", "tokens", "Response tokens trained on", "sum"),
+        _M("tokens/read", "tokens", "Tokens of the rows of a step, prompts too (fine-tuning)", "sum"),
+        _M("data/rows", "rows", "Rows that are trained on (fine-tuning)", "value at the start"),
+        _M("data/rows_held_out", "rows", "Rows kept for validation", "value at the start"),
+        _M("data/rows_filtered", "rows", "Rows left out for their length", "value at the start"),
+        _M("data/rows_truncated", "rows", "Rows cut to the length limit", "value at the start"),
+        _M("data/rows_untaught", "rows", "Rows left out because nothing to learn was left", "value at the start"),
+        _M("data/row_length_mean", "tokens", "Length of a row", "mean over all rows"),
+        _M("data/row_length_max", "tokens", "Longest row", "max over all rows"),
+        _M("data/taught_tokens", "tokens", "Taught tokens of all rows", "value at the start"),
         _M("data/prompts", "rows", "Prompts in the data", "value at the start"),
         _M("data/prompts_filtered", "rows", "Rows left out for their length", "value at the start"),
         _M("data/prompts_truncated", "rows", "Prompts cut to the length limit", "value at the start"),

@@ -69,15 +69,15 @@ def test_fillers_make_up_rows_that_count_nowhere():
 
 def test_mini_batches_have_every_row_once_with_all_its_columns():
     batch = make_rollouts([R(float(i)) for i in range(7)]).batch
-    pieces = list(mini_batches(batch, 3, 2, "key", 1))
+    pieces = list(mini_batches(batch, range(7), 3, 2, "key", 1))
     real = [[row for row in piece.row_ids if not row.startswith("filler")] for piece in pieces]
     assert [len(rows) for rows in real] == [3, 3, 1]
     assert sorted(row for rows in real for row in rows) == sorted(batch.row_ids)
     assert [len(piece) for piece in pieces] == [3, 3, 2]
     assert all(set(piece.columns()) >= set(batch.columns()) for piece in pieces)
-    orders = {tuple(p.row_ids for p in mini_batches(batch, 3, 1, "key", i)) for i in range(5)}
+    orders = {tuple(p.row_ids for p in mini_batches(batch, range(7), 3, 1, "key", i)) for i in range(5)}
     assert len(orders) > 1
-    whole = list(mini_batches(batch, 7, 1, "key", 1))
+    whole = list(mini_batches(batch, range(7), 7, 1, "key", 1))
     assert [piece.row_ids for piece in whole] == [batch.row_ids]
 
 
@@ -118,11 +118,12 @@ class TwoRanks(Cluster):
 @pytest.mark.parametrize("dp_size", [1, 2])
 def test_a_small_batch_is_filled_up_to_the_data_parallel_ranks_and_no_further(dp_size):
     # One row: peers that share a model both work on it, ranks with rows of their own need a filler. One row each.
-    batch = make_rollouts([R(1.0)]).batch
+    rollouts = make_rollouts([R(1.0)])
+    batch = rollouts.batch
     cluster = TwoRanks(dp_size)
     alone = SimpleNamespace(residency=Residency(()))
     assert Pipeline.forward(alone, cluster, batch, "logprobs").row_ids == batch.row_ids
-    train(cluster, make_config(), batch, 1)
+    train(cluster, make_config(), rollouts, 1)
     assert cluster.rows == [[1, 1], [1, 1]]
 
 
@@ -141,7 +142,7 @@ def test_a_small_batch_is_filled_up_to_the_data_parallel_ranks_and_no_further(dp
 def test_the_mismatch_is_measured_once_before_the_first_update(keys, role, expected):
     cluster = TwoRanks(1, role)
     config = make_config(ppo_epochs=2, actor_train=TWO_STEPS, adv_estimator="gae", **keys)
-    train(cluster, config, make_rollouts(*FOUR).batch, 7)
+    train(cluster, config, make_rollouts(*FOUR), 7)
     assert cluster.untouched == expected
 
 

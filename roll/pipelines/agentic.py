@@ -1,0 +1,179 @@
+"""Agentic reinforcement learning: (environment, seed) pairs as tasks, several turns, rewards from the environment."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from roll.configs.agentic import AgenticConfig
+from roll.configs.environments import EnvManager
+from roll.envs.pool import EnvPool
+from roll.envs.registry import EnvSpec, bare_env, env_spec
+from roll.pipelines.generation import TrainingSource
+from roll.pipelines.renders import Renderer
+from roll.pipelines.rollouts import Split, query_filter
+from roll.pipelines.validation import episode_success, validation_samples
+from roll.rollout.agent import Agent
+from roll.rollout.conversation import Conversation, ConversationRollout
+from roll.rollout.engines import Engines
+from roll.rollout.env_tasks import EnvTasks
+from roll.rollout.environments import PooledEnv
+from roll.rollout.episode import EpisodePlayer
+from roll.tracking.base import Sample
+from roll.types.episode import Group, Task
+from roll.types.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+
+class EnvironmentPlay:
+    """Environments in processes of their own, met by the policy in a conversation. See `Play`. A context manager.
+
+    Args:
+        config: the run's.
+        tokenizer: of the policy.
+
+    Raises:
+        ValueError: an environment can't be found or made, or a template doesn't fit; before any process starts.
+    """
+
+    def __init__(self, config: AgenticConfig, tokenizer: Any) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        train, val = config.train_env_manager, config.val_env_manager
+        self._specs: dict[Split, dict[str, EnvSpec]] = {"train": {} if config.val_only else self._specs_of(train)}
+        self._specs["val"] = {} if val is None else self._specs_of(val)
+        self._conversations = {
+            tag: Conversation.of(
+                tag,
+                config.custom_envs[tag],
+                instructions=bare_env(spec).instructions,
+                sample_unit=config.sample_unit,
+            )
+            for specs in self._specs.values()
+            for tag, spec in specs.items()
+        }
+        self.source: TrainingSource | None = None if config.val_only else self._tasks(train, "train")
+        self.validation_tasks: Sequence[Task] | None = None
+        self.validation_group_size = 1
+        if val is not None:
+            self.validation_tasks = self._tasks(val, "val").validation_tasks(config.validation_groups)
+            self.validation_group_size = val.group_size
+        self._pools = self._start_pools()
+        self._counted: dict[str, int] = {}
+        self._renderer = None
+        if config.render_save_dir is not None:
+            self._renderer = Renderer(Path(config.render_save_dir), self._specs["val"], config.env_workers.timeout_s)
+
+    def _specs_of(self, manager: EnvManager) -> dict[str, EnvSpec]:
+        config = self._config
+        return {tag: env_spec(tag, config.custom_envs[tag], manager) for tag in config.tags_of(manager)}
+
+    def _tasks(self, manager: EnvManager, split: Split) -> EnvTasks:
+        config = self._config
+        tags = config.tags_of(manager)
+        env_types = {tag: config.custom_envs[tag].env_type for tag in tags}
+        return EnvTasks(tags, config.partition_of(manager), env_types, seed=config.seed, split=split)
+
+    def _start_pools(self) -> dict[Split, EnvPool]:
+        """A pool for training and validation together, or one each where they differ in what an action costs."""
+        workers = self._config.env_workers
+        start = partial(
+            EnvPool,
+            num_processes=workers.world_size,
+            timeout_s=workers.timeout_s,
+            max_envs_per_process=workers.max_env_num_per_worker,
+            memory_limit_mb=workers.memory_limit_mb,
+        )
+        given = {split: specs for split, specs in self._specs.items() if specs}
+        merged = {tag: spec for specs in given.values() for tag, spec in specs.items()}
+        if all(merged[tag] == spec for specs in given.values() for tag, spec in specs.items()):
+            return dict.fromkeys(given, start(merged))
+        return {split: start(specs) for split, specs in given.items()}
+
+    def wait_ready(self) -> None:
+        """Wait until every process has loaded its environments; raises `EnvLoadError`."""
+        for pool in set(self._pools.values()):
+            pool.wait_ready()
+
+    def player(self, engines: Engines, split: Split) -> EpisodePlayer:
+        """See `Play`."""
+        config = self._config
+        args = config.actor_infer.generating_args
+        if split == "val":
+            assert config.val_env_manager is not None
+            args = config.val_env_manager.generating_args
+        agent = Agent(
+            self._tokenizer,
+            chat=bool(getattr(self._tokenizer, "chat_template", None)),
+            keep_stop_string=args.include_stop_str_in_output,
+        )
+        return EpisodePlayer(
+            engines,
+            agent,
+            partial(PooledEnv, self._pools[split]),
+            max_sequence_length=config.max_sequence_length,
+            rollouts={tag: ConversationRollout(agent, self._conversations[tag]) for tag in self._specs[split]},
+        )
+
+    def keep(self, group: Group) -> str | None:
+        """See `Play`."""
+        return query_filter(group, self._config.train_env_manager.group_filter)
+
+    def first_metrics(self) -> Metrics:
+        """Nothing is left out of an endless sequence."""
+        return Metrics()
+
+    def take_metrics(self) -> Metrics:
+        """What happened to environments since the last call."""
+        totals: dict[str, int] = defaultdict(int)
+        for pool in set(self._pools.values()):
+            for name, count in pool.counters().items():
+                totals[name] += count
+        metrics = Metrics()
+        for name, count in totals.items():
+            metrics.add_sum(f"env/{name}", count - self._counted.get(name, 0))
+        self._counted = dict(totals)
+        return metrics
+
+    def validation_metrics(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Success, reward and length by tag. An episode without a reward counts as failed and is left out of means."""
+        values: dict[str, float] = {}
+        tags: dict[str, list[Group]] = defaultdict(list)
+        for group in groups:
+            tags[group.task.tag].append(group)
+        rates: list[float] = []
+        for tag, members in sorted(tags.items()):
+            played = [t for group in members for t in group.trajectories]
+            good = [t for t in played if t.trainable]
+            values[f"val/{tag}/failed"] = float(len(played) - len(good))
+            if not good:
+                continue
+            values[f"val/{tag}/reward"] = fmean(t.reward for t in good)
+            values[f"val/{tag}/length_mean"] = fmean(t.num_response_tokens for t in good)
+            values[f"val/{tag}/turns_mean"] = fmean(len(t.turns) for t in good)
+            successes = [s for s in map(episode_success, good) if s is not None]
+            if successes:
+                values[f"val/{tag}/accuracy"] = fmean(successes)
+                rates.append(values[f"val/{tag}/accuracy"])
+        if rates:
+            values["val/accuracy"] = fmean(rates)
+        values["val/responses"] = float(sum(len(t.turns) for group in groups for t in group.trajectories))
+        return values
+
+    def samples(self, step: int, groups: Sequence[Group]) -> list[Sample]:
+        """See `Play`; pictures are drawn of the same episodes."""
+        count = self._config.log_val_generations
+        if self._renderer is not None:
+            self._renderer.save(step, groups[:count], self._tokenizer)
+        return validation_samples(groups, self._tokenizer, count)
+
+    def close(self) -> None:
+        """End the processes."""
+        for pool in set(self._pools.values()):
+            pool.shutdown()
