@@ -104,7 +104,7 @@ class BatchPlan:
     def explain(self) -> str:
         """The arithmetic in words."""
         rows = self.words[1]
-        lines = [f"{self._sum()} {rows} per step"]
+        lines = [f"{self._sum()} {rows} per step" if self.words[0] != rows else f"{self.rows} {rows} per step"]
         for batch in self.trains:
             passes = "pass" if batch.epochs == 1 else "passes"
             lines.append(f"  {batch.role}: mini-batch {self._product(batch)} {rows}")
@@ -124,7 +124,14 @@ class BatchPlan:
         return f"{cut} x {batch.data_parallel} data-parallel rank(s) = {batch.mini_batch}"
 
 
-def plan_batches(trains: Mapping[str, TrainConfig], *, tasks: int, group_size: int, passes: int) -> BatchPlan:
+def plan_batches(
+    trains: Mapping[str, TrainConfig],
+    *,
+    tasks: int,
+    group_size: int,
+    passes: int,
+    words: tuple[str, str] = ("prompts", "responses"),
+) -> BatchPlan:
     """The batch plan of the roles that train."""
     batches = tuple(
         TrainBatch(
@@ -138,7 +145,7 @@ def plan_batches(trains: Mapping[str, TrainConfig], *, tasks: int, group_size: i
         )
         for role, worker in trains.items()
     )
-    return BatchPlan(tasks=tasks, group_size=group_size, trains=batches)
+    return BatchPlan(tasks=tasks, group_size=group_size, trains=batches, words=words)
 
 
 def _division(worker: WorkerConfig) -> str:

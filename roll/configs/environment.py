@@ -25,6 +25,7 @@ from roll.configs.rules_layout import shape_rules
 from roll.configs.rules_lora import PEFT_MISSING
 from roll.configs.rules_policy import IMPORT_PATH
 from roll.configs.rules_reward_model import classifier_checks
+from roll.configs.sft import SFTConfig, SFTDataArgs
 from roll.utils.models import SMOLLM2_FOLDER
 
 DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
@@ -39,19 +40,32 @@ def check_environment(config: RunConfig, machine: Machine | None = None) -> None
         raise ConfigError(violations, "what the configuration refers to")
 
 
+def sft_data_checks(config: SFTConfig) -> Iterator[Violation]:
+    """Data files exist, unless the run itself makes them, aren't empty, have the columns."""
+    sections: dict[str, SFTDataArgs] = {"actor_train.data_args": config.actor_train.data_args}
+    if config.validation is not None:
+        sections["validation.data_args"] = config.validation.data_args
+    for path, data in sections.items():
+        columns = {"messages": data.messages, "prompt": data.prompt, "response": data.response}
+        for name in data.file_name:
+            if config.prepare is None or Path(name).expanduser().exists():
+                yield from _data_file(f"{path}.file_name", columns, name)
+
+
 def data_checks(config: RLVRConfig) -> Iterator[Violation]:
     """Data files exist, aren't empty, have the columns; procedural datasets exist."""
     sections = {"actor_train.data_args": config.actor_train.data_args}
     if config.validation is not None:
         sections["validation.data_args"] = config.validation.data_args
     for path, data in sections.items():
+        columns = {"prompt": data.prompt, "messages": data.messages, "ground_truth": data.ground_truth}
         for name in data.file_name:
-            yield from _data_file(f"{path}.file_name", data, name)
+            yield from _data_file(f"{path}.file_name", columns, name)
         if data.procedural:
             yield from _procedural(path, data)
 
 
-def _data_file(path: str, data: DataArgs, name: str) -> Iterator[Violation]:
+def _data_file(path: str, wanted: Mapping[str, str | None], name: str) -> Iterator[Violation]:
     file = Path(name).expanduser()
     if not file.exists():
         there = _nearby(file)
@@ -65,10 +79,10 @@ def _data_file(path: str, data: DataArgs, name: str) -> Iterator[Violation]:
     elif file.stat().st_size == 0:
         yield Violation(path, "a file with rows; it is empty", "check how it was written", name)
     else:
-        yield from _first_row(path, data, file)
+        yield from _first_row(path, wanted, file)
 
 
-def _first_row(path: str, data: DataArgs, file: Path) -> Iterator[Violation]:
+def _first_row(path: str, wanted: Mapping[str, str | None], file: Path) -> Iterator[Violation]:
     """The columns of the first row of a text file; later rows are checked when they are read."""
     try:
         columns = _columns(file)
@@ -80,7 +94,6 @@ def _first_row(path: str, data: DataArgs, file: Path) -> Iterator[Violation]:
     if not columns:
         yield Violation(path, "a file with rows; it has none", "check how it was written", str(file))
         return
-    wanted = {"prompt": data.prompt, "messages": data.messages, "ground_truth": data.ground_truth}
     section = path.rsplit(".", 1)[0]
     for key, column in wanted.items():
         if column is not None and column not in columns:
@@ -303,6 +316,7 @@ _RUN = (model_checks, shape_checks, adapter_checks, folder_checks, function_chec
 CHECKS: dict[str, tuple[Callable[[Any], Iterator[Violation]], ...]] = {
     "rlvr": (data_checks, argument_checks, algorithm_checks, reward_checks, *_RUN),
     "agentic": (argument_checks, algorithm_checks, env_checks, *_RUN),
+    "sft": (sft_data_checks, *_RUN),
 }
 """All but those of `machine_checks`, by pipeline, in the order of their messages."""
 

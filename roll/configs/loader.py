@@ -18,10 +18,11 @@ from roll.configs.build import build
 from roll.configs.errors import NO_VALUE, ConfigError, Violation, did_you_mean
 from roll.configs.pipeline import RunConfig
 from roll.configs.rlvr import RLVRConfig
+from roll.configs.sft import SFTConfig
 from roll.configs.validate import validate
 from roll.configs.vocabulary import LATER_VALUES
 
-PIPELINES: dict[str, type[RunConfig]] = {"rlvr": RLVRConfig, "agentic": AgenticConfig}
+PIPELINES: dict[str, type[RunConfig]] = {"rlvr": RLVRConfig, "agentic": AgenticConfig, "sft": SFTConfig}
 """Configuration class by the value of `pipeline`."""
 
 _VARIABLE = re.compile(r"\$\{\s*([A-Za-z_]\w*)")

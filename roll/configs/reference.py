@@ -23,6 +23,7 @@ from roll.configs.loader import PIPELINES
 from roll.configs.pipeline import RunConfig
 from roll.configs.rl import RLConfig
 from roll.configs.rlvr import RLVRConfig
+from roll.configs.sft import SFTConfig
 
 _HEAD = """# Configuration
 
@@ -41,19 +42,24 @@ _TOP: dict[type, str] = {
     RLConfig: "Top level of `pipeline: rlvr` and `agentic`",
     RLVRConfig: "Top level of `pipeline: rlvr`",
     AgenticConfig: "Top level of `pipeline: agentic`",
+    SFTConfig: "Top level of `pipeline: sft`",
 }
 
 
 def reference() -> str:
     """The whole page: the top level, then every kind of section once, with all places where it may stand."""
     places: dict[type, list[str]] = {}
-    parts, seen = [_HEAD], {"pipeline"}
+    parts: list[str] = [_HEAD]
+    seen: set[tuple[str, str]] = set()
     pipelines = ", ".join(f"`{name}`" for name in PIPELINES)
     parts.append(f"\nEvery file says which `pipeline` it is for: {pipelines}.")
     for cls, title in _TOP.items():
         _collect(cls, "", places)
-        own = [spec for spec in fields(cls) if spec.name not in seen]
-        seen.update(spec.name for spec in own)
+        texts = docstrings(cls)
+        # A key that two pipelines have may mean something else in each.
+        told = {spec.name: (spec.name, texts[spec.name]) for spec in fields(cls) if spec.name != "pipeline"}
+        own = [spec for spec in fields(cls) if spec.name in told and told[spec.name] not in seen]
+        seen.update(told.values())
         parts += [f"\n## {title}\n", *_table(cls, own)]
     for cls, where in places.items():
         parts.append(f"\n## {', '.join(where)}\n\n{inspect.cleandoc(cls.__doc__ or '')}\n")

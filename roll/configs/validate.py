@@ -19,6 +19,7 @@ from roll.configs import (
     rules_rewards,
     rules_roles,
     rules_run,
+    rules_sft,
 )
 from roll.configs.base import ForwardConfig
 from roll.configs.engines import EngineConfig, VllmConfig
@@ -74,6 +75,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         *_RUN,
     ),
     "agentic": (*_ROLLOUTS, *rules_agentic.RULES, *_RUN),
+    "sft": (*rules_sft.RULES, *_RUN),
 }
 """By pipeline, in the order of their messages."""
 
@@ -143,5 +145,6 @@ def _engine_warnings(config: RLConfig) -> Iterator[str]:
 WARNINGS: dict[str, tuple[Callable[[Any], Iterator[str]], ...]] = {
     "rlvr": (_rollout_warnings, _rlvr_warnings),
     "agentic": (_rollout_warnings, rules_agentic.warnings),
+    "sft": (rules_sft.sft_warnings,),
 }
 """By pipeline, besides what holds for every run."""

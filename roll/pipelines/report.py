@@ -73,7 +73,7 @@ class Report:
             if name.startswith("time/") and not name.endswith(("/self", "_share", "/controller")):
                 span = name.removeprefix("time/")
                 self._spans[span] = self._spans.get(span, 0.0) + value
-        self._tokens += int(row.get("tokens/response", 0))
+        self._tokens += int(row.get("tokens/response", row.get("sft/tokens", 0)))
         seconds = row.get("time/step")
         trained = "tokens/response" in row
         if seconds and trained:
@@ -81,11 +81,15 @@ class Report:
             row["throughput/responses_per_second"] = row["rollout/responses"] / seconds
         if row.get("time/generate") and trained:
             row["throughput/generated_per_second"] = row["tokens/response"] / row["time/generate"]
+        if seconds and "tokens/read" in row:
+            row["throughput/tokens_per_second"] = row["tokens/read"] / seconds
         row["memory/host_gib"] = psutil.Process().memory_info().rss / 2**30
         if "val/accuracy" in row:
             parts = {tuple(name.split("/")): value for name, value in row.items()}
             domains = {part[1]: v for part, v in parts.items() if len(part) == 3 and part[::2] == ("val", "accuracy")}
             self._accuracy.append({**domains, "all": row["val/accuracy"]})
+        if "val/token_accuracy" in row:
+            self._accuracy.append({"tokens": row["val/token_accuracy"]})
         self._steps = max(self._steps, step)
         held, values_held = self._unshown
         if held == step and not values_held:

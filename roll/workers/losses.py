@@ -23,6 +23,7 @@ from roll.algorithms.losses import (
 )
 from roll.configs.pipeline import RunConfig
 from roll.configs.rl import RLConfig
+from roll.configs.sft import SFTConfig
 from roll.strategies.base import LossFn, LossTerms
 from roll.types.batch import Denominators, TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
@@ -31,8 +32,25 @@ from roll.utils.importing import load_object
 
 def objective(config: RunConfig, kind: Literal["policy", "value", "reward"]) -> LossFn:
     """What a role is trained on."""
+    if isinstance(config, SFTConfig):
+        return sft_objective()
     assert isinstance(config, RLConfig)
     return actor_loss(config) if kind == "policy" else critic_loss(config)
+
+
+def sft_objective() -> LossFn:
+    """Mean negative log-likelihood over the taught tokens of the mini-batch. Reads `loss_mask`, `loss_weight`."""
+
+    def compute(outputs: TokenOutputs, batch: TokenBatch, sizes: Denominators) -> LossTerms:
+        mask = batch.pad("loss_mask", False)
+        nll, metrics = sft_loss(outputs.pad("logprobs"), mask), Metrics()
+        tokens = float(mask.sum())
+        metrics.add_mean("sft/loss", float(nll.detach().double().sum()), tokens)
+        metrics.add_sum("sft/tokens", tokens)
+        loss = aggregate(nll, mask, sizes, mode="token-mean", row_weights=batch.loss_weight)
+        return LossTerms(loss=loss, metrics=metrics)
+
+    return LossFn(compute=compute, needs=("logprobs",))
 
 
 def _loss_options(config: RLConfig) -> Mapping[str, Any]:
