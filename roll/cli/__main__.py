@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from roll.cli import envs
+from roll.cli import envs, rollout
 
-GROUPS = (envs,)
+GROUPS = (envs, rollout)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

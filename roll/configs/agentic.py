@@ -53,6 +53,10 @@ class AgenticConfig(RLConfig):
     """How episodes' rewards are compared before `adv_estimator`, or by `gigpo` and `step_reinforce`. Estimators that
     compare the members of a group themselves (grpo, rloo, ...) take `method: identity`."""
 
+    adv_estimator: str = "reinforce"
+    """As in `pipeline: rlvr`, and gigpo, step_reinforce. The default leaves the comparison of episodes to
+    `reward_normalization`."""
+
     episode_reward_weight: float = number(1.0, ge=0)
     """`gigpo`: weight of the advantage of the whole episode."""
 

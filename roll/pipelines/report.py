@@ -13,6 +13,7 @@ from rich.console import Console
 
 from roll.configs.pipeline import RunConfig
 from roll.pipelines.assemble import Rollouts
+from roll.pipelines.score_table import TagScore, table
 from roll.tracking.base import Sample
 from roll.tracking.drops import DropLog
 from roll.tracking.registry import build_trackers
@@ -61,6 +62,7 @@ class Report:
         self._tokens = 0
         self._steps = 0
         self._accuracy: list[dict[str, float]] = []
+        self._scores: Sequence[TagScore] = ()
         self._unshown: tuple[int, dict[str, float]] = (-1, {})
 
     def row(self, step: int, values: Mapping[str, float], *, due: bool = True) -> None:
@@ -133,6 +135,10 @@ class Report:
                 sample = {"domain": group.task.domain, "status": trajectory.status, "response": self._text(trajectory)}
                 self._drops.add("failed_response", trajectory.id, trajectory.error, sample)
 
+    def scores(self, scores: Sequence[TagScore]) -> None:
+        """What a mere validation found."""
+        self._scores = scores
+
     def rollouts(self, step: int, rollouts: Rollouts) -> None:
         """Every training row of a step to parquet, if asked for."""
         if self._writer is not None:
@@ -174,7 +180,10 @@ class Report:
         self._show()
         summary = self._summary(checkpoint)
         self._trackers.finish(summary.metrics())
-        Console(stderr=True).print(render(summary))
+        console = Console(stderr=True)
+        if self._scores:
+            console.print(table(self._scores))
+        console.print(render(summary))
 
     def _summary(self, checkpoint: Path | None) -> RunSummary:
         files = {"metrics and logs": self._config.logging_path}

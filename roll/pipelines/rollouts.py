@@ -17,11 +17,12 @@ from roll.configs.base import GeneratingArgs
 from roll.configs.rewards import QueryFilterConfig
 from roll.configs.rl import RLConfig
 from roll.distributed.errors import WorkerFailed
-from roll.pipelines.assemble import Rollouts
+from roll.pipelines.assemble import Rollouts, assemble
 from roll.pipelines.base import Pipeline
 from roll.pipelines.clusters import Clusters
 from roll.pipelines.generation import Ahead, TrainingSource, drive, engine_metrics, put_back_ready_groups
 from roll.pipelines.loop import OutOfTasks
+from roll.pipelines.score_table import write_scores
 from roll.rollout.continuous import ContinuousEngines
 from roll.rollout.engines import Engines
 from roll.rollout.episode import EpisodePlayer
@@ -211,6 +212,10 @@ class RolloutPipeline(Pipeline):
         """See the base class."""
         groups = self.validation_groups(step)
         self.report.samples(step, self.play.samples(step, groups))
+        if self.config.val_only:
+            about = {"model": self.config.model_path("actor_infer"), "step": step, "seed": self.config.seed}
+            self.report.scores(write_scores(self.config.output_path, groups, self.tokenizer, about))
+            self.report.rollouts(step, assemble(groups))
         return self.play.validation_metrics(groups)
 
     def validation_groups(self, step: int) -> list[Group]:

@@ -100,7 +100,7 @@ def run_agentic(config: AgenticConfig) -> None:
         tokenizer = load_tokenizer(resolved_model_args(config, "actor_train"))
         with contextlib.closing(EnvironmentPlay(config, tokenizer)) as play:
             play.wait_ready()
-            total_steps = config.max_steps or 0
+            total_steps = 0 if config.val_only else config.max_steps or 0
             logger.info("%d steps of %s", total_steps, config.batch.explain())
             logger.info("%s", config.placement.explain())
             with start_clusters(config, total_steps=total_steps) as clusters:

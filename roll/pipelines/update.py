@@ -18,7 +18,7 @@ from roll.workers.train import TrainWorker
 def mini_batches(
     batch: TokenBatch, of: Sequence[int], size: int, min_rows: int, *key: int | str
 ) -> Iterator[TokenBatch]:
-    """The batch in pieces of `size` trajectories, shuffled by `key`; each of at least `min_rows`, by fillers if need be.
+    """The batch in pieces of `size` trajectories, shuffled by `key`; each of at least `min_rows`, by fillers if need.
 
     A trajectory's rows stay together, so there are as many optimizer steps whatever a row is: schedules of the learning
     rate and the mini-batch's share of a step are the same for every `sample_unit`.

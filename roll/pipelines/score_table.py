@@ -1,0 +1,154 @@
+"""What a mere validation leaves behind: every episode as it was played, and a table of scores.
+
+    <output_dir>/scores.json               the table
+    <output_dir>/episodes.jsonl            an episode per line: texts, rewards and what the environment counted, by turn
+    <rollout_dump_dir>/rollouts-*.parquet  the same episodes as tokens, if asked for
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from rich.table import Table
+
+from roll.pipelines.rollout_metrics import episode_counts
+from roll.pipelines.validation import episode_success
+from roll.types.episode import Group, Task, Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TagScore:
+    """What was achieved in one kind of environment, or one domain."""
+
+    tag: str
+    episodes: int
+    failed: int
+    """Episodes without a reward; they are left out of every mean."""
+    first_failure: str
+    """What went wrong in the first of them."""
+    success: float | None
+    """Share of episodes that succeed; None where the environment doesn't say."""
+    success_error: float | None
+    """Standard error of that share."""
+    reward: float | None
+    reward_error: float | None
+    turns: float | None
+    tokens: float | None
+    """Response tokens per episode."""
+    counts: Mapping[str, float]
+    """What the environment counted, per episode."""
+
+
+def scores_of(groups: Sequence[Group]) -> list[TagScore]:
+    """By tag, in their order of appearance."""
+    tags: dict[str, list[Trajectory]] = defaultdict(list)
+    for group in groups:
+        tags[group.task.tag] += group.trajectories
+    return [_score(tag, played) for tag, played in tags.items()]
+
+
+def _score(tag: str, played: Sequence[Trajectory]) -> TagScore:
+    good = [t for t in played if t.trainable]
+    successes = [s for s in map(episode_success, good) if s is not None]
+    rewards = [t.reward for t in good]
+    counts: dict[str, list[float]] = defaultdict(list)
+    for trajectory in good:
+        for name, value in episode_counts(trajectory).items():
+            counts[name].append(value)
+    return TagScore(
+        tag=tag,
+        episodes=len(played),
+        failed=len(played) - len(good),
+        first_failure=next((f"{t.id}: {t.status}: {t.error}" for t in played if not t.trainable), ""),
+        success=fmean(successes) if successes else None,
+        success_error=_error(successes),
+        reward=fmean(rewards) if rewards else None,
+        reward_error=_error(rewards),
+        turns=fmean(len(t.turns) for t in good) if good else None,
+        tokens=fmean(t.num_response_tokens for t in good) if good else None,
+        counts={name: sum(values) / len(good) for name, values in sorted(counts.items()) if name != "success"},
+    )
+
+
+def _error(values: Sequence[float]) -> float | None:
+    return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+
+
+def table(scores: Sequence[TagScore]) -> Table:
+    """The scores for people, with the first failure of each kind below."""
+    shown = Table("environment", "episodes", "failed", "success", "reward", "turns", "tokens")
+    for score in scores:
+        success = "–" if score.success is None else f"{score.success:.1%}"
+        if score.success is not None and score.success_error is not None:
+            success += f" ± {score.success_error:.1%}"
+        shown.add_row(
+            score.tag,
+            str(score.episodes),
+            str(score.failed),
+            success,
+            _with_error(score.reward, score.reward_error),
+            _with_error(score.turns, None),
+            _with_error(score.tokens, None),
+        )
+    shown.caption = "\n".join(f"{s.failed} failed: {s.first_failure}" for s in scores if s.first_failure) or None
+    return shown
+
+
+def _with_error(value: float | None, error: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.3g}" + (f" ± {error:.2g}" if error is not None else "")
+
+
+def write_scores(folder: Path, groups: Sequence[Group], tokenizer: Any, about: Mapping[str, Any]) -> list[TagScore]:
+    """Write `scores.json` and `episodes.jsonl`; files are there whole or as they were before.
+
+    Args:
+        folder: gets both.
+        groups: validation groups, failed episodes included.
+        tokenizer: for texts.
+        about: what was played by what, for the head of the table.
+    """
+    scores = scores_of(groups)
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(_episode(g.task, t, tokenizer), ensure_ascii=False) for g in groups for t in g.trajectories]
+    _replace(folder / "episodes.jsonl", "".join(f"{line}\n" for line in lines))
+    content = {**about, "scores": [asdict(score) for score in scores]}
+    _replace(folder / "scores.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    return scores
+
+
+def _episode(task: Task, trajectory: Trajectory, tokenizer: Any) -> dict[str, Any]:
+    return {
+        "task": task.id,
+        "tag": task.tag,
+        "seed": task.seed,
+        "member": trajectory.member,
+        "status": trajectory.status,
+        "error": trajectory.error,
+        "reward": trajectory.reward if trajectory.trainable else None,
+        "success": episode_success(trajectory) if trajectory.trainable else None,
+        "turns": [
+            {
+                "prompt": tokenizer.decode(turn.prompt_ids),
+                "response": tokenizer.decode(turn.response_ids),
+                "finish_reason": turn.finish_reason,
+                "reward": turn.reward,
+                "metrics": dict(turn.metrics),
+            }
+            for turn in trajectory.turns
+        ],
+    }
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
