@@ -37,8 +37,31 @@ STEPS = 20
 LAKE = EnvSpec(tag="env", env_type="frozen_lake-v1", env_config={"slippery": True}, max_steps=STEPS)
 SOKOBAN = EnvSpec(tag="env", env_type="sokoban-v1", env_config={"dim_room": 6, "num_boxes": 1}, max_steps=STEPS)
 
-Measure = Callable[[Sequence[int]], float]
-"""Plays the episodes of these seeds: steps per second."""
+Measure = Callable[[Sequence[int]], int]
+"""Plays the episodes of these seeds: steps taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """One measurement."""
+
+    steps_per_second: float
+    here_us: float
+    """Processor time per step in this process, the policy included."""
+    children_us: float
+    """The same in the processes it started."""
+
+
+def timed(measure: Measure, seeds: Sequence[int]) -> Speed:
+    children = psutil.Process().children()
+
+    def used() -> float:
+        return sum(times.user + times.system for times in (child.cpu_times() for child in children))
+
+    began, here, there = time.perf_counter(), time.process_time(), used()
+    steps = measure(seeds)
+    seconds = time.perf_counter() - began
+    return Speed(steps / seconds, (time.process_time() - here) / steps * 1e6, (used() - there) / steps * 1e6)
 
 
 def drawn(seed: int, actions: Sequence[str]) -> Callable[[], str]:
@@ -47,11 +70,10 @@ def drawn(seed: int, actions: Sequence[str]) -> Callable[[], str]:
     return lambda: draw(actions)
 
 
-def in_this_process(env: Env, wrapped: bool, seeds: Sequence[int]) -> float:
+def in_this_process(env: Env, wrapped: bool, seeds: Sequence[int]) -> int:
     """One episode after the other."""
     actions = [f"<answer>{action}</answer>" for action in env.actions] if wrapped else list(env.actions)
     steps = 0
-    began = time.perf_counter()
     for seed in seeds:
         act = drawn(seed, actions)
         env.reset(seed, {})
@@ -60,7 +82,7 @@ def in_this_process(env: Env, wrapped: bool, seeds: Sequence[int]) -> float:
             result = env.step(act())
             if result.terminated or result.truncated:
                 break
-    return steps / (time.perf_counter() - began)
+    return steps
 
 
 async def episode(pool: EnvPool, seed: int, actions: Sequence[str], name: str) -> int:
@@ -75,7 +97,7 @@ async def episode(pool: EnvPool, seed: int, actions: Sequence[str], name: str) -
     raise AssertionError("an episode without an end")
 
 
-async def in_pool_async(pool: EnvPool, actions: Sequence[str], concurrent: int, seeds: Sequence[int]) -> float:
+async def in_pool_async(pool: EnvPool, actions: Sequence[str], concurrent: int, seeds: Sequence[int]) -> int:
     left = list(seeds)[::-1]
 
     async def player() -> int:
@@ -85,24 +107,21 @@ async def in_pool_async(pool: EnvPool, actions: Sequence[str], concurrent: int, 
             steps += await episode(pool, seed, actions, f"{seed}")
         return steps
 
-    began = time.perf_counter()
-    steps = sum(await asyncio.gather(*(player() for _ in range(concurrent))))
-    return steps / (time.perf_counter() - began)
+    return sum(await asyncio.gather(*(player() for _ in range(concurrent))))
 
 
-def in_pool(pool: EnvPool, actions: Sequence[str], concurrent: int, seeds: Sequence[int]) -> float:
+def in_pool(pool: EnvPool, actions: Sequence[str], concurrent: int, seeds: Sequence[int]) -> int:
     return asyncio.run(in_pool_async(pool, actions, concurrent, seeds))
 
 
-def in_gymnasium(env: object, concurrent: int, seeds: Sequence[int]) -> float:
+def in_gymnasium(env: object, concurrent: int, seeds: Sequence[int]) -> int:
     """As many steps as the others' episodes have at most, over all copies; an ended one begins anew by itself."""
     draw = random.Random(seeds[0])
     rounds = max(1, len(seeds) * STEPS // concurrent)
     env.reset(seed=seeds[0])
-    began = time.perf_counter()
     for _ in range(rounds):
         env.step([draw.randrange(4) for _ in range(concurrent)])
-    return rounds * concurrent / (time.perf_counter() - began)
+    return rounds * concurrent
 
 
 def throughput(args: argparse.Namespace, name: str, spec: EnvSpec, episodes: int) -> None:
@@ -119,14 +138,14 @@ def throughput(args: argparse.Namespace, name: str, spec: EnvSpec, episodes: int
             ways[f"pool, {count} process{'es' if count > 1 else ''}"] = partial(in_pool, pool, actions, args.concurrent)
         for kind, vector in vectors.items():
             ways[f"gymnasium {kind}"] = partial(in_gymnasium, vector, args.concurrent)
-        speeds: dict[str, list[float]] = {way: [] for way in ways}
+        speeds: dict[str, list[Speed]] = {way: [] for way in ways}
         loads = []
         for round_ in range(args.rounds + 1):  # the first isn't counted
             turn = list(ways.items())
             shift = round_ % len(turn)
             seeds = range(round_ * episodes, (round_ + 1) * episodes)
             for way, measure in turn[shift:] + turn[:shift]:
-                speed = measure(seeds)
+                speed = timed(measure, seeds)
                 if round_:
                     speeds[way].append(speed)
             loads.append(os.getloadavg()[0])
@@ -154,15 +173,19 @@ def gymnasium_vectors(concurrent: int) -> dict[str, object]:
     }
 
 
-def report(name: str, speeds: dict[str, list[float]], loads: Sequence[float]) -> None:
+def report(name: str, speeds: dict[str, list[Speed]], loads: Sequence[float]) -> None:
     print(f"\n{name}; load {min(loads):.1f} to {max(loads):.1f} on {os.cpu_count()} cores\n")
     references = [way for way in speeds if way == "bare loop" or way.startswith("gymnasium")]
-    print(f"| way | steps/s (median) | slowest to fastest | {' | '.join(f'of {way}' for way in references)} |")
-    print(f"|---|---|---|{'---|' * len(references)}")
-    for way, values in speeds.items():
-        paired = [median(a / b for a, b in zip(values, speeds[other], strict=True)) for other in references]
+    shares_of = " | ".join(f"of {way}" for way in references)
+    print(f"| way | steps/s (median) | slowest to fastest | {shares_of} | CPU us/step here + in processes |")
+    print(f"|---|---|---|{'---|' * len(references)}---|")
+    rates = {way: [speed.steps_per_second for speed in measured] for way, measured in speeds.items()}
+    for way, values in rates.items():
+        paired = [median(a / b for a, b in zip(values, rates[other], strict=True)) for other in references]
         shares = [f"{share:.2f}" for share in paired]
-        print(f"| {way} | {median(values):,.0f} | {min(values):,.0f} to {max(values):,.0f} | {' | '.join(shares)} |")
+        cpu = f"{median(s.here_us for s in speeds[way]):.0f} + {median(s.children_us for s in speeds[way]):.0f}"
+        spread = f"{min(values):,.0f} to {max(values):,.0f}"
+        print(f"| {way} | {median(values):,.0f} | {spread} | {' | '.join(shares)} | {cpu} |")
 
 
 @dataclass(frozen=True, slots=True)
