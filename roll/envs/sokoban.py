@@ -12,6 +12,7 @@ from roll.envs.pixels import Pixels
 from roll.envs.sokoban_board import ACTIONS, parse_board
 from roll.envs.sokoban_pixels import draw
 from roll.envs.sokoban_rooms import RoomSettings, generate_room
+from roll.envs.sokoban_solver import SearchLimitError, solve
 from roll.utils.seeding import stable_hash
 
 DEFAULT_ROOM = (6, 6)
@@ -152,6 +153,15 @@ class Sokoban(Env):
     def render(self) -> Pixels:
         """The room, 24 pixels a cell."""
         return draw(self.grid)
+
+    def solution(self) -> Sequence[str] | None:
+        """The shortest one, by search; None where there is none, or finding it would take seconds."""
+        if not self._offsets:
+            return None
+        try:
+            return solve(self.grid)
+        except SearchLimitError:
+            return None
 
     @property
     def grid(self) -> str:

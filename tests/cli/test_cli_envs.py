@@ -56,6 +56,13 @@ def test_a_good_environment_passes_and_is_played(capsys):
     assert solution_row.split()[1:6] == ["solution", "│", "20", "│", "100.0%"]
 
 
+def test_sokoban_is_played_by_its_solver(capsys):
+    status, out, _ = ran(capsys, "test", "sokoban-v1", "--seeds=2", "--episodes=10")
+    assert status == 0
+    *_, solution_row, _ = out.splitlines()
+    assert solution_row.split()[1:6] == ["solution", "│", "10", "│", "100.0%"]
+
+
 def test_a_broken_one_fails_with_the_line_and_without_a_traceback(capsys, tmp_path):
     file = tmp_path / "broken.py"
     file.write_text(BROKEN)

@@ -14,6 +14,7 @@ from roll.envs.base import InvalidAction, ResetNeeded
 from roll.envs.pixels import apng_bytes, png_bytes
 from roll.envs.sokoban import Sokoban
 from roll.envs.sokoban_board import ACTIONS
+from roll.envs.sokoban_solver import solve
 
 
 def grid(*inner: str) -> str:
@@ -196,6 +197,22 @@ def test_wrong_arguments_name_themselves(arguments, message):
 def test_options_are_refused():
     with pytest.raises(ValueError, match="no options, got level"):
         Sokoban().reset(0, {"level": 3})
+
+
+def test_its_solution_solves_it_from_where_it_stands(monkeypatch):
+    env = Sokoban()
+    assert env.solution() is None  # there is no episode
+    env.reset(3, {})
+    first = env.solution()
+    env.step(first[0])
+    assert env.solution() == first[1:]
+    results = [env.step(action) for action in first[1:]]
+    assert results[-1].metrics["success"] == 1 and env.solution() is None
+    env.start_at(grid("$  ", " @ ", "  ."))
+    assert env.solution() is None  # a box in a corner
+    monkeypatch.setattr("roll.envs.sokoban.solve", lambda grid: solve(grid, max_nodes=1))
+    env.start_at(grid("    ", "@$ .", "    "))
+    assert env.solution() is None  # the search was given up
 
 
 def test_the_seven_kinds_of_cells_look_different():
