@@ -97,9 +97,6 @@ class PolicyOptimisation:
     ppo_epochs: int = number(1, ge=1)
     """Passes over the responses of one step."""
 
-    max_grad_norm: float | None = number(1.0, gt=0)
-    """Gradient norm above which gradients are scaled down, for actor and critic. null: no clipping."""
-
     l2: float = number(0.0, ge=0)
     """Coefficient of the L2 pull of the actor's weights towards the reference, i.e. the weights it started
     from: l2 * (w - w_start) joins the gradient. 0: off. Keeps a copy of those weights."""
