@@ -19,6 +19,7 @@ from roll.tracking.base import Destination, Sample, Tracker
 
 _logger = logging.getLogger(__name__)
 _SAMPLE_CHARS = 160
+_MISSING = "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,21 +27,26 @@ class _Column:
     """One number of the table."""
 
     title: str
-    metric: str
+    metrics: tuple[str, ...]
+    """Names it may have; the first that is there counts."""
     format: Callable[[float], str]
+
+    def cell(self, metrics: Mapping[str, float]) -> str:
+        """What stands in a row of the table."""
+        name = next((name for name in self.metrics if name in metrics), None)
+        return _MISSING if name is None else self.format(metrics[name])
 
 
 COLUMNS = (
-    _Column("reward", "reward/mean", "{:.3f}".format),
-    _Column("accuracy", "val/accuracy", "{:.1%}".format),
-    _Column("length", "response/length_mean", "{:.1f}".format),
-    _Column("mismatch", "mismatch/kl", "{:.1e}".format),
-    _Column("loss", "actor/loss", "{:+.4f}".format),
-    _Column("grad norm", "actor/grad_norm", "{:.3f}".format),
-    _Column("tokens/s", "throughput/tokens_per_second", "{:,.0f}".format),
-    _Column("time", "time/step", "{:.1f}s".format),
+    _Column("reward", ("reward/mean",), "{:.3f}".format),
+    _Column("accuracy", ("val/accuracy", "val/token_accuracy"), "{:.1%}".format),
+    _Column("length", ("response/length_mean", "sft/row_length_mean"), "{:.1f}".format),
+    _Column("mismatch", ("mismatch/kl",), "{:.1e}".format),
+    _Column("loss", ("actor/loss", "sft/loss"), "{:+.4f}".format),
+    _Column("grad norm", ("actor/grad_norm",), "{:.3f}".format),
+    _Column("tokens/s", ("throughput/tokens_per_second",), "{:,.0f}".format),
+    _Column("time", ("time/step",), "{:.1f}s".format),
 )
-_MISSING = "-"
 
 
 class StdoutTracker(Tracker):
@@ -78,7 +84,7 @@ class StdoutTracker(Tracker):
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add a row or print a line."""
-        cells = tuple(c.format(metrics[c.metric]) if c.metric in metrics else _MISSING for c in COLUMNS)
+        cells = tuple(column.cell(metrics) for column in COLUMNS)
         if self._live is None:
             pairs = zip((column.title for column in COLUMNS), cells, strict=True)
             named = [f"{title} {cell}" for title, cell in pairs if cell != _MISSING]

@@ -148,6 +148,12 @@ def test_tokens_of_blanks_and_of_parts_of_a_letter_count_where_they_stand() -> N
     assert taught(CHATML, answer, words=True) == [" é 🙂\n\n<|im_end|>"]
 
 
+def test_an_end_of_blanks_that_offsets_leave_out_is_taught() -> None:
+    offsets = tokenizer(None, words=True)("Yes\n", return_offsets_mapping=True)["offset_mapping"]
+    assert offsets[-1] == (4, 4)  # the tokenizer trims blanks off its offsets
+    assert taught(HEADERS, ONE, words=True) == ["Yes\n"]
+
+
 def test_a_token_of_header_and_content_is_taught_for_its_content() -> None:
     assert taught(CHATML, [ONE[0], {"role": "assistant", "content": "\n Yes"}], words=True) == ["\n\n Yes<|im_end|>"]
 
