@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from roll.cli import envs, rollout
+from roll.cli import demos, envs, rollout
 
-GROUPS = (envs, rollout)
+GROUPS = (demos, envs, rollout)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

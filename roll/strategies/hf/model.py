@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,12 +53,24 @@ def quiet_transformers() -> Iterator[None]:
 
 def load_tokenizer(args: ModelArgs) -> Any:
     """The tokenizer of a model; one without a padding token pads with its end-of-sequence token."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    tokenizer = AutoTokenizer.from_pretrained(**_source(args))
+    source = _source(args)
+    # For some model types AutoTokenizer takes their usual class, even where the folder names the generic one; that class
+    # puts its own rules for splitting text in place of those in tokenizer.json, and the tokens are others.
+    generic = _names_generic_tokenizer(Path(args.model_name_or_path or ""))
+    tokenizer = (PreTrainedTokenizerFast if generic else AutoTokenizer).from_pretrained(**source)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def _names_generic_tokenizer(folder: Path) -> bool:
+    file = folder / "tokenizer_config.json"
+    if not file.is_file() or not (folder / "tokenizer.json").is_file():
+        return False
+    named = json.loads(file.read_text(encoding="utf-8")).get("tokenizer_class")
+    return named in ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
 def load_causal_lm(args: ModelArgs, dtype: torch.dtype) -> PreTrainedModel:

@@ -1,0 +1,120 @@
+"""What the small agents of this folder and of ../frozen_lake start from: a random model, and solved episodes.
+
+The warm start's `prepare` names a function below. It makes, unless they are there:
+
+    pretrain                          a transformer of some ten thousand random parameters, with a tokenizer for the
+                                      words that the game is told in
+    actor_train.data_args.file_name   rows with `messages`: what the environment's own solver does, turn by turn
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from roll.configs.agentic import AgenticConfig
+from roll.configs.loader import load_config
+from roll.configs.sft import SFTConfig
+from roll.rollout.demonstrations import demonstrations
+
+EXAMPLES = Path(__file__).parents[1]
+EPISODES = 400
+"""Rooms that are demonstrated."""
+CHAT = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIAL = ["<pad>", "<unk>", "<|im_start|>", "<|im_end|>"]
+WORD = r"\n|[^\W_]+|[^\s]"
+"""A token: a word, a number, a sign, or the end of a line."""
+
+
+def sokoban(config: SFTConfig) -> None:
+    """For agentic_sokoban_cpu.yaml."""
+    prepare(config, "sokoban", "agentic_sokoban_cpu")
+
+
+def frozen_lake(config: SFTConfig) -> None:
+    """For agentic_frozen_lake_cpu.yaml."""
+    prepare(config, "frozen_lake", "agentic_frozen_lake_cpu")
+
+
+def slippery_frozen_lake(config: SFTConfig) -> None:
+    """For agentic_frozen_lake_slippery_cpu.yaml."""
+    prepare(config, "frozen_lake", "agentic_frozen_lake_slippery_cpu")
+
+
+def prepare(config: SFTConfig, folder: str, name: str) -> None:
+    """Make the demonstrations and the model for one game. Everything follows from the seed."""
+    game = load_config(EXAMPLES / folder, name, [f"seed={config.seed}"])
+    assert isinstance(game, AgenticConfig)
+    (file,) = map(Path, config.actor_train.data_args.file_name)
+    model = Path(config.pretrain or "")
+    if file.is_file() and (model / "config.json").is_file():
+        return
+    rows = list(demonstrations(game, EPISODES))
+    write(file, rows)
+    texts = [message["content"] for row in rows for message in row["messages"]]
+    make_model(model, texts, config.seed)
+
+
+def write(file: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """The rows as jsonl; the file is there whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(file.name + ".tmp")
+    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    temporary.replace(file)
+
+
+def make_model(folder: Path, texts: Iterable[str], seed: int) -> None:
+    """A random model for the words of these texts."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    tokenizer = make_tokenizer(texts)
+    shape = AutoConfig.for_model(
+        "qwen2",
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,  # of 32 numbers each, the smallest that vLLM takes on a CPU
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        rope_theta=30.0,  # positions differ by few tokens here; the usual base makes them hard to tell apart
+        initializer_range=0.06,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(shape)
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+
+
+def make_tokenizer(texts: Iterable[str]) -> Any:
+    """A token for every word; spaces between words are dropped."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word for text in texts for word in re.findall(WORD, text)} | {"\n", "system", "user", "assistant"}
+    words |= {str(number) for number in range(100)}
+    table = {word: i for i, word in enumerate([*SPECIAL, *sorted(words)])}
+    tokenizer = Tokenizer(models.WordLevel(table, unk_token="<unk>"))
+    spaces = pre_tokenizers.Split(Regex(" +"), "removed")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([spaces, pre_tokenizers.Split(Regex(WORD), "isolated")])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        unk_token="<unk>",
+        eos_token="<|im_end|>",
+        additional_special_tokens=["<|im_start|>"],
+        clean_up_tokenization_spaces=False,
+        chat_template=CHAT,
+    )
