@@ -40,9 +40,11 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     """Run; 0 when the pipeline ended, 2 when configuration or data can't be used, 1 for any other failure."""
     options = parse_arguments(arguments)
+    from roll.configs.agentic import AgenticConfig
     from roll.configs.environment import check_environment
     from roll.configs.errors import ConfigError
     from roll.configs.loader import load_config, to_yaml
+    from roll.envs.registry import EnvLoadError, check_envs
 
     folder = Path(options.config_path)
     if not folder.is_dir() and (HERE / folder).is_dir():
@@ -53,7 +55,9 @@ def main(arguments: Sequence[str]) -> int:
             print(to_yaml(config), end="")
             return 0
         check_environment(config)
-    except ConfigError as error:
+        if isinstance(config, AgenticConfig):
+            check_envs(config)
+    except (ConfigError, EnvLoadError) as error:
         print(error, file=sys.stderr)
         return 2
     for warning in config.warnings():

@@ -67,7 +67,8 @@ class AgenticConfig(RLConfig):
     """`gigpo` and `step_reinforce`: discount per turn."""
 
     discount_over: Literal["token", "turn"] = "token"
-    """`gae` and `reinforce`: whether `gamma` and `lambd` discount from token to token or from turn to turn."""
+    """`gae`, `reinforce` and `reinforce_plus_plus`: whether `gamma` and `lambd` discount from token to token or from
+    turn to turn."""
 
     render_save_dir: str | None = None
     """Folder for pictures and texts of the first `log_val_generations` validation episodes. null: none."""
@@ -148,6 +149,13 @@ class AgenticConfig(RLConfig):
     def max_open_groups(self) -> int | None:
         """See the base class."""
         return self.train_env_manager.num_env_groups
+
+    @property
+    def task_budget(self) -> int:
+        """See the base class; `max_traj_per_env` may bound it too."""
+        each = self.train_env_manager.max_traj_per_env
+        budget = super().task_budget
+        return budget if each < 0 else min(budget, each * self.train_env_manager.num_env_groups)
 
     @property
     def validation_chunk(self) -> int | None:

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from roll.configs.errors import NO_VALUE, Violation, did_you_mean
-from roll.configs.vocabulary import LATER_KEYS, LATER_VALUES, OTHER_WORDS
+from roll.configs.vocabulary import INSTEAD, LATER_KEYS, LATER_VALUES, OTHER_WORDS
 
 T = TypeVar("T")
 
@@ -22,21 +22,26 @@ _SYMBOLS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
-def build(cls: type[T], tree: Mapping[str, Any], path: str = "") -> tuple[T | None, list[Violation]]:
+def build(
+    cls: type[T], tree: Mapping[str, Any], path: str = "", *, pipelines: Mapping[str, type] | None = None
+) -> tuple[T | None, list[Violation]]:
     """An instance of dataclass `cls` and all violations.
+
+    `pipelines` are the classes that `cls` is one of: keys of the others are refused with the name of theirs.
 
     The instance is None when a value is unusable or missing. With unknown keys alone it is given, so that
     rules between fields can be checked in the same pass.
     """
-    builder = _Builder(cls)
+    builder = _Builder(cls, pipelines)
     result = builder.section(cls, tree, path)
     return (None if result is _BAD else result), builder.violations
 
 
 class _Builder:
-    def __init__(self, root: type) -> None:
+    def __init__(self, root: type, pipelines: Mapping[str, type] | None = None) -> None:
         self.violations: list[Violation] = []
         self._root = root
+        self._pipelines = dict(pipelines or {})
 
     def section(self, cls: type, tree: Any, path: str) -> Any:
         if not isinstance(tree, Mapping):
@@ -137,7 +142,7 @@ class _Builder:
         if len(members) == 1 and value is not None:
             return self.convert(members[0], value, path)
         for member in members:
-            trial = _Builder(self._root)
+            trial = _Builder(self._root, self._pipelines)
             result = trial.convert(member, value, path)
             if result is not _BAD:
                 return result
@@ -182,6 +187,11 @@ class _Builder:
             fix = OTHER_WORDS[key]
         elif key in LATER_KEYS:
             fix = f"remove it: {LATER_KEYS[key]}"
+        elif others := [name for name, cls in self._pipelines.items() if below in _all_places(cls)]:
+            fix = f"remove it: a key of pipeline: {' and '.join(others)}"
+            own = next((name for name, cls in self._pipelines.items() if cls is self._root), "")
+            instead = INSTEAD.get(own, {}).get(key)
+            fix += f"; {instead}" if instead else ""
         elif elsewhere:
             fix = f"{key!r} belongs at {' or '.join(elsewhere[:3])}"
         else:
@@ -192,6 +202,11 @@ class _Builder:
 @cache
 def _hints(cls: type) -> dict[str, Any]:
     return get_type_hints(cls)
+
+
+@cache
+def _all_places(cls: type) -> frozenset[str]:
+    return frozenset(_places(cls))
 
 
 def _places(cls: type, path: str = "") -> Iterator[str]:

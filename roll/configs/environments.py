@@ -78,7 +78,8 @@ class EnvManager:
     """Groups of each tag, in their order; adds up to `num_env_groups`. null: split evenly."""
 
     max_traj_per_env: int = number(-1, ge=-1)
-    """Episodes that one environment plays in a step. -1: as many as the step needs."""
+    """Episodes that one environment plays in a step; a step may start so many times `num_env_groups` groups, those that
+    are dropped included. -1: as many as `max_num_gen_batches` permits."""
 
     format_penalty: float = 0.0
     """Added to a turn's reward when no action was found in the response; at most 0."""

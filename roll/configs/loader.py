@@ -49,7 +49,7 @@ def load_config(
         raise ConfigError(violations, str(file))
     cls = _pipeline_of(plain, str(file))
     plain = _drop_variables(plain, tree, presets, cls)
-    config, violations = build(cls, plain)
+    config, violations = build(cls, plain, pipelines=PIPELINES)
     if config is not None and check:
         violations = [*violations, *validate(config)]
     if violations or config is None:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from roll.configs.base import DataArgs
 from roll.configs.environments import CustomEnv, EnvManager
 from roll.configs.errors import Violation, did_you_mean
 from roll.configs.policy import GROUP_ESTIMATORS, TURN_ESTIMATORS
+from roll.configs.rules_policy import IMPORT_PATH
 from roll.configs.rules_rewards import filter_rules
+from roll.configs.turn_templates import SYSTEM_NAMES, TURN_NAMES, names_in, unknown_names
 
 if TYPE_CHECKING:
     from roll.configs.agentic import AgenticConfig
+
+DISCOUNTING = ("gae", "reinforce", "reinforce_plus_plus")
+"""Estimators that `gamma` discounts."""
 
 
 def env_rules(config: AgenticConfig) -> Iterator[Violation]:
@@ -21,15 +28,17 @@ def env_rules(config: AgenticConfig) -> Iterator[Violation]:
         yield Violation("custom_envs", "at least one environment", "custom_envs: {game: {env_type: sokoban-v1}}", {})
     for tag, env in config.custom_envs.items():
         path = f"custom_envs.{tag}"
-        if "/" in tag or tag != tag.strip():
-            yield Violation(path, "a tag without slashes or spaces at its ends: metrics are named after it", "", tag)
+        if not tag or "/" in tag or tag != tag.strip():
+            expected = "a tag that isn't empty, without slashes or spaces at its ends: metrics are named after it"
+            yield Violation(path, expected, "another tag", tag)
         yield from _pattern(path, env)
-        limit = config.actor_infer.generating_args.max_new_tokens or config.response_length
+        yield from _templates(path, env)
         if env.max_tokens_per_step is not None and env.max_tokens_per_step > config.response_length:
-            expected = f"at most response_length ({limit})"
+            expected = f"at most response_length ({config.response_length})"
             yield Violation(f"{path}.max_tokens_per_step", expected, "raise response_length", env.max_tokens_per_step)
-        if env.max_actions_per_step > 1 and not env.action_separator:
-            yield Violation(f"{path}.action_separator", "a text, because max_actions_per_step is above 1", "", "")
+        if env.max_actions_per_step > 1 and not env.action_separator.strip():
+            expected = "more than blanks between two actions, because max_actions_per_step is above 1"
+            yield Violation(f"{path}.action_separator", expected, f'{path}.action_separator="||"', env.action_separator)
         if env.history_length is not None and config.sample_unit == "trajectory":
             expected = "null with sample_unit trajectory, where everything is carried on"
             yield Violation(f"{path}.history_length", expected, "sample_unit=step or concat", env.history_length)
@@ -43,14 +52,31 @@ def _pattern(path: str, env: CustomEnv) -> Iterator[Violation]:
         try:
             groups = re.compile(env.action_pattern).groups
         except re.error as error:
-            yield Violation(f"{path}.action_pattern", f"a regular expression; {error}", "", env.action_pattern)
+            expected = f"a regular expression; {error}"
+            fix = "a backslash before a sign that shall stand for itself"
+            yield Violation(f"{path}.action_pattern", expected, fix, env.action_pattern)
         else:
             if groups == 0:
                 expected = "a regular expression with a group (...) around the action"
                 yield Violation(f"{path}.action_pattern", expected, "<answer>(.*?)</answer>", env.action_pattern)
     tags = env.thinking_tags
-    if tags is not None and (len(tags) != 2 or not all(tags)):
-        yield Violation(f"{path}.thinking_tags", "two texts that aren't empty", '["<think>", "</think>"]', list(tags))
+    if tags is not None and (len(tags) != 2 or not all(tags) or tags[0] == tags[1]):
+        expected = "two different texts that aren't empty"
+        yield Violation(f"{path}.thinking_tags", expected, '["<think>", "</think>"]', list(tags))
+
+
+def _templates(path: str, env: CustomEnv) -> Iterator[Violation]:
+    for key, text, known in (
+        ("system_template", env.system_template or "", SYSTEM_NAMES),
+        ("turn_template", env.turn_template, TURN_NAMES),
+    ):
+        for name in unknown_names(text, known):
+            expected = f"one of {', '.join(f'{{{n}}}' for n in known)} (or {{{{{name}}}}}, which stands for {{{name}}})"
+            near = did_you_mean(name, known)
+            yield Violation(f"{path}.{key}", expected, near if near.startswith("did") else "remove it", f"{{{name}}}")
+    if "observation" not in names_in(env.turn_template):
+        expected = "a text with {observation}: the policy would not see what happens"
+        yield Violation(f"{path}.turn_template", expected, f'{path}.turn_template="{{observation}}"', env.turn_template)
 
 
 def manager_rules(config: AgenticConfig) -> Iterator[Violation]:
@@ -75,10 +101,30 @@ def manager_rules(config: AgenticConfig) -> Iterator[Violation]:
             yield Violation("val_env_manager.group_filter", "nothing: validation counts every group", "remove it")
         if val.group_size_redundancy:
             expected = "0: validation plays what it is asked for"
-            yield Violation("val_env_manager.group_size_redundancy", expected, "", val.group_size_redundancy)
-        if config.val_batch_size is not None and config.val_batch_size % val.group_size:
-            expected = f"whole groups of {val.group_size} episodes"
-            yield Violation("val_batch_size", expected, "", config.val_batch_size)
+            yield Violation("val_env_manager.group_size_redundancy", expected, "remove it", val.group_size_redundancy)
+        size, given = val.group_size, val.generating_args.num_return_sequences
+        if given not in (None, size):
+            expected = f"group_size ({size}), which rules in validation"
+            yield Violation("val_env_manager.generating_args.num_return_sequences", expected, "remove it", given)
+        yield from _validation_size(config, val)
+    elif config.val_batch_size is not None:
+        expected = "null, because there is no val_env_manager"
+        yield Violation("val_batch_size", expected, "add val_env_manager, or remove it", config.val_batch_size)
+
+
+def _validation_size(config: AgenticConfig, val: EnvManager) -> Iterator[Violation]:
+    size, episodes = val.group_size, config.val_batch_size
+    if episodes is not None and episodes % size:
+        expected = f"whole groups: {episodes} episodes / {size} per group"
+        yield Violation("val_batch_size", expected, f"val_batch_size={-(-episodes // size) * size}", episodes)
+    elif val.max_traj_per_env > 0 and val.num_env_groups * val.max_traj_per_env < config.validation_groups:
+        most = val.num_env_groups * val.max_traj_per_env
+        expected = (
+            f"enough for a validation of {config.validation_groups} groups; {val.num_env_groups} env groups x "
+            f"{val.max_traj_per_env} = {most}"
+        )
+        fix = f"max_traj_per_env={-(-config.validation_groups // val.num_env_groups)}, or -1"
+        yield Violation("val_env_manager.max_traj_per_env", expected, fix, val.max_traj_per_env)
 
 
 def _manager(config: AgenticConfig, path: str, manager: EnvManager) -> Iterator[Violation]:
@@ -86,6 +132,9 @@ def _manager(config: AgenticConfig, path: str, manager: EnvManager) -> Iterator[
         if tag not in config.custom_envs:
             expected = f"tags of custom_envs: {', '.join(config.custom_envs)}"
             yield Violation(f"{path}.tags", expected, did_you_mean(tag, config.custom_envs), tag)
+    for tag in sorted({tag for tag in manager.tags if manager.tags.count(tag) > 1}):
+        expected = "each tag once; num_groups_partition gives one more groups than another"
+        yield Violation(f"{path}.tags", expected, "remove one", tag)
     tags, parts = config.tags_of(manager), manager.num_groups_partition
     if parts is not None:
         if len(parts) != len(tags) or sum(parts) != manager.num_env_groups or min(parts, default=0) < 0:
@@ -97,9 +146,10 @@ def _manager(config: AgenticConfig, path: str, manager: EnvManager) -> Iterator[
             yield Violation(f"{path}.num_groups_partition", expected, "remove it to split evenly", list(parts))
     elif manager.num_env_groups < len(tags):
         expected = f"at least {len(tags)}, one group for every tag"
-        yield Violation(f"{path}.num_env_groups", expected, "or fewer tags", manager.num_env_groups)
+        fix = f"{path}.num_env_groups={len(tags)}, or fewer tags"
+        yield Violation(f"{path}.num_env_groups", expected, fix, manager.num_env_groups)
     if manager.max_traj_per_env == 0:
-        yield Violation(f"{path}.max_traj_per_env", "-1 for no limit, or at least 1", "", 0)
+        yield Violation(f"{path}.max_traj_per_env", "-1 for no limit, or at least 1", f"{path}.max_traj_per_env=-1", 0)
     for key in ("format_penalty", "invalid_action_penalty"):
         value = getattr(manager, key)
         if value > 0:
@@ -110,7 +160,11 @@ def _manager(config: AgenticConfig, path: str, manager: EnvManager) -> Iterator[
 def turn_credit_rules(config: AgenticConfig) -> Iterator[Violation]:
     """Rewards are normalised once; keys of estimators act."""
     rule, name = config.reward_normalization, config.adv_estimator
-    if name in GROUP_ESTIMATORS - set(TURN_ESTIMATORS) | {"remax"} and rule.method != "identity":
+    own = IMPORT_PATH.match(name) is not None
+    if name == "remax":
+        expected = "another one: the greedy response of remax is one for one prompt, and episodes have several turns"
+        yield Violation("adv_estimator", expected, "adv_estimator=reinforce", name)
+    elif name in GROUP_ESTIMATORS - set(TURN_ESTIMATORS) and rule.method != "identity":
         expected = f"identity with adv_estimator {name}, which compares the members of a group itself"
         fix = "reward_normalization.method=identity, or adv_estimator=reinforce"
         yield Violation("reward_normalization.method", expected, fix, rule.method)
@@ -118,41 +172,69 @@ def turn_credit_rules(config: AgenticConfig) -> Iterator[Violation]:
         if getattr(config, key):
             expected = "off in pipeline agentic: reward_normalization says how rewards are normalised"
             yield Violation(key, expected, "remove it", getattr(config, key))
-    if config.discount_over == "turn" and name not in ("gae", "reinforce"):
-        expected = f"token with adv_estimator {name}"
-        yield Violation("discount_over", expected, "adv_estimator=gae or reinforce, or remove it", "turn")
-    if name == "remax":
-        expected = "another one: the greedy response of remax is one for one prompt, and episodes have several turns"
-        yield Violation("adv_estimator", expected, "adv_estimator=reinforce", name)
+    if config.discount_over == "turn" and name not in DISCOUNTING and not own:
+        expected = f"token with adv_estimator {name}, which doesn't discount by gamma"
+        yield Violation("discount_over", expected, f"adv_estimator={DISCOUNTING[0]}, or remove it", "turn")
+    if name == "step_reinforce":
+        for key, why in (
+            ("reward_clip", "it takes the rewards of turns as they are"),
+            ("whiten_rewards", "it has no rewards of tokens"),
+        ):
+            if getattr(config, key):
+                expected = f"{'null' if key == 'reward_clip' else 'false'} with adv_estimator step_reinforce: {why}"
+                yield Violation(key, expected, "remove it, or see advantage_clip", getattr(config, key))
+    if name == "gigpo" and not config.episode_reward_weight and not config.step_reward_weight:
+        expected = "more than 0, or step_reward_weight more than 0: without both every advantage is 0"
+        yield Violation("episode_reward_weight", expected, "episode_reward_weight=1", 0.0)
+    if config.overlong_shaping is not None:
+        expected = "null in pipeline agentic: it knows the limit of one response, and an episode has several"
+        yield Violation("overlong_shaping", expected, "remove it; max_tokens_per_step bounds a turn")
 
 
 def sample_rules(config: AgenticConfig) -> Iterator[Violation]:
     """What has a meaning for prompts of data sets only."""
-    data = config.actor_train.data_args
-    for key, value in (("file_name", data.file_name), ("procedural", data.procedural)):
-        if value:
-            expected = "nothing in pipeline agentic: tasks are environments and seeds"
-            yield Violation(f"actor_train.data_args.{key}", expected, "custom_envs", list(map(str, value)))
+    data, defaults = config.actor_train.data_args, DataArgs()
+    for spec in fields(data):
+        value = getattr(data, spec.name)
+        if value != getattr(defaults, spec.name):
+            expected = "nothing in pipeline agentic: tasks are environments and seeds (custom_envs)"
+            shown = list(map(str, value)) if isinstance(value, tuple) else value
+            yield Violation(f"actor_train.data_args.{spec.name}", expected, "remove it", shown)
     if config.num_train_epochs:
         expected = "null: environments have no epochs"
         yield Violation("num_train_epochs", expected, "max_steps=100", config.num_train_epochs)
-    if config.truncation not in ("error", "filter"):
+    if config.truncation != "error":
         expected = "error in pipeline agentic: a context that is too long ends its episode"
         yield Violation("truncation", expected, "remove it", config.truncation)
+    standard = type(config).__dataclass_fields__["reward_retries"].default
+    if config.reward_retries != standard:
+        expected = f"{standard} in pipeline agentic, where nothing is retried: a failed environment ends its episode"
+        fix = "remove it; group_size_redundancy makes up for episodes that fail"
+        yield Violation("reward_retries", expected, fix, config.reward_retries)
     if config.render_save_dir and not (config.val_env_manager and config.log_val_generations):
         expected = "null: pictures are made of the first log_val_generations validation episodes, and there are none"
         fix = "log_val_generations=4 and a val_env_manager"
         yield Violation("render_save_dir", expected, fix, config.render_save_dir)
-    if config.warm_start is not None and config.pretrain is not None:
-        expected = "null: warm_start makes the model to start from, out of the pretrain of its own file"
-        yield Violation("pretrain", expected, "remove one of the two", config.pretrain)
+
+
+def warm_start_rules(config: AgenticConfig) -> Iterator[Violation]:
+    """The model that a warm start makes is the one to start from."""
+    if config.warm_start is None:
+        return
+    names = {"pretrain": config.pretrain}
+    for role in ("actor_train", "actor_infer"):
+        names[f"{role}.model_args.model_name_or_path"] = config.sections[role].model_args.model_name_or_path
+    for key, name in names.items():
+        if name is not None:
+            expected = "null: warm_start makes the model to start from, out of the pretrain of its own file"
+            yield Violation(key, expected, f"remove {key}, or warm_start", name)
 
 
 def warnings(config: AgenticConfig) -> Iterator[str]:
     """What is allowed but probably not meant."""
-    lowest = min((env.max_steps for env in config.custom_envs.values()), default=0)
-    if config.adv_estimator == "step_reinforce" and lowest == 1:
-        yield "adv_estimator step_reinforce credits turns, but max_steps is 1: every episode is one turn"
+    longest = max((env.max_steps for env in config.custom_envs.values()), default=0)
+    if config.adv_estimator in TURN_ESTIMATORS and longest == 1:
+        yield f"adv_estimator {config.adv_estimator} credits turns, but max_steps is 1: every episode is one turn"
 
 
-RULES = (env_rules, manager_rules, turn_credit_rules, sample_rules)
+RULES = (env_rules, manager_rules, turn_credit_rules, sample_rules, warm_start_rules)

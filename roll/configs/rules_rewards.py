@@ -58,4 +58,5 @@ def filter_rules(path: str, rule: QueryFilterConfig) -> Iterator[Violation]:
     args = rule.filter_args
     if rule.type == "mean_filter" and args.threshold_down >= args.threshold_up:
         expected = f"less than threshold_up ({args.threshold_up}), or every group is dropped"
-        yield Violation(f"{path}.filter_args.threshold_down", expected, "", args.threshold_down)
+        fix = "the lower bound first, or type: no_filter"
+        yield Violation(f"{path}.filter_args.threshold_down", expected, fix, args.threshold_down)

@@ -26,7 +26,8 @@ def length_rules(config: RLConfig) -> Iterator[Violation]:
         expected = f"at most {limit}, the longest response (max_new_tokens, else response_length)"
         yield Violation("overlong_shaping.buffer", expected, "", shaping.buffer)
     threshold = config.error_max_len_threshold
-    if config.error_max_len_clip and threshold is not None and threshold > config.response_length:
+    one_response = config.turn_credit is None  # an episode of several may be longer than each of them
+    if one_response and config.error_max_len_clip and threshold is not None and threshold > config.response_length:
         expected = f"at most response_length ({config.response_length}), which no response exceeds"
         yield Violation("error_max_len_threshold", expected, "", threshold)
 

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-_AGENTIC = "a key of pipeline: agentic"
 _FULL_KL = "it needs both models' distributions over the whole vocabulary, which aren't kept; try low_var_kl"
 _TRACKERS = "not available in this version; available: tensorboard, stdout, jsonl"
 _PIPELINES = "not available in this version; available: rlvr, agentic, sft"
 
 LATER_KEYS: dict[str, str] = {
-    "train_env_manager": _AGENTIC,
-    "val_env_manager": _AGENTIC,
-    "custom_envs": _AGENTIC,
-    "reward_normalization": f"{_AGENTIC}; for RLVR see reward_norm",
-    "episode_reward_weight": _AGENTIC,
-    "step_reward_weight": _AGENTIC,
-    "step_reward_gamma": _AGENTIC,
-    "sample_unit": _AGENTIC,
-    "env_workers": _AGENTIC,
-    "warm_start": _AGENTIC,
-    "render_save_dir": _AGENTIC,
     "generate_opt_level": "there is one scheduler, which works per request",
     "is_num_return_sequences_expand": "the scheduler always sends one request per response",
     "profile_steps": "the profiler isn't available in this version",
@@ -38,6 +26,28 @@ LATER_KEYS: dict[str, str] = {
     "wrap_policy": "what is sharded together is what the model names as its layers",
 }
 """Keys of the users' vocabulary that nothing would read in this version."""
+
+INSTEAD: dict[str, dict[str, str]] = {
+    "rlvr": {
+        "reward_normalization": "see reward_norm",
+        "train_env_manager": "see rewards.<domain>.rollout for episodes of several turns",
+        "val_env_manager": "see validation",
+        "validation_share": "see validation",
+        "export_dir": "see checkpoint_config.save_hf_model",
+    },
+    "agentic": {
+        "rewards": "environments give the rewards, see custom_envs",
+        "custom_reward_function": "environments give the rewards, see custom_envs; question_answer-v1 takes a function",
+        "reward_model": "environments give the rewards, see custom_envs",
+        "num_return_sequences_in_group": "write train_env_manager.group_size",
+        "validation": "write val_env_manager",
+        "global_template": "see custom_envs.<tag>.system_template and turn_template",
+        "tag_to_template": "see custom_envs.<tag>.system_template and turn_template",
+        "export_dir": "see checkpoint_config.save_hf_model",
+    },
+    "sft": {"response_length": "write sequence_length", "prompt_length": "write sequence_length"},
+}
+"""By pipeline: keys that only others have, and what it has instead."""
 
 _VLLM = "it is an option of vllm: write it into actor_infer.strategy_args.strategy_config with strategy_name: vllm"
 _SGLANG = _VLLM.replace("vllm", "sglang")

@@ -10,13 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roll.configs.environments import CustomEnv, EnvManager
 from roll.configs.errors import did_you_mean
 from roll.envs.base import Env
 from roll.envs.wrappers import ActionRules, ResponseActions, TimeLimit
 from roll.utils.seeding import stable_hash
+
+if TYPE_CHECKING:
+    from roll.configs.agentic import AgenticConfig
 
 ENVS: dict[str, str] = {
     "sokoban-v1": "roll.envs.sokoban:Sokoban",
@@ -67,6 +70,28 @@ def env_spec(tag: str, env: CustomEnv, manager: EnvManager) -> EnvSpec:
     )
     check_spec(spec)
     return spec
+
+
+def check_envs(config: AgenticConfig) -> None:
+    """Every environment of a run can be made, with its arguments; raises one `EnvLoadError` with all that can't.
+
+    With `prepare`, which may make what they read, they aren't made; their arguments are still compared.
+    """
+    problems: list[str] = []
+    managers = [] if config.val_only else [config.train_env_manager]
+    managers += [] if config.val_env_manager is None else [config.val_env_manager]
+    for tag, manager in [(tag, one) for one in managers for tag in config.tags_of(one)]:
+        try:
+            spec = env_spec(tag, config.custom_envs[tag], manager)
+            if config.prepare is None:
+                build_env(spec).close()
+        except Exception as error:  # noqa: BLE001 - of the environment's own code, perhaps; it is reported
+            kind = "" if isinstance(error, ValueError) else f"custom_envs.{tag}: {type(error).__name__}: "
+            problems.append(f"{kind}{error}")
+    found = list(dict.fromkeys(problems))
+    if found:
+        count = "1 problem" if len(found) == 1 else f"{len(found)} problems"
+        raise EnvLoadError("\n".join([f"{count} with environments", *(f"  * {problem}" for problem in found)]))
 
 
 def check_spec(spec: EnvSpec) -> None:

@@ -10,23 +10,19 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from roll.configs.environments import CustomEnv
 from roll.configs.errors import did_you_mean
+from roll.configs.turn_templates import SYSTEM_NAMES, TURN_NAMES, filled, names_in, unknown_names
 from roll.envs.base import Message, Observation
 from roll.envs.wrappers import without_thoughts
 from roll.rollout.agent import Agent
 from roll.rollout.episode import Episode, EpisodeError
 
 SampleUnit = Literal["trajectory", "step", "concat"]
-
-_SLOT = re.compile(r"\{\{(?P<literal>[A-Za-z_]\w*)\}\}|\{(?P<name>[A-Za-z_]\w*)\}")
-_SYSTEM_NAMES = ("instructions", "max_steps", "max_actions_per_step")
-_TURN_NAMES = ("observation", "step", "steps_left", "max_steps", "max_actions_per_step", "max_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +68,9 @@ class Conversation:
         )
 
     def __post_init__(self) -> None:
-        _check_names(f"custom_envs.{self.tag}.system_template", self.system_template or "", _SYSTEM_NAMES)
-        _check_names(f"custom_envs.{self.tag}.turn_template", self.turn_template, _TURN_NAMES)
-        if "{observation}" not in self.turn_template.replace("{{observation}}", ""):
+        _check_names(f"custom_envs.{self.tag}.system_template", self.system_template or "", SYSTEM_NAMES)
+        _check_names(f"custom_envs.{self.tag}.turn_template", self.turn_template, TURN_NAMES)
+        if "observation" not in names_in(self.turn_template):
             raise ValueError(
                 f"custom_envs.{self.tag}.turn_template: got {self.turn_template!r:.80}, expected a text with "
                 "{observation}: the policy would not see what happens"
@@ -87,7 +83,7 @@ class Conversation:
             "max_steps": self.max_steps,
             "max_actions_per_step": self.max_actions_per_step,
         }
-        text = _filled(self.system_template or "", values)
+        text = filled(self.system_template or "", values)
         return (Message("system", text),) if text else ()
 
     def shown(self, observation: Observation, step: int, max_tokens: int) -> tuple[Message, ...]:
@@ -101,7 +97,7 @@ class Conversation:
             "max_actions_per_step": self.max_actions_per_step,
             "max_tokens": max_tokens,
         }
-        return (*before, replace(last, content=_filled(self.turn_template, values)))
+        return (*before, replace(last, content=filled(self.turn_template, values)))
 
     def remembered(self, response: str) -> str:
         """A response as later prompts show it."""
@@ -185,16 +181,9 @@ class ConversationRollout:
 
 
 def _check_names(key: str, template: str, known: Sequence[str]) -> None:
-    for slot in _SLOT.finditer(template):
-        name = slot["name"]
-        if name is not None and name not in known:
-            names = ", ".join(f"{{{n}}}" for n in known)
-            raise ValueError(
-                f"{key}: got {{{name}}}, expected one of {names} (or {{{{{name}}}}}, which stands for the text "
-                f"{{{name}}}); {did_you_mean(name, known)}"
-            )
-
-
-def _filled(template: str, values: Mapping[str, Any]) -> str:
-    """What is filled in isn't looked at again: the text of an environment may have braces of its own."""
-    return _SLOT.sub(lambda slot: f"{{{slot['literal']}}}" if slot["literal"] else str(values[slot["name"]]), template)
+    for name in unknown_names(template, known):
+        names = ", ".join(f"{{{n}}}" for n in known)
+        raise ValueError(
+            f"{key}: got {{{name}}}, expected one of {names} (or {{{{{name}}}}}, which stands for the text "
+            f"{{{name}}}); {did_you_mean(name, known)}"
+        )

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from roll.configs.agentic import AgenticConfig
 from roll.configs.build import sections_of
+from roll.configs.environments import CustomEnv, EnvManager
 from roll.configs.loader import load_config, to_yaml
 from roll.configs.reference import docstrings, reference
 from roll.configs.rlvr import RLVRConfig
@@ -21,6 +23,7 @@ from roll.configs.strategy import STRATEGIES, StrategyArgs
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = sorted(path for path in (REPOSITORY / "examples").rglob("*.yaml"))
 PRESETS = sorted((REPOSITORY / "configs").glob("*.yaml"))
+ENVS = sorted((REPOSITORY / "configs" / "envs").glob("*.yaml"))
 QUESTIONS = {"pretrain": "some/model", "train_file": "train.jsonl", "test_file": "test.jsonl"}
 
 
@@ -47,8 +50,32 @@ def test_every_preset_is_one_section_of_its_own_name_that_some_strategy_takes(fi
     assert any(not build(options, tree[file.stem])[1] for options in STRATEGIES.values())
 
 
-def test_one_example_spells_out_every_key():
-    file = REPOSITORY / "examples" / "rlvr" / "rlvr_qwen2.5_0.5b.yaml"
+@pytest.mark.parametrize("file", ENVS, ids=lambda path: path.stem)
+def test_every_preset_of_an_environment_can_be_played(file):
+    from roll.configs.build import build
+    from roll.envs.registry import build_env, env_spec
+
+    tree = yaml.safe_load(file.read_text())
+    assert list(tree) == [file.stem]
+    env, violations = build(CustomEnv, tree[file.stem])
+    assert violations == []
+    build_env(env_spec(file.stem, env, EnvManager())).reset(0, {})
+
+
+@pytest.mark.parametrize("file", [file for file in EXAMPLES if file.stem.startswith("agentic")], ids=lambda f: f.stem)
+def test_environments_of_every_example_can_be_made(file, tmp_path, monkeypatch):
+    from roll.envs.registry import check_envs
+
+    monkeypatch.chdir(REPOSITORY)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "1+1?", "answer": "#### 2"}\n')
+    given = [f"{key.split('=')[0]}={rows}" if "_file" in key else key for key in answers(file)]
+    check_envs(load_config(file.parent, file.stem, given))
+
+
+@pytest.mark.parametrize("name", ["rlvr/rlvr_qwen2.5_0.5b", "agentic/agentic_sokoban_qwen2.5_0.5b"])
+def test_one_example_of_a_pipeline_spells_out_every_key(name):
+    file = REPOSITORY / "examples" / f"{name}.yaml"
     whole = yaml.safe_load(to_yaml(load_config(file.parent, file.stem, answers(file))))
     written = yaml.safe_load(file.read_text())
 
@@ -78,7 +105,7 @@ def sections(cls: type = RLVRConfig) -> set[type]:
 
 
 def test_every_key_says_what_it_means():
-    for cls in sections():
+    for cls in sections() | sections(AgenticConfig):
         told = docstrings(cls)
         assert {f.name for f in fields(cls)} <= set(told), cls
         assert all(text.endswith(".") for text in told.values()), cls

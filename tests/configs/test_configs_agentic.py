@@ -1,0 +1,308 @@
+"""The agentic pipeline's configuration: each mistake gives one clear error; derived values; what `--check` says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from refused import check_refused
+
+from roll.configs.environment import check_environment
+from roll.configs.errors import ConfigError
+from roll.configs.loader import load_config
+
+LAKE = "custom_envs.lake"
+TRAIN = "train_env_manager"
+VAL = "val_env_manager"
+DATA = "actor_train.data_args"
+METHOD = "reward_normalization.method"
+
+JOB = {
+    "pipeline": "agentic",
+    "executor": "inline",
+    "max_steps": 2,
+    "pretrain": "model",
+    "rollout_batch_size": 16,
+    "prompt_length": 32,
+    "response_length": 16,
+    "custom_envs": {
+        "lake": {"env_type": "frozen_lake-v1"},
+        "room": {"env_type": "sokoban-v1", "env_config": {"dim_room": 6}},
+    },
+    "train_env_manager": {"num_env_groups": 4, "group_size": 4},
+    "val_env_manager": {"num_env_groups": 3, "group_size": 2},
+    "adv_estimator": "reinforce",
+    "eval_steps": 1,
+    "actor_train": {"training_args": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}},
+}
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a sound `job.yaml` and its model's config.json; also the working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"max_position_embeddings": 64}))
+    return tmp_path
+
+
+REFUSED: list[tuple[str, list[str], str, list[str]]] = [
+    # id, overrides, path of the one violation, fragments of its text
+    # environments
+    ("no environment", ["~custom_envs", "+custom_envs={}", f"{VAL}=null", "eval_steps=0"], "custom_envs",
+     ["at least one environment", "env_type: sokoban-v1"]),
+    ("a tag with a slash", ["custom_envs={a/b: {env_type: sokoban-v1}}"], "custom_envs.a/b", ["without slashes"]),
+    ("an environment without a type", ["custom_envs={a: {max_steps: 2}}"], "custom_envs.a.env_type", ["required"]),
+    ("a pattern that isn't one", [f"{LAKE}.action_pattern='(['"], f"{LAKE}.action_pattern", ["a regular expression;"]),
+    ("a pattern without a group", [f"{LAKE}.action_pattern='answer'"], f"{LAKE}.action_pattern",
+     ["with a group (...)", "<answer>(.*?)</answer>"]),
+    ("an empty thinking tag", [f"{LAKE}.thinking_tags=['<think>','']"], f"{LAKE}.thinking_tags", ["aren't empty"]),
+    ("one thinking tag", [f"{LAKE}.thinking_tags=['<think>']"], f"{LAKE}.thinking_tags", ["</think>"]),
+    ("equal thinking tags", [f"{LAKE}.thinking_tags=['|','|']"], f"{LAKE}.thinking_tags", ["two different texts"]),
+    ("nothing between actions", [f"{LAKE}.max_actions_per_step=2", f"{LAKE}.action_separator=' '"],
+     f"{LAKE}.action_separator", ["more than blanks", '"||"']),
+    ("a turn beyond a response", [f"{LAKE}.max_tokens_per_step=17"], f"{LAKE}.max_tokens_per_step",
+     ["at most response_length (16)", "raise response_length"]),
+    ("an unknown name in the system message", [f"{LAKE}.system_template='{{instruction}}'"], f"{LAKE}.system_template",
+     ["did you mean 'instructions'", "{max_steps}", "{{instruction}}"]),
+    ("an unknown name in a turn", [f"{LAKE}.turn_template='{{observation}} {{turn}}'"], f"{LAKE}.turn_template",
+     ["got '{turn}'", "{steps_left}"]),
+    ("a turn without an observation", [f"{LAKE}.turn_template='go on {{{{observation}}}}'"], f"{LAKE}.turn_template",
+     ["would not see what happens"]),
+    ("a window on a whole context", [f"{LAKE}.history_length=2"], f"{LAKE}.history_length", ["sample_unit=step"]),
+    ("an empty window that is carried", [f"{LAKE}.history_length=0", "sample_unit=concat"], f"{LAKE}.history_length",
+     ["at least 1", "sample_unit=step"]),
+    # managers
+    ("half a group", ["rollout_batch_size=18"], "rollout_batch_size",
+     ["18 episodes / 4 per group", "rollout_batch_size=16 or 20"]),
+    ("less than a group", ["rollout_batch_size=3"], "rollout_batch_size", ["fix: rollout_batch_size=4"]),
+    ("too few episodes per environment", ["rollout_batch_size=48", f"{TRAIN}.max_traj_per_env=2"],
+     f"{TRAIN}.max_traj_per_env", ["a step of 12 groups; 4 env groups x 2 = 8", "max_traj_per_env=3, or -1"]),
+    ("no episode per environment", [f"{TRAIN}.max_traj_per_env=0"], f"{TRAIN}.max_traj_per_env", ["-1 for no limit"]),
+    ("an unknown tag", [f"{TRAIN}.tags=[lak]"], f"{TRAIN}.tags", ["did you mean 'lake'", "lake, room"]),
+    ("an unknown tag in validation", [f"{VAL}.tags=[room,roam]"], f"{VAL}.tags", ["did you mean 'room'"]),
+    ("a tag twice", [f"{TRAIN}.tags=[lake,lake]"], f"{TRAIN}.tags", ["each tag once", "num_groups_partition"]),
+    ("a partition that doesn't add up", [f"{TRAIN}.num_groups_partition=[1,2]"], f"{TRAIN}.num_groups_partition",
+     ["2 tags", "num_env_groups (4); 1 + 2 = 3"]),
+    ("a partition of other tags", [f"{TRAIN}.num_groups_partition=[1,2,1]"], f"{TRAIN}.num_groups_partition",
+     ["a number for each of the 2 tags"]),
+    ("a negative part", [f"{TRAIN}.num_groups_partition=[5,-1]"], f"{TRAIN}.num_groups_partition", ["5 + -1 = 4"]),
+    ("more tags than groups", [f"{VAL}.num_env_groups=1"], f"{VAL}.num_env_groups",
+     ["one group for every tag", f"{VAL}.num_env_groups=2"]),
+    ("a reward for a lost format", [f"{TRAIN}.format_penalty=0.5"], f"{TRAIN}.format_penalty",
+     ["0 or less", f"{TRAIN}.format_penalty=-0.5"]),
+    ("a reward for invalid actions", [f"{VAL}.invalid_action_penalty=1"], f"{VAL}.invalid_action_penalty",
+     ["added to the reward"]),
+    ("an empty band of rewards",
+     [f"{TRAIN}.group_filter={{type: mean_filter, filter_args: {{threshold_down: 1, threshold_up: 0}}}}"],
+     f"{TRAIN}.group_filter.filter_args.threshold_down", ["every group is dropped"]),
+    ("a filter in validation", [f"{VAL}.group_filter={{type: std_filter}}"], f"{VAL}.group_filter", ["counts every"]),
+    ("redundancy in validation", [f"{VAL}.group_size_redundancy=1"], f"{VAL}.group_size_redundancy", ["expected 0"]),
+    ("half a group of validation", ["val_batch_size=5"], "val_batch_size", ["5 episodes / 2", "val_batch_size=6"]),
+    ("a size of no validation", ["val_batch_size=4", f"{VAL}=null", "eval_steps=0"], "val_batch_size",
+     [f"no {VAL}", f"add {VAL}"]),
+    ("a validation beyond its environments", ["val_batch_size=20", f"{VAL}.max_traj_per_env=3"],
+     f"{VAL}.max_traj_per_env", ["10 groups; 3 env groups x 3 = 9", "max_traj_per_env=4, or -1"]),
+    ("responses per prompt in validation", [f"{VAL}.generating_args.num_return_sequences=4"],
+     f"{VAL}.generating_args.num_return_sequences", ["group_size (2)", "remove it"]),
+    ("responses per prompt", ["actor_infer.generating_args.num_return_sequences=8"],
+     "actor_infer.generating_args.num_return_sequences", [f"{TRAIN}.group_size (4)"]),
+    ("a group of one, compared", [f"{TRAIN}.group_size=1"], f"{TRAIN}.group_size",
+     ["at least 2", "reward_normalization compares"]),
+    ("a group of one, filtered", [f"{TRAIN}.group_size=1", f"{METHOD}=identity",
+                                  f"{TRAIN}.group_filter.type=std_filter"], f"{TRAIN}.group_size", ["std_filter"]),
+    ("validation of nothing", [f"{VAL}=null"], "eval_steps", [f"there is no {VAL}", f"add {VAL}"]),
+    # 4 per device x 3 accumulation x 1 rank = 12; 4 groups x 4 episodes = 16 = 12 + 4.
+    ("a mini-batch that doesn't divide", ["actor_train.training_args.gradient_accumulation_steps=3"],
+     "actor_train.training_args",
+     ["= 12 doesn't divide", "4 groups x 4 episodes = 16", "remainder 4", "rollout_batch_size=12 or 24"]),
+    # credit
+    ("normalised twice", ["adv_estimator=grpo"], METHOD, ["identity with adv_estimator grpo", f"{METHOD}=identity"]),
+    ("a baseline twice", ["adv_estimator=reinforce_plus_plus_baseline"], METHOD, ["compares the members of a group"]),
+    ("a greedy response to an episode", ["adv_estimator=remax"], "adv_estimator", ["several turns", "=reinforce"]),
+    ("normalised scores", ["reward_norm=group"], "reward_norm", ["reward_normalization says"]),
+    ("scaled scores", ["use_reward_scaling=true"], "use_reward_scaling", ["reward_normalization says"]),
+    ("turns that nobody discounts", ["adv_estimator=grpo", f"{METHOD}=identity", "discount_over=turn"],
+     "discount_over", ["doesn't discount by gamma", "adv_estimator=gae"]),
+    ("a clip that nothing reads", ["adv_estimator=step_reinforce", "reward_clip=1"], "reward_clip",
+     ["null with adv_estimator step_reinforce", "advantage_clip"]),
+    ("whitening that nothing reads", ["adv_estimator=step_reinforce", "whiten_rewards=true"], "whiten_rewards",
+     ["false with adv_estimator step_reinforce"]),
+    ("gigpo without either part", ["adv_estimator=gigpo", "episode_reward_weight=0", "step_reward_weight=0"],
+     "episode_reward_weight", ["every advantage is 0", "episode_reward_weight=1"]),
+    ("a limit of one response", ["overlong_shaping.buffer=4"], "overlong_shaping", ["an episode has several"]),
+    ("GAE without a critic", ["adv_estimator=gae"], "critic", ["add a critic section"]),
+    ("an unknown grouping", ["reward_normalization.grouping=trajgroup"], "reward_normalization.grouping",
+     ["did you mean 'traj_group'"]),
+    # what is for data sets
+    ("data files", [f"{DATA}.file_name=train.jsonl"], f"{DATA}.file_name", ["custom_envs", "remove it"]),
+    ("procedural data", [f"{DATA}.procedural=[{{tag: a, dataset: chain_sum}}]"], f"{DATA}.procedural",
+     ["tasks are environments"]),
+    ("a template of prompts", [f"{DATA}.template=plain"], f"{DATA}.template", ["nothing in pipeline agentic"]),
+    ("an order of rows", [f"{DATA}.shuffle=false"], f"{DATA}.shuffle", ["nothing in pipeline agentic"]),
+    ("epochs", ["num_train_epochs=1"], "num_train_epochs", ["environments have no epochs", "max_steps=100"]),
+    ("prompts left out", ["truncation=filter"], "truncation", ["ends its episode", "remove it"]),
+    ("retries", ["reward_retries=5"], "reward_retries", ["nothing is retried", "group_size_redundancy"]),
+    ("pictures of nothing", ["render_save_dir=pictures"], "render_save_dir", ["log_val_generations=4"]),
+    # warm start
+    ("two models to start from", ["warm_start=first.yaml"], "pretrain", ["out of the pretrain of its own file"]),
+    ("a model instead of the warm one",
+     ["pretrain=null", "warm_start=first.yaml", "actor_train.model_args.model_name_or_path=model"],
+     "actor_train.model_args.model_name_or_path", ["or warm_start"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path", "fragments"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED]
+)
+def test_a_mistake_gives_one_clear_error(play, overrides, path, fragments):
+    check_refused(play, overrides, path, [*fragments, "fix: "])
+
+
+UNKNOWN = [
+    (f"{LAKE}.env_typ=a", f"{LAKE}.env_typ", "did you mean 'env_type'"),
+    (f"{TRAIN}.group_siz=4", f"{TRAIN}.group_siz", "did you mean 'group_size'"),
+    (f"{TRAIN}.generating_args.temperature=1", f"{TRAIN}.generating_args", f"{VAL}.generating_args"),
+    (f"{VAL}.num_env_group=4", f"{VAL}.num_env_group", "did you mean 'num_env_groups'"),
+    (f"{VAL}.group_filter.std_threshold=1", f"{VAL}.group_filter.std_threshold", "filter_args.std_threshold"),
+    ("env_workers.timeout=4", "env_workers.timeout", "did you mean 'timeout_s'"),
+    ("reward_normalization.group=tags", "reward_normalization.group", "did you mean 'grouping'"),
+    ("group_size=4", "group_size", f"{TRAIN}.group_size or {VAL}.group_size"),
+    ("history_length=2", "history_length", "custom_envs.<name>.history_length"),
+]
+
+
+@pytest.mark.parametrize(("override", "path", "fragment"), UNKNOWN)
+def test_an_unknown_key_of_each_section_is_refused(play, override, path, fragment):
+    check_refused(play, [override], path, [fragment])
+
+
+ELSEWHERE = [
+    ("rewards={}", "remove it: a key of pipeline: rlvr; environments give the rewards"),
+    ("num_return_sequences_in_group=4", "a key of pipeline: rlvr; write train_env_manager.group_size"),
+    ("validation={}", "a key of pipeline: rlvr and sft; write val_env_manager"),
+    ("global_template=plain", "a key of pipeline: rlvr; see custom_envs.<tag>.system_template"),
+    ("reward_model={}", "a key of pipeline: rlvr"),
+    ("train_on=all", "a key of pipeline: sft"),
+    ("actor_train.data_args.response=a", "remove it"),
+]
+
+
+@pytest.mark.parametrize(("override", "fragment"), ELSEWHERE)
+def test_a_key_of_another_pipeline_is_named_as_one(play, override, fragment):
+    check_refused(play, [override], override.split("=")[0], [fragment])
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("custom_envs", ""),
+        ("val_env_manager", "see validation"),
+        ("reward_normalization", "see reward_norm"),
+        ("sample_unit", ""),
+        ("discount_over", ""),
+        ("warm_start", ""),
+    ],
+)
+def test_an_agentic_key_elsewhere_is_named_as_one(job, key, hint):
+    check_refused(job, [f"{key}={{}}"], key, ["remove it: a key of pipeline: agentic", hint])
+
+
+SOUND = [
+    *(["adv_estimator=" + name, f"{METHOD}=identity"] for name in ("grpo", "rloo", "opo", "gpg")),
+    *(["adv_estimator=" + name, "discount_over=turn"] for name in ("reinforce", "reinforce_plus_plus")),
+    ["adv_estimator=gae", "discount_over=turn", "critic.training_args.per_device_train_batch_size=8"],
+    ["adv_estimator='mine.py:credit'", "discount_over=turn"],
+    ["adv_estimator=gigpo", "step_reward_weight=0", "whiten_rewards=true", "reward_clip=5"],
+    [f"{LAKE}.history_length=0", "sample_unit=step"],
+    [f"{LAKE}.turn_template='{{{{turn}}}} {{observation}} {{ }}'", f"{LAKE}.system_template=null"],
+    ["error_max_len_clip=true", "error_max_len_threshold=40"],
+]
+
+
+@pytest.mark.parametrize("overrides", SOUND, ids=str)
+def test_what_belongs_together_is_taken(play, overrides):
+    assert load_config(play, "job", overrides).warnings() == []
+
+
+def test_derived_values_follow_from_the_managers(play):
+    config = load_config(play, "job", [f"{TRAIN}.num_env_groups=5", f"{VAL}.tags=room", f"{TRAIN}.max_traj_per_env=2"])
+    assert (config.group_size, config.groups_per_step, config.redundancy, config.max_open_groups) == (4, 4, 0, 5)
+    assert (config.tags_of(config.train_env_manager), config.partition_of(config.train_env_manager)) == (
+        ("lake", "room"),
+        (3, 2),
+    )
+    assert (config.tags_of(config.val_env_manager), config.partition_of(config.val_env_manager)) == (("room",), (3,))
+    assert (config.validation_groups, config.validation_chunk) == (3, 3)
+    assert config.task_budget == 10  # 5 environments x 2, less than 10 x 4 groups
+    assert load_config(play, "job", ["val_batch_size=10"]).validation_groups == 5
+    assert load_config(play, "job").task_budget == 40
+    parts = load_config(play, "job", [f"{TRAIN}.num_groups_partition=[1,3]"])
+    assert parts.partition_of(parts.train_env_manager) == (1, 3)
+
+
+def test_the_plan_speaks_of_groups_and_episodes(play):
+    plan = load_config(play, "job", [f"{TRAIN}.group_size=2"]).batch
+    assert plan.explain().splitlines()[0] == "8 groups x 2 episodes = 16 episodes per step"
+    assert "16 / 8 = 2 mini-batches, x 1 pass = 2 optimizer steps per step" in plan.explain()
+
+
+def test_a_warm_start_makes_the_model(play):
+    config = load_config(play, "job", ["pretrain=null", "warm_start=first.yaml", "output_dir=out"])
+    assert config.model_path("actor_infer") == "out/warm_start/hf_model" == str(config.warm_model_path)
+    with pytest.raises(ConfigError, match=r"warm_start.*a configuration file that exists"):
+        check_environment(config)
+    (play / "first.yaml").write_text("pipeline: sft\n")
+    check_environment(config)  # the model isn't there yet, and need not be
+
+
+def test_one_turn_is_a_warning_for_what_credits_turns(play):
+    one = [f"custom_envs.{tag}.max_steps=1" for tag in ("lake", "room")]
+    assert "every episode is one turn" in load_config(play, "job", ["adv_estimator=gigpo", *one]).warnings()[0]
+    assert load_config(play, "job", ["adv_estimator=gigpo", one[0]]).warnings() == []
+
+
+CHECKS = [
+    ([f"{LAKE}.env_type=frozenlake-v1"], ["custom_envs.lake.env_type", "did you mean 'frozen_lake-v1'"]),
+    ([f"{LAKE}.env_config.sise=5"], ["custom_envs.lake.env_config.sise", "did you mean 'size'"]),
+    ([f"{LAKE}.env_config.size=1", "custom_envs.room.env_config.dim_room=2"],
+     ["2 problems with environments", "size: got 1", "dim_room: got"]),
+    ([f"{LAKE}.action_lookup={{up: Up, UP: Up}}"], ["custom_envs.lake.action_lookup", "case doesn't count"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("overrides", "fragments"), CHECKS, ids=[str(row[0]) for row in CHECKS])
+def test_environments_are_checked_before_anything_starts(play, overrides, fragments):
+    from roll.envs.registry import EnvLoadError, check_envs
+
+    config = load_config(play, "job", overrides)
+    with pytest.raises(EnvLoadError) as caught:
+        check_envs(config)
+    for fragment in fragments:
+        assert fragment in str(caught.value)
+    # Each is said once, though training and validation both play it.
+    assert str(caught.value).count("custom_envs.lake") == 1
+
+
+def test_only_environments_that_are_played_are_checked(play):
+    from roll.envs.registry import check_envs
+
+    broken = f"{LAKE}.env_type=frozenlake-v1"
+    check_envs(load_config(play, "job", [broken, f"{TRAIN}.tags=room", f"{VAL}.tags=room"]))
+    check_envs(load_config(play, "job", [broken, "val_only=true", f"{VAL}.tags=room"]))
+    # What makes files comes first; then they can't be asked for here.
+    check_envs(load_config(play, "job", [f"{LAKE}.env_config.size=1", "prepare='make.py:files'"]))
+
+
+def test_the_command_checks_environments(play, capsys):
+    import runpy
+
+    main = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "start_pipeline.py"))["main"]
+    job = ["--config_path", str(play), "--config_name", "job", "--check"]
+    assert main(job) == 0
+    assert "4 groups x 4 episodes = 16 episodes per step" in capsys.readouterr().out
+    assert main([*job, f"{LAKE}.env_config.sise=5"]) == 2
+    assert "has no such argument" in capsys.readouterr().err
