@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,11 +30,21 @@ def in_process(folder: Path, settings: tuple[str, ...], *overrides: str, moment:
     return subprocess.run(command, capture_output=True, timeout=300, check=False).returncode
 
 
-def check_ray_equals_inline(model: Path, folder: Path, settings: tuple[str, ...], *more: str, names: tuple[str, ...]):
-    """Two data-parallel ranks under Ray, with `more` for them, take the steps of one rank in this process."""
-    inline = run_toy(write_toy(folder / "inline", model), *settings)
+def check_ray_equals_inline(
+    model: Path,
+    folder: Path,
+    settings: tuple[str, ...],
+    *more: str,
+    names: tuple[str, ...],
+    write: Callable[[Path, Path], Path] = write_toy,
+):
+    """Two data-parallel ranks under Ray, with `more` for them, take the steps of one rank in this process.
+
+    The runs are in `inline` and `ray` below the folder, where `write` puts what is played.
+    """
+    inline = run_toy(write(folder / "inline", model), *settings)
     ray = run_toy(
-        write_toy(folder / "ray", model),
+        write(folder / "ray", model),
         *settings,
         "executor=ray",
         "num_gpus_per_node=2",

@@ -1,51 +1,12 @@
-"""A game that a tiny random model learns in seconds: answer every letter in its own case, for a few turns.
-
-A quarter of the characters are right at the start, so there is a reward to climb from the first step.
-"""
+"""A run of the agentic pipeline on a game that a tiny random model learns in seconds: see toy_letters.py."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping
+import json
+import shutil
 from pathlib import Path
-from typing import Any
 
-from roll.envs.base import Env, Observation, StepResult
-from roll.utils.seeding import stable_hash
-
-
-class Letters(Env):
-    """Shows `l` or `U`; a response in lower or upper case is right."""
-
-    instructions = "case"
-
-    def __init__(self, turns: int = 3) -> None:
-        self._turns = turns
-
-    def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:
-        rng = random.Random(stable_hash("letters", seed))
-        self._wanted = [rng.choice("lU") for _ in range(self._turns)]
-        self._right: list[bool] = []
-        return self._shown()
-
-    def _shown(self) -> Observation:
-        return Observation.of(f"{self._wanted[len(self._right)]}=", state=self._wanted[len(self._right)])
-
-    def step(self, action: str) -> StepResult:
-        check = str.islower if self._wanted[len(self._right)] == "l" else str.isupper
-        share = sum(map(check, action[:2])) / 2
-        self._right.append(share == 1)
-        over = len(self._right) == self._turns
-        return StepResult(
-            reward=share,
-            terminated=over,
-            observation=None if over else self._shown(),
-            metrics={"success": float(all(self._right))} if over else {},
-        )
-
-    def solution(self) -> list[str]:
-        return ["aa" if wanted == "l" else "AA" for wanted in self._wanted[len(self._right) :]]
-
+from roll.tracking.rollouts import RolloutRow, read_rollouts
 
 YAML = """
 pipeline: agentic
@@ -53,6 +14,7 @@ exp_name: letters
 seed: 3
 executor: inline
 output_dir: {output}
+rollout_dump_dir: {folder}/dump
 track_with: jsonl
 pretrain: {model}
 max_steps: 4
@@ -74,10 +36,46 @@ actor_infer:
 """
 
 
+SHORT = ("rollout_batch_size=64", "+custom_envs.letters.env_config.turns=2")
+"""Two turns, which plain text (see `without_template`) makes learnable in 24 steps."""
+CRITIC = (
+    "critic.model_args.disable_gradient_checkpointing=true",
+    "critic.training_args.per_device_train_batch_size=32",
+    "critic.training_args.learning_rate=1e-2",
+)
+
+
+def faulty(folder: Path, fault: str, where: str = "step", share: float = 0.2, turns: int = 3) -> tuple[str, ...]:
+    """Settings that play `Faulty` instead, in this folder of `write_toy_env`."""
+    config = f"{{turns: {turns}, fault: {fault}, where: {where}, share: {share}}}"
+    return (
+        f"custom_envs.letters.env_type='{folder}/letters.py:Faulty'",
+        f"+custom_envs.letters.env_config={config}",
+    )
+
+
+def without_template(model: Path, folder: Path) -> Path:
+    """The model with a tokenizer without a chat template: a conversation is plain text, and easier to learn from."""
+    shutil.copytree(model, folder)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def episodes(folder: Path) -> list[RolloutRow]:
+    """Every training row that a run dumped into `folder/dump`, step by step."""
+    return [row for file in sorted((folder / "dump").glob("*.parquet")) for row in read_rollouts(file)]
+
+
 def write_toy_env(folder: Path, model: Path) -> Path:
-    """Write configuration and environment into `folder`; returns the folder, the file is `toy.yaml`."""
+    """Write configuration and environment into `folder`; returns the folder, the file is `toy.yaml`.
+
+    Rollouts are dumped into `folder/dump`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    source = Path(__file__).read_text(encoding="utf-8")
-    (folder / "letters.py").write_text(source[: source.index('YAML = """')], encoding="utf-8")
+    source = Path(__file__).with_name("toy_letters.py")
+    shutil.copy(source, folder / "letters.py")
     (folder / "toy.yaml").write_text(YAML.format(output=folder / "output", model=model, folder=folder))
     return folder

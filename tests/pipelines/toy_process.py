@@ -1,4 +1,4 @@
-"""Runs the toy in a process of its own, optionally killed with SIGKILL in the middle of something.
+"""Runs a toy (what the `toy.yaml` of a folder says) in a process of its own, optionally killed with SIGKILL in the middle of something.
 
     python toy_process.py FOLDER MOMENT NTH [key=value ...]
 """
@@ -16,6 +16,7 @@ def kill_at(moment: str, nth: int) -> None:
     """The process dies at the n-th call of the function that stands for this moment."""
     from roll.pipelines import checkpoints
     from roll.pipelines.rollouts import RolloutPipeline
+    from roll.rollout.environments import PooledEnv
     from roll.rollout.rewards import RewardEnv
     from roll.strategies.hf_infer import HfInfer
     from roll.workers.train import TrainWorker
@@ -23,6 +24,7 @@ def kill_at(moment: str, nth: int) -> None:
     owner, name = {
         "generation": (HfInfer, "_step"),
         "scoring": (RewardEnv, "step"),
+        "environment": (PooledEnv, "step"),
         "update": (TrainWorker, "train_step"),
         # The actor's state is written by then, the pipeline's isn't.
         "checkpoint write": (checkpoints, "write_json"),
