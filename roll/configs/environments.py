@@ -117,7 +117,12 @@ class EnvWorkers:
     """Seconds for one `reset` or `step`; beyond, the process is killed and the episode has status `timeout`."""
 
     memory_limit_mb: int = number(4096, ge=64)
-    """A process above this gets no further episodes, and is replaced when its last one has ended."""
+    """A process above this gets no further episodes: a successor does, and it is ended after its last one."""
+
+    @property
+    def room(self) -> int | None:
+        """Environments that all processes hold at once; None: no limit."""
+        return None if self.max_env_num_per_worker is None else self.world_size * self.max_env_num_per_worker
 
 
 @dataclass(frozen=True, kw_only=True)

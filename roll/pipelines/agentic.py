@@ -119,6 +119,7 @@ class EnvironmentPlay:
             partial(PooledEnv, self._pools[split]),
             max_sequence_length=config.max_sequence_length,
             rollouts={tag: ConversationRollout(agent, self._conversations[tag]) for tag in self._specs[split]},
+            max_episodes=config.env_workers.room,
         )
 
     def keep(self, group: Group) -> str | None:

@@ -156,6 +156,10 @@ class ContinuousEngines:
         """This episode is `doing` something; only for the explanation of a stall."""
         self._busy[episode] = doing
 
+    def waits(self, episode: str) -> None:
+        """This episode waits for another one to end."""
+        self._busy[episode] = "waiting for another episode to end"
+
     def ended(self, episode: str) -> None:
         """This episode is over."""
         self._busy.pop(episode, None)

@@ -3,9 +3,9 @@
     episode --generate--> LockstepEngines --submit/poll--> engine 0..E-1 (a cluster's ranks)
             <--Completion--
 
-Lockstep engines (`hf_infer`) work in rounds. A round starts only when every live episode either waits for tokens or has
-ended, so what is batched together, and every decision of the scheduler in between, is a function of the plan and never
-of who answered first: same seed, same run, on any number of processes.
+Lockstep engines (`hf_infer`) work in rounds. A round starts only when every live episode waits for tokens or for the
+end of another one (`places.py`), or has ended, so what is batched together, and every decision of the scheduler in
+between, is a function of the plan and never of who answered first: same seed, same run, on any number of processes.
 """
 
 from __future__ import annotations
@@ -57,6 +57,9 @@ class Engines(Protocol):
 
     def busy(self, episode: str, doing: str) -> None:
         """This episode is live and not waiting for tokens, but `doing` something."""
+
+    def waits(self, episode: str) -> None:
+        """This episode waits for another one to end: nothing waits for it meanwhile. `busy` says when it goes on."""
 
     def ended(self, episode: str) -> None:
         """This episode is over."""
@@ -115,6 +118,11 @@ class LockstepEngines:
         """This episode is live and not waiting for tokens, but `doing` something: no round starts until it is done."""
         self._busy[episode] = doing
         self._quiet.clear()
+
+    def waits(self, episode: str) -> None:
+        """This episode waits for another one to end: rounds go on without it."""
+        del self._busy[episode]
+        self._set_if_quiet()
 
     def ended(self, episode: str) -> None:
         """This episode is over."""

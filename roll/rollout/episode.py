@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
@@ -10,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 from roll.envs.base import Env, Observation, StepResult
 from roll.rollout.agent import Agent, PromptTooLong
 from roll.rollout.engines import Engines
+from roll.rollout.places import Places
 from roll.rollout.recorder import Recorder, Response
 from roll.strategies.base import Completion, Request, SamplingParams
 from roll.types.episode import FinishReason, Status, Task, Trajectory
@@ -284,6 +286,7 @@ class EpisodePlayer:
         max_sequence_length: tokens of a whole trajectory.
         max_turns: responses per episode.
         rollouts: by domain, what plays its episodes instead of the agent alone.
+        max_episodes: that are played at once, others wait for their end; None: no limit.
     """
 
     def __init__(
@@ -295,8 +298,10 @@ class EpisodePlayer:
         max_sequence_length: int,
         max_turns: int = 1,
         rollouts: Mapping[str, Rollout] | None = None,
+        max_episodes: int | None = None,
     ) -> None:
         self._engines = engines
+        self._places = None if max_episodes is None else Places(engines, max_episodes)
         self._agent = agent
         self._make_env = make_env
         self._max_sequence_length = max_sequence_length
@@ -309,6 +314,10 @@ class EpisodePlayer:
         The engines are told what it waits for, so that a stall can be explained. An exception of a user's rollout ends
         the run with its name: it is a bug, not an outcome.
         """
+        async with contextlib.nullcontext() if self._places is None else self._places.hold(key.name(task)):
+            return await self._play(task, key, params)
+
+    async def _play(self, task: Task, key: EpisodeKey, params: SamplingParams) -> Trajectory:
         env = self._make_env(task, key.name(task))
         episode = Episode(self._engines, self._agent, env, task, key, params, self._max_sequence_length)
         rollout = self._rollouts.get(task.domain, self._usual)

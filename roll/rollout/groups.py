@@ -287,10 +287,10 @@ class Judge:
         reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(self._reasons.items()))
         failure = f" The first response that failed, {self._first_failure}" if self._first_failure else ""
         return FilterBudgetExhausted(
-            f"step {step}: started {started} prompts (all that max_num_gen_batches, or max_traj_per_env, permits) and kept "
-            f"{kept} of the {needed} groups needed. Dropped: {reasons}. Mean scores of dropped groups: "
-            f"{histogram(self._dropped_means)}. Use tasks of another difficulty, loosen query_filter_config (of rewards) "
-            f"or group_filter (of environments), or raise what bounds them.{failure}"
+            f"step {step}: started {started} prompts (all that max_num_gen_batches, or max_traj_per_env, permits) and "
+            f"kept {kept} of the {needed} groups needed. Dropped: {reasons}. Mean scores of dropped groups: "
+            f"{histogram(self._dropped_means)}. Use tasks of another difficulty, loosen query_filter_config (of "
+            f"rewards) or group_filter (of environments), or raise what bounds them.{failure}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Runs a toy (what the `toy.yaml` of a folder says) in a process of its own, optionally killed with SIGKILL in the middle of something.
+"""Runs the `toy.yaml` of a folder in a process of its own, optionally killed with SIGKILL in the middle of something.
 
     python toy_process.py FOLDER MOMENT NTH [key=value ...]
 """

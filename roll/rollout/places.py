@@ -1,0 +1,65 @@
+"""Room for so many episodes at once.
+
+Waiting happens here, on the engines' event loop, and not in a pool of environments: lockstep engines must know that an
+episode waits for another one to end, or each would wait for the other. Who comes first is served first, so which
+episodes are under way is the same in every run of a plan.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator
+
+from roll.rollout.engines import Engines
+
+
+class Places:
+    """Places that episodes hold while they have an environment.
+
+    Args:
+        engines: are told who waits.
+        count: episodes that may be under way at once.
+    """
+
+    def __init__(self, engines: Engines, count: int) -> None:
+        assert count >= 1, "without a place nothing is ever played"
+        self._engines = engines
+        self._free = count
+        self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
+
+    @contextlib.asynccontextmanager
+    async def hold(self, episode: str) -> AsyncIterator[None]:
+        """A place from here to the end of the block; waits for one."""
+        await self._take(episode)
+        try:
+            yield
+        finally:
+            self._give()
+
+    async def _take(self, episode: str) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((episode, place))
+        self._engines.waits(episode)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.cancelled():
+                self._engines.busy(episode, "cancelled")  # live until it has ended
+            else:  # it got the place in the same moment
+                self._give()
+            raise
+
+    def _give(self) -> None:
+        """The place goes to the next in the queue, who is busy from this moment and not from when they wake up."""
+        while self._waiting:
+            episode, place = self._waiting.popleft()
+            if not place.done():
+                self._engines.busy(episode, "starting")
+                place.set_result(None)
+                return
+        self._free += 1
