@@ -201,6 +201,7 @@ class Keeper:
     def ended(self, process: EnvProcess, ended: Ended) -> None:
         """It is gone: the episode whose call it was fails, the others move to its successor."""
         lives = self._lives.pop(process)
+        was_retired = process in self._retired
         self._retired.discard(process)
         self.counters["timeouts"] += ended.status == "timeout"
         whose = lives.get(ended.running.instance) if ended.running is not None else None
@@ -211,7 +212,11 @@ class Keeper:
                 self._give_up(process, ended, lives)
                 return
         self.counters["restarts"] += 1
-        successor = self._processes[process.index] = self._new_process(process.index)
+        successor = self._new_process(process.index)
+        if was_retired:
+            self._retired.add(successor)
+        else:
+            self._processes[process.index] = successor
         for episode in lives.values():
             episode.process = None
             if ended.running is not None and episode.instance == ended.running.instance:
@@ -221,6 +226,8 @@ class Keeper:
             else:
                 episode.rebuilds += ended.running is None and process.is_ready
                 self._rebuild(successor, episode)
+        if was_retired and not self._lives[successor]:
+            self._retire_for_good(successor)
 
     # --- processes --------------------------------------------------------------------
 
@@ -242,17 +249,23 @@ class Keeper:
             self._fail(episode, ended.status, ended.reason)
 
     def _mind_memory(self, process: EnvProcess) -> None:
-        """Give a process that has become too large no further episodes, and replace it when it has none left."""
-        if process.resident_mb > self._memory_limit_mb and process not in self._retired:
+        """Retire a process that has become too large: its episodes are played to their end beside a successor, which
+        gets all further ones. Nobody has to wait for them, since they may be waiting for each other.
+        """
+        retiring = any(other.index == process.index for other in self._retired)
+        if process.resident_mb > self._memory_limit_mb and not retiring:
             self._retired.add(process)
-            logger.info("an environment process takes %.0f MB and is replaced when it is empty", process.resident_mb)
-        if process in self._retired and process.idle and not self._lives[process]:
-            self._retired.discard(process)
-            del self._lives[process]
-            process.kill()
-            self.counters["recycled"] += 1
+            logger.info("an environment process takes %.0f MB and is replaced", process.resident_mb)
             self._processes[process.index] = self._new_process(process.index)
             self._place()
+        if process in self._retired and process.idle and not self._lives[process]:
+            self._retire_for_good(process)
+            self.counters["recycled"] += 1
+
+    def _retire_for_good(self, process: EnvProcess) -> None:
+        self._retired.discard(process)
+        del self._lives[process]
+        process.kill()
 
     def _watch(self) -> None:
         self._loop.call_later(self._period_s, self._watch)
@@ -278,7 +291,7 @@ class Keeper:
             if self._queue[0].closed:
                 self._queue.popleft()
                 continue
-            open_to_more = [p for p in self._processes if p not in self._retired and self._load(p) < self._max_envs]
+            open_to_more = [p for p in self._processes if self._load(p) < self._max_envs]
             if not open_to_more:
                 return
             process = min(open_to_more, key=lambda p: (self._load(p), p.index))

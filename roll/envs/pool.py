@@ -56,8 +56,8 @@ class EnvPool:
             timeout_s: seconds of one `reset` or `step`; beyond, the process is killed.
             start_timeout_s: seconds a process may take to import the environments.
             max_envs_per_process: episodes that live in a process at once, others wait; null: no limit.
-            memory_limit_mb: a process that is found above this when an episode ends gets no further ones, and is
-                replaced when its last one has ended.
+            memory_limit_mb: a process that is found above this when an episode ends gets no further ones: a successor
+                does, and it is ended after its last one. There are two processes meanwhile, never more.
         """
         if not specs:
             raise ValueError("an environment pool needs at least one environment")
