@@ -29,11 +29,26 @@ def write_demos(options: argparse.Namespace) -> int:
     """Writes the file."""
     if options.episodes < 1:
         raise ValueError(f"--episodes: got {options.episodes}, expected at least 1")
+    if options.output.suffix != ".jsonl":
+        raise ValueError(f"{options.output}: expected a name that ends in .jsonl, which pipeline sft goes by")
+    if options.output.is_dir():
+        raise ValueError(f"{options.output} is a folder, expected the file to write")
     config = load_config(options.file.parent, options.file.stem, options.overrides)
     if not isinstance(config, AgenticConfig):
         raise ValueError(f"{options.file} is a file of pipeline {config.pipeline}, expected one of pipeline agentic")
-    lines = [json.dumps(row) for row in demonstrations(config, options.episodes, response=options.response)]
+    rows = list(demonstrations(config, options.episodes, response=options.response))
+    if not rows:
+        raise ValueError(
+            f"none of {options.episodes} episodes is solved within its max_steps, nothing was written; raise "
+            "custom_envs.<tag>.max_steps or max_actions_per_step"
+        )
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    Console(highlight=False, markup=False).print(f"{len(lines)} rows in {options.output}")
+    temporary = options.output.with_name(options.output.name + ".tmp")
+    temporary.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    temporary.replace(options.output)
+    solved = len({(row["tag"], row["seed"]) for row in rows})
+    said = f"{len(rows)} rows of {solved} episodes in {options.output}"
+    if solved < options.episodes:
+        said += f"; {options.episodes - solved} weren't solved within max_steps"
+    Console(highlight=False, markup=False, soft_wrap=True).print(said)
     return 0

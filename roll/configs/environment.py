@@ -169,7 +169,12 @@ def shape_checks(config: RunConfig) -> Iterator[Violation]:
         if role != "reward_model" and shape.positions is not None and length > shape.positions:
             default = "if null: prompt_length + response_length"
             expected = f"at most {shape.positions} tokens ({default}), all that {name} can hold"
-            yield Violation("sequence_length", expected, "shorter prompts or responses", length)
+            fix = f"sequence_length={shape.positions}"
+            if isinstance(config, RLConfig):
+                half = shape.positions // 2
+                fix = f"prompt_length={half} response_length={shape.positions - half}"
+                fix += "" if config.sequence_length is None else f" sequence_length={shape.positions}"
+            yield Violation("sequence_length", expected, fix, length)
         yield from shape_rules(role, worker, name, shape)
 
 

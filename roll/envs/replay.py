@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy
 
 from roll.envs.pixels import apng_bytes, png_bytes
 from roll.envs.registry import EnvSpec, build_env
+from roll.utils.child import ChildProcess
 
 
 def save_replay(
@@ -26,27 +26,32 @@ def save_replay(
 ) -> None:
     """Write `episode.txt`, and where the environment draws pictures `episode.png` (animated) and `first.png`.
 
+    Nothing is written, not even the folder, unless the whole episode was drawn.
+
     Raises:
         RuntimeError: the environment failed, or took longer than `timeout_s`.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    request = pickle.dumps((spec, seed, dict(options), list(responses), str(folder)))
-    command = [sys.executable, "-c", "from roll.envs.replay import main; main()"]
+    with tempfile.TemporaryFile() as request:
+        request.write(pickle.dumps((spec, seed, dict(options), list(responses), str(folder))))
+        request.seek(0)
+        child = ChildProcess(f"from roll.envs.replay import main; main({request.fileno()})", (request.fileno(),))
     try:
-        done = subprocess.run(command, input=request, capture_output=True, timeout=timeout_s, check=False)
-    except subprocess.TimeoutExpired:
-        raise RuntimeError(f"drawing took over {timeout_s:g} s") from None
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise RuntimeError(said[-1] if said else f"exit code {done.returncode}")
+        code = child.wait(timeout_s)
+        if code is None:
+            raise RuntimeError(f"{spec.env_type} took over {timeout_s:g} s to play the episode again")
+        if code:
+            raise RuntimeError(f"its process {child.how_it_ended('while it drew')}")
+    finally:
+        child.kill()
 
 
-def main() -> None:
-    """In the process: read the request from standard input, play, draw."""
-    spec, seed, options, responses, folder = pickle.loads(sys.stdin.buffer.read())
+def main(fd: int) -> None:
+    """In the process: read the request, play, draw."""
+    with open(fd, "rb") as request:
+        spec, seed, options, responses, folder = pickle.load(request)
     env = build_env(spec)
-    frames, text = [], [env.reset(seed, options).text]
-    frames.append(env.render())
+    text = [env.reset(seed, options).text]
+    frames = [env.render()]
     for turn, response in enumerate(responses, start=1):
         result = env.step(response)
         frames.append(env.render())
@@ -58,8 +63,12 @@ def main() -> None:
         text.append(result.observation.text)
     env.close()
     text += [frame for frame in frames[-1:] if isinstance(frame, str)]
-    Path(folder, "episode.txt").write_text("\n".join(text) + "\n", encoding="utf-8")
+    files = {"episode.txt": ("\n".join(text) + "\n").encode(errors="backslashreplace")}
     pictures = [frame for frame in frames if isinstance(frame, numpy.ndarray)]
     if pictures:
-        Path(folder, "episode.png").write_bytes(apng_bytes(pictures))
-        Path(folder, "first.png").write_bytes(png_bytes(pictures[0]))
+        files.update({"episode.png": apng_bytes(pictures), "first.png": png_bytes(pictures[0])})
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        temporary = Path(folder, f"{name}.tmp")
+        temporary.write_bytes(content)
+        temporary.replace(Path(folder, name))

@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from roll.configs.agentic import AgenticConfig
+from roll.configs.base import GeneratingArgs
 from roll.configs.environments import EnvManager
 from roll.envs.pool import EnvPool
 from roll.envs.registry import EnvSpec, bare_env, env_spec
@@ -101,6 +102,13 @@ class EnvironmentPlay:
         for pool in set(self._pools.values()):
             pool.wait_ready()
 
+    def _agent(self, args: GeneratingArgs) -> Agent:
+        return Agent(
+            self._tokenizer,
+            chat=bool(getattr(self._tokenizer, "chat_template", None)),
+            keep_stop_string=args.include_stop_str_in_output,
+        )
+
     def player(self, engines: Engines, split: Split) -> EpisodePlayer:
         """See `Play`."""
         config = self._config
@@ -108,11 +116,7 @@ class EnvironmentPlay:
         if split == "val":
             assert config.val_env_manager is not None
             args = config.val_env_manager.generating_args
-        agent = Agent(
-            self._tokenizer,
-            chat=bool(getattr(self._tokenizer, "chat_template", None)),
-            keep_stop_string=args.include_stop_str_in_output,
-        )
+        agent = self._agent(args)
         return EpisodePlayer(
             engines,
             agent,
@@ -171,7 +175,10 @@ class EnvironmentPlay:
         """See `Play`; pictures are drawn of the same episodes."""
         count = self._config.log_val_generations
         if self._renderer is not None:
-            self._renderer.save(step, groups[:count], self._tokenizer)
+            assert self._config.val_env_manager is not None
+            args = self._config.val_env_manager.generating_args
+            said = partial(self._agent(args).said, stop_strings=args.stop_strings)
+            self._renderer.save(step, groups[:count], said)
         return validation_samples(groups, self._tokenizer, count)
 
     def close(self) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from roll.envs.registry import EnvSpec
 from roll.envs.replay import save_replay
@@ -28,17 +27,25 @@ class Renderer:
         self._specs = dict(specs)
         self._timeout_s = timeout_s
 
-    def save(self, step: int, groups: Sequence[Group], tokenizer: Any) -> None:
-        """Draw the first member of every group. What can't be drawn is logged: a picture never ends a run."""
+    def save(self, step: int, groups: Sequence[Group], said: Callable[[Sequence[int]], str]) -> None:
+        """Draw the first member of every group that was played to its end, as `validation_samples` shows it.
+
+        What can't be drawn is logged: a picture never ends a run.
+
+        Args:
+            step: of the run.
+            groups: of validation.
+            said: a response's tokens as the text that the environment got.
+        """
         for group in groups:
             if not group.survivors:
                 continue
             task, played = group.task, group.survivors[0]
-            responses = [tokenizer.decode(turn.response_ids, skip_special_tokens=True) for turn in played.turns]
+            responses = [said(turn.response_ids) for turn in played.turns]
             folder = self._folder / f"step-{step:06d}" / task.id
             try:
                 save_replay(
                     self._specs[task.tag], task.seed, task.payload, responses, folder, timeout_s=self._timeout_s
                 )
-            except RuntimeError as error:
+            except (RuntimeError, OSError) as error:
                 logger.warning("no picture of %s: %s", task.id, error)

@@ -16,11 +16,17 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from rich.console import Group as Renderables
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from roll.pipelines.rollout_metrics import episode_counts
 from roll.pipelines.validation import episode_success
 from roll.types.episode import Group, Task, Trajectory
+
+_NOTE = 400
+"""Characters of a note below the table; `scores.json` has all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +39,11 @@ class TagScore:
     """Episodes without a reward; they are left out of every mean."""
     first_failure: str
     """What went wrong in the first of them."""
+    no_room: int
+    """Episodes that were cut off because `sequence_length` left no room for another response. They count, without
+    success unless their environment says so."""
+    first_no_room: str
+    """Where the first of them was."""
     success: float | None
     """Share of episodes that succeed; None where the environment doesn't say."""
     success_error: float | None
@@ -58,6 +69,7 @@ def _score(tag: str, played: Sequence[Trajectory]) -> TagScore:
     good = [t for t in played if t.trainable]
     successes = [s for s in map(episode_success, good) if s is not None]
     rewards = [t.reward for t in good]
+    cut = [t for t in good if t.error]
     counts: dict[str, list[float]] = defaultdict(list)
     for trajectory in good:
         for name, value in episode_counts(trajectory).items():
@@ -67,6 +79,8 @@ def _score(tag: str, played: Sequence[Trajectory]) -> TagScore:
         episodes=len(played),
         failed=len(played) - len(good),
         first_failure=next((f"{t.id}: {t.status}: {t.error}" for t in played if not t.trainable), ""),
+        no_room=len(cut),
+        first_no_room=next((f"{t.id}: {t.error}" for t in cut), ""),
         success=fmean(successes) if successes else None,
         success_error=_error(successes),
         reward=fmean(rewards) if rewards else None,
@@ -81,15 +95,15 @@ def _error(values: Sequence[float]) -> float | None:
     return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
 
 
-def table(scores: Sequence[TagScore]) -> Table:
-    """The scores for people, with the first failure of each kind below."""
+def table(scores: Sequence[TagScore]) -> RenderableType:
+    """The scores for people, with what went wrong below."""
     shown = Table("environment", "episodes", "failed", "success", "reward", "turns", "tokens")
     for score in scores:
         success = "–" if score.success is None else f"{score.success:.1%}"
         if score.success is not None and score.success_error is not None:
             success += f" ± {score.success_error:.1%}"
         shown.add_row(
-            score.tag,
+            Text(score.tag),
             str(score.episodes),
             str(score.failed),
             success,
@@ -97,8 +111,14 @@ def table(scores: Sequence[TagScore]) -> Table:
             _with_error(score.turns, None),
             _with_error(score.tokens, None),
         )
-    shown.caption = "\n".join(f"{s.failed} failed: {s.first_failure}" for s in scores if s.first_failure) or None
-    return shown
+    notes = [f"{s.failed} failed, e.g. {s.first_failure}" for s in scores if s.failed]
+    notes += [f"{s.no_room} cut off, e.g. {s.first_no_room}" for s in scores if s.no_room]
+    return Renderables(shown, *(Text(_short(note)) for note in notes))  # no markup: messages may hold brackets
+
+
+def _short(text: str) -> str:
+    """Without the middle: a traceback says at its end what happened."""
+    return text if len(text) <= _NOTE else f"{text[: _NOTE // 4]} [...] {text[-_NOTE * 3 // 4 :]}"
 
 
 def _with_error(value: float | None, error: float | None) -> str:
@@ -150,5 +170,6 @@ def _episode(task: Task, trajectory: Trajectory, tokenizer: Any) -> dict[str, An
 
 def _replace(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
+    # What utf-8 can't hold, a lone surrogate, is written as JSON writes it.
+    temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
     temporary.replace(path)

@@ -59,11 +59,10 @@ def episode_success(trajectory: Trajectory) -> float | None:
 
 
 def validation_samples(groups: Sequence[Group], tokenizer: Any, count: int) -> list[Sample]:
-    """The first episode of the first `count` tasks, as text: the first prompt, then all that was said."""
+    """The first episode with a reward of the first `count` tasks, as text: the first prompt, then all that was said."""
     samples = []
     for group in groups[:count]:
-        trajectory = group.trajectories[0]
-        if trajectory.trainable:  # one that failed has no reward to show
+        for trajectory in group.survivors[:1]:
             first, *later = trajectory.turns
             said = [*first.response_ids, *(ids for turn in later for ids in (*turn.prompt_ids, *turn.response_ids))]
             samples.append(

@@ -70,9 +70,13 @@ class Agent:
         return tuple(self._tokenizer(text, add_special_tokens=False).input_ids)
 
     def action(self, completion: Completion, params: SamplingParams) -> str:
+        """What a response says; see `said`."""
+        return self.said(completion.token_ids, params.stop_strings)
+
+    def said(self, token_ids: Sequence[int], stop_strings: Sequence[str]) -> str:
         """Text of a response, without special tokens."""
-        text = self._tokenizer.decode(completion.token_ids, skip_special_tokens=True)
+        text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
         if self._keep_stop_string:
             return text
-        ends = [at for at in (text.find(stop) for stop in params.stop_strings) if at >= 0]
+        ends = [at for at in (text.find(stop) for stop in stop_strings) if at >= 0]
         return text[: min(ends)] if ends else text

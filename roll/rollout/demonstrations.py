@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
 from typing import Any
 
 from roll.configs.agentic import AgenticConfig
 from roll.envs.base import Env, Message, Observation, StepResult
-from roll.envs.registry import EnvSpec, bare_env, build_env, env_spec
+from roll.envs.registry import EnvSpec, bare_env, build_env, env_spec, load_env
 from roll.rollout.conversation import Conversation
 from roll.rollout.env_tasks import EnvTasks
 from roll.utils.seeding import stable_hash
@@ -19,7 +20,7 @@ def demonstrations(config: AgenticConfig, episodes: int, *, response: str = "{ac
     """Rows with `messages` of solved episodes of the configuration's environments, in the order of their tasks.
 
     Seeds are of neither training nor validation tasks, but drawn likewise. Episodes that the solver can't solve within
-    `max_steps` are left out, so there may be fewer than `episodes`.
+    `max_steps` are left out, so there may be rows of fewer than `episodes`.
 
     Args:
         config: says what is played and what the policy is shown.
@@ -27,7 +28,8 @@ def demonstrations(config: AgenticConfig, episodes: int, *, response: str = "{ac
         response: text of a response, with {action}; several actions of one response stand as `action_separator` says.
 
     Raises:
-        ValueError: an environment has no `solution`, or `response` has no {action}.
+        ValueError: an environment has no `solution`, `response` has no {action} or isn't understood, or
+            `action_lookup` has no name for an action.
     """
     if "{action}" not in response:
         raise ValueError(f"response: got {response!r}, expected a text with {{action}}")
@@ -36,9 +38,11 @@ def demonstrations(config: AgenticConfig, episodes: int, *, response: str = "{ac
     env_types = {tag: config.custom_envs[tag].env_type for tag in tags}
     seed = stable_hash(config.seed, "demonstrations", bits=56)
     tasks = EnvTasks(tags, config.partition_of(manager), env_types, seed=seed, split="train").take(episodes)
-    teachers = {tag: _Teacher(config, env_spec(tag, config.custom_envs[tag], manager), response) for tag in tags}
-    for task in tasks:
-        yield from teachers[task.tag].rows(task.seed)
+    with ExitStack() as stack:
+        specs = {tag: env_spec(tag, config.custom_envs[tag], manager) for tag in tags}
+        teachers = {tag: stack.enter_context(closing(_Teacher(config, specs[tag], response))) for tag in tags}
+        for task in tasks:
+            yield from teachers[task.tag].rows(task.seed)
 
 
 class _Teacher:
@@ -47,15 +51,27 @@ class _Teacher:
     def __init__(self, config: AgenticConfig, spec: EnvSpec, response: str) -> None:
         self._section = config.custom_envs[spec.tag]
         self._response = response
+        env_class = load_env(spec.env_type)
+        if env_class.solution is Env.solution:
+            raise ValueError(
+                f"custom_envs.{spec.tag}.env_type: {env_class.__name__} has no solution() to demonstrate; leave it out "
+                "by train_env_manager.tags, or write one (roll/envs/base.py)"
+            )
         self._bare = bare_env(spec)
-        if type(self._bare).solution is Env.solution:
-            raise ValueError(f"custom_envs.{spec.tag}: {type(self._bare).__name__} has no solution() to demonstrate")
         self._played = build_env(spec)
+        self._names: dict[str, str] = {}
+        for name, action in self._section.action_lookup.items():
+            self._names.setdefault(action, name)
         self._conversation = Conversation.of(
             spec.tag, self._section, instructions=self._bare.instructions, sample_unit=config.sample_unit
         )
         generating = config.actor_infer.generating_args
         self._limit = self._section.max_tokens_per_step or generating.max_new_tokens or config.response_length
+
+    def close(self) -> None:
+        """Close its instances."""
+        self._bare.close()
+        self._played.close()
 
     def rows(self, seed: int) -> list[Row]:
         """One per turn for `sample_unit: step`, else one; none without a solution."""
@@ -69,19 +85,38 @@ class _Teacher:
     def _exchanges(self, seed: int, actions: Sequence[str]) -> list[tuple[tuple[Message, ...], Message]] | None:
         """(what the policy is shown, what it says) by turn; None if the solution takes too long."""
         size, spec = self._section.max_actions_per_step, self._conversation
-        names = {env_name: name for name, env_name in self._section.action_lookup.items()}
         observation: Observation | None = self._played.reset(seed, {})
         result: StepResult | None = None
         exchanges = []
         for turn, first in enumerate(range(0, len(actions), size), start=1):
             if observation is None:
                 return None
-            chosen = [names.get(action, action) for action in actions[first : first + size]]
+            chosen = [self._name_of(action) for action in actions[first : first + size]]
             said = self._response.replace("{action}", self._section.action_separator.join(chosen))
             exchanges.append((spec.shown(observation, turn, self._limit), Message("assistant", said)))
             result = self._played.step(said)
+            self._check(result, said, chosen)
             observation = result.observation
-        return exchanges if result is not None and result.terminated else None
+        solved = result is not None and result.terminated and result.metrics.get("success", 1.0) > 0
+        return exchanges if solved else None
+
+    def _name_of(self, action: str) -> str:
+        """What the policy calls an action."""
+        if self._names and action not in self._names:
+            raise ValueError(
+                f"custom_envs.{self._conversation.tag}.action_lookup: solutions need {action!r}, for which it has no "
+                f"name; it has names for {', '.join(self._names)}"
+            )
+        return self._names.get(action, action)
+
+    def _check(self, result: StepResult, said: str, chosen: Sequence[str]) -> None:
+        """What a row teaches must be what the environment understands."""
+        unread = any(result.metrics[name] for name in ("format_errors", "invalid_actions", "surplus_actions"))
+        if unread or (result.metrics["actions"] != len(chosen) and not result.terminated):
+            raise ValueError(
+                f"custom_envs.{self._conversation.tag}: the response {said!r} isn't understood as {', '.join(chosen)}; "
+                "expected one that fits action_pattern, action_separator and thinking_tags"
+            )
 
     def _spans(self, turns: int) -> Iterator[tuple[int, int]]:
         """First turn and end of what each row shows."""
@@ -94,5 +129,8 @@ class _Teacher:
 
     def _row(self, exchanges: Sequence[tuple[tuple[Message, ...], Message]], seed: int) -> Row:
         spec = self._conversation
-        told = [*spec.system(), *(message for shown, said in exchanges for message in (*shown, said))]
+        told = list(spec.system())
+        for number, (shown, said) in enumerate(exchanges, start=1):
+            rendered_anew = spec.sample_unit == "step" and number < len(exchanges)
+            told += [*shown, Message("assistant", spec.remembered(said.content)) if rendered_anew else said]
         return {"messages": [{"role": m.role, "content": m.content} for m in told], "seed": seed, "tag": spec.tag}

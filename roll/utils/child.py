@@ -51,6 +51,12 @@ class ChildProcess:
         """Whether it has exited; a pipe says nothing about that while a grandchild holds it open."""
         return self._process.poll() is not None
 
+    def wait(self, timeout_s: float) -> int | None:
+        """Its exit code, negative for a signal; None if it is still running after that time."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(timeout_s)
+        return None
+
     def limit_stderr(self) -> None:
         """Drop what it wrote when that has become much."""
         if os.fstat(self._stderr.fileno()).st_size > _MAX_STDERR_BYTES:

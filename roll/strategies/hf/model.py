@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,21 +55,29 @@ def load_tokenizer(args: ModelArgs) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     source = _source(args)
-    # For some model types AutoTokenizer takes their usual class, even where the folder names the generic one; that class
-    # puts its own rules for splitting text in place of those in tokenizer.json, and the tokens are others.
-    generic = _names_generic_tokenizer(Path(args.model_name_or_path or ""))
-    tokenizer = (PreTrainedTokenizerFast if generic else AutoTokenizer).from_pretrained(**source)
+    # For some model types AutoTokenizer takes their usual class, even where the folder names the generic one; that
+    # class puts its own rules for splitting text in place of those in tokenizer.json, and the tokens are others.
+    if "gguf_file" not in source and _names_generic_tokenizer(source["pretrained_model_name_or_path"]):
+        del source["trust_remote_code"]
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(**source)
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(**source)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
-def _names_generic_tokenizer(folder: Path) -> bool:
-    file = folder / "tokenizer_config.json"
-    if not file.is_file() or not (folder / "tokenizer.json").is_file():
+_GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
+
+
+def _names_generic_tokenizer(name: str) -> bool:
+    """Whether a folder, or a repository of the hub, says that its tokenizer.json is all there is to its tokenizer."""
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+    if Path(name).is_dir() and not Path(name, "tokenizer.json").is_file():
         return False
-    named = json.loads(file.read_text(encoding="utf-8")).get("tokenizer_class")
-    return named in ("TokenizersBackend", "PreTrainedTokenizerFast")
+    config = get_tokenizer_config(name)
+    return "auto_map" not in config and config.get("tokenizer_class") in _GENERIC_TOKENIZERS
 
 
 def load_causal_lm(args: ModelArgs, dtype: torch.dtype) -> PreTrainedModel:
