@@ -15,6 +15,7 @@ INSTALL_REQUIRES = [
     "hydra-core>=1.3.2,<1.4",
     "omegaconf>=2.3,<2.4",
     "PyYAML>=6,<7",
+    "jinja2>=3.1,<4",
     "datasets>=5,<6",
     "pyarrow>=25,<27",
     "numpy>=2.2,<2.4",
@@ -37,6 +38,8 @@ EXTRAS_REQUIRE = {
     # For a CPU: make install-vllm-cpu, make install-sglang-cpu.
     "vllm": ["vllm>=0.32,<0.33"],
     "sglang": ["sglang>=0.5.23,<0.5.24"],
+    # Learning curves of benchmarks/agentic_learning.py.
+    "plots": ["matplotlib>=3.10,<4"],
     "test": [
         "pytest>=9,<10",
         "pytest-timeout>=2.4,<3",

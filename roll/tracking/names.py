@@ -52,7 +52,8 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("reward/shaping/<term>", "reward", "What shaping added: `overlong`, `length`", _RESPONSES),
         _M("reward/<domain>/mean", "reward", "Raw reward in one domain", _ITS_RESPONSES),
         _M("reward/<domain>/std", "reward", "Its spread", "standard deviation over its responses"),
-        _M("reward/<domain>/part/*", "reward", "One named part of it, unweighted", _ITS_RESPONSES),
+        _M("reward/<domain>/part/<part>", "reward", "One named part of it, unweighted", _ITS_RESPONSES),
+        _M("reward/<domain>/part/env/<part>", "reward", "A part that the environment itself names", _ITS_RESPONSES),
     ),
     "Environments": (
         _M("env/episodes", "episodes", "Episodes begun, validation included", _WITHIN_STEP),
