@@ -46,7 +46,7 @@ def test_list_names_every_environment_and_its_arguments(capsys):
 
 
 def test_a_good_environment_passes_and_is_played(capsys):
-    status, out, _ = ran(capsys, "test", f"{DIAL}:Dial", "highest=5", "--seeds=3", "--episodes=20")
+    status, out, _ = ran(capsys, "test", f"{DIAL}:Dial", "--seeds=3", "highest=5", "--episodes=20")
     assert status == 0
     assert "same in another process" in out
     assert "ERROR" not in out

@@ -131,7 +131,7 @@ def test_rows_are_token_for_token_what_an_episode_shows_and_trains_on(tmp_path, 
         "turn_template": "{step} of {max_steps}, {steps_left} left, {max_tokens} tokens:\n{observation}",
         "system_template": "{instructions} {max_actions_per_step} at once.",
         **({"history_length": keys.pop("history_length")} if "history_length" in keys else {}),
-        **({"thinking_tags": ["<think>", "</think>"]} if thinks else {}),
+        **({"thinking_tags": ["<think>", "</think>"], "max_tokens_per_step": 21} if thinks else {}),
     }
     config = config_of(tmp_path, {"lake": lake}, response_length=33, **keys)
     response = THOUGHT if thinks else ANSWER
