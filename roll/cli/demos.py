@@ -20,7 +20,7 @@ def add_to(groups: Any) -> None:
     parser.add_argument("file", type=Path, help="a configuration of pipeline agentic")
     parser.add_argument("output", type=Path, help="the jsonl file to write")
     parser.add_argument("--episodes", type=int, default=1000, help="how many are tried (default 1000)")
-    parser.add_argument("--response", default="<answer>{action}</answer>", help="text of a response, with {action}")
+    parser.add_argument("--response", help="text of a response, with {action} (default: what action_pattern looks for)")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the configuration")
     parser.set_defaults(run=write_demos)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
@@ -16,7 +17,7 @@ from roll.utils.seeding import stable_hash
 Row = dict[str, Any]
 
 
-def demonstrations(config: AgenticConfig, episodes: int, *, response: str = "{action}") -> Iterator[Row]:
+def demonstrations(config: AgenticConfig, episodes: int, *, response: str | None = None) -> Iterator[Row]:
     """Rows with `messages` of solved episodes of the configuration's environments, in the order of their tasks.
 
     Seeds are of neither training nor validation tasks, but drawn likewise. Episodes that the solver can't solve within
@@ -26,12 +27,13 @@ def demonstrations(config: AgenticConfig, episodes: int, *, response: str = "{ac
         config: says what is played and what the policy is shown.
         episodes: how many are tried.
         response: text of a response, with {action}; several actions of one response stand as `action_separator` says.
+            None: what each `action_pattern` looks for, e.g. `<answer>{action}</answer>`, and no more.
 
     Raises:
         ValueError: an environment has no `solution`, `response` has no {action} or isn't understood, or
             `action_lookup` has no name for an action.
     """
-    if "{action}" not in response:
+    if response is not None and "{action}" not in response:
         raise ValueError(f"response: got {response!r}, expected a text with {{action}}")
     manager = config.train_env_manager
     tags = config.tags_of(manager)
@@ -40,9 +42,21 @@ def demonstrations(config: AgenticConfig, episodes: int, *, response: str = "{ac
     tasks = EnvTasks(tags, config.partition_of(manager), env_types, seed=seed, split="train").take(episodes)
     with ExitStack() as stack:
         specs = {tag: env_spec(tag, config.custom_envs[tag], manager) for tag in tags}
-        teachers = {tag: stack.enter_context(closing(_Teacher(config, specs[tag], response))) for tag in tags}
+        said = {tag: response or _usual_response(tag, config.custom_envs[tag].action_pattern) for tag in tags}
+        teachers = {tag: stack.enter_context(closing(_Teacher(config, specs[tag], said[tag]))) for tag in tags}
         for task in tasks:
             yield from teachers[task.tag].rows(task.seed)
+
+
+def _usual_response(tag: str, pattern: str | None) -> str:
+    """The shortest text that the pattern finds an action in."""
+    text, places = re.subn(r"\(\.[*+]\??\)", "{action}", "(.*)" if pattern is None else pattern)
+    if places != 1:
+        raise ValueError(
+            f"response: needed, a text with {{action}}; what fits custom_envs.{tag}.action_pattern, {pattern!r}, isn't "
+            "plain from it"
+        )
+    return text
 
 
 class _Teacher:

@@ -241,9 +241,31 @@ def test_a_response_that_the_environment_wouldnt_understand_is_refused(tmp_path,
         list(demonstrations(config, 1, response=response))
 
 
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        (None, "Go||Go"),
+        ("<answer>(.*?)</answer>", "<answer>Go||Go</answer>"),
+        ("move: (.+)", "move: Go||Go"),
+        (r"\[(\w+\|\|\w+)\]", None),
+        (r"\[(.*)\]", None),
+    ],
+)
+def test_a_response_is_by_default_what_the_pattern_looks_for(tmp_path, walks, pattern, said):
+    env = {"action_pattern": pattern, "max_actions_per_step": 2, "env_config": {"steps": 2}}
+    config = config_of(tmp_path, {"walk": {"env_type": f"{walks}Walk", **env}})
+    if said is None:
+        with pytest.raises(ValueError, match=r"custom_envs\.walk.*action_pattern"):
+            list(demonstrations(config, 1))
+    else:
+        assert [messages_of(row)[-1].content for row in demonstrations(config, 1)] == [said]
+
+
 def test_a_response_needs_a_place_for_the_action(tmp_path):
     with pytest.raises(ValueError, match=r"response: got 'Up', expected a text with \{action\}"):
         list(demonstrations(config_of(tmp_path, {"lake": LAKE}), 1, response="Up"))
+    with pytest.raises(ValueError, match=r"response: got ''"):
+        list(demonstrations(config_of(tmp_path / "empty", {"lake": LAKE}), 1, response=""))
 
 
 def test_instances_are_closed_also_after_an_error(tmp_path, walks):
