@@ -169,6 +169,9 @@ class EnvironmentPlay:
         if rates:
             values["val/accuracy"] = fmean(rates)
         values["val/responses"] = float(sum(len(t.turns) for group in groups for t in group.trajectories))
+        # Taken here, or the next training step would show them, unless the run is resumed in between.
+        counted = self.take_metrics().result()
+        values["val/env_restarts"], values["val/env_timeouts"] = counted["env/restarts"], counted["env/timeouts"]
         return values
 
     def samples(self, step: int, groups: Sequence[Group]) -> list[Sample]:

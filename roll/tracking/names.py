@@ -56,7 +56,7 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("reward/<domain>/part/env/<part>", "reward", "A part that the environment itself names", _ITS_RESPONSES),
     ),
     "Environments": (
-        _M("env/episodes", "episodes", "Episodes begun, validation included", _WITHIN_STEP),
+        _M("env/episodes", "episodes", "Episodes begun in training", _WITHIN_STEP),
         _M("env/steps", "responses", "Responses given to environments", _WITHIN_STEP),
         _M("env/restarts", "processes", "Processes that ended or were killed, and were started again", _WITHIN_STEP),
         _M("env/timeouts", "calls", "Calls or starts that took too long", _WITHIN_STEP),
@@ -180,6 +180,8 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("val/token_accuracy", "fraction", "Held-out tokens that were the likeliest ones", _HELD_OUT),
         _M("val/tokens", "tokens", "Held-out tokens", "sum"),
         _M("val/responses", "responses", "Validation responses", "sum"),
+        _M("val/env_restarts", "processes", "Environment processes that were started again meanwhile", "sum"),
+        _M("val/env_timeouts", "calls", "Calls of environments that took too long meanwhile", "sum"),
         _M("val/<domain>/accuracy", "fraction", "Right answers in one domain; episodes that succeed", _TASKS),
         _M("val/<domain>/reward", "reward", "Reward in one domain", _ITS_RESPONSES),
         _M("val/<domain>/pass_at_<k>", "fraction", "Tasks solved in k responses, unbiased", _TASKS),
