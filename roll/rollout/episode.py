@@ -194,7 +194,7 @@ class Episode:
         room = self._max_sequence_length - len(context)
         if room < 1:
             turn = f"turn {self._turn} has {len(context)} tokens of context"
-            raise _Over("truncated", f"{turn} and no room to respond")
+            raise _Over("truncated", f"{turn} and no room to respond: sequence_length is {self._max_sequence_length}")
         params = replace(self.params, **changes) if changes else self.params
         request = Request(
             id=f"{self._name}/{self._turn}",
