@@ -10,6 +10,7 @@ import numpy as np
 from roll.envs.base import Env, InvalidAction, Observation, ResetNeeded, StepResult
 from roll.envs.frozen_lake_map import ACTIONS, Lake, parse_rows, random_rows
 from roll.envs.frozen_lake_solver import solve
+from roll.envs.held_out import Part, check_part, room_of_part
 from roll.envs.pixels import Pixels
 from roll.utils.seeding import stable_hash
 
@@ -36,6 +37,8 @@ class FrozenLake(Env):
         size: rows and columns.
         p: probability that a cell is frozen.
         map: rows of S, F, H and G, instead of a map per seed; with it, `size` and `p` are left out.
+        part: `held_out` takes the fifth of all maps that `train` leaves out: with one environment for training and one
+            for validation the policy is validated on maps that it has never met.
         slippery: whether one may slip.
         success_rate: probability of going where one wants on slippery ice; the rest is shared by the two directions
             beside it.
@@ -50,6 +53,7 @@ class FrozenLake(Env):
         size: int = 4,
         p: float = 0.8,
         map: Sequence[str] | None = None,
+        part: Part = "all",
         slippery: bool = False,
         success_rate: float = 1 / 3,
         reward_goal: float = 1.0,
@@ -63,7 +67,11 @@ class FrozenLake(Env):
                 raise ValueError(f"{name}: got {value!r}, expected a probability")
         if map is not None and (size, p) != (4, 0.8):
             raise ValueError("map: a map has a size and holes of its own; leave out size and p, or map")
+        check_part(part)
+        if part != "all" and map is not None:
+            raise ValueError(f"part: got {part!r} with a map, of which there is one only; leave it out")
         self._size, self._p = size, p
+        self._part: Part = part
         self._rows = None if map is None else parse_rows(map)
         self._success_rate = success_rate if slippery else 1.0
         self._rewards = {"G": reward_goal, "H": reward_hole, "F": reward_step, "S": reward_step}
@@ -81,7 +89,8 @@ class FrozenLake(Env):
         """Start on the map of this seed; there are no options."""
         if options:
             raise ValueError(f"FrozenLake has no options, got {', '.join(sorted(options))}: leave them out")
-        self._lake = Lake(self._rows or random_rows(self._size, self._p, seed), self._success_rate)
+        rows = self._rows or room_of_part(self._part, seed, self._random, "".join)
+        self._lake = Lake(rows, self._success_rate)
         self._seed, self._step, self._cell = seed, 0, self._lake.start
         self._signs = "".join(self._lake.rows)
         self._empty = "\n".join(" ".join(SYMBOLS[sign] for sign in row) for row in self._lake.rows)
@@ -102,6 +111,9 @@ class FrozenLake(Env):
         metrics = {"moved": float(self._cell != before), **({"success": float(sign == "G")} if over else {})}
         observation = None if over else self._observe()
         return StepResult(reward=self._rewards[sign], terminated=over, observation=observation, metrics=metrics)
+
+    def _random(self, seed: int) -> tuple[str, ...]:
+        return random_rows(self._size, self._p, seed)
 
     @property
     def lake(self) -> Lake:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from roll.envs.base import Env, InvalidAction, Observation, ResetNeeded, StepResult
 from roll.envs.boxoban import load_levels
+from roll.envs.held_out import Part, check_part, room_of_part
 from roll.envs.pixels import Pixels
 from roll.envs.sokoban_board import ACTIONS, parse_board
 from roll.envs.sokoban_pixels import draw
@@ -33,6 +34,7 @@ MOVES = "Actions: Up, Down, Left, Right. Each moves you by one cell; a move that
 WALL, FLOOR, TARGET, BOX, BOX_ON_TARGET, PLAYER, PLAYER_ON_TARGET = (ord(sign) for sign in SIGNS)
 LEFT_BEHIND = {PLAYER: FLOOR, PLAYER_ON_TARGET: TARGET}
 STEPPED_ON = {FLOOR: PLAYER, TARGET: PLAYER_ON_TARGET, BOX: PLAYER, BOX_ON_TARGET: PLAYER_ON_TARGET}
+_BARE = str.maketrans("$*@+", " . .")
 PUSHED_TO = {FLOOR: BOX, TARGET: BOX_ON_TARGET}
 
 
@@ -54,6 +56,8 @@ class Sokoban(Env):
             rooms above 8x8 with several boxes takes up to a second per room, since only a search can tell.
         level_file: file of levels in the format of Boxoban, instead of generated rooms; the seed picks one.
         level_indices: numbers of the levels to pick from. None: all of the file.
+        part: `held_out` takes the fifth of all rooms, by their walls and targets, that `train` leaves out: with one
+            environment for training and one for validation the policy is validated in rooms that it has never met.
         observation: `symbols` (`# _ O X √ P S`), `text` (words for the cells), or `coordinates` (rows and columns of
             player, boxes, targets and inner walls).
     """
@@ -69,6 +73,7 @@ class Sokoban(Env):
         max_solution: int | None = None,
         level_file: str | None = None,
         level_indices: Sequence[int] | None = None,
+        part: Part = "all",
         observation: Literal["symbols", "text", "coordinates"] = "symbols",
         reward_step: float = -0.1,
         reward_box: float = 1.0,
@@ -77,6 +82,10 @@ class Sokoban(Env):
     ) -> None:
         if observation not in ("symbols", "text", "coordinates"):
             raise ValueError(f"observation: got {observation!r}, expected 'symbols', 'text' or 'coordinates'")
+        check_part(part)
+        if part != "all" and level_file is not None:
+            raise ValueError(f"part: got {part!r} with a level_file; choose its levels with level_indices")
+        self._part: Part = part
         self._room = _room_settings(dim_room, num_boxes, min_solution, max_solution)
         self._levels = _levels(level_file, level_indices, self._room)
         self._shown_as = observation
@@ -105,7 +114,7 @@ class Sokoban(Env):
         if self._levels:
             text = self._levels[stable_hash("sokoban-level", seed) % len(self._levels)]
         else:
-            text = generate_room(self._room, seed)
+            text = room_of_part(self._part, seed, lambda drawn: generate_room(self._room, drawn), _layout)
         return self.start_at(text)
 
     def start_at(self, grid: str) -> Observation:
@@ -214,6 +223,11 @@ def _whole(name: str, value: object, at_least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
         raise ValueError(f"{name}: got {value!r}, expected a whole number of at least {at_least}")
     return value
+
+
+def _layout(room: str) -> str:
+    """Walls and targets, which rooms with another player or other boxes may share."""
+    return room.translate(_BARE)
 
 
 def _room_settings(
