@@ -21,7 +21,7 @@ from roll.configs.sft import SFTConfig
 from roll.rollout.demonstrations import demonstrations
 
 EXAMPLES = Path(__file__).parents[1]
-EPISODES = 400
+EPISODES = 600
 """Rooms that are demonstrated."""
 CHAT = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -47,7 +47,12 @@ def slippery_frozen_lake(config: SFTConfig) -> None:
     prepare(config, "frozen_lake", "agentic_frozen_lake_slippery_cpu")
 
 
-def prepare(config: SFTConfig, folder: str, name: str) -> None:
+def frozen_lake_for_vllm(config: SFTConfig) -> None:
+    """For agentic_frozen_lake_vllm_cpu.yaml: on a CPU vLLM takes no heads of fewer than 32 numbers."""
+    prepare(config, "frozen_lake", "agentic_frozen_lake_cpu", heads=2)
+
+
+def prepare(config: SFTConfig, folder: str, name: str, *, heads: int = 16) -> None:
     """Make the demonstrations and the model for one game. Everything follows from the seed."""
     game = load_config(EXAMPLES / folder, name, [f"seed={config.seed}"])
     assert isinstance(game, AgenticConfig)
@@ -58,7 +63,7 @@ def prepare(config: SFTConfig, folder: str, name: str) -> None:
     rows = list(demonstrations(game, EPISODES))
     write(file, rows)
     texts = [message["content"] for row in rows for message in row["messages"]]
-    make_model(model, texts, config.seed)
+    make_model(model, texts, config.seed, heads)
 
 
 def write(file: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -69,8 +74,8 @@ def write(file: Path, rows: Sequence[dict[str, Any]]) -> None:
     temporary.replace(file)
 
 
-def make_model(folder: Path, texts: Iterable[str], seed: int) -> None:
-    """A random model for the words of these texts."""
+def make_model(folder: Path, texts: Iterable[str], seed: int, heads: int) -> None:
+    """A random model for the words of these texts. Many small heads find their way on a grid faster than few."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -81,11 +86,11 @@ def make_model(folder: Path, texts: Iterable[str], seed: int) -> None:
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=2,
-        num_attention_heads=2,  # of 32 numbers each, the smallest that vLLM takes on a CPU
-        num_key_value_heads=2,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
         max_position_embeddings=1024,
         rope_theta=30.0,  # positions differ by few tokens here; the usual base makes them hard to tell apart
-        initializer_range=0.06,
+        initializer_range=0.1,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
