@@ -15,6 +15,7 @@ from roll.configs.environments import (
     RewardNormalization,
     TurnCredit,
     ValEnvManager,
+    split_evenly,
 )
 from roll.configs.fields import number
 from roll.configs.rl import RLConfig
@@ -186,8 +187,7 @@ class AgenticConfig(RLConfig):
         """Groups of each of its tags."""
         if manager.num_groups_partition is not None:
             return manager.num_groups_partition
-        each, more = divmod(manager.num_env_groups, len(self.tags_of(manager)))
-        return tuple(each + (i < more) for i in range(len(self.tags_of(manager))))
+        return split_evenly(manager.num_env_groups, self.tags_of(manager))
 
     @property
     def validation_groups(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -146,3 +147,11 @@ class TurnCredit:
     episode_reward_weight: float
     step_reward_weight: float
     discount_over: Literal["token", "turn"]
+
+
+def split_evenly(num_groups: int, tags: Sequence[str]) -> tuple[int, ...]:
+    """Groups of each tag when no partition is given; the first tags get what is left over."""
+    if not tags:
+        raise ValueError("there are no tags to split groups among; name the environments in custom_envs")
+    each, left = divmod(num_groups, len(tags))
+    return tuple(each + (i < left) for i in range(len(tags)))

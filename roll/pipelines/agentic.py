@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
@@ -29,11 +28,9 @@ from roll.tracking.base import Sample
 from roll.types.episode import Group, Task
 from roll.types.metrics import Metrics
 
-logger = logging.getLogger(__name__)
-
 
 class EnvironmentPlay:
-    """Environments in processes of their own, met by the policy in a conversation. See `Play`. A context manager.
+    """Environments in processes of their own, met by the policy in a conversation. See `Play`.
 
     Args:
         config: the run's.

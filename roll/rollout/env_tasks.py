@@ -22,14 +22,6 @@ _STATE_VERSION = 1
 _KIND = "environments"
 
 
-def split_evenly(num_groups: int, tags: Sequence[str]) -> tuple[int, ...]:
-    """Groups of each tag when no partition is given; the first tags get what is left over."""
-    if not tags:
-        raise ValueError("there are no tags to split groups among; name the environments in custom_envs")
-    each, left = divmod(num_groups, len(tags))
-    return tuple(each + (i < left) for i in range(len(tags)))
-
-
 class EnvTasks:
     """The task source of environments: endless, and it resumes.
 

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roll.configs.environments import split_evenly
 from roll.data.readers import DataError
 from roll.rollout.ahead import ReadyGroup
 from roll.rollout.buffer import load_groups, save_groups
-from roll.rollout.env_tasks import EnvTasks, split_evenly
+from roll.rollout.env_tasks import EnvTasks
 from roll.types.episode import Group, Trajectory
 
 TYPES = {"small": "sokoban-v1", "large": "sokoban-v1", "lake": "frozen_lake-v1"}
