@@ -10,7 +10,8 @@
 
 `residency` says whose turn it is on accelerators that roles share; elsewhere it does nothing.
 
-A subclass says where tasks come from and how an episode is played; nothing else differs between pipelines.
+`RolloutPipeline` (rollouts.py) collects; its `Play` says where tasks come from and how an episode is played: prompts
+(rlvr.py) or environments (agentic.py). Nothing else differs between the two.
 """
 
 from __future__ import annotations
