@@ -47,7 +47,7 @@ class Dial(Env):
             reward=0.0, terminated=False, observation=self._observe("Higher." if guess < self._secret else "Lower.")
         )
 
-    def solution(self) -> Sequence[str]:
+    def solution(self, max_actions: int) -> Sequence[str]:
         """The secret itself: for `roll envs test`."""
         return [str(self._secret)]
 

@@ -81,9 +81,13 @@ class Env(ABC):
         """A picture of the state, uint8 [height, width, 3] as a numpy array, or text. None: there is none."""
         return None
 
-    def solution(self) -> Sequence[str] | None:
-        """Actions that solve the episode from here. None: there are none, or nobody knows. For demonstrations and
-        `roll envs test`."""
+    def solution(self, max_actions: int) -> Sequence[str] | None:  # noqa: ARG002 - for those who know one
+        """Actions that solve the episode from here, for a player who has time for `max_actions`. For demonstrations,
+        `roll envs test`, and as what a policy is compared with.
+
+        None: there are none, or nobody knows. Actions beyond `max_actions` aren't played, so an environment whose
+        solutions don't depend on the time left needn't look at it.
+        """
         return None
 
     def close(self) -> None:

@@ -51,10 +51,10 @@ def random_score(make: Callable[[], Env], seeds: Iterable[int], max_steps: int) 
 
 
 def scripted_score(make: Callable[[], Env], seeds: Iterable[int], max_steps: int) -> Score | None:
-    """Plays each seed's solution; None when there is none for any."""
+    """Plays each seed's solution for `max_steps` actions; None when there is none for any."""
 
     def solved(env: Env, seed: int) -> Iterator[str] | None:  # noqa: ARG001 - the environment knows its seed
-        actions: Sequence[str] | None = env.solution()
+        actions: Sequence[str] | None = env.solution(max_steps)
         return None if actions is None else iter(actions)
 
     score = _score("solution", make, seeds, max_steps, solved)

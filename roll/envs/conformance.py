@@ -275,7 +275,7 @@ def _last_step(env: Env, seed: int, max_steps: int) -> StepResult | None:
     """The last step of an episode of the solution's, else of random actions; None when it doesn't end."""
     env.reset(seed, {})
     rng = random.Random(seed)
-    solution = env.solution()
+    solution = env.solution(max_steps)
     actions = solution if solution is not None else [random_action(env, rng) for _ in range(max_steps)]
     for action in actions:
         try:

@@ -100,7 +100,7 @@ class Countdown(Env):
         """Numbers and target."""
         return self._question
 
-    def solution(self) -> Sequence[str] | None:
+    def solution(self, max_actions: int) -> Sequence[str] | None:  # noqa: ARG002 - it is the same with any time
         """The expression that the target came from."""
         return None if self._over else [self._solution]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from roll.envs.base import Env, InvalidAction, Observation, ResetNeeded, StepResult
 from roll.envs.frozen_lake_map import ACTIONS, Lake, parse_rows, random_rows
-from roll.envs.frozen_lake_solver import solve
+from roll.envs.frozen_lake_solver import NO_ACTION, best_actions
 from roll.envs.held_out import Part, check_part, room_of_part
 from roll.envs.pixels import Pixels
 from roll.utils.seeding import stable_hash
@@ -19,8 +19,6 @@ PLAYER = "P"
 
 TILE = 24
 ICE, EDGE, WATER, GOAL, COAT = (222, 238, 248), (190, 214, 232), (40, 84, 140), (88, 168, 88), (200, 64, 56)
-
-_LONGEST_WALK = 1000
 
 
 class FrozenLake(Env):
@@ -117,7 +115,7 @@ class FrozenLake(Env):
 
     @property
     def lake(self) -> Lake:
-        """The map of this episode; `frozen_lake_solver.solve` takes it."""
+        """The map of this episode; `frozen_lake_solver.best_actions` takes it."""
         assert self._lake is not None, "reset comes first"
         return self._lake
 
@@ -149,17 +147,17 @@ class FrozenLake(Env):
                 tile[from_centre <= 6**2] = COAT
         return picture
 
-    def solution(self) -> Sequence[str] | None:
-        """What the best policy does from here, slips included; None where it falls into a hole or can't get there.
+    def solution(self, max_actions: int) -> Sequence[str] | None:
+        """What the best policy for so many actions does from here, slips included; None where it doesn't get there.
 
-        The policy knows the probabilities, not how it will slip in this episode.
+        The policy knows the probabilities and the time, not how it will slip in this episode.
         """
-        policy = solve(self.lake)
-        cell, actions = self._cell, list[str]()
-        while (action := policy[cell]) is not None and len(actions) < _LONGEST_WALK:
-            cell = self.lake.after(cell, ACTIONS.index(action), self._draw(self._step + len(actions)))
-            actions.append(action)
-        return actions if self.lake.sign(cell) == "G" else None
+        best = best_actions(self.lake, max_actions)
+        cell, walk = self._cell, list[str]()
+        while (action := best[max_actions - len(walk), cell]) != NO_ACTION:
+            cell = self.lake.after(cell, action, self._draw(self._step + len(walk)))
+            walk.append(ACTIONS[action])
+        return walk if self.lake.sign(cell) == "G" else None
 
     def _draw(self, step: int) -> float:
         """A number in [0, 1) for a step of this episode."""

@@ -1,47 +1,37 @@
-"""The best way over a frozen lake: for demonstrations, and as what a trained policy is compared with."""
+"""The best way over a frozen lake in a given time: for demonstrations, and as what policies are compared with."""
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
-from roll.envs.frozen_lake_map import ACTIONS, Lake
+from roll.envs.frozen_lake_map import Lake
 
-DISCOUNT = 0.999
-"""Of two ways that are as safe the shorter one is better; a bit of safety is worth many steps."""
-_TOLERANCE = 1e-10
+IMPATIENCE = 1e-6
+"""What a step costs, as a share of the chance to get there: of two ways that are as safe the shorter one is taken."""
+NO_ACTION = -1
 
 
-def solve(lake: Lake) -> tuple[str | None, ...]:
-    """The best action in every cell; None in holes, at the goal, and where the goal can't be reached.
+@lru_cache(maxsize=256)
+def best_actions(lake: Lake, steps: int) -> np.ndarray:
+    """The action that most likely leads to the goal in time, by backward induction over the steps left.
 
-    Where the ice isn't slippery these are the shortest ways. Where it is, value iteration finds the actions that most
-    likely lead to the goal.
+    Returns int8 [steps + 1, cells], read-only: row t holds numbers of `ACTIONS` for a player who has t steps left,
+    `NO_ACTION` in holes, at the goal, and where the goal can't be reached in time. Ties go to the first action.
     """
-    values = _values(lake)
     chances, reached = _tables(lake)
-    by_action = np.round((chances * values[reached]).sum(-1) * DISCOUNT, 9)  # ties go to the first action
-    best = by_action.argmax(1)
-    return tuple(
-        ACTIONS[best[cell]] if lake.sign(cell) not in "GH" and by_action[cell, best[cell]] > 0 else None
-        for cell in range(lake.num_cells)
-    )
-
-
-def success_probability(lake: Lake, policy: tuple[str | None, ...], steps: int) -> float:
-    """How likely this policy is at the goal after so many steps."""
-    chance = np.zeros(lake.num_cells)
-    chance[lake.start] = 1.0
-    for _ in range(steps):
-        after = np.zeros(lake.num_cells)
-        for cell in np.flatnonzero(chance):
-            action = policy[cell]
-            if action is None:
-                after[cell] += chance[cell]
-                continue
-            for probability, reached in lake.outcomes(int(cell), ACTIONS.index(action)):
-                after[reached] += chance[cell] * probability
-        chance = after
-    return float(sum(chance[cell] for cell in range(lake.num_cells) if lake.sign(cell) == "G"))
+    signs = np.array([lake.sign(cell) for cell in range(lake.num_cells)])
+    goal, over = signs == "G", (signs == "G") | (signs == "H")
+    actions = np.full((steps + 1, lake.num_cells), NO_ACTION, dtype=np.int8)
+    values = goal.astype(float)
+    for left in range(1, steps + 1):
+        by_action = (chances * values[reached]).sum(-1) * (1 - IMPATIENCE)
+        best = np.round(by_action, 9).argmax(1)
+        values = np.where(over, goal, by_action.max(1))
+        actions[left] = np.where(over | (values == 0), NO_ACTION, best)
+    actions.flags.writeable = False
+    return actions
 
 
 def _tables(lake: Lake) -> tuple[np.ndarray, np.ndarray]:
@@ -53,17 +43,3 @@ def _tables(lake: Lake) -> tuple[np.ndarray, np.ndarray]:
             for i, (probability, after) in enumerate(lake.outcomes(cell, action)):
                 chances[cell, action, i], reached[cell, action, i] = probability, after
     return chances, reached
-
-
-def _values(lake: Lake) -> np.ndarray:
-    """Discounted probability of reaching the goal from each cell, by value iteration."""
-    chances, reached = _tables(lake)
-    signs = np.array([lake.sign(cell) for cell in range(lake.num_cells)])
-    goal, hole = signs == "G", signs == "H"
-    values = goal.astype(float)
-    while True:
-        after = (chances * values[reached]).sum(-1).max(1) * DISCOUNT
-        after[goal], after[hole] = 1.0, 0.0
-        if np.abs(after - values).max() < _TOLERANCE:
-            return after
-        values = after

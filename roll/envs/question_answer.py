@@ -109,7 +109,7 @@ class QuestionAnswer(Env):
             reward=0.0, terminated=False, observation=observation, reward_parts=judged.parts, metrics=metrics
         )
 
-    def solution(self) -> Sequence[str] | None:
+    def solution(self, max_actions: int) -> Sequence[str] | None:  # noqa: ARG002 - it is the same with any time
         """The ground truth, in a form that the reward function takes as right; None if there is none."""
         truth = None if self._task is None else self._task.payload.get("ground_truth")
         if self._task is None or truth is None:

@@ -112,10 +112,10 @@ def build_env(spec: EnvSpec) -> Env:
 def bare_env(spec: EnvSpec) -> Env:
     """The environment itself: `step` gets one of its own actions."""
     env_class = _class_of(spec)
-    _check_arguments(env_class, spec)
     try:
         return env_class(**spec.env_config)
     except (TypeError, ValueError) as error:
+        _check_arguments(env_class, spec)  # only now: it takes longer than many an environment's __init__
         given = ", ".join(f"{name}={value!r}" for name, value in spec.env_config.items())
         raise EnvLoadError(
             f"custom_envs.{spec.tag}.env_config: {spec.env_type} refuses ({given}): {type(error).__name__}: {error}"

@@ -21,9 +21,7 @@ DEFAULT_ROOM = (6, 6)
 # In the order of sokoban_board's signs. The symbols are those that RAGEN (arXiv:2504.20073) shows its policies.
 SIGNS = "# .$*@+"
 SYMBOLS = dict(zip(SIGNS, ("#", "_", "O", "X", "√", "P", "S"), strict=True))
-WORDS = dict(
-    zip(SIGNS, ("wall", "floor", "target", "box", "box_on_target", "player", "player_on_target"), strict=True)
-)
+WORDS = dict(zip(SIGNS, ("wall", "floor", "target", "box", "box_on_target", "player", "player_on_target"), strict=True))
 
 GOAL = """You are solving a Sokoban puzzle: push every box onto a target.
 You push a box by walking into it; it moves one cell in the same direction. You can't pull boxes, can't push two boxes \
@@ -163,7 +161,7 @@ class Sokoban(Env):
         """The room, 24 pixels a cell."""
         return draw(self.grid)
 
-    def solution(self) -> Sequence[str] | None:
+    def solution(self, max_actions: int) -> Sequence[str] | None:  # noqa: ARG002 - it is the same with any time
         """The shortest one, by search; None where there is none, or finding it would take seconds."""
         if not self._offsets:
             return None

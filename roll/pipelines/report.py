@@ -194,7 +194,7 @@ class Report:
         files.update({key: Path(name) for key, name in self._config.further_folders.items() if name})
         return RunSummary(
             exp_name=self._config.exp_name,
-            steps=self._steps,
+            steps=0 if self._config.only_validates else self._steps,
             wall_seconds=time.monotonic() - self._started,
             accuracy_before=self._accuracy[0] if len(self._accuracy) > 1 else {},
             accuracy_after=self._accuracy[-1] if self._accuracy else {},

@@ -15,6 +15,7 @@ from typing import Any
 from roll.configs.agentic import AgenticConfig
 from roll.configs.environment import check_environment
 from roll.configs.loader import load_config
+from roll.configs.rl import RLConfig
 from roll.configs.rlvr import RLVRConfig
 from roll.configs.sft import SFTConfig
 from roll.data.readers import DataError
@@ -59,8 +60,7 @@ def run_rlvr(config: RLVRConfig) -> None:
         texts = RewardTexts.of(config) if "reward_model" in config.roles else None
         rewards.wait_ready()
         total_steps = planned_steps(config, training[0]) if training is not None else 0
-        logger.info("%d steps of %s", total_steps, config.batch.explain())
-        logger.info("%s", config.placement.explain())
+        _log_plan(config, total_steps)
         with (
             start_clusters(config, total_steps=total_steps) as clusters,
             _reward_model(config, clusters, texts) as model,
@@ -70,6 +70,14 @@ def run_rlvr(config: RLVRConfig) -> None:
             pipeline = RolloutPipeline(config, clusters, tokenizer, play=play, total_steps=total_steps)
             with contextlib.closing(pipeline):
                 pipeline.run()
+
+
+def _log_plan(config: RLConfig, total_steps: int) -> None:
+    if config.only_validates:
+        logger.info("validation only: nothing is trained")
+    else:
+        logger.info("%d steps of %s", total_steps, config.batch.explain())
+    logger.info("%s", config.placement.explain())
 
 
 @contextlib.contextmanager
@@ -101,8 +109,7 @@ def run_agentic(config: AgenticConfig) -> None:
         with contextlib.closing(EnvironmentPlay(config, tokenizer)) as play:
             play.wait_ready()
             total_steps = 0 if config.val_only else config.max_steps or 0
-            logger.info("%d steps of %s", total_steps, config.batch.explain())
-            logger.info("%s", config.placement.explain())
+            _log_plan(config, total_steps)
             with start_clusters(config, total_steps=total_steps) as clusters:
                 pipeline = RolloutPipeline(config, clusters, tokenizer, play=play, total_steps=total_steps)
                 with contextlib.closing(pipeline):

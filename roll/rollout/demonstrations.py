@@ -90,7 +90,7 @@ class _Teacher:
     def rows(self, seed: int) -> list[Row]:
         """One per turn for `sample_unit: step`, else one; none without a solution."""
         self._bare.reset(seed, {})
-        actions = self._bare.solution()
+        actions = self._bare.solution(self._section.max_steps * self._section.max_actions_per_step)
         exchanges = None if actions is None else self._exchanges(seed, actions)
         if exchanges is None:
             return []

@@ -49,9 +49,10 @@ class RunSummary:
 
 def render(summary: RunSummary) -> RenderableType:
     """Something for `rich` to print."""
-    headline = Text(f"{summary.exp_name}: {summary.steps} steps in {_duration(summary.wall_seconds)}", "bold")
-    speed = f"{summary.tokens_per_second:,.0f} tokens/s ({summary.tokens:,} response tokens)"
-    parts: list[RenderableType] = [headline, Text(speed)]
+    did = f"{summary.steps} steps" if summary.steps else "validation, no training,"
+    parts: list[RenderableType] = [Text(f"{summary.exp_name}: {did} in {_duration(summary.wall_seconds)}", "bold")]
+    if summary.steps:
+        parts.append(Text(f"{summary.tokens_per_second:,.0f} tokens/s ({summary.tokens:,} response tokens)"))
     if summary.accuracy_before or summary.accuracy_after:
         parts += [Text(), _accuracy(summary)]
     if summary.spans:
@@ -63,6 +64,11 @@ def render(summary: RunSummary) -> RenderableType:
 
 def _accuracy(summary: RunSummary) -> Table:
     table = Table("held-out accuracy", title_justify="left")
+    if not summary.accuracy_before:
+        table.add_column("", justify="right")
+        for domain, accuracy in sorted(summary.accuracy_after.items()):
+            table.add_row(domain, _percent(accuracy))
+        return table
     for title in ("before", "after", "change"):
         table.add_column(title, justify="right")
     for domain in sorted({*summary.accuracy_before, *summary.accuracy_after}):

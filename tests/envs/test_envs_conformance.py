@@ -36,7 +36,7 @@ class Coin(Env):
         right, self.coin = action == self.coin, None
         return StepResult(reward=float(right), terminated=True, metrics={"success": float(right)})
 
-    def solution(self) -> list[str] | None:
+    def solution(self, max_actions: int) -> list[str] | None:
         return None if self.coin is None else [self.coin]
 
 
@@ -58,7 +58,7 @@ class SeedsTheGlobalGenerator(Coin):
     def step(self, action: str) -> StepResult:
         return StepResult(reward=random.random(), terminated=False, observation=Observation.of("x"))
 
-    def solution(self) -> None:
+    def solution(self, max_actions: int) -> None:
         return None
 
 
@@ -129,7 +129,7 @@ class SaysNothingOfSuccess(Coin):
         super().step(action)
         return StepResult(reward=1.0, terminated=True)
 
-    def solution(self) -> None:
+    def solution(self, max_actions: int) -> None:
         return None
 
 
@@ -140,7 +140,7 @@ class Truncates(Coin):
 
 
 class WrongSolution(Coin):
-    def solution(self) -> list[str] | None:
+    def solution(self, max_actions: int) -> list[str] | None:
         return None if self.coin is None else ["Tails" if self.coin == "Heads" else "Heads"]
 
 
@@ -189,7 +189,7 @@ class ChokesOnText(Coin):
         number = int(action) if action.isdigit() else 0  # int refuses numbers of very many digits
         return StepResult(reward=float(number), terminated=True, metrics={"success": 1})
 
-    def solution(self) -> None:
+    def solution(self, max_actions: int) -> None:
         return None
 
 

@@ -27,7 +27,7 @@ def test_every_task_is_solved_by_the_solution_it_keeps(seed, num_numbers, use_al
     first = env.reset(seed, {})
     assert env._target not in env._numbers
     assert 10 <= env._target <= 100
-    solution = env.solution()
+    solution = env.solution(100)
     assert solution is not None
     result = env.step(solution[0])
     assert (result.reward, result.terminated, result.metrics["success"]) == (1, True, 1)
@@ -114,7 +114,7 @@ def test_any_text_is_a_value_or_an_invalid_action(text):
 def test_nothing_is_played_after_the_end():
     env = at((2, 3, 4), 14)
     env.step("2 * (3 + 4)")
-    assert env.solution() is None
+    assert env.solution(100) is None
     with pytest.raises(ResetNeeded):
         env.step("2 + 3")
     with pytest.raises(ResetNeeded):

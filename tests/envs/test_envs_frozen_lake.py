@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from roll.envs.base import InvalidAction, ResetNeeded
 from roll.envs.frozen_lake import COAT, GOAL, TILE, WATER, FrozenLake
 from roll.envs.frozen_lake_map import ACTIONS, Lake, parse_rows, random_rows
-from roll.envs.frozen_lake_solver import solve, success_probability
+from roll.envs.frozen_lake_solver import NO_ACTION, best_actions
 
 MAP = ("SFFF", "FHFH", "FFFH", "HFFG")
 
@@ -95,7 +97,7 @@ def test_every_random_map_has_a_way(size, p, seed):
     assert (len(rows), len(rows[0])) == (size, size)
     assert rows[0][0] == "S"
     assert rows[-1][-1] == "G"
-    assert solve(Lake(rows))[0] is not None
+    assert best_actions(Lake(rows), size * size)[-1, 0] != NO_ACTION
     assert random_rows(size, p, seed) == rows
 
 
@@ -124,28 +126,60 @@ def test_one_slips_as_often_as_said():
 
 
 def test_the_solver_finds_shortest_ways():
-    policy = solve(Lake(MAP))
-    lake, cell, walk = Lake(MAP), 0, []
-    while policy[cell] is not None:
-        walk.append(policy[cell])
-        cell = lake.move(cell, ACTIONS.index(policy[cell]))
-    assert (len(walk), lake.sign(cell)) == (6, "G")
     env = FrozenLake(map=MAP)
-    env.reset(0, {})
-    assert env.solution() == walk
+    for time_left in (6, 7, 100):  # no dawdling where there is time
+        env.reset(0, {})
+        walk = env.solution(time_left)
+        assert len(walk) == 6
+        assert [env.step(action) for action in walk][-1].metrics["success"] == 1
 
 
 def test_the_solver_reaches_the_known_optimum_on_slippery_ice():
     # 14/17 is the probability of ever reaching the goal of gymnasium's 4x4 map under its best policy.
     lake = Lake(MAP, 1 / 3)
-    assert success_probability(lake, solve(lake), 3000) == pytest.approx(14 / 17, abs=1e-4)
+    assert success_probability(lake, best_actions(lake, 3000)) == pytest.approx(14 / 17, abs=1e-4)
+
+
+@pytest.mark.parametrize("steps", [6, 8, 13])
+def test_with_little_time_the_solver_takes_what_risk_it_must(steps):
+    lake = Lake(MAP, 0.8)
+
+    @cache
+    def best(cell, left):  # the definition, cell by cell
+        if left == 0 or lake.sign(cell) in "GH":
+            return float(lake.sign(cell) == "G")
+        return max(sum(p * best(after, left - 1) for p, after in lake.outcomes(cell, action)) for action in range(4))
+
+    assert success_probability(lake, best_actions(lake, steps)) == pytest.approx(best(lake.start, steps), abs=1e-5)
+    # The policy for ever takes detours, for which there is no time now.
+    patient = np.repeat(best_actions(lake, 1000)[-1:], steps + 1, axis=0)
+    assert success_probability(lake, patient) < best(lake.start, steps) - 0.01
+
+
+def success_probability(lake, actions):
+    """How likely the goal is reached by these actions, [steps + 1, cells], from the start."""
+    chance = np.zeros(lake.num_cells)
+    chance[lake.start] = 1.0
+    for row in actions[:0:-1]:
+        after = np.zeros(lake.num_cells)
+        for cell in np.flatnonzero(chance):
+            if row[cell] == NO_ACTION:
+                after[cell] += chance[cell]
+            else:
+                for probability, reached in lake.outcomes(int(cell), row[cell]):
+                    after[reached] += chance[cell] * probability
+        chance = after
+    return sum(chance[cell] for cell in range(lake.num_cells) if lake.sign(cell) == "G")
 
 
 def test_the_solver_knows_where_the_goal_is_out_of_reach():
-    assert solve(Lake(("SFHF", "FFHG")))[:2] == (None, None)
+    assert (best_actions(Lake(("SFHF", "FFHG")), 20)[:, :2] == NO_ACTION).all()
     env = FrozenLake(map=["SH", "HG"])
     env.reset(0, {})
-    assert env.solution() is None
+    assert env.solution(20) is None
+    env = FrozenLake(map=MAP)
+    env.reset(0, {})
+    assert env.solution(5) is None  # it takes six
 
 
 def test_solutions_solve_also_where_one_slips():
@@ -153,7 +187,7 @@ def test_solutions_solve_also_where_one_slips():
     solved = 0
     for seed in range(40):
         env.reset(seed, {})
-        actions = env.solution()
+        actions = env.solution(100)
         if actions is None:
             continue
         *_, last = [env.step(action) for action in actions]

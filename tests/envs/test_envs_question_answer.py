@@ -65,7 +65,7 @@ def test_the_solution_has_the_form_that_the_reward_function_wants(rows_file):
     for reward in ("math_rule", "gsm8k"):
         env = QuestionAnswer(file_name=rows_file, reward=reward)
         env.reset(3, {})
-        solution = env.solution()
+        solution = env.solution(100)
         assert solution is not None
         assert env.step(solution[0]).metrics["success"] == 1
 
@@ -98,7 +98,7 @@ def test_a_broken_row_is_an_error_and_not_a_reward_of_zero(tmp_path):
     file.write_text(json.dumps({"prompt": "2 + 2?"}))
     env = QuestionAnswer(file_name=str(file))
     env.reset(0, {})
-    assert env.solution() is None
+    assert env.solution(100) is None
     with pytest.raises(ValueError, match="no ground truth"):
         env.step("4")
 

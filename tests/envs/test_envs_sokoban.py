@@ -201,18 +201,18 @@ def test_options_are_refused():
 
 def test_its_solution_solves_it_from_where_it_stands(monkeypatch):
     env = Sokoban()
-    assert env.solution() is None  # there is no episode
+    assert env.solution(100) is None  # there is no episode
     env.reset(3, {})
-    first = env.solution()
+    first = env.solution(100)
     env.step(first[0])
-    assert env.solution() == first[1:]
+    assert env.solution(100) == first[1:]
     results = [env.step(action) for action in first[1:]]
-    assert results[-1].metrics["success"] == 1 and env.solution() is None
+    assert results[-1].metrics["success"] == 1 and env.solution(100) is None
     env.start_at(grid("$  ", " @ ", "  ."))
-    assert env.solution() is None  # a box in a corner
+    assert env.solution(100) is None  # a box in a corner
     monkeypatch.setattr("roll.envs.sokoban.solve", lambda grid: solve(grid, max_nodes=1))
     env.start_at(grid("    ", "@$ .", "    "))
-    assert env.solution() is None  # the search was given up
+    assert env.solution(100) is None  # the search was given up
 
 
 def test_the_seven_kinds_of_cells_look_different():

@@ -44,7 +44,7 @@ class Letters(Env):
             metrics={"success": float(all(self._right))} if over else {},
         )
 
-    def solution(self) -> list[str]:
+    def solution(self, max_actions: int) -> list[str]:
         return ["aa" if wanted == "l" else "AA" for wanted in self._wanted[len(self._right) :]]
 
 

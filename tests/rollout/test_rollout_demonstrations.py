@@ -46,12 +46,12 @@ class Walk(Mute):
         seen = None if over else Observation.of(f"{self._left} left")
         said = {"success": self._success} if over else {}
         return StepResult(reward=0.0, terminated=over, observation=seen, metrics=said)
-    def solution(self):
+    def solution(self, max_actions):
         return ["Go"] * self._left
     def close(self):
         type(self).opened -= 1
 class Lost(Walk):
-    def solution(self):
+    def solution(self, max_actions):
         return None
 """
 
@@ -142,7 +142,7 @@ def test_rows_are_token_for_token_what_an_episode_shows_and_trains_on(tmp_path, 
     for seed, rows in by_seed.items():
         env = bare_env(env_spec("lake", config.custom_envs["lake"], config.train_env_manager))
         env.reset(seed, {})
-        way = env.solution()
+        way = env.solution(100)
         turns = [" then ".join(way[first : first + actions]) for first in range(0, len(way), actions)]
         answers = [response.replace("{action}", turn) for turn in turns]
         contexts, trajectory = episode_of(config, "lake", seed, answers)

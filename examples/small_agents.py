@@ -1,26 +1,31 @@
-"""What the small agents of this folder and of ../frozen_lake start from: a random model, and solved episodes.
+"""What the small agents of sokoban/, frozen_lake/ and custom_env/ start from: a random model, and solved episodes.
 
-The warm start's `prepare` names a function below. It makes, unless they are there:
+`prepare` of a configuration names a function below. It makes, unless they are there:
 
     pretrain                          a transformer of some ten thousand random parameters, with a tokenizer for the
                                       words that the game is told in
-    actor_train.data_args.file_name   rows with `messages`: what the environment's own solver does, turn by turn
+    actor_train.data_args.file_name   rows with `messages`: what the environment's own solver does, turn by turn; for a
+                                      warm start only
 """
 
 from __future__ import annotations
 
 import json
+import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from roll.configs.agentic import AgenticConfig
 from roll.configs.loader import load_config
 from roll.configs.sft import SFTConfig
+from roll.envs.base import Observation
+from roll.envs.baselines import random_action
+from roll.envs.registry import bare_env, env_spec
 from roll.rollout.demonstrations import demonstrations
 
-EXAMPLES = Path(__file__).parents[1]
+EXAMPLES = Path(__file__).parent
 EPISODES = 600
 """Rooms that are demonstrated."""
 CHAT = (
@@ -52,6 +57,13 @@ def frozen_lake_for_vllm(config: SFTConfig) -> None:
     prepare(config, "frozen_lake", "agentic_frozen_lake_cpu", heads=2)
 
 
+def dial(config: AgenticConfig) -> None:
+    """For custom_env/agentic_dial.yaml, which has no warm start: words are all that the model brings along."""
+    model = Path(config.pretrain or "")
+    if not (model / "config.json").is_file():
+        make_model(model, list(random_texts(config, EPISODES)), config.seed)
+
+
 def prepare(config: SFTConfig, folder: str, name: str, *, heads: int = 16) -> None:
     """Make the demonstrations and the model for one game. Everything follows from the seed."""
     game = load_config(EXAMPLES / folder, name, [f"seed={config.seed}"])
@@ -63,7 +75,22 @@ def prepare(config: SFTConfig, folder: str, name: str, *, heads: int = 16) -> No
     rows = list(demonstrations(game, EPISODES))
     write(file, rows)
     texts = [message["content"] for row in rows for message in row["messages"]]
-    make_model(model, texts, config.seed, heads)
+    make_model(model, texts, config.seed, heads=heads)
+
+
+def random_texts(config: AgenticConfig, episodes: int) -> Iterator[str]:
+    """What is read and said while the environments are played at random."""
+    for tag, section in config.custom_envs.items():
+        env = bare_env(env_spec(tag, section, config.train_env_manager))
+        rng = random.Random(0)
+        yield from env.actions
+        for seed in range(episodes):
+            observation: Observation | None = env.reset(seed, {})
+            for _ in range(section.max_steps):
+                if observation is None:
+                    break
+                yield from (message.content for message in observation.messages)
+                observation = env.step(random_action(env, rng)).observation
 
 
 def write(file: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -74,7 +101,7 @@ def write(file: Path, rows: Sequence[dict[str, Any]]) -> None:
     temporary.replace(file)
 
 
-def make_model(folder: Path, texts: Iterable[str], seed: int, heads: int) -> None:
+def make_model(folder: Path, texts: Iterable[str], seed: int, *, heads: int = 16) -> None:
     """A random model for the words of these texts. Many small heads find their way on a grid faster than few."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -109,7 +136,6 @@ def make_tokenizer(texts: Iterable[str]) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     words = {word for text in texts for word in re.findall(WORD, text)} | {"\n", "system", "user", "assistant"}
-    words |= {str(number) for number in range(100)}
     table = {word: i for i, word in enumerate([*SPECIAL, *sorted(words)])}
     tokenizer = Tokenizer(models.WordLevel(table, unk_token="<unk>"))
     spaces = pre_tokenizers.Split(Regex(" +"), "removed")
