@@ -26,6 +26,7 @@ from roll.pipelines.score_table import write_scores
 from roll.rollout.continuous import ContinuousEngines
 from roll.rollout.engines import Engines
 from roll.rollout.episode import EpisodePlayer
+from roll.rollout.groups import REPLACED
 from roll.rollout.scheduler import Collected, CollectPlan, RolloutScheduler
 from roll.strategies.base import SamplingParams
 from roll.tracking.base import Sample
@@ -133,7 +134,10 @@ class RolloutPipeline(Pipeline):
         )
 
     def _drop(self, group: Group, reason: str) -> None:
-        self.report.dropped(group, reason)
+        if reason == REPLACED:
+            self.report.failed(group)
+        else:
+            self.report.dropped(group, reason)
 
     # --- training -------------------------------------------------------------------------------------------------
 

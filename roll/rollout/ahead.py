@@ -102,7 +102,7 @@ class RolloutAhead:
         plan: what to keep in flight.
         version: of the weights that the engines sample with.
         keep: dynamic filter, asked for complete groups with enough survivors.
-        on_drop: told of every dropped group and the reason, from within `collect` or `stop`.
+        on_drop: see `Judge`; called from within `collect` or `stop`.
     """
 
     def __init__(

@@ -40,6 +40,9 @@ class ResumableTaskSource(TaskSource, Protocol):
         """The cursor, as plain JSON values, as if the `unfinished` tasks had been put back."""
 
 
+REPLACED = "failed, and redundant members took their place"
+"""Not the reason to drop a group: of members that it is trained on without."""
+
 GroupFilter = Callable[[Group], str | None]
 """None keeps a group; a text names the reason to drop it."""
 
@@ -242,7 +245,8 @@ class Judge:
     Args:
         min_survivors: groups with fewer trainable members are dropped; 0 keeps every group and asks no filter.
         keep: dynamic filter, asked for groups with enough survivors.
-        on_drop: told of every dropped group and the reason.
+        on_drop: told of every dropped group and the reason; and of failed members that others took the place of, as a
+            group with the reason `REPLACED`.
     """
 
     def __init__(self, *, min_survivors: int, keep: GroupFilter, on_drop: Callable[[Group, str], None]) -> None:
@@ -265,6 +269,8 @@ class Judge:
             if not trajectory.trainable:
                 metrics.add_sum(f"rollout/failed_{trajectory.status}", 1)
                 self._first_failure = self._first_failure or f"{trajectory.id}: {trajectory.error}"
+        if played.replaced:
+            self._on_drop(Group(task=group.task, trajectories=played.replaced), REPLACED)
         if played.surplus:
             metrics.add_sum("rollout/surplus_episodes", played.surplus)
         if len(group.survivors) < self._min_survivors:

@@ -70,7 +70,7 @@ class RolloutScheduler:
         engines: the inference engines.
         player: plays one episode.
         keep: dynamic filter, asked for complete groups with enough survivors.
-        on_drop: told of every dropped group and the reason.
+        on_drop: see `Judge`.
     """
 
     def __init__(

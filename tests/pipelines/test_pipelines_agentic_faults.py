@@ -65,7 +65,8 @@ def test_redundant_members_take_the_place_of_those_that_fail(tiny_model, tmp_pat
     folder = write_toy_env(tmp_path, tiny_model)
     manager = "train_env_manager={num_env_groups: 4, group_size: 8, group_size_redundancy: 8}"
     row = run_toy(folder, *QUICK, *faulty(folder, "raise", share=0.2, turns=2), manager, "max_steps=1")[0]
-    assert row["rollout/failed_env_error"] >= 1
+    assert row["dropped/failed_response"] == row["rollout/failed_env_error"] >= 1
+    assert WORDS["raise"] in dropped_lines(folder)[0]["detail"]
     assert set(Counter(episode.task_id for episode in episodes(folder)).values()) == {8}
     assert row["rollout/surplus_episodes"] + row["rollout/failed_env_error"] == 4 * 8
 

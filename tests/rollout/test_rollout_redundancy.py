@@ -16,7 +16,7 @@ from roll.rollout.agent import Agent
 from roll.rollout.ahead import AheadPlan, AheadState, ReadyGroup, RolloutAhead
 from roll.rollout.continuous import ContinuousEngines
 from roll.rollout.episode import EpisodeError, EpisodePlayer
-from roll.rollout.groups import FilterBudgetExhausted
+from roll.rollout.groups import REPLACED, FilterBudgetExhausted
 from roll.rollout.scheduler import RolloutScheduler
 from roll.strategies.base import SamplingParams
 from roll.types.episode import Group, Trajectory, Turn
@@ -130,10 +130,15 @@ def test_an_earlier_round_counts_more_than_an_earlier_member():
 
 def test_a_failed_member_is_replaced_and_counted():
     world = World(fails={"t0#0", "t1#1", "t1#2"})
-    collected = make_scheduler(ScriptedRanks(), make_env=world).collect(
-        Source(make_tasks(2)), make_plan(groups=2, group_size=2, redundancy=2, min_survivors=2)
-    )
+    told = []
+    collected = make_scheduler(
+        ScriptedRanks(), make_env=world, on_drop=lambda group, reason: told.append((group, reason))
+    ).collect(Source(make_tasks(2)), make_plan(groups=2, group_size=2, redundancy=2, min_survivors=2))
     assert members(collected) == [[1, 2], [0, 3]]
+    assert {(group.task.id, tuple(t.member for t in group.trajectories), reason) for group, reason in told} == {
+        ("t0", (0,), REPLACED),
+        ("t1", (1, 2), REPLACED),
+    }
     metrics = collected.metrics.result()
     assert metrics["rollout/failed_env_error"] == 3
     assert metrics["rollout/surplus_episodes"] == 1
