@@ -119,6 +119,7 @@ def decoupled_ppo(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     dual_clip: float | None = None,
+    ratio_type: RatioType = "token",
     behave_cap: float | None = None,
 ) -> PolicyLoss:
     """PPO around the proximal policy, weighted by min(pi_prox / pi_behave, behave_cap) (arXiv:2505.24298).
@@ -132,7 +133,7 @@ def decoupled_ppo(
     weight = bounded_exp(inputs.old_logprobs - inputs.rollout_logprobs)
     if behave_cap is not None:
         weight = weight.clamp(max=_positive("behave_cap", behave_cap))
-    clipped = ppo(inputs, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+    clipped = ppo(inputs, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip, ratio_type=ratio_type)
     _add_mean(clipped.metrics, "behave_weight_mean", weight, inputs.mask)
     return PolicyLoss(clipped.loss * weight, clipped.metrics)
 

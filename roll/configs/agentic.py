@@ -85,6 +85,22 @@ class AgenticConfig(RLConfig):
         return self.rollout_batch_size // self.group_size
 
     @property
+    def managers(self) -> dict[str, EnvManager]:
+        """Those there are, by their keys."""
+        val = {} if self.val_env_manager is None else {"val_env_manager": self.val_env_manager}
+        return {"train_env_manager": self.train_env_manager, **val}
+
+    @property
+    def env_processes(self) -> EnvWorkers:
+        """`env_workers`, or what follows from `max_env_num_per_worker` of the managers."""
+        given = [(m.episodes_at_once, m.max_env_num_per_worker) for m in self.managers.values()]
+        sized = [(episodes, each) for episodes, each in given if each is not None]
+        if not sized:
+            return self.env_workers
+        processes, most = max(-(-episodes // each) for episodes, each in sized), max(each for _, each in sized)
+        return replace(self.env_workers, world_size=processes, max_env_num_per_worker=most)
+
+    @property
     def group_words(self) -> tuple[str, str, str]:
         """See the base class."""
         return "groups", "train_env_manager.group_size", "rollout_batch_size"
@@ -94,7 +110,8 @@ class AgenticConfig(RLConfig):
         """See the base class."""
         found = []
         rule = self.reward_normalization
-        if rule.grouping == "traj_group" and rule.method != "identity":
+        per_episode = self.adv_estimator != "step_reinforce"  # compares turns, of which one episode has several
+        if rule.grouping == "traj_group" and rule.method != "identity" and per_episode:
             found.append(("reward_normalization", "compares the episodes of a group: one alone gets 0"))
         if self.train_env_manager.group_filter.type == "std_filter":
             found.append(("train_env_manager.group_filter std_filter", "drops groups of one"))

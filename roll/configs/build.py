@@ -183,15 +183,18 @@ class _Builder:
             (place for place in _places(self._root) if place.split(".")[-1] == key),
             key=lambda place: not place.startswith(f"{path}."),
         )
+        own = next((name for name, cls in self._pipelines.items() if cls is self._root), "")
+        instead = INSTEAD.get(own, {}).get(key)
+        in_section = ".".join(below.split(".")[-2:])
         if key in OTHER_WORDS:
             fix = OTHER_WORDS[key]
-        elif key in LATER_KEYS:
-            fix = f"remove it: {LATER_KEYS[key]}"
+        elif reason := LATER_KEYS.get(key) or LATER_KEYS.get(in_section):
+            fix = f"remove it: {reason}"
         elif others := [name for name, cls in self._pipelines.items() if below in _all_places(cls)]:
             fix = f"remove it: a key of pipeline: {' and '.join(others)}"
-            own = next((name for name, cls in self._pipelines.items() if cls is self._root), "")
-            instead = INSTEAD.get(own, {}).get(key)
             fix += f"; {instead}" if instead else ""
+        elif instead:
+            fix = f"remove it: {instead}"
         elif elsewhere:
             fix = f"{key!r} belongs at {' or '.join(elsewhere[:3])}"
         else:

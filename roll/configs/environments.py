@@ -82,6 +82,10 @@ class EnvManager:
     """Episodes that one environment plays in a step; a step may start so many times `num_env_groups` groups, those that
     are dropped included. -1: as many as `max_num_gen_batches` permits."""
 
+    max_env_num_per_worker: int | None = number(None, ge=1)
+    """Environments per process: as many processes as hold all that are played at once. Instead of `env_workers`. null:
+    `env_workers` says how many."""
+
     format_penalty: float = 0.0
     """Added to a turn's reward when no action was found in the response; at most 0."""
 
@@ -90,6 +94,11 @@ class EnvManager:
 
     group_filter: QueryFilterConfig = field(default_factory=QueryFilterConfig)
     """Which groups are worth training on. Not in validation."""
+
+    @property
+    def episodes_at_once(self) -> int:
+        """Of all groups, redundant ones included."""
+        return self.num_env_groups * (self.group_size + self.group_size_redundancy)
 
 
 @dataclass(frozen=True, kw_only=True)

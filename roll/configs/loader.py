@@ -27,6 +27,8 @@ PIPELINES: dict[str, type[RunConfig]] = {"rlvr": RLVRConfig, "agentic": AgenticC
 
 _VARIABLE = re.compile(r"\$\{\s*([A-Za-z_]\w*)")
 
+_REFERENCE = re.compile(r"\$\{\s*([A-Za-z_][\w.]*)\s*\}")
+
 
 def load_config(
     config_path: str | Path, config_name: str, overrides: Sequence[str] = (), *, check: bool = True
@@ -90,8 +92,9 @@ def _compose(file: Path, overrides: Sequence[str]) -> tuple[Any, set[str]]:
     from hydra.types import RunMode
     from omegaconf.errors import OmegaConfBaseException
 
-    _check_syntax(file)
+    own = _checked_yaml(file)
     adapted = _adapt(overrides)
+    _check_replaced(overrides, own)
     try:
         with initialize_config_dir(config_dir=str(file.parent.resolve()), version_base=None):
             tree = compose(config_name=file.stem, overrides=adapted)
@@ -105,8 +108,9 @@ def _compose(file: Path, overrides: Sequence[str]) -> tuple[Any, set[str]]:
     return tree, names - {file.stem}
 
 
-def _check_syntax(file: Path) -> None:
-    """Refuse what isn't YAML, isn't text, or isn't a mapping, before Hydra wraps the error."""
+def _checked_yaml(file: Path) -> Mapping[Any, Any]:
+    """What the file itself says. Refuses what isn't YAML, isn't text, or isn't a mapping, before Hydra wraps the
+    error."""
     import yaml
 
     try:
@@ -117,6 +121,24 @@ def _check_syntax(file: Path) -> None:
         raise ConfigError([Violation(str(file), f"UTF-8 text; {error}")]) from None
     if not isinstance(tree, Mapping):
         raise ConfigError([Violation(str(file), "keys and values", "e.g. pipeline: rlvr", tree)])
+    return tree
+
+
+def _check_replaced(overrides: Sequence[str], own: Mapping[Any, Any]) -> None:
+    """Refuse `a.b=...` where the file has `a: ${c}`: Hydra would replace the whole section by that one key."""
+    violations = []
+    for override in overrides:
+        key, _, value = override.lstrip("+~").partition("=")
+        at: Any = own
+        names = key.split(".")
+        for depth, name in enumerate(names[:-1], 1):
+            at = at.get(name) if isinstance(at, Mapping) else None
+            if isinstance(at, str) and (whole := _REFERENCE.fullmatch(at.strip())):
+                expected = f"keys of the section itself; {'.'.join(names[:depth])} is {at}, which this would replace"
+                fix = ".".join([whole.group(1), *names[depth:]]) + f"={value}"
+                violations.append(Violation(key, expected, fix, value))
+    if violations:
+        raise ConfigError(violations, "the command line")
 
 
 def _syntax_violation(error: Exception, file: Path) -> Violation:
@@ -212,7 +234,8 @@ def _pipeline_of(plain: Mapping[str, Any], source: str) -> type[RunConfig]:
         return PIPELINES[name]
     known = ", ".join(PIPELINES)
     later = LATER_VALUES["pipeline"].get(str(name), "")
-    fix = later or f"add pipeline: {next(iter(PIPELINES))}"
+    likely = max(PIPELINES, key=lambda known: len(plain.keys() & PIPELINES[known].__dataclass_fields__.keys()))
+    fix = later or f"add pipeline: {likely}"
     raise ConfigError([Violation("pipeline", f"which pipeline the file is for: {known}", fix, name)], source)
 
 

@@ -31,6 +31,9 @@ TURN_ESTIMATORS = ("gigpo", "step_reinforce")
 GROUP_ESTIMATORS = frozenset({"grpo", "dr_grpo", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline", "gigpo"})
 """Estimators that compare the responses of one prompt and need at least two."""
 
+TOKEN_ESTIMATORS = ("gae", "reinforce", "reinforce_plus_plus")
+"""Estimators that read the reward of every token, and discount by `gamma`; the others take one number per episode."""
+
 POLICY_LOSSES = ("ppo", "gspo", "decoupled_ppo", "cispo", "topr", "reinforce", "tis", "kimi15", "sapo")
 """Built-in values of `policy_loss`."""
 
@@ -132,7 +135,8 @@ class PolicyOptimisation:
     """Clamp normalised scores to +- this. null: off."""
 
     whiten_rewards: bool = False
-    """Whiten the token rewards over all action tokens of the batch, before the estimator."""
+    """Whiten the token rewards over all action tokens of the batch, before an estimator that reads them: `gae`,
+    `reinforce`, `reinforce_plus_plus`."""
 
     whiten_advantages: bool = False
     """Whiten the advantages over all action tokens of the batch."""
@@ -179,7 +183,8 @@ class PolicyOptimisation:
     """Upper range, if different (clip-higher). null: `pg_clip`."""
 
     ratio_type: Literal["token", "segment"] = "token"
-    """Probability ratio of `ppo`: each token's, or for all tokens of a turn's response their geometric mean."""
+    """Probability ratio of `ppo` and `decoupled_ppo`: each token's, or for all tokens of a turn's response their
+    geometric mean."""
 
     dual_clip_loss: bool = False
     """Bound the `ppo` loss of tokens with negative advantage at `dual_clip_c` times the advantage."""

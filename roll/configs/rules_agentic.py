@@ -8,18 +8,18 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from roll.configs.base import DataArgs
-from roll.configs.environments import CustomEnv, EnvManager
+from roll.configs.environments import CustomEnv, EnvManager, EnvWorkers
 from roll.configs.errors import Violation, did_you_mean
-from roll.configs.policy import GROUP_ESTIMATORS, TURN_ESTIMATORS
+from roll.configs.policy import GROUP_ESTIMATORS, TOKEN_ESTIMATORS, TURN_ESTIMATORS
 from roll.configs.rules_policy import IMPORT_PATH
 from roll.configs.rules_rewards import filter_rules
-from roll.configs.turn_templates import SYSTEM_NAMES, TURN_NAMES, names_in, unknown_names
+from roll.configs.turn_templates import OTHER_NAMES, SYSTEM_NAMES, TURN_NAMES, names_in, unknown_names
 
 if TYPE_CHECKING:
     from roll.configs.agentic import AgenticConfig
 
-DISCOUNTING = ("gae", "reinforce", "reinforce_plus_plus")
-"""Estimators that `gamma` discounts."""
+READERS = {"episode_reward_weight": ("gigpo",), "step_reward_weight": ("gigpo",), "step_reward_gamma": TURN_ESTIMATORS}
+"""Estimators that read a key."""
 
 
 def env_rules(config: AgenticConfig) -> Iterator[Violation]:
@@ -72,8 +72,9 @@ def _templates(path: str, env: CustomEnv) -> Iterator[Violation]:
     ):
         for name in unknown_names(text, known):
             expected = f"one of {', '.join(f'{{{n}}}' for n in known)} (or {{{{{name}}}}}, which stands for {{{name}}})"
-            near = did_you_mean(name, known)
-            yield Violation(f"{path}.{key}", expected, near if near.startswith("did") else "remove it", f"{{{name}}}")
+            other, near = OTHER_NAMES.get(name), did_you_mean(name, known)
+            fix = f"write {{{other}}}" if other in known else near if near.startswith("did") else "remove it"
+            yield Violation(f"{path}.{key}", expected, fix, f"{{{name}}}")
     if "observation" not in names_in(env.turn_template):
         expected = "a text with {observation}: the policy would not see what happens"
         yield Violation(f"{path}.turn_template", expected, f'{path}.turn_template="{{observation}}"', env.turn_template)
@@ -148,6 +149,12 @@ def _manager(config: AgenticConfig, path: str, manager: EnvManager) -> Iterator[
         expected = f"at least {len(tags)}, one group for every tag"
         fix = f"{path}.num_env_groups={len(tags)}, or fewer tags"
         yield Violation(f"{path}.num_env_groups", expected, fix, manager.num_env_groups)
+    own = ("world_size", "max_env_num_per_worker")
+    for key in own if manager.max_env_num_per_worker is not None else ():
+        value = getattr(config.env_workers, key)
+        if value != EnvWorkers.__dataclass_fields__[key].default:
+            expected = f"nothing, because {path}.max_env_num_per_worker says how many processes there are"
+            yield Violation(f"env_workers.{key}", expected, "keep one of the two", value)
     if manager.max_traj_per_env == 0:
         yield Violation(f"{path}.max_traj_per_env", "-1 for no limit, or at least 1", f"{path}.max_traj_per_env=-1", 0)
     for key in ("format_penalty", "invalid_action_penalty"):
@@ -172,17 +179,15 @@ def turn_credit_rules(config: AgenticConfig) -> Iterator[Violation]:
         if getattr(config, key):
             expected = "off in pipeline agentic: reward_normalization says how rewards are normalised"
             yield Violation(key, expected, "remove it", getattr(config, key))
-    if config.discount_over == "turn" and name not in DISCOUNTING and not own:
+    if config.discount_over == "turn" and name not in TOKEN_ESTIMATORS and not own:
         expected = f"token with adv_estimator {name}, which doesn't discount by gamma"
-        yield Violation("discount_over", expected, f"adv_estimator={DISCOUNTING[0]}, or remove it", "turn")
-    if name == "step_reinforce":
-        for key, why in (
-            ("reward_clip", "it takes the rewards of turns as they are"),
-            ("whiten_rewards", "it has no rewards of tokens"),
-        ):
-            if getattr(config, key):
-                expected = f"{'null' if key == 'reward_clip' else 'false'} with adv_estimator step_reinforce: {why}"
-                yield Violation(key, expected, "remove it, or see advantage_clip", getattr(config, key))
+        yield Violation("discount_over", expected, f"adv_estimator={TOKEN_ESTIMATORS[0]}, or remove it", "turn")
+    if name in TURN_ESTIMATORS and config.reward_clip is not None:
+        expected = f"null with adv_estimator {name}, which takes rewards as they are and normalises them itself"
+        yield Violation("reward_clip", expected, "remove it, or see advantage_clip", config.reward_clip)
+    if name in TURN_ESTIMATORS and config.gamma != 1:
+        expected = f"1 with adv_estimator {name}, which discounts turns by step_reward_gamma"
+        yield Violation("gamma", expected, f"step_reward_gamma={config.gamma:g}, and remove gamma", config.gamma)
     if name == "gigpo" and not config.episode_reward_weight and not config.step_reward_weight:
         expected = "more than 0, or step_reward_weight more than 0: without both every advantage is 0"
         yield Violation("episode_reward_weight", expected, "episode_reward_weight=1", 0.0)
@@ -235,6 +240,17 @@ def warnings(config: AgenticConfig) -> Iterator[str]:
     longest = max((env.max_steps for env in config.custom_envs.values()), default=0)
     if config.adv_estimator in TURN_ESTIMATORS and longest == 1:
         yield f"adv_estimator {config.adv_estimator} credits turns, but max_steps is 1: every episode is one turn"
+    for key, names in READERS.items():
+        value = getattr(config, key)
+        if config.adv_estimator not in names and value != type(config).__dataclass_fields__[key].default:
+            yield f"{key} {value:g} does nothing: adv_estimator {config.adv_estimator} doesn't read it"
+    workers = config.env_processes
+    for path, manager in config.managers.items():
+        if workers.room is not None and workers.room < manager.episodes_at_once:
+            yield (
+                f"{path} wants {manager.episodes_at_once} episodes at once, and environment processes have room for "
+                f"{workers.room} ({workers.world_size} x {workers.max_env_num_per_worker}): the others wait"
+            )
 
 
 RULES = (env_rules, manager_rules, turn_credit_rules, sample_rules, warm_start_rules)

@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from roll.configs.errors import Violation, did_you_mean
-from roll.configs.policy import ESTIMATORS, GROUP_ESTIMATORS, OFF_POLICY_LOSSES, POLICY_LOSSES, TURN_ESTIMATORS
+from roll.configs.policy import (
+    ESTIMATORS,
+    GROUP_ESTIMATORS,
+    OFF_POLICY_LOSSES,
+    POLICY_LOSSES,
+    TOKEN_ESTIMATORS,
+    TURN_ESTIMATORS,
+)
 
 if TYPE_CHECKING:
     from roll.configs.rl import RLConfig
@@ -78,7 +85,14 @@ def reward_norm_rules(config: RLConfig) -> Iterator[Violation]:
         yield Violation(
             "use_reward_norm", "false without use_reward_scaling", "use_reward_scaling=true", True
         )
-    for key in ("reward_norm", "use_reward_scaling", "whiten_rewards"):
+    name = config.adv_estimator
+    if config.whiten_rewards and name not in TOKEN_ESTIMATORS and not IMPORT_PATH.match(name):
+        expected = (
+            f"false with adv_estimator {name}, which takes one number per response: whitened tokens take the mean off "
+            "once per token, and the length of a response would count as reward"
+        )
+        yield Violation("whiten_rewards", expected, "whiten_rewards=false; see whiten_advantages", True)
+    for key in ("reward_norm", "use_reward_scaling"):
         if config.adv_estimator == "remax" and getattr(config, key):
             off = "null" if key == "reward_norm" else "false"
             expected = f"{off}, because remax subtracts the greedy response's score, which stays as it is"
@@ -116,6 +130,9 @@ def loss_rules(config: RLConfig) -> Iterator[Violation]:
     if config.dual_clip_loss and config.policy_loss not in ("ppo", "decoupled_ppo"):
         expected = f"false, because policy_loss {config.policy_loss} has no dual clip"
         yield Violation("dual_clip_loss", expected, "dual_clip_loss=false, or policy_loss=ppo", True)
+    if config.ratio_type == "segment" and config.policy_loss not in ("ppo", "decoupled_ppo"):
+        expected = f"token, because policy_loss {config.policy_loss} has a ratio of its own"
+        yield Violation("ratio_type", expected, "ratio_type=token, or policy_loss=ppo", "segment")
     if config.policy_loss == "tis" and config.tis_lower_bound >= config.tis_upper_bound:
         expected = f"less than tis_upper_bound ({config.tis_upper_bound})"
         yield Violation("tis_lower_bound", expected, "", config.tis_lower_bound)

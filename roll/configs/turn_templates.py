@@ -15,6 +15,15 @@ SYSTEM_NAMES = ("instructions", "max_steps", "max_actions_per_step")
 TURN_NAMES = ("observation", "step", "steps_left", "max_steps", "max_actions_per_step", "max_tokens")
 """What `turn_template` may name."""
 
+OTHER_NAMES = {
+    "current_observation": "observation",
+    "turn_idx": "step",
+    "actions_left": "steps_left",
+    "max_response_length": "max_tokens",
+    "env_instruction": "instructions",
+}
+"""Names that templates of other frameworks have, and what they are called here."""
+
 _SLOT = re.compile(r"\{\{(?P<literal>[A-Za-z_]\w*)\}\}|\{(?P<name>[A-Za-z_]\w*)\}")
 
 

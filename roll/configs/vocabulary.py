@@ -15,7 +15,13 @@ LATER_KEYS: dict[str, str] = {
     "save_logging_board_dir": "not available in this version; see rollout_dump_dir",
     "model_update_frequency": "weights are synchronised after every step",
     "max_concurrency": "calls that a worker takes at once belong to its role; see max_running_requests for engines",
-    "worker_cls": "a role has one worker class; a reward is chosen by rewards.<domain>.name",
+    "worker_cls": "a role has one worker class; code of your own goes into rewards, environments and rollouts",
+    "checkpoint_config.type": "checkpoints are files, in checkpoint_config.output_dir",
+    "model_args.model_type": "the model's own configuration says it",
+    "use_thread_lock": "an environment process makes one call after the other",
+    "max_env_step_concurrent": "an environment process makes one call after the other; see env_workers.world_size",
+    "llm_proxy": "environments' responses come from actor_infer",
+    "batch_adjust_mode": "mini-batches are whole trajectories, as many as gradient accumulation takes",
     "response": "reference responses aren't used in RLVR; see data_args.ground_truth",
     "logprobs": "log-probs of sampled tokens are always kept",
     "ep_size": (
@@ -25,7 +31,7 @@ LATER_KEYS: dict[str, str] = {
     "forward_prefetch": "FSDP2 gathers the next layer's weights ahead by itself",
     "wrap_policy": "what is sharded together is what the model names as its layers",
 }
-"""Keys of the users' vocabulary that nothing would read in this version."""
+"""Keys of the users' vocabulary that nothing would read in this version; `section.key` for one of a section."""
 
 INSTEAD: dict[str, dict[str, str]] = {
     "rlvr": {
@@ -44,6 +50,7 @@ INSTEAD: dict[str, dict[str, str]] = {
         "global_template": "see custom_envs.<tag>.system_template and turn_template",
         "tag_to_template": "see custom_envs.<tag>.system_template and turn_template",
         "export_dir": "see checkpoint_config.save_hf_model",
+        "data_args": "tasks are environments and seeds (custom_envs); prompts take the tokenizer's own chat template",
     },
     "sft": {"response_length": "write sequence_length", "prompt_length": "write sequence_length"},
 }
@@ -112,9 +119,14 @@ OTHER_WORDS: dict[str, str] = {
     "nnodes": "write num_nodes",
     "n_gpus_per_node": "write num_gpus_per_node",
     "reward_manager": "write rewards",
+    "env_manager_cls": "write sample_unit: trajectory for TrajEnvManager, sample_unit: step for StepEnvManager",
+    "env_groups": "write num_env_groups",
+    "n_groups": "write num_groups_partition",
+    "agent_system_template": "write system_template",
+    "agent_template": "write turn_template",
     "reward": "write reward_model for a model that scores; functions have rewards.<domain>.world_size processes",
 }
-"""Words of the verl family and older spellings, with this project's key."""
+"""Words of other frameworks and older spellings, with this project's key."""
 
 LATER_VALUES: dict[str, dict[str, str]] = {
     "pipeline": dict.fromkeys(("dpo", "distill"), _PIPELINES),

@@ -157,15 +157,25 @@ def _check_arguments(env_class: type[Env], spec: EnvSpec) -> None:
     plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     known = {name: parameter for name, parameter in parameters.items() if parameter.kind in plain}
     path = f"custom_envs.{spec.tag}.env_config"
+    problems = []
     for key in spec.env_config:
         if key not in known and not takes_any:
-            raise EnvLoadError(
-                f"{path}.{key}: {spec.env_type} has no such argument; it has {', '.join(known) or 'none'}"
-                + (f". {hint}" if "did" in (hint := did_you_mean(key, known)) else "")
-            )
+            near = did_you_mean(key, known)
+            hint = _place_of(key, spec.tag) or (near if near.startswith("did") else "")
+            refused = f"{path}.{key}: {spec.env_type} has no such argument; it has {', '.join(known) or 'none'}"
+            problems.append(f"{refused}. {hint}" if hint else refused)
     for name, parameter in known.items():
         if parameter.default is parameter.empty and name not in spec.env_config:
-            raise EnvLoadError(f"{path}.{name}: missing; {spec.env_type} needs it")
+            problems.append(f"{path}.{name}: missing; {spec.env_type} needs it")
+    if problems:
+        raise EnvLoadError("\n    ".join(problems))
+
+
+def _place_of(key: str, tag: str) -> str:
+    """Where this key of the framework's own belongs; empty for none of them."""
+    if key in CustomEnv.__dataclass_fields__:
+        return f"It belongs at custom_envs.{tag}.{key}"
+    return f"It belongs at train_env_manager.{key}" if key in EnvManager.__dataclass_fields__ else ""
 
 
 def _module_of_name(name: str) -> ModuleType:

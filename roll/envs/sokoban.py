@@ -139,7 +139,7 @@ class Sokoban(Env):
         cells, player = self._cells, self._player
         ahead = player + offset
         sign = cells[ahead]
-        reward, moved = self._reward_step, 1
+        reward, moved, gained = self._reward_step, 1, 0
         if sign in (FLOOR, TARGET):
             self._walk_to(ahead)
         elif sign != WALL and (pushed_to := PUSHED_TO.get(cells[ahead + offset])) is not None:
@@ -151,10 +151,10 @@ class Sokoban(Env):
         else:
             moved = 0
         if self._num_done < self._num_boxes:
-            metrics = {"moved": moved, "boxes_on_target": self._num_done}
+            metrics = {"moved": moved, "boxes_on_target": gained}
             return StepResult(reward=reward, terminated=False, observation=self._observe(), metrics=metrics)
         self._offsets = {}
-        metrics = {"moved": moved, "boxes_on_target": self._num_done, "success": 1}
+        metrics = {"moved": moved, "boxes_on_target": gained, "success": 1}
         return StepResult(reward=reward + self._reward_done, terminated=True, metrics=metrics)
 
     def render(self) -> Pixels:

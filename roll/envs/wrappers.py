@@ -17,6 +17,10 @@ import numpy as np
 from roll.envs.base import Env, InvalidAction, Message, Observation, ResetNeeded, StepResult
 
 _SHOWN = 60
+SEARCHED = 20_000
+"""Characters at the end of a response in which actions are looked for: some patterns take time with their square."""
+_PLAIN = re.compile(r"[^\\.^$*+?{}\[\]|()]+(?![*+?{])")
+"""The plain beginning of a pattern, up to what could repeat its last letter."""
 """Characters of a wrong action that are repeated to the policy."""
 
 
@@ -95,12 +99,25 @@ def found_actions(response: str, rules: ActionRules) -> list[str]:
     """The actions that a response names, as it writes them; empty: there are none."""
     text = response if rules.thinking_tags is None else without_thoughts(response, rules.thinking_tags)
     if rules.pattern is not None:
-        last = None
-        for last in re.finditer(rules.pattern, text, re.DOTALL):  # noqa: B007 - the last one counts
-            pass
+        last = _last_match(rules.pattern, text[-SEARCHED:])
         text = (last.group(1) or "") if last else ""
     pieces = text.split(rules.separator) if rules.max_actions > 1 else [text]
     return [piece.strip() for piece in pieces if piece.strip()]
+
+
+def _last_match(pattern: str, text: str) -> re.Match[str] | None:
+    """The last match. Of a pattern with a plain beginning the one that begins last, within another one perhaps: a
+    response may speak of `<answer>` before it gives one."""
+    compiled = re.compile(pattern, re.DOTALL)
+    beginning = _PLAIN.match(pattern)
+    if beginning is None or "|" in pattern:
+        return max(compiled.finditer(text), key=re.Match.start, default=None)
+    end = len(text)
+    while (start := text.rfind(beginning.group(), 0, end)) >= 0:
+        if found := compiled.match(text, start):
+            return found
+        end = start + len(beginning.group()) - 1
+    return None
 
 
 class ResponseActions(Env):
@@ -111,7 +128,7 @@ class ResponseActions(Env):
     `surplus_actions` (those beyond `max_actions`, not done). `reward_parts`: `env`, `format_penalty`,
     `invalid_action_penalty`, and the environment's own parts as `env/<name>`.
 
-    A response that leads to no step is shown the last message again, below a line that says what was wrong.
+    A response that leads to no step is shown the last observation again, below a line that says what was wrong.
     """
 
     def __init__(self, env: Env, rules: ActionRules) -> None:
@@ -188,10 +205,7 @@ class ResponseActions(Env):
             truncated=over and done[-1].truncated,
             observation=None if self._last is None else _with_note(self._last, problems, again=not done),
             reward_parts={**own, **parts},
-            metrics={
-                **{name: value for result in done for name, value in result.metrics.items()},
-                **{name: float(count) for name, count in counts.items()},
-            },
+            metrics={**_summed(done), **{name: float(count) for name, count in counts.items()}},
         )
 
     def render(self) -> Any:
@@ -245,6 +259,16 @@ class TimeLimit(Env):
         self._env.close()
 
 
+def _summed(results: Sequence[StepResult]) -> dict[str, float]:
+    """Their metrics, summed; `success` as the last of them says."""
+    sums: dict[str, float] = {}
+    for result in results:
+        sums.pop("success", None)
+        for name, value in result.metrics.items():
+            sums[name] = sums.get(name, 0.0) + value
+    return sums
+
+
 def _names(actions: Sequence[str], lookup: Mapping[str, str]) -> dict[str, str]:
     """What the policy may write -> the environment's name. Empty: anything."""
     unknown = [name for name in lookup.values() if actions and name not in actions]
@@ -266,7 +290,9 @@ def _with_note(observation: Observation, problems: Sequence[str], *, again: bool
         return observation
     *before, last = observation.messages
     noted = replace(last, content="\n".join([*problems, last.content]))
-    return Observation((noted,) if again else (*before, noted), observation.state or observation.text)
+    if again:  # a system message stands at the beginning of a conversation only
+        before = [message for message in before if message.role != "system"]
+    return Observation((*before, noted), observation.state or observation.text)
 
 
 def _name(env: Env) -> str:

@@ -17,7 +17,7 @@ from roll.envs.registry import EnvSpec, bare_env, env_spec
 from roll.pipelines.generation import TrainingSource
 from roll.pipelines.renders import Renderer
 from roll.pipelines.rollouts import Split, query_filter
-from roll.pipelines.validation import episode_success, validation_samples
+from roll.pipelines.validation import successes, validation_samples
 from roll.rollout.agent import Agent
 from roll.rollout.conversation import Conversation, ConversationRollout
 from roll.rollout.engines import Engines
@@ -80,7 +80,7 @@ class EnvironmentPlay:
 
     def _start_pools(self) -> dict[Split, EnvPool]:
         """A pool for training and validation together, or one each where they differ in what an action costs."""
-        workers = self._config.env_workers
+        workers = self._config.env_processes
         start = partial(
             EnvPool,
             num_processes=workers.world_size,
@@ -100,11 +100,7 @@ class EnvironmentPlay:
             pool.wait_ready()
 
     def _agent(self, args: GeneratingArgs) -> Agent:
-        return Agent(
-            self._tokenizer,
-            chat=bool(getattr(self._tokenizer, "chat_template", None)),
-            keep_stop_string=args.include_stop_str_in_output,
-        )
+        return Agent(self._tokenizer, keep_stop_string=args.include_stop_str_in_output)
 
     def player(self, engines: Engines, split: Split) -> EpisodePlayer:
         """See `Play`."""
@@ -120,7 +116,7 @@ class EnvironmentPlay:
             partial(PooledEnv, self._pools[split]),
             max_sequence_length=config.max_sequence_length,
             rollouts={tag: ConversationRollout(agent, self._conversations[tag]) for tag in self._specs[split]},
-            max_episodes=config.env_workers.room,
+            max_episodes=config.env_processes.room,
         )
 
     def keep(self, group: Group) -> str | None:
@@ -149,7 +145,7 @@ class EnvironmentPlay:
         tags: dict[str, list[Group]] = defaultdict(list)
         for group in groups:
             tags[group.task.tag].append(group)
-        rates: list[float] = []
+        every: list[float] = []
         for tag, members in sorted(tags.items()):
             played = [t for group in members for t in group.trajectories]
             good = [t for t in played if t.trainable]
@@ -159,12 +155,12 @@ class EnvironmentPlay:
             values[f"val/{tag}/reward"] = fmean(t.reward for t in good)
             values[f"val/{tag}/length_mean"] = fmean(t.num_response_tokens for t in good)
             values[f"val/{tag}/turns_mean"] = fmean(len(t.turns) for t in good)
-            successes = [s for s in map(episode_success, good) if s is not None]
-            if successes:
-                values[f"val/{tag}/accuracy"] = fmean(successes)
-                rates.append(values[f"val/{tag}/accuracy"])
-        if rates:
-            values["val/accuracy"] = fmean(rates)
+            succeeded = successes(good)
+            if succeeded:
+                values[f"val/{tag}/accuracy"] = fmean(succeeded)
+            every += succeeded
+        if every:
+            values["val/accuracy"] = fmean(every)
         values["val/responses"] = float(sum(len(t.turns) for group in groups for t in group.trajectories))
         # Taken here, or the next training step would show them, unless the run is resumed in between.
         counted = self.take_metrics().result()

@@ -64,12 +64,7 @@ class PromptPlay:
         def first_prompt(task: Task, _observation: Observation) -> tuple[int, ...]:
             return prompts.prompt_ids(task)
 
-        agent = Agent(
-            self._tokenizer,
-            first_prompt,
-            chat=bool(getattr(self._tokenizer, "chat_template", None)),
-            keep_stop_string=args.include_stop_str_in_output,
-        )
+        agent = Agent(self._tokenizer, first_prompt, keep_stop_string=args.include_stop_str_in_output)
         return EpisodePlayer(
             engines,
             agent,

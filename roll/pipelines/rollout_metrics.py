@@ -6,7 +6,7 @@ from collections import defaultdict
 from statistics import fmean, stdev
 
 from roll.pipelines.assemble import Rollouts
-from roll.pipelines.validation import episode_success
+from roll.pipelines.validation import successes
 from roll.types.episode import Trajectory
 from roll.types.metrics import Metrics
 
@@ -74,15 +74,15 @@ def _domains(rollouts: Rollouts, metrics: Metrics) -> None:
                 metrics.add_mean(f"reward/{domain}/part/{part}", value)
             for name, value in episode_counts(trajectory).items():
                 metrics.add_mean(f"env/{domain}/{name}", value)
+        for success in successes(members):
+            metrics.add_mean(f"env/{domain}/success", success)
 
 
 def episode_counts(trajectory: Trajectory) -> dict[str, float]:
-    """What an environment counted, summed over the turns; whether it succeeded, of the last turn."""
+    """What an environment counted, summed over the turns. Whether it succeeded isn't a count: see `successes`."""
     counts: dict[str, float] = defaultdict(float)
     for turn in trajectory.turns:
         for name, value in turn.metrics.items():
             counts[name] += value
-    success = episode_success(trajectory)
-    if success is not None:
-        counts["success"] = success
-    return counts
+    counts.pop("success", None)
+    return dict(counts)

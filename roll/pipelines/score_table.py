@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from roll.pipelines.rollout_metrics import episode_counts
-from roll.pipelines.validation import episode_success
+from roll.pipelines.validation import episode_success, successes
 from roll.types.episode import Group, Task, Trajectory
 
 _NOTE = 400
@@ -67,7 +67,7 @@ def scores_of(groups: Sequence[Group]) -> list[TagScore]:
 
 def _score(tag: str, played: Sequence[Trajectory]) -> TagScore:
     good = [t for t in played if t.trainable]
-    successes = [s for s in map(episode_success, good) if s is not None]
+    succeeded = successes(good)
     rewards = [t.reward for t in good]
     cut = [t for t in good if t.error]
     counts: dict[str, list[float]] = defaultdict(list)
@@ -81,13 +81,13 @@ def _score(tag: str, played: Sequence[Trajectory]) -> TagScore:
         first_failure=next((f"{t.id}: {t.status}: {t.error}" for t in played if not t.trainable), ""),
         no_room=len(cut),
         first_no_room=next((f"{t.id}: {t.error}" for t in cut), ""),
-        success=fmean(successes) if successes else None,
-        success_error=_error(successes),
+        success=fmean(succeeded) if succeeded else None,
+        success_error=_error(succeeded),
         reward=fmean(rewards) if rewards else None,
         reward_error=_error(rewards),
         turns=fmean(len(t.turns) for t in good) if good else None,
         tokens=fmean(t.num_response_tokens for t in good) if good else None,
-        counts={name: sum(values) / len(good) for name, values in sorted(counts.items()) if name != "success"},
+        counts={name: sum(values) / len(good) for name, values in sorted(counts.items())},
     )
 
 

@@ -53,9 +53,20 @@ def validation_metrics(groups: Sequence[Group], config: ValidationConfig) -> dic
 
 
 def episode_success(trajectory: Trajectory) -> float | None:
-    """1 or 0 as the environment said at the end; 0 where it was cut off before; None where it doesn't say."""
-    said = trajectory.turns[-1].metrics.get("success") if trajectory.turns else None
-    return 0.0 if said is None and trajectory.status == "truncated" else said
+    """1 or 0 as was said at the end; None where nothing was."""
+    return trajectory.turns[-1].metrics.get("success") if trajectory.turns else None
+
+
+def successes(trajectories: Sequence[Trajectory]) -> list[float]:
+    """1 or 0 for every episode of one environment; empty where it doesn't say what success is.
+
+    An environment that says it of some of the episodes that it ended means no for the others. What is said of one that
+    was cut off is the time limit's guess: it counts beside the environment's own word, or where none has ended.
+    """
+    ended = [t for t in trajectories if t.status == "ok"]
+    if all(episode_success(t) is None for t in ended or trajectories):
+        return []
+    return [episode_success(t) or 0.0 for t in trajectories]
 
 
 def validation_samples(groups: Sequence[Group], tokenizer: Any, count: int) -> list[Sample]:

@@ -31,17 +31,22 @@ class Agent:
     Args:
         tokenizer: of the policy.
         first_prompt: renders the first observation; None: like any messages.
-        chat: True when prompts use the tokenizer's chat template; replies then do too.
+        chat: whether prompts use the tokenizer's chat template; replies then do too. None: if it has one.
         keep_stop_string: whether the action's text includes the stop string that ended it.
     """
 
     def __init__(
-        self, tokenizer: Any, first_prompt: FirstPrompt | None = None, *, chat: bool, keep_stop_string: bool = True
+        self,
+        tokenizer: Any,
+        first_prompt: FirstPrompt | None = None,
+        *,
+        chat: bool | None = None,
+        keep_stop_string: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
         self._first_prompt = first_prompt
-        self._chat = chat
-        self._rendering: Rendering = ChatTemplate(tokenizer) if chat else PlainText(tokenizer)
+        self._chat = bool(getattr(tokenizer, "chat_template", None)) if chat is None else chat
+        self._rendering: Rendering = ChatTemplate(tokenizer) if self._chat else PlainText(tokenizer)
         self._keep_stop_string = keep_stop_string
 
     def start(self, task: Task, observation: Observation) -> tuple[int, ...]:

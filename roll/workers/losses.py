@@ -68,6 +68,7 @@ def _loss_options(config: RLConfig) -> Mapping[str, Any]:
             "clip_low": low,
             "clip_high": high,
             "dual_clip": dual_clip,
+            "ratio_type": config.ratio_type,
             "behave_cap": config.decoupled_ppo_cap,
         },
         "gspo": {"clip_low": low, "clip_high": high},

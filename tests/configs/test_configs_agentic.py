@@ -131,6 +131,23 @@ REFUSED: list[tuple[str, list[str], str, list[str]]] = [
      ["null with adv_estimator step_reinforce", "advantage_clip"]),
     ("whitening that nothing reads", ["adv_estimator=step_reinforce", "whiten_rewards=true"], "whiten_rewards",
      ["false with adv_estimator step_reinforce"]),
+    ("a clip before gigpo normalises", ["adv_estimator=gigpo", "reward_clip=1"], "reward_clip",
+     ["null with adv_estimator gigpo", "advantage_clip"]),
+    ("the other discount", ["adv_estimator=gigpo", "gamma=0.9"], "gamma", ["step_reward_gamma=0.9, and remove gamma"]),
+    ("a ratio that the loss hasn't", ["ratio_type=segment", "policy_loss=gspo"], "ratio_type",
+     ["policy_loss gspo has a ratio of its own", "ratio_type=token"]),
+    ("processes said twice", [f"{TRAIN}.max_env_num_per_worker=4", "env_workers.world_size=2"],
+     "env_workers.world_size", ["train_env_manager.max_env_num_per_worker says", "keep one"]),
+    ("a name of other templates", [f"{LAKE}.turn_template='{{observation}} {{turn_idx}}'"], f"{LAKE}.turn_template",
+     ["write {step}"]),
+    # words of other frameworks
+    ("a manager's class", [f"{LAKE}.env_manager_cls=x.TrajEnvManager"], f"{LAKE}.env_manager_cls",
+     ["sample_unit: trajectory for TrajEnvManager"]),
+    ("a worker's class", [f"{TRAIN}.worker_cls=x.EnvironmentWorker"], f"{TRAIN}.worker_cls", ["code of your own"]),
+    ("data of the engine", ["actor_infer.data_args.template=native"], "actor_infer.data_args",
+     ["remove it: tasks are environments"]),
+    ("a kind of checkpoint", ["checkpoint_config.type=file_system"], "checkpoint_config.type",
+     ["checkpoint_config.output_dir"]),
     ("gigpo without either part", ["adv_estimator=gigpo", "episode_reward_weight=0", "step_reward_weight=0"],
      "episode_reward_weight", ["every advantage is 0", "episode_reward_weight=1"]),
     ("a limit of one response", ["overlong_shaping.buffer=4"], "overlong_shaping", ["an episode has several"]),
@@ -216,7 +233,10 @@ SOUND = [
     *(["adv_estimator=" + name, "discount_over=turn"] for name in ("reinforce", "reinforce_plus_plus")),
     ["adv_estimator=gae", "discount_over=turn", "critic.training_args.per_device_train_batch_size=8"],
     ["adv_estimator='mine.py:credit'", "discount_over=turn"],
-    ["adv_estimator=gigpo", "step_reward_weight=0", "whiten_rewards=true", "reward_clip=5"],
+    ["adv_estimator=gigpo", "step_reward_weight=0", "advantage_clip=5"],
+    ["adv_estimator=reinforce", "whiten_rewards=true", "reward_clip=5"],
+    ["adv_estimator=step_reinforce", f"{TRAIN}={{num_env_groups: 4, group_size: 1}}"],
+    ["ratio_type=segment", "policy_loss=decoupled_ppo"],
     [f"{LAKE}.history_length=0", "sample_unit=step"],
     [f"{LAKE}.turn_template='{{{{turn}}}} {{observation}} {{ }}'", f"{LAKE}.system_template=null"],
     ["error_max_len_clip=true", "error_max_len_threshold=40"],
@@ -226,6 +246,37 @@ SOUND = [
 @pytest.mark.parametrize("overrides", SOUND, ids=str)
 def test_what_belongs_together_is_taken(play, overrides):
     assert load_config(play, "job", overrides).warnings() == []
+
+
+def test_processes_follow_from_what_one_holds(play):
+    # 4 groups x (4 + 1) episodes, 6 to a process: 4 processes; 3 x 2 validation episodes need fewer.
+    sizes = [f"{TRAIN}.max_env_num_per_worker=6", f"{TRAIN}.group_size_redundancy=1", f"{VAL}.max_env_num_per_worker=5"]
+    workers = load_config(play, "job", sizes).env_processes
+    assert (workers.world_size, workers.max_env_num_per_worker, workers.room) == (4, 6, 24)
+    few = load_config(play, "job", ["env_workers.world_size=2", "env_workers.max_env_num_per_worker=3"])
+    assert few.env_processes == few.env_workers
+    assert few.warnings() == [
+        "train_env_manager wants 16 episodes at once, and environment processes have room for 6 (2 x 3): "
+        "the others wait"
+    ]
+
+
+def test_weights_that_nothing_reads_are_named(play):
+    (warning,) = load_config(play, "job", ["step_reward_gamma=0.5"]).warnings()
+    assert warning == "step_reward_gamma 0.5 does nothing: adv_estimator reinforce doesn't read it"
+
+
+def test_a_key_below_a_reference_is_not_put_in_its_place(play):
+    job = {**JOB, "ice": JOB["custom_envs"]["lake"], "custom_envs": {"lake": "${ice}"}}
+    (play / "job.yaml").write_text(yaml.safe_dump(job))
+    check_refused(play, ["custom_envs.lake.max_steps=5"], "custom_envs.lake.max_steps",
+                  ["custom_envs.lake is ${ice}, which this would replace", "ice.max_steps=5"])  # fmt: skip
+    assert load_config(play, "job", ["ice.max_steps=5"]).custom_envs["lake"].max_steps == 5
+
+
+def test_a_file_without_a_pipeline_is_told_which_one_it_looks_like(play):
+    (play / "job.yaml").write_text(yaml.safe_dump({key: value for key, value in JOB.items() if key != "pipeline"}))
+    check_refused(play, [], "pipeline", ["add pipeline: agentic"])
 
 
 def test_derived_values_follow_from_the_managers(play):

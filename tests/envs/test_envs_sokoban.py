@@ -78,7 +78,7 @@ def test_rewards_of_boxes_onto_and_off_targets():
     env, results = play(grid("@$.. $"), "Right", "Right", "Right")
     # onto the first target: -0.1 + 1; on to the second, still on one: -0.1; off it: -0.1 - 1
     assert [result.reward for result in results] == pytest.approx([0.9, -0.1, -1.1])
-    assert [result.metrics["boxes_on_target"] for result in results] == [1, 1, 0]
+    assert [result.metrics["boxes_on_target"] for result in results] == [1, 0, -1]
     assert not any(result.terminated or "success" in result.metrics for result in results)
     assert env.grid == grid("  .+$$")
 
@@ -88,7 +88,7 @@ def test_the_last_box_ends_the_episode_and_pays_the_rest():
     assert results[0].reward == pytest.approx(-0.1)
     assert results[1].reward == pytest.approx(-0.1 + 1 + 10)
     assert results[1].terminated and not results[1].truncated and results[1].observation is None
-    assert results[1].metrics == {"moved": 1, "boxes_on_target": 2, "success": 1}
+    assert results[1].metrics == {"moved": 1, "boxes_on_target": 1, "success": 1}
     assert env.grid == grid("  @*", "*   ")
     with pytest.raises(ResetNeeded):
         env.step("Up")
@@ -160,7 +160,7 @@ def test_random_play_keeps_boxes_player_and_walls(observation, seed, actions):
         assert len(re.findall("[$*]", after)) == 2
         assert fixed(after) == fixed(first)
         assert result.metrics["moved"] == (before != after)
-        assert result.metrics["boxes_on_target"] == after.count("*")
+        assert result.metrics["boxes_on_target"] == after.count("*") - before.count("*")
         assert result.terminated == (after.count("*") == 2)
         if result.terminated:
             break

@@ -245,4 +245,4 @@ def test_every_boxoban_level_can_be_read_and_played(shared_data):
     env.reset(0, {})
     for move in solve(env.grid):
         result = env.step(move)
-    assert result.metrics == {"moved": 1, "boxes_on_target": 4, "success": 1}
+    assert result.metrics == {"moved": 1, "boxes_on_target": 1, "success": 1}

@@ -65,6 +65,13 @@ def started(env: Env | None = None, **rules: Any) -> ResponseActions:
         ("<answer> </answer>", {}, []),
         ("<answer>Right</answer", {}, []),
         ("", {}, []),
+        ("It goes inside <answer> tags. <answer>Up</answer>", {}, ["Up"]),
+        ("<answer>I think <answer>Up</answer></answer>", {}, ["Up"]),
+        ("<answer>Up</answer> or <answer>Down", {}, ["Up"]),
+        ("room 7, then 12", {"pattern": r"(\d+)"}, ["12"]),
+        ("x 1 y 2 x 3", {"pattern": r"x (\d)|y (\d)"}, ["3"]),
+        ("abbc, then abc", {"pattern": "ab*(c)"}, ["c"]),
+        ("<answer>Up</answer>" + "!" * 20_000, {}, []),  # only the end of a long response is looked at
         (" Right\n", {"pattern": None}, ["Right"]),
         ("  ", {"pattern": None}, []),
         ("move: Right", {"pattern": r"move: (\w+)"}, ["Right"]),
@@ -117,6 +124,19 @@ def test_a_response_without_an_action_costs_the_format_penalty_and_shows_the_las
         assert result.reward == -0.5
         assert result.reward_parts == {"env": 0, "format_penalty": -0.5, "invalid_action_penalty": 0}
         assert result.metrics == {"actions": 0, "format_errors": 1, "invalid_actions": 0, "surplus_actions": 0}
+
+
+def test_all_of_the_last_observation_is_shown_again_but_a_system_message():
+    first = Observation((Message("system", "S"), Message("user", "Rules."), Message("user", "at 0")))
+    shown = started(Free(first=first)).step("?").observation
+    assert [message.content.splitlines()[-1] for message in shown.messages] == ["Rules.", "at 0"]
+
+
+def test_metrics_of_several_actions_are_summed():
+    result = started(max_actions=3).step("<answer>Right||Right||Right</answer>")
+    assert result.metrics["cell"] == 1 + 2 + 3
+    assert result.metrics["success"] == 1
+    assert "success" not in started(max_actions=3).step("<answer>Right||Right</answer>").metrics
 
 
 def test_the_state_of_a_repeated_message_is_the_first_ones():

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from roll.pipelines.rollout_metrics import episode_counts
 from roll.pipelines.score_table import scores_of, table, write_scores
-from roll.pipelines.validation import episode_success, validation_samples
+from roll.pipelines.validation import episode_success, successes, validation_samples
 from roll.types.episode import Group, Task, Trajectory, Turn
 
 
@@ -179,7 +179,7 @@ def test_files_stay_as_they_were_when_writing_fails(tmp_path):
         ([turn(success=0)], "ok", 0.0),
         ([turn(success=1), turn()], "ok", None),
         ([turn()], "ok", None),
-        ([turn()], "truncated", 0.0),
+        ([turn()], "truncated", None),
         ([turn(success=1)], "truncated", 1.0),
         ([], "env_error", None),
     ],
@@ -188,11 +188,30 @@ def test_success_is_what_the_environment_says_last(turns, status, success):
     assert episode_success(group_of("lake-0", (turns, status, "")).trajectories[0]) == success
 
 
-def test_counts_are_summed_over_the_turns_and_success_is_the_last():
+WON, LOST, SILENT = ([turn(success=1)], "ok", ""), ([turn(success=0)], "ok", ""), ([turn()], "ok", "")
+CUT, GUESSED = ([turn()], "truncated", ""), ([turn(success=0)], "truncated", "")  # by the context; by the time limit
+
+
+@pytest.mark.parametrize(
+    ("played", "rates"),
+    [
+        ([WON, LOST, CUT], [1, 0, 0]),
+        ([WON, GUESSED], [1, 0]),
+        ([WON, SILENT, SILENT], [1, 0, 0]),  # it says so of those that it takes as won
+        ([SILENT, SILENT, CUT], []),
+        ([SILENT, GUESSED], []),  # the time limit knows no better
+        ([GUESSED, GUESSED], [0, 0]),
+        ([CUT], []),
+        ([], []),
+    ],
+)
+def test_success_counts_where_the_environment_says_what_it_is(played, rates):
+    assert successes(group_of("lake-0", *played).trajectories if played else ()) == rates
+
+
+def test_counts_are_summed_over_the_turns():
     turns = [turn(pushes=1, success=0), turn(pushes=2, errors=1), turn(success=1)]
-    assert episode_counts(group_of("lake-0", turns).trajectories[0]) == {"pushes": 3.0, "errors": 1.0, "success": 1.0}
-    cut = group_of("lake-0", ([turn(pushes=1)], "truncated", "")).trajectories[0]
-    assert episode_counts(cut) == {"pushes": 1.0, "success": 0.0}
+    assert episode_counts(group_of("lake-0", turns).trajectories[0]) == {"pushes": 3.0, "errors": 1.0}
     assert episode_counts(group_of("dial-0", [turn()]).trajectories[0]) == {}
 
 
