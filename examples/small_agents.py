@@ -59,9 +59,16 @@ def frozen_lake_for_vllm(config: SFTConfig) -> None:
 
 def dial(config: AgenticConfig) -> None:
     """For custom_env/agentic_dial.yaml, which has no warm start: words are all that the model brings along."""
-    model = Path(config.pretrain or "")
+    model, texts = Path(config.pretrain or ""), list(random_texts(config, EPISODES))
     if not (model / "config.json").is_file():
-        make_model(model, list(random_texts(config, EPISODES)), config.seed)
+        make_model(model, texts, config.seed)
+        return
+    known = json.loads((model / "tokenizer.json").read_text("utf-8"))["model"]["vocab"]
+    if unknown := sorted(words_in(texts) - known.keys()):
+        raise ValueError(
+            f"{model} was made for another game: it has no word for {', '.join(map(repr, unknown[:5]))}. Give the run "
+            "another exp_name, or delete that folder"
+        )
 
 
 def prepare(config: SFTConfig, folder: str, name: str, *, heads: int = 16) -> None:
@@ -130,12 +137,17 @@ def make_model(folder: Path, texts: Iterable[str], seed: int, *, heads: int = 16
     model.save_pretrained(folder)
 
 
+def words_in(texts: Iterable[str]) -> set[str]:
+    """The tokens of these texts."""
+    return {word for text in texts for word in re.findall(WORD, text)}
+
+
 def make_tokenizer(texts: Iterable[str]) -> Any:
     """A token for every word; spaces between words are dropped."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = {word for text in texts for word in re.findall(WORD, text)} | {"\n", "system", "user", "assistant"}
+    words = words_in(texts) | {"\n", "system", "user", "assistant"}
     table = {word: i for i, word in enumerate([*SPECIAL, *sorted(words)])}
     tokenizer = Tokenizer(models.WordLevel(table, unk_token="<unk>"))
     spaces = pre_tokenizers.Split(Regex(" +"), "removed")

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import logging
 import os
 import re
@@ -68,6 +69,18 @@ class CheckpointStore:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
             self._prune(step)
+
+    def set_aside(self) -> Path | None:
+        """Rename the folder, if it has checkpoints, to the next free name; a run that begins anew neither prunes nor
+        replaces what another one has saved. Raises `CheckpointError` when another process writes here.
+        """
+        if not self._named():
+            return None
+        with self._lock():
+            numbers = itertools.count(1)
+            aside = next(p for n in numbers if not (p := self.root.with_name(f"{self.root.name}.{n}")).exists())
+            os.rename(self.root, aside)
+        return aside
 
     def complete(self) -> list[Checkpoint]:
         """All complete checkpoints, newest (saved last) first; sizes are checked, hashes aren't."""

@@ -70,6 +70,9 @@ def test_env(options: argparse.Namespace) -> int:
         where = blame(error) if error.__cause__ is not None else ""
         said = str(error).removeprefix(f"custom_envs.{spec.tag}.")
         raise ValueError(f"{said}\n  at {where}" if where else said) from error
+    except (Exception, SystemExit) as error:
+        said = f"{options.env} can't be made: {type(error).__name__}: {error}"
+        raise ValueError(f"{said}\n  at {blame(error)}") from error
     findings = check_env(make, seeds=range(options.seeds), max_steps=options.steps)
     console.print(_findings_table(spec, findings))
     wrong = sum(finding.level == "error" for finding in findings)

@@ -32,6 +32,7 @@ def env_rules(config: AgenticConfig) -> Iterator[Violation]:
             expected = "a tag that isn't empty, without slashes or spaces at its ends: metrics are named after it"
             yield Violation(path, expected, "another tag", tag)
         yield from _pattern(path, env)
+        yield from _stops(path, env, config)
         yield from _templates(path, env)
         if env.max_tokens_per_step is not None and env.max_tokens_per_step > config.response_length:
             expected = f"at most response_length ({config.response_length})"
@@ -63,6 +64,19 @@ def _pattern(path: str, env: CustomEnv) -> Iterator[Violation]:
     if tags is not None and (len(tags) != 2 or not all(tags) or tags[0] == tags[1]):
         expected = "two different texts that aren't empty"
         yield Violation(f"{path}.thinking_tags", expected, '["<think>", "</think>"]', list(tags))
+
+
+def _stops(path: str, env: CustomEnv, config: AgenticConfig) -> Iterator[Violation]:
+    """What ends a response isn't cut off where the action ends with it."""
+    val = config.val_env_manager
+    sampling = {"actor_infer.generating_args": config.actor_infer.generating_args}
+    sampling |= {} if val is None else {"val_env_manager.generating_args": val.generating_args}
+    wanted = re.sub(r"\\(.)", r"\1", env.action_pattern or "")
+    for where, args in sampling.items():
+        for stop in args.stop_strings if not args.include_stop_str_in_output else ():
+            if stop in wanted:
+                expected = f"true, because {path}.action_pattern looks for {stop!r}, which ends a response"
+                yield Violation(f"{where}.include_stop_str_in_output", expected, "remove it", False)
 
 
 def _templates(path: str, env: CustomEnv) -> Iterator[Violation]:

@@ -64,7 +64,7 @@ def _source_rules(path: str, data: SFTDataArgs) -> Iterator[Violation]:
     elif data.prompt is None or data.response is None:
         missing, there = ("prompt", data.response) if data.prompt is None else ("response", data.prompt)
         yield Violation(f"{path}.{missing}", f"a column that goes with {there!r}", f"{path}.{missing}={missing}", None)
-    text = data.template
+    text = data.template or "native"
     if text not in TEMPLATES and "{%" not in text and "{{" not in text and text.count("{prompt}") != 1:
         near = did_you_mean(text, TEMPLATES)
         expected = f"one of {', '.join(TEMPLATES)}, a text with one {{prompt}}, or Jinja"

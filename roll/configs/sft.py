@@ -16,10 +16,11 @@ from roll.configs.pipeline import RunConfig
 class SFTDataArgs:
     """Rows to learn from: prompts with responses, or conversations."""
 
-    template: str = "native"
+    template: str | None = None
     """How a row becomes text: `native` (the tokenizer's own chat template), `plain` (prompt and response as they
     stand), `question_answer`, `step_by_step`, a text with `{prompt}`, or Jinja over `messages`. Chat templates say
-    themselves how a response ends; after the others comes the end-of-sequence token."""
+    themselves how a response ends; after the others comes the end-of-sequence token. null: as in training, where it
+    is `native`."""
 
     file_name: tuple[str, ...] = one_or_many()
     """json, jsonl, csv, parquet file, or a Hugging Face dataset folder; one or many. Relative to the working

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from roll.data.templates import PromptEncoder, TemplateError, is_plain, resolve_template
+from roll.data.templates import PromptEncoder, TemplateError, is_plain, missing_from, render_chat, resolve_template
 from roll.types.episode import Task
 
 TrainOn: TypeAlias = Literal["last", "all"]
@@ -88,6 +88,9 @@ class ConversationEncoder:
         if self._prompts is not None:
             return self._encode_plain(self._prompts, messages)
         text = self._render(messages)
+        others = [i for i, message in enumerate(messages) if message["role"] != "assistant"]
+        if (lost := missing_from(text, [messages[i] for i in others])) is not None:
+            raise TemplateError(_left_out(messages, others[lost]))
         encoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         ids = tuple(encoding["input_ids"])
         bos = self._tokenizer.bos_token_id
@@ -139,6 +142,8 @@ class ConversationEncoder:
                 f"the chat template doesn't tell where message {index + 1} (the assistant's) begins and ends: what it "
                 "writes around it depends on what it says; choose another template"
             )
+        if missing_from(whole[start:content_end], [messages[index]]) is not None:
+            raise TemplateError(_left_out(messages, index))
         return _Span(start, content_end, len(whole))
 
     def _header_end(self, before: Messages, whole: str) -> int | None:
@@ -162,16 +167,18 @@ class ConversationEncoder:
         import jinja2
 
         try:
-            text: str = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                chat_template=self._template or None,
-                tokenize=False,
-                add_generation_prompt=opens_answer,
-            )
+            return render_chat(self._tokenizer, messages, template=self._template, opens_answer=opens_answer)
         except jinja2.TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)
             raise TemplateError(f"the chat template refuses messages of {roles}: {error}") from error
-        return text
+
+
+def _left_out(messages: Messages, index: int) -> str:
+    role, content = messages[index]["role"], messages[index]["content"]
+    return (
+        f"the chat template leaves out message {index + 1} (role {role}), or a part of it: {content!r:.80}; a model "
+        "taught so would never see it. Choose another template, or write the rows without it"
+    )
 
 
 def _char_ranges(offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

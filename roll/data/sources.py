@@ -203,6 +203,10 @@ def parse_messages(value: Any, where: str) -> list[dict[str, str]]:
     return messages
 
 
+_SAID_ELSEWHERE = ("tool_calls", "function_call", "reasoning_content")
+"""Keys of a message that hold something said."""
+
+
 def parse_conversation(value: Any, where: str) -> list[dict[str, str]]:
     """Chat messages from a list or a JSON string, whoever has the last word; raises `DataError`."""
     if isinstance(value, str):
@@ -220,6 +224,11 @@ def parse_conversation(value: Any, where: str) -> list[dict[str, str]]:
             raise DataError(
                 f"{where}: messages[{position}] is {message!r:.80}, expected "
                 "{'role': ..., 'content': ...} with strings; content may be a list of {'type': 'text', 'text': ...}"
+            )
+        if lost := next((key for key in _SAID_ELSEWHERE if message.get(key)), None):
+            raise DataError(
+                f"{where}: messages[{position}] has {lost}, of which templates would see nothing; expected all that is "
+                "said in content. Write it there, as the model shall write it, or remove it"
             )
         messages.append({"role": role, "content": encodable(content, where)})
     return messages

@@ -12,11 +12,15 @@ two is refused.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from roll.types.episode import Task
 
 _SLOT = "{prompt}"
+
+TEMPLATE_DATE = datetime(2024, 7, 26)
+"""Today, for chat templates: what Llama's fall back to."""
 
 TEMPLATES: dict[str, str] = {
     "plain": _SLOT,
@@ -80,13 +84,39 @@ class PromptEncoder:
             messages = [{"role": "user", "content": prompt}]
         if response is not None:
             messages = [*messages, {"role": "assistant", "content": response}]
-        text: str = self._tokenizer.apply_chat_template(
-            messages,
-            chat_template=template or None,
-            tokenize=False,
-            add_generation_prompt=response is None,
-        )
-        return text
+        return render_chat(self._tokenizer, messages, template=template, opens_answer=response is None)
+
+
+def render_chat(
+    tokenizer: Any, messages: Sequence[Mapping[str, str]], *, template: str = "", opens_answer: bool = False
+) -> str:
+    """The text of a conversation under a Jinja template, or under the tokenizer's own; raises jinja2's errors.
+
+    Templates that write the date get `TEMPLATE_DATE`: the same conversation is the same text on any day.
+    """
+    text: str = tokenizer.apply_chat_template(
+        [dict(message) for message in messages],
+        chat_template=template or None,
+        tokenize=False,
+        add_generation_prompt=opens_answer,
+        strftime_now=TEMPLATE_DATE.strftime,
+    )
+    return text
+
+
+def missing_from(text: str, messages: Sequence[Mapping[str, str]]) -> int | None:
+    """The first of these messages whose content isn't in the text after the one before; blanks don't count.
+
+    A system message may be anywhere: some templates put it before the last question.
+    """
+    at, squeezed = 0, "".join(text.split())
+    for number, message in enumerate(messages):
+        content, system = "".join(message["content"].split()), message["role"] == "system"
+        found = squeezed.find(content, 0 if system else at)
+        if found < 0:
+            return number
+        at = at if system else found + len(content)
+    return None
 
 
 def is_plain(template: str) -> bool:

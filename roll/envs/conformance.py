@@ -81,7 +81,7 @@ def check_env(
         try:
             with _limit(timeout_s):
                 found = [Finding(level, name, message) for level, message in check(trial)]
-        except Exception as error:  # noqa: BLE001 - the environment's code may raise anything; it becomes a finding
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - an environment may raise anything: it is a finding
             found = [Finding("error", name, _said(error), blame(error))]
         findings += found or [Finding("ok", name)]
         if name == "is played" and any(finding.level == "error" for finding in found):

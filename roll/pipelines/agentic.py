@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
@@ -27,6 +28,8 @@ from roll.rollout.episode import EpisodePlayer
 from roll.tracking.base import Sample
 from roll.types.episode import Group, Task
 from roll.types.metrics import Metrics
+
+logger = logging.getLogger(__name__)
 
 
 class EnvironmentPlay:
@@ -64,6 +67,8 @@ class EnvironmentPlay:
             self.validation_group_size = val.group_size
         self._pools = self._start_pools()
         self._counted: dict[str, int] = {}
+        self._idle: set[str] = set()
+        """Tags that were warned of."""
         self._renderer = None
         if config.render_save_dir is not None:
             self._renderer = Renderer(Path(config.render_save_dir), self._specs["val"], config.env_workers.timeout_s)
@@ -123,6 +128,25 @@ class EnvironmentPlay:
         """See `Play`."""
         return query_filter(group, self._config.train_env_manager.group_filter)
 
+    def notice(self, groups: Sequence[Group]) -> None:
+        """Of an environment in which nothing was done, as if the policy spoke another language; once for each."""
+        done: dict[str, float] = defaultdict(float)
+        for group in groups:
+            done[group.task.tag] += sum(turn.metrics.get("actions", 0) for t in group.survivors for turn in t.turns)
+        for group in groups:
+            tag = group.task.tag
+            if not done[tag] and group.survivors and tag not in self._idle:
+                self._idle.add(tag)
+                section, response = self._config.custom_envs[tag], group.survivors[0].turns[0].response_ids
+                logger.warning(
+                    "custom_envs.%s: no response of this step led to an action, e.g. %r (%s). action_pattern is %r; "
+                    "the environment's actions and system_template say what is expected",
+                    tag,
+                    self._tokenizer.decode(response),
+                    group.survivors[0].id,
+                    section.action_pattern,
+                )
+
     def first_metrics(self) -> Metrics:
         """Nothing is left out of an endless sequence."""
         return Metrics()
@@ -173,7 +197,12 @@ class EnvironmentPlay:
         if self._renderer is not None:
             assert self._config.val_env_manager is not None
             args = self._config.val_env_manager.generating_args
-            said = partial(self._agent(args).said, stop_strings=args.stop_strings)
+            agent = self._agent(args)
+            opened = {tag: agent.opened_thought(c.thinking_tags) for tag, c in self._conversations.items()}
+
+            def said(task: Task, token_ids: Sequence[int]) -> str:
+                return opened[task.tag] + agent.said(token_ids, args.stop_strings)
+
             self._renderer.save(step, groups[:count], said)
         return validation_samples(groups, self._tokenizer, count)
 

@@ -27,12 +27,17 @@ class Checkpoints:
         if clusters.critic is not None:
             self._trained["critic"] = clusters.critic
         self._store = CheckpointStore(config.checkpoint_path, config.checkpoint_config.max_to_keep)
+        self._begins_anew = False
 
     def save(self, step: int, state: Callable[[Path], dict[str, Any]]) -> None:
         """Write the checkpoint of a finished step; a kill leaves it whole or not there at all.
 
         `state` gives the pipeline's own state, JSON-able, and may write files into the folder that it gets.
         """
+        if self._begins_anew:
+            self._begins_anew = False
+            if (aside := self._store.set_aside()) is not None:
+                logger.warning("checkpoints of an earlier run were moved to %s", aside)
         with self._store.writing(step, {"exp_name": self._config.exp_name, "strategies": self._strategies}) as folder:
             for role, cluster in self._trained.items():
                 self._residency.use(role)
@@ -49,11 +54,12 @@ class Checkpoints:
         """
         checkpoint = self._store.resolve(self._config.resume_from_checkpoint)
         if checkpoint is None:
+            self._begins_anew = True
             earlier = self.latest()
             if earlier is not None:
                 logger.warning(
-                    "%s is there from an earlier run; until this run saves, resume_from_checkpoint=auto would go on "
-                    "from it. Give each run its own output_dir",
+                    "%s is there from an earlier run, which resume_from_checkpoint=auto would go on from. When this "
+                    "run saves, the earlier checkpoints are moved aside. Give each run its own output_dir",
                     earlier,
                 )
             return None

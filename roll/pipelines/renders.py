@@ -8,7 +8,7 @@ from pathlib import Path
 
 from roll.envs.registry import EnvSpec
 from roll.envs.replay import save_replay
-from roll.types.episode import Group
+from roll.types.episode import Group, Task
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class Renderer:
         self._specs = dict(specs)
         self._timeout_s = timeout_s
 
-    def save(self, step: int, groups: Sequence[Group], said: Callable[[Sequence[int]], str]) -> None:
+    def save(self, step: int, groups: Sequence[Group], said: Callable[[Task, Sequence[int]], str]) -> None:
         """Draw the first member of every group that was played to its end, as `validation_samples` shows it.
 
         What can't be drawn is logged: a picture never ends a run.
@@ -35,13 +35,13 @@ class Renderer:
         Args:
             step: of the run.
             groups: of validation.
-            said: a response's tokens as the text that the environment got.
+            said: tokens of a response to a task, as the text that the environment got.
         """
         for group in groups:
             if not group.survivors:
                 continue
             task, played = group.task, group.survivors[0]
-            responses = [said(turn.response_ids) for turn in played.turns]
+            responses = [said(task, turn.response_ids) for turn in played.turns]
             folder = self._folder / f"step-{step:06d}" / task.id
             try:
                 save_replay(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -21,6 +22,8 @@ from roll.tracking.rollouts import RolloutRow, RolloutWriter
 from roll.tracking.summary import RunSummary, render
 from roll.types.episode import Group, Trajectory
 from roll.utils.timing import Timers
+
+logger = logging.getLogger(__name__)
 
 _WORK = (
     "generate",
@@ -63,6 +66,7 @@ class Report:
         self._steps = 0
         self._accuracy: list[dict[str, float]] = []
         self._scores: Sequence[TagScore] = ()
+        self._warned: set[str] = set()
         self._unshown: tuple[int, dict[str, float]] = (-1, {})
 
     def row(self, step: int, values: Mapping[str, float], *, due: bool = True) -> None:
@@ -116,6 +120,9 @@ class Report:
         """A group that won't be trained on."""
         shown = max(group.trajectories, key=lambda t: t.num_response_tokens)
         word = "filtered_group" if reason.startswith("filter") else "failed_group"
+        for trajectory in group.trajectories:
+            if not trajectory.trainable:
+                self._warn(trajectory)
         self._drops.add(
             word,
             group.task.id,
@@ -134,6 +141,18 @@ class Report:
             if not trajectory.trainable:
                 sample = {"domain": group.task.domain, "status": trajectory.status, "response": self._text(trajectory)}
                 self._drops.add("failed_response", trajectory.id, trajectory.error, sample)
+                self._warn(trajectory)
+
+    def _warn(self, trajectory: Trajectory) -> None:
+        """Of the first failure of each kind; the others are counted."""
+        if trajectory.status not in self._warned:
+            self._warned.add(trajectory.status)
+            logger.warning(
+                "%s failed (%s): %s; further ones are counted, and listed in dropped.jsonl",
+                trajectory.id,
+                trajectory.status,
+                trajectory.error.splitlines()[0] if trajectory.error else "",
+            )
 
     def scores(self, scores: Sequence[TagScore]) -> None:
         """What a mere validation found."""

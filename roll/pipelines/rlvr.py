@@ -81,6 +81,9 @@ class PromptPlay:
         """See `Play`."""
         return query_filter(group, self._config.rewards[group.task.domain].query_filter_config)
 
+    def notice(self, groups: Sequence[Group]) -> None:
+        """Nothing is odd about prompts."""
+
     def first_metrics(self) -> Metrics:
         """What was left out or cut when the prompts were read."""
         prompts, metrics = self._prompts["train"], Metrics()

@@ -26,6 +26,7 @@ def rollout_metrics(rollouts: Rollouts) -> Metrics:
             "response/length_mean": fmean(lengths),
             "response/length_max": max(lengths),
             "response/length_min": min(lengths),
+            "rollout/no_room": sum(t.status == "truncated" and bool(t.error) for t in trajectories),
             "response/truncated_share": fmean(t.status == "truncated" for t in trajectories),
             "prompt/length_mean": fmean(prompts),
             "prompt/length_max": max(prompts),

@@ -52,6 +52,9 @@ class Play(Protocol):
     def keep(self, group: Group) -> str | None:
         """Why the group isn't worth training on; None to keep it."""
 
+    def notice(self, groups: Sequence[Group]) -> None:
+        """Warn of what is odd about the groups of a step."""
+
     def first_metrics(self) -> Metrics:
         """What is to be said once about the training tasks."""
 
@@ -154,6 +157,7 @@ class RolloutPipeline(Pipeline):
         collected.metrics.merge(self.play.take_metrics())
         for group in collected.groups:
             self.report.failed(group)
+        self.play.notice(collected.groups)
         if step == 1:
             collected.metrics.merge(self.play.first_metrics())
         return collected

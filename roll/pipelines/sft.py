@@ -155,7 +155,11 @@ def _rows(config: SFTConfig, data: SFTDataArgs, tokenizer: Any) -> TaughtRows:
     columns = ConversationColumns(prompt=data.prompt, response=data.response, messages=data.messages)
     rows = encode_rows(
         read_conversations(data.file_name, columns),
-        ConversationEncoder(tokenizer, template=data.template, train_on=config.train_on),
+        ConversationEncoder(
+            tokenizer,
+            template=data.template or config.actor_train.data_args.template or "native",
+            train_on=config.train_on,
+        ),
         sequence_length=config.max_sequence_length,
         truncation=config.truncation,
         num_workers=data.preprocessing_num_workers,

@@ -70,6 +70,22 @@ class Agent:
         if self._chat:
             check_template(self._tokenizer, thinking_tags)
 
+    def opened_thought(self, thinking_tags: tuple[str, str] | None) -> str:
+        """The opening tag, if the chat template writes it at the end of every prompt; else nothing.
+
+        Raises `ValueError` for tags that a response's text doesn't show.
+        """
+        if thinking_tags is None:
+            return ""
+        for tag in thinking_tags:
+            if tag not in self.said(self.encode(tag), ()):
+                raise ValueError(
+                    f"thinking_tags: {tag!r} is a special token of this tokenizer, which is left out of a response's "
+                    "text: what is thought would be taken for the answer; expected tags of plain text, or null"
+                )
+        opens = isinstance(self._rendering, ChatTemplate) and self._rendering.opens_with(thinking_tags)
+        return thinking_tags[0] if opens else ""
+
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of a text as it stands."""
         return tuple(self._tokenizer(text, add_special_tokens=False).input_ids)

@@ -326,6 +326,7 @@ class RolloutAhead:
         self._drops = []
 
     def _check_budget(self, step: int) -> None:
+        self._judge.raise_if_hopeless(step=step, needed=self._plan.groups)
         spent = self._window_started >= self._plan.max_prompts
         if spent and not self._open and not self._exhausted:
             raise self._judge.exhausted(

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from jinja2.exceptions import TemplateError as JinjaError
 
-from roll.data.templates import TemplateError
+from roll.data.templates import TemplateError, missing_from, render_chat
 from roll.envs.base import Message
 
 _MARK = "<~sampled response~>"
@@ -83,17 +83,23 @@ class ChatTemplate:
         return ids
 
     def text(self, messages: Sequence[Message]) -> str:
-        """The template's text of a conversation, up to where the response begins; raises `TemplateError`."""
+        """The template's text of a conversation, up to where the response begins; raises `TemplateError`, also when it
+        leaves out a message that isn't the assistant's."""
+        text = self.unchecked(messages)
+        _check_shown(text, messages)
+        return text
+
+    def unchecked(self, messages: Sequence[Message]) -> str:
+        """`text`, whatever it leaves out."""
         history = [{"role": message.role, "content": message.content} for message in messages]
         try:
-            text: str = self._tokenizer.apply_chat_template(history, tokenize=False, add_generation_prompt=True)
+            return render_chat(self._tokenizer, history, opens_answer=True)
         except JinjaError as error:
             roles = ", ".join(message.role for message in messages)
             raise TemplateError(
                 f"the tokenizer's chat template refuses a conversation of {roles}: {error}. If it is the system "
                 "message, set system_template to null"
             ) from error
-        return text
 
     def reply_text(self, messages: Sequence[Message]) -> str:
         """What the template writes after a response, when these messages follow it.
@@ -106,6 +112,11 @@ class ChatTemplate:
         if not mark:
             raise TemplateError(f"the chat template doesn't show earlier responses as they were. {_WAY_OUT}")
         return after
+
+    def opens_with(self, tags: tuple[str, str]) -> bool:
+        """Whether the template itself opens a thought where the response begins."""
+        text = self.text([Message("user", "-")])
+        return text.rfind(tags[0]) > text.rfind(tags[1])
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer(text, add_special_tokens=False).input_ids)
@@ -131,6 +142,19 @@ class ChatTemplate:
     @cached_property
     def _special(self) -> frozenset[int]:
         return frozenset(self._tokenizer.all_special_ids) | frozenset(self._tokenizer.added_tokens_decoder)
+
+
+def _check_shown(text: str, messages: Sequence[Message]) -> None:
+    """A template without a branch for a role writes nothing for it."""
+    shown = [{"role": m.role, "content": m.content} for m in messages if m.role != "assistant"]
+    lost = missing_from(text, shown)
+    if lost is not None:
+        role, content = shown[lost]["role"], shown[lost]["content"]
+        fix = "set system_template to null" if role == "system" else "give the message role user"
+        raise TemplateError(
+            f"the tokenizer's chat template leaves out a message of role {role}: {content!r:.80}; the policy would "
+            f"never see it. Choose another template, or {fix}"
+        )
 
 
 def check_template(tokenizer: Any, thinking_tags: tuple[str, str] | None = None) -> None:
@@ -161,7 +185,7 @@ def _check(template: ChatTemplate, responses: Sequence[str], what: str) -> None:
             news = Message("user", "And the next?")
             history += [Message("assistant", response), news]
             carried += response + template.reply_text([news])
-            rendered = template.text(history)
+            rendered = template.unchecked(history)
             if rendered != carried:
                 raise TemplateError(f"the chat template rewrites {what}: {_difference(rendered, carried)}. {_WAY_OUT}")
 

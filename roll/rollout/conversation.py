@@ -136,6 +136,7 @@ class ConversationRollout:
     Raises:
         TemplateError: the chat template doesn't take a system message, or rewrites history and the sample unit carries
             tokens.
+        ValueError: the text of responses doesn't show `thinking_tags`.
     """
 
     def __init__(self, agent: Agent, conversation: Conversation) -> None:
@@ -145,6 +146,7 @@ class ConversationRollout:
         agent.prompt((*self._system, Message("user", "?")))
         if conversation.carries:
             agent.check_carries(conversation.thinking_tags)
+        self._opened = agent.opened_thought(conversation.thinking_tags)
 
     async def play(self, episode: Episode) -> None:
         """Until the environment ends the episode."""
@@ -157,7 +159,7 @@ class ConversationRollout:
             prompt = self._prompt(messages, history)
             anew = turn > 0 and spec.begins_anew(turn)
             completion = await episode.generate(prompt, anew=anew, max_new_tokens=limit)
-            text = episode.text(completion)
+            text = self._opened + episode.text(completion)
             result = await episode.score(text)
             if result.terminated or result.truncated or result.observation is None:
                 return
@@ -169,9 +171,12 @@ class ConversationRollout:
         spec = self._conversation
         if not spec.begins_anew(len(history)):
             return self._agent.reply(Observation(messages), history[-1].sampled)
-        earlier: list[Message] = []
+        first = len(history)
         if spec.sample_unit == "step":
             first = 0 if spec.history_length is None else max(0, len(history) - spec.history_length)
+        # What the environment itself said as system holds for the whole episode.
+        earlier = [m for exchange in history[:first] for m in exchange.messages if m.role == "system"]
+        if spec.sample_unit == "step":
             for exchange in history[first:]:
                 earlier += [*exchange.messages, Message("assistant", exchange.response)]
         prompt = self._agent.prompt((*self._system, *earlier, *messages))

@@ -23,6 +23,14 @@ class FilterBudgetExhausted(RuntimeError):
     """Too many groups were dropped; the message shows why and what they scored."""
 
 
+class EverythingFails(FilterBudgetExhausted):
+    """Not one episode ended well; the message shows how the first one failed."""
+
+
+_ENOUGH_FAILED = 8
+"""Groups that may fail as a whole, without any that doesn't, before the run ends; or as many as a step needs."""
+
+
 class TaskSource(Protocol):
     """Where tasks come from."""
 
@@ -256,6 +264,8 @@ class Judge:
         self._dropped_means: list[float] = []
         self._reasons: dict[str, int] = {}
         self._first_failure = ""
+        self._failed = 0
+        self._any_well = False
 
     @property
     def dropped(self) -> int:
@@ -265,9 +275,12 @@ class Judge:
     def accepts(self, played: Played, metrics: Metrics) -> bool:
         """Whether the group is trained on; if not, it is counted in `metrics` and reported."""
         group = played.group
+        self._any_well = self._any_well or bool(group.survivors)
         for trajectory in (*group.trajectories, *played.replaced):
             if not trajectory.trainable:
                 metrics.add_sum(f"rollout/failed_{trajectory.status}", 1)
+                metrics.add_sum("rollout/failed_episodes", 1)
+                self._failed += 1
                 self._first_failure = self._first_failure or f"{trajectory.id}: {trajectory.error}"
         if played.replaced:
             self._on_drop(Group(task=group.task, trajectories=played.replaced), REPLACED)
@@ -288,8 +301,22 @@ class Judge:
         self._on_drop(group, reason)
         return False
 
+    def raise_if_hopeless(self, *, step: int, needed: int) -> None:
+        """`EverythingFails` once so many whole groups have failed, and no episode has ended well."""
+        if self._failed and not self._any_well and self.dropped >= max(needed, _ENOUGH_FAILED):
+            raise self._everything_fails(step)
+
+    def _everything_fails(self, step: int) -> EverythingFails:
+        return EverythingFails(
+            f"step {step}: each of the {self._failed} episodes that were played failed, the first, "
+            f"{self._first_failure}. Mend the environment, the reward or the length that it names; `roll envs test` "
+            "plays an environment by itself, and dropped.jsonl lists what was dropped"
+        )
+
     def exhausted(self, *, step: int, started: int, kept: int, needed: int) -> FilterBudgetExhausted:
         """The error that ends a step whose budget is spent."""
+        if self._failed and not self._any_well:
+            return self._everything_fails(step)
         reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(self._reasons.items()))
         failure = f" The first response that failed, {self._first_failure}" if self._first_failure else ""
         return FilterBudgetExhausted(

@@ -179,6 +179,7 @@ class _Collection:
             del self._open[group.position]
             if self._judge.accepts(played, self._result.metrics):
                 self._accepted.append((group.position, played.group))
+        self._judge.raise_if_hopeless(step=self._plan.step, needed=self._plan.groups)
         if len(self._accepted) < self._plan.groups:
             self._launch(starter)
         if not self._open and len(self._accepted) < self._plan.groups and not self._result.exhausted:

@@ -85,11 +85,14 @@ class StdoutTracker(Tracker):
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add a row or print a line."""
         cells = tuple(column.cell(metrics) for column in COLUMNS)
+        failed = metrics.get("rollout/failed_episodes", 0)
         if self._live is None:
             pairs = zip((column.title for column in COLUMNS), cells, strict=True)
             named = [f"{title} {cell}" for title, cell in pairs if cell != _MISSING]
-            self._line("  ".join([f"step {step}", *named]))
+            self._line("  ".join([f"step {step}", *named, *([f"failed {failed:.0f}"] if failed else [])]))
             return
+        if failed:  # no column: there are none in a good run
+            self._line(f"step {step}: {failed:.0f} episodes failed, see dropped.jsonl")
         self._rows.append((str(step), *cells))
         self._live.update(self._table(), refresh=True)
 

@@ -49,7 +49,8 @@ class RunSummary:
 
 def render(summary: RunSummary) -> RenderableType:
     """Something for `rich` to print."""
-    did = f"{summary.steps} steps" if summary.steps else "validation, no training,"
+    only_validated = not summary.steps and summary.accuracy_after
+    did = "validation, no training," if only_validated else f"{summary.steps} steps"
     parts: list[RenderableType] = [Text(f"{summary.exp_name}: {did} in {_duration(summary.wall_seconds)}", "bold")]
     if summary.steps:
         parts.append(Text(f"{summary.tokens_per_second:,.0f} tokens/s ({summary.tokens:,} response tokens)"))

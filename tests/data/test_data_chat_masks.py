@@ -232,3 +232,24 @@ WORDS = st.text(alphabet="ab Yes\n", min_size=1, max_size=8).filter(lambda text:
 def test_every_answer_is_taught_and_nothing_else(texts: list[str], words: bool) -> None:
     messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
     assert taught(CHATML, messages, train_on="all", words=words) == [text + "<|im_end|>" for text in texts[1::2]]
+
+
+NO_TOOLS = CHATML.replace("for m in messages", "for m in messages if m.role != 'tool'")
+NO_RULES = INST.replace("{% else %}", "{% elif m.role == 'assistant' %}")
+SHOWS_ANSWERS_ONLY = CHATML.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}")
+TOOL = [{"role": "tool", "content": "42"}]
+THOUGHT = [ONE[0], {"role": "assistant", "content": "<think>why</think> Yes"}]
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "message"),
+    [
+        (NO_TOOLS, [*ONE, *TOOL, TWO[-1]], r"leaves out message 3 \(role tool\)"),
+        (NO_RULES, RULES, r"leaves out message 1 \(role system\)"),
+        (SHOWS_ANSWERS_ONLY, THOUGHT, r"leaves out message 2 \(role assistant\), or a part of it"),
+    ],
+)
+def test_what_the_template_leaves_out_is_missed(template, messages, message):
+    with pytest.raises(TemplateError, match=message):
+        ConversationEncoder(tokenizer(template)).encode(messages)
+    ConversationEncoder(tokenizer(THINKS), train_on="last").encode([*THOUGHT, *TWO])  # earlier thoughts may go

@@ -171,6 +171,12 @@ BAD_FILES: list[tuple[str, str | bytes, Columns | None, str]] = [
     ("bad.jsonl", '{"messages": "[{"}', None, "messages is a string but not JSON"),
     ("bad.jsonl", '{"messages": [{"role": "user"}]}', None, r"messages\[0\] is"),
     ("bad.jsonl", '{"messages": [{"role": "assistant", "content": "a"}]}', None, "nothing to answer"),
+    (
+        "bad.jsonl",
+        '{"messages": [{"role": "user", "content": "a", "tool_calls": [{"name": "f"}]}]}',
+        None,
+        r"messages\[0\] has tool_calls, of which templates would see nothing",
+    ),
 ]
 
 

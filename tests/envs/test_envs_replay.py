@@ -224,7 +224,7 @@ def test_the_first_episode_with_a_reward_is_drawn_and_what_cant_be_is_logged(tmp
     ]
     renderer = Renderer(tmp_path / "pictures", {"lake": LAKE, "odd": odd("exit")}, timeout_s=60)
     with caplog.at_level(logging.WARNING):
-        renderer.save(12, groups, said)
+        renderer.save(12, groups, lambda _task, ids: said(ids))
     assert [folder.name for folder in (tmp_path / "pictures" / "step-000012").iterdir()] == ["lake-val-0"]
     text = (tmp_path / "pictures" / "step-000012" / "lake-val-0" / "episode.txt").read_text()
     assert "--- response 1: <answer>Down</answer>\n--- reward 0, terminated" in text
@@ -236,5 +236,5 @@ def test_a_folder_that_cant_be_written_ends_no_run(tmp_path, caplog):
     (tmp_path / "pictures").write_text("a file")
     task = task_of("lake", 0)
     renderer = Renderer(tmp_path / "pictures", {"lake": LAKE}, timeout_s=60)
-    renderer.save(1, [Group(task=task, trajectories=(episode_of(task, 0, "a"),))], said)
+    renderer.save(1, [Group(task=task, trajectories=(episode_of(task, 0, "a"),))], lambda _task, ids: said(ids))
     assert "NotADirectoryError" in caplog.text

@@ -196,6 +196,20 @@ def test_validation_is_the_mean_over_held_out_tokens(tiny_model: Path, tmp_path:
     assert rows[-1]["val/token_accuracy"] == pytest.approx(hits / 10)
 
 
+def test_held_out_rows_are_written_as_training_rows_are(tiny_model: Path, tmp_path: Path) -> None:
+    folder = write(tmp_path, tiny_model)
+    (folder / "held.jsonl").write_text(json.dumps({"prompt": "a", "response": "b"}) + "\n")
+    columns = "prompt: prompt, response: response"
+    options = (
+        "actor_train.data_args={" + f"file_name: {folder}/held.jsonl, {columns}, template: question_answer" + "}",
+        "validation={data_args: {" + f"file_name: {folder}/held2.jsonl, {columns}" + "}}",
+        "eval_steps=1",
+    )
+    (folder / "held2.jsonl").write_text((folder / "held.jsonl").read_text())
+    data = sft_data(config_of(folder, *options), tokenizer_in(tiny_model))
+    assert data.held_out[0].token_ids == data.training.rows[0].token_ids
+
+
 IN_ORDER = ("actor_train.data_args.shuffle=false",)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import copy
 from functools import cache
 
+from roll.data.templates import render_chat
 from roll.envs.base import Observation, StepResult
 from roll.rollout.agent import Agent
 from roll.rollout.episode import EpisodeKey, EpisodePlayer
@@ -91,7 +92,7 @@ def ids_of(tokenizer, text):
 def rendered(tokenizer, messages, *, opens=True):
     """The tokenizer's own text of a conversation."""
     history = [{"role": m.role, "content": m.content} for m in messages]
-    return tokenizer.apply_chat_template(history, tokenize=False, add_generation_prompt=opens)
+    return render_chat(tokenizer, history, opens_answer=opens)
 
 
 class Script:

@@ -130,6 +130,41 @@ def test_a_template_without_system_messages_carries_but_says_so_when_given_one()
         ConversationRollout(Agent(tokenizer, chat=True), Conversation(tag="maze", system_template="Play."))
 
 
+NO_SYSTEM = CHATML.replace("for m in messages", "for m in messages if m.role != 'system'")
+NO_TOOL = CHATML.replace("for m in messages", "for m in messages if m.role != 'tool'")
+
+
+def test_a_message_that_the_template_leaves_out_is_missed():
+    with pytest.raises(TemplateError, match=r"leaves out a message of role system: 'Play\.'.*system_template to null"):
+        ConversationRollout(Agent(bpe_tokenizer(NO_SYSTEM)), Conversation(tag="maze", system_template="Play."))
+    agent = Agent(bpe_tokenizer(NO_TOOL))
+    agent.check_carries()
+    with pytest.raises(TemplateError, match="leaves out a message of role tool: 'RESULT 42'"):
+        agent.reply(Observation((Message("tool", "RESULT 42"),)), ())
+    # Mistral's moves the system message to the last question; Llama's trims.
+    moved = ChatTemplate(bpe_tokenizer(LAST_SYSTEM)).text([Message("system", "S."), Message("user", " at 0\n")])
+    assert "S." in moved
+
+
+def test_a_template_that_opens_a_thought_opens_it_for_the_reader_too():
+    opens = bpe_tokenizer(CHATML.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n"))
+    tags = ("<think>", "</think>")
+    assert Agent(opens).opened_thought(tags) == "<think>"
+    assert Agent(opens).opened_thought(None) == ""
+    assert Agent(opens, chat=False).opened_thought(tags) == ""
+    closed = bpe_tokenizer(CHATML.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n<think></think>"))
+    assert Agent(closed).opened_thought(tags) == Agent(bpe_tokenizer("chatml")).opened_thought(tags) == ""
+
+
+def test_tags_that_are_left_out_of_responses_are_refused():
+    with pytest.raises(ValueError, match=r"thinking_tags: '<\|im_start\|>' is a special token"):
+        Agent(bpe_tokenizer("chatml")).opened_thought(("<|im_start|>", "</t>"))
+
+
+def test_the_date_is_the_same_every_day():
+    assert "Today Date: 26 Jul 2024" in ChatTemplate(bpe_tokenizer("llama3")).text([Message("user", "?")])
+
+
 def test_tool_messages_are_rendered_with_their_roles():
     tokenizer = bpe_tokenizer(QWEN25)
     news = (Message("tool", "7"), Message("tool", "8"), Message("user", "and?"))

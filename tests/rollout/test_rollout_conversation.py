@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from roll.configs.environments import CustomEnv
 from roll.envs.base import Message, Observation
+from roll.envs.wrappers import ActionRules, found_actions
 from roll.pipelines.assemble import assemble
 from roll.rollout.agent import Agent
 from roll.rollout.conversation import Conversation, ConversationRollout
@@ -99,6 +100,27 @@ def test_later_prompts_show_responses_without_their_thoughts_where_they_are_rend
     shown = {"shows": ("A", "B"), "thinking_tags": ("<think>", "</think>")}
     assert played(*answers, sample_unit="step", **shown)[0].texts == ["SA", "SAUpB"]
     assert played(*answers, sample_unit="trajectory", **shown)[0].texts[1] == "SA<think>left or up?</think>\nUpB"
+
+
+def test_a_thought_that_the_template_opened_is_one_also_when_it_is_cut_off():
+    opens = CHAT.chat_template.replace("<|im_start|>assistant\n' }}", "<|im_start|>assistant\n<think>\n' }}")
+    env = ScriptedEnv("A", "B")
+    played(
+        "Perhaps <answer>Up</answer>? No,", "so</think>Down", tokenizer=bpe_tokenizer(opens), env=env,
+        sample_unit="step", history_length=0, thinking_tags=("<think>", "</think>"), system_template=None,
+    )  # fmt: skip
+    assert env.actions == ["<think>Perhaps <answer>Up</answer>? No,", "<think>so</think>Down"]
+    rules = ActionRules(thinking_tags=("<think>", "</think>"))
+    assert [found_actions(action, rules) for action in env.actions] == [[], []]
+
+
+def test_what_the_environment_says_as_system_holds_in_later_contexts_too():
+    first = Observation((Message("system", "Be quick. "), Message("user", "A")))
+    units = [("step", 0, "SBe quick. C"), ("step", 1, "SBe quick. BbC"), ("concat", 1, "SBe quick. C")]
+    for unit, length, last in units:
+        engines, _, _ = played("a", "b", "c", shows=(first, "B", "C"), sample_unit=unit, history_length=length)
+        assert engines.texts[0] == "SBe quick. A"
+        assert engines.texts[2] == last
 
 
 def test_a_template_that_strips_thoughts_is_for_steps_alone():

@@ -209,6 +209,17 @@ def test_the_table_is_for_terminals_that_can_redraw(tmp_path: Path, monkeypatch,
     assert "0.500" in out.getvalue()
 
 
+def test_failed_episodes_are_told(tmp_path):
+    for live, words in ((False, "failed 24"), (True, "step 2: 24 episodes failed")):
+        out = io.StringIO()
+        tracker = StdoutTracker(Destination(tmp_path, None), live=live, file=out)
+        tracker.log(1, {**STEP, "rollout/failed_episodes": 0.0})
+        assert "failed" not in out.getvalue()
+        tracker.log(2, {**STEP, "rollout/failed_episodes": 24.0})
+        tracker.finish({})
+        assert words in out.getvalue()
+
+
 def test_the_table_fits_eighty_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "80")
     out = io.StringIO()
