@@ -207,7 +207,7 @@ def test_held_out_rows_are_written_as_training_rows_are(tiny_model: Path, tmp_pa
     )
     (folder / "held2.jsonl").write_text((folder / "held.jsonl").read_text())
     data = sft_data(config_of(folder, *options), tokenizer_in(tiny_model))
-    assert data.held_out[0].token_ids == data.training.rows[0].token_ids
+    assert data.held_out[0].token_ids.tolist() == data.training.rows[0].token_ids.tolist()
 
 
 IN_ORDER = ("actor_train.data_args.shuffle=false",)
