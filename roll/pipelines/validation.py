@@ -60,13 +60,16 @@ def episode_success(trajectory: Trajectory) -> float | None:
 def successes(trajectories: Sequence[Trajectory]) -> list[float]:
     """1 or 0 for every episode of one environment; empty where it doesn't say what success is.
 
-    An environment that says it of some of the episodes that it ended means no for the others. What is said of one that
-    was cut off is the time limit's guess: it counts beside the environment's own word, or where none has ended.
+    An environment that says it of some of the episodes that it ended means no for the others, and for those that were
+    cut off. Where all were cut off, all are 0; but not those of a reward function, which has nothing to say (and counts
+    nothing).
     """
     ended = [t for t in trajectories if t.status == "ok"]
-    if all(episode_success(t) is None for t in ended or trajectories):
-        return []
-    return [episode_success(t) or 0.0 for t in trajectories]
+    if ended:
+        says = any(episode_success(t) is not None for t in ended)
+    else:
+        says = any(t.turns and t.turns[-1].metrics for t in trajectories)
+    return [episode_success(t) or 0.0 for t in trajectories] if says else []
 
 
 def validation_samples(groups: Sequence[Group], tokenizer: Any, count: int) -> list[Sample]:

@@ -10,7 +10,7 @@ import pytest
 from toy import run_toy
 from toy_env import episodes, faulty, write_toy_env
 
-from roll.rollout.groups import FilterBudgetExhausted
+from roll.rollout.groups import EverythingFails
 
 QUICK = ("env_workers.timeout_s=1", "env_workers.world_size=2", "response_length=1")
 STATUS = {"raise": "env_error", "wrong_type": "env_error", "exit": "env_error", "hang": "timeout"}
@@ -90,12 +90,11 @@ def test_an_environment_that_always_fails_ends_the_run_within_seconds_with_its_o
     few = ("train_env_manager={num_env_groups: 2, group_size: 2}", "rollout_batch_size=4", "max_num_gen_batches=1")
     few = (*few, "actor_train.training_args.per_device_train_batch_size=4")
     began = time.monotonic()
-    with pytest.raises(FilterBudgetExhausted) as error:
+    with pytest.raises(EverythingFails) as error:
         run_toy(folder, *QUICK, *few, *faulty(folder, fault, where=where, share=1.0, turns=1))
     assert time.monotonic() - began < 20
     assert WORDS[fault] in str(error.value)
-    assert "kept 0 of the 2 groups" in str(error.value)
-    assert "2 x fewer than 2 usable responses" in str(error.value)
+    assert "step 1: each of the 4 episodes that were played failed, the first, " in str(error.value)
     assert dropped_lines(folder)[0]["step"] == 1
 
 
@@ -113,7 +112,7 @@ def test_an_environment_that_leaks_is_moved_to_a_new_process(tiny_model, tmp_pat
 
 def test_a_first_prompt_without_room_for_a_response_is_counted_with_its_length(tiny_model, tmp_path):
     folder = write_toy_env(tmp_path, tiny_model)
-    with pytest.raises(FilterBudgetExhausted, match="turn 0 has 21 tokens of context .* sequence_length is 20"):
+    with pytest.raises(EverythingFails, match="turn 0 has 21 tokens of context .* sequence_length is 20"):
         run_toy(folder, "sequence_length=20", "prompt_length=18", "max_num_gen_batches=1")
     assert set(dropped_lines(folder)[0]["sample"]["statuses"]) == {"truncated"}
 

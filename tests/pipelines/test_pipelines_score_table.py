@@ -190,6 +190,7 @@ def test_success_is_what_the_environment_says_last(turns, status, success):
 
 WON, LOST, SILENT = ([turn(success=1)], "ok", ""), ([turn(success=0)], "ok", ""), ([turn()], "ok", "")
 CUT, GUESSED = ([turn()], "truncated", ""), ([turn(success=0)], "truncated", "")  # by the context; by the time limit
+PLAYED_CUT = ([turn(actions=1)], "truncated", "")
 
 
 @pytest.mark.parametrize(
@@ -201,7 +202,8 @@ CUT, GUESSED = ([turn()], "truncated", ""), ([turn(success=0)], "truncated", "")
         ([SILENT, SILENT, CUT], []),
         ([SILENT, GUESSED], []),  # the time limit knows no better
         ([GUESSED, GUESSED], [0, 0]),
-        ([CUT], []),
+        ([PLAYED_CUT, PLAYED_CUT], [0, 0]),
+        ([CUT], []),  # a reward's
         ([], []),
     ],
 )

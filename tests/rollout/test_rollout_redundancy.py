@@ -16,7 +16,7 @@ from roll.rollout.agent import Agent
 from roll.rollout.ahead import AheadPlan, AheadState, ReadyGroup, RolloutAhead
 from roll.rollout.continuous import ContinuousEngines
 from roll.rollout.episode import EpisodeError, EpisodePlayer
-from roll.rollout.groups import REPLACED, FilterBudgetExhausted
+from roll.rollout.groups import REPLACED, EverythingFails, FilterBudgetExhausted
 from roll.rollout.scheduler import RolloutScheduler
 from roll.strategies.base import SamplingParams
 from roll.types.episode import Group, Trajectory, Turn
@@ -155,6 +155,17 @@ def test_if_too_few_end_well_all_are_in_the_group_and_min_survivors_decides():
     assert members(collected) == [[0, 1, 2, 3], [0, 1, 2]]
     assert [t.member for t in collected.groups[0].survivors] == [1, 2]
     assert collected.metrics.result()["rollout/failed_env_error"] == 5
+
+
+def test_when_whole_groups_fail_and_nothing_else_the_run_ends_before_its_budget():
+    everything = {f"t{task}#{member}" for task in range(99) for member in range(2)}
+    plan = make_plan(groups=2, group_size=2, min_survivors=2, max_prompts=99)
+    with pytest.raises(EverythingFails, match=r"step 1: each of the 1[6-9] episodes .* failed, the first, t0#0: .*"):
+        make_scheduler(ScriptedRanks(), make_env=World(fails=everything)).collect(Source(make_tasks(99)), plan)
+    # One that ends well, and the others may be bad luck.
+    with pytest.raises(FilterBudgetExhausted, match="started 99 prompts"):
+        most = World(fails=everything - {"t1#1"})
+        make_scheduler(ScriptedRanks(), make_env=most).collect(Source(make_tasks(99)), plan)
 
 
 def test_filter_and_budget_see_groups_of_the_right_size():
