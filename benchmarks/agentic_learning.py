@@ -5,7 +5,7 @@
     python benchmarks/agentic_learning.py FILE --seeds 1 2 3 --plot docs/learning/sokoban.png
 
 Every seed is a run of `examples/start_pipeline.py` in a process of its own; the time is that of the whole command. Its
-validation plays rooms with other seeds than training does. Beside it, on the same validation seeds: an agent that acts
+validation plays rooms or maps that training never meets. Beside it, on the same validation seeds: an agent that acts
 at random, and the environment's own solver. Finished runs below `--output` aren't run again.
 """
 
@@ -115,9 +115,9 @@ def plot(curves: Sequence[Curve], title: str, path: Path) -> None:
     solvers = [curve.solver for curve in curves if curve.solver is not None]
     if solvers:
         axes.axhline(100 * fmean(solvers), color="black", linestyle="--", linewidth=1, label="solver")
-    axes.set(xlabel="training step (0: warm start)", ylabel="success on held-out seeds, %", ylim=(0, 102), title=title)
+    axes.set(xlabel="training step (0: warm start)", ylabel="success on held-out maps, %", ylim=(0, 102), title=title)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="lower right")
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
