@@ -71,15 +71,18 @@ class CheckpointStore:
             self._prune(step)
 
     def set_aside(self) -> Path | None:
-        """Rename the folder, if it has checkpoints, to the next free name; a run that begins anew neither prunes nor
-        replaces what another one has saved. Raises `CheckpointError` when another process writes here.
+        """Move what is there into a folder `earlier.<n>` beside it, which is neither pruned nor looked at: a run that
+        begins anew deletes nothing that another one has saved. None: there was nothing.
+
+        Raises `CheckpointError` when another process writes here.
         """
         if not self._named():
             return None
         with self._lock():
-            numbers = itertools.count(1)
-            aside = next(p for n in numbers if not (p := self.root.with_name(f"{self.root.name}.{n}")).exists())
-            os.rename(self.root, aside)
+            aside = next(p for n in itertools.count(1) if not (p := self.root / f"earlier.{n}").exists())
+            aside.mkdir()
+            for path in self._named():
+                os.rename(path, aside / path.name)
         return aside
 
     def complete(self) -> list[Checkpoint]:

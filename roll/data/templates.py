@@ -11,6 +11,7 @@ two is refused.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -107,13 +108,17 @@ def render_chat(
 def missing_from(text: str, messages: Sequence[Mapping[str, str]]) -> int | None:
     """The first of these messages whose content isn't in the text after the one before; blanks don't count.
 
-    A system message may be anywhere: some templates put it before the last question.
+    A system message may be anywhere: some templates put it before the last question. A content may be written as JSON.
     """
     at, squeezed = 0, "".join(text.split())
     for number, message in enumerate(messages):
-        content, system = "".join(message["content"].split()), message["role"] == "system"
-        found = squeezed.find(content, 0 if system else at)
-        if found < 0:
+        system = message["role"] == "system"
+        as_json = json.dumps(message["content"], ensure_ascii=False)[1:-1]
+        for content in ("".join(message["content"].split()), "".join(as_json.split())):
+            found = squeezed.find(content, 0 if system else at)
+            if found >= 0:
+                break
+        else:
             return number
         at = at if system else found + len(content)
     return None

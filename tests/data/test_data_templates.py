@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from data_tokenizers import stories_tokenizer, word_tokenizer
 
-from roll.data.templates import PromptEncoder, TemplateError
+from roll.data.templates import PromptEncoder, TemplateError, missing_from
 from roll.types.episode import Task
 
 
@@ -98,3 +98,20 @@ def test_a_jinja_template_cannot_reach_python() -> None:
     encoder = build(template="{{ messages.__class__.__mro__[1].__subclasses__() }}")
     with pytest.raises(Exception, match="unsafe|access"):
         encoder.render(task())
+
+
+@pytest.mark.parametrize(
+    ("text", "contents", "missing"),
+    [
+        ("[a b]\n(c)", ["a  b", "c"], None),
+        ("c, then a", ["a", "c"], 1),
+        ("c", ["a", "c"], 0),
+        ('"line\\n\\"quoted\\""', ['line\n"quoted"'], None),  # as JSON writes it
+        ("", [" "], None),
+    ],
+)
+def test_what_a_text_leaves_out(text, contents, missing):
+    messages = [{"role": "user", "content": content} for content in contents]
+    assert missing_from(text, messages) == missing
+    moved = [{"role": "system", "content": "S"}, *messages]
+    assert missing_from(f"{text}S", moved) == (None if missing is None else missing + 1)

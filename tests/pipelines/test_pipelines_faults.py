@@ -115,8 +115,9 @@ def test_a_new_run_tells_of_checkpoints_that_are_not_its_own(tiny_model, tmp_pat
         run_toy(folder, "max_steps=1")
     assert "checkpoint-1 is there from an earlier run" in caplog.text
     run_toy(folder, "max_steps=2", "save_steps=2", "checkpoint_config.max_to_keep=1")
-    saved = {str(path.relative_to(folder / "output")) for path in folder.glob("output/checkpoints*/checkpoint-*")}
-    assert saved == {"checkpoints.1/checkpoint-1", "checkpoints/checkpoint-2"}  # max_to_keep counts its own
+    root = folder / "output" / "checkpoints"
+    saved = {str(path.relative_to(root)) for path in root.rglob("checkpoint-*")}
+    assert saved == {"earlier.1/checkpoint-1", "checkpoint-2"}  # max_to_keep counts its own
 
 
 def test_ctrl_c_ends_episodes_and_engine_threads(tiny_model, tmp_path, monkeypatch):
