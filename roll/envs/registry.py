@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from roll.configs.environments import CustomEnv, EnvManager
 from roll.configs.errors import did_you_mean
 from roll.envs.base import Env
-from roll.envs.wrappers import ActionRules, ResponseActions, TimeLimit
+from roll.envs.wrappers import FILE_MODULE, ActionRules, ResponseActions, TimeLimit
 from roll.utils.seeding import stable_hash
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def _module_of_file(path: str) -> ModuleType:
     if not file.is_file():
         raise EnvLoadError(f"there is no file {str(file)!r} (looked from {str(Path.cwd())!r})")
     # One module per file and process, so that its instances share what the module holds.
-    name = f"custom_env_{stable_hash(str(file.resolve())):016x}"
+    name = f"{FILE_MODULE}{stable_hash(str(file.resolve())):016x}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,8 @@ import numpy as np
 from roll.envs.base import Env, InvalidAction, Message, Observation, ResetNeeded, StepResult
 
 _SHOWN = 60
+FILE_MODULE = "custom_env_"
+"""What the module of a file is called, before a number."""
 SEARCHED = 20_000
 """Characters at the end of a response in which actions are looked for: some patterns take time with their square."""
 _PLAIN = re.compile(r"[^\\.^$*+?{}\[\]|()]+(?![*+?{])")
@@ -296,7 +300,12 @@ def _with_note(observation: Observation, problems: Sequence[str], *, again: bool
 
 
 def _name(env: Env) -> str:
-    return f"{type(env).__module__}.{type(env).__qualname__}"
+    """As `custom_envs` would name it, without the folder of a file."""
+    cls = type(env)
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    if cls.__module__.startswith(FILE_MODULE) and file:
+        return f"{Path(file).name}:{cls.__qualname__}"
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _wrong(env: Env, method: str, what: str, expected: str) -> TypeError:

@@ -68,7 +68,8 @@ class EnvironmentPlay:
         self._pools = self._start_pools()
         self._counted: dict[str, int] = {}
         self._idle: set[str] = set()
-        """Tags that were warned of."""
+        self._unsteady: set[str] = set()
+        """Tags that were warned of, here and above."""
         self._renderer = None
         if config.render_save_dir is not None:
             self._renderer = Renderer(Path(config.render_save_dir), self._specs["val"], config.env_workers.timeout_s)
@@ -129,12 +130,21 @@ class EnvironmentPlay:
         return query_filter(group, self._config.train_env_manager.group_filter)
 
     def notice(self, groups: Sequence[Group]) -> None:
-        """Of an environment in which nothing was done, as if the policy spoke another language; once for each."""
+        """Of an environment in which nothing was done, as if the policy spoke another language, and of one that begins
+        otherwise for each member of a group; once for each."""
         done: dict[str, float] = defaultdict(float)
         for group in groups:
             done[group.task.tag] += sum(turn.metrics.get("actions", 0) for t in group.survivors for turn in t.turns)
         for group in groups:
             tag = group.task.tag
+            if len({t.turns[0].prompt_ids for t in group.survivors if t.turns}) > 1 and tag not in self._unsteady:
+                self._unsteady.add(tag)
+                logger.warning(
+                    "custom_envs.%s: members of the group %s were shown different beginnings for one seed: different "
+                    "tasks are compared. reset must follow from its seed and options alone; see `roll envs test`",
+                    tag,
+                    group.task.id,
+                )
             if not done[tag] and group.survivors and tag not in self._idle:
                 self._idle.add(tag)
                 section, response = self._config.custom_envs[tag], group.survivors[0].turns[0].response_ids

@@ -63,7 +63,8 @@ class Report:
         self._writer = RolloutWriter(Path(dump)) if dump else None
         self._spans: dict[str, float] = {}
         self._tokens = 0
-        self._steps = 0
+        self._resumed_at = resume_step or 0
+        self._steps = self._resumed_at
         self._accuracy: list[dict[str, float]] = []
         self._scores: Sequence[TagScore] = ()
         self._warned: set[str] = set()
@@ -210,12 +211,16 @@ class Report:
             files["tensorboard"] = self._config.logging_path / "tensorboard"
         if checkpoint is not None:
             files["checkpoint"] = checkpoint
+        if self._scores:
+            files["scores"] = self._config.output_path / "scores.json"
+            files["episodes"] = self._config.output_path / "episodes.jsonl"
         files.update({key: Path(name) for key, name in self._config.further_folders.items() if name})
         return RunSummary(
             exp_name=self._config.exp_name,
-            steps=0 if self._config.only_validates else self._steps,
+            steps=0 if self._config.only_validates else self._steps - self._resumed_at,
             wall_seconds=time.monotonic() - self._started,
-            accuracy_before=self._accuracy[0] if len(self._accuracy) > 1 else {},
+            # The first validation of a resumed run isn't one of the starting model.
+            accuracy_before=self._accuracy[0] if len(self._accuracy) > 1 and not self._resumed_at else {},
             accuracy_after=self._accuracy[-1] if self._accuracy else {},
             tokens=self._tokens,
             step_seconds=self._spans.get("step", 0.0),

@@ -19,6 +19,7 @@ class RunSummary:
 
     exp_name: str
     steps: int
+    """Done by this process: not those before it was resumed."""
     wall_seconds: float
     """Of the loop: validation and checkpoints included, loading not."""
     accuracy_before: Mapping[str, float]

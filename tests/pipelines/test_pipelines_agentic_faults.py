@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections import Counter
 
@@ -69,6 +70,22 @@ def test_redundant_members_take_the_place_of_those_that_fail(tiny_model, tmp_pat
     assert WORDS["raise"] in dropped_lines(folder)[0]["detail"]
     assert set(Counter(episode.task_id for episode in episodes(folder)).values()) == {8}
     assert row["rollout/surplus_episodes"] + row["rollout/failed_env_error"] == 4 * 8
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Unsteady", "custom_envs.letters: members of the group letters-train-0 were shown different beginnings"),
+        ("Deaf", "custom_envs.letters: no response of this step led to an action, e.g. "),
+    ],
+)
+def test_what_makes_training_senseless_is_said_once(tiny_model, tmp_path, caplog, name, message):
+    folder = write_toy_env(tmp_path, tiny_model)
+    with caplog.at_level(logging.WARNING, logger="roll"):
+        run_toy(folder, *QUICK, f"custom_envs.letters.env_type='{folder}/letters.py:{name}'", "max_steps=2")
+    warnings = [record.getMessage() for record in caplog.records if "custom_envs.letters: " in record.getMessage()]
+    assert len(warnings) == 1
+    assert warnings[0].startswith(message)
 
 
 def test_faults_in_validation_are_counted_and_left_out_of_its_means(tiny_model, tmp_path):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from roll.envs.base import Env, Observation, StepResult
+from roll.envs.base import Env, InvalidAction, Observation, StepResult
 from roll.utils.seeding import stable_hash
 
 
@@ -79,3 +79,20 @@ class Faulty(Letters):
         if self._fault == "exit":
             os._exit(3)
         return ("not", "what", "was", "asked", "for")
+
+
+class Unsteady(Letters):
+    """Begins in another way every time, whatever the seed."""
+
+    begun = 0
+
+    def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:
+        Unsteady.begun += 1
+        return super().reset(Unsteady.begun, options)
+
+
+class Deaf(Letters):
+    """Understands nothing."""
+
+    def step(self, action: str) -> StepResult:
+        raise InvalidAction("what?")
