@@ -96,6 +96,12 @@ class Loop(ABC):
 
     def train(self) -> None:
         """All steps that are left."""
+        if 0 < self.total_steps <= self.start_step:
+            logger.warning(
+                "nothing is left to do: the checkpoint is that of step %d, of %d; raise max_steps to go on",
+                self.start_step,
+                self.total_steps,
+            )
         for step in range(self.start_step + 1, self.total_steps + 1):
             try:
                 self.step(step)
