@@ -88,7 +88,7 @@ class TaughtRows:
 
     def split(self, share: float, seed: int) -> tuple[TaughtRows, tuple[TaughtRow, ...]]:
         """These rows without the held-out ones, and the latter: the nearest number to `share`, at least one, drawn by
-        (seed, row id), that is file and number: rows added at a file's end leave the others where they are.
+        (seed, row id), which is file and number.
         """
         count = max(1, round(share * len(self.rows)))
         if count >= len(self.rows):
