@@ -21,7 +21,9 @@ DEFAULT_ROOM = (6, 6)
 # In the order of sokoban_board's signs. The symbols are those that RAGEN (arXiv:2504.20073) shows its policies.
 SIGNS = "# .$*@+"
 SYMBOLS = dict(zip(SIGNS, ("#", "_", "O", "X", "√", "P", "S"), strict=True))
-WORDS = dict(zip(SIGNS, ("wall", "floor", "target", "box", "box_on_target", "player", "player_on_target"), strict=True))
+WORDS = dict(
+    zip(SIGNS, ("wall", "floor", "target", "box", "box_on_target", "player", "player_on_target"), strict=True)
+)
 
 GOAL = """You are solving a Sokoban puzzle: push every box onto a target.
 You push a box by walking into it; it moves one cell in the same direction. You can't pull boxes, can't push two boxes \
@@ -43,7 +45,8 @@ class Sokoban(Env):
 
     Rewards: every action `reward_step`; a box pushed onto a target `reward_box`, off one `reward_box_off`; the last box
     `reward_done` on top. From one target onto another changes nothing. The episode terminates when all boxes are on
-    targets. Metrics: `moved` (the action changed something), `boxes_on_target`, and `success` in the last step.
+    targets. Metrics: `moved` (the action changed something), `boxes_on_target` (1 for a box onto a target, -1 off one),
+    and `success` in the last step.
 
     `state` is the room in the signs of level files (`sokoban_board`), whatever is shown.
 

@@ -19,13 +19,13 @@ import numpy as np
 from roll.envs.base import Env, InvalidAction, Message, Observation, ResetNeeded, StepResult
 
 _SHOWN = 60
+"""Characters of a wrong action that are repeated to the policy."""
 FILE_MODULE = "custom_env_"
 """What the module of a file is called, before a number."""
 SEARCHED = 20_000
 """Characters at the end of a response in which actions are looked for: some patterns take time with their square."""
 _PLAIN = re.compile(r"[^\\.^$*+?{}\[\]|()]+(?![*+?{])")
 """The plain beginning of a pattern, up to what could repeat its last letter."""
-"""Characters of a wrong action that are repeated to the policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

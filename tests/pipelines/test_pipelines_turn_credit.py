@@ -478,16 +478,18 @@ def test_pf_ppo_draws_episodes_with_all_their_rows():
 # --- the loss ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("policy_loss", ["ppo", "decoupled_ppo"])
 @pytest.mark.parametrize(("ratio_type", "expected"), [("token", -3.2 / 3), ("segment", -3.4 / 3)])
-def test_ratio_type_segment_gives_the_tokens_of_a_turn_one_ratio(ratio_type, expected):
+def test_ratio_type_segment_gives_the_tokens_of_a_turn_one_ratio(policy_loss, ratio_type, expected):
     # Ratios 4, 1 in the first turn and 1 in the second; advantages 1, clip 0.2. Each token's own: 1.2, 1, 1. The first
     # turn's geometric mean is 2: 1.2, 1.2, 1.
     batch = rollouts_of(PAIR[:1]).batch
     acting = batch.action_mask
     new = torch.zeros(batch.num_tokens)
     new[acting] = torch.tensor([math.log(4.0), 0.0, 0.0])
-    columns = {"old_logprobs": torch.zeros_like(new), "advantages": acting.float(), "loss_mask": acting}
+    zeros = torch.zeros_like(new)  # who sampled is who is updated, so decoupled_ppo weighs every token by 1
+    columns = {"old_logprobs": zeros, "sampling_logprobs": zeros, "advantages": acting.float(), "loss_mask": acting}
     batch = batch.with_columns(**columns)
     outputs = TokenOutputs(row_ids=batch.row_ids, offsets=batch.offsets, logprobs=new.requires_grad_())
-    terms = actor_loss(make_config(ratio_type=ratio_type)).compute(outputs, batch, denominators(batch))
+    terms = actor_loss(make_config(policy_loss=policy_loss, ratio_type=ratio_type)).compute(outputs, batch, denominators(batch))
     assert float(terms.loss.detach()) == pytest.approx(expected)
