@@ -120,6 +120,18 @@ def test_a_new_run_tells_of_checkpoints_that_are_not_its_own(tiny_model, tmp_pat
     assert saved == {"earlier.1/checkpoint-1", "checkpoint-2"}  # max_to_keep counts its own
 
 
+def test_a_resumed_run_speaks_of_its_own_steps_and_a_finished_one_of_none(tiny_model, tmp_path, caplog, capsys):
+    folder = write_toy(tmp_path, tiny_model)
+    run_toy(folder, "max_steps=2", "save_steps=1")
+    for more, said in (("max_steps=3", ": 1 steps in"), ("max_steps=2", ": 0 steps in")):
+        capsys.readouterr()
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="roll"):
+            run_toy(folder, more, "resume_from_checkpoint=auto")
+        assert said in capsys.readouterr().err
+        assert ("nothing is left to do" in caplog.text) == (more == "max_steps=2")
+
+
 def test_ctrl_c_ends_episodes_and_engine_threads(tiny_model, tmp_path, monkeypatch):
     folder = write_toy(tmp_path, tiny_model)
     complaints: list[str] = []

@@ -491,5 +491,6 @@ def test_ratio_type_segment_gives_the_tokens_of_a_turn_one_ratio(policy_loss, ra
     columns = {"old_logprobs": zeros, "sampling_logprobs": zeros, "advantages": acting.float(), "loss_mask": acting}
     batch = batch.with_columns(**columns)
     outputs = TokenOutputs(row_ids=batch.row_ids, offsets=batch.offsets, logprobs=new.requires_grad_())
-    terms = actor_loss(make_config(policy_loss=policy_loss, ratio_type=ratio_type)).compute(outputs, batch, denominators(batch))
+    loss = actor_loss(make_config(policy_loss=policy_loss, ratio_type=ratio_type))
+    terms = loss.compute(outputs, batch, denominators(batch))
     assert float(terms.loss.detach()) == pytest.approx(expected)
