@@ -110,7 +110,7 @@ def within_difficulty(scores: Tensor, group_index: Tensor, *, low: float, high: 
     return (mean > low) & (mean < high)
 
 
-def short_or_right(scores: Tensor, lengths: Tensor, *, max_error_length: int) -> Tensor:
+def mask_long_errors(scores: Tensor, lengths: Tensor, *, max_error_length: int) -> Tensor:
     """bool [B], False for a wrong answer (score <= 0) that is too long (`error_max_len_clip`)."""
     require_shape("lengths", lengths, tuple(scores.shape), "[B]")
     return (scores > 0) | (lengths < max_error_length)

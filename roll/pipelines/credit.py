@@ -26,11 +26,11 @@ from roll.algorithms.shaping import (
     difficulty_weights,
     length_reward,
     length_weights,
+    mask_long_errors,
     overlong_penalty,
     pf_ppo_weights,
     place_on_last_token,
     resample_counts,
-    short_or_right,
     within_difficulty,
 )
 from roll.algorithms.turns import place_on_turns, sum_over_turns
@@ -234,7 +234,7 @@ class CreditAssigner:
             keep &= within_difficulty(scores, rollouts.group_index, low=low, high=high)
         if config.error_max_len_clip:
             assert config.error_max_len_threshold is not None
-            keep &= short_or_right(scores, lengths, max_error_length=config.error_max_len_threshold)
+            keep &= mask_long_errors(scores, lengths, max_error_length=config.error_max_len_threshold)
         metrics.add_mean("rollout/masked_share", float((~keep).sum()), len(keep))
         return keep
 

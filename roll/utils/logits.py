@@ -132,7 +132,7 @@ def _chunk_rows(head: Any) -> int:
     return max(1, _CHUNK_ELEMENTS // vocabulary)
 
 
-def token_scores(
+def token_logprobs(
     hidden: Tensor,
     head: Callable[[Tensor], Tensor],
     targets: Tensor,
@@ -141,7 +141,7 @@ def token_scores(
     softcap: float | None = None,
     with_entropy: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Apply `head` to `hidden` [N, D] in chunks and score `targets` [N] under logits / temperature.
+    """Apply `head` to `hidden` [N, D] in chunks; log-probs of `targets` [N] under logits / temperature.
 
     Returns:
         (log-probs [N], entropies [N] or None), float32. With gradients on, more than one chunk means that each chunk's

@@ -155,20 +155,20 @@ def _has_advantage(batch: TokenBatch) -> Tensor:
     return found if batch.loss_weight is None else found & (batch.loss_weight != 0)
 
 
-def measuring(loss_fn: LossFn, version: int, *, apart: bool) -> LossFn:
+def with_mismatch_metrics(loss_fn: LossFn, version: int, *, mixed_versions: bool) -> LossFn:
     """The same loss, which also measures how far the sampler is from the weights of this very pass.
 
     Args:
         loss_fn: it needs log-probs.
         version: of those weights.
-        apart: there may be tokens that other weights sampled; they are told from the others by `versions`.
+        mixed_versions: there may be tokens that other weights sampled; they are told from the others by `versions`.
     """
 
     def compute(outputs: TokenOutputs, batch: TokenBatch, sizes: Denominators) -> LossTerms:
         terms = loss_fn.compute(outputs, batch, sizes)
         acting = batch.pad("action_mask", False)
         ratio = log_ratio_of(outputs.pad("logprobs").detach(), batch.pad("sampling_logprobs"), acting)
-        fresh = batch.pad("versions", -1) == version if apart else None
+        fresh = batch.pad("versions", -1) == version if mixed_versions else None
         terms.metrics.merge(mismatch_metrics(ratio, acting, fresh))
         return terms
 

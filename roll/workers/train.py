@@ -19,7 +19,7 @@ from roll.strategies import build_train_strategy
 from roll.strategies.base import OutputName, StatePart, TrainSpec
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
-from roll.workers.losses import measuring, objective
+from roll.workers.losses import objective, with_mismatch_metrics
 
 
 def resolved_model_args(config: RunConfig, role: str) -> ModelArgs:
@@ -89,17 +89,17 @@ class TrainWorker(ForwardWorker):
         self._ahead = isinstance(config, RLConfig) and config.async_generation_ratio > 0
 
     @dispatch(Dispatch.SPLIT_BY_DP)
-    def train_step(self, batch: TokenBatch, untouched: int | None = None) -> Metrics:
+    def train_step(self, batch: TokenBatch, pre_update_version: int | None = None) -> Metrics:
         """One optimizer step over a mini-batch.
 
         Args:
             batch: its rows.
-            untouched: version of the weights as long as nothing of the batch has been trained on: the mismatch
+            pre_update_version: version of the weights as long as nothing of the batch has been trained on: the mismatch
                 between sampler and trainer is measured then. None: isn't.
         """
         loss = self._loss
-        if untouched is not None:
-            loss = measuring(loss, untouched, apart=self._ahead)
+        if pre_update_version is not None:
+            loss = with_mismatch_metrics(loss, pre_update_version, mixed_versions=self._ahead)
         return self.strategy.train_step(batch, loss)
 
     @dispatch(Dispatch.ONE_TO_ALL)

@@ -13,13 +13,13 @@ from roll.algorithms.shaping import (
     difficulty_weights,
     length_reward,
     length_weights,
+    mask_long_errors,
     mean_one,
     overlong_penalty,
     pf_ppo_weights,
     place_on_last_token,
     repetition_penalty,
     resample_counts,
-    short_or_right,
     token_rewards,
     within_difficulty,
 )
@@ -101,7 +101,7 @@ def test_masks_drop_what_they_say():
     scores, index = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.0]), torch.tensor([0, 0, 1, 1, 2, 2])
     found = within_difficulty(scores, index, low=0.1, high=0.95)
     assert found.tolist() == [True, True, False, False, False, False]
-    found = short_or_right(torch.tensor([1.0, 0.0, 0.0]), torch.tensor([99, 99, 5]), max_error_length=10)
+    found = mask_long_errors(torch.tensor([1.0, 0.0, 0.0]), torch.tensor([99, 99, 5]), max_error_length=10)
     assert found.tolist() == [True, False, True]
     with pytest.raises(ValueError, match="low < high"):
         within_difficulty(scores, index, low=1.0, high=0.0)

@@ -94,7 +94,7 @@ class TwoRanks(Cluster):
         shards = [(0, True), (1, True)] if dp_size == 2 else [(0, True), (0, False)]
         self.places = [RankLayout(shard, dp_size, collects) for shard, collects in shards]
         self.rows: list[list[int]] = []
-        self.untouched: list[int | None] = []
+        self.pre_update_versions: list[int | None] = []
 
     def _run(self, name, args, timeout):
         if name == "layout":
@@ -102,7 +102,7 @@ class TwoRanks(Cluster):
         pieces = [batch for batch, *_ in args.values()]
         self.rows.append([len(piece) for piece in pieces])
         if name == "train_step":
-            self.untouched += [rest[0] for _, *rest in args.values()][:1]
+            self.pre_update_versions += [rest[0] for _, *rest in args.values()][:1]
             return [Metrics() for _ in pieces]
         zeros = [torch.zeros(len(piece.token_ids)) for piece in pieces]
         pairs = zip(pieces, zeros, strict=True)
@@ -143,7 +143,7 @@ def test_the_mismatch_is_measured_once_before_the_first_update(keys, role, expec
     cluster = TwoRanks(1, role)
     config = make_config(ppo_epochs=2, actor_train=TWO_STEPS, adv_estimator="gae", **keys)
     train(cluster, config, make_rollouts(*FOUR), 7)
-    assert cluster.untouched == expected
+    assert cluster.pre_update_versions == expected
 
 
 SAMPLED = {"uses": "sampler", "why": "hf_infer in fp32"}

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from roll.strategies.micro import denominators
 from roll.types.batch import TokenBatch, TokenOutputs
-from roll.workers.losses import actor_loss, critic_loss, measuring
+from roll.workers.losses import actor_loss, critic_loss, with_mismatch_metrics
 
 LENGTHS = (3, 1, 4, 2)
 """Response tokens of each row; every row has a prompt of two."""
@@ -404,7 +404,7 @@ def test_the_mismatch_is_measured_where_it_is_asked_for():
     loss, gradient, metrics = evaluate(plain, sampled)
     assert "mismatch/kl" not in metrics
     # ratio e^0.5 on every token: k3 of it is e^0.5 - 1 - 0.5
-    found = evaluate(measuring(plain, 3, apart=False), sampled)
+    found = evaluate(with_mismatch_metrics(plain, 3, mixed_versions=False), sampled)
     assert found[2]["mismatch/kl"] == pytest.approx(math.exp(0.5) - 1.5)
     assert found[2].items() > metrics.items()
     assert not [name for name in found[2] if name.startswith("mismatch/all_")]
@@ -422,7 +422,8 @@ def test_tokens_of_older_weights_are_measured_apart_from_those_of_these():
     )
     new, old = math.exp(0.5) - 1.5, math.exp(-1.0)
     for parts in (None, [[0], [1], [2], [3]], [[3, 1], [0, 2]], [[0, 1], [2, 3]]):
-        metrics = evaluate(measuring(actor_loss(make_config()), 3, apart=True), stale, parts=parts)[2]
+        measured = with_mismatch_metrics(actor_loss(make_config()), 3, mixed_versions=True)
+        metrics = evaluate(measured, stale, parts=parts)[2]
         assert metrics["mismatch/kl"] == pytest.approx(new)
         assert metrics["mismatch/all_kl"] == pytest.approx((4 * new + 6 * old) / 10)
         assert metrics["mismatch/all_abs_log_ratio_mean"] == pytest.approx((4 * 0.5 + 6 * 1.0) / 10)

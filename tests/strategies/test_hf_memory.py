@@ -16,7 +16,7 @@ from train_contract import LOSS, build, make_batch, make_info, make_spec, token_
 from roll.strategies.base import LossFn
 from roll.strategies.memory import OnHost, Shelf, activations_on_host, num_bytes
 from roll.utils import logits as logits_module
-from roll.utils.logits import likeliest, token_scores
+from roll.utils.logits import likeliest, token_logprobs
 
 CPU = torch.device("cpu")
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
@@ -230,7 +230,7 @@ def test_no_tensor_of_scored_tokens_times_vocabulary_is_ever_made(monkeypatch, w
         return torch.autograd.grad(loss, (hidden, head.weight))
 
     with Largest() as largest:
-        logprobs, entropy = token_scores(
+        logprobs, entropy = token_logprobs(
             hidden, head, targets, temperature=0.7, softcap=softcap, with_entropy=with_entropy
         )
         found = gradients(logprobs, entropy)

@@ -16,7 +16,7 @@ from roll.configs.base import ModelArgs
 from roll.strategies.hf.fused import can_fuse, fused_logprobs
 from roll.strategies.hf.packing import row_arguments
 from roll.strategies.micro import MicroLayout
-from roll.utils.logits import likeliest, token_scores
+from roll.utils.logits import likeliest, token_logprobs
 from roll.utils.quiet import tell_deepspeed
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ class PolicyScorer(nn.Module):
         temperature = self.temperature / self._factor
         if self._fused and can_fuse(head, self._softcap, entropy):
             return ScoredTokens(logprobs=fused_logprobs(picked, head, layout.targets, temperature), correct=hits)
-        logprobs, entropies = token_scores(
+        logprobs, entropies = token_logprobs(
             picked, head, layout.targets, temperature=temperature, softcap=self._softcap, with_entropy=entropy
         )
         return ScoredTokens(logprobs=logprobs, entropy=entropies, correct=hits)
