@@ -24,10 +24,10 @@ from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
-from roll.distributed.cluster import make_executor
 from roll.distributed.dispatch import Dispatch, dispatch
+from roll.distributed.executors import make_executor
 from roll.distributed.placement import RolePlacement
-from roll.distributed.transports import Receipt, Route, Sent, receive, send
+from roll.distributed.transports import Route, Sent, TransferSummary, receive, send
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.pipelines.sync import WeightSync
 
@@ -104,11 +104,11 @@ class Engine(Worker):
         self.weights = {name: torch.zeros(shape) for name, shape in shapes.items()}
 
     @dispatch(Dispatch.ONE_TO_ALL)
-    def update_weights(self, route: Route, handles: list[Any]) -> Receipt:
+    def update_weights(self, route: Route, handles: list[Any]) -> TransferSummary:
         with receive(route, handles, self.info.rank) as incoming:
             for name, tensor in incoming:
                 self.weights[name].copy_(tensor)
-        return incoming.receipt()
+        return incoming.summary()
 
 
 class VllmEngine(Worker):
@@ -131,10 +131,10 @@ class VllmEngine(Worker):
         )
 
     @dispatch(Dispatch.ONE_TO_ALL)
-    def update_weights(self, route: Route, handles: list[Any]) -> Receipt:
+    def update_weights(self, route: Route, handles: list[Any]) -> TransferSummary:
         with receive(route, handles, self.info.rank) as incoming:
             self.engine.update_weights(route.version, incoming)
-        return incoming.receipt()
+        return incoming.summary()
 
     def close(self) -> None:
         self.engine.close()

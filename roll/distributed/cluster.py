@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from roll.distributed.dispatch import Dispatch, check_layouts, merge_results, mode_of, split_batch
@@ -24,7 +22,6 @@ from roll.distributed.placement import RolePlacement
 from roll.distributed.worker import Worker
 
 Method = Callable[..., Any]
-EXECUTORS = ("inline", "ray")
 
 
 class Cluster(ABC):
@@ -183,40 +180,3 @@ class Executor(ABC):
                 f"{placement.role!r} isn't among the executor's placements {sorted(self.placements)}"
             )
         return placement
-
-
-@dataclass(frozen=True, slots=True)
-class RayOptions:
-    """How to get a Ray cluster."""
-
-    address: str | None = None
-    """An existing cluster, e.g. `auto` or `host:port`; None starts one for this run alone, on this
-    machine."""
-    object_store_gb: float | None = None
-    """Size of the own cluster's object store; None lets Ray choose."""
-    start_timeout: float = 120.0
-    """Seconds to wait for the cluster's devices."""
-
-
-def make_executor(
-    name: str,
-    placements: Sequence[RolePlacement],
-    *,
-    rpc_timeout: float,
-    log_dir: Path | None = None,
-    ray: RayOptions | None = None,
-) -> Executor:
-    """The executor called `name`, for these roles.
-
-    `log_dir` receives one file per worker process (`<role>-<rank>.log`); None keeps them in a temporary
-    folder.
-    """
-    if name not in EXECUTORS:
-        raise ValueError(f"unknown executor {name!r}; known: {list(EXECUTORS)}")
-    if name == "inline":
-        from roll.distributed.inline import InlineExecutor
-
-        return InlineExecutor(placements, rpc_timeout=rpc_timeout)
-    from roll.distributed.ray_executor import RayExecutor
-
-    return RayExecutor(placements, rpc_timeout=rpc_timeout, log_dir=log_dir, options=ray or RayOptions())

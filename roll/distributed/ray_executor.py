@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roll.distributed.cluster import Cluster, Executor, RayOptions
+from roll.distributed.cluster import Cluster, Executor
 from roll.distributed.handles import Handle
 from roll.distributed.placement import RolePlacement, num_slots
 from roll.distributed.ray_cluster import Peer, RayCluster
-from roll.distributed.ray_session import RaySession
+from roll.distributed.ray_session import RayOptions, RaySession
 from roll.distributed.worker import Worker, WorkerInfo
 
 _logger = logging.getLogger(__name__)

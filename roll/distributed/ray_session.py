@@ -7,14 +7,26 @@ import logging
 import os
 import shutil
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
-
-from roll.distributed.cluster import RayOptions
 
 _PREFIX = "roll-ray-"
 _LONGEST_ROOT = 30
 """Ray's socket paths add about 75 characters, and a Unix socket's path may have 107."""
+
+
+@dataclass(frozen=True, slots=True)
+class RayOptions:
+    """How to get a Ray cluster."""
+
+    address: str | None = None
+    """An existing cluster, e.g. `auto` or `host:port`; None starts one for this run alone, on this
+    machine."""
+    object_store_gb: float | None = None
+    """Size of the own cluster's object store; None lets Ray choose."""
+    start_timeout: float = 120.0
+    """Seconds to wait for the cluster's devices."""
 
 
 class RaySession:

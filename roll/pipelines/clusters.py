@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from roll.configs.pipeline import RunConfig
-from roll.distributed.cluster import Cluster, Executor, RayOptions, make_executor
+from roll.distributed.cluster import Cluster, Executor
+from roll.distributed.executors import make_executor
 from roll.distributed.placement import RolePlacement
+from roll.distributed.ray_session import RayOptions
 from roll.pipelines.residency import Residency
 from roll.strategies import LOCKSTEP_ENGINES
 from roll.workers.infer import InferWorker

@@ -4,7 +4,7 @@
     receive  actor_infer, every engine: loads them under a new version
     compare  what left with what arrived: tensors and bytes always, more with `verify_weight_sync`
 
-A live transport has both at work at once; when one end fails, the other is told and nothing of it stays behind.
+A streaming transport has both at work at once; when one end fails, the other is told and nothing of it stays behind.
 
 With `lora_sync: adapters` the first sync is two transfers, base weights and adapters, and the later ones send adapters
 alone: the base is frozen. An engine that was replaced gets both.
@@ -28,8 +28,8 @@ import torch
 from roll.configs.rl import RLConfig
 from roll.distributed.errors import WorkerDied
 from roll.distributed.handles import Handle
-from roll.distributed.transports import LIVE, Receipt, Route, Sent, files, segments
-from roll.distributed.transports.link import Meeting
+from roll.distributed.transports import STREAMING, Route, Sent, TransferSummary, files, shm_segments
+from roll.distributed.transports.rendezvous import RendezvousStore
 from roll.distributed.weights import WeightPart, WeightSyncError
 from roll.distributed.worker import Ping, Worker
 from roll.pipelines.clusters import Clusters
@@ -49,7 +49,7 @@ class _Last:
     """The last transfer of a part to all engines."""
 
     version: int
-    receipt: Receipt
+    summary: TransferSummary
     kept: list[Handle]
     """Handles to this version; empty where the trainer is asked again."""
 
@@ -76,7 +76,7 @@ class WeightSync:
         self._transfers = 0
         self._group = 0
         self._template: Route | None = None
-        self._meeting: Meeting | None = None
+        self._rendezvous: RendezvousStore | None = None
         self._last: dict[WeightPart, _Last] = {}
         """Together what the engines have, in the order of loading."""
         self._lock = threading.Lock()
@@ -103,17 +103,17 @@ class WeightSync:
             return ("merged",)
         return ("adapters",) if "base" in self._last else ("base", "adapters")
 
-    def _send(self, part: WeightPart, version: int) -> Receipt:
+    def _send(self, part: WeightPart, version: int) -> TransferSummary:
         started = time.perf_counter()
         route = self._route(version, part, receivers=self._engines.world_size)
-        sent, receipts = self._carry(route, lambda r, h: self._engines.call(InferWorker.update_weights, r, h))
-        receipt = self._compare(route, sent.receipt, receipts, range(len(receipts)))
-        self._last[part] = _Last(version, receipt, sent.kept)
+        sent, summaries = self._carry(route, lambda r, h: self._engines.call(InferWorker.update_weights, r, h))
+        summary = self._compare(route, sent.summary, summaries, range(len(summaries)))
+        self._last[part] = _Last(version, summary, sent.kept)
         if route.transport == "file":
             files.discard(self._folder, keep=[handle for last in self._last.values() for handle in last.kept])
-        logger.debug("version %d, %s: %s to %d engine(s) by %s in %.3f s", version, part, receipt, len(receipts),
+        logger.debug("version %d, %s: %s to %d engine(s) by %s in %.3f s", version, part, summary, len(summaries),
                      route.transport, time.perf_counter() - started)  # fmt: skip
-        return receipt
+        return summary
 
     def verify(self, version: int) -> None:
         """With `verify_weight_sync: logprob`: engines and trainer say the same under this version.
@@ -154,17 +154,17 @@ class WeightSync:
         if last.kept:
             stored = "file" if route.transport == "file" else "object_store"
             route = replace(route, transport=stored, keep=False)
-            receipts = [self._engines.call_rank(rank, update, route, last.kept)]
+            summaries = [self._engines.call_rank(rank, update, route, last.kept)]
         else:
-            _, receipts = self._carry(route, lambda r, h: [self._engines.call_rank(rank, update, r, h)])
+            _, summaries = self._carry(route, lambda r, h: [self._engines.call_rank(rank, update, r, h)])
             if route.transport == "file":
                 files.discard(self._folder)
-        self._compare(route, last.receipt, receipts, [rank])
+        self._compare(route, last.summary, summaries, [rank])
 
     def close(self) -> None:
         """Let go of what was kept."""
         self._last = {}
-        self._meeting = None
+        self._rendezvous = None
         if self._template is not None and self._template.transport == "file":
             files.discard(self._folder)
             with contextlib.suppress(OSError):
@@ -194,8 +194,8 @@ class WeightSync:
         )
         if transport == "broadcast" and torch.cuda.is_available():
             self._check_separate()
-        if transport in LIVE:
-            self._meeting = Meeting(_address(homes))
+        if transport in STREAMING:
+            self._rendezvous = RendezvousStore(_address(homes))
         logger.info("weights travel by %s", transport)
         slots = self._trainer.placement.ranks[0]
         return Route(
@@ -204,7 +204,7 @@ class WeightSync:
             transfer="",
             bucket_bytes=bucket_bytes,
             timeout=config.rpc_timeout,
-            meeting=self._meeting.address if self._meeting is not None else None,
+            rendezvous=self._rendezvous.address if self._rendezvous is not None else None,
             folder=str(self._folder),
             on_device=len(slots) == 1 and all(rank == slots for rank in self._engines.placement.ranks),
             checksum=config.verify_weight_sync != "off",
@@ -222,23 +222,23 @@ class WeightSync:
             )
 
     def _carry(
-        self, route: Route, receive: Callable[[Route, list[Handle]], list[Receipt]]
-    ) -> tuple[Sent, list[Receipt]]:
+        self, route: Route, receive: Callable[[Route, list[Handle]], list[TransferSummary]]
+    ) -> tuple[Sent, list[TransferSummary]]:
         """Both ends of a transfer, one after the other or at once."""
-        if route.transport not in LIVE:
+        if route.transport not in STREAMING:
             sent: Sent = self._trainer.call(TrainWorker.send_weights, route)[0]
             return sent, receive(route, sent.handles)
         try:
             return self._together(route, receive)
         except BaseException:
-            segments.discard(route.transfer)
+            shm_segments.discard(route.transfer)
             self._group += 1
             raise
 
     def _together(
-        self, route: Route, receive: Callable[[Route, list[Handle]], list[Receipt]]
-    ) -> tuple[Sent, list[Receipt]]:
-        assert self._meeting is not None
+        self, route: Route, receive: Callable[[Route, list[Handle]], list[TransferSummary]]
+    ) -> tuple[Sent, list[TransferSummary]]:
+        assert self._rendezvous is not None
         pool = ThreadPoolExecutor(2, thread_name_prefix="weight-sync")
         try:
             sending: Future[list[Sent]] = pool.submit(self._trainer.call, TrainWorker.send_weights, route)
@@ -248,25 +248,25 @@ class WeightSync:
             errors = [future.exception() for future in done]
             first = next((error for error in errors if error is not None), None)
             if first is not None:
-                self._meeting.abort(route.transfer, f"the transfer failed: {_line(first)}")
+                self._rendezvous.abort(route.transfer, f"the transfer failed: {_line(first)}")
                 wait(both, timeout=_LAST_WORDS)
                 raise _root_cause(first, both)
             return sending.result()[0], receiving.result()
         except BaseException as error:
-            self._meeting.abort(route.transfer, _line(error))
+            self._rendezvous.abort(route.transfer, _line(error))
             raise
         finally:
             pool.shutdown(wait=False)
 
     def _compare(
-        self, route: Route, sent: Receipt | None, receipts: Sequence[Receipt], ranks: Sequence[int]
-    ) -> Receipt:
-        expected = sent or receipts[0]
-        for rank, receipt in zip(ranks, receipts, strict=True):
-            if receipt != expected:
+        self, route: Route, sent: TransferSummary | None, summaries: Sequence[TransferSummary], ranks: Sequence[int]
+    ) -> TransferSummary:
+        expected = sent or summaries[0]
+        for rank, summary in zip(ranks, summaries, strict=True):
+            if summary != expected:
                 raise WeightSyncError(
                     f"{self._engines.role} rank {rank} didn't get the weights of version {route.version} as they were "
-                    f"sent by {route.transport}: sent {expected}; received {receipt}"
+                    f"sent by {route.transport}: sent {expected}; received {summary}"
                 )
         return expected
 
@@ -299,7 +299,7 @@ def choose_transport(wanted: str, homes: Sequence[Ping], *, keeps: bool, fits: b
 def _fits_shared_memory(size: int) -> bool:
     import shutil
 
-    return segments.available() and shutil.disk_usage(segments.FOLDER).free > size
+    return shm_segments.available() and shutil.disk_usage(shm_segments.FOLDER).free > size
 
 
 def _address(homes: Sequence[Ping]) -> str:

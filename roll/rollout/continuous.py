@@ -44,7 +44,7 @@ class _Live:
 
 
 @dataclass(eq=False)
-class _Engine:
+class _EngineState:
     """What the driver holds about one engine."""
 
     rank: int
@@ -97,7 +97,7 @@ class ContinuousEngines:
         self._is_death = is_death
         self._restart = restart
         self._max_restarts = max_restarts if restart is not None else 0
-        self._engines = [_Engine(rank) for rank in range(ranks.world_size)]
+        self._engines = [_EngineState(rank) for rank in range(ranks.world_size)]
         self._busy: dict[str, str] = {}
         self._live: dict[str, _Live] = {}
         self._waiting = WaitingRequests()
@@ -283,7 +283,7 @@ class ContinuousEngines:
             engine.polling = self._loop.create_task(self._poll(engine))
         engine.work.set()
 
-    async def _submit(self, engine: _Engine) -> None:
+    async def _submit(self, engine: _EngineState) -> None:
         """Empty the outbox; what is placed meanwhile goes with the next call."""
         try:
             await asyncio.sleep(0)  # siblings that start in the same turn of the loop share a call
@@ -296,7 +296,7 @@ class ContinuousEngines:
         finally:
             engine.submitting = None
 
-    async def _poll(self, engine: _Engine) -> None:
+    async def _poll(self, engine: _EngineState) -> None:
         """Take finished responses as long as the engine lives."""
         try:
             while True:
@@ -354,7 +354,7 @@ class ContinuousEngines:
 
     # --- engines that die -----------------------------------------------------------------------------------------
 
-    def _failed(self, engine: _Engine, error: BaseException) -> None:
+    def _failed(self, engine: _EngineState, error: BaseException) -> None:
         """An engine can't go on: replace it, or end the run."""
         if self._error is not None or engine.rank not in self._router.live:
             return  # known already, from its other call
@@ -393,7 +393,7 @@ class ContinuousEngines:
         repair.add_done_callback(self._repairs.discard)
         self._dispatch()
 
-    async def _repair(self, engine: _Engine) -> None:
+    async def _repair(self, engine: _EngineState) -> None:
         assert self._restart is not None
         try:
             await self._restart(engine.rank)

@@ -44,7 +44,7 @@ class _Running:
 
 
 @dataclass(eq=False)
-class _Engine:
+class _SimulatedEngine:
     """One engine; computes only when looked at, up to the time that it is told."""
 
     model: EngineModel
@@ -241,7 +241,7 @@ class SimulatedRanks:
         if world_size < 1:
             raise ValueError(f"at least one engine is needed, got {world_size}")
         self._loop = loop
-        self._engines = [_Engine(model, lengths, resume) for _ in range(world_size)]
+        self._engines = [_SimulatedEngine(model, lengths, resume) for _ in range(world_size)]
         self._polls: dict[int, asyncio.Future[None]] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self.version = 0
@@ -300,7 +300,7 @@ class SimulatedRanks:
         """A new engine in place of a dead one, with the weights of its peers, after `seconds`."""
         await asyncio.sleep(seconds)
         old = self._engines[rank]
-        self._engines[rank] = _Engine(
+        self._engines[rank] = _SimulatedEngine(
             old.model, old.lengths, old.resume, at=self._loop.time(), version=self.version, use=old.use,
             updates=[(-1.0, self.version)],
         )  # fmt: skip
@@ -314,7 +314,7 @@ class SimulatedRanks:
             total.add(engine.use)
         return total
 
-    def _alive(self, call: str | None, rank: int, argument: object) -> _Engine:
+    def _alive(self, call: str | None, rank: int, argument: object) -> _SimulatedEngine:
         """The engine in its state of now."""
         if self.calls is not None and call is not None:
             self.calls.append((self._loop.time(), call, rank, argument))

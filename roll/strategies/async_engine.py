@@ -5,8 +5,8 @@ owns the engine: every record has a task there which draws tokens from the backe
 
 The gate. Streams begin only while it is open. `update_weights` closes it, interrupts the streams (what they sampled is
 kept), waits until the last one has ended, loads, and opens it again; then each task goes on with prompt + tokens so far
-as its prompt. No stream ever lives through a change of weights, so the version of a token is that of its stream, and no
-key or value computed under old weights is read under new ones.
+as its prompt. No stream runs across a change of weights, so the version of a token is that of its stream, and no key or
+value computed under old weights is read under new ones.
 
 Death. Whatever goes wrong inside the engine ends it for good: `poll` and everything else raise `EngineDied`.
 """
@@ -36,8 +36,8 @@ from roll.strategies.base import (
     Request,
 )
 from roll.strategies.engine_backend import EngineBackend
-from roll.strategies.live import Live
-from roll.strategies.loop_thread import Feed, LoopThread
+from roll.strategies.loop_thread import LoopThread, WeightFeed
+from roll.strategies.responses import InFlightResponse
 from roll.strategies.stopping import ResponseRules
 from roll.types.episode import FinishReason
 from roll.utils.seeding import stable_hash
@@ -89,7 +89,7 @@ class AsyncEngine(InferEngine):
         self._name = name
         self._timeout = timeout
         self._changed = threading.Condition()
-        self._live: dict[str, Live | None] = {}  # None: submitted, not yet begun by the loop
+        self._responses: dict[str, InFlightResponse | None] = {}  # None: submitted, not yet begun by the loop
         self._finished: list[Completion] = []
         self._cause: BaseException | None = None
         self._closed = False
@@ -128,14 +128,14 @@ class AsyncEngine(InferEngine):
                 slept = "its weights slept, or its adapters are missing"
                 what = f"{', '.join(sorted(self._asleep))} sleep" if self._asleep else slept
                 raise RuntimeError(f"{self._name} can't take requests: {what}; wake it and update its weights first")
-            known = set(self._live)
+            known = set(self._responses)
             for request in requests:
                 self._rules.check(request, known)
                 self._backend.check(request)
                 known.add(request.id)
             for request in requests:
-                self._live[request.id] = None
-            self._thread.post(self._begin, list(requests))
+                self._responses[request.id] = None
+            self._thread.post(self._start_responses, list(requests))
 
     def poll(self, budget: float) -> list[Completion]:
         """What has finished since the last call; waits for something at most `budget` seconds.
@@ -178,7 +178,7 @@ class AsyncEngine(InferEngine):
     def _load(self, version: int, weights: Iterable[tuple[str, Tensor]], *, adapters: bool) -> None:
         with self._changed:
             self._require_alive()
-        feed = Feed(weights, self._thread.loop)
+        feed = WeightFeed(weights, self._thread.loop)
         future = self._thread.submit(self._update(version, feed, adapters=adapters))
         feed.serve(future)
         self._result(future, f"for {self._name} to load weights of version {version}", self._timeout)
@@ -274,122 +274,122 @@ class AsyncEngine(InferEngine):
             self._changed.notify_all()
         if not self._closed:
             logger.error("%s died: %s: %s", self._name, type(cause).__name__, cause)
-        self._thread.post(self._bury)
+        self._thread.post(self._cancel_responses)
 
-    def _bury(self) -> None:
+    def _cancel_responses(self) -> None:
         self._gate.clear()
         self._dead.set()
-        for live in self._begun():
-            if live.task is not None:
-                live.task.cancel()
+        for response in self._started_responses():
+            if response.task is not None:
+                response.task.cancel()
 
-    def _begun(self) -> list[Live]:
+    def _started_responses(self) -> list[InFlightResponse]:
         with self._changed:
-            return [live for live in self._live.values() if live is not None]
+            return [response for response in self._responses.values() if response is not None]
 
-    def _begin(self, requests: Sequence[Request]) -> None:
+    def _start_responses(self, requests: Sequence[Request]) -> None:
         for request in requests:
             # One that was aborted before it began is gone.
-            if request.id in self._live and not self._dead.is_set():
-                live = Live(request)
-                self._live[request.id] = live
-                live.task = asyncio.create_task(self._run(live))
+            if request.id in self._responses and not self._dead.is_set():
+                response = InFlightResponse(request)
+                self._responses[request.id] = response
+                response.task = asyncio.create_task(self._run(response))
 
-    async def _run(self, live: Live) -> None:
+    async def _run(self, response: InFlightResponse) -> None:
         """Draw tokens, stream by stream, until the response is over."""
         try:
             reason: FinishReason | None = None
             while reason is None:
                 while not self._gate.is_set():
                     await self._gate.wait()
-                if live.aborted:
+                if response.aborted:
                     return
-                reason = await self._run_stream(live)
-            self._finish(live, reason)
+                reason = await self._run_stream(response)
+            self._finish(response, reason)
         except Exception as error:  # noqa: BLE001 - reported by `poll`
             self._die(error)
 
-    async def _run_stream(self, live: Live) -> FinishReason | None:
+    async def _run_stream(self, response: InFlightResponse) -> FinishReason | None:
         """One stream, from the tokens so far; why the response is over, or None when the stream was interrupted."""
-        request, version = live.request, self._version
-        live.stream_id = f"{request.id}/{next(self._stream_numbers)}"  # never twice: engines remember aborted ids
-        live.idle.clear()
+        request, version = response.request, self._version
+        response.stream_id = f"{request.id}/{next(self._stream_numbers)}"  # never twice: engines remember aborted ids
+        response.idle.clear()
         params = replace(
             request.params,
-            max_new_tokens=self._rules.tokens_left(request, len(live.tokens)),
+            max_new_tokens=self._rules.tokens_left(request, len(response.tokens)),
             stop_token_ids=self._rules.stop_token_ids(request),
             stop_strings=(),
             ignore_eos=True,
         )
-        seed = stable_hash(request.seed, len(live.tokens)) >> 1
-        stream = self._backend.stream(live.stream_id, (*request.prompt_ids, *live.tokens), params, seed)
+        seed = stable_hash(request.seed, len(response.tokens)) >> 1
+        stream = self._backend.stream(response.stream_id, (*request.prompt_ids, *response.tokens), params, seed)
         reason: FinishReason | None = None
         ended: FinishReason | None = None
         try:
             async for tokens, logprobs, ended in stream:
-                reason = live.record(tokens, logprobs, version, self._rules)
+                reason = response.record(tokens, logprobs, version, self._rules)
                 if reason is not None and ended is None:
-                    await self._backend.abort_running([live.stream_id])
+                    await self._backend.abort_running([response.stream_id])
                 if reason is not None or ended is not None:
                     break
         finally:
             await stream.aclose()
-            live.stream_id = None
-            live.idle.set()
+            response.stream_id = None
+            response.idle.set()
         if reason is not None:
             return reason
-        if live.aborted or not self._gate.is_set():
-            return "abort" if live.aborted else None
+        if response.aborted or not self._gate.is_set():
+            return "abort" if response.aborted else None
         if ended == "length":
             return "length"
-        raise RuntimeError(f"{self._name} ended request {request.id!r} after {len(live.tokens)} tokens ({ended})")
+        raise RuntimeError(f"{self._name} ended request {request.id!r} after {len(response.tokens)} tokens ({ended})")
 
-    def _finish(self, live: Live, reason: FinishReason) -> None:
+    def _finish(self, response: InFlightResponse, reason: FinishReason) -> None:
         with self._changed:
-            if self._live.get(live.request.id) is not live or reason == "abort":
+            if self._responses.get(response.request.id) is not response or reason == "abort":
                 return  # `_abort` hands it out
-            del self._live[live.request.id]
-            self._finished.append(live.completion(reason))
+            del self._responses[response.request.id]
+            self._finished.append(response.completion(reason))
             self._changed.notify_all()
 
-    async def _interrupt(self, lives: Sequence[Live]) -> None:
+    async def _interrupt(self, responses: Sequence[InFlightResponse]) -> None:
         """End the streams of these; returns when the last one has ended."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._timeout
-        waiting = [live for live in lives if live.stream_id is not None]
+        waiting = [response for response in responses if response.stream_id is not None]
         while waiting and not self._dead.is_set():
             if clock() > deadline:
                 raise TimeoutError(f"{len(waiting)} requests didn't end {self._timeout:g} s after they were aborted")
-            await self._backend.abort_running([live.stream_id for live in waiting if live.stream_id is not None])
-            ends = [asyncio.ensure_future(live.idle.wait()) for live in waiting]
+            await self._backend.abort_running([r.stream_id for r in waiting if r.stream_id is not None])
+            ends = [asyncio.ensure_future(response.idle.wait()) for response in waiting]
             await asyncio.wait(ends, timeout=_ABORT_AGAIN)
             for end in ends:
                 end.cancel()
-            waiting = [live for live in waiting if not live.idle.is_set()]
+            waiting = [response for response in waiting if not response.idle.is_set()]
 
     async def _abort(self, ids: Sequence[str]) -> list[Completion]:
         with self._changed:
-            chosen = {i: self._live[i] for i in ids if i in self._live}
-        lives = [live for live in chosen.values() if live is not None]
-        for live in lives:
-            live.aborted = True
+            chosen = {i: self._responses[i] for i in ids if i in self._responses}
+        responses = [response for response in chosen.values() if response is not None]
+        for response in responses:
+            response.aborted = True
         try:
-            await self._exclusive(self._interrupt(lives), "its requests to be aborted")
+            await self._exclusive(self._interrupt(responses), "its requests to be aborted")
         except EngineDied:
             logger.debug("%s is dead; handing out what it sampled before", self._name)
         except Exception as error:  # noqa: BLE001 - reported by `poll`
             self._die(error)
         stopped: list[Completion] = []
         with self._changed:
-            for live in lives:
-                if self._live.get(live.request.id) is live:
-                    del self._live[live.request.id]
-                    assert live.task is not None
-                    live.task.cancel()
-                    stopped.append(live.completion("abort"))
+            for response in responses:
+                if self._responses.get(response.request.id) is response:
+                    del self._responses[response.request.id]
+                    assert response.task is not None
+                    response.task.cancel()
+                    stopped.append(response.completion("abort"))
             for request_id, begun in chosen.items():
-                if begun is None and request_id in self._live:  # the engine died before it could begin
-                    del self._live[request_id]
+                if begun is None and request_id in self._responses:  # the engine died before it could begin
+                    del self._responses[request_id]
                     stopped.append(
                         Completion(id=request_id, token_ids=(), logprobs=(), versions=(), finish_reason="abort")
                     )
@@ -402,9 +402,9 @@ class AsyncEngine(InferEngine):
             if "weights" in self._asleep:
                 raise RuntimeError(f"{self._name} can't load weights while they sleep; wake them first")
             self._gate.clear()
-            lives = self._begun()
+            responses = self._started_responses()
             try:
-                await self._exclusive(self._interrupt(lives), "its requests to stop for new weights")
+                await self._exclusive(self._interrupt(responses), "its requests to stop for new weights")
                 await self._exclusive(load(version, weights), f"weights of version {version}")
             except Exception as error:
                 self._die(error)
@@ -413,23 +413,23 @@ class AsyncEngine(InferEngine):
             self._stale = self._backend.takes_adapters and not adapters
             if self._stale:
                 return  # requests wait for the adapters
-            for live in lives:
-                if live.tokens and self._live.get(live.request.id) is live:
-                    self._count(live)
+            for response in responses:
+                if response.tokens and self._responses.get(response.request.id) is response:
+                    self._count(response)
             self._open()
 
-    def _count(self, live: Live) -> None:
+    def _count(self, response: InFlightResponse) -> None:
         if self._partial_rollout == "restart":
             self.counters.restarted += 1
-            self.counters.discarded_tokens += live.begin_anew()
+            self.counters.discarded_tokens += response.restart()
         else:
             self.counters.resumed += 1
 
     async def _sleep(self, parts: Sequence[EnginePart]) -> int:
         async with self._changing:
             with self._changed:
-                if self._live:
-                    raise RuntimeError(f"{self._name} can't sleep: {len(self._live)} requests are on their way")
+                if self._responses:
+                    raise RuntimeError(f"{self._name} can't sleep: {len(self._responses)} requests are on their way")
                 self._asleep.update(parts)
             self._gate.clear()
             self._stale = self._stale or "weights" in parts
@@ -471,7 +471,7 @@ class AsyncEngine(InferEngine):
         raise TimeoutError(f"waited {self._timeout:g} s for {self._name}: {what}")
 
     async def _end(self) -> None:
-        self._bury()
+        self._cancel_responses()
         if self._watch_task is not None:
             self._watch_task.cancel()
         await self._backend.shutdown()

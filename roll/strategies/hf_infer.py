@@ -38,7 +38,7 @@ from roll.strategies.hf.model import (
     text_config,
 )
 from roll.strategies.hf.sampler import sample
-from roll.strategies.live import Response
+from roll.strategies.responses import Response
 from roll.strategies.stopping import ResponseRules
 from roll.types.episode import FinishReason
 from roll.utils.seeding import stable_hash
@@ -58,9 +58,9 @@ class _Sequence(Response):
         self.steps = 0
         self.rng = np.random.Generator(np.random.Philox(key=request.seed))
 
-    def begin_anew(self) -> int:
+    def restart(self) -> int:
         """See the base class; the draws that come are others."""
-        lost = super().begin_anew()
+        lost = super().restart()
         key = stable_hash(self.request.seed, "restart", lost, bits=128)
         self.rng = np.random.Generator(np.random.Philox(key=key))
         return lost
@@ -160,7 +160,7 @@ class HfInfer(InferEngine):
         for sequence in self._running:
             if self._restarts:
                 self._counters.restarted += 1
-                self._counters.discarded_tokens += sequence.begin_anew()
+                self._counters.discarded_tokens += sequence.restart()
             else:
                 self._counters.resumed += 1
         self._waiting = self._running + self._waiting

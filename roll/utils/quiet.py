@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 
-def tell_deepspeed() -> None:
+def default_deepspeed_to_cpu() -> None:
     """Call before transformers saves a model: that imports DeepSpeed, where it is installed.
 
     Left to itself, DeepSpeed looks for an accelerator and warns on stdout when there is none.

@@ -10,7 +10,7 @@ from roll.distributed.cluster import Cluster
 from roll.distributed.dispatch import Dispatch, dispatch
 from roll.distributed.errors import WorkerFailed
 from roll.distributed.handles import Handle
-from roll.distributed.transports import Receipt, Route, receive
+from roll.distributed.transports import Route, TransferSummary, receive
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.strategies import LOCKSTEP_ENGINES, build_engine
 from roll.strategies.base import Completion, EngineCounters, EngineDied, EnginePart, InferEngine, Request
@@ -72,16 +72,16 @@ class InferWorker(Worker):
         return self.engine.abort(request_ids)
 
     @dispatch(Dispatch.ONE_TO_ALL)
-    def update_weights(self, route: Route, handles: list[Handle]) -> Receipt:
+    def update_weights(self, route: Route, handles: list[Handle]) -> TransferSummary:
         """Load new weights; what arrived."""
         check = LoadedCheck(self.engine) if route.checksum else None
         load = self.engine.update_adapters if route.part == "adapters" else self.engine.update_weights
         with receive(route, handles, self.info.rank) as incoming:
             load(route.version, check.watch(incoming) if check else incoming)
-        receipt = incoming.receipt()
+        summary = incoming.summary()
         if check is not None:
             check.verify(self.info.rank, route.version)
-        return receipt
+        return summary
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def take_counters(self) -> EngineCounters:

@@ -19,7 +19,7 @@ if __name__ == "__main__":
     sys.path.insert(0, sys.argv[1])
     from distributed_workers import Echo
 
-    from roll.distributed.cluster import make_executor
+    from roll.distributed.executors import make_executor
     from roll.distributed.placement import RolePlacement
 
     role = RolePlacement("actor", ((0,), (1,)))

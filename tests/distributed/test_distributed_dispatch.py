@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.distributed.cluster import make_executor
 from roll.distributed.dispatch import check_layouts, split_rows
+from roll.distributed.executors import make_executor
 from roll.distributed.layout import RankLayout
 from roll.distributed.placement import RolePlacement, num_slots
 from roll.distributed.worker import Worker

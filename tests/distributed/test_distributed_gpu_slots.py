@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from distributed_workers import Echo
 
-from roll.distributed.cluster import make_executor
+from roll.distributed.executors import make_executor
 from roll.distributed.placement import RolePlacement
 
 ray = pytest.importorskip("ray")

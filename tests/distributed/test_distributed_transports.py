@@ -17,13 +17,13 @@ import pytest
 import torch
 from distributed_workers import weights as made_weights
 
-from roll.distributed.transports import LIVE, TRANSPORTS, Incoming, Route, Sent, receive, segments, send
+from roll.distributed.transports import STREAMING, TRANSPORTS, Route, Sent, WeightStream, receive, send, shm_segments
 from roll.distributed.transports import files as files_module
-from roll.distributed.transports.link import Link, Meeting
-from roll.distributed.transports.packing import buffer_size
+from roll.distributed.transports.bucket_layout import buffer_size
+from roll.distributed.transports.rendezvous import RendezvousStore, TransferChannel
 from roll.distributed.weights import WeightMismatch, WeightSyncError, weights_checksum
 
-Consume = Callable[[Incoming], Any]
+Consume = Callable[[WeightStream], Any]
 SESSION = uuid.uuid4().hex[:8]
 WEIGHTS = list(made_weights())
 
@@ -33,12 +33,12 @@ def weights() -> Iterator[tuple[str, torch.Tensor]]:
 
 
 @pytest.fixture(scope="module")
-def meeting() -> Meeting:
-    return Meeting("127.0.0.1")
+def rendezvous() -> RendezvousStore:
+    return RendezvousStore("127.0.0.1")
 
 
 @pytest.fixture
-def make_route(meeting: Meeting, tmp_path: Path) -> Callable[..., Route]:
+def make_route(rendezvous: RendezvousStore, tmp_path: Path) -> Callable[..., Route]:
     def make(transport: str, **changes: Any) -> Route:
         name = f"{SESSION}-{uuid.uuid4().hex}"
         route = Route(
@@ -47,7 +47,7 @@ def make_route(meeting: Meeting, tmp_path: Path) -> Callable[..., Route]:
             transfer=name,
             bucket_bytes=1000,
             timeout=5.0,
-            meeting=meeting.address,
+            rendezvous=rendezvous.address,
             group=f"group-{name}",
             folder=str(tmp_path / "weights"),
             checksum=True,
@@ -65,10 +65,10 @@ def _no_shared_memory_is_left() -> Iterator[None]:
 
 def names() -> set[str]:
     """Our files in /dev/shm; other runs of the machine have theirs."""
-    return {path.name for path in segments.FOLDER.glob(f"{segments.PREFIX}{SESSION}*")}
+    return {path.name for path in shm_segments.FOLDER.glob(f"{shm_segments.PREFIX}{SESSION}*")}
 
 
-def copied(incoming: Incoming) -> list[tuple[str, torch.Tensor]]:
+def copied(incoming: WeightStream) -> list[tuple[str, torch.Tensor]]:
     return [(name, tensor.clone()) for name, tensor in incoming]
 
 
@@ -79,14 +79,14 @@ class Run:
         self.sent: Sent | None = None
         self.errors: dict[str, BaseException] = {}
         self.got: dict[int, Any] = {}
-        self.receipts: dict[int, Any] = {}
+        self.summaries: dict[int, Any] = {}
         consumers = consume if isinstance(consume, list) else [consume] * route.receivers
         started = time.monotonic()
-        if route.transport not in LIVE:
+        if route.transport not in STREAMING:
             self._end("sender", lambda: setattr(self, "sent", send(route, source)))
         handles = self.sent.handles if self.sent else []
         ends = [threading.Thread(target=self._receive, args=(route, handles, i, c)) for i, c in enumerate(consumers)]
-        if route.transport in LIVE:
+        if route.transport in STREAMING:
             work = lambda: setattr(self, "sent", send(route, source))  # noqa: E731
             ends.append(threading.Thread(target=self._end, args=("sender", work)))
         for thread in ends:
@@ -106,7 +106,7 @@ class Run:
         def work() -> None:
             with receive(route, handles, rank) as incoming:
                 self.got[rank] = consume(incoming)
-            self.receipts[rank] = incoming.receipt()
+            self.summaries[rank] = incoming.summary()
 
         self._end(f"engine {rank}", work)
 
@@ -124,8 +124,8 @@ def test_every_engine_gets_every_bit_in_order(
         for (_, got), (_, sent) in zip(run.got[rank], expected, strict=True):
             assert got.dtype == sent.dtype
             assert torch.equal(got, sent)
-        assert run.receipts[rank] == run.sent.receipt
-    assert run.sent.receipt.checksum == weights_checksum(weights())
+        assert run.summaries[rank] == run.sent.summary
+    assert run.sent.summary.checksum == weights_checksum(weights())
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -164,8 +164,8 @@ def test_in_one_process_the_tensors_are_handed_over_when_they_are_asked_for(make
         list(receive(replace(route, version=4), sent.handles, 0))
 
 
-@pytest.mark.parametrize("transport", LIVE)
-def test_a_live_sender_is_never_more_than_two_buckets_ahead(make_route: Callable[..., Route], transport: str) -> None:
+@pytest.mark.parametrize("transport", STREAMING)
+def test_a_sender_is_never_more_than_two_buckets_ahead(make_route: Callable[..., Route], transport: str) -> None:
     begun, lead = [0], []
 
     def source() -> Iterator[tuple[str, torch.Tensor]]:
@@ -173,7 +173,7 @@ def test_a_live_sender_is_never_more_than_two_buckets_ahead(make_route: Callable
             begun[0] = i + 1
             yield f"w{i}", torch.full((250,), float(i))  # a bucket each
 
-    def slowly(incoming: Incoming) -> None:
+    def slowly(incoming: WeightStream) -> None:
         for i, (_, tensor) in enumerate(incoming):
             time.sleep(0.02)
             assert tensor[0] == i
@@ -189,13 +189,13 @@ def test_shared_memory_holds_two_buckets_and_a_larger_tensor_gets_a_larger_one(
     make_route: Callable[..., Route], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[int] = []
-    original = segments.Segment.__init__
+    original = shm_segments.ShmSegment.__init__
 
     def counting(self: Any, transfer: str, size: int) -> None:
         original(self, transfer, size)
         held.append(size)
 
-    monkeypatch.setattr(segments.Segment, "__init__", counting)
+    monkeypatch.setattr(shm_segments.ShmSegment, "__init__", counting)
     sizes = (100, 100, 100, 1000, 100, 100, 100)
     run = Run(
         make_route("shared_memory", bucket_bytes=400),
@@ -241,13 +241,13 @@ def failing(after: int) -> Callable[[], Iterator[tuple[str, torch.Tensor]]]:
     return source
 
 
-def refusing(incoming: Incoming) -> None:
+def refusing(incoming: WeightStream) -> None:
     for i, _ in enumerate(incoming):
         if i == 3:
             raise KeyError("unknown name")
 
 
-@pytest.mark.parametrize("transport", LIVE)
+@pytest.mark.parametrize("transport", STREAMING)
 @pytest.mark.parametrize("after", [0, 7])
 def test_a_sender_that_fails_ends_the_engines_wait(
     make_route: Callable[..., Route], transport: str, after: int
@@ -259,7 +259,7 @@ def test_a_sender_that_fails_ends_the_engines_wait(
     assert run.seconds < 4, "nobody waited for a time limit"
 
 
-@pytest.mark.parametrize("transport", LIVE)
+@pytest.mark.parametrize("transport", STREAMING)
 def test_an_engine_that_fails_ends_everybodys_wait_and_the_trainers_ranks_go_through_the_stream(
     make_route: Callable[..., Route], transport: str
 ) -> None:
@@ -281,7 +281,7 @@ def test_an_engine_that_fails_ends_everybodys_wait_and_the_trainers_ranks_go_thr
     assert not again.errors
 
 
-@pytest.mark.parametrize("transport", LIVE)
+@pytest.mark.parametrize("transport", STREAMING)
 def test_an_engine_that_never_comes_is_named_after_the_time_limit(
     make_route: Callable[..., Route], transport: str
 ) -> None:
@@ -293,12 +293,12 @@ def test_an_engine_that_never_comes_is_named_after_the_time_limit(
     assert "version 3" in told
 
 
-@pytest.mark.parametrize("transport", LIVE)
+@pytest.mark.parametrize("transport", STREAMING)
 def test_the_controller_ends_a_transfer_whose_other_end_has_died(
-    make_route: Callable[..., Route], meeting: Meeting, transport: str
+    make_route: Callable[..., Route], rendezvous: RendezvousStore, transport: str
 ) -> None:
     route = make_route(transport, timeout=60.0)
-    threading.Timer(0.2, meeting.abort, (route.transfer, "actor_infer rank 0 died")).start()
+    threading.Timer(0.2, rendezvous.abort, (route.transfer, "actor_infer rank 0 died")).start()
     with pytest.raises(WeightSyncError, match="the trainer gave up: actor_infer rank 0 died"):
         send(route, weights)
 
@@ -306,9 +306,9 @@ def test_the_controller_ends_a_transfer_whose_other_end_has_died(
 @pytest.mark.parametrize("transport", ["object_store", "file", "shared_memory", "broadcast"])
 def test_another_version_is_refused(make_route: Callable[..., Route], transport: str) -> None:
     route = make_route(transport)
-    if transport in LIVE:
-        Link(route, "the trainer").publish("bucket/0" if transport == "shared_memory" else "device", "cpu")
-    handles = [] if transport in LIVE else send(route, weights).handles
+    if transport in STREAMING:
+        TransferChannel(route, "the trainer").publish("bucket/0" if transport == "shared_memory" else "device", "cpu")
+    handles = [] if transport in STREAMING else send(route, weights).handles
     later = replace(route, version=4)
     with pytest.raises(WeightMismatch, match=r"expected weights of version 4.* (holds|sent) 3"), receive(
         later, handles, 0
@@ -328,9 +328,9 @@ def test_a_bucket_that_is_missing_is_noticed(make_route: Callable[..., Route], t
     with pytest.raises(WeightMismatch, match="place 2"):
         list(receive(stored, [*handles[:2], *handles[3:]], 0))
 
-    live = make_route("shared_memory", timeout=0.5)
+    late = make_route("shared_memory", timeout=0.5)
     with pytest.raises(WeightSyncError, match=r"engine 0 waited 0.5 s for bucket 0 from the trainer"):
-        list(receive(live, [], 0))
+        list(receive(late, [], 0))
 
 
 def test_an_engine_that_reads_only_a_part_has_failed(make_route: Callable[..., Route]) -> None:
@@ -390,16 +390,16 @@ def test_older_files_are_deleted_and_the_folder_is_one_of_hugging_faces(make_rou
 def test_litter_of_killed_senders_is_swept_and_nobody_elses(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(segments, "FOLDER", tmp_path)
-    living = segments.Segment("a", 4096)
-    litter, fresh = tmp_path / f"{segments.PREFIX}b-1-0", tmp_path / f"{segments.PREFIX}c-1-0"
+    monkeypatch.setattr(shm_segments, "FOLDER", tmp_path)
+    in_use = shm_segments.ShmSegment("a", 4096)
+    litter, fresh = tmp_path / f"{shm_segments.PREFIX}b-1-0", tmp_path / f"{shm_segments.PREFIX}c-1-0"
     for path in (litter, fresh):
         path.touch()
-    for path in (litter, Path(living.token["path"])):
+    for path in (litter, Path(in_use.token["path"])):
         os.utime(path, (0, 0))
-    segments.sweep()
+    shm_segments.sweep()
     assert not litter.exists()
     assert fresh.exists(), "its maker may be about to lock it"
-    assert Path(living.token["path"]).exists()
-    living.close()
-    assert not Path(living.token["path"]).exists()
+    assert Path(in_use.token["path"]).exists()
+    in_use.close()
+    assert not Path(in_use.token["path"]).exists()

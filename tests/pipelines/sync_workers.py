@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from roll.distributed.dispatch import Dispatch, dispatch
-from roll.distributed.transports import Receipt, Route, Sent, receive, send
+from roll.distributed.transports import Route, Sent, TransferSummary, receive, send
 from roll.distributed.weights import weights_checksum
 from roll.distributed.worker import Worker, WorkerInfo
 
@@ -70,12 +70,12 @@ class FakeEngine(FakeTrainer):
     """(part, version) of everything that was loaded."""
 
     @dispatch(Dispatch.ONE_TO_ALL)
-    def update_weights(self, route: Route, handles: list[Any]) -> Receipt:
+    def update_weights(self, route: Route, handles: list[Any]) -> TransferSummary:
         with receive(route, handles, self.info.rank) as incoming:
             self.weights = {name: tensor.clone() for name, tensor in self.watched(incoming)}
         self.version = route.version
         self.log = [*self.log, (route.part, route.version)]
-        return incoming.receipt()
+        return incoming.summary()
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def forget(self) -> None:

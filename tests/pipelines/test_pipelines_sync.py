@@ -14,10 +14,11 @@ import pytest
 from small import run_small
 from sync_workers import FakeEngine, FakeTrainer, weights_of
 
-from roll.distributed.cluster import Cluster, Executor, make_executor
+from roll.distributed.cluster import Cluster, Executor
 from roll.distributed.errors import WorkerDied, WorkerFailed
+from roll.distributed.executors import make_executor
 from roll.distributed.placement import RolePlacement
-from roll.distributed.transports import segments
+from roll.distributed.transports import shm_segments
 from roll.distributed.weights import WeightSyncError, weights_checksum
 from roll.distributed.worker import Ping
 from roll.pipelines.rollouts import RolloutPipeline
@@ -29,7 +30,7 @@ WANTED = ("auto", "object_store", "shared_memory", "broadcast", "file")
 
 def left_by(sync: WeightSync) -> list[str]:
     """Its files in /dev/shm; other runs of the machine have theirs."""
-    return [path.name for path in segments.FOLDER.glob(f"{segments.PREFIX}{sync._run}-*")]
+    return [path.name for path in shm_segments.FOLDER.glob(f"{shm_segments.PREFIX}{sync._run}-*")]
 
 
 def fake_config(folder: Path, **keys: Any) -> Any:

@@ -64,7 +64,7 @@ class Counting(EngineBackend):
         self.aborted.update(request_ids)
 
     async def load(self, version, weights):
-        assert not self.open, "a stream lives through a weight update"
+        assert not self.open, "a stream runs across a weight update"
         async for name, tensor in weights:
             if name != "w":
                 raise ValueError(f"unknown weight {name!r}")
@@ -126,8 +126,8 @@ def until(true, seconds=5.0):
 
 def let_all_get_tokens(engine):
     """Wait until every response has got tokens since now."""
-    before = {live: len(live.tokens) for live in engine._live.values()}
-    until(lambda: all(len(live.tokens) > count for live, count in before.items()))
+    before = {response: len(response.tokens) for response in engine._responses.values()}
+    until(lambda: all(len(response.tokens) > count for response, count in before.items()))
 
 
 def test_responses_come_out_with_one_logprob_and_version_per_token(make):
@@ -146,7 +146,7 @@ def test_an_update_lets_responses_go_on_from_their_tokens_and_names_each_tokens_
     backend.deaf = 1  # an abort that is lost is repeated; no stream may be left when weights change
     engine = make(backend)
     engine.submit([request(f"r{i}", max_new_tokens=120) for i in range(4)])
-    until(lambda: None not in engine._live.values())
+    until(lambda: None not in engine._responses.values())
     for version in (3, 5):
         let_all_get_tokens(engine)
         engine.update_weights(version, iter([("w", torch.tensor(float(version)))]))
@@ -164,7 +164,7 @@ def test_an_update_lets_responses_go_on_from_their_tokens_and_names_each_tokens_
 def test_restart_throws_away_what_was_sampled_under_old_weights(make):
     engine = make(partial_rollout="restart")
     engine.submit([request("r", max_new_tokens=60)])
-    until(lambda: None not in engine._live.values())
+    until(lambda: None not in engine._responses.values())
     let_all_get_tokens(engine)
     engine.update_weights(1, [("w", torch.tensor(1.0))])
     (completion,) = collect(engine, 1).values()

@@ -17,7 +17,7 @@ from roll.configs.base import ModelArgs
 from roll.configs.engines import SglangConfig
 from roll.strategies.base import SamplingParams
 from roll.strategies.buckets import SharedBucket
-from roll.strategies.processes import marked_processes
+from roll.strategies.engine_processes import marked_processes
 
 pytestmark = pytest.mark.skipif(
     find_spec("sglang") is None or find_spec("sgl_kernel") is None,

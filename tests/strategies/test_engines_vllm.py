@@ -25,10 +25,10 @@ from safetensors.torch import load_file
 from roll.configs.base import ModelArgs
 from roll.configs.engines import VllmConfig
 from roll.strategies.buckets import BucketReader, SharedBucket
+from roll.strategies.engine_processes import MARK, OWNER, kill_marked, marked_processes
 from roll.strategies.hf.checkpoint_names import checkpoint_tensors
 from roll.strategies.hf.description import describe_model
 from roll.strategies.hf.model import load_causal_lm, named_tensors
-from roll.strategies.processes import MARK, OWNER, kill_marked, marked_processes
 from roll.strategies.vllm.engine import build
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vllm, which isn't installed")
@@ -198,7 +198,7 @@ def test_processes_are_found_and_killed_by_their_mark():
 
 
 def test_processes_end_with_their_owner_even_when_it_is_killed():
-    code = "from roll.strategies.processes import end_with_owner; end_with_owner(); print(1, flush=True); input()"
+    code = "from roll.strategies.engine_processes import end_with_owner as f; f(); print(1, flush=True); input()"
     owner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     marks = {MARK: "owned", OWNER: str(owner.pid)}
     child = subprocess.Popen(

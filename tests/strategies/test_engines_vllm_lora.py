@@ -105,7 +105,7 @@ def test_an_engine_with_adapters_from_its_base_weights_to_a_wrong_update(tested,
     running = tested.request("on its way", prompt, max_new_tokens=150)
     engine.submit([running])
     end = time.monotonic() + 60
-    while len(engine._live[running.id].tokens if engine._live[running.id] else ()) < 5:
+    while len(engine._responses[running.id].tokens if engine._responses[running.id] else ()) < 5:
         assert time.monotonic() < end
         time.sleep(0.005)
     tested.update(3)

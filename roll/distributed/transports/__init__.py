@@ -5,18 +5,18 @@
     engine:      with receive(route, sent.handles, rank) as incoming:
                      engine.update_weights(route.version, incoming)
 
-A *stored* transport is sent first and received after; a *live* one has no handles, and both ends work at the same time.
-Beyond the trainer's and the engines' own weights, with M for the size of the model and B for a bucket
-(`model_update_buffer_size_mb`, in live transports at most 16 MiB on the host; or the largest tensor if that is larger),
-the memory in use at a time is
+A *stored* transport is sent first and received after; a *streaming* one has no handles, and both ends work at the same
+time. Beyond the trainer's and the engines' own weights, with M for the size of the model and B for a bucket
+(`model_update_buffer_size_mb`, in streaming transports at most 16 MiB on the host; or the largest tensor if that is
+larger), the memory in use at a time is
 
 | transport | kind | in the trainer | shared by the machine | in each engine |
 |---|---|---|---|---|
 | `in_process` | stored | one tensor that is gathered or merged | - | - |
 | `object_store` | stored | B | M | - |
 | `file` | stored | B | M on disk | what the reader maps of one shard |
-| `shared_memory` | live | one tensor | 2 B | - |
-| `broadcast` | live | 2 B | - | 3 B |
+| `shared_memory` | streaming | one tensor | 2 B | - |
+| `broadcast` | streaming | 2 B | - | 3 B |
 
 `keep` adds M: in the object store, or in one process in its own memory.
 
@@ -52,7 +52,7 @@ TRANSPORTS = {
 }
 """Module by name; it has `send(route, weights, note) -> handles` and `receive(route, handles, rank) -> stream`."""
 
-LIVE = frozenset({"shared_memory", "broadcast"})
+STREAMING = frozenset({"shared_memory", "broadcast"})
 SNAPSHOTS = frozenset({"object_store", "file"})
 """Transports whose handles stay what they are while the trainer goes on."""
 
@@ -71,8 +71,8 @@ class Route:
     receivers: int = 1
     timeout: float = 600.0
     """Seconds that one end waits for the other at any point."""
-    meeting: tuple[str, int] | None = None
-    """Host and port where the ends of a live transport meet: the controller's."""
+    rendezvous: tuple[str, int] | None = None
+    """Host and port where the ends of a streaming transport meet: the controller's."""
     group: str = ""
     """Name of the broadcast group, which lasts from one transfer to the next."""
     folder: str = ""
@@ -86,7 +86,7 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
+class TransferSummary:
     """What passed through one end."""
 
     tensors: int
@@ -103,14 +103,14 @@ class Sent:
     """What the trainer's rank 0 has to say afterwards."""
 
     handles: list[Handle]
-    """For the engines; empty for a live transport."""
-    receipt: Receipt | None
+    """For the engines; empty for a streaming transport."""
+    summary: TransferSummary | None
     """None where nothing was looked at: in one process, without `checksum`."""
     kept: list[Handle]
     """For an engine that comes later, readable as `object_store` (`file` with that transport); empty without `keep`."""
 
 
-class Tally:
+class TransferStats:
     """Counts and, if asked, hashes a stream that passes by."""
 
     def __init__(self, *, checksum: bool) -> None:
@@ -124,9 +124,10 @@ class Tally:
         if self._checksum is not None:
             self._checksum.add(name, tensor)
 
-    def receipt(self) -> Receipt:
-        """What there was up to now."""
-        return Receipt(self._tensors, self._bytes, self._checksum.hexdigest() if self._checksum is not None else "")
+    def summary(self) -> TransferSummary:
+        """Return the counts so far."""
+        checksum = self._checksum.hexdigest() if self._checksum is not None else ""
+        return TransferSummary(self._tensors, self._bytes, checksum)
 
 
 def send(route: Route, weights: Weights, *, writes: bool = True) -> Sent:
@@ -147,32 +148,32 @@ def _send(route: Route, weights: Weights, stream: NamedWeights) -> Sent:
     module = importlib.import_module(TRANSPORTS[route.transport])
     if route.transport == "in_process" and not route.keep:
         # Every engine begins the stream itself and pulls it tensor by tensor: nothing is ever held.
-        return Sent(module.hand_over(route, weights), _tallied(weights()) if route.checksum else None, [])
-    tally = Tally(checksum=route.checksum)
+        return Sent(module.hand_to_engine(route, weights), _summarised(weights()) if route.checksum else None, [])
+    stats = TransferStats(checksum=route.checksum)
     snapshot = None
-    if route.keep and route.transport in LIVE:
+    if route.keep and route.transport in STREAMING:
         snapshot = BucketWriter(route.bucket_bytes, route.version, copies=True)
-    handles = module.send(route, _watched(stream, tally, snapshot))
+    handles = module.send(route, _watched(stream, stats, snapshot))
     kept = snapshot.finish() if snapshot is not None else handles if route.keep else []
-    return Sent(handles, tally.receipt(), kept)
+    return Sent(handles, stats.summary(), kept)
 
 
-def _tallied(stream: NamedWeights) -> Receipt:
-    tally = Tally(checksum=True)
+def _summarised(stream: NamedWeights) -> TransferSummary:
+    stats = TransferStats(checksum=True)
     for name, tensor in stream:
-        tally.add(name, tensor)
-    return tally.receipt()
+        stats.add(name, tensor)
+    return stats.summary()
 
 
-def _watched(stream: NamedWeights, tally: Tally, snapshot: BucketWriter | None) -> NamedWeights:
+def _watched(stream: NamedWeights, stats: TransferStats, snapshot: BucketWriter | None) -> NamedWeights:
     for name, tensor in stream:
-        tally.add(name, tensor)
+        stats.add(name, tensor)
         if snapshot is not None:
             snapshot.add(name, tensor)
         yield name, tensor
 
 
-class Incoming:
+class WeightStream:
     """The stream at an engine's end: iterate inside the `with` block, once.
 
     Leaving the block frees what the transport holds; with an error it tells the other end, which would wait otherwise.
@@ -181,17 +182,17 @@ class Incoming:
     def __init__(self, route: Route, handles: Sequence[Handle], rank: int) -> None:
         module = importlib.import_module(TRANSPORTS[route.transport])
         self._stream: Any = module.receive(route, handles, rank)
-        self._tally = Tally(checksum=route.checksum)
+        self._stats = TransferStats(checksum=route.checksum)
         self._where = f"engine {rank}, weights of version {route.version} by {route.transport}"
         self._ended = False
 
     def __iter__(self) -> NamedWeights:
         for name, tensor in self._stream:
-            self._tally.add(name, tensor)
+            self._stats.add(name, tensor)
             yield name, tensor
         self._ended = True
 
-    def __enter__(self) -> Incoming:
+    def __enter__(self) -> WeightStream:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -200,13 +201,13 @@ class Incoming:
                 self._stream.throw(error)
         self._stream.close()
 
-    def receipt(self) -> Receipt:
+    def summary(self) -> TransferSummary:
         """What arrived; raises `WeightSyncError` if the engine didn't read to the end."""
         if not self._ended:
-            raise WeightSyncError(f"{self._where}: the engine stopped reading after {self._tally.receipt()}")
-        return self._tally.receipt()
+            raise WeightSyncError(f"{self._where}: the engine stopped reading after {self._stats.summary()}")
+        return self._stats.summary()
 
 
-def receive(route: Route, handles: Sequence[Handle], rank: int) -> Incoming:
+def receive(route: Route, handles: Sequence[Handle], rank: int) -> WeightStream:
     """The engine's end; `rank` is its place among the `receivers`."""
-    return Incoming(route, handles, rank)
+    return WeightStream(route, handles, rank)

@@ -20,16 +20,15 @@ import torch
 
 from roll.distributed.handles import Handle
 from roll.distributed.transports import NamedWeights, Route
-from roll.distributed.transports.link import Link
-from roll.distributed.transports.packing import buffer_size, packed, tensor_of, unpacked
+from roll.distributed.transports.bucket_layout import buffer_size, packed, tensor_of, unpacked
+from roll.distributed.transports.rendezvous import ABORT_POLL_SECONDS, TransferChannel
 from roll.distributed.weights import WeightSyncError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _SLOTS = 2
-_POLL = 0.0005
-_LOOK = 0.25
+_POLL_SECONDS = 0.0005
 _GRACE = 5.0
 """Seconds for what is under way to break off, once its group is given up."""
 
@@ -37,7 +36,7 @@ _GRACE = 5.0
 class _Member:
     """This process in a group, as one of its ranks."""
 
-    def __init__(self, route: Route, link: Link, rank: int, device: torch.device) -> None:
+    def __init__(self, route: Route, channel: TransferChannel, rank: int, device: torch.device) -> None:
         import torch.distributed as dist
 
         self.name = route.group
@@ -50,12 +49,12 @@ class _Member:
         self._options.rootRank = 0
         self._options.timeout = timedelta(seconds=route.timeout)
         self._route = route
-        store = dist.PrefixStore(f"{route.group}-{device.type}", link.store)
+        store = dist.PrefixStore(f"{route.group}-{device.type}", channel.store)
         size = route.receivers + 1
         # Whoever is missing is noticed here, in time and by name, and not in a library's rendezvous.
-        link.publish(f"here/{rank}", None)
+        channel.publish(f"here/{rank}", None)
         for other in range(size):
-            link.wait(f"here/{other}", f"engine {other - 1} to join" if other else "the trainer to join")
+            channel.wait(f"here/{other}", f"engine {other - 1} to join" if other else "the trainer to join")
         try:
             self._group: Any = (_gloo if device.type == "cpu" else _nccl)(route, store, rank, size)
         except RuntimeError as error:
@@ -67,20 +66,20 @@ class _Member:
         self._works[number] = self._group.broadcast([flat], self._options)
         return number
 
-    def finish(self, number: int, link: Link, what: str) -> None:
+    def finish(self, number: int, channel: TransferChannel, what: str) -> None:
         """Wait for it; raises `WeightSyncError` when an end gives up, breaks off or is late."""
         look = time.monotonic()
         deadline = look + self._route.timeout
         while not self._works[number].is_completed():
             if time.monotonic() > look:
-                look = time.monotonic() + _LOOK
-                link.check(deadline, what)
-            time.sleep(_POLL)
+                look = time.monotonic() + ABORT_POLL_SECONDS
+                channel.check(deadline, what)
+            time.sleep(_POLL_SECONDS)
         try:
             self._works.pop(number).wait()
         except RuntimeError as error:
             # Who gives up says so before its connections close.
-            link.check(deadline, what)
+            channel.check(deadline, what)
             raise WeightSyncError(f"the broadcast broke off at {what}: {error}") from error
 
     def drop(self) -> None:
@@ -104,14 +103,14 @@ _stuck: list[Any] = []
 
 def send(route: Route, stream: NamedWeights) -> list[Handle]:
     """Stream to all receivers; returns when they have everything."""
-    link = Link(route, "the trainer")
-    outbox = _Outbox(route, link)
+    channel = TransferChannel(route, "the trainer")
+    outbox = _Outbox(route, channel)
     try:
         for flat, used, entries in packed(stream, outbox.take):
             outbox.post(flat[:used], {"used": used, "entries": entries})
         outbox.finish()
     except BaseException as error:
-        link.abort(error)
+        channel.abort(error)
         _leave(0)
         raise
     return []
@@ -120,9 +119,9 @@ def send(route: Route, stream: NamedWeights) -> list[Handle]:
 class _Outbox:
     """The sender's two buffers: one is filled while the other is on its way."""
 
-    def __init__(self, route: Route, link: Link) -> None:
+    def __init__(self, route: Route, channel: TransferChannel) -> None:
         self._route = route
-        self._link = link
+        self._channel = channel
         self._member: _Member | None = None
         self._slots: list[tuple[Tensor | None, int | None]] = [(None, None)] * _SLOTS
         self._index = -1
@@ -130,12 +129,12 @@ class _Outbox:
     def take(self, size: int, device: torch.device) -> Tensor:
         """The next bucket's buffer."""
         if self._member is None:
-            self._link.publish("device", device.type)
-            self._member = _join(self._route, self._link, 0, device)
+            self._channel.publish("device", device.type)
+            self._member = _join(self._route, self._channel, 0, device)
         self._index += 1
         self._settle(self._index % _SLOTS)
         if self._index >= _SLOTS:
-            self._link.wait_until_free(self._index - _SLOTS)
+            self._channel.wait_until_free(self._index - _SLOTS)
         size = max(size, buffer_size(self._index, self._route.bucket_bytes, self._member.device))
         flat, _ = self._slots[self._index % _SLOTS]
         if flat is None or flat.numel() < size:
@@ -146,39 +145,39 @@ class _Outbox:
     def post(self, filled: Tensor, notice: dict[str, Any]) -> None:
         """Send the bucket off."""
         assert self._member is not None
-        self._link.publish(f"bucket/{self._index}", notice)
+        self._channel.publish(f"bucket/{self._index}", notice)
         flat, _ = self._slots[self._index % _SLOTS]
         self._slots[self._index % _SLOTS] = flat, self._member.broadcast(filled)
 
     def finish(self) -> None:
         """Say that this was all, and wait until everybody has it."""
         if self._member is None:
-            self._link.publish("device", None)
-        self._link.publish(f"bucket/{self._index + 1}", None)
+            self._channel.publish("device", None)
+        self._channel.publish(f"bucket/{self._index + 1}", None)
         for slot in range(_SLOTS):
             self._settle(slot)
         for index in range(max(0, self._index + 1 - _SLOTS), self._index + 1):
-            self._link.wait_until_free(index)
+            self._channel.wait_until_free(index)
 
     def _settle(self, slot: int) -> None:
         flat, number = self._slots[slot]
         if number is None:
             return
         assert self._member is not None
-        self._member.finish(number, self._link, "the engines")
+        self._member.finish(number, self._channel, "the engines")
         self._slots[slot] = flat, None
 
 
 def receive(route: Route, handles: Sequence[Handle], rank: int) -> Iterator[tuple[str, Tensor]]:
     """See `roll.distributed.transports.receive`."""
     del handles
-    link = Link(route, f"engine {rank}")
+    channel = TransferChannel(route, f"engine {rank}")
     try:
-        kind = link.wait("device", "the trainer to begin")
+        kind = channel.wait("device", "the trainer to begin")
         if kind is None:
             return  # there is nothing to send
         device = torch.device("cpu") if kind == "cpu" else torch.device(kind, torch.cuda.current_device())
-        inbox = _Inbox(link, _join(route, link, rank + 1, device))
+        inbox = _Inbox(channel, _join(route, channel, rank + 1, device))
         while (bucket := inbox.next()) is not None:
             flat, entries = bucket
             del bucket
@@ -187,7 +186,7 @@ def receive(route: Route, handles: Sequence[Handle], rank: int) -> Iterator[tupl
                 del tensor
             del flat
     except BaseException as error:
-        link.abort(error)
+        channel.abort(error)
         _leave(rank + 1)
         raise
 
@@ -195,8 +194,8 @@ def receive(route: Route, handles: Sequence[Handle], rank: int) -> Iterator[tupl
 class _Inbox:
     """The receiver's buffers. The next bucket is on its way already while an engine reads this one."""
 
-    def __init__(self, link: Link, member: _Member) -> None:
-        self._link = link
+    def __init__(self, channel: TransferChannel, member: _Member) -> None:
+        self._channel = channel
         self._member = member
         self._buffers = _Buffers(member.device)
         self._index = 0
@@ -209,15 +208,15 @@ class _Inbox:
         if begun is None:
             return None
         flat, entries, number = begun
-        self._member.finish(number, self._link, f"bucket {self._index} from the trainer")
-        self._link.done(self._index)
+        self._member.finish(number, self._channel, f"bucket {self._index} from the trainer")
+        self._channel.done(self._index)
         self._index += 1
-        if self._link.has(f"bucket/{self._index}"):
+        if self._channel.has(f"bucket/{self._index}"):
             self._ahead = self._begin()
         return flat, entries
 
     def _begin(self) -> tuple[Tensor, Any, int] | None:
-        notice = self._link.wait(f"bucket/{self._index}", f"bucket {self._index} from the trainer")
+        notice = self._channel.wait(f"bucket/{self._index}", f"bucket {self._index} from the trainer")
         if notice is None:
             return None
         flat = self._buffers.take(notice["used"])
@@ -245,11 +244,11 @@ class _Buffers:
         return tensor_of(view)
 
 
-def _join(route: Route, link: Link, rank: int, device: torch.device) -> _Member:
+def _join(route: Route, channel: TransferChannel, rank: int, device: torch.device) -> _Member:
     member = _members.get(rank)
     if member is None or member.name != route.group or member.device.type != device.type:
         _leave(rank)
-        member = _members[rank] = _Member(route, link, rank, device)
+        member = _members[rank] = _Member(route, channel, rank, device)
     return member
 
 
@@ -279,7 +278,7 @@ def _nccl(route: Route, store: Any, rank: int, size: int) -> Any:
 
 def _own_address(route: Route) -> str:
     """The address of this machine that the controller's machine can reach."""
-    assert route.meeting is not None
+    assert route.rendezvous is not None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(route.meeting)  # sends nothing
+        probe.connect(route.rendezvous)  # sends nothing
         return str(probe.getsockname()[0])

@@ -12,9 +12,9 @@ import torch
 
 from roll.distributed.handles import Handle
 from roll.distributed.transports import NamedWeights, Route
-from roll.distributed.transports.link import Link
-from roll.distributed.transports.packing import buffer_size, packed, tensor_of, unpacked
-from roll.distributed.transports.segments import DeviceSegment, Segment, attach, make
+from roll.distributed.transports.bucket_layout import buffer_size, packed, tensor_of, unpacked
+from roll.distributed.transports.rendezvous import TransferChannel
+from roll.distributed.transports.shm_segments import DeviceSegment, ShmSegment, attach, make
 from roll.distributed.weights import WeightSyncError
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ _SLOTS = 2
 
 def send(route: Route, stream: NamedWeights) -> list[Handle]:
     """Stream to all receivers; returns when they have read everything. Nothing is left behind, even on failure."""
-    link = Link(route, "the trainer")
-    ring = _Ring(route, link)
+    channel = TransferChannel(route, "the trainer")
+    ring = _Ring(route, channel)
     try:
         for flat, used, entries in packed(stream, ring.take):
             if flat.is_cuda:
@@ -34,7 +34,7 @@ def send(route: Route, stream: NamedWeights) -> list[Handle]:
             ring.publish({"used": used, "entries": entries})
         ring.finish()
     except BaseException as error:
-        link.abort(error)
+        channel.abort(error)
         raise
     finally:
         ring.close()
@@ -44,10 +44,10 @@ def send(route: Route, stream: NamedWeights) -> list[Handle]:
 class _Ring:
     """The sender's segments. A slot is written again when every receiver is done with it."""
 
-    def __init__(self, route: Route, link: Link) -> None:
+    def __init__(self, route: Route, channel: TransferChannel) -> None:
         self._route = route
-        self._link = link
-        self._slots: list[Segment | DeviceSegment | None] = [None] * _SLOTS
+        self._channel = channel
+        self._slots: list[ShmSegment | DeviceSegment | None] = [None] * _SLOTS
         self._index = -1
 
     def take(self, size: int, device: torch.device) -> Tensor:
@@ -70,16 +70,16 @@ class _Ring:
         """Tell the receivers that the bucket is there."""
         slot = self._slots[self._index % _SLOTS]
         assert slot is not None
-        self._link.publish(f"bucket/{self._index}", {**content, "segment": slot.token})
+        self._channel.publish(f"bucket/{self._index}", {**content, "segment": slot.token})
 
     def finish(self) -> None:
         """Say that this was all, and wait until it has been read."""
-        self._link.publish(f"bucket/{self._index + 1}", None)
+        self._channel.publish(f"bucket/{self._index + 1}", None)
         for index in range(max(0, self._index + 1 - _SLOTS), self._index + 1):
             self._free(index)
 
     def _free(self, index: int) -> None:
-        self._link.wait_until_free(index)
+        self._channel.wait_until_free(index)
         slot = self._slots[index % _SLOTS]
         if slot is not None:
             slot.forget()  # all receivers have opened it
@@ -90,11 +90,11 @@ class _Ring:
                 slot.close()
 
 
-class Loans:
+class BucketLeases:
     """Buckets that were handed out, until nobody looks at them any more."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, channel: TransferChannel) -> None:
+        self._channel = channel
         self._open: deque[tuple[int, Callable[[], bool]]] = deque()
 
     def lend(self, index: int, is_free: Callable[[], bool]) -> None:
@@ -114,40 +114,40 @@ class Loans:
                         f"the engine still holds tensors of bucket {index} when it asks for bucket {index + _SLOTS}; "
                         "it must copy what it wants to keep"
                     )
-            self._link.done(index)
+            self._channel.done(index)
             self._open.popleft()
 
     def close(self) -> None:
         """Report the rest: nothing will be written there any more."""
         for index, _ in self._open:
-            self._link.done(index)
+            self._channel.done(index)
         self._open.clear()
 
 
 def receive(route: Route, handles: Sequence[Handle], rank: int) -> Iterator[tuple[str, Tensor]]:
     """See `roll.distributed.transports.receive`."""
     del handles
-    link = Link(route, f"engine {rank}")
-    loans = Loans(link)
+    channel = TransferChannel(route, f"engine {rank}")
+    leases = BucketLeases(channel)
     attached: OrderedDict[str, Any] = OrderedDict()
     index = 0
     try:
-        while (notice := link.wait(f"bucket/{index}", f"bucket {index} from the trainer")) is not None:
+        while (notice := channel.wait(f"bucket/{index}", f"bucket {index} from the trainer")) is not None:
             base = _opened(attached, notice["segment"])
             view = base[: notice["used"]]
-            loans.lend(index, _released(view))
+            leases.lend(index, _released(view))
             flat = view if isinstance(view, torch.Tensor) else tensor_of(view)
             del view
             for name, tensor in unpacked(flat, notice["entries"]):
                 yield name, tensor
                 del tensor
-                loans.settle(below=index, required=index - 1)
+                leases.settle(below=index, required=index - 1)
             del flat
             index += 1
-            loans.settle(below=index - 1, required=index - 1)
-        loans.close()
+            leases.settle(below=index - 1, required=index - 1)
+        leases.close()
     except BaseException as error:
-        link.abort(error)
+        channel.abort(error)
         raise
 
 

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class _Living:
+class _WeightsRef:
     """The trainer's own weights, as they are when somebody reads them."""
 
     version: int
     begin: Weights
 
 
-def hand_over(route: Route, weights: Weights) -> list[Handle]:
+def hand_to_engine(route: Route, weights: Weights) -> list[Handle]:
     """A handle to the trainer's weights themselves: valid until its next step, and in this process alone."""
-    return [_Living(route.version, weights)]
+    return [_WeightsRef(route.version, weights)]
 
 
 def send(route: Route, stream: NamedWeights) -> list[Handle]:
@@ -38,10 +38,10 @@ def send(route: Route, stream: NamedWeights) -> list[Handle]:
 def receive(route: Route, handles: Sequence[Handle], rank: int) -> Iterator[tuple[str, Tensor]]:
     """See `roll.distributed.transports.receive`."""
     del rank
-    if len(handles) == 1 and isinstance(handles[0], _Living):
-        living = handles[0]
-        if living.version != route.version:
-            raise WeightMismatch(f"expected weights of version {route.version}, the trainer's are {living.version}")
-        yield from living.begin()
+    if len(handles) == 1 and isinstance(handles[0], _WeightsRef):
+        ref = handles[0]
+        if ref.version != route.version:
+            raise WeightMismatch(f"expected weights of version {route.version}, the trainer's are {ref.version}")
+        yield from ref.begin()
         return
     yield from receive_weights(handles, route.version)

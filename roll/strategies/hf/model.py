@@ -17,7 +17,7 @@ from roll.strategies.hf.fused import can_fuse, fused_logprobs
 from roll.strategies.hf.packing import row_arguments
 from roll.strategies.micro import MicroLayout
 from roll.utils.logits import likeliest, token_logprobs
-from roll.utils.quiet import tell_deepspeed
+from roll.utils.quiet import default_deepspeed_to_cpu
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -40,7 +40,7 @@ def quiet_transformers() -> Iterator[None]:
     """No progress bars: a worker's log isn't a terminal."""
     from transformers.utils import logging
 
-    tell_deepspeed()
+    default_deepspeed_to_cpu()
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

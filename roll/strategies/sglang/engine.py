@@ -30,10 +30,10 @@ from roll.strategies.async_engine import AsyncEngine
 from roll.strategies.base import EnginePart, Request, SamplingParams
 from roll.strategies.buckets import SharedBucket
 from roll.strategies.engine_backend import EngineBackend, Sampled
+from roll.strategies.engine_processes import MARK, kill_marked
 from roll.strategies.hf.checkpoint_names import checkpoint_tensors
 from roll.strategies.hf.description import ModelDescription, describe_model
 from roll.strategies.hf.model import load_config
-from roll.strategies.processes import MARK, kill_marked
 from roll.strategies.sglang.channel import LENGTH, START_CALL, frame
 from roll.strategies.stopping import ResponseRules
 
@@ -213,9 +213,9 @@ class SglangBackend(EngineBackend):
                     if not future.done():
                         future.set_exception(RuntimeError(wrong)) if wrong else future.set_result(value)
         except (asyncio.IncompleteReadError, ConnectionError):
-            self._mourn()
+            self._mark_dead()
 
-    def _mourn(self) -> None:
+    def _mark_dead(self) -> None:
         self._dead = RuntimeError("SGLang's processes have ended; what they printed before says why")
         for future in self._calls.values():
             if not future.done():
@@ -319,7 +319,7 @@ class SglangBackend(EngineBackend):
     async def health(self) -> None:
         """Raise when the host or a process of SGLang is gone: SGLang ends the host with them."""
         if self._dead is None and self._process is not None and self._process.poll() is not None:
-            self._mourn()
+            self._mark_dead()
         if self._dead is not None:
             raise self._dead
 

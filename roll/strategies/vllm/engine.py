@@ -34,9 +34,9 @@ from roll.strategies.async_engine import AsyncEngine
 from roll.strategies.base import ENGINE_PARTS, EnginePart, Request, SamplingParams
 from roll.strategies.buckets import SharedBucket
 from roll.strategies.engine_backend import EngineBackend, Sampled
+from roll.strategies.engine_processes import MARK, OWNER, kill_marked
 from roll.strategies.hf.checkpoint_names import checkpoint_tensors
 from roll.strategies.hf.description import ModelDescription, describe_model
-from roll.strategies.processes import MARK, OWNER, kill_marked
 from roll.strategies.stopping import ResponseRules
 from roll.strategies.vllm.adapters import AdapterFiles
 from roll.types.episode import FinishReason

@@ -19,7 +19,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from roll.strategies.buckets import BucketReader, Piece
-from roll.strategies.processes import end_with_owner
+from roll.strategies.engine_processes import end_with_owner
 
 BACKEND = "host"
 

@@ -1,7 +1,7 @@
-"""Where the ends of a live transfer meet: a small key-value store in the controller's process.
+"""Where the ends of a streaming transfer meet: a small key-value store in the controller's process.
 
 Notices of buckets go through it, the data doesn't. Whoever fails says so here, and everybody who waits learns it within
-`_LOOK` seconds. When the controller is gone so is the store, and every wait ends with an error.
+`ABORT_POLL_SECONDS`. When the controller is gone so is the store, and every wait ends with an error.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from roll.distributed.weights import WeightMismatch, WeightSyncError
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-_LOOK = 0.25
+ABORT_POLL_SECONDS = 0.25
 """Seconds between two looks at whether somebody gave up."""
-_SHORTEST, _LONGEST = 0.0002, 0.01
+_MIN_PAUSE, _MAX_PAUSE = 0.0002, 0.01
 """Seconds between two looks for what is waited for: at first, and after a while."""
 _ABORTED = "aborted"
 _CONNECT_SECONDS = 60.0
 
 
-class Meeting:
+class RendezvousStore:
     """The controller's end: holds the store for a whole run."""
 
     def __init__(self, host: str) -> None:
@@ -50,14 +50,14 @@ class Meeting:
         self._store.set(f"{transfer}/{_ABORTED}", reason)
 
 
-class Link:
+class TransferChannel:
     """A worker's end of one transfer; `who` names it in messages to the others."""
 
     def __init__(self, route: Route, who: str) -> None:
         import torch.distributed as dist
 
-        assert route.meeting is not None, "a live transport needs a meeting point"
-        host, port = route.meeting
+        assert route.rendezvous is not None, "a streaming transport needs a rendezvous point"
+        host, port = route.rendezvous
         self._route = route
         self._who = who
         try:
@@ -81,15 +81,15 @@ class Link:
         import torch.distributed as dist
 
         start = look = time.monotonic()
-        deadline, pause = start + self._route.timeout, _SHORTEST
+        deadline, pause = start + self._route.timeout, _MIN_PAUSE
         try:
             # The store's own wait writes a warning to the terminal each time it ends without a result.
             while not self._own.check([key]):
                 if time.monotonic() > look:
-                    look = time.monotonic() + _LOOK
+                    look = time.monotonic() + ABORT_POLL_SECONDS
                     self.check(deadline, whom)
                 time.sleep(pause)
-                pause = min(_LONGEST, 1.3 * pause)
+                pause = min(_MAX_PAUSE, 1.3 * pause)
             version, content = json.loads(self._own.get(key))
         except dist.DistNetworkError as error:
             raise WeightSyncError(f"{self._who} lost the controller while it waited for {whom}") from error

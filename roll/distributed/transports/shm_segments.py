@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from roll.distributed.transports.packing import tensor_of
+from roll.distributed.transports.bucket_layout import tensor_of
 from roll.distributed.weights import WeightSyncError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def available() -> bool:
     return sys.platform == "linux" and os.access(FOLDER, os.W_OK)
 
 
-class Segment:
+class ShmSegment:
     """Shared memory of the host, made by the sender. `flat` is uint8 [size]."""
 
     def __init__(self, transfer: str, size: int) -> None:
@@ -103,11 +103,11 @@ class DeviceSegment:
         self.flat = None  # type: ignore[assignment]
 
 
-def make(transfer: str, size: int, device: torch.device, *, on_device: bool) -> Segment | DeviceSegment:
+def make(transfer: str, size: int, device: torch.device, *, on_device: bool) -> ShmSegment | DeviceSegment:
     """A segment for tensors of this device."""
     if on_device and device.type == "cuda":
         return DeviceSegment(size, device)
-    return Segment(transfer, size)
+    return ShmSegment(transfer, size)
 
 
 def attach(token: Any) -> Any:

@@ -30,14 +30,14 @@ class Response:
             finish_reason=reason,
         )
 
-    def begin_anew(self) -> int:
+    def restart(self) -> int:
         """Forget what was sampled; number of tokens lost."""
         lost = len(self.tokens)
         self.tokens, self.logprobs, self.versions = [], [], []
         return lost
 
 
-class Live(Response):
+class InFlightResponse(Response):
     """With the stream that samples it, on an engine that computes on its own. Only the loop's thread touches it."""
 
     def __init__(self, request: Request) -> None:

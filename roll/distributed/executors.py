@@ -1,0 +1,36 @@
+"""The executors by name: the one place that knows them all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from roll.distributed.cluster import Executor
+from roll.distributed.placement import RolePlacement
+from roll.distributed.ray_session import RayOptions
+
+EXECUTORS = ("inline", "ray")
+
+
+def make_executor(
+    name: str,
+    placements: Sequence[RolePlacement],
+    *,
+    rpc_timeout: float,
+    log_dir: Path | None = None,
+    ray: RayOptions | None = None,
+) -> Executor:
+    """Return the executor called `name` for these roles.
+
+    `log_dir` receives one file per worker process (`<role>-<rank>.log`); None keeps them in a temporary
+    folder.
+    """
+    if name not in EXECUTORS:
+        raise ValueError(f"unknown executor {name!r}; known: {list(EXECUTORS)}")
+    if name == "inline":
+        from roll.distributed.inline import InlineExecutor
+
+        return InlineExecutor(placements, rpc_timeout=rpc_timeout)
+    from roll.distributed.ray_executor import RayExecutor
+
+    return RayExecutor(placements, rpc_timeout=rpc_timeout, log_dir=log_dir, options=ray or RayOptions())
