@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
+import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
-from rich.console import Console
+from roll.cli.exits import DEBUG_VARIABLE, guarded
+from roll.cli.parsers import roll_parser
 
-from roll.cli import demos, envs, rollout
-
-GROUPS = (demos, envs, rollout)
 KEY_VALUES = ("overrides", "arguments")
 """What commands call their key=value arguments."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns its exit status. What the user can mend is said in a line."""
-    parser = argparse.ArgumentParser(prog="roll", description="Reinforcement learning for language models.")
-    groups = parser.add_subparsers(required=True, metavar="COMMAND")
-    for group in GROUPS:
-        group.add_to(groups)
+    """Run a command and return its exit code (`roll.cli.exits`)."""
+    parser = roll_parser()
     options, rest = parser.parse_known_args(arguments)
     # argparse takes key=value only next to the other arguments without a name, not after an option.
     taking = next((name for name in KEY_VALUES if hasattr(options, name)), None)
@@ -28,12 +24,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if taking is not None:
         setattr(options, taking, [*getattr(options, taking), *rest])
-    try:
-        status: int = options.run(options)
-    except ValueError as error:
-        Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(f"error: {error}")
-        return 1
-    return status
+    if options.debug:
+        os.environ[DEBUG_VARIABLE] = "1"
+
+    def command() -> int:
+        module, name = options.run.split(":")
+        status: int = getattr(import_module(module), name)(options)
+        return status
+
+    return guarded(command)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import functools
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 from rich.console import Console
@@ -26,22 +25,6 @@ MARKS = {
     "error": ("ERROR", "bold red"),
 }
 """Word and style of each level of a finding."""
-
-
-def add_to(groups: Any) -> None:
-    """Adds the subcommands to the parser of `roll`."""
-    parser = groups.add_parser("envs", help="environments: which there are, and whether one keeps its promises")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    listing = commands.add_parser("list", help="bundled environments and their arguments")
-    listing.set_defaults(run=list_envs)
-    test = commands.add_parser("test", help="check an environment, and play it at random and by its own solution")
-    test.add_argument("env", help="an id, package.module:Class, path/to/file.py:Class, or with --config a tag in it")
-    test.add_argument("arguments", nargs="*", metavar="key=value", help="arguments of the class, values as in YAML")
-    test.add_argument("--config", type=Path, help="a YAML file with `custom_envs`, or with the arguments alone")
-    test.add_argument("--seeds", type=int, default=8, help="episodes that each check plays (default 8)")
-    test.add_argument("--episodes", type=int, default=100, help="episodes of each agent (default 100)")
-    test.add_argument("--steps", type=int, default=50, help="actions per episode (default 50)")
-    test.set_defaults(run=test_env)
 
 
 def list_envs(options: argparse.Namespace) -> int:  # noqa: ARG001 - every command takes them

@@ -4,43 +4,22 @@ from __future__ import annotations
 
 import argparse
 import re
-import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
 
+from roll.cli.train import load, run
 from roll.configs.agentic import AgenticConfig
-from roll.configs.environment import check_environment
-from roll.configs.loader import load_config, to_yaml
-from roll.envs.registry import ENVS, check_envs
+from roll.configs.loader import to_yaml
+from roll.envs.registry import ENVS
 
 PICTURES = 4
 """Episodes per environment that `render_save_dir` draws and `samples.jsonl` shows."""
 
 
-def add_to(groups: Any) -> None:
-    """Adds the command to the parser of `roll`."""
-    parser = groups.add_parser("rollout", help="a model plays environments: episodes and a table of scores")
-    parser.add_argument("--model", required=True, help="Hugging Face folder or hub id")
-    parser.add_argument(
-        "--env", action="append", required=True, help="an id, or a class; may be given several times (roll envs list)"
-    )
-    parser.add_argument("--episodes", type=int, default=64, help="per environment (default 64)")
-    parser.add_argument("--max_steps", type=int, default=10, help="responses per episode (default 10)")
-    parser.add_argument("--engine", default="hf_infer", help="hf_infer (default), vllm or sglang")
-    parser.add_argument("--output_dir", type=Path, default=Path("output/rollout"), help="default: output/rollout")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="further keys of pipeline agentic")
-    parser.set_defaults(run=rollout)
-
-
 def rollout(options: argparse.Namespace) -> int:
-    """Writes the configuration that the options stand for to `<output_dir>/rollout.yaml`, and runs it.
-
-    The exit status is 0 when it has ended, 1 for whatever went wrong, which is said in a few lines.
-    """
+    """Write the configuration that the options stand for to `<output_dir>/rollout.yaml`, and run it."""
     for name in ("episodes", "max_steps"):
         if getattr(options, name) < 1:
             raise ValueError(f"--{name}: got {getattr(options, name)}, expected at least 1")
@@ -49,32 +28,11 @@ def rollout(options: argparse.Namespace) -> int:
     options.output_dir.mkdir(parents=True, exist_ok=True)
     file = options.output_dir / "rollout.yaml"
     file.write_text(yaml.safe_dump(configuration(options), sort_keys=False), encoding="utf-8")
-    config = load_config(file.parent, file.stem, options.overrides)
+    config = load(file, options.overrides)
     if not isinstance(config, AgenticConfig):
         raise ValueError(f"pipeline: got {config.pipeline}, expected agentic, which alone plays environments")
-    check_environment(config)
-    check_envs(config)
     file.write_text(to_yaml(config), encoding="utf-8")  # all that was played, overrides included
-    return _run(config)
-
-
-def _run(config: AgenticConfig) -> int:
-    from roll.pipelines import run_pipeline
-    from roll.utils.logging import setup_logging
-
-    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    for warning in config.warnings():
-        console.print(f"warning: {warning}")
-    setup_logging(file=config.logging_path / "controller.log")
-    try:
-        run_pipeline(config)
-    except Exception as error:  # noqa: BLE001 - the last boundary: everything is reported, nothing is hidden
-        details = config.logging_path / "error.txt"
-        details.write_text(traceback.format_exc(), encoding="utf-8")
-        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        console.print(f"error: {kind}{error}\n(traceback: {details})")
-        return 1
-    return 0
+    return run(config)
 
 
 def configuration(options: argparse.Namespace) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Pipelines by name. `run_pipeline` is what `examples/start_pipeline.py` calls with a checked configuration."""
+"""Pipelines by name. `run_pipeline` is what `roll train` calls with a checked configuration."""
 
 from __future__ import annotations
 

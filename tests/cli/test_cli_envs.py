@@ -77,7 +77,7 @@ def test_a_constructor_that_raises_is_placed(capsys, tmp_path):
     file = tmp_path / "broken_init.py"
     file.write_text(BROKEN.replace("[][1]", "int('one')"))
     status, _, err = ran(capsys, "test", f"{file}:Broken", "fails=true")
-    assert status == 1
+    assert status == 2
     assert "broken_init.py:7 in __init__" in err
 
 
@@ -95,7 +95,7 @@ def test_a_constructor_that_raises_is_placed(capsys, tmp_path):
 )
 def test_what_cannot_be_tested_is_said_in_a_line(capsys, arguments, message):
     status, _, err = ran(capsys, "test", *arguments)
-    assert status == 1
+    assert status == 2
     assert message in err
 
 
@@ -108,7 +108,7 @@ def test_arguments_may_come_from_a_file(capsys, tmp_path):
     status, out, _ = ran(capsys, "test", "lake", f"--config={sections}", "--seeds=2", "--episodes=2")
     assert (status, "frozen_lake-v1 size=3" in out) == (0, True)
     status, _, err = ran(capsys, "test", "sea", f"--config={sections}")
-    assert (status, "has no tag 'sea'; it has lake" in err) == (1, True)
+    assert (status, "has no tag 'sea'; it has lake" in err) == (2, True)
 
 
 def test_the_module_runs_as_a_command():
@@ -119,5 +119,5 @@ def test_the_module_runs_as_a_command():
         timeout=60,
         check=False,
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "error: env_type: no environment 'nothing'" in done.stderr

@@ -179,7 +179,7 @@ def test_what_can_be_mended_is_said_in_a_line(ran, model, tmp_path, arguments, e
     (tmp_path / "taken").write_text("")
     given = () if any(argument.startswith("--model") for argument in arguments) else ("--model", model)
     status, said = ran(*given, "--output_dir=out", *arguments, *SHORT)
-    assert status == 1
+    assert status == 2
     assert expected in said
     assert "Traceback" not in said
     assert not Path("out/scores.json").exists()
@@ -187,7 +187,7 @@ def test_what_can_be_mended_is_said_in_a_line(ran, model, tmp_path, arguments, e
 
 def test_a_model_with_too_few_positions_is_told_what_fits(ran, tiny_model):
     status, said = ran("--model", tiny_model, "--env", "frozen_lake-v1")
-    assert status == 1
+    assert status == 2
     assert "sequence_length: got 2048, expected at most 256 tokens" in said
     assert "fix: prompt_length=128 response_length=128" in said
     status, said = ran("--model", tiny_model, "--env", DIAL, "--episodes=1", "prompt_length=128", "response_length=128")

@@ -51,6 +51,20 @@ def test_a_run_prints_a_row_a_step_and_a_summary_and_leaves_its_files(tiny_model
     AutoTokenizer.from_pretrained(exported)
 
 
+def test_the_command_runs_what_the_script_runs(tiny_model, tmp_path, monkeypatch):
+    from roll.cli.__main__ import main
+    from roll.cli.train import start_pipeline
+
+    monkeypatch.chdir(write_toy(tmp_path, tiny_model))
+    assert main(["train", "toy", "max_steps=1", "output_dir=one"]) == 0
+    assert start_pipeline(["--config_name", "toy", "max_steps=1", "output_dir=other"], tmp_path) == 0
+    (one,), (other,) = metrics_of(tmp_path / "one" / "logs"), metrics_of(tmp_path / "other" / "logs")
+    measured = ("time/", "throughput/", "memory/", "sync/")
+    assert {key: value for key, value in one.items() if not key.startswith(measured)} == {
+        key: value for key, value in other.items() if not key.startswith(measured)
+    }
+
+
 FILTER = "rewards.case.query_filter_config.type=mean_filter"
 
 

@@ -1,0 +1,58 @@
+"""Configuration files by path or by name; a wrong one is answered with the nearest."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+
+EXAMPLES = Path("examples")
+"""Where `find_config` also looks for names to suggest, from the working directory."""
+
+
+def find_config(given: str | Path) -> Path:
+    """Return the configuration file at a path, which may lack its `.yaml`; raise `ValueError` if there is none."""
+    path = Path(given).expanduser()
+    file = path if path.suffix == ".yaml" else path.with_name(f"{path.name}.yaml")
+    if file.is_file():
+        return file
+    if path.is_dir():
+        there = ", ".join(sorted(yaml.stem for yaml in path.glob("*.yaml")))
+        raise ValueError(f"{path} is a folder, not a configuration file; it has {there or 'no YAML files'}")
+    if path.is_file():
+        raise ValueError(f"{path} isn't a configuration file: its name must end in .yaml")
+    there = sorted(file.parent.glob("*.yaml"))
+    near = nearest(file.stem, [*there, *EXAMPLES.rglob("*.yaml")])
+    hint = f"did you mean {_alternatives(near)}?" if near else f"seen from {Path.cwd()}"
+    if there and not near:
+        hint = f"its folder has {', '.join(other.stem for other in there)}"
+    raise ValueError(f"there is no configuration file {file}; {hint}")
+
+
+def find_by_name(name: str, folder: Path) -> Path:
+    """Return the one configuration file of that name in `folder` or below; raise `ValueError` if none or several."""
+    wanted = Path(name.removesuffix(".yaml")).parts
+    files = sorted(folder.rglob("*.yaml"))
+    found = [file for file in files if file.with_suffix("").parts[-len(wanted) :] == wanted]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        lines = "".join(f"\n  --config_path {file.parent} --config_name {file.stem}" for file in found)
+        raise ValueError(f"--config_name: {len(found)} files below {folder} are named {name!r}; choose one:{lines}")
+    near = nearest(wanted[-1] if wanted else "", files)
+    names = _alternatives(file.stem for file in near)
+    hint = f"did you mean {names}?" if near else f"there are {', '.join(file.stem for file in files) or 'none'}"
+    raise ValueError(f"--config_name: no file below {folder} is named {name!r}; {hint}")
+
+
+def nearest(stem: str, files: Iterable[Path], count: int = 3) -> list[Path]:
+    """Return up to `count` of the files, those named most like `stem` first."""
+    by_stem: dict[str, list[Path]] = {}
+    for file in files:
+        by_stem.setdefault(file.stem, []).append(file)
+    close = difflib.get_close_matches(stem, by_stem, n=count, cutoff=0.6)
+    return list(dict.fromkeys(file for name in close for file in by_stem[name]))[:count]
+
+
+def _alternatives(words: Iterable[object]) -> str:
+    return " or ".join(str(word) for word in words)

@@ -1,0 +1,107 @@
+"""`roll train` and `roll check`: from a YAML file to a running pipeline.
+
+The file is composed by Hydra (defaults lists, interpolation) and checked in full before anything heavy is imported.
+`examples/start_pipeline.py` comes in by `start_pipeline`, and does the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from roll.cli.exits import DEBUG_VARIABLE, Exit, guarded, report, say
+from roll.cli.find import find_by_name, find_config
+from roll.cli.parsers import start_pipeline_parser
+
+if TYPE_CHECKING:
+    from roll.configs.pipeline import RunConfig
+
+
+def start_pipeline(arguments: Sequence[str], examples: Path) -> int:
+    """Run what the arguments of `examples/start_pipeline.py` name; return its exit code.
+
+    Args:
+        arguments: The command line.
+        examples: The folder in which a `--config_name` without `--config_path` is looked up.
+    """
+    options = start_pipeline_parser().parse_intermixed_args(arguments)
+    if options.debug:
+        os.environ[DEBUG_VARIABLE] = "1"
+
+    def command() -> int:
+        file = _named_file(options.config_path, options.config_name, examples)
+        if options.check or options.print_config:
+            return show(file, options.overrides, every_key=options.print_config)
+        return run(load(file, options.overrides))
+
+    return guarded(command)
+
+
+def _named_file(folder: str | None, name: str, examples: Path) -> Path:
+    if folder is None:
+        return find_by_name(name, examples)
+    for path in (Path(folder), examples / folder):
+        if path.is_dir():
+            return find_config(path / name)
+    raise ValueError(f"--config_path: there is no folder {folder!r}, neither in {Path.cwd()} nor in {examples}")
+
+
+def train(options: argparse.Namespace) -> int:
+    """Run the pipeline of a file."""
+    return run(load(find_config(options.file), options.overrides))
+
+
+def check(options: argparse.Namespace) -> int:
+    """Check everything that can be checked without loading a model, and print the plan."""
+    return show(find_config(options.file), options.overrides, every_key=options.print_config)
+
+
+def show(file: Path, overrides: Sequence[str], *, every_key: bool) -> int:
+    """Print every key with its value, or check the machine as well and print the plan."""
+    from roll.configs.loader import load_config, to_yaml
+
+    if every_key:
+        sys.stdout.write(to_yaml(load_config(file.parent, file.stem, overrides)))
+        return Exit.DONE
+    config = load(file, overrides)
+    sys.stdout.write(f"{config.batch.explain()}\n{config.placement.explain()}\n")
+    return Exit.DONE
+
+
+def load(file: Path, overrides: Sequence[str]) -> RunConfig:
+    """Return the configuration, checked in full, and print its warnings; raise `ValueError` with all that is wrong."""
+    from roll.configs.agentic import AgenticConfig
+    from roll.configs.environment import check_environment
+    from roll.configs.loader import load_config
+    from roll.envs.registry import check_envs
+
+    config = load_config(file.parent, file.stem, overrides)
+    check_environment(config)
+    if isinstance(config, AgenticConfig):
+        check_envs(config)
+    for warning in config.warnings():
+        say(f"warning: {warning}")
+    return config
+
+
+def run(config: RunConfig) -> int:
+    """Run the pipeline and return its exit code; a failure's traceback goes to `<logging_dir>/error.txt`."""
+    from roll.pipelines import run_pipeline
+    from roll.utils.logging import setup_logging
+
+    setup_logging(file=config.logging_path / "controller.log")
+    try:
+        run_pipeline(config)
+    except KeyboardInterrupt:
+        say("interrupted; resume with resume_from_checkpoint=auto")
+        return Exit.INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - as in `guarded`, with a file for the traceback
+        details = config.logging_path / "error.txt"
+        details.write_text(traceback.format_exc(), encoding="utf-8")
+        return report(error, details)
+    return Exit.DONE
