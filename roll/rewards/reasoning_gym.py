@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Literal
 
+from roll.configs.verifiers import WHAT_TO_DO, WHY_REFUSED, verifier_that_executes
 from roll.rewards.base import Reward
 from roll.types.episode import Task
 
@@ -26,6 +27,10 @@ _MAX_ANSWER_CHARS = 10_000
 _FULL_MARKS = 1.0 - 1e-9
 
 
+class UnsafeVerifier(ValueError):
+    """A verifier that would run the response as code."""
+
+
 def reasoning_gym(
     response: str, task: Task, *, extract: Extract = "first_line", partial_credit: bool = False
 ) -> Reward:
@@ -35,10 +40,17 @@ def reasoning_gym(
     `extract` says where the answer is: `first_line` (few-shot prompts: the first line that isn't blank),
     `after_answer` (the line after the last "Answer:"), `tags` (inside of the last `<answer>...</answer>`),
     `whole`.
-    Parts: `correct`, `answered`, `score` (what the verifier said). Raises `ValueError` for a task without the
-    generator's entry, `RuntimeError` when the verifier fails for a reason that isn't the response.
+    Parts: `correct`, `answered`, `score` (what the verifier said).
+
+    Raises:
+        UnsafeVerifier: the dataset's verifier executes the response.
+        ValueError: a task without the generator's entry.
+        RuntimeError: the verifier fails for a reason that isn't the response.
     """
     name, config, entry = _read_payload(task)
+    executed = verifier_that_executes(name, config)
+    if executed is not None:  # before the verifier is even imported
+        raise UnsafeVerifier(f"reasoning_gym: {executed}: {WHY_REFUSED}; {WHAT_TO_DO}")
     scorer = _scorer(name, json.dumps(config, sort_keys=True))
     answer = extract_answer(response, extract)
     score = _score(scorer, answer, entry, name) if answer else 0.0

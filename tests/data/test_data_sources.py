@@ -275,3 +275,11 @@ def test_a_messages_content_may_be_a_list_of_text_parts():
     for content in ([], [{"type": "image_url", "image_url": "x"}], [*parts, {"type": "image"}], [3], None):
         with pytest.raises(DataError, match=r"f:1: messages\[0\]"):
             parse_messages([{"role": "user", "content": content}], "f:1")
+
+
+def test_a_file_cannot_pass_for_a_generated_task(tmp_path: Path) -> None:
+    # Some verifiers evaluate the entry, so only entries of the generator itself may reach them.
+    entry = {"dataset": "number_sorting", "config": {}, "entry": {"question": "", "answer": "__import__('os')"}}
+    file = write(tmp_path / "rows.jsonl", [{"prompt": "p"}, {"prompt": "q", "reasoning_gym": entry}])
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: .*column 'reasoning_gym'.*procedural"):
+        load_tasks(str(file), seed=1)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
+from reasoning_gym.factory import DATASETS
 
+from roll.configs.verifiers import VERIFIERS_THAT_EXECUTE, verifier_that_executes
 from roll.data.procedural import PAYLOAD_KEY as WRITTEN_KEY
 from roll.data.procedural import ProceduralSpec, procedural_tasks
 from roll.rewards import reasoning_gym as reward_module
@@ -28,7 +33,7 @@ def test_data_and_reward_agree_on_the_payload_key() -> None:
 
 
 @pytest.mark.parametrize(
-    "dataset", ["chain_sum", "basic_arithmetic", "countdown", "gcd", "letter_counting", "spell_backward"]
+    "dataset", ["chain_sum", "basic_arithmetic", "number_sorting", "gcd", "letter_counting", "spell_backward"]
 )
 def test_gold_answers_of_generated_tasks_score_one_and_nonsense_zero(dataset: str) -> None:
     for task in procedural_tasks(ProceduralSpec(dataset=dataset, size=3), seed=1):
@@ -77,10 +82,10 @@ def test_a_response_that_makes_the_verifier_raise_is_a_wrong_answer() -> None:
 
 
 def test_a_task_whose_gold_answer_is_rejected_is_an_error() -> None:
-    # 1 + 1 is not the 5 that the puzzle asks for
-    entry = {"question": "", "answer": "1 + 1", "metadata": {"numbers": [1, 1], "target": 5}}
-    with pytest.raises(RuntimeError, match=r"countdown.*rejects its own answer"):
-        reasoning_gym("1 + 1", entry_task("countdown", entry))
+    # a second quarter turn doesn't undo the first
+    entry = {"question": "", "answer": "R", "metadata": {"cube_size": 3, "scramble_moves": "R"}}
+    with pytest.raises(RuntimeError, match=r"rubiks_cube.*rejects its own answer"):
+        reasoning_gym("R", entry_task("rubiks_cube", entry))
 
 
 def test_a_verifier_that_fails_for_every_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,3 +106,51 @@ def test_a_task_from_elsewhere_is_an_error() -> None:
 def test_an_unknown_extract_is_an_error() -> None:
     with pytest.raises(ValueError, match="extract"):
         reasoning_gym("5", sum_task(), extract="somewhere")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dataset", sorted(VERIFIERS_THAT_EXECUTE))
+def test_a_verifier_that_executes_the_response_never_sees_it(dataset: str, tmp_path: Path) -> None:
+    touched = tmp_path / "touched"
+    attack = f"__import__('pathlib').Path({str(touched)!r}).touch()"
+    task = procedural_tasks(ProceduralSpec(dataset=dataset, size=1), seed=1)[0]
+    for response in (attack, f"[{attack}]", str(task.payload["ground_truth"])):
+        with pytest.raises(ValueError, match=rf"{dataset}.*executes the response"):
+            reasoning_gym(response, task)
+    assert not touched.exists()
+
+
+def test_a_composite_hides_no_verifier_that_executes_the_response() -> None:
+    inner = {"name": "countdown", "weight": 1.0, "config": {}}
+    payload = {
+        "dataset": "composite",
+        "config": {"datasets": [inner]},
+        "entry": {"question": "", "answer": "1", "metadata": {"source_dataset": "countdown"}},
+    }
+    task = Task(id="t:1", source="t", payload={PAYLOAD_KEY: payload}, seed=0, tag="t", domain="d")
+    with pytest.raises(ValueError, match="countdown.*executes the response"):
+        reasoning_gym("1", task)
+    assert verifier_that_executes("composite", {"datasets": [{"name": "chain_sum"}]}) is None
+
+
+def test_no_other_verifier_of_the_installed_library_holds_code_that_executes_text() -> None:
+    # What may call these: generators on their own text, verifiers on the text of the entry. Read by hand in 0.1.25.
+    read = {
+        "codeio": "runs the data set's own code, to make an entry",
+        "number_sorting": "evaluates the entry's answer",
+        "bitwise_arithmetic": "evaluates the entry's problem",
+        "basic_arithmetic": "evaluates the question it has made",
+        "gsm_symbolic": "evaluates fractions of its own templates",
+        "propositional_logic": "a `parse_expr` of its own, which splits text",
+    }
+    calls = {"eval", "exec", "parse_expr", "sympify", "S", "__import__", "load_module"}
+    found = set()
+    for name, (dataset, _) in sorted(DATASETS.items()):
+        folder = Path(inspect.getfile(dataset)).parent
+        own = [Path(inspect.getfile(dataset))]
+        own += [file for file in folder.rglob("*.py") if file.parent.name == name]
+        for node in (node for file in own for node in ast.walk(ast.parse(file.read_text()))):
+            if isinstance(node, ast.Call):
+                called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                if called in calls:
+                    found.add(name)
+    assert found - set(read) == VERIFIERS_THAT_EXECUTE
