@@ -22,8 +22,8 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from roll.configs.agentic import AgenticConfig
-from roll.configs.loader import load_config
+from roll.configs.parsing.loader import load_config
+from roll.configs.schema.agentic_config import AgenticConfig
 from roll.envs.baselines import random_score, scripted_score
 from roll.envs.registry import bare_env, env_spec
 from roll.rollout.env_tasks import EnvTasks

@@ -156,8 +156,8 @@ def strategy_step(job: Job, contender: Contender, rank: int, world: int, port: i
     import torch
     from transformers import AutoConfig
 
-    from roll.configs.base import ModelArgs, TrainConfig, TrainingArgs
-    from roll.configs.strategy import STRATEGIES, StrategyArgs
+    from roll.configs.schema.strategy_config import STRATEGIES, StrategyArgs
+    from roll.configs.schema.worker_config import ModelArgs, TrainConfig, TrainingArgs
     from roll.distributed.worker import WorkerInfo
     from roll.strategies import build_train_strategy
     from roll.strategies.base import LossFn, LossTerms, TrainSpec

@@ -186,12 +186,12 @@ def main() -> None:
     options = parser.parse_args()
     task = Task(**json.loads(options.task))
     write_config(task, options.folder, options)
-    from roll.configs.environment import check_environment
-    from roll.configs.loader import load_config
+    from roll.configs.checks.prerequisites import check_prerequisites
+    from roll.configs.parsing.loader import load_config
     from roll.pipelines import run_pipeline
 
     config = load_config(options.folder, "ours", [])
-    check_environment(config)
+    check_prerequisites(config)
     turns = Turns(options.address)
     import roll.pipelines.start  # noqa: F401 - so that its name can be replaced
 

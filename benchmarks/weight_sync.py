@@ -115,8 +115,8 @@ class VllmEngine(Worker):
     """A real vLLM engine."""
 
     def __init__(self, info: WorkerInfo, model: str) -> None:
-        from roll.configs.base import ModelArgs
-        from roll.configs.engines import VllmConfig
+        from roll.configs.schema.engine_config import VllmConfig
+        from roll.configs.schema.worker_config import ModelArgs
         from roll.strategies.vllm.engine import build
 
         super().__init__(info)

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from roll.configs.agentic import AgenticConfig
-from roll.configs.loader import load_config
-from roll.configs.sft import SFTConfig
+from roll.configs.parsing.loader import load_config
+from roll.configs.schema.agentic_config import AgenticConfig
+from roll.configs.schema.sft_config import SFTConfig
 from roll.envs.base import Observation
 from roll.envs.baselines import random_action
 from roll.envs.registry import bare_env, env_spec

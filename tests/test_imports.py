@@ -97,7 +97,7 @@ def test_the_allowed_arrows_have_no_cycle():
     [
         ("utils", "roll.types.batch"),
         ("types", "roll.configs"),
-        ("algorithms", "roll.configs.base"),
+        ("algorithms", "roll.configs.schema.worker_config"),
         ("algorithms", "roll.utils.seeding"),
         ("strategies", "roll.rewards.base"),
         ("envs", "roll.rollout.episode"),

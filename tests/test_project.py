@@ -88,8 +88,8 @@ def test_every_import_of_the_package_is_declared():
 
 
 def test_a_backends_package_is_an_extra_of_its_own_which_the_messages_name():
-    from roll.configs.machine import MISSING
-    from roll.configs.rules_lora import PEFT_MISSING
+    from roll.configs.checks.machine import MISSING
+    from roll.configs.rules.lora import PEFT_MISSING
 
     messages = [*MISSING.values(), PEFT_MISSING]
     for extra, package in BACKENDS.items():

@@ -6,7 +6,7 @@ import json
 import random
 from pathlib import Path
 
-from roll.configs.sft import SFTConfig
+from roll.configs.schema.sft_config import SFTConfig
 from roll.utils.models import prepare_smollm2, smollm2_path
 
 ROWS = 400

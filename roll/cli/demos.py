@@ -8,8 +8,8 @@ import json
 from rich.console import Console
 
 from roll.cli.find import find_config
-from roll.configs.agentic import AgenticConfig
-from roll.configs.loader import load_config
+from roll.configs.parsing.loader import load_config
+from roll.configs.schema.agentic_config import AgenticConfig
 from roll.rollout.demonstrations import demonstrations
 
 

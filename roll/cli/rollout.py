@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from roll.cli.train import load, run
-from roll.configs.agentic import AgenticConfig
-from roll.configs.loader import to_yaml
+from roll.configs.parsing.loader import to_yaml
+from roll.configs.schema.agentic_config import AgenticConfig
 from roll.envs.registry import ENVS
 
 PICTURES = 4

@@ -19,7 +19,7 @@ from roll.cli.find import find_by_name, find_config
 from roll.cli.parsers import start_pipeline_parser
 
 if TYPE_CHECKING:
-    from roll.configs.pipeline import RunConfig
+    from roll.configs.schema.run_config import RunConfig
 
 
 def start_pipeline(arguments: Sequence[str], examples: Path) -> int:
@@ -63,7 +63,7 @@ def check(options: argparse.Namespace) -> int:
 
 def show(file: Path, overrides: Sequence[str], *, every_key: bool) -> int:
     """Print every key with its value, or check the machine as well and print the plan."""
-    from roll.configs.loader import load_config, to_yaml
+    from roll.configs.parsing.loader import load_config, to_yaml
 
     if every_key:
         sys.stdout.write(to_yaml(load_config(file.parent, file.stem, overrides)))
@@ -75,13 +75,13 @@ def show(file: Path, overrides: Sequence[str], *, every_key: bool) -> int:
 
 def load(file: Path, overrides: Sequence[str]) -> RunConfig:
     """Return the configuration, checked in full, and print its warnings; raise `ValueError` with all that is wrong."""
-    from roll.configs.agentic import AgenticConfig
-    from roll.configs.environment import check_environment
-    from roll.configs.loader import load_config
+    from roll.configs.checks.prerequisites import check_prerequisites
+    from roll.configs.parsing.loader import load_config
+    from roll.configs.schema.agentic_config import AgenticConfig
     from roll.envs.registry import check_envs
 
     config = load_config(file.parent, file.stem, overrides)
-    check_environment(config)
+    check_prerequisites(config)
     if isinstance(config, AgenticConfig):
         check_envs(config)
     for warning in config.warnings():

@@ -12,14 +12,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from roll.configs.environments import CustomEnv, EnvManager
 from roll.configs.errors import did_you_mean
+from roll.configs.schema.env_config import CustomEnv, EnvManager
 from roll.envs.base import Env
 from roll.envs.wrappers import FILE_MODULE, ActionRules, ResponseActions, TimeLimit
 from roll.utils.seeding import stable_hash
 
 if TYPE_CHECKING:
-    from roll.configs.agentic import AgenticConfig
+    from roll.configs.schema.agentic_config import AgenticConfig
 
 ENVS: dict[str, str] = {
     "sokoban-v1": "roll.envs.sokoban:Sokoban",

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from roll.configs.pipeline import RunConfig
+    from roll.configs.schema.run_config import RunConfig
 
 
 def run_pipeline(config: RunConfig) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from roll.configs.agentic import AgenticConfig
-from roll.configs.base import GeneratingArgs
-from roll.configs.environments import EnvManager
+from roll.configs.schema.agentic_config import AgenticConfig
+from roll.configs.schema.env_config import EnvManager
+from roll.configs.schema.worker_config import GeneratingArgs
 from roll.envs.pool import EnvPool
 from roll.envs.registry import EnvSpec, bare_env, env_spec
 from roll.pipelines.generation import TrainingSource

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from roll.configs.rl import RLConfig
+from roll.configs.schema.rl_config import RLConfig
 from roll.pipelines.assemble import Rollouts, assemble
 from roll.pipelines.clusters import Clusters
 from roll.pipelines.credit import CreditAssigner

@@ -10,7 +10,7 @@ from typing import Any
 from roll.checkpoint.files import read_json, write_json
 from roll.checkpoint.manifest import Checkpoint
 from roll.checkpoint.store import CheckpointStore
-from roll.configs.pipeline import RunConfig
+from roll.configs.schema.run_config import RunConfig
 from roll.pipelines.clusters import Clusters
 from roll.workers.train import TrainWorker
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from roll.configs.pipeline import RunConfig
+from roll.configs.schema.run_config import RunConfig
 from roll.distributed.cluster import Cluster, Executor
 from roll.distributed.executors import make_executor
 from roll.distributed.placement import RolePlacement
@@ -102,7 +102,7 @@ def _start(executor: Executor, placement: RolePlacement, config: RunConfig, tota
     role = placement.role
     learns = role in ("actor_train", "critic")
     # The critic trains from the first step, the actor after the critic's warm-up.
-    steps = total_steps - (config.actor_waits if role == "actor_train" else 0)
+    steps = total_steps - (config.critic_warmup_steps if role == "actor_train" else 0)
     spec = train_spec(
         config,
         role,

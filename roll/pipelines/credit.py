@@ -34,7 +34,7 @@ from roll.algorithms.shaping import (
     within_difficulty,
 )
 from roll.algorithms.turns import place_on_turns, sum_over_turns
-from roll.configs.rl import RLConfig
+from roll.configs.schema.rl_config import RLConfig
 from roll.pipelines.assemble import Rollouts
 from roll.pipelines.off_policy import corrected, old_logprobs_source, staleness_metrics, staleness_of
 from roll.pipelines.turn_credit import (

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from roll.configs.rl import RLConfig
+from roll.configs.schema.rl_config import RLConfig
 from roll.distributed.cluster import Cluster
 from roll.rollout.ahead import AheadPlan, AheadState, RolloutAhead
 from roll.rollout.buffer import load_groups, save_groups

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
-from roll.configs.pipeline import RunConfig
+from roll.configs.schema.run_config import RunConfig
 from roll.distributed.cluster import Cluster
 from roll.pipelines.assemble import with_fillers
 from roll.pipelines.checkpoints import Checkpoints

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.corrections import Correction, Filter, Level, correct
-from roll.configs.policy import TrainInferCorrection
-from roll.configs.rl import RLConfig
+from roll.configs.schema.policy_config import TrainInferCorrection
+from roll.configs.schema.rl_config import RLConfig
 from roll.types.batch import TokenBatch
 from roll.types.metrics import Metrics
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from roll.configs.pipeline import RunConfig
+from roll.configs.schema.run_config import RunConfig
 from roll.utils.importing import load_object
 
 logger = logging.getLogger(__name__)

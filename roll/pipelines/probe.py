@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from roll.configs.rl import RLConfig
+from roll.configs.schema.rl_config import RLConfig
 from roll.distributed.cluster import Cluster
 from roll.distributed.weights import WeightSyncError
 from roll.pipelines.assemble import with_fillers

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from roll.configs.pipeline import RunConfig
+from roll.configs.schema.run_config import RunConfig
 from roll.pipelines.assemble import Rollouts
 from roll.pipelines.score_table import TagScore, table
 from roll.tracking.base import Sample
@@ -59,7 +59,7 @@ class Report:
         kwargs = {"stdout": asdict(chosen)} if chosen is not None else {}
         self._trackers = build_trackers(config.track_with, kwargs, folder, resume_step)
         self._drops = DropLog(folder, resume_step)
-        dump = config.further_folders.get("rollout_dump_dir")
+        dump = config.extra_output_dirs.get("rollout_dump_dir")
         self._writer = RolloutWriter(Path(dump)) if dump else None
         self._spans: dict[str, float] = {}
         self._tokens = 0
@@ -214,7 +214,7 @@ class Report:
         if self._scores:
             files["scores"] = self._config.output_path / "scores.json"
             files["episodes"] = self._config.output_path / "episodes.jsonl"
-        files.update({key: Path(name) for key, name in self._config.further_folders.items() if name})
+        files.update({key: Path(name) for key, name in self._config.extra_output_dirs.items() if name})
         return RunSummary(
             exp_name=self._config.exp_name,
             steps=0 if self._config.only_validates else self._steps - self._resumed_at,

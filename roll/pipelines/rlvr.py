@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from roll.configs.rlvr import RLVRConfig
+from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.data.prompts import PromptSet
 from roll.data.sampler import TaskSource
 from roll.envs.base import Observation

@@ -13,9 +13,9 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from roll.configs.base import GeneratingArgs
-from roll.configs.rewards import QueryFilterConfig
-from roll.configs.rl import RLConfig
+from roll.configs.schema.reward_config import QueryFilterConfig
+from roll.configs.schema.rl_config import RLConfig
+from roll.configs.schema.worker_config import GeneratingArgs
 from roll.distributed.errors import WorkerFailed
 from roll.pipelines.assemble import Rollouts, assemble
 from roll.pipelines.base import Pipeline

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import Future
 
-from roll.configs.rewards import REWARD_MODEL, RewardConfig
-from roll.configs.rlvr import RLVRConfig
+from roll.configs.schema.reward_config import REWARD_MODEL, RewardConfig
+from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.rewards.base import Reward, RewardRequest, RewardResult, RewardSpec
 from roll.rewards.pool import RewardPool
 from roll.workers.reward import PART, TRUNCATED_PART, RewardModel

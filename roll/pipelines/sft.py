@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roll.configs.sft import SFTConfig, SFTDataArgs
+from roll.configs.schema.sft_config import SFTConfig, SFTDataArgs
 from roll.data.chat_masks import ConversationEncoder
 from roll.data.sft import (
     ConversationColumns,

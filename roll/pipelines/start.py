@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from roll.configs.agentic import AgenticConfig
-from roll.configs.environment import check_environment
-from roll.configs.loader import load_config
-from roll.configs.rl import RLConfig
-from roll.configs.rlvr import RLVRConfig
-from roll.configs.sft import SFTConfig
+from roll.configs.checks.prerequisites import check_prerequisites
+from roll.configs.parsing.loader import load_config
+from roll.configs.schema.agentic_config import AgenticConfig
+from roll.configs.schema.rl_config import RLConfig
+from roll.configs.schema.rlvr_config import RLVRConfig
+from roll.configs.schema.sft_config import SFTConfig
 from roll.data.readers import DataError
 from roll.data.sampler import TaskSource
 from roll.pipelines.agentic import EnvironmentPlay
@@ -126,7 +126,7 @@ def warm_start(config: AgenticConfig) -> None:
     first = load_config(file.parent, file.stem, settings)
     if not isinstance(first, SFTConfig):
         raise ValueError(f"warm_start: {file} is a file of pipeline {first.pipeline}, expected one of pipeline sft")
-    check_environment(first)
+    check_prerequisites(first)
     logger.info("warm start with %s", file)
     run_sft(first)
 

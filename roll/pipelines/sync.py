@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from roll.configs.rl import RLConfig
+from roll.configs.schema.rl_config import RLConfig
 from roll.distributed.errors import WorkerDied
 from roll.distributed.handles import Handle
 from roll.distributed.transports import STREAMING, Route, Sent, TransferSummary, files, shm_segments

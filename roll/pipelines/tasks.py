@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from roll.configs.base import DataArgs
-from roll.configs.rlvr import RLVRConfig
+from roll.configs.schema.rlvr_config import RLVRConfig
+from roll.configs.schema.worker_config import DataArgs
 from roll.data.procedural import ProceduralSpec, procedural_tasks, questions_of
 from roll.data.prompts import PromptSet, encode_prompts
 from roll.data.sampler import TaskSource

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from roll.algorithms.gigpo import StepInputs, step_groups
 from roll.algorithms.groups import batch_index, group_moments, index_of
-from roll.configs.environments import TurnCredit
+from roll.configs.schema.env_config import TurnCredit
 from roll.pipelines.assemble import Rollouts
 from roll.types.episode import Trajectory
 from roll.types.metrics import Metrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from roll.configs.rl import RLConfig
+from roll.configs.schema.rl_config import RLConfig
 from roll.distributed.cluster import Cluster
 from roll.pipelines.assemble import Rollouts, with_fillers
 from roll.pipelines.off_policy import old_logprobs_source

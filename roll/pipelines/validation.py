@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from roll.configs.rewards import ValidationConfig
+from roll.configs.schema.reward_config import ValidationConfig
 from roll.tracking.base import Sample
 from roll.types.episode import Group, Trajectory
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Literal
 
-from roll.configs.verifiers import WHAT_TO_DO, WHY_REFUSED, verifier_that_executes
+from roll.configs.rules.verifiers import WHAT_TO_DO, WHY_REFUSED, verifier_that_executes
 from roll.rewards.base import Reward
 from roll.types.episode import Task
 

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from roll.configs.environments import CustomEnv
 from roll.configs.errors import did_you_mean
-from roll.configs.turn_templates import SYSTEM_NAMES, TURN_NAMES, filled, names_in, unknown_names
+from roll.configs.schema.env_config import CustomEnv
+from roll.configs.schema.turn_templates import SYSTEM_NAMES, TURN_NAMES, filled, names_in, unknown_names
 from roll.envs.base import Message, Observation
 from roll.envs.wrappers import without_thoughts
 from roll.rollout.agent import Agent

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
-from roll.configs.agentic import AgenticConfig
+from roll.configs.schema.agentic_config import AgenticConfig
 from roll.envs.base import Env, Message, Observation, StepResult
 from roll.envs.registry import EnvSpec, bare_env, build_env, env_spec, load_env
 from roll.rollout.conversation import Conversation

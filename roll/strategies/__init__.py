@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from roll.configs.base import ModelArgs, WorkerConfig
+    from roll.configs.schema.worker_config import ModelArgs, WorkerConfig
     from roll.distributed.worker import WorkerInfo
     from roll.strategies.base import InferEngine, TrainSpec, TrainStrategy
 

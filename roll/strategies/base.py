@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias, get_args
 
 from torch import Tensor
 
-from roll.configs.base import ForwardConfig
+from roll.configs.schema.worker_config import ForwardConfig
 from roll.distributed.layout import RankLayout
 from roll.distributed.weights import WeightPart
 from roll.types.batch import Denominators, TokenBatch, TokenOutputs

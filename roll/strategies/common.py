@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from roll.configs.base import TrainConfig
+from roll.configs.schema.worker_config import TrainConfig
 from roll.distributed.layout import RankLayout
 from roll.distributed.worker import WorkerInfo
 from roll.strategies.base import LossFn, OutputName, StatePart, TrainSpec, TrainStrategy

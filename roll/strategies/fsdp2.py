@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from roll.configs.strategy import Fsdp2Config
+from roll.configs.schema.strategy_config import Fsdp2Config
 from roll.distributed.process_group import init_process_group
 from roll.strategies.base import STATE_PARTS, StatePart
 from roll.strategies.hf.build import hf_module

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roll.configs.base import ModelArgs
-from roll.configs.options import StrategyConfig
+from roll.configs.schema.strategy_options import StrategyConfig
+from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.base import (
     ENGINE_PARTS,
     Completion,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from roll.configs.rl import RLConfig
+from roll.configs.schema.rl_config import RLConfig
 from roll.distributed.cluster import Cluster
 from roll.distributed.dispatch import Dispatch, dispatch
 from roll.distributed.errors import WorkerFailed

@@ -21,9 +21,9 @@ from roll.algorithms.losses import (
     sft_loss,
     value_loss,
 )
-from roll.configs.pipeline import RunConfig
-from roll.configs.rl import RLConfig
-from roll.configs.sft import SFTConfig
+from roll.configs.schema.rl_config import RLConfig
+from roll.configs.schema.run_config import RunConfig
+from roll.configs.schema.sft_config import SFTConfig
 from roll.strategies.base import LossFn, LossTerms
 from roll.types.batch import Denominators, TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics

@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
-from roll.configs.rewards import RewardModelConfig
-from roll.configs.rlvr import RLVRConfig
+from roll.configs.schema.reward_config import RewardModelConfig
+from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.data.prompts import CUT
 from roll.data.templates import PromptEncoder, TemplateError
 from roll.distributed.cluster import Cluster

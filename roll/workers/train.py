@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from roll.configs.base import ForwardConfig, ModelArgs
-from roll.configs.pipeline import RunConfig
-from roll.configs.rl import RLConfig
+from roll.configs.schema.rl_config import RLConfig
+from roll.configs.schema.run_config import RunConfig
+from roll.configs.schema.worker_config import ForwardConfig, ModelArgs
 from roll.distributed.dispatch import Dispatch, dispatch
 from roll.distributed.layout import RankLayout
 from roll.distributed.transports import Route, Sent, send
@@ -47,7 +47,7 @@ def train_spec(
         trains=trains,
         total_optimizer_steps=total_optimizer_steps,
         max_grad_norm=config.max_grad_norm or 0.0,
-        l2=config.pull_to_start if role == "actor_train" else 0.0,
+        l2=config.l2_coef if role == "actor_train" else 0.0,
     )
 
 

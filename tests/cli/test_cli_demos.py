@@ -75,7 +75,7 @@ def test_rows_are_what_fine_tuning_reads(ran, tiny_model):
         "actor_train": {"data_args": {"file_name": "demos.jsonl", "messages": "messages"}},
     }  # fmt: skip
     Path("sft.yaml").write_text(yaml.safe_dump(tree))
-    from roll.configs.loader import load_config
+    from roll.configs.parsing.loader import load_config
 
     run_pipeline(load_config(Path(), "sft", []))
     assert rows_of("sft/logs/metrics.jsonl")

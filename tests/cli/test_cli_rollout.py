@@ -12,7 +12,7 @@ from tiny_models import build_tiny_model
 
 from roll.cli.__main__ import main
 from roll.cli.rollout import configuration
-from roll.configs.loader import load_config
+from roll.configs.parsing.loader import load_config
 from roll.tracking.rollouts import read_rollouts
 
 DIAL = f"{Path(__file__).parents[2]}/examples/custom_env/dial.py:Dial"

@@ -174,7 +174,7 @@ def test_a_run_ends_with_one_code_for_each_kind_of_end(toy, capsys, monkeypatch,
     ],
 )
 def test_what_goes_wrong_before_a_run_ends_alike(toy, capsys, monkeypatch, error, code, expected):
-    monkeypatch.setattr("roll.configs.environment.check_environment", raiser(error))
+    monkeypatch.setattr("roll.configs.checks.prerequisites.check_prerequisites", raiser(error))
     assert main(["check", "toy"]) == code
     assert capsys.readouterr().err == expected
 

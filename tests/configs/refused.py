@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from roll.configs.errors import ConfigError
-from roll.configs.loader import load_config
+from roll.configs.parsing.loader import load_config
 
 
 def check_refused(job, overrides, path, fragments):

@@ -9,9 +9,9 @@ import pytest
 import yaml
 from refused import check_refused
 
-from roll.configs.environment import check_environment
+from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
-from roll.configs.loader import load_config
+from roll.configs.parsing.loader import load_config
 
 LAKE = "custom_envs.lake"
 TRAIN = "train_env_manager"
@@ -309,9 +309,9 @@ def test_a_warm_start_makes_the_model(play):
     config = load_config(play, "job", ["pretrain=null", "warm_start=first.yaml", "output_dir=out"])
     assert config.model_path("actor_infer") == "out/warm_start/hf_model" == str(config.warm_model_path)
     with pytest.raises(ConfigError, match=r"warm_start.*a configuration file that exists"):
-        check_environment(config)
+        check_prerequisites(config)
     (play / "first.yaml").write_text("pipeline: sft\n")
-    check_environment(config)  # the model isn't there yet, and need not be
+    check_prerequisites(config)  # the model isn't there yet, and need not be
 
 
 def test_one_turn_is_a_warning_for_what_credits_turns(play):

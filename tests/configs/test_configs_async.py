@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from refused import check_refused
 
-from roll.configs.environment import check_environment
+from roll.configs.checks.machine import Machine
+from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
-from roll.configs.loader import load_config
-from roll.configs.machine import Machine
+from roll.configs.parsing.loader import load_config
 
 RATIO = "async_generation_ratio=1"
 RAY = "executor=ray"
@@ -86,10 +86,10 @@ WIDE = [*AHEAD, "num_gpus_per_node=8", TRAIN, "actor_train.training_args.gradien
 
 
 def test_on_accelerators_training_and_engines_have_slots_of_their_own(job):
-    check_environment(load_config(job, "job", [*WIDE, f"{INFER}=4-7"]), GPUS)
-    check_environment(load_config(job, "job", [*WIDE, f"{INFER}=0-7"]), Machine())  # processes of a CPU share it
+    check_prerequisites(load_config(job, "job", [*WIDE, f"{INFER}=4-7"]), GPUS)
+    check_prerequisites(load_config(job, "job", [*WIDE, f"{INFER}=0-7"]), Machine())  # processes of a CPU share it
     with pytest.raises(ConfigError) as caught:
-        check_environment(load_config(job, "job", [*WIDE, f"{INFER}=3-7"]), GPUS)
+        check_prerequisites(load_config(job, "job", [*WIDE, f"{INFER}=3-7"]), GPUS)
     (violation,) = caught.value.violations
     assert violation.path == "actor_train.device_mapping"
     assert "actor_train and the engines would work on slot 3 at the same time" in str(violation)
@@ -99,15 +99,15 @@ def test_on_accelerators_training_and_engines_have_slots_of_their_own(job):
 def test_a_reference_beside_the_engines_is_as_much_in_the_way(job):
     overrides = [*WIDE, f"{INFER}=4-7", "use_kl_loss=true", "reference.device_mapping=4-7"]
     with pytest.raises(ConfigError, match="reference and the engines would work on slot 4"):
-        check_environment(load_config(job, "job", overrides), GPUS)
+        check_prerequisites(load_config(job, "job", overrides), GPUS)
 
 
 def test_taking_turns_on_one_slot_is_fine_without_running_ahead(job):
-    check_environment(load_config(job, "job", [RAY, VLLM]), GPUS)
+    check_prerequisites(load_config(job, "job", [RAY, VLLM]), GPUS)
 
 
 def test_a_broadcast_between_roles_on_one_accelerator_is_refused(job):
     config = load_config(job, "job", [RAY, VLLM, "weight_transport=broadcast"])
     with pytest.raises(ConfigError, match="as actor_train and actor_infer do slot 0"):
-        check_environment(config, GPUS)
-    check_environment(config, Machine())
+        check_prerequisites(config, GPUS)
+    check_prerequisites(config, Machine())

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from roll.configs.environment import check_environment
+from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
-from roll.configs.loader import load_config
+from roll.configs.parsing.loader import load_config
 
 REPOSITORY = Path(__file__).parents[2]
 TRAIN = "actor_train.training_args"
@@ -206,12 +206,12 @@ BROKEN: list[tuple[str, list[str], str, list[str]]] = [
 
 def problem_of(job: Path, overrides: list[str]) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
-        check_environment(load_config(job, "job", overrides))
+        check_prerequisites(load_config(job, "job", overrides))
     return caught.value
 
 
 def test_the_job_that_the_table_breaks_is_sound(job):
-    check_environment(load_config(job, "job"))
+    check_prerequisites(load_config(job, "job"))
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import pytest
 
-from roll.configs.build import build
 from roll.configs.errors import did_you_mean
-from roll.configs.fields import number, one_or_many
-from roll.configs.rlvr import RLVRConfig
+from roll.configs.parsing.build_config import build
+from roll.configs.schema.fields import number, one_or_many
+from roll.configs.schema.rlvr_config import RLVRConfig
 
 
 @dataclass(frozen=True, kw_only=True)

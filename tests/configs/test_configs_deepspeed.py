@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from roll.configs.deepspeed import REFUSED_ZERO_KEYS, ZERO_KEYS
 from roll.configs.errors import ConfigError
-from roll.configs.loader import load_config
+from roll.configs.parsing.loader import load_config
+from roll.configs.schema.deepspeed_config import REFUSED_ZERO_KEYS, ZERO_KEYS
 
 CONFIG = "actor_train.strategy_args.strategy_config"
 ZERO = f"{CONFIG}.zero_optimization"

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from roll.configs.errors import ConfigError
-from roll.configs.loader import load_config
-from roll.configs.rules_deepspeed_values import COUNTS
+from roll.configs.parsing.loader import load_config
+from roll.configs.rules.deepspeed_values import COUNTS
 
 ZERO = "actor_train.strategy_args.strategy_config.zero_optimization"
 

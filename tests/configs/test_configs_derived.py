@@ -9,11 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.configs.base import ActorInferConfig, ActorTrainConfig, ModelArgs, ReferenceConfig, TrainConfig, TrainingArgs
-from roll.configs.batch import BatchPlan, TrainBatch
-from roll.configs.placement import PlacementPlan, parse_device_mapping
-from roll.configs.rewards import RewardConfig
-from roll.configs.rlvr import RLVRConfig
+from roll.configs.schema.batch_plan import BatchPlan, TrainBatch
+from roll.configs.schema.placement_plan import PlacementPlan, parse_device_mapping
+from roll.configs.schema.reward_config import RewardConfig
+from roll.configs.schema.rlvr_config import RLVRConfig
+from roll.configs.schema.worker_config import (
+    ActorInferConfig,
+    ActorTrainConfig,
+    ModelArgs,
+    ReferenceConfig,
+    TrainConfig,
+    TrainingArgs,
+)
 
 
 def config_with(**values) -> RLVRConfig:
@@ -140,11 +147,11 @@ def test_normalisation_levels_follow_the_switches():
 def test_names_known_here_are_those_of_the_registries():
     from roll.algorithms.advantages import ADVANTAGES
     from roll.algorithms.losses import POLICY_LOSSES
-    from roll.configs.base import TEMPLATES
-    from roll.configs.pipeline import TrackerName
-    from roll.configs.policy import ESTIMATORS
-    from roll.configs.policy import POLICY_LOSSES as LOSS_NAMES
-    from roll.configs.rewards import REWARDS
+    from roll.configs.schema.policy_config import ESTIMATORS
+    from roll.configs.schema.policy_config import POLICY_LOSSES as LOSS_NAMES
+    from roll.configs.schema.reward_config import REWARDS
+    from roll.configs.schema.run_config import TrackerName
+    from roll.configs.schema.worker_config import TEMPLATES
     from roll.data import templates
     from roll.rewards import registry
     from roll.tracking.registry import TRACKERS
@@ -162,7 +169,7 @@ def test_the_plan_counts_what_happens_in_a_step():
     actor = ActorTrainConfig(training_args=training, world_size=2)
     plan = config_with(rollout_batch_size=8, num_return_sequences_in_group=4, ppo_epochs=3, actor_train=actor).batch
     assert plan.rows == 32
-    assert [b.optimizer_steps for b in plan.trains] == [6]
+    assert [b.optimizer_steps for b in plan.train_batches] == [6]
     assert not list(plan.violations())
     assert "32 / 16 = 2 mini-batches, x 3 passes = 6 optimizer steps per step" in plan.explain()
 
@@ -177,16 +184,16 @@ def test_the_suggested_sizes_fit_and_are_the_nearest(prompts, group, per_device,
             role="actor_train", per_device=per_device, accumulation=accumulation, data_parallel=ranks,
             rows=prompts * group, epochs=1,
         )  # fmt: skip
-        return BatchPlan(tasks=prompts, group_size=group, trains=(batch,))
+        return BatchPlan(tasks=prompts, group_size=group, train_batches=(batch,))
 
     given_plan = plan(prompts, accumulation)
-    assert bool(list(given_plan.violations())) == (not given_plan.trains[0].fits)
+    assert bool(list(given_plan.violations())) == (not given_plan.train_batches[0].fits)
     suggested = given_plan.nearest_sizes()
     assert suggested
-    assert all(plan(size, accumulation).trains[0].fits for size in suggested)
+    assert all(plan(size, accumulation).train_batches[0].fits for size in suggested)
     mini_batch = per_device * accumulation * ranks
     legal = [size for size in range(1, prompts + mini_batch + 1) if size * group % mini_batch == 0]
     below, above = [size for size in legal if size <= prompts], [size for size in legal if size >= prompts]
     assert set(suggested) == {*below[-1:], *above[:1]}
-    for count in given_plan.trains[0].nearest_accumulations():
-        assert plan(prompts, count).trains[0].fits
+    for count in given_plan.train_batches[0].nearest_accumulations():
+        assert plan(prompts, count).train_batches[0].fits

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from refused import check_refused
 
-from roll.configs import engine_arguments
-from roll.configs.engines import GONE, RESERVED_SGLANG, RESERVED_VLLM, SglangConfig, VllmConfig
-from roll.configs.environment import check_environment
+from roll.configs.checks import engine_arguments
+from roll.configs.checks.machine import MISSING, Machine
+from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
-from roll.configs.loader import load_config, to_yaml
-from roll.configs.machine import MISSING, Machine
-from roll.configs.rlvr import RLVRConfig
+from roll.configs.parsing.loader import load_config, to_yaml
+from roll.configs.schema.engine_config import GONE, RESERVED_SGLANG, RESERVED_VLLM, SglangConfig, VllmConfig
+from roll.configs.schema.rlvr_config import RLVRConfig
 
 OPTIONS = "actor_infer.strategy_args.strategy_config"
 SAMPLING = "actor_infer.generating_args"
@@ -241,17 +241,17 @@ UNKNOWN = [
 def test_an_argument_that_the_installed_engine_does_not_have_is_refused(installed, job, overrides, path, fragment):
     installed("vllm", {"engine/arg_utils.py": VLLM_SOURCE})
     with pytest.raises(ConfigError) as caught:
-        check_environment(load_config(job, "job", overrides), Machine())
+        check_prerequisites(load_config(job, "job", overrides), Machine())
     assert [violation.path for violation in caught.value.violations] == [path]
     assert fragment in str(caught.value)
 
 
 def test_arguments_that_it_has_pass_and_sources_of_another_shape_are_left_to_the_engine(installed, job):
     folder = installed("vllm", {"engine/arg_utils.py": VLLM_SOURCE})
-    check_environment(load_config(job, "job", vllm(kv_cache_dtype="fp8", enable_log_requests=True)), Machine())
+    check_prerequisites(load_config(job, "job", vllm(kv_cache_dtype="fp8", enable_log_requests=True)), Machine())
     engine_arguments.arguments_of.cache_clear()
     (folder / "engine" / "arg_utils.py").write_text("class Arguments:\n    kv_cache_dtype: str\n")
-    check_environment(load_config(job, "job", vllm(anything=1)), Machine())
+    check_prerequisites(load_config(job, "job", vllm(anything=1)), Machine())
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
@@ -278,7 +278,7 @@ def test_an_engine_that_is_not_installed_is_told_at_once(installed, job, name, t
     installed("nothing", {})
     bare = Machine(packages=frozenset(MISSING) - {name})
     with pytest.raises(ConfigError) as caught:
-        check_environment(load_config(job, "job", engine(name, whatever=1)), bare)
+        check_prerequisites(load_config(job, "job", engine(name, whatever=1)), bare)
     (violation,) = caught.value.violations
     assert violation.path == "actor_infer.strategy_args.strategy_name"
     for fragment in (f"pip install -e '.[{name}]'", f"make {target}", "choose hf_infer"):
@@ -291,9 +291,9 @@ def test_an_engines_layout_must_divide_the_model(installed, job):
     (job / "model" / "config.json").write_text(json.dumps({"model_type": "qwen2", **shape}))
     devices = [*WIDE, "actor_infer.num_gpus_per_worker=8"]
     with pytest.raises(ConfigError, match="a divisor of the 12 attention heads"):
-        check_environment(load_config(job, "job", [*vllm(tensor_parallel_size=8), *devices]), Machine())
+        check_prerequisites(load_config(job, "job", [*vllm(tensor_parallel_size=8), *devices]), Machine())
     with pytest.raises(ConfigError, match="at most 64 tokens, all that model can hold"):
-        check_environment(load_config(job, "job", vllm(max_model_len=65)), Machine())
+        check_prerequisites(load_config(job, "job", vllm(max_model_len=65)), Machine())
 
 
 # --- warnings --------------------------------------------------------------------------------------------------------
@@ -305,11 +305,11 @@ def warnings(job: Path, overrides: list[str]) -> str:
 
 
 def test_scores_that_would_depend_on_timing_are_warned_of(job):
-    scorer = ["rewards.words={name: reward_model}", "reward_model={model_args: {model_name_or_path: model}}"]
+    reward_model = ["rewards.words={name: reward_model}", "reward_model={model_args: {model_name_or_path: model}}"]
     several = "reward_model.infer_batch_size=4"
-    assert "depends on timing" in warnings(job, [*vllm(), *scorer, several])
-    assert warnings(job, [*vllm(), *scorer]) == ""
-    assert warnings(job, [*scorer, several]) == ""  # hf_infer works in lockstep
+    assert "depends on timing" in warnings(job, [*vllm(), *reward_model, several])
+    assert warnings(job, [*vllm(), *reward_model]) == ""
+    assert warnings(job, [*reward_model, several]) == ""  # hf_infer works in lockstep
 
 
 @pytest.mark.parametrize("overrides", [vllm(quantization="fp8"), sglang(quantization="fp8")])

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from roll.configs.agentic import AgenticConfig
-from roll.configs.build import sections_of
-from roll.configs.environments import CustomEnv, EnvManager
-from roll.configs.loader import load_config, to_yaml
-from roll.configs.reference import docstrings, reference
-from roll.configs.rlvr import RLVRConfig
-from roll.configs.strategy import STRATEGIES, StrategyArgs
+from roll.configs.parsing.build_config import sections_of
+from roll.configs.parsing.loader import load_config, to_yaml
+from roll.configs.parsing.reference_page import docstrings, reference
+from roll.configs.schema.agentic_config import AgenticConfig
+from roll.configs.schema.env_config import CustomEnv, EnvManager
+from roll.configs.schema.rlvr_config import RLVRConfig
+from roll.configs.schema.strategy_config import STRATEGIES, StrategyArgs
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = sorted(path for path in (REPOSITORY / "examples").rglob("*.yaml"))
@@ -42,7 +42,7 @@ def test_every_example_loads(file):
 
 @pytest.mark.parametrize("file", PRESETS, ids=lambda path: path.stem)
 def test_every_preset_is_one_section_of_its_own_name_that_some_strategy_takes(file):
-    from roll.configs.build import build
+    from roll.configs.parsing.build_config import build
 
     tree = yaml.safe_load(file.read_text())
     assert list(tree) == [file.stem]
@@ -51,7 +51,7 @@ def test_every_preset_is_one_section_of_its_own_name_that_some_strategy_takes(fi
 
 @pytest.mark.parametrize("file", ENVS, ids=lambda path: path.stem)
 def test_every_preset_of_an_environment_can_be_played(file):
-    from roll.configs.build import build
+    from roll.configs.parsing.build_config import build
     from roll.envs.registry import build_env, env_spec
 
     tree = yaml.safe_load(file.read_text())
@@ -90,7 +90,7 @@ def test_one_example_of_a_pipeline_spells_out_every_key(name):
 
 def test_the_reference_page_is_current():
     committed = (REPOSITORY / "docs" / "configuration.md").read_text(encoding="utf-8")
-    assert committed == reference(), "run: python -m roll.configs.reference docs/configuration.md"
+    assert committed == reference(), "run: python -m roll.configs.parsing.reference_page docs/configuration.md"
 
 
 def sections(cls: type = RLVRConfig) -> set[type]:

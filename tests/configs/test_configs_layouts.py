@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from roll.configs.base import ActorTrainConfig, ModelArgs, TrainingArgs
-from roll.configs.environment import check_environment
+from roll.configs.checks.machine import MISSING, Machine, this_machine
+from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
-from roll.configs.loader import load_config
-from roll.configs.machine import MISSING, Machine, this_machine
-from roll.configs.megatron import MegatronConfig
-from roll.configs.model_shape import ModelShape, read_shape
-from roll.configs.rewards import RewardConfig
-from roll.configs.rlvr import RLVRConfig
-from roll.configs.strategy import Fsdp2Config, StrategyArgs
+from roll.configs.parsing.loader import load_config
+from roll.configs.schema.megatron_config import MegatronConfig
+from roll.configs.schema.model_shape import ModelShape, read_shape
+from roll.configs.schema.reward_config import RewardConfig
+from roll.configs.schema.rlvr_config import RLVRConfig
+from roll.configs.schema.strategy_config import Fsdp2Config, StrategyArgs
+from roll.configs.schema.worker_config import ActorTrainConfig, ModelArgs, TrainingArgs
 
 ACTOR = "actor_train.strategy_args"
 OPTIONS = f"{ACTOR}.strategy_config"
@@ -228,7 +228,7 @@ BROKEN = [
 )
 def test_a_layout_that_cannot_be_gives_one_clear_error(jobs, overrides, machine, path, fragments):
     with pytest.raises(ConfigError) as caught:
-        check_environment(load_config(jobs, "job", overrides), machine)
+        check_prerequisites(load_config(jobs, "job", overrides), machine)
     assert [violation.path for violation in caught.value.violations] == [path], str(caught.value)
     for fragment in fragments:
         assert fragment in str(caught.value)
@@ -261,7 +261,7 @@ SOUND = {
 
 @pytest.mark.parametrize("overrides", SOUND.values(), ids=SOUND)
 def test_a_layout_that_can_be_passes(jobs, overrides):
-    check_environment(load_config(jobs, "job", overrides), NO_GPU)
+    check_prerequisites(load_config(jobs, "job", overrides), NO_GPU)
 
 
 def actor_with(options: MegatronConfig | Fsdp2Config, ranks: int, ulysses: int = 1) -> RLVRConfig:
@@ -338,15 +338,15 @@ def test_a_models_shape_is_read_from_the_hubs_cache(tmp_path, monkeypatch):
 def test_accelerators_without_bf16_are_known_by_name(jobs, name, has_bf16):
     config = load_config(jobs, "job", ["actor_train.model_args.dtype=bf16"])
     if has_bf16:
-        check_environment(config, Machine(accelerators=(name,)))
+        check_prerequisites(config, Machine(accelerators=(name,)))
     else:
         with pytest.raises(ConfigError, match="which bf16 isn't"):
-            check_environment(config, Machine(accelerators=(name,)))
+            check_prerequisites(config, Machine(accelerators=(name,)))
 
 
 def test_with_several_nodes_the_workers_may_have_what_this_machine_lacks(jobs):
     overrides = [*megatron(transformer_impl="transformer_engine"), "num_nodes=2"]
-    check_environment(load_config(jobs, "job", overrides), NO_GPU)
+    check_prerequisites(load_config(jobs, "job", overrides), NO_GPU)
 
 
 def test_this_machine_has_what_the_suite_runs_on():

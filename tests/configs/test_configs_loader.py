@@ -7,11 +7,11 @@ import pickle
 import pytest
 import yaml
 
-from roll.configs.build import build
 from roll.configs.errors import ConfigError
-from roll.configs.loader import load_config, to_yaml
-from roll.configs.rlvr import RLVRConfig
-from roll.configs.strategy import Fsdp2Config, HfInferConfig
+from roll.configs.parsing.build_config import build
+from roll.configs.parsing.loader import load_config, to_yaml
+from roll.configs.schema.rlvr_config import RLVRConfig
+from roll.configs.schema.strategy_config import Fsdp2Config, HfInferConfig
 
 
 def test_values_of_the_file_arrive_typed(job):

@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from roll.configs.environment import check_environment
+from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
-from roll.configs.loader import load_config
+from roll.configs.parsing.loader import load_config
 
 ACTOR = "actor_train.model_args"
 RANK = f"{ACTOR}.lora_rank=4"
@@ -92,19 +92,19 @@ def test_adapters_to_start_from_are_not_part_of_the_reference_and_a_warning_says
     expected = "without the adapters that training starts from"
     assert any(expected in warning for warning in load_config(job, "job", [path, KL]).warnings())
     assert not any(expected in warning for warning in load_config(job, "job", [path]).warnings())
-    check_environment(load_config(job, "job", [path]))
+    check_prerequisites(load_config(job, "job", [path]))
 
 
 def test_a_folder_without_adapters_is_refused_before_a_model_is_loaded(job):
     with pytest.raises(ConfigError, match=r"adapter_config\.json, as peft writes it"):
-        check_environment(load_config(job, "job", [f"{ACTOR}.adapter_name_or_path=model"]))
+        check_prerequisites(load_config(job, "job", [f"{ACTOR}.adapter_name_or_path=model"]))
 
 
 def test_without_peft_the_error_says_how_to_install_it(job, monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "peft" else found(name, *a))
     with pytest.raises(ConfigError) as caught:
-        check_environment(load_config(job, "job", [RANK]))
+        check_prerequisites(load_config(job, "job", [RANK]))
     assert "peft, which is not installed" in str(caught.value)
     assert "pip install -e '.[lora]'" in str(caught.value)
-    check_environment(load_config(job, "job", []))
+    check_prerequisites(load_config(job, "job", []))

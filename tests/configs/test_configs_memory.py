@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from roll.configs.environment import check_environment
+from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
-from roll.configs.loader import load_config
+from roll.configs.parsing.loader import load_config
 
 
 def problems(*overrides):
@@ -78,14 +78,14 @@ def test_what_needs_an_accelerator_is_refused_without_one_and_without_its_packag
     config = load_config(".", "job", [f"++{key}={value}", f"++{MODEL}.dtype=bf16"])
     devices("null")
     with pytest.raises(ConfigError, match=f"{key}.*expected an accelerator for it, and this machine has none"):
-        check_environment(config)
+        check_prerequisites(config)
     devices("null", "nvidia0")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError) as caught:
-        check_environment(config)
+        check_prerequisites(config)
     assert missing in str(caught.value)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    check_environment(config)
+    check_prerequisites(config)
 
 
 def test_offloading_shards_needs_an_accelerator(job, devices):
@@ -93,6 +93,6 @@ def test_offloading_shards_needs_an_accelerator(job, devices):
     config = load_config(".", "job", [*overrides, NAMED, f"++{FSDP}.offload_policy=true"])
     devices("null")
     with pytest.raises(ConfigError, match=r"offload_policy: got true, expected an accelerator for it"):
-        check_environment(config)
+        check_prerequisites(config)
     devices("null", "nvidia0", "nvidia1")
-    check_environment(config)
+    check_prerequisites(config)

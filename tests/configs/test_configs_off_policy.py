@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from roll.configs.errors import ConfigError
-from roll.configs.loader import load_config
-from roll.configs.policy import OFF_POLICY_LOSSES, POLICY_LOSSES, TrainInferCorrection
-from roll.configs.rewards import RewardConfig
-from roll.configs.rlvr import RLVRConfig
-from roll.configs.rules_policy import loss_rules
+from roll.configs.parsing.loader import load_config
+from roll.configs.rules.policy import loss_rules
+from roll.configs.schema.policy_config import OFF_POLICY_LOSSES, POLICY_LOSSES, TrainInferCorrection
+from roll.configs.schema.reward_config import RewardConfig
+from roll.configs.schema.rlvr_config import RLVRConfig
 
 FILTERS = TrainInferCorrection(importance_upper=None, ratio_high=5.0)
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from roll.configs.environment import check_environment
+from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
-from roll.configs.loader import load_config
+from roll.configs.parsing.loader import load_config
 
 MODEL = "reward_model.model_args.model_name_or_path=judge"
 ALONE = ["rewards.words.name=reward_model", MODEL]
@@ -88,7 +88,7 @@ def judged(job):
 )
 def test_a_broken_reward_model_gives_one_clear_error(judged, overrides, path, fragments):
     with pytest.raises(ConfigError) as caught:
-        check_environment(load_config(judged, "job", overrides))
+        check_prerequisites(load_config(judged, "job", overrides))
     assert [violation.path for violation in caught.value.violations] == [path], str(caught.value)
     for fragment in fragments:
         assert fragment in str(caught.value)
@@ -110,7 +110,7 @@ def test_a_broken_reward_model_gives_one_clear_error(judged, overrides, path, fr
 )
 def test_sound_configurations_start_the_model_on_its_slots(judged, overrides):
     config = load_config(judged, "job", [*overrides])
-    check_environment(config)
+    check_prerequisites(config)
     assert not [warning for warning in config.warnings() if "reward_model" in warning]
     assert "reward_model" in config.roles
     assert config.placement.roles["reward_model"] == ((0,),)
@@ -120,7 +120,7 @@ def test_sound_configurations_start_the_model_on_its_slots(judged, overrides):
 
 def test_a_reward_model_that_nobody_uses_is_told_of_and_not_started(judged):
     config = load_config(judged, "job", [MODEL])
-    check_environment(config)
+    check_prerequisites(config)
     told = "reward_model is configured, but no domain of rewards uses it: it won't be started"
     assert told in config.warnings()
     assert "reward_model" not in config.roles

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.configs.environments import CustomEnv, EnvManager
+from roll.configs.schema.env_config import CustomEnv, EnvManager
 from roll.envs.base import Env
 from roll.envs.frozen_lake import FrozenLake
 from roll.envs.registry import ENVS, EnvLoadError, EnvSpec, bare_env, build_env, env_spec, load_env

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from roll.configs.base import ActorTrainConfig, TrainConfig, TrainingArgs
-from roll.configs.rewards import RewardConfig
-from roll.configs.rlvr import RLVRConfig
+from roll.configs.schema.reward_config import RewardConfig
+from roll.configs.schema.rlvr_config import RLVRConfig
+from roll.configs.schema.worker_config import ActorTrainConfig, TrainConfig, TrainingArgs
 from roll.pipelines.assemble import Rollouts, assemble
 from roll.types.episode import Group, Task, Trajectory, Turn
 

@@ -11,8 +11,8 @@ import torch
 from rows import R, fresh, make_config, make_rollouts, on_actions
 from torch.testing import assert_close
 
-from roll.configs.base import ActorInferConfig, GeneratingArgs, ModelArgs
-from roll.configs.policy import OverlongShaping, PfPpo, TrainInferCorrection
+from roll.configs.schema.policy_config import OverlongShaping, PfPpo, TrainInferCorrection
+from roll.configs.schema.worker_config import ActorInferConfig, GeneratingArgs, ModelArgs
 from roll.pipelines.credit import CreditAssigner
 from roll.strategies.micro import denominators
 

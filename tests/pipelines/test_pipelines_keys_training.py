@@ -14,7 +14,7 @@ import pytest
 import torch
 from small import CRITIC, REFERENCE, run_small
 
-from roll.configs.strategy import Fsdp2Config, StrategyArgs
+from roll.configs.schema.strategy_config import Fsdp2Config, StrategyArgs
 
 CONSTANT = "def case(response, task):\n    return 0.5\n"
 ARGS = "actor_train.training_args"

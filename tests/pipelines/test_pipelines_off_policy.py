@@ -14,7 +14,7 @@ from small import run_small
 from torch.testing import assert_close
 
 from roll.algorithms.aggregation import denominators_of
-from roll.configs.policy import TrainInferCorrection
+from roll.configs.schema.policy_config import TrainInferCorrection
 from roll.pipelines.credit import CreditAssigner
 from roll.pipelines.off_policy import staleness_metrics, staleness_of
 from roll.strategies.micro import denominators

@@ -13,9 +13,9 @@ import torch
 from same_runs import comparable
 from toy import metrics_of
 
-from roll.configs.environment import check_environment
+from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
-from roll.configs.loader import load_config
+from roll.configs.parsing.loader import load_config
 from roll.data.chat_masks import ConversationEncoder
 from roll.data.readers import DataError
 from roll.data.sft import RowOrder
@@ -59,7 +59,7 @@ def write(folder: Path, model: Path, rows: int = 20) -> Path:
 
 def config_of(folder: Path, *overrides: str) -> Any:
     config = load_config(folder, "sft", overrides)
-    check_environment(config)
+    check_prerequisites(config)
     return config
 
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from rows import fresh
 from torch.testing import assert_close
 
-from roll.configs.agentic import AgenticConfig
-from roll.configs.base import ActorTrainConfig, TrainConfig, TrainingArgs
-from roll.configs.environments import CustomEnv, EnvManager, RewardNormalization
-from roll.configs.policy import OverlongShaping, PfPpo
+from roll.configs.schema.agentic_config import AgenticConfig
+from roll.configs.schema.env_config import CustomEnv, EnvManager, RewardNormalization
+from roll.configs.schema.policy_config import OverlongShaping, PfPpo
+from roll.configs.schema.worker_config import ActorTrainConfig, TrainConfig, TrainingArgs
 from roll.pipelines.assemble import Rollouts, assemble
 from roll.pipelines.credit import CreditAssigner
 from roll.pipelines.turn_credit import TrajectoryView, played_turns

@@ -62,12 +62,12 @@ def write_toy(folder: Path, model: Path, rows: int = 16) -> Path:
 
 def run_toy(folder: Path, *overrides: str) -> list[dict[str, Any]]:
     """Run it in this process; the rows of its metrics file."""
-    from roll.configs.environment import check_environment
-    from roll.configs.loader import load_config
+    from roll.configs.checks.prerequisites import check_prerequisites
+    from roll.configs.parsing.loader import load_config
     from roll.pipelines import run_pipeline
 
     config = load_config(folder, "toy", overrides)
-    check_environment(config)
+    check_prerequisites(config)
     run_pipeline(config)
     return metrics_of(config.logging_path)
 

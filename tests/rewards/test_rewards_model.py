@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_models import char_tokenizer
 
-from roll.configs.rewards import RewardConfig, RewardModelConfig
+from roll.configs.schema.reward_config import RewardConfig, RewardModelConfig
 from roll.data.templates import TemplateError
 from roll.distributed.dispatch import Dispatch, dispatch
 from roll.distributed.errors import WorkerDied

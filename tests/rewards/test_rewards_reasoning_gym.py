@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from reasoning_gym.factory import DATASETS
 
-from roll.configs.verifiers import VERIFIERS_THAT_EXECUTE, verifier_that_executes
+from roll.configs.rules.verifiers import VERIFIERS_THAT_EXECUTE, verifier_that_executes
 from roll.data.procedural import PAYLOAD_KEY as WRITTEN_KEY
 from roll.data.procedural import ProceduralSpec, procedural_tasks
 from roll.rewards import reasoning_gym as reward_module

@@ -170,7 +170,7 @@ class OneEngine:
 
 
 def test_a_two_turn_episode_on_a_real_engine_has_the_trainers_logprobs(tiny_model):
-    from roll.configs.base import ModelArgs
+    from roll.configs.schema.worker_config import ModelArgs
     from roll.pipelines.assemble import assemble
     from roll.strategies.hf.model import context_length, eos_token_ids, load_causal_lm, load_tokenizer
     from roll.strategies.hf_infer import HfInfer

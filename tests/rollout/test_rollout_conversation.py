@@ -7,7 +7,7 @@ from chat_tokenizers import Script, ScriptedEnv, bpe_tokenizer, group_of, ids_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roll.configs.environments import CustomEnv
+from roll.configs.schema.env_config import CustomEnv
 from roll.envs.base import Message, Observation
 from roll.envs.wrappers import ActionRules, found_actions
 from roll.pipelines.assemble import assemble

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from chat_tokenizers import Script, bpe_tokenizer, group_of, play, rendered
 
-from roll.configs.loader import load_config
+from roll.configs.parsing.loader import load_config
 from roll.envs.base import Message
 from roll.envs.registry import bare_env, build_env, env_spec
 from roll.pipelines.assemble import assemble

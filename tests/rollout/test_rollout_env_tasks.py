@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.configs.environments import split_evenly
+from roll.configs.schema.env_config import split_evenly
 from roll.data.readers import DataError
 from roll.rollout.ahead import ReadyGroup
 from roll.rollout.buffer import load_groups, save_groups

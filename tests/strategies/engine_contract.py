@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 
-from roll.configs.base import ModelArgs
+from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.base import EngineDied, InferEngine, Request, SamplingParams
 from roll.strategies.hf.model import load_causal_lm, load_tokenizer, named_tensors
 from roll.utils.seeding import stable_hash

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from train_contract import LOSS, build, make_batch, make_spec
 
-from roll.configs.strategy import STRATEGIES, StrategyArgs
+from roll.configs.schema.strategy_config import STRATEGIES, StrategyArgs
 
 STEPS = 5
 LEARNING_RATE = 1e-3

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from tiny_models import build_tiny_model
 from train_contract import make_batch
 
-from roll.configs.megatron import MegatronConfig
+from roll.configs.schema.megatron_config import MegatronConfig
 from roll.strategies.micro import lay_out
 
 MODELS = {

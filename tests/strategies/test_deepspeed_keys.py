@@ -11,7 +11,7 @@ from layout_contract import check_layout, layout_spec, reference, run_layout
 
 pytest.importorskip("deepspeed")
 
-from roll.configs.deepspeed import QUANTIZED_KEYS, ZERO_KEYS
+from roll.configs.schema.deepspeed_config import QUANTIZED_KEYS, ZERO_KEYS
 
 SMALL = {"stage3_param_persistence_threshold": 0}
 """Without it all weights of these models would stay whole on every rank in stage 3."""
@@ -96,7 +96,7 @@ def test_keys_of_zero_reach_the_engine_and_change_no_number(ranks, model_of, def
 
 @pytest.mark.parametrize("key", QUANTIZED_KEYS)
 def test_quantised_exchange_reaches_the_json(key):
-    from roll.configs.deepspeed import DeepSpeedConfig
+    from roll.configs.schema.deepspeed_config import DeepSpeedConfig
     from roll.strategies.deepspeed.engine import engine_json
 
     options = DeepSpeedConfig(zero_optimization={"stage": 3, key: True})

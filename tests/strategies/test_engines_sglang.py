@@ -13,8 +13,8 @@ import torch
 from engine_contract import EngineUnderTest
 from tiny_models import build_tiny_model
 
-from roll.configs.base import ModelArgs
-from roll.configs.engines import SglangConfig
+from roll.configs.schema.engine_config import SglangConfig
+from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.base import SamplingParams
 from roll.strategies.buckets import SharedBucket
 from roll.strategies.engine_processes import marked_processes

@@ -22,8 +22,8 @@ from engine_contract import (
 )
 from safetensors.torch import load_file
 
-from roll.configs.base import ModelArgs
-from roll.configs.engines import VllmConfig
+from roll.configs.schema.engine_config import VllmConfig
+from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.buckets import BucketReader, SharedBucket
 from roll.strategies.engine_processes import MARK, OWNER, kill_marked, marked_processes
 from roll.strategies.hf.checkpoint_names import checkpoint_tensors

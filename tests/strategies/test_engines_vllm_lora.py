@@ -15,8 +15,8 @@ from engine_contract import EngineUnderTest
 from safetensors.torch import load_file
 from tiny_models import build_tiny_model
 
-from roll.configs.base import ModelArgs
-from roll.configs.engines import VllmConfig
+from roll.configs.schema.engine_config import VllmConfig
+from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.hf.model import named_tensors
 from roll.strategies.vllm.adapters import AdapterFiles
 from roll.strategies.vllm.engine import build

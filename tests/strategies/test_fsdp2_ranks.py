@@ -9,7 +9,7 @@ import torch
 from layout_contract import STEPS, check_layout, layout_spec, relative, run_layout, shard_of
 from train_contract import LOSS, build, make_batch, make_spec, token_mean_loss, weights_of
 
-from roll.configs.strategy import Fsdp2Config, StrategyArgs
+from roll.configs.schema.strategy_config import Fsdp2Config, StrategyArgs
 from roll.strategies.base import LossFn
 
 LAYOUTS = {

@@ -11,7 +11,7 @@ from layout_contract import Run, by_hand, differences, layout_spec, run_layout
 from torch.distributed.checkpoint import FileSystemReader
 from train_contract import LOSS, build, make_batch, make_spec, trained, weights_of
 
-from roll.configs.base import ModelArgs
+from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.base import LossFn, LossTerms
 from roll.strategies.hf.lora import largest_rank
 from roll.types.metrics import Metrics

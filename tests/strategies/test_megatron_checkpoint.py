@@ -11,7 +11,7 @@ import torch
 from layout_contract import layout_spec, shard_of
 from train_contract import LOSS, build, make_batch, weights_of
 
-from roll.configs.strategy import STRATEGIES, StrategyArgs
+from roll.configs.schema.strategy_config import STRATEGIES, StrategyArgs
 from roll.strategies.base import LossFn, LossTerms
 
 TP2, PP2, EP2 = ({f"{kind}_parallel_size": 2} for kind in ("tensor_model", "pipeline_model", "expert_model"))

@@ -14,7 +14,7 @@ from train_contract import LOSS, build, make_batch
 
 pytest.importorskip("megatron.core")
 
-from roll.configs.megatron import MegatronConfig
+from roll.configs.schema.megatron_config import MegatronConfig
 from roll.strategies.base import LossFn, LossTerms
 
 TP2, PP2, CP2, EP2 = (
@@ -337,7 +337,7 @@ def test_options_for_accelerators_reach_megatrons_configuration():
 
 @pytest.mark.parametrize("offload", [True, False])
 def test_offload_reaches_megatrons_optimizer(offload):
-    from roll.configs.base import TrainingArgs
+    from roll.configs.schema.worker_config import TrainingArgs
     from roll.strategies.megatron.optimizer import Optimizer
 
     made = SimpleNamespace(param_groups=[], chained_optimizers=[])

@@ -8,7 +8,7 @@ from megatron_cases import MODELS, build_case, expected_scores, joined, play_mod
 
 pytest.importorskip("megatron.core")
 
-from roll.configs.megatron import MegatronConfig
+from roll.configs.schema.megatron_config import MegatronConfig
 from roll.strategies.megatron.build import transformer_config
 from roll.strategies.megatron.families import architecture
 

@@ -10,7 +10,7 @@ import torch
 from layout_contract import layout_spec, play, relative, shard_of
 from train_contract import LOSS, build, make_batch, make_info, make_spec, token_mean_loss, weights_of
 
-from roll.configs.megatron import MegatronConfig
+from roll.configs.schema.megatron_config import MegatronConfig
 from roll.distributed.dispatch import check_layouts
 from roll.strategies.base import LossFn, LossTerms
 from roll.strategies.megatron.batches import stretch_of

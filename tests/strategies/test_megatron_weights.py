@@ -10,7 +10,7 @@ from torch import nn
 
 pytest.importorskip("megatron.core")
 
-from roll.configs.megatron import MegatronConfig
+from roll.configs.schema.megatron_config import MegatronConfig
 from roll.strategies.megatron.mapping import Segment, WeightTable
 
 
@@ -307,6 +307,6 @@ def test_half_a_fused_parameter_cannot_be_frozen(ranks, path_of):
 
 
 def test_every_model_of_these_tests_is_a_supported_family():
-    from roll.configs.model_shape import MEGATRON_MODEL_TYPES
+    from roll.configs.schema.model_shape import MEGATRON_MODEL_TYPES
 
     assert {family for family, _ in MODELS.values()} == set(MEGATRON_MODEL_TYPES)

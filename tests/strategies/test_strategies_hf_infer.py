@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from roll.configs.base import ModelArgs
+from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.base import Request, SamplingParams
 from roll.strategies.hf.model import context_length, eos_token_ids, load_causal_lm, load_tokenizer, named_tensors
 from roll.strategies.hf_infer import HfInfer

@@ -8,10 +8,10 @@ from tiny_classifiers import build_tiny_classifier
 from tiny_models import build_tiny_model, char_tokenizer
 from train_contract import make_info
 
-from roll.configs.base import ModelArgs
-from roll.configs.deepspeed import DeepSpeedConfig
-from roll.configs.rewards import RewardModelConfig
-from roll.configs.strategy import Fsdp2Config, StrategyArgs
+from roll.configs.schema.deepspeed_config import DeepSpeedConfig
+from roll.configs.schema.reward_config import RewardModelConfig
+from roll.configs.schema.strategy_config import Fsdp2Config, StrategyArgs
+from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies import build_train_strategy
 from roll.strategies.base import TrainSpec
 from roll.types.batch import TokenBatch

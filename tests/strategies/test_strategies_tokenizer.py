@@ -7,7 +7,7 @@ import json
 import pytest
 from tiny_models import CHATML, char_tokenizer
 
-from roll.configs.base import ModelArgs
+from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.hf.model import load_tokenizer
 
 WORDS = ["<pad>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>", "Up", "Down", "#", "_", "P", "\n", " ", "user"]

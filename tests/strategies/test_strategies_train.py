@@ -15,7 +15,7 @@ from train_contract import (
     with_worker,
 )
 
-from roll.configs.strategy import Fsdp2Config, StrategyArgs
+from roll.configs.schema.strategy_config import Fsdp2Config, StrategyArgs
 from roll.strategies.base import LossFn, LossTerms
 from roll.strategies.micro import denominators, plan_micro_batches
 from roll.types.batch import TokenBatch

@@ -6,8 +6,8 @@ import dataclasses
 
 import torch
 
-from roll.configs.base import ModelArgs, TrainConfig, TrainingArgs
-from roll.configs.strategy import StrategyArgs
+from roll.configs.schema.strategy_config import StrategyArgs
+from roll.configs.schema.worker_config import ModelArgs, TrainConfig, TrainingArgs
 from roll.distributed.worker import WorkerInfo
 from roll.strategies import build_train_strategy
 from roll.strategies.base import LossFn, LossTerms, TrainSpec

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from roll.configs.base import TrainingArgs
-from roll.configs.deepspeed import DeepSpeedConfig
+from roll.configs.schema.deepspeed_config import DeepSpeedConfig
+from roll.configs.schema.worker_config import TrainingArgs
 from roll.distributed.process_group import connect as join_group
 from roll.distributed.worker import WorkerInfo
 from roll.strategies.base import TrainSpec

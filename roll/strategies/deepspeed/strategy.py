@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from roll.configs.deepspeed import DeepSpeedConfig
+from roll.configs.schema.deepspeed_config import DeepSpeedConfig
 from roll.strategies.base import STATE_PARTS, StatePart
 from roll.strategies.deepspeed.engine import Engine, Opened, adamw, connect, engine_json, exact_weights, shard_weights
 from roll.strategies.deepspeed.files import Checkpoint, write

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roll.configs.base import ModelArgs
+from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.hf.model import (
     context_length,
     eos_token_ids,

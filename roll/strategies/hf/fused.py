@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from roll.configs.rules_memory import LIGER_MISSING
+from roll.configs.rules.memory_options import LIGER_MISSING
 
 GATED_MLP = ("llama", "mistral", "qwen2", "qwen3")
 """Model types whose norms and gated MLPs gave transformers' numbers."""

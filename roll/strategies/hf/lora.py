@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from roll.configs.base import ModelArgs
-from roll.configs.rules_lora import ALL_LINEAR, PEFT_MISSING
+from roll.configs.rules.lora import ALL_LINEAR, PEFT_MISSING
+from roll.configs.schema.worker_config import ModelArgs
 from roll.distributed.weights import WeightPart
 from roll.strategies.base import NamedWeights, TrainSpec
 from roll.strategies.hf.model import named_tensors

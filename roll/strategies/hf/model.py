@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from roll.configs.base import ModelArgs
+from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.hf.fused import can_fuse, fused_logprobs
 from roll.strategies.hf.packing import row_arguments
 from roll.strategies.micro import MicroLayout

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from roll.configs.rewards import RewardModelConfig
-from roll.configs.rules_reward_model import label_violations
+from roll.configs.rules.reward_model import label_violations
+from roll.configs.schema.reward_config import RewardModelConfig
 from roll.strategies.base import TrainSpec
 from roll.strategies.hf.model import ScoredTokens, ValueScorer, load_classifier, text_config
 from roll.strategies.micro import MicroLayout

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from roll.configs.megatron import UNEVEN, MegatronConfig
+from roll.configs.schema.megatron_config import UNEVEN, MegatronConfig
 from roll.strategies.megatron.families import Architecture
 
 _OF_ATTENTION = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from roll.configs.model_shape import MEGATRON_MODEL_TYPES
+from roll.configs.schema.model_shape import MEGATRON_MODEL_TYPES
 
 
 @dataclass(frozen=True, kw_only=True)

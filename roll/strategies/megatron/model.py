@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from roll.configs.megatron import MegatronConfig
+from roll.configs.schema.megatron_config import MegatronConfig
 from roll.strategies.hf.model import ScoredTokens
 from roll.strategies.megatron.attention import RMSNorm, Rotary, RotaryAttention, parameter_device
 from roll.strategies.megatron.build import transformer_config

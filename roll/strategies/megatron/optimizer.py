@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from roll.configs.base import TrainingArgs
-from roll.configs.megatron import MegatronConfig
+from roll.configs.schema.megatron_config import MegatronConfig
+from roll.configs.schema.worker_config import TrainingArgs
 from roll.strategies.optim import MOMENTS
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from roll.configs.megatron import MegatronConfig
+from roll.configs.schema.megatron_config import MegatronConfig
 from roll.distributed.layout import RankLayout
 from roll.distributed.process_group import connect as join_group
 from roll.distributed.worker import WorkerInfo

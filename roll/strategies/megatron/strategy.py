@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from roll.configs.megatron import MegatronConfig
+from roll.configs.schema.megatron_config import MegatronConfig
 from roll.distributed.weights import WeightPart
 from roll.distributed.worker import WorkerInfo
 from roll.strategies.attention import join_scores

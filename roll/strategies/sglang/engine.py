@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 import roll
-from roll.configs.base import ModelArgs
-from roll.configs.engines import SglangConfig
+from roll.configs.schema.engine_config import SglangConfig
+from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.async_engine import AsyncEngine
 from roll.strategies.base import EnginePart, Request, SamplingParams
 from roll.strategies.buckets import SharedBucket

@@ -28,8 +28,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from roll.configs.base import ModelArgs
-from roll.configs.engines import VLLM_LORA_RANKS, VllmConfig
+from roll.configs.schema.engine_config import VLLM_LORA_RANKS, VllmConfig
+from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.async_engine import AsyncEngine
 from roll.strategies.base import ENGINE_PARTS, EnginePart, Request, SamplingParams
 from roll.strategies.buckets import SharedBucket

@@ -1,0 +1,1 @@
+"""What a configuration needs of this machine: files, packages, accelerators."""

@@ -1,0 +1,81 @@
+"""Arguments that an installed engine takes, read from its sources: importing one takes seconds and a working torch."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+
+from roll.configs.errors import Violation, did_you_mean
+from roll.configs.rules.engines import ENGINES, known_here
+from roll.configs.schema.engine_config import EngineConfig
+from roll.configs.schema.rl_config import RLConfig
+
+
+def argument_checks(config: RLConfig) -> Iterator[Violation]:
+    """Every entry of `engine_args` is an argument of the installed engine. Without one `machine_checks` says so."""
+    strategy = config.actor_infer.strategy_args
+    options = strategy.strategy_config
+    folder = package_folder(strategy.strategy_name) if isinstance(options, EngineConfig) else None
+    if folder is None or not isinstance(options, EngineConfig):
+        return
+    known = arguments_of(strategy.strategy_name, folder)
+    if not known:
+        return  # laid out in a way that isn't known here; the engine itself refuses what it doesn't know
+    words = known | {spec.name for spec in fields(options)} - {"engine_args"}
+    for key, value in options.engine_args.items():
+        if key not in words and not known_here(strategy.strategy_name, key):
+            path = f"actor_infer.strategy_args.strategy_config.{key}"
+            expected = f"an argument that the installed {ENGINES[strategy.strategy_name]} has"
+            near = did_you_mean(key, [word for word in words if not known_here(strategy.strategy_name, word)])
+            yield Violation(path, expected, near if near.startswith("did") else f"see {_source(folder)}", value)
+
+
+def package_folder(package: str) -> Path | None:
+    """Where a package is installed; None if it isn't. Imports nothing."""
+    spec = importlib.util.find_spec(package)
+    places = spec.submodule_search_locations if spec is not None else None
+    return Path(next(iter(places))) if places else None
+
+
+def _source(folder: Path) -> Path:
+    return folder / ("engine/arg_utils.py" if folder.name == "vllm" else "srt/server_args.py")
+
+
+@cache
+def arguments_of(strategy: str, folder: Path) -> frozenset[str]:
+    """Names of the engine's arguments; empty if its sources don't show them.
+
+    vLLM: fields of the dataclasses `EngineArgs` and `AsyncEngineArgs`. SGLang: fields of `ServerArgs`, or in newer
+    versions of the structs with an `_NS_PATH` from which it is put together.
+    """
+    if strategy == "vllm":
+        return _fields(folder / "engine" / "arg_utils.py", {"EngineArgs", "AsyncEngineArgs"})
+    names = set(_fields(folder / "srt" / "server_args.py", {"ServerArgs"}))
+    for file in sorted((folder / "srt" / "arg_groups" / "fields").glob("*.py")):
+        names |= _fields(file, None)
+    return frozenset(names)
+
+
+def _fields(file: Path, classes: set[str] | None) -> frozenset[str]:
+    """Annotated public names in these classes of a file, or in those with an `_NS_PATH`."""
+    if not file.is_file():
+        return frozenset()
+    found: set[str] = set()
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        if (node.name not in classes) if classes is not None else not _is_namespace(node):
+            continue
+        for line in node.body:
+            if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+                found.add(line.target.id)
+    return frozenset(name for name in found if not name.startswith("_"))
+
+
+def _is_namespace(node: ast.ClassDef) -> bool:
+    targets = [target for line in node.body if isinstance(line, ast.Assign) for target in line.targets]
+    return any(isinstance(target, ast.Name) and target.id == "_NS_PATH" for target in targets)

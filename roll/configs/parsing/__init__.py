@@ -1,0 +1,1 @@
+"""From YAML to the dataclasses, and pages that are generated from them."""

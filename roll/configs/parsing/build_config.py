@@ -1,0 +1,286 @@
+"""From a plain tree (dicts, lists, scalars) to a dataclass, strictly, collecting every violation."""
+
+from __future__ import annotations
+
+import math
+import operator
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from roll.configs.errors import NO_VALUE, Violation, did_you_mean
+from roll.configs.parsing.key_hints import FOREIGN_KEYS, OTHER_PIPELINE_KEYS, UNSUPPORTED_KEYS, UNSUPPORTED_VALUES
+
+T = TypeVar("T")
+
+_BAD: Any = object()
+"""Result of a conversion that failed and has said so."""
+_TESTS = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt}
+_SYMBOLS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+def build(
+    cls: type[T], tree: Mapping[str, Any], path: str = "", *, pipelines: Mapping[str, type] | None = None
+) -> tuple[T | None, list[Violation]]:
+    """An instance of dataclass `cls` and all violations.
+
+    `pipelines` are the classes that `cls` is one of: keys of the others are refused with the name of theirs.
+
+    The instance is None when a value is unusable or missing. With unknown keys alone it is given, so that
+    rules between fields can be checked in the same pass.
+    """
+    builder = _Builder(cls, pipelines)
+    result = builder.section(cls, tree, path)
+    return (None if result is _BAD else result), builder.violations
+
+
+class _Builder:
+    def __init__(self, root: type, pipelines: Mapping[str, type] | None = None) -> None:
+        self.violations: list[Violation] = []
+        self._root = root
+        self._pipelines = dict(pipelines or {})
+
+    def section(self, cls: type, tree: Any, path: str) -> Any:
+        if not isinstance(tree, Mapping):
+            return self._wrong(path, tree, "a section with keys", _null_fix(tree, path))
+        known = {f.name: f for f in fields(cls)}
+        tree = self._closed(tree, path, known)
+        for key in tree:
+            if key not in known:
+                self._unknown(str(key), tree[key], path, known)
+        values: dict[str, Any] = {}
+        failed = False
+        hints = _hints(cls)
+        for name, spec in known.items():
+            below = f"{path}.{name}" if path else name
+            if name in tree:
+                values[name] = self._field(spec, hints[name], tree, below)
+                failed |= values[name] is _BAD
+            elif spec.default is MISSING and spec.default_factory is MISSING:
+                self._wrong(
+                    below, NO_VALUE, f"{describe(hints[name])}; this key is required", f"add {below}"
+                )
+                failed = True
+        return _BAD if failed else cls(**values)
+
+    def _closed(self, tree: Mapping[str, Any], path: str, known: Mapping[str, Field[Any]]) -> Mapping[str, Any]:
+        """An open section with its undeclared keys moved into the mapping that takes them up."""
+        home = next((name for name, spec in known.items() if spec.metadata.get("open")), None)
+        loose = {key: value for key, value in tree.items() if key not in known}
+        inside = tree.get(home, {}) if home is not None else None
+        if home is None or not loose or not isinstance(inside, Mapping):
+            return tree
+        for key in sorted(str(key) for key in loose.keys() & inside.keys()):
+            self._wrong(f"{path}.{key}", loose[key], f"it once; {home} has it too", "keep one of the two")
+        return {**{key: value for key, value in tree.items() if key in known}, home: {**inside, **loose}}
+
+    def _field(self, spec: Field[Any], hint: Any, tree: Mapping[str, Any], path: str) -> Any:
+        meta, value = spec.metadata, tree[spec.name]
+        refused = _later_value(spec.name, value)
+        if refused:
+            return self._wrong(path, value, f"another value: {refused}")
+        if "typed_by" in meta:
+            chosen = tree.get(meta["typed_by"])
+            if chosen not in meta["table"]:
+                return _BAD  # reported at the sibling's own path
+            return self.convert(meta["table"][chosen], value, path)
+        if "parser" in meta:
+            return self._parse(meta["parser"], meta["expected"], hint, value, path)
+        if meta.get("one_or_many") and value is not None and not isinstance(value, (list, tuple, Mapping)):
+            value = [value]
+        result = self.convert(hint, value, path)
+        if result is _BAD:
+            return _BAD
+        if "choices" in meta and result not in meta["choices"]:
+            return self._wrong(path, result, _choices(meta["choices"], result), "")
+        return self._bounded(result, meta.get("bounds", {}), path)
+
+    def _parse(self, parser: Callable[[Any], Any], expected: str, hint: Any, value: Any, path: str) -> Any:
+        if value is None and type(None) in get_args(hint):
+            return None
+        try:
+            return parser(value)
+        except ValueError as error:
+            return self._wrong(path, value, f"{expected}; {error}")
+
+    def _bounded(self, value: Any, bounds: Mapping[str, float], path: str) -> Any:
+        if value is None or all(_TESTS[name](value, bound) for name, bound in bounds.items()):
+            return value
+        limits = " and ".join(f"{_SYMBOLS[name]} {bound}" for name, bound in bounds.items())
+        return self._wrong(path, value, f"a number {limits}")
+
+    def convert(self, hint: Any, value: Any, path: str) -> Any:
+        """`value` as the type `hint`, or `_BAD` after recording why not."""
+        if value == "???":
+            return self._wrong(path, NO_VALUE, f"{describe(hint)} in place of ???", f"give it: {path}=...")
+        origin, args = get_origin(hint), get_args(hint)
+        if hint is Any:
+            return value
+        if origin in (Union, types.UnionType):
+            return self._union(args, value, path)
+        if is_dataclass(hint):
+            return self.section(hint, value, path)  # type: ignore[arg-type]
+        if origin is dict:
+            return self._dict(args[1], value, path)
+        if value is None:
+            return self._wrong(path, value, describe(hint), "remove the key for its default; it can't be null")
+        if origin is tuple:
+            return self._tuple(args[0], value, path)
+        if origin is Literal:
+            if any(choice == value and type(choice) is type(value) for choice in args):
+                return value
+            return self._wrong(path, value, describe(hint), _near_choice(value, args))
+        return self._scalar(hint, value, path)
+
+    def _union(self, args: tuple[Any, ...], value: Any, path: str) -> Any:
+        if value is None and type(None) in args:
+            return None
+        members = [member for member in args if member is not type(None)]
+        if len(members) == 1 and value is not None:
+            return self.convert(members[0], value, path)
+        for member in members:
+            trial = _Builder(self._root, self._pipelines)
+            result = trial.convert(member, value, path)
+            if result is not _BAD:
+                return result
+        return self._wrong(path, value, " or ".join(describe(member) for member in args))
+
+    def _dict(self, item: Any, value: Any, path: str) -> Any:
+        if not isinstance(value, Mapping):
+            return self._wrong(path, value, "a section with keys", _null_fix(value, path))
+        odd = [key for key in value if not isinstance(key, str)]
+        if odd:
+            return self._wrong(path, odd[0], "text as a key", f"quote it: '{odd[0]}'")
+        result = {key: self.convert(item, entry, f"{path}.{key}") for key, entry in value.items()}
+        return _BAD if any(entry is _BAD for entry in result.values()) else result
+
+    def _tuple(self, item: Any, value: Any, path: str) -> Any:
+        if not isinstance(value, (list, tuple)):
+            return self._wrong(path, value, "a list", f"write [{value}]")
+        result = tuple(self.convert(item, entry, f"{path}[{i}]") for i, entry in enumerate(value))
+        return _BAD if any(entry is _BAD for entry in result) else result
+
+    def _scalar(self, hint: Any, value: Any, path: str) -> Any:
+        if hint is float and type(value) is int:
+            return float(value)
+        if type(value) is not hint:
+            return self._wrong(path, value, describe(hint), _scalar_fix(hint, value))
+        if hint is float and not math.isfinite(value):
+            return self._wrong(path, value, "a finite number")
+        return value
+
+    def _wrong(self, path: str, value: Any, expected: str, fix: str = "") -> Any:
+        self.violations.append(Violation(path, expected, fix, value))
+        return _BAD
+
+    def _unknown(self, key: str, value: Any, path: str, known: Mapping[str, Any]) -> None:
+        below = f"{path}.{key}" if path else key
+        where = f"a key of {path}" if path else "a key at the top level"
+        elsewhere = sorted(
+            (place for place in _places(self._root) if place.split(".")[-1] == key),
+            key=lambda place: not place.startswith(f"{path}."),
+        )
+        own = next((name for name, cls in self._pipelines.items() if cls is self._root), "")
+        instead = OTHER_PIPELINE_KEYS.get(own, {}).get(key)
+        in_section = ".".join(below.split(".")[-2:])
+        if key in FOREIGN_KEYS:
+            fix = FOREIGN_KEYS[key]
+        elif reason := UNSUPPORTED_KEYS.get(key) or UNSUPPORTED_KEYS.get(in_section):
+            fix = f"remove it: {reason}"
+        elif others := [name for name, cls in self._pipelines.items() if below in _all_places(cls)]:
+            fix = f"remove it: a key of pipeline: {' and '.join(others)}"
+            fix += f"; {instead}" if instead else ""
+        elif instead:
+            fix = f"remove it: {instead}"
+        elif elsewhere:
+            fix = f"{key!r} belongs at {' or '.join(elsewhere[:3])}"
+        else:
+            fix = did_you_mean(key, known) or "remove it, or see docs/configuration.md"
+        self._wrong(below, value, where, fix)
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+@cache
+def _all_places(cls: type) -> frozenset[str]:
+    return frozenset(_places(cls))
+
+
+def _places(cls: type, path: str = "") -> Iterator[str]:
+    """Dotted path of every key below `cls`; `<name>` stands for a user's own key."""
+    for name, hint in _hints(cls).items():
+        below = f"{path}.{name}" if path else name
+        yield below
+        for section, suffix in sections_of(hint):
+            yield from _places(section, below + suffix)
+
+
+def sections_of(hint: Any) -> Iterator[tuple[type, str]]:
+    """Dataclasses inside a type hint, each with what stands between the key and their own keys."""
+    if is_dataclass(hint) and isinstance(hint, type):
+        yield hint, ""
+    origin = get_origin(hint)
+    for member in get_args(hint):
+        suffix = ".<name>" if origin is dict else "[]" if origin is tuple else ""
+        for section, rest in sections_of(member):
+            yield section, suffix + rest
+
+
+def _later_value(name: str, value: Any) -> str:
+    reasons = UNSUPPORTED_VALUES.get(name, {})
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return next((reasons[entry] for entry in values if isinstance(entry, str) and entry in reasons), "")
+
+
+def _choices(choices: Mapping[str, Any], value: str) -> str:
+    near = did_you_mean(value, choices)
+    return f"one of {', '.join(choices)}" + (f"; {near}" if near.startswith("did") else "")
+
+
+def describe(hint: Any) -> str:
+    """A type in a YAML author's words."""
+    origin, args = get_origin(hint), get_args(hint)
+    if hint in _NAMES:
+        return _NAMES[hint]
+    if hint is type(None):
+        return "null"
+    if origin is Literal:
+        return "one of " + ", ".join(str(choice) for choice in args)
+    if origin in (Union, types.UnionType):
+        return " or ".join(describe(member) for member in args)
+    return "a list" if origin is tuple else "a section with keys"
+
+
+def _near_choice(value: Any, choices: tuple[Any, ...]) -> str:
+    near = did_you_mean(str(value), [str(choice) for choice in choices])
+    return near if near.startswith("did") else ""
+
+
+def _null_fix(value: Any, path: str) -> str:
+    return f"{path} has no value in the file; indent its keys below it, or remove it" if value is None else ""
+
+
+def _scalar_fix(hint: Any, value: Any) -> str:
+    if hint is str and isinstance(value, (int, float)):
+        return f"quote it: '{value}'"
+    if hint is int and isinstance(value, float) and value.is_integer():
+        return f"write {int(value)}"
+    if isinstance(value, str) and hint in (int, float, bool):
+        plain = value.strip().lower()
+        if hint is bool:
+            return "write it without quotes" if plain in ("true", "false") else ""
+        return "write it without quotes" if _is_number(plain) else ""
+    return ""
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False

@@ -1,0 +1,137 @@
+"""Words users bring that aren't keys here (yet), and what to say about each."""
+
+from __future__ import annotations
+
+_FULL_KL = "it needs both models' distributions over the whole vocabulary, which aren't kept; try low_var_kl"
+_TRACKERS = "not available in this version; available: tensorboard, stdout, jsonl"
+_PIPELINES = "not available in this version; available: rlvr, agentic, sft"
+
+UNSUPPORTED_KEYS: dict[str, str] = {
+    "generate_opt_level": "there is one scheduler, which works per request",
+    "is_num_return_sequences_expand": "the scheduler always sends one request per response",
+    "profile_steps": "the profiler isn't available in this version",
+    "profiler_output_dir": "the profiler isn't available in this version",
+    "response_filter_config": "single responses aren't filtered in this version; see query_filter_config",
+    "save_logging_board_dir": "not available in this version; see rollout_dump_dir",
+    "model_update_frequency": "weights are synchronised after every step",
+    "max_concurrency": "calls that a worker takes at once belong to its role; see max_running_requests for engines",
+    "worker_cls": "a role has one worker class; code of your own goes into rewards, environments and rollouts",
+    "checkpoint_config.type": "checkpoints are files, in checkpoint_config.output_dir",
+    "model_args.model_type": "the model's own configuration says it",
+    "use_thread_lock": "an environment process makes one call after the other",
+    "max_env_step_concurrent": "an environment process makes one call after the other; see env_workers.world_size",
+    "llm_proxy": "environments' responses come from actor_infer",
+    "batch_adjust_mode": "mini-batches are whole trajectories, as many as gradient accumulation takes",
+    "response": "reference responses aren't used in RLVR; see data_args.ground_truth",
+    "logprobs": "log-probs of sampled tokens are always kept",
+    "ep_size": (
+        "with fsdp2_* every rank holds all experts (in shards); to spread them choose megatron_* and its "
+        "expert_model_parallel_size"
+    ),
+    "forward_prefetch": "FSDP2 gathers the next layer's weights ahead by itself",
+    "wrap_policy": "what is sharded together is what the model names as its layers",
+}
+"""Keys of the users' vocabulary that nothing would read in this version; `section.key` for one of a section."""
+
+OTHER_PIPELINE_KEYS: dict[str, dict[str, str]] = {
+    "rlvr": {
+        "reward_normalization": "see reward_norm",
+        "train_env_manager": "see rewards.<domain>.rollout for episodes of several turns",
+        "val_env_manager": "see validation",
+        "validation_share": "see validation",
+        "export_dir": "see checkpoint_config.save_hf_model",
+    },
+    "agentic": {
+        "rewards": "environments give the rewards, see custom_envs",
+        "custom_reward_function": "environments give the rewards, see custom_envs; question_answer-v1 takes a function",
+        "reward_model": "environments give the rewards, see custom_envs",
+        "num_return_sequences_in_group": "write train_env_manager.group_size",
+        "validation": "write val_env_manager",
+        "global_template": "see custom_envs.<tag>.system_template and turn_template",
+        "tag_to_template": "see custom_envs.<tag>.system_template and turn_template",
+        "export_dir": "see checkpoint_config.save_hf_model",
+        "data_args": "tasks are environments and seeds (custom_envs); prompts take the tokenizer's own chat template",
+    },
+    "sft": {"response_length": "write sequence_length", "prompt_length": "write sequence_length"},
+}
+"""By pipeline: keys that only others have, and what it has instead."""
+
+_VLLM = "it is an option of vllm: write it into actor_infer.strategy_args.strategy_config with strategy_name: vllm"
+_SGLANG = _VLLM.replace("vllm", "sglang")
+
+FOREIGN_KEYS: dict[str, str] = {
+    "tensor_parallel_size": "megatron_* has tensor_model_parallel_size; vllm and sglang, in actor_infer, have this one",
+    "gpu_memory_utilization": f"{_VLLM}; for sglang see mem_fraction_static",
+    "max_model_len": _VLLM,
+    "max_num_seqs": _VLLM,
+    "enforce_eager": _VLLM,
+    "load_format": _VLLM,
+    "sleep_level": _VLLM,
+    "mem_fraction_static": f"{_SGLANG}; for vllm see gpu_memory_utilization",
+    "free_cache_engine": "write sleep_level, an option of vllm",
+    "tensor_model_parallel_size": "an option of megatron_*; vllm and sglang have tensor_parallel_size",
+    "use_topr_loss": "write policy_loss: topr",
+    "pg_variant": "write policy_loss",
+    "train_batch_size": "write rollout_batch_size",
+    "ppo_mini_batch_size": (
+        "the mini-batch is per_device_train_batch_size x gradient_accumulation_steps x data-parallel ranks"
+    ),
+    "ppo_micro_batch_size_per_gpu": "write training_args.per_device_train_batch_size",
+    "use_dynamic_bsz": "write use_dynamic_batching_in_train",
+    "use_remove_padding": "write use_sequence_packing",
+    "ulysses_sequence_parallel_size": "write model_args.ulysses_size",
+    "enable_gradient_checkpointing": "write model_args.disable_gradient_checkpointing, the other way round",
+    "enable_activation_offload": "write model_args.activation_offload",
+    "use_torch_compile": "write model_args.torch_compile",
+    "override_config": "write model_args.model_config_kwargs",
+    "model_dtype": "write model_args.dtype",
+    "param_offload": "write strategy_config.offload_policy (fsdp2_*) or zero_optimization.offload_param (deepspeed_*)",
+    "optimizer_offload": (
+        "write strategy_config.offload_policy (fsdp2_*), zero_optimization.offload_optimizer (deepspeed_*) or "
+        "optimizer_cpu_offload (megatron_*)"
+    ),
+    "ppo_max_token_len_per_gpu": "write max_tokens_per_microbatch_in_train",
+    "log_prob_micro_batch_size_per_gpu": "write infer_batch_size",
+    "log_prob_max_token_len_per_gpu": "write max_tokens_per_microbatch_in_infer",
+    "max_prompt_length": "write prompt_length",
+    "max_response_length": "write response_length",
+    "norm_adv_by_std_in_grpo": "for false write adv_estimator: dr_grpo",
+    "use_kl_in_reward": "write add_token_level_kl",
+    "kl_ctrl": "write init_kl_coef, target_kl and kl_horizon",
+    "kl_coef": "write init_kl_coef (KL in the reward) or kl_loss_coef (KL in the loss)",
+    "clip_ratio": "write pg_clip",
+    "clip_ratio_low": "write pg_clip_low",
+    "clip_ratio_high": "write pg_clip_high",
+    "clip_ratio_c": "write dual_clip_c",
+    "entropy_coeff": "write entropy_loss_coef",
+    "grad_clip": "write max_grad_norm",
+    "lam": "write lambd",
+    "val_kwargs": "write validation.generating_args",
+    "total_epochs": "write num_train_epochs",
+    "total_training_steps": "write max_steps",
+    "save_freq": "write save_steps",
+    "test_freq": "write eval_steps",
+    "resume_mode": "write resume_from_checkpoint",
+    "resume_from_path": "write resume_from_checkpoint",
+    "logger": "write track_with",
+    "rollout_data_dir": "write rollout_dump_dir",
+    "max_actor_ckpt_to_keep": "write checkpoint_config.max_to_keep",
+    "nnodes": "write num_nodes",
+    "n_gpus_per_node": "write num_gpus_per_node",
+    "reward_manager": "write rewards",
+    "env_manager_cls": "write sample_unit: trajectory for TrajEnvManager, sample_unit: step for StepEnvManager",
+    "env_groups": "write num_env_groups",
+    "n_groups": "write num_groups_partition",
+    "agent_system_template": "write system_template",
+    "agent_template": "write turn_template",
+    "reward": "write reward_model for a model that scores; functions have rewards.<domain>.world_size processes",
+}
+"""Words of other frameworks and older spellings, with this project's key."""
+
+UNSUPPORTED_VALUES: dict[str, dict[str, str]] = {
+    "pipeline": dict.fromkeys(("dpo", "distill"), _PIPELINES),
+    "kl_penalty": {"full": _FULL_KL},
+    "kl_loss_type": {"full": _FULL_KL},
+    "track_with": dict.fromkeys(("wandb", "swanlab", "mlflow", "trackio"), _TRACKERS),
+}
+"""Values of the users' vocabulary, by key, that are refused with a reason of their own."""

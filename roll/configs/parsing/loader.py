@@ -1,0 +1,261 @@
+"""YAML -> Hydra composition -> overrides -> interpolation -> a typed, validated configuration.
+
+    presets + file + key=value  --compose-->  tree  --resolve-->  plain values  --build-->  RunConfig
+
+Every step reports all it finds as violations; the first step that finds any ends the load.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from roll.configs.errors import NO_VALUE, ConfigError, Violation, did_you_mean
+from roll.configs.parsing.build_config import build
+from roll.configs.parsing.key_hints import UNSUPPORTED_VALUES
+from roll.configs.rules.validate import validate
+from roll.configs.schema.agentic_config import AgenticConfig
+from roll.configs.schema.rlvr_config import RLVRConfig
+from roll.configs.schema.run_config import RunConfig
+from roll.configs.schema.sft_config import SFTConfig
+
+PIPELINES: dict[str, type[RunConfig]] = {"rlvr": RLVRConfig, "agentic": AgenticConfig, "sft": SFTConfig}
+"""Configuration class by the value of `pipeline`."""
+
+_VARIABLE = re.compile(r"\$\{\s*([A-Za-z_]\w*)")
+
+_REFERENCE = re.compile(r"\$\{\s*([A-Za-z_][\w.]*)\s*\}")
+
+
+def load_config(
+    config_path: str | Path, config_name: str, overrides: Sequence[str] = (), *, check: bool = True
+) -> RunConfig:
+    """The configuration in `config_path/config_name.yaml` with `key=value` overrides.
+
+    Args:
+        config_path: Folder of the file.
+        config_name: File name, with or without `.yaml`.
+        overrides: Hydra overrides; a declared key needs no `+`, whether the file names it or not.
+        check: Also apply the rules between keys (`validate`).
+
+    Raises:
+        ConfigError: With every violation that could be found.
+    """
+    file = find_file(Path(config_path), config_name)
+    tree, presets = _compose(file, overrides)
+    plain, violations = _resolve(tree)
+    if violations:
+        raise ConfigError(violations, str(file))
+    cls = _pipeline_of(plain, str(file))
+    plain = _drop_variables(plain, tree, presets, cls)
+    config, violations = build(cls, plain, pipelines=PIPELINES)
+    if config is not None and check:
+        violations = [*violations, *validate(config)]
+    if violations or config is None:
+        raise ConfigError(violations, str(file))
+    return config
+
+
+def to_yaml(config: RunConfig) -> str:
+    """The whole configuration as YAML, defaults included."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_yaml(OmegaConf.create(_plain(asdict(config))))
+
+
+def find_file(folder: Path, name: str) -> Path:
+    """The YAML file that is meant; raises with what there is when it is missing."""
+    if not folder.is_dir():
+        fix = "it is relative to the working directory"
+        raise ConfigError([Violation("--config_path", "a folder", fix, str(folder))])
+    stem = name[: -len(".yaml")] if name.endswith(".yaml") else name
+    file = folder / f"{stem}.yaml"
+    if not file.is_file():
+        there = sorted(path.stem for path in folder.glob("*.yaml"))
+        expected = f"the name of a YAML file in {folder}: {', '.join(there) or 'it has none'}"
+        near = did_you_mean(stem, there)
+        raise ConfigError(
+            [Violation("--config_name", expected, near if near.startswith("did") else "", name)]
+        )
+    return file
+
+
+def _compose(file: Path, overrides: Sequence[str]) -> tuple[Any, set[str]]:
+    """The composed, unresolved tree, and the names of the files in its defaults list."""
+    import yaml
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from hydra.types import RunMode
+    from omegaconf.errors import OmegaConfBaseException
+
+    own = _checked_yaml(file)
+    adapted = _adapt(overrides)
+    _check_replaced(overrides, own)
+    try:
+        with initialize_config_dir(config_dir=str(file.parent.resolve()), version_base=None):
+            tree = compose(config_name=file.stem, overrides=adapted)
+            loader = GlobalHydra.instance().config_loader()
+            parts = loader.compute_defaults_list(file.stem, adapted, RunMode.RUN).defaults
+    except yaml.YAMLError as error:
+        raise ConfigError([_syntax_violation(error, file)]) from None
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError([_composition_violation(error, file)], str(file)) from None
+    names = {PurePosixPath(part.config_path).name for part in parts if part.config_path}
+    return tree, names - {file.stem}
+
+
+def _checked_yaml(file: Path) -> Mapping[Any, Any]:
+    """What the file itself says. Refuses what isn't YAML, isn't text, or isn't a mapping, before Hydra wraps the
+    error."""
+    import yaml
+
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError([_syntax_violation(error, file)]) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError([Violation(str(file), f"UTF-8 text; {error}")]) from None
+    if not isinstance(tree, Mapping):
+        raise ConfigError([Violation(str(file), "keys and values", "e.g. pipeline: rlvr", tree)])
+    return tree
+
+
+def _check_replaced(overrides: Sequence[str], own: Mapping[Any, Any]) -> None:
+    """Refuse `a.b=...` where the file has `a: ${c}`: Hydra would replace the whole section by that one key."""
+    violations = []
+    for override in overrides:
+        key, _, value = override.lstrip("+~").partition("=")
+        at: Any = own
+        names = key.split(".")
+        for depth, name in enumerate(names[:-1], 1):
+            at = at.get(name) if isinstance(at, Mapping) else None
+            if isinstance(at, str) and (whole := _REFERENCE.fullmatch(at.strip())):
+                expected = f"keys of the section itself; {'.'.join(names[:depth])} is {at}, which this would replace"
+                fix = ".".join([whole.group(1), *names[depth:]]) + f"={value}"
+                violations.append(Violation(key, expected, fix, value))
+    if violations:
+        raise ConfigError(violations, "the command line")
+
+
+def _syntax_violation(error: Exception, file: Path) -> Violation:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error)
+    name = file if mark is None or not Path(mark.name).is_file() else mark.name
+    where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark is not None else str(file)
+    fix = (
+        "a tab may not indent; use spaces"
+        if "\\t" in problem
+        else "check indentation, colons, quotes, brackets"
+    )
+    return Violation(where, f"valid YAML; {problem}", fix)
+
+
+def _composition_violation(error: Exception, file: Path) -> Violation:
+    return Violation(str(file), f"a file that composes; {_one_line(error)}", "paths in `defaults` are relative to it")
+
+
+def _adapt(overrides: Sequence[str]) -> list[str]:
+    """The overrides as Hydra wants them; raises with every one that it doesn't understand."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser, adapted, violations = OverridesParser.create(), [], []
+    for override in overrides:
+        try:
+            adapted.append(_without_plus(override))
+            parser.parse_override(adapted[-1])
+        except HydraException as error:
+            fix = "key=value; in a shell, quote an argument with spaces or brackets"
+            violations.append(Violation(override, f"an override that Hydra understands; {_one_line(error)}", fix))
+    if violations:
+        raise ConfigError(violations, "the command line")
+    return adapted
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split("\nSee https://")[0].split())
+
+
+def _without_plus(override: str) -> str:
+    """`key=value` sets a key whether or not the file names it; `+`, `~` and group choices stay."""
+    key = override.split("=", 1)[0]
+    plain = "=" in override and not key.startswith(("+", "~", "hydra.")) and "@" not in key and "/" not in key
+    return f"++{override}" if plain else override
+
+
+def _resolve(tree: Any) -> tuple[Any, list[Violation]]:
+    """Plain values with interpolations filled in, and every interpolation that can't be."""
+    from omegaconf import DictConfig, ListConfig
+    from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
+
+    violations: list[Violation] = []
+
+    def value_of(node: Any, key: Any, path: str) -> Any:
+        raw: Any = node._get_node(key)
+        try:
+            return "???" if raw is not None and raw._is_missing() else walk(node[key], path)
+        except InterpolationToMissingValueError:
+            pass  # the missing value itself is reported below
+        except (OmegaConfBaseException, RecursionError) as error:
+            violations.append(_reference_violation(path, str(raw), error, [str(name) for name in tree]))
+        return None
+
+    def walk(node: Any, path: str) -> Any:
+        if isinstance(node, DictConfig):
+            names = {key: str(key) for key in node}
+            return {key: value_of(node, key, f"{path}.{name}" if path else name) for key, name in names.items()}
+        if isinstance(node, ListConfig):
+            return [value_of(node, i, f"{path}[{i}]") for i in range(len(node))]
+        return node
+
+    plain = walk(tree, "")
+    declared = {name for cls in PIPELINES.values() for name in cls.__dataclass_fields__}
+    for name in plain:
+        if plain[name] == "???" and name not in declared:
+            violations.append(Violation(name, "a value in place of ???", f"{name}=... on the command line"))
+    return plain, violations
+
+
+def _reference_violation(path: str, text: str, error: Exception, names: Sequence[str]) -> Violation:
+    reason = (str(error).splitlines() or ["it refers to itself"])[0]
+    word = _VARIABLE.search(text)
+    near = did_you_mean(word.group(1), names) if word and word.group(1) not in names else ""
+    fix = near if near.startswith("did") else "define that key, or write the value itself"
+    return Violation(path, f"a reference that resolves; {reason}", fix, text)
+
+
+def _pipeline_of(plain: Mapping[str, Any], source: str) -> type[RunConfig]:
+    name = plain.get("pipeline", NO_VALUE)
+    if isinstance(name, str) and name in PIPELINES:
+        return PIPELINES[name]
+    known = ", ".join(PIPELINES)
+    later = UNSUPPORTED_VALUES["pipeline"].get(str(name), "")
+    likely = max(PIPELINES, key=lambda known: len(plain.keys() & PIPELINES[known].__dataclass_fields__.keys()))
+    fix = later or f"add pipeline: {likely}"
+    raise ConfigError([Violation("pipeline", f"which pipeline the file is for: {known}", fix, name)], source)
+
+
+def _drop_variables(
+    plain: dict[str, Any], tree: Any, presets: set[str], cls: type[RunConfig]
+) -> dict[str, Any]:
+    """Without the user's own top-level variables: names that some `${name}` refers to, or of presets.
+
+    An unknown name that nothing refers to stays, and is refused as unknown.
+    """
+    from omegaconf import OmegaConf
+
+    used = set(_VARIABLE.findall(OmegaConf.to_yaml(tree, resolve=False))) | presets
+    declared = set(cls.__dataclass_fields__)
+    return {key: value for key, value in plain.items() if key in declared or key not in used}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    return value

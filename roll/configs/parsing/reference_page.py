@@ -1,0 +1,144 @@
+"""docs/configuration.md, written from the configuration classes themselves.
+
+    python -m roll.configs.parsing.reference_page docs/configuration.md
+
+A test compares the committed file with what this writes.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from roll.configs.parsing.build_config import describe, sections_of
+from roll.configs.parsing.loader import PIPELINES
+from roll.configs.schema.agentic_config import AgenticConfig
+from roll.configs.schema.rl_config import RLConfig
+from roll.configs.schema.rlvr_config import RLVRConfig
+from roll.configs.schema.run_config import RunConfig
+from roll.configs.schema.sft_config import SFTConfig
+
+_HEAD = """# Configuration
+
+Generated from `roll/configs`: `python -m roll.configs.parsing.reference_page docs/configuration.md`.
+
+A job is one YAML file, composed by Hydra: a `defaults` list brings presets in, `${name}` refers to another key,
+`key=value` on the command line overrides. A top-level name of your own is allowed if some `${name}` refers to it. Any
+other unknown key, a wrong type or a contradiction ends the start within a second, all problems at once:
+first those of the keys themselves, then those between keys, then those of the machine (files, models, functions).
+`--print_config` shows every key with its value, `--check` the batch arithmetic and the placement.
+"""
+
+
+_TOP: dict[type, str] = {
+    RunConfig: "Top level of every pipeline",
+    RLConfig: "Top level of `pipeline: rlvr` and `agentic`",
+    RLVRConfig: "Top level of `pipeline: rlvr`",
+    AgenticConfig: "Top level of `pipeline: agentic`",
+    SFTConfig: "Top level of `pipeline: sft`",
+}
+
+
+def reference() -> str:
+    """The whole page: the top level, then every kind of section once, with all places where it may stand."""
+    places: dict[type, list[str]] = {}
+    parts: list[str] = [_HEAD]
+    seen: set[tuple[str, str]] = set()
+    pipelines = ", ".join(f"`{name}`" for name in PIPELINES)
+    parts.append(f"\nEvery file says which `pipeline` it is for: {pipelines}.")
+    for cls, title in _TOP.items():
+        _collect(cls, "", places)
+        texts = docstrings(cls)
+        # A key that two pipelines have may mean something else in each.
+        told = {spec.name: (spec.name, texts[spec.name]) for spec in fields(cls) if spec.name != "pipeline"}
+        own = [spec for spec in fields(cls) if spec.name in told and told[spec.name] not in seen]
+        seen.update(told.values())
+        parts += [f"\n## {title}\n", *_table(cls, own)]
+    for cls, where in places.items():
+        parts.append(f"\n## {', '.join(where)}\n\n{inspect.cleandoc(cls.__doc__ or '')}\n")
+        parts.extend(_table(cls, fields(cls)) if fields(cls) else ["No keys."])
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def docstrings(cls: type) -> dict[str, str]:
+    """The text under each field of a dataclass, inherited fields included."""
+    texts: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if is_dataclass(base):
+            texts.update(_own_docstrings(base))
+    return texts
+
+
+@cache
+def _own_docstrings(cls: type) -> Mapping[str, str]:
+    body = ast.parse(inspect.getsource(cls)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    texts: dict[str, str] = {}
+    for statement, after in zip(body.body, body.body[1:], strict=False):
+        is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and is_text:
+            texts[statement.target.id] = " ".join(str(after.value.value).split())  # type: ignore[attr-defined]
+    return texts
+
+
+def _collect(cls: type, path: str, places: dict[type, list[str]]) -> None:
+    hints = get_type_hints(cls)
+    for spec in fields(cls):
+        key = f"{path}.{spec.name}" if path else spec.name
+        found = [(section, f"`{key}{suffix}`") for section, suffix in sections_of(hints[spec.name])]
+        if "table" in spec.metadata:
+            found = [(section, f"`{spec.name}` of `{name}`") for name, section in spec.metadata["table"].items()]
+        for section, place in found:
+            known = places.setdefault(section, [])
+            known.extend([place] if place not in known else [])
+            _collect(section, place.split("`")[1], places)
+
+
+def _table(cls: type, shown: Sequence[Field[Any]]) -> Iterator[str]:
+    hints, texts = get_type_hints(cls), docstrings(cls)
+    yield "| key | value | default | meaning |\n|---|---|---|---|"
+    for spec in shown:
+        yield f"| `{spec.name}` | {_value(spec, hints[spec.name])} | {_default(spec)} | {_cell(texts[spec.name])} |"
+
+
+def _value(spec: Field[Any], hint: Any) -> str:
+    if "choices" in spec.metadata:
+        return _cell(", ".join(f"`{name}`" for name in spec.metadata["choices"]))
+    if "expected" in spec.metadata:
+        return _cell(spec.metadata["expected"])
+    symbols = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    bounds = " and ".join(f"{symbols[k]} {v}" for k, v in spec.metadata.get("bounds", {}).items())
+    many = ", or one of its entries" if spec.metadata.get("one_or_many") else ""
+    return _cell(f"{describe(hint)}{' ' if bounds else ''}{bounds}{many}")
+
+
+def _default(spec: Field[Any]) -> str:
+    if spec.default is not MISSING:
+        return f"`{_yaml(spec.default)}`"
+    if spec.default_factory is MISSING:
+        return "required"
+    made = spec.default_factory()
+    return "see its keys" if is_dataclass(made) else f"`{_yaml(made)}`"
+
+
+def _yaml(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, tuple):
+        return f"[{', '.join(_yaml(entry) for entry in value)}]"
+    return json.dumps(value) if isinstance(value, str) and "\n" in value else str(value)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(reference(), encoding="utf-8")

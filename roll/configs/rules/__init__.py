@@ -1,0 +1,1 @@
+"""What keys may not say together, one file per subject."""

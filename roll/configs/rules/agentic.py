@@ -1,0 +1,270 @@
+"""Rules about environments: tags, groups, concurrency, templates, credit. Each yields what is wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from roll.configs.errors import Violation, did_you_mean
+from roll.configs.rules.policy import IMPORT_PATH
+from roll.configs.rules.rewards import filter_rules
+from roll.configs.schema.env_config import CustomEnv, EnvManager, EnvWorkers
+from roll.configs.schema.policy_config import GROUP_ESTIMATORS, TOKEN_ESTIMATORS, TURN_ESTIMATORS
+from roll.configs.schema.turn_templates import OTHER_NAMES, SYSTEM_NAMES, TURN_NAMES, names_in, unknown_names
+from roll.configs.schema.worker_config import DataArgs
+
+if TYPE_CHECKING:
+    from roll.configs.schema.agentic_config import AgenticConfig
+
+READERS = {"episode_reward_weight": ("gigpo",), "step_reward_weight": ("gigpo",), "step_reward_gamma": TURN_ESTIMATORS}
+"""Estimators that read a key."""
+
+
+def env_rules(config: AgenticConfig) -> Iterator[Violation]:
+    """Each kind of environment by itself."""
+    if not config.custom_envs:
+        yield Violation("custom_envs", "at least one environment", "custom_envs: {game: {env_type: sokoban-v1}}", {})
+    for tag, env in config.custom_envs.items():
+        path = f"custom_envs.{tag}"
+        if not tag or "/" in tag or tag != tag.strip():
+            expected = "a tag that isn't empty, without slashes or spaces at its ends: metrics are named after it"
+            yield Violation(path, expected, "another tag", tag)
+        yield from _pattern(path, env)
+        yield from _stops(path, env, config)
+        yield from _templates(path, env)
+        if env.max_tokens_per_step is not None and env.max_tokens_per_step > config.response_length:
+            expected = f"at most response_length ({config.response_length})"
+            yield Violation(f"{path}.max_tokens_per_step", expected, "raise response_length", env.max_tokens_per_step)
+        if env.max_actions_per_step > 1 and not env.action_separator.strip():
+            expected = "more than blanks between two actions, because max_actions_per_step is above 1"
+            yield Violation(f"{path}.action_separator", expected, f'{path}.action_separator="||"', env.action_separator)
+        if env.history_length is not None and config.sample_unit == "trajectory":
+            expected = "null with sample_unit trajectory, where everything is carried on"
+            yield Violation(f"{path}.history_length", expected, "sample_unit=step or concat", env.history_length)
+        if env.history_length == 0 and config.sample_unit == "concat":
+            expected = "at least 1 with sample_unit concat; 0 is what sample_unit step has"
+            yield Violation(f"{path}.history_length", expected, "sample_unit=step", 0)
+
+
+def _pattern(path: str, env: CustomEnv) -> Iterator[Violation]:
+    if env.action_pattern is not None:
+        try:
+            groups = re.compile(env.action_pattern).groups
+        except re.error as error:
+            expected = f"a regular expression; {error}"
+            fix = "a backslash before a sign that shall stand for itself"
+            yield Violation(f"{path}.action_pattern", expected, fix, env.action_pattern)
+        else:
+            if groups == 0:
+                expected = "a regular expression with a group (...) around the action"
+                yield Violation(f"{path}.action_pattern", expected, "<answer>(.*?)</answer>", env.action_pattern)
+    tags = env.thinking_tags
+    if tags is not None and (len(tags) != 2 or not all(tags) or tags[0] == tags[1]):
+        expected = "two different texts that aren't empty"
+        yield Violation(f"{path}.thinking_tags", expected, '["<think>", "</think>"]', list(tags))
+
+
+def _stops(path: str, env: CustomEnv, config: AgenticConfig) -> Iterator[Violation]:
+    """What ends a response isn't cut off where the action ends with it."""
+    val = config.val_env_manager
+    sampling = {"actor_infer.generating_args": config.actor_infer.generating_args}
+    sampling |= {} if val is None else {"val_env_manager.generating_args": val.generating_args}
+    wanted = re.sub(r"\\(.)", r"\1", env.action_pattern or "")
+    for where, args in sampling.items():
+        for stop in args.stop_strings if not args.include_stop_str_in_output else ():
+            if stop in wanted:
+                expected = f"true, because {path}.action_pattern looks for {stop!r}, which ends a response"
+                yield Violation(f"{where}.include_stop_str_in_output", expected, "remove it", False)
+
+
+def _templates(path: str, env: CustomEnv) -> Iterator[Violation]:
+    for key, text, known in (
+        ("system_template", env.system_template or "", SYSTEM_NAMES),
+        ("turn_template", env.turn_template, TURN_NAMES),
+    ):
+        for name in unknown_names(text, known):
+            expected = f"one of {', '.join(f'{{{n}}}' for n in known)} (or {{{{{name}}}}}, which stands for {{{name}}})"
+            other, near = OTHER_NAMES.get(name), did_you_mean(name, known)
+            fix = f"write {{{other}}}" if other in known else near if near.startswith("did") else "remove it"
+            yield Violation(f"{path}.{key}", expected, fix, f"{{{name}}}")
+    if "observation" not in names_in(env.turn_template):
+        expected = "a text with {observation}: the policy would not see what happens"
+        yield Violation(f"{path}.turn_template", expected, f'{path}.turn_template="{{observation}}"', env.turn_template)
+
+
+def manager_rules(config: AgenticConfig) -> Iterator[Violation]:
+    """Groups, their sizes and tags, in training and validation."""
+    train, val = config.train_env_manager, config.val_env_manager
+    yield from _manager(config, "train_env_manager", train)
+    size = config.rollout_batch_size
+    if size % train.group_size:
+        below, above = size // train.group_size * train.group_size, -(-size // train.group_size) * train.group_size
+        expected = f"whole groups: {size} episodes / {train.group_size} per group"
+        fix = f"rollout_batch_size={below} or {above}" if below else f"rollout_batch_size={above}"
+        yield Violation("rollout_batch_size", expected, fix, size)
+    elif train.max_traj_per_env > 0 and train.num_env_groups * train.max_traj_per_env < config.groups_per_step:
+        most = train.num_env_groups * train.max_traj_per_env
+        sums = f"{train.num_env_groups} env groups x {train.max_traj_per_env} = {most}"
+        expected = f"enough for a step of {config.groups_per_step} groups; {sums}"
+        fix = f"max_traj_per_env={-(-config.groups_per_step // train.num_env_groups)}, or -1"
+        yield Violation("train_env_manager.max_traj_per_env", expected, fix, train.max_traj_per_env)
+    if val is not None:
+        yield from _manager(config, "val_env_manager", val)
+        if val.group_filter.type != "no_filter":
+            yield Violation("val_env_manager.group_filter", "nothing: validation counts every group", "remove it")
+        if val.group_size_redundancy:
+            expected = "0: validation plays what it is asked for"
+            yield Violation("val_env_manager.group_size_redundancy", expected, "remove it", val.group_size_redundancy)
+        size, given = val.group_size, val.generating_args.num_return_sequences
+        if given not in (None, size):
+            expected = f"group_size ({size}), which rules in validation"
+            yield Violation("val_env_manager.generating_args.num_return_sequences", expected, "remove it", given)
+        yield from _validation_size(config, val)
+    elif config.val_batch_size is not None:
+        expected = "null, because there is no val_env_manager"
+        yield Violation("val_batch_size", expected, "add val_env_manager, or remove it", config.val_batch_size)
+
+
+def _validation_size(config: AgenticConfig, val: EnvManager) -> Iterator[Violation]:
+    size, episodes = val.group_size, config.val_batch_size
+    if episodes is not None and episodes % size:
+        expected = f"whole groups: {episodes} episodes / {size} per group"
+        yield Violation("val_batch_size", expected, f"val_batch_size={-(-episodes // size) * size}", episodes)
+    elif val.max_traj_per_env > 0 and val.num_env_groups * val.max_traj_per_env < config.validation_groups:
+        most = val.num_env_groups * val.max_traj_per_env
+        expected = (
+            f"enough for a validation of {config.validation_groups} groups; {val.num_env_groups} env groups x "
+            f"{val.max_traj_per_env} = {most}"
+        )
+        fix = f"max_traj_per_env={-(-config.validation_groups // val.num_env_groups)}, or -1"
+        yield Violation("val_env_manager.max_traj_per_env", expected, fix, val.max_traj_per_env)
+
+
+def _manager(config: AgenticConfig, path: str, manager: EnvManager) -> Iterator[Violation]:
+    for tag in manager.tags:
+        if tag not in config.custom_envs:
+            expected = f"tags of custom_envs: {', '.join(config.custom_envs)}"
+            yield Violation(f"{path}.tags", expected, did_you_mean(tag, config.custom_envs), tag)
+    for tag in sorted({tag for tag in manager.tags if manager.tags.count(tag) > 1}):
+        expected = "each tag once; num_groups_partition gives one more groups than another"
+        yield Violation(f"{path}.tags", expected, "remove one", tag)
+    tags, parts = config.tags_of(manager), manager.num_groups_partition
+    if parts is not None:
+        if len(parts) != len(tags) or sum(parts) != manager.num_env_groups or min(parts, default=0) < 0:
+            sums = " + ".join(map(str, parts))
+            expected = (
+                f"a number for each of the {len(tags)} tags that add up to num_env_groups "
+                f"({manager.num_env_groups}); {sums} = {sum(parts)}"
+            )
+            yield Violation(f"{path}.num_groups_partition", expected, "remove it to split evenly", list(parts))
+    elif manager.num_env_groups < len(tags):
+        expected = f"at least {len(tags)}, one group for every tag"
+        fix = f"{path}.num_env_groups={len(tags)}, or fewer tags"
+        yield Violation(f"{path}.num_env_groups", expected, fix, manager.num_env_groups)
+    own = ("world_size", "max_env_num_per_worker")
+    for key in own if manager.max_env_num_per_worker is not None else ():
+        value = getattr(config.env_workers, key)
+        if value != EnvWorkers.__dataclass_fields__[key].default:
+            expected = f"nothing, because {path}.max_env_num_per_worker says how many processes there are"
+            yield Violation(f"env_workers.{key}", expected, "keep one of the two", value)
+    if manager.max_traj_per_env == 0:
+        yield Violation(f"{path}.max_traj_per_env", "-1 for no limit, or at least 1", f"{path}.max_traj_per_env=-1", 0)
+    for key in ("format_penalty", "invalid_action_penalty"):
+        value = getattr(manager, key)
+        if value > 0:
+            yield Violation(f"{path}.{key}", "0 or less: it is added to the reward", f"{path}.{key}={-value:g}", value)
+    yield from filter_rules(f"{path}.group_filter", manager.group_filter)
+
+
+def turn_credit_rules(config: AgenticConfig) -> Iterator[Violation]:
+    """Rewards are normalised once; keys of estimators act."""
+    rule, name = config.reward_normalization, config.adv_estimator
+    own = IMPORT_PATH.match(name) is not None
+    if name == "remax":
+        expected = "another one: the greedy response of remax is one for one prompt, and episodes have several turns"
+        yield Violation("adv_estimator", expected, "adv_estimator=reinforce", name)
+    elif name in GROUP_ESTIMATORS - set(TURN_ESTIMATORS) and rule.method != "identity":
+        expected = f"identity with adv_estimator {name}, which compares the members of a group itself"
+        fix = "reward_normalization.method=identity, or adv_estimator=reinforce"
+        yield Violation("reward_normalization.method", expected, fix, rule.method)
+    for key in ("reward_norm", "use_reward_scaling"):
+        if getattr(config, key):
+            expected = "off in pipeline agentic: reward_normalization says how rewards are normalised"
+            yield Violation(key, expected, "remove it", getattr(config, key))
+    if config.discount_over == "turn" and name not in TOKEN_ESTIMATORS and not own:
+        expected = f"token with adv_estimator {name}, which doesn't discount by gamma"
+        yield Violation("discount_over", expected, f"adv_estimator={TOKEN_ESTIMATORS[0]}, or remove it", "turn")
+    if name in TURN_ESTIMATORS and config.reward_clip is not None:
+        expected = f"null with adv_estimator {name}, which takes rewards as they are and normalises them itself"
+        yield Violation("reward_clip", expected, "remove it, or see advantage_clip", config.reward_clip)
+    if name in TURN_ESTIMATORS and config.gamma != 1:
+        expected = f"1 with adv_estimator {name}, which discounts turns by step_reward_gamma"
+        yield Violation("gamma", expected, f"step_reward_gamma={config.gamma:g}, and remove gamma", config.gamma)
+    if name == "gigpo" and not config.episode_reward_weight and not config.step_reward_weight:
+        expected = "more than 0, or step_reward_weight more than 0: without both every advantage is 0"
+        yield Violation("episode_reward_weight", expected, "episode_reward_weight=1", 0.0)
+    if config.overlong_shaping is not None:
+        expected = "null in pipeline agentic: it knows the limit of one response, and an episode has several"
+        yield Violation("overlong_shaping", expected, "remove it; max_tokens_per_step bounds a turn")
+
+
+def sample_rules(config: AgenticConfig) -> Iterator[Violation]:
+    """What has a meaning for prompts of data sets only."""
+    data, defaults = config.actor_train.data_args, DataArgs()
+    for spec in fields(data):
+        value = getattr(data, spec.name)
+        if value != getattr(defaults, spec.name):
+            expected = "nothing in pipeline agentic: tasks are environments and seeds (custom_envs)"
+            shown = list(map(str, value)) if isinstance(value, tuple) else value
+            yield Violation(f"actor_train.data_args.{spec.name}", expected, "remove it", shown)
+    if config.num_train_epochs:
+        expected = "null: environments have no epochs"
+        yield Violation("num_train_epochs", expected, "max_steps=100", config.num_train_epochs)
+    if config.truncation != "error":
+        expected = "error in pipeline agentic: a context that is too long ends its episode"
+        yield Violation("truncation", expected, "remove it", config.truncation)
+    standard = type(config).__dataclass_fields__["reward_retries"].default
+    if config.reward_retries != standard:
+        expected = f"{standard} in pipeline agentic, where nothing is retried: a failed environment ends its episode"
+        fix = "remove it; group_size_redundancy makes up for episodes that fail"
+        yield Violation("reward_retries", expected, fix, config.reward_retries)
+    if config.render_save_dir and not (config.val_env_manager and config.log_val_generations):
+        expected = "null: pictures are made of the first log_val_generations validation episodes, and there are none"
+        fix = "log_val_generations=4 and a val_env_manager"
+        yield Violation("render_save_dir", expected, fix, config.render_save_dir)
+
+
+def warm_start_rules(config: AgenticConfig) -> Iterator[Violation]:
+    """The model that a warm start makes is the one to start from."""
+    if config.warm_start is None:
+        return
+    names = {"pretrain": config.pretrain}
+    for role in ("actor_train", "actor_infer"):
+        names[f"{role}.model_args.model_name_or_path"] = config.sections[role].model_args.model_name_or_path
+    for key, name in names.items():
+        if name is not None:
+            expected = "null: warm_start makes the model to start from, out of the pretrain of its own file"
+            yield Violation(key, expected, f"remove {key}, or warm_start", name)
+
+
+def warnings(config: AgenticConfig) -> Iterator[str]:
+    """What is allowed but probably not meant."""
+    longest = max((env.max_steps for env in config.custom_envs.values()), default=0)
+    if config.adv_estimator in TURN_ESTIMATORS and longest == 1:
+        yield f"adv_estimator {config.adv_estimator} credits turns, but max_steps is 1: every episode is one turn"
+    for key, names in READERS.items():
+        value = getattr(config, key)
+        if config.adv_estimator not in names and value != type(config).__dataclass_fields__[key].default:
+            yield f"{key} {value:g} does nothing: adv_estimator {config.adv_estimator} doesn't read it"
+    workers = config.env_processes
+    for path, manager in config.managers.items():
+        if workers.room is not None and workers.room < manager.episodes_at_once:
+            yield (
+                f"{path} wants {manager.episodes_at_once} episodes at once, and environment processes have room for "
+                f"{workers.room} ({workers.world_size} x {workers.max_env_num_per_worker}): the others wait"
+            )
+
+
+RULES = (env_rules, manager_rules, turn_credit_rules, sample_rules, warm_start_rules)

@@ -1,0 +1,59 @@
+"""Rules about generation that runs ahead of training, and about the weights that it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from roll.configs.errors import Violation
+from roll.configs.schema.policy_config import OFF_POLICY_LOSSES
+
+if TYPE_CHECKING:
+    from roll.configs.schema.rl_config import RLConfig
+
+_AHEAD = "async_generation_ratio"
+
+
+def async_rules(config: RLConfig) -> Iterator[Violation]:
+    """What can, and what can't, go on while weights change. That something corrects for it is `loss_rules`'s matter."""
+    if config.async_generation_ratio == 0:
+        yield from _without_async(config)
+        return
+    engine = config.actor_infer.strategy_args.strategy_name
+    if config.executor == "inline" and engine == "hf_infer":
+        expected = "0 with executor inline and hf_infer: generation stands still while training computes in its process"
+        fix = "executor=ray, or an engine with processes of its own (vllm, sglang)"
+        yield Violation(_AHEAD, expected, fix, config.async_generation_ratio)
+    if config.val_only:
+        expected = "0 with val_only: there is no training to run ahead of"
+        yield Violation(_AHEAD, expected, f"{_AHEAD}=0", config.async_generation_ratio)
+    if config.is_use_additional_prompts:
+        expected = f"false with {_AHEAD} above 0, which keeps engines busy with the prompts of the steps to come"
+        yield Violation("is_use_additional_prompts", expected, "is_use_additional_prompts=false", True)
+    if config.allow_uncorrected_async:
+        correction = "train_infer_correction" if config.train_infer_correction else f"policy_loss {config.policy_loss}"
+        if config.train_infer_correction is not None or config.policy_loss in OFF_POLICY_LOSSES:
+            expected = f"false, because {correction} corrects for older weights"
+            yield Violation("allow_uncorrected_async", expected, "remove it", True)
+
+
+def _without_async(config: RLConfig) -> Iterator[Violation]:
+    if config.allow_uncorrected_async:
+        expected = f"false, because {_AHEAD} is 0 and no sample is of older weights"
+        yield Violation("allow_uncorrected_async", expected, f"{_AHEAD}=1, or remove it", True)
+    if config.partial_rollout != "resume":
+        expected = f"resume, because {_AHEAD} is 0 and no response is on its way when weights change"
+        yield Violation("partial_rollout", expected, f"{_AHEAD}=1, or remove it", config.partial_rollout)
+
+
+def transport_rules(config: RLConfig) -> Iterator[Violation]:
+    """How weights travel, against where the two ends are."""
+    way, plan = config.weight_transport, config.placement
+    trainer = plan.node_of(config.actor_train.slots[0])
+    far = sorted({plan.node_of(slot) for slot in config.actor_infer.slots} - {trainer})
+    if way == "shared_memory" and far:
+        expected = f"a way between machines: actor_train's rank 0 is on node {trainer}, engines are on node {far[0]}"
+        yield Violation("weight_transport", expected, "weight_transport=auto", way)
+    if config.val_only and config.verify_weight_sync != "off" and not config.resume_from_checkpoint:
+        expected = "off with val_only: the starting weights are read by the engine itself, nothing is sent"
+        yield Violation("verify_weight_sync", expected, "verify_weight_sync=off", config.verify_weight_sync)

@@ -1,0 +1,173 @@
+"""Rules between keys of the data: sources, tags, templates, shares. Each yields what is wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from roll.configs.errors import NO_VALUE, Violation, did_you_mean
+from roll.configs.rules.verifiers import WHAT_TO_DO, WHY_REFUSED, verifier_that_executes
+from roll.configs.schema.worker_config import TEMPLATES, DataArgs, ProceduralTask
+
+if TYPE_CHECKING:
+    from roll.configs.schema.rlvr_config import RLVRConfig
+
+
+def data_rules(config: RLVRConfig) -> Iterator[Violation]:
+    """Where prompts come from, and whose they are."""
+    path, data = "actor_train.data_args", config.actor_train.data_args
+    if not data.file_name and not data.procedural and not config.val_only:
+        yield Violation(
+            f"{path}.file_name", "a file, or procedural tasks", f"{path}.file_name=data.jsonl", NO_VALUE
+        )
+    yield from _source_rules(config, path, data)
+    yield from _shares(config, f"{path}.domain_interleave_probs", data)
+    if config.validation is not None:
+        path, data = "validation.data_args", config.validation.data_args
+        if not data.file_name and not data.procedural:
+            yield Violation(
+                f"{path}.file_name", "a file, or procedural tasks", f"{path}.file_name=test.jsonl", NO_VALUE
+            )
+        yield from _source_rules(config, path, data)
+        if data.domain_interleave_probs:
+            expected = "nothing: validation plays every row once"
+            yield Violation(
+                f"{path}.domain_interleave_probs", expected, "remove it", data.domain_interleave_probs
+            )
+    yield from _template_rules(config)
+    yield from _supply_rules(config)
+    tags = {tag for domain in config.rewards for tag in config.tags_of(domain)}
+    for tag in config.tag_to_template:
+        if tag not in tags:
+            yield Violation(
+                f"tag_to_template.{tag}",
+                f"a tag of some domain: {', '.join(sorted(tags))}",
+                did_you_mean(tag, tags),
+            )
+
+
+def validation_rules(config: RLVRConfig) -> Iterator[Violation]:
+    """Several greedy responses are all the same; pass@k needs k of them."""
+    if config.validation is None:
+        return
+    path, args = "validation.generating_args", config.validation.generating_args
+    count = args.num_return_sequences or 1
+    if count > 1 and (args.temperature == 0 or not args.do_sample):
+        expected = "1 with greedy decoding: all responses of a prompt would be the same"
+        yield Violation(
+            f"{path}.num_return_sequences", expected, f"{path}.temperature=1, do_sample=true", count
+        )
+    for k in config.validation.pass_at_k:
+        if not 1 <= k <= count:
+            expected = f"whole numbers from 1 to num_return_sequences ({count})"
+            yield Violation("validation.pass_at_k", expected, f"{path}.num_return_sequences={max(k, 1)}", k)
+
+
+def _source_rules(config: RLVRConfig, path: str, data: DataArgs) -> Iterator[Violation]:
+    if data.prompt is not None and data.messages is not None:
+        expected = f"only one of prompt and messages ({data.messages!r})"
+        yield Violation(
+            f"{path}.prompt", expected, f"{path}.prompt=null, or {path}.messages=null", data.prompt
+        )
+    if data.file_name and data.prompt is None and data.messages is None:
+        expected = "the column with the prompts, or with messages"
+        yield Violation(
+            f"{path}.prompt", expected, f"{path}.prompt=question, or {path}.messages=messages", None
+        )
+    twice = {name for name in data.file_name if data.file_name.count(name) > 1}
+    for name in sorted(twice):
+        yield Violation(f"{path}.file_name", "each file once", "remove one", name)
+    seen: set[str] = set()
+    known = {tag for domain in config.rewards for tag in config.tags_of(domain)}
+    for i, task in enumerate(data.procedural):
+        here = f"{path}.procedural[{i}]"
+        if task.tag in seen:
+            yield Violation(
+                f"{here}.tag", "a tag of its own for every entry", "tags of one domain may differ", task.tag
+            )
+        seen.add(task.tag)
+        if task.tag not in known:
+            expected = f"a tag of some domain: {', '.join(sorted(known))}"
+            yield Violation(f"{here}.tag", expected, "add it to rewards.<domain>.tag_included", task.tag)
+        yield from _procedural_rules(here, task)
+        executed = verifier_that_executes(task.dataset, task.config)
+        domain = config.domain_of(task.tag)
+        # Another reward may score these tasks: the verifier is what is unsafe. It may be named by its path as well.
+        if executed and domain is not None and config.rewards[domain].name.endswith("reasoning_gym"):
+            expected = f"a dataset that can be scored safely; {executed}: {WHY_REFUSED}"
+            yield Violation(f"{here}.dataset", expected, WHAT_TO_DO, task.dataset)
+    if data.default_tag is not None and data.default_tag not in known:
+        expected = f"a tag of some domain: {', '.join(sorted(known))}"
+        yield Violation(
+            f"{path}.default_tag", expected, did_you_mean(data.default_tag, known), data.default_tag
+        )
+
+
+def _procedural_rules(path: str, task: ProceduralTask) -> Iterator[Violation]:
+    if task.few_shot and "{answer}" not in task.example_template:
+        yield Violation(f"{path}.example_template", "a text with {answer}", "", task.example_template)
+    if "{answer}" in task.question_template:
+        expected = "a text without {answer}, which it would give away"
+        yield Violation(f"{path}.question_template", expected, "", task.question_template)
+    for key in ("seed", "size"):
+        if key in task.config:
+            expected = f"no {key}: that is a key of the entry itself"
+            yield Violation(f"{path}.config.{key}", expected, f"{path}.{key}={task.config[key]}", task.config[key])
+
+
+def _template_rules(config: RLVRConfig) -> Iterator[Violation]:
+    given = {
+        "global_template": config.global_template,
+        "actor_train.data_args.template": config.actor_train.data_args.template,
+    }
+    if config.reward_model is not None:
+        given["reward_model.template"] = config.reward_model.template
+    given.update({f"tag_to_template.{tag}": text for tag, text in config.tag_to_template.items()})
+    if config.validation is not None:
+        given["validation.data_args.template"] = config.validation.data_args.template
+    for path, text in given.items():
+        if text is None or text in TEMPLATES or "{%" in text or "{{" in text or text.count("{prompt}") == 1:
+            continue
+        near = did_you_mean(text, TEMPLATES)
+        expected = f"one of {', '.join(TEMPLATES)}, a text with one {{prompt}}, or Jinja"
+        yield Violation(path, expected, near if near.startswith("did") else "", text)
+
+
+def _supply_rules(config: RLVRConfig) -> Iterator[Violation]:
+    """Every domain has rows, as far as can be told without reading files."""
+    data = config.actor_train.data_args
+    generated = {task.tag for task in data.procedural}
+    for domain, reward in config.rewards.items():
+        tags = config.tags_of(domain)
+        if generated.intersection(tags) or config.val_only:
+            continue
+        if data.procedural and not data.file_name:
+            expected = f"rows: no procedural task has one of its tags ({', '.join(tags)})"
+            yield Violation(f"rewards.{domain}", expected, "add a task, or remove the domain")
+        elif reward.name == "reasoning_gym":
+            expected = "a reward for rows of files: reasoning_gym scores procedural tasks only"
+            fix = "math_rule, or a procedural task with its tag"
+            yield Violation(f"rewards.{domain}.name", expected, fix, reward.name)
+
+
+def _shares(config: RLVRConfig, path: str, data: DataArgs) -> Iterator[Violation]:
+    shares = data.domain_interleave_probs
+    if not shares:
+        return
+    for domain in shares:
+        if domain not in config.rewards:
+            expected = f"a domain of rewards: {', '.join(config.rewards)}"
+            yield Violation(f"{path}.{domain}", expected, did_you_mean(domain, config.rewards))
+    for domain in config.rewards:
+        if domain not in shares:
+            yield Violation(
+                f"{path}.{domain}", "a share for every domain of rewards", f"add {domain}: ...", NO_VALUE
+            )
+    for domain, share in shares.items():
+        if share <= 0:
+            yield Violation(f"{path}.{domain}", "a share above 0", "or remove the domain from rewards", share)
+    total = sum(shares.values())
+    if not math.isclose(total, 1.0, abs_tol=1e-6):
+        sums = " + ".join(f"{share:g}" for share in shares.values())
+        yield Violation(path, f"shares that sum to 1; {sums} = {total:g}", "", shares)

@@ -1,0 +1,185 @@
+"""Rules about DeepSpeed's JSON: keys it knows, and nothing that contradicts the rest of the role."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from roll.configs.errors import Violation, did_you_mean
+from roll.configs.schema.deepspeed_config import OFFLOAD_KEYS, REFUSED_ZERO_KEYS, ZERO_KEYS, DeepSpeedConfig
+from roll.configs.schema.worker_config import TrainConfig, WorkerConfig
+
+if TYPE_CHECKING:
+    from roll.configs.schema.run_config import RunConfig
+
+_SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+_OPTIMIZERS = ("Adam", "AdamW")
+_OF_TRAINING = (
+    *_SIZES, "optimizer", "communication_data_type", "data_types", "prescale_gradients", "gradient_predivide_factor"
+)  # fmt: skip
+
+
+def deepspeed_rules(config: RunConfig) -> Iterator[Violation]:
+    """Each role on DeepSpeed by itself."""
+    for role, worker in config.sections.items():
+        if not isinstance(worker.strategy_args.strategy_config, DeepSpeedConfig):
+            continue
+        options, path = worker.strategy_args.strategy_config, f"{role}.strategy_args.strategy_config"
+        yield from _zero(f"{path}.zero_optimization", options)
+        yield from _types(path, worker, options)
+        if isinstance(worker, TrainConfig):
+            limit = 0.0 if config.max_grad_norm is None else config.max_grad_norm
+            yield from _sizes(path, role, worker, options, limit)
+            yield from _optimizer(f"{path}.optimizer", f"{role}.training_args", worker, options)
+            yield from _division(path, options)
+        else:
+            for name in _OF_TRAINING:
+                given = getattr(options, name)
+                if given not in (None, "auto"):
+                    yield Violation(f"{path}.{name}", f"nothing: {role} doesn't train", "remove it", given)
+        for name, instead in (
+            ("scheduler", f"{role}.training_args.lr_scheduler_type and its neighbours"),
+            ("activation_checkpointing", f"{role}.model_args.disable_gradient_checkpointing"),
+        ):
+            if getattr(options, name) is not None:
+                expected = f"nothing: {instead} say it for every backend"
+                yield Violation(f"{path}.{name}", expected, "remove it", getattr(options, name))
+
+
+def _zero(path: str, options: DeepSpeedConfig) -> Iterator[Violation]:
+    given = options.zero_optimization
+    for key, value in given.items():
+        if key in REFUSED_ZERO_KEYS:
+            yield Violation(f"{path}.{key}", f"nothing: {REFUSED_ZERO_KEYS[key]}", "remove it", value)
+    yield from _unknown(path, given.keys() - REFUSED_ZERO_KEYS.keys(), frozenset(ZERO_KEYS), given)
+    stage = given.get("stage", 0)
+    if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
+        yield Violation(f"{path}.stage", "0, 1, 2 or 3", "", stage)
+        return
+    yield from _of_stage(path, stage, given)
+    for name, known in OFFLOAD_KEYS.items():
+        section, below = given.get(name), f"{path}.{name}"
+        if section is None:
+            continue
+        if not isinstance(section, Mapping):
+            yield Violation(below, "a section with keys", f"{below}={{device: cpu}}", section)
+            continue
+        yield from _unknown(below, section, known, section)
+        device = section.get("device", "none")
+        if device not in ("none", "cpu"):
+            expected = "cpu or none: offload to files isn't supported"
+            yield Violation(f"{below}.device", expected, f"{below}.device=cpu", device)
+        least = 3 if name == "offload_param" else 1
+        if device != "none" and stage < least:
+            expected = f"stage {least} or more with {name}, which only acts there"
+            yield Violation(f"{path}.stage", expected, f"{path}.stage={least}, or remove {name}", stage)
+        if section.get("ratio", 1.0) != 1.0 and stage < 3:
+            yield Violation(f"{below}.ratio", "1 below stage 3", "remove it", section["ratio"])
+
+
+def _of_stage(path: str, stage: int, given: Mapping[str, Any]) -> Iterator[Violation]:
+    for key, stages in ZERO_KEYS.items():
+        if key in given and stage not in stages and key not in OFFLOAD_KEYS:
+            expected = f"nothing with stage {stage}: it acts in stage {' or '.join(map(str, stages))}"
+            yield Violation(f"{path}.{key}", expected, "remove it", given[key])
+    if given.get("allgather_partitions", True) not in (True, "auto"):
+        expected = "true: DeepSpeed gathers partitions, it no longer sends them around"
+        yield Violation(f"{path}.allgather_partitions", expected, "remove it", given["allgather_partitions"])
+
+
+def _unknown(path: str, keys: Iterable[str], known: frozenset[str], given: Mapping[str, Any]) -> Iterator[Violation]:
+    for key in sorted(set(keys) - known):
+        fix = did_you_mean(key, known) or "remove it"
+        yield Violation(f"{path}.{key}", "a key of DeepSpeed's that acts here", fix, given[key])
+
+
+def _types(path: str, worker: WorkerConfig, options: DeepSpeedConfig) -> Iterator[Violation]:
+    dtype = worker.model_args.dtype
+    role = path.split(".", maxsplit=1)[0]
+    for name in ("bf16", "fp16"):
+        section: dict[str, Any] | None = getattr(options, name)
+        if section is None:
+            continue
+        # The other stages, and offload, have optimizers that don't ask.
+        immediate = name == "bf16" and options.stage == 1 and not options.offloads("offload_optimizer")
+        known = frozenset({"enabled", "immediate_grad_update"} if immediate else {"enabled"})
+        yield from _unknown(f"{path}.{name}", section, known, section)
+        enabled = section.get("enabled", "auto")
+        if enabled != "auto" and enabled is not (dtype == name):
+            expected = f"{str(dtype == name).lower()}, because {role}.model_args.dtype is {dtype}; or auto"
+            wanted = name if enabled else "fp32"
+            fix = f"{role}.model_args.dtype={wanted}, or remove it"
+            yield Violation(f"{path}.{name}.enabled", expected, fix, enabled)
+    types = options.data_types or {}
+    yield from _unknown(f"{path}.data_types", types, frozenset({"grad_accum_dtype"}), types)
+    kind = types.get("grad_accum_dtype", "fp32")
+    if kind not in ("fp32", "bf16") or (kind == "bf16" and (dtype != "bf16" or options.stage == 0)):
+        expected = "fp32, or bf16 with model_args.dtype bf16 and ZeRO"
+        yield Violation(f"{path}.data_types.grad_accum_dtype", expected, "remove it", kind)
+
+
+def _sizes(
+    path: str, role: str, worker: TrainConfig, options: DeepSpeedConfig, limit: float
+) -> Iterator[Violation]:
+    args, ranks = worker.training_args, worker.data_parallel
+    rows, passes = args.per_device_train_batch_size, args.gradient_accumulation_steps
+    whole = f"{role}'s per_device_train_batch_size {rows} x gradient_accumulation_steps {passes} x {ranks} rank(s)"
+    clipping = "the pipeline's max_grad_norm" if limit else "max_grad_norm null, which is no clipping"
+    wanted = {
+        "train_batch_size": (rows * passes * ranks, whole),
+        "train_micro_batch_size_per_gpu": (rows, f"{role}.training_args.per_device_train_batch_size"),
+        "gradient_accumulation_steps": (passes, f"{role}.training_args.gradient_accumulation_steps"),
+        "gradient_clipping": (limit, clipping),
+    }
+    for name, (value, source) in wanted.items():
+        given = getattr(options, name)
+        if given not in (None, "auto", value):
+            yield Violation(f"{path}.{name}", f"{value:g} ({source}), or auto", f"{path}.{name}=auto", given)
+
+
+def _division(path: str, options: DeepSpeedConfig) -> Iterator[Violation]:
+    """By the number of ranks, before or after a sum: DeepSpeed asserts in some places and errs in others."""
+    factor, early = options.gradient_predivide_factor, options.prescale_gradients
+    for name, value in (("prescale_gradients", early), ("gradient_predivide_factor", factor)):
+        if not value or (value == 1.0 and value is not True):
+            continue
+        if options.stage == 3:
+            expected = "nothing with stage 3, which always divides before the sum"
+            yield Violation(f"{path}.{name}", expected, "remove it", value)
+        elif options.stage and options.zero_optimization.get("reduce_scatter", True):
+            expected = "nothing with reduce_scatter, which divides before the sum"
+            yield Violation(f"{path}.{name}", expected, f"{path}.zero_optimization.reduce_scatter=false", value)
+    if early and factor is not None:
+        expected = "nothing with prescale_gradients, which divides by all ranks before the sum"
+        yield Violation(f"{path}.gradient_predivide_factor", expected, "keep one of the two", factor)
+    elif factor is not None and factor <= 0:
+        yield Violation(f"{path}.gradient_predivide_factor", "a number above 0", "remove it", factor)
+
+
+def _optimizer(path: str, source: str, worker: TrainConfig, options: DeepSpeedConfig) -> Iterator[Violation]:
+    """Accepted as far as it repeats `training_args`."""
+    section = options.optimizer
+    if section is None:
+        return
+    yield from _unknown(path, section, frozenset({"type", "params"}), section)
+    if section.get("type", "AdamW") not in _OPTIMIZERS:
+        yield Violation(f"{path}.type", "AdamW, the optimizer of every backend", "remove it", section["type"])
+    args = worker.training_args
+    wanted = {
+        "lr": args.learning_rate,
+        "betas": [args.adam_beta1, args.adam_beta2],
+        "eps": args.adam_epsilon,
+        "weight_decay": args.weight_decay,
+        "adam_w_mode": True,
+    }
+    params = section.get("params", {})
+    if not isinstance(params, Mapping):
+        yield Violation(f"{path}.params", "a section with keys", "remove it", params)
+        return
+    yield from _unknown(f"{path}.params", params, frozenset(wanted), params)
+    for name, value in wanted.items():
+        given = params.get(name, "auto")
+        if isinstance(given, tuple):
+            given = list(given)
+        if given not in ("auto", value):
+            yield Violation(f"{path}.params.{name}", f"{value}, as {source} says, or auto", "remove it", given)

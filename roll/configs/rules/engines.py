@@ -1,0 +1,132 @@
+"""Rules about inference engines: their arguments, and keys of the run that they can or can't act on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from roll.configs.errors import Violation
+from roll.configs.schema.engine_config import (
+    GONE,
+    RESERVED_SGLANG,
+    RESERVED_VLLM,
+    EngineConfig,
+    SglangConfig,
+    VllmConfig,
+)
+from roll.configs.schema.worker_config import WorkerConfig
+
+if TYPE_CHECKING:
+    from roll.configs.schema.rl_config import RLConfig
+
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
+"""Engines by strategy, as their projects write themselves."""
+
+VLLM_TEMPERATURES = (0.01, 2.0)
+"""Lowest and highest temperature that vLLM samples at as it is told."""
+
+_RESERVED = {"vllm": RESERVED_VLLM, "sglang": RESERVED_SGLANG}
+_OPTIONS = "actor_infer.strategy_args.strategy_config"
+
+
+def engine_rules(config: RLConfig) -> Iterator[Violation]:
+    """`actor_infer` on an engine of its own, or on none."""
+    worker = config.actor_infer
+    options, name = worker.strategy_args.strategy_config, worker.strategy_args.strategy_name
+    if not isinstance(options, EngineConfig):
+        yield from _without_engine(config, name)
+        return
+    yield from _arguments(name, options)
+    yield from _model_args(name, worker)
+    if options.load_format == "dummy" and config.val_only and not config.resume_from_checkpoint:
+        expected = "weights to validate: with val_only nothing is trained that could fill in a dummy's"
+        yield Violation(f"{_OPTIONS}.load_format", expected, f"{_OPTIONS}.load_format=auto", "dummy")
+    if isinstance(options, VllmConfig):
+        yield from _vllm_sizes(config, options)
+    yield from _sampling(config, options)
+    quantised = options.quantization if isinstance(options, VllmConfig) else options.engine_args.get("quantization")
+    if quantised and config.verify_weight_sync == "logprob":
+        expected = f"off or checksum with quantization {quantised}, which changes log-probs by more than a sync may"
+        yield Violation("verify_weight_sync", expected, "verify_weight_sync=checksum", "logprob")
+
+
+def _without_engine(config: RLConfig, name: str) -> Iterator[Violation]:
+    if config.engine_restarts > 1:
+        expected = f"0 or 1, because nothing replaces {name}: the death of its worker ends the run"
+        fix = "remove it, or actor_infer.strategy_args.strategy_name=vllm"
+        yield Violation("engine_restarts", expected, fix, config.engine_restarts)
+
+
+def _arguments(name: str, options: EngineConfig) -> Iterator[Violation]:
+    """Arguments that the run sets, that have gone, or that have a key of their own; not whether the engine has them."""
+    engine, declared = ENGINES[name], {spec.name for spec in fields(options)}
+    for key, value in options.engine_args.items():
+        path = f"{_OPTIONS}.{key}"
+        if key in declared:
+            expected = f"nothing in engine_args: {key} is a key of the section itself"
+            yield Violation(f"{_OPTIONS}.engine_args.{key}", expected, f"{path}={value}", value)
+        elif key in _RESERVED[name]:
+            yield Violation(path, f"nothing: the run itself tells {engine}", _RESERVED[name][key], value)
+        elif key in GONE[name]:
+            yield Violation(path, f"an argument of {engine}", GONE[name][key], value)
+    stages = options.engine_args.get(options.pipeline_key, 1)
+    if type(stages) is not int or stages < 1:
+        yield Violation(f"{_OPTIONS}.{options.pipeline_key}", "a whole number >= 1", "", stages)
+
+
+def known_here(name: str, key: str) -> bool:
+    """Whether `engine_rules` has something to say about an entry of `engine_args` itself."""
+    return key in _RESERVED[name] or key in GONE[name]
+
+
+def _model_args(name: str, worker: WorkerConfig) -> Iterator[Violation]:
+    """Switches of models that this project builds itself. `memory_rules` and `lora_rules` have the others."""
+    args, path, engine = worker.model_args, "actor_infer.model_args", ENGINES[name]
+    if args.attn_implementation != "auto":
+        expected = f"auto with {name}: the kernels are {engine}'s own"
+        fix = f"{_OPTIONS}.attention_backend=..., or remove it"
+        yield Violation(f"{path}.attn_implementation", expected, fix, args.attn_implementation)
+    if args.disable_gradient_checkpointing:
+        expected = f"false with {name}, which has no backward pass"
+        yield Violation(f"{path}.disable_gradient_checkpointing", expected, "remove it", True)
+
+
+def _vllm_sizes(config: RLConfig, options: VllmConfig) -> Iterator[Violation]:
+    longest, running = config.max_sequence_length, config.max_running_requests
+    if options.max_model_len is not None and options.max_model_len < longest:
+        source = "sequence_length" if config.sequence_length else "prompt_length + response_length"
+        sums = "" if config.sequence_length else f" = {config.prompt_length} + {config.response_length}"
+        expected = f"at least the run's longest sequence, {source}{sums} = {longest} tokens"
+        yield Violation(f"{_OPTIONS}.max_model_len", expected, "raise it, or remove it", options.max_model_len)
+    if options.max_num_seqs is not None and options.max_num_seqs > running:
+        expected = f"at most max_running_requests ({running}), more requests are never sent to an engine"
+        yield Violation(f"{_OPTIONS}.max_num_seqs", expected, "raise max_running_requests", options.max_num_seqs)
+    budget, decoded = options.max_num_batched_tokens, options.max_num_seqs or running
+    if budget is None:
+        return
+    if budget < decoded:
+        source = "max_num_seqs" if options.max_num_seqs else "max_running_requests"
+        expected = f"at least {source} ({decoded}): a pass has a token of every response that is decoded"
+        yield Violation(f"{_OPTIONS}.max_num_batched_tokens", expected, f"raise it, or lower {source}", budget)
+    length = options.max_model_len or longest
+    if options.engine_args.get("enable_chunked_prefill") is False and budget < length:
+        expected = f"at least the longest sequence, {length} tokens, because enable_chunked_prefill is false"
+        yield Violation(f"{_OPTIONS}.max_num_batched_tokens", expected, "raise it", budget)
+
+
+def _sampling(config: RLConfig, options: EngineConfig) -> Iterator[Violation]:
+    """What an engine can't draw from, in training and in validation."""
+    sections = {"actor_infer.generating_args": config.actor_infer.generating_args}
+    if config.validation_sampling is not None:
+        path, args = config.validation_sampling
+        sections[path] = args
+    for path, args in sections.items():
+        if isinstance(options, SglangConfig) and args.repetition_penalty != 1:
+            expected = "1 with sglang, which penalises sampled tokens only and not those of the prompt as others do"
+            fix = "remove it, or actor_infer.strategy_args.strategy_name=vllm"
+            yield Violation(f"{path}.repetition_penalty", expected, fix, args.repetition_penalty)
+        low, high = VLLM_TEMPERATURES
+        if isinstance(options, VllmConfig) and args.temperature and not low <= args.temperature <= high:
+            expected = f"0 (greedy), or {low:g} to {high:g}: vLLM would sample at another temperature than it is told"
+            yield Violation(f"{path}.temperature", expected, f"{path}.temperature=1", args.temperature)

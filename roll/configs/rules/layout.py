@@ -1,0 +1,260 @@
+"""Rules about parallel layouts: sizes against ranks and against each other, and against a model's shape once known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from roll.configs.errors import Violation
+from roll.configs.schema.engine_config import EngineConfig, VllmConfig
+from roll.configs.schema.megatron_config import RECOMPUTED, UNEVEN, MegatronConfig
+from roll.configs.schema.model_shape import MEGATRON_MODEL_TYPES, ModelShape
+from roll.configs.schema.strategy_config import HfInferConfig
+from roll.configs.schema.worker_config import TrainConfig, WorkerConfig
+
+
+def layout_rules(role: str, worker: WorkerConfig) -> Iterator[Violation]:
+    """Sizes against the role's ranks, options against each other; all that needs no model."""
+    options, path = worker.strategy_args.strategy_config, f"{role}.strategy_args.strategy_config"
+    together = worker.model_parallel_size
+    if worker.ranks % together:
+        sizes = " x ".join(f"{name} {size}" for name, size in worker.parallel_sizes.items())
+        expected = f"a layout whose ranks ({sizes} = {together}) divide the role's {worker.ranks} rank(s)"
+        place = path if isinstance(options, MegatronConfig) else f"{role}.model_args.ulysses_size"
+        more = -(-worker.ranks // together) * together
+        yield Violation(place, expected, f"{more} ranks for {role}, or smaller sizes")
+    ulysses = worker.model_args.ulysses_size
+    if ulysses > 1 and isinstance(options, (MegatronConfig, HfInferConfig, EngineConfig)):
+        name = worker.strategy_args.strategy_name
+        expected = f"1: {name} doesn't split sequences this way"
+        fix = f"{path}.context_parallel_size={ulysses}" if isinstance(options, MegatronConfig) else "remove it"
+        yield Violation(f"{role}.model_args.ulysses_size", expected, fix, ulysses)
+    if isinstance(options, MegatronConfig):
+        yield from _megatron_model(role, worker)
+        yield from _megatron_sizes(path, worker.ranks, options)
+        yield from _recompute(role, worker, options)
+        if isinstance(worker, TrainConfig):
+            yield from _overlap(path, options)
+        else:
+            yield from _unused_without_training(role, path, options)
+
+
+def _megatron_model(role: str, worker: WorkerConfig) -> Iterator[Violation]:
+    args = worker.model_args
+    if args.attn_implementation != "auto":
+        key = f"{role}.model_args.attn_implementation"
+        expected = "auto: the attention of megatron_* is chosen by strategy_config.transformer_impl"
+        yield Violation(key, expected, f"{key}=auto", args.attn_implementation)
+
+
+def _megatron_sizes(path: str, ranks: int, options: MegatronConfig) -> Iterator[Violation]:
+    tp, pp = options.tensor_model_parallel_size, options.pipeline_model_parallel_size
+    stretches = options.virtual_pipeline_model_parallel_size
+    if stretches is not None and stretches > 1 and pp == 1:
+        expected = "null, because pipeline_model_parallel_size is 1: there is no pipeline to interleave"
+        fix = f"{path}.pipeline_model_parallel_size=2, or remove it"
+        yield Violation(f"{path}.virtual_pipeline_model_parallel_size", expected, fix, stretches)
+    if options.sequence_parallel and tp == 1:
+        expected = "false, because tensor_model_parallel_size is 1: it splits what tensor-parallel ranks would repeat"
+        yield Violation(f"{path}.sequence_parallel", expected, f"{path}.sequence_parallel=false", True)
+    ep, etp = options.expert_model_parallel_size, options.expert_tensor_parallel_size or tp
+    if (ep > 1 or etp != tp) and ranks % (ep * etp * pp):
+        expected = (
+            f"expert sizes whose ranks (ep {ep} x expert tp {etp} x pp {pp} = {ep * etp * pp}) divide the role's "
+            f"{ranks} rank(s)"
+        )
+        key = "expert_model_parallel_size" if ep > 1 else "expert_tensor_parallel_size"
+        fix = f"{path}.{key}=1, or another number of ranks"
+        yield Violation(f"{path}.{key}", expected, fix, ep if ep > 1 else etp)
+    if options.moe_shared_expert_overlap and options.moe_token_dispatcher_type != "alltoall":
+        expected = "false with moe_token_dispatcher_type allgather: the overlap is with the all-to-all"
+        fix = f"{path}.moe_token_dispatcher_type=alltoall"
+        yield Violation(f"{path}.moe_shared_expert_overlap", expected, fix, True)
+
+
+def _overlap(path: str, options: MegatronConfig) -> Iterator[Violation]:
+    if not options.overlap_param_gather:
+        return
+    needed = {
+        "use_distributed_optimizer": options.use_distributed_optimizer,
+        "overlap_grad_reduce": options.overlap_grad_reduce,
+    }
+    for key, value in needed.items():
+        if not value:
+            expected = f"false, because {key} is off"
+            yield Violation(f"{path}.overlap_param_gather", expected, f"{path}.{key}=true", True)
+
+
+_OF_TRAINING = (
+    "recompute_granularity",
+    "recompute_method",
+    "recompute_num_layers",
+    "recompute_modules",
+    "moe_layer_recompute",
+    "moe_aux_loss_coeff",
+    "overlap_grad_reduce",
+    "overlap_param_gather",
+    "optimizer_cpu_offload",
+)
+"""Keys that act in backward passes and optimizer steps only."""
+
+
+def _unused_without_training(role: str, path: str, options: MegatronConfig) -> Iterator[Violation]:
+    for key in _OF_TRAINING:
+        value = getattr(options, key)
+        if value:
+            yield Violation(f"{path}.{key}", f"nothing: {role} doesn't train", "remove it", value)
+
+
+def _recompute(role: str, worker: WorkerConfig, options: MegatronConfig) -> Iterator[Violation]:
+    """Which layers are recomputed is said once: by the granularity, and by the keys that belong to it."""
+    if not isinstance(worker, TrainConfig):
+        return  # `_unused_without_training` has said it
+    path, off = f"{role}.strategy_args.strategy_config", worker.model_args.disable_gradient_checkpointing
+    given = options.recompute_granularity
+    if given is not None and off:
+        expected = f"null, because {role}.model_args.disable_gradient_checkpointing is true"
+        yield Violation(f"{path}.recompute_granularity", expected, "keep one of the two", given)
+        return
+    effective = given or (None if off else "full")
+    said = "off" if effective is None else effective
+    of_full = {"recompute_method": options.recompute_method, "recompute_num_layers": options.recompute_num_layers}
+    for key, value in of_full.items():
+        if value is not None and effective != "full":
+            expected = f"null, because recompute_granularity is {said}"
+            yield Violation(f"{path}.{key}", expected, f"{path}.recompute_granularity=full", value)
+    modules = options.recompute_modules
+    if modules is not None and effective != "selective":
+        expected = f"null, because recompute_granularity is {said}"
+        yield Violation(
+            f"{path}.recompute_modules", expected, f"{path}.recompute_granularity=selective", list(modules)
+        )
+    for name in modules or ():
+        if name not in RECOMPUTED:
+            yield Violation(f"{path}.recompute_modules", f"any of {', '.join(RECOMPUTED)}", "", name)
+    if options.moe_layer_recompute and effective == "full":
+        expected = "false, because whole layers are recomputed anyway"
+        yield Violation(f"{path}.moe_layer_recompute", expected, f"{path}.recompute_granularity=selective", True)
+    if "moe_act" in (modules or ()) and not options.moe_grouped_gemm:
+        expected = "modules without moe_act, because moe_grouped_gemm is off"
+        yield Violation(f"{path}.recompute_modules", expected, f"{path}.moe_grouped_gemm=true", "moe_act")
+    if "shared_experts" in (modules or ()) and options.moe_shared_expert_overlap:
+        expected = "modules without shared_experts, because moe_shared_expert_overlap is on"
+        yield Violation(f"{path}.recompute_modules", expected, "keep one of the two", "shared_experts")
+
+
+# --- with a model's shape --------------------------------------------------------------------------------------------
+
+
+def shape_rules(role: str, worker: WorkerConfig, model: str, shape: ModelShape) -> Iterator[Violation]:
+    """Sizes against the model that they divide."""
+    args, options = worker.model_args, worker.strategy_args.strategy_config
+    if isinstance(options, MegatronConfig):
+        path = f"{role}.strategy_args.strategy_config"
+        if shape.model_type is not None and shape.model_type not in MEGATRON_MODEL_TYPES:
+            expected = f"a backend that knows models of type {shape.model_type!r}, as {model} is"
+            known = f"megatron_* knows {', '.join(MEGATRON_MODEL_TYPES)}; fsdp2_* and deepspeed_* take any"
+            yield Violation(f"{role}.strategy_args.strategy_name", expected, known, worker.strategy_args.strategy_name)
+            return
+        yield from _tensor_parallel(path, model, options, shape)
+        yield from _pipeline_parallel(path, model, options, shape)
+        if shape.experts:
+            yield from _experts(path, model, options, shape)
+        else:
+            yield from _no_experts(path, model, options)
+    elif isinstance(options, EngineConfig):
+        tensor, key = options.tensor_parallel_size, f"{role}.strategy_args.strategy_config.tensor_parallel_size"
+        yield from _divides(key, tensor, _shared_heads(tensor, shape.heads, shape.kv_heads), model)
+        if isinstance(options, VllmConfig) and (options.max_model_len or 0) > (shape.positions or math.inf):
+            expected = f"at most {shape.positions} tokens, all that {model} can hold"
+            key = f"{role}.strategy_args.strategy_config.max_model_len"
+            yield Violation(key, expected, "lower it, or remove it", options.max_model_len)
+    elif args.ulysses_size > 1:
+        key = f"{role}.model_args.ulysses_size"
+        heads = _shared_heads(args.ulysses_size, shape.heads, shape.kv_heads)
+        yield from _divides(key, args.ulysses_size, heads, model)
+
+
+def _divides(key: str, size: int, counts: dict[str, int | None], model: str) -> Iterator[Violation]:
+    """The first of a model's counts that `size` doesn't divide, with the sizes that would do."""
+    for what, count in counts.items():
+        if count is not None and count % size:
+            legal = ", ".join(str(d) for d in range(1, count + 1) if count % d == 0)
+            expected = f"a divisor of the {count} {what} of {model}"
+            yield Violation(key, expected, f"one of {legal}", size)
+            return
+
+
+def _shared_heads(ranks: int, heads: int | None, kv_heads: int | None) -> dict[str, int | None]:
+    """Heads to spread over ranks. Fewer key-value heads than ranks are repeated, if they divide the ranks."""
+    repeated = kv_heads is not None and ranks % kv_heads == 0
+    return {"attention heads": heads, **({} if repeated else {"key-value heads": kv_heads})}
+
+
+def _tensor_parallel(path: str, model: str, options: MegatronConfig, shape: ModelShape) -> Iterator[Violation]:
+    tp, cp = options.tensor_model_parallel_size, options.context_parallel_size
+    width = {} if shape.experts else {"columns of the MLP": shape.intermediate}
+    counts = {**_shared_heads(tp, shape.heads, shape.kv_heads), **width}
+    yield from _divides(f"{path}.tensor_model_parallel_size", tp, counts, model)
+    if shape.heads is not None and shape.heads % tp == 0:
+        which = model if tp == 1 else f"{model} on each of {tp} tensor-parallel ranks"
+        yield from _divides(f"{path}.context_parallel_size", cp, {"attention heads": shape.heads // tp}, which)
+
+
+def _pipeline_parallel(path: str, model: str, options: MegatronConfig, shape: ModelShape) -> Iterator[Violation]:
+    pp, stretches = options.pipeline_model_parallel_size, options.virtual_pipeline_model_parallel_size or 1
+    if shape.layers is None or options.additional_configs.keys() & UNEVEN:
+        return
+    if shape.layers % (pp * stretches) == 0:
+        chunk, each = options.recompute_num_layers or 1, shape.layers // (pp * stretches)
+        if options.recompute_method != "block":  # which takes what there is
+            where = f"{path}.recompute_num_layers"
+            yield from _divides(where, chunk, {"layers": each}, f"{model} in each stage")
+        return
+    key = "pipeline_model_parallel_size" if shape.layers % pp else "virtual_pipeline_model_parallel_size"
+    product = f"pp {pp} x {stretches} stretches = {pp * stretches}" if stretches > 1 else f"pp {pp}"
+    expected = f"stages that share the {shape.layers} layers of {model} evenly; {product} doesn't divide them"
+    legal = ", ".join(str(d) for d in range(1, shape.layers + 1) if shape.layers % d == 0)
+    yield Violation(f"{path}.{key}", expected, f"a product among {legal}", pp if shape.layers % pp else stretches)
+
+
+def _experts(path: str, model: str, options: MegatronConfig, shape: ModelShape) -> Iterator[Violation]:
+    ep = options.expert_model_parallel_size
+    yield from _divides(f"{path}.expert_model_parallel_size", ep, {"experts": shape.experts}, model)
+    tp = options.tensor_model_parallel_size
+    etp = options.expert_tensor_parallel_size or tp
+    key = "expert_tensor_parallel_size" if options.expert_tensor_parallel_size else "tensor_model_parallel_size"
+    yield from _divides(f"{path}.{key}", etp, {"columns of an expert": shape.intermediate}, model)
+    if tp > 1 and not options.sequence_parallel:
+        expected = f"true, because {model} has experts and tensor_model_parallel_size is {tp}: Megatron wants both"
+        yield Violation(f"{path}.sequence_parallel", expected, f"{path}.sequence_parallel=true", False)
+    if not shape.shared_expert:
+        expected = f"nothing of a shared expert: {model} has none"
+        if options.moe_shared_expert_overlap:
+            yield Violation(f"{path}.moe_shared_expert_overlap", expected, "remove it", True)
+        if "shared_experts" in (options.recompute_modules or ()):
+            yield Violation(f"{path}.recompute_modules", expected, "remove it", "shared_experts")
+
+
+_OF_EXPERTS: dict[str, Any] = {
+    "expert_model_parallel_size": 1,
+    "expert_tensor_parallel_size": None,
+    "moe_layer_recompute": False,
+    "moe_token_dispatcher_type": "alltoall",
+    "moe_grouped_gemm": False,
+    "moe_shared_expert_overlap": False,
+    "moe_router_dtype": None,
+    "moe_aux_loss_coeff": 0.0,
+}
+"""Keys about experts, with the values that ask for nothing."""
+
+
+def _no_experts(path: str, model: str, options: MegatronConfig) -> Iterator[Violation]:
+    named = [name for name in options.recompute_modules or () if name in ("moe", "moe_act", "shared_experts")]
+    if named:
+        yield Violation(f"{path}.recompute_modules", f"other modules: {model} has no experts", "remove them", named)
+    for key, idle in _OF_EXPERTS.items():
+        value = getattr(options, key)
+        if value != idle:
+            yield Violation(f"{path}.{key}", f"nothing: {model} has no experts", "remove it", value)

@@ -1,0 +1,183 @@
+"""Rules between keys of the optimisation: estimator, rewards, KL, loss. Each yields what is wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from roll.configs.errors import Violation, did_you_mean
+from roll.configs.schema.policy_config import (
+    ESTIMATORS,
+    GROUP_ESTIMATORS,
+    OFF_POLICY_LOSSES,
+    POLICY_LOSSES,
+    TOKEN_ESTIMATORS,
+    TURN_ESTIMATORS,
+)
+
+if TYPE_CHECKING:
+    from roll.configs.schema.rl_config import RLConfig
+
+IMPORT_PATH = re.compile(r"^(?:[A-Za-z_][\w.]*|[^:]+\.py):[A-Za-z_]\w*$")
+"""`package.module:name` or `path/to/file.py:name`."""
+
+
+def estimator_rules(config: RLConfig) -> Iterator[Violation]:
+    """Names, group sizes, critic."""
+    known = ESTIMATORS if config.turn_credit is None else (*ESTIMATORS, *TURN_ESTIMATORS)
+    yield from _named(config.adv_estimator, "adv_estimator", known)
+    yield from _named(config.policy_loss, "policy_loss", POLICY_LOSSES)
+    if config.group_size == 1:
+        size = config.group_size_key
+        for key, why in (*_needs_group(config), *config.needs_group):
+            fix = f"{size}=8, or adv_estimator=reinforce and nothing relative to a group"
+            yield Violation(size, f"at least 2, because {key} {why}", fix, 1)
+    if config.uses_critic and config.critic is None:
+        yield Violation("critic", "a critic, because adv_estimator is gae", "add a critic section", None)
+    if config.critic is not None and not config.uses_critic:
+        expected = f"no critic, because adv_estimator {config.adv_estimator} has no use for one"
+        yield Violation("critic", expected, "critic=null, or adv_estimator=gae")
+    if config.critic_warmup and not config.uses_critic:
+        expected = "0, because there is no critic to warm up"
+        yield Violation(
+            "critic_warmup", expected, "critic_warmup=0, or adv_estimator=gae", config.critic_warmup
+        )
+    if config.max_steps and config.critic_warmup >= config.max_steps:
+        expected = f"less than max_steps ({config.max_steps}), or the actor never trains"
+        yield Violation("critic_warmup", expected, "", config.critic_warmup)
+
+
+def _named(value: str, path: str, known: tuple[str, ...]) -> Iterator[Violation]:
+    if value in known or IMPORT_PATH.match(value):
+        return
+    near = did_you_mean(value, known)
+    expected = f"one of {', '.join(known)}; or your own as package.module:name or file.py:name"
+    if value in TURN_ESTIMATORS:
+        expected = f"another one: it credits the turns of an environment, in pipeline agentic; {expected}"
+    yield Violation(path, expected, near if near.startswith("did") else "", value)
+
+
+def _needs_group(config: RLConfig) -> Iterator[tuple[str, str]]:
+    """What compares the responses of one prompt."""
+    zero = "compares the responses of one prompt: with one response every advantage is 0"
+    if config.adv_estimator in GROUP_ESTIMATORS:
+        yield f"adv_estimator {config.adv_estimator}", zero
+    if "group" in (config.reward_mean_over, config.reward_std_over):
+        yield "reward_norm group", zero
+    if config.add_len_reward:
+        yield "add_len_reward", "compares lengths within the group"
+
+
+def reward_norm_rules(config: RLConfig) -> Iterator[Violation]:
+    """Switches that refer to each other."""
+    if config.reward_norm is None:
+        for key in ("reward_shift", "reward_scale"):
+            if getattr(config, key):
+                expected = "false, because reward_norm is null and there is nothing to choose a part of"
+                yield Violation(key, expected, "reward_norm=group (or batch, running)", True)
+    if config.use_reward_scaling and config.reward_norm is not None:
+        expected = "false, because reward_norm already divides scores"
+        yield Violation(
+            "use_reward_scaling", expected, "keep one: reward_norm=null or use_reward_scaling=false", True
+        )
+    if config.use_reward_norm and not config.use_reward_scaling:
+        yield Violation(
+            "use_reward_norm", "false without use_reward_scaling", "use_reward_scaling=true", True
+        )
+    name = config.adv_estimator
+    if config.whiten_rewards and name not in TOKEN_ESTIMATORS and not IMPORT_PATH.match(name):
+        expected = (
+            f"false with adv_estimator {name}, which takes one number per response: whitened tokens take the mean off "
+            "once per token, and the length of a response would count as reward"
+        )
+        yield Violation("whiten_rewards", expected, "whiten_rewards=false; see whiten_advantages", True)
+    for key in ("reward_norm", "use_reward_scaling"):
+        if config.adv_estimator == "remax" and getattr(config, key):
+            off = "null" if key == "reward_norm" else "false"
+            expected = f"{off}, because remax subtracts the greedy response's score, which stays as it is"
+            yield Violation(key, expected, f"{key}={off}, or another adv_estimator", getattr(config, key))
+    if config.difficulty_mask and config.difficulty_low_threshold >= config.difficulty_high_threshold:
+        expected = f"less than difficulty_high_threshold ({config.difficulty_high_threshold})"
+        yield Violation("difficulty_low_threshold", expected, "", config.difficulty_low_threshold)
+
+
+def kl_rules(config: RLConfig) -> Iterator[Violation]:
+    """KL terms and the reference they need."""
+    if config.add_token_level_kl and config.use_kl_loss and not config.allow_both_kl:
+        yield Violation(
+            "use_kl_loss",
+            "one KL term: add_token_level_kl already puts it into the reward",
+            "use_kl_loss=false, or add_token_level_kl=false, or say allow_both_kl=true",
+            True,
+        )
+    if config.uses_reference and config.reference is None and not config.reference_is_actor:
+        key = "use_kl_loss" if config.use_kl_loss else "add_token_level_kl"
+        yield Violation(
+            "reference", f"a reference, because {key} is on", f"add a reference section, or {key}=false", None
+        )
+    if config.target_kl is not None and not config.add_token_level_kl:
+        expected = "null, because it steers the KL in the reward, which is off"
+        yield Violation("target_kl", expected, "add_token_level_kl=true", config.target_kl)
+    if config.target_kl is not None and config.init_kl_coef == 0:
+        expected = "more than 0, because the adaptive controller only multiplies it"
+        yield Violation("init_kl_coef", expected, "init_kl_coef=0.2", 0.0)
+
+
+def loss_rules(config: RLConfig) -> Iterator[Violation]:
+    """Constants of the losses and the correction."""
+    yield from _off_policy_rules(config)
+    if config.dual_clip_loss and config.policy_loss not in ("ppo", "decoupled_ppo"):
+        expected = f"false, because policy_loss {config.policy_loss} has no dual clip"
+        yield Violation("dual_clip_loss", expected, "dual_clip_loss=false, or policy_loss=ppo", True)
+    if config.ratio_type == "segment" and config.policy_loss not in ("ppo", "decoupled_ppo"):
+        expected = f"token, because policy_loss {config.policy_loss} has a ratio of its own"
+        yield Violation("ratio_type", expected, "ratio_type=token, or policy_loss=ppo", "segment")
+    if config.policy_loss == "tis" and config.tis_lower_bound >= config.tis_upper_bound:
+        expected = f"less than tis_upper_bound ({config.tis_upper_bound})"
+        yield Violation("tis_lower_bound", expected, "", config.tis_lower_bound)
+    coefs = (config.rl_loss_coef, config.sft_loss_coef, config.entropy_loss_coef)
+    if not any(coefs) and not (config.use_kl_loss and config.kl_loss_coef):
+        yield Violation("rl_loss_coef", "more than 0, because no other loss is on", "rl_loss_coef=1", 0.0)
+    correction = config.train_infer_correction
+    if correction is not None:
+        acting = (
+            correction.importance_upper,
+            correction.ratio_low,
+            correction.ratio_high,
+            correction.difference_low,
+            correction.difference_high,
+        )
+        if all(value is None for value in acting):
+            expected = "a weight or a filter: all its bounds are null, so it does nothing"
+            yield Violation(
+                "train_infer_correction", expected, "importance_upper=2, or train_infer_correction=null"
+            )
+    if config.error_max_len_clip and config.error_max_len_threshold is None:
+        yield Violation(
+            "error_max_len_threshold", "a length in tokens, because error_max_len_clip is on", "", None
+        )
+
+
+def _off_policy_rules(config: RLConfig) -> Iterator[Violation]:
+    """Samples of older weights are corrected for once: neither never nor twice."""
+    correction, ratio = config.train_infer_correction, config.async_generation_ratio
+    if config.policy_loss == "decoupled_ppo" and correction is not None and correction.importance_upper is not None:
+        yield Violation(
+            "train_infer_correction.importance_upper",
+            "null with policy_loss decoupled_ppo: both multiply a token's loss by p_train / p_infer, so the weight "
+            "would be applied twice",
+            "train_infer_correction.importance_upper=null (its filters stay), or train_infer_correction=null, or "
+            "policy_loss=ppo",
+            correction.importance_upper,
+        )
+    corrected = correction is not None or config.policy_loss in OFF_POLICY_LOSSES
+    if ratio > 0 and not corrected and not config.allow_uncorrected_async:
+        yield Violation(
+            "async_generation_ratio",
+            f"0 with policy_loss {config.policy_loss} and no train_infer_correction: responses may come from weights "
+            "that many updates old, and nothing would correct for it",
+            f"policy_loss=decoupled_ppo (or {', '.join(OFF_POLICY_LOSSES[1:])}), or "
+            "train_infer_correction={level: token, importance_upper: 2}, or say allow_uncorrected_async=true",
+            ratio,
+        )

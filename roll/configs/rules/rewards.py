@@ -1,0 +1,62 @@
+"""Rules about domains: their rewards, tags, filters. Each yields what is wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from roll.configs.errors import NO_VALUE, Violation, did_you_mean
+from roll.configs.rules.policy import IMPORT_PATH
+from roll.configs.schema.reward_config import REWARD_MODEL, REWARDS, QueryFilterConfig
+
+if TYPE_CHECKING:
+    from roll.configs.schema.rlvr_config import RLVRConfig
+
+
+def reward_rules(config: RLVRConfig) -> Iterator[Violation]:
+    """Domains, their tags, their filters."""
+    if not config.rewards:
+        yield Violation("rewards", "at least one domain", "e.g. rewards: {math: {name: math_rule}}", {})
+    owner: dict[str, str] = {}
+    for domain, reward in config.rewards.items():
+        path = f"rewards.{domain}"
+        yield from _reward_name(config, path, reward.name)
+        if reward.rollout is not None and not IMPORT_PATH.match(reward.rollout):
+            expected = "a class as package.module:Class or path/to/file.py:Class"
+            yield Violation(f"{path}.rollout", expected, f"{path}.rollout=episodes.py:MyEpisode", reward.rollout)
+        for tag in config.tags_of(domain):
+            other = owner.setdefault(tag, domain)
+            if other != domain:
+                expected = f"tags of one domain only: {tag!r} is also in rewards.{other}"
+                yield Violation(f"{path}.tag_included", expected, "remove it from one of them", tag)
+        yield from filter_rules(f"{path}.query_filter_config", reward.query_filter_config)
+    used = any(reward.name == "custom" for reward in config.rewards.values())
+    if config.custom_reward_function is not None and not used:
+        expected = "a domain that uses it"
+        yield Violation(
+            "custom_reward_function", expected, "rewards.<domain>.name: custom, or remove the section"
+        )
+
+
+def _reward_name(config: RLVRConfig, path: str, name: str) -> Iterator[Violation]:
+    known = (*REWARDS, REWARD_MODEL)
+    if name == "custom" and config.custom_reward_function is None:
+        expected = "a path and a name, because a domain has name: custom"
+        yield Violation(
+            "custom_reward_function", expected, "custom_reward_function: {path: my.py, name: score}", NO_VALUE
+        )
+    if name in known or re.match(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$", name):
+        return
+    near = did_you_mean(name, known)
+    expected = f"one of {', '.join(known)}; or package.module.function"
+    yield Violation(f"{path}.name", expected, near if near.startswith("did") else "", name)
+
+
+def filter_rules(path: str, rule: QueryFilterConfig) -> Iterator[Violation]:
+    """A filter lets something through."""
+    args = rule.filter_args
+    if rule.type == "mean_filter" and args.threshold_down >= args.threshold_up:
+        expected = f"less than threshold_up ({args.threshold_up}), or every group is dropped"
+        fix = "the lower bound first, or type: no_filter"
+        yield Violation(f"{path}.filter_args.threshold_down", expected, fix, args.threshold_down)

@@ -1,0 +1,122 @@
+"""Rules about roles: placement, backends, models. Each yields what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from roll.configs.errors import Violation
+from roll.configs.rules.layout import layout_rules
+from roll.configs.schema.engine_config import EngineConfig
+from roll.configs.schema.strategy_config import Fsdp2Config
+from roll.configs.schema.worker_config import TrainConfig, WorkerConfig
+
+if TYPE_CHECKING:
+    from roll.configs.schema.run_config import RunConfig
+
+_TRAIN = ("fsdp2_train", "deepspeed_train", "megatron_train")
+_INFER = ("fsdp2_infer", "deepspeed_infer", "megatron_infer")
+ROLE_STRATEGIES = {
+    "actor_train": _TRAIN,
+    "critic": _TRAIN,
+    "reference": _INFER,
+    "reward_model": ("fsdp2_infer", "deepspeed_infer"),
+    "actor_infer": ("hf_infer", "vllm", "sglang"),
+}
+"""Backends that can do a role's work."""
+
+
+def role_rules(config: RunConfig) -> Iterator[Violation]:
+    """Each configured role by itself."""
+    for role, worker in config.sections.items():
+        allowed = ROLE_STRATEGIES[role]
+        name = worker.strategy_args.strategy_name
+        if name not in allowed:
+            path = f"{role}.strategy_args.strategy_name"
+            expected = f"{' or '.join(allowed)}, which can do the work of {role}"
+            twin = [other for other in allowed if other.split("_")[0] == name.split("_")[0]]
+            yield Violation(path, expected, f"{path}={(twin or allowed)[0]}", name)
+        yield from _model_rules(config, role, worker)
+        yield from _size_rules(config, role, worker)
+        yield from layout_rules(role, worker)
+
+
+def _model_rules(config: RunConfig, role: str, worker: WorkerConfig) -> Iterator[Violation]:
+    args, path = worker.model_args, f"{role}.model_args"
+    if args.model_name_or_path is None and not config.default_model(role):
+        key = "reward_pretrain" if role == "reward_model" else "pretrain"
+        expected = f"a model: neither this nor {key} names one"
+        yield Violation(f"{path}.model_name_or_path", expected, f"{key}=<folder or hub id>", None)
+    options = worker.strategy_args.strategy_config
+    param_dtype = options.param_dtype if isinstance(options, Fsdp2Config) else None
+    if isinstance(worker, TrainConfig) and "fp16" in (args.dtype, param_dtype):
+        expected = "bf16 or fp32 where a role trains: small gradients vanish in fp16, and there is no loss scaling"
+        key = f"{path}.dtype" if args.dtype == "fp16" else f"{role}.strategy_args.strategy_config.param_dtype"
+        yield Violation(key, expected, f"{key}=bf16", "fp16")
+    if args.attn_implementation == "fa2" and args.dtype == "fp32":
+        expected = "another kernel with dtype fp32: flash attention computes in half precision"
+        yield Violation(f"{path}.attn_implementation", expected, f"{path}.dtype=bf16, or sdpa", "fa2")
+    if args.freeze_module_prefix and role not in ("actor_train", "critic"):
+        expected = f"nothing: {role} doesn't train"
+        yield Violation(
+            f"{path}.freeze_module_prefix", expected, "remove it", list(args.freeze_module_prefix)
+        )
+
+
+def _size_rules(config: RunConfig, role: str, worker: WorkerConfig) -> Iterator[Violation]:
+    mapping, per_rank = worker.device_mapping, worker.num_gpus_per_worker
+    options = worker.strategy_args.strategy_config
+    needed = options.devices if isinstance(options, EngineConfig) else 1
+    if per_rank != needed:
+        yield _devices(role, worker, needed)
+    elif mapping and len(mapping) % per_rank:
+        expected = f"slots for whole engines, {per_rank} each: {len(mapping)} leave {len(mapping) % per_rank} over"
+        fix = f"{len(mapping) // per_rank * per_rank or per_rank} slots"
+        yield Violation(f"{role}.device_mapping", expected, fix, list(mapping))
+    elif mapping and worker.world_size is not None and worker.world_size * per_rank != len(mapping):
+        expected = f"{len(mapping) // per_rank}, the number of slots in device_mapping"
+        yield Violation(
+            f"{role}.world_size", expected, "remove it: device_mapping says enough", worker.world_size
+        )
+    if config.executor == "inline" and worker.ranks > 1:
+        expected = f"one rank with executor inline, not {worker.ranks}"
+        yield Violation(f"{role}.device_mapping", expected, "executor=ray, or one slot", _given(worker))
+    if isinstance(options, Fsdp2Config) and options.fsdp_size and worker.ranks % options.fsdp_size:
+        expected = f"a divisor of the role's {worker.ranks} rank(s)"
+        yield Violation(
+            f"{role}.strategy_args.strategy_config.fsdp_size", expected, "remove it", options.fsdp_size
+        )
+    beyond = [slot for slot in worker.slots if slot >= config.num_nodes * config.num_gpus_per_node]
+    if beyond:
+        slots = (
+            f"{config.num_nodes} x {config.num_gpus_per_node} = {config.num_nodes * config.num_gpus_per_node}"
+        )
+        expected = f"slots below num_nodes x num_gpus_per_node = {slots}; {beyond[0]} isn't there"
+        fix = f"num_gpus_per_node={-(-(beyond[-1] + 1) // config.num_nodes)}, or fewer slots"
+        yield Violation(f"{role}.device_mapping", expected, fix, _given(worker))
+
+
+def _devices(role: str, worker: WorkerConfig, needed: int) -> Violation:
+    """Devices per rank against what the backend uses."""
+    key, options = f"{role}.num_gpus_per_worker", worker.strategy_args.strategy_config
+    name = worker.strategy_args.strategy_name
+    if not isinstance(options, EngineConfig):
+        return Violation(key, f"1: {name} uses one device per rank", "use more ranks", worker.num_gpus_per_worker)
+    tensor, path = options.tensor_parallel_size, f"{role}.strategy_args.strategy_config"
+    sizes = f"tensor_parallel_size {tensor} x {options.pipeline_key} {needed // tensor}"
+    expected = f"{needed}, the devices of one engine: {sizes} = {needed}"
+    fix = f"{key}={needed}, or {path}.tensor_parallel_size={worker.num_gpus_per_worker}"
+    return Violation(key, expected, fix, worker.num_gpus_per_worker)
+
+
+def placement_rules(config: RunConfig) -> Iterator[Violation]:
+    """Ranks against nodes."""
+    if config.executor == "inline" and config.num_nodes > 1:
+        yield Violation("num_nodes", "1 with executor inline", "executor=ray", config.num_nodes)
+    for role, rank in config.placement.split_ranks():
+        expected = f"ranks within one node; rank {rank} has slots on two"
+        yield Violation(f"{role}.device_mapping", expected, "reorder the slots", _given(config.roles[role]))
+
+
+def _given(worker: WorkerConfig) -> object:
+    return list(worker.device_mapping) if worker.device_mapping else f"world_size {worker.ranks}"

@@ -1,0 +1,153 @@
+"""Rules between keys of the run: lengths, sampling, schedule, names. Each yields what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from roll.configs.errors import Violation
+from roll.configs.schema.worker_config import GeneratingArgs, TrainConfig
+
+if TYPE_CHECKING:
+    from roll.configs.schema.rl_config import RLConfig
+    from roll.configs.schema.run_config import RunConfig
+
+
+def length_rules(config: RLConfig) -> Iterator[Violation]:
+    """Token limits."""
+    total = config.prompt_length + config.response_length
+    if config.sequence_length is not None and config.sequence_length < total:
+        sums = f"{config.prompt_length} + {config.response_length} = {total}"
+        expected = f"at least prompt_length + response_length = {sums}"
+        yield Violation("sequence_length", expected, "raise it, or remove it", config.sequence_length)
+    shaping = config.overlong_shaping
+    limit = config.actor_infer.generating_args.max_new_tokens or config.response_length
+    if shaping is not None and shaping.buffer > limit:
+        expected = f"at most {limit}, the longest response (max_new_tokens, else response_length)"
+        yield Violation("overlong_shaping.buffer", expected, "", shaping.buffer)
+    threshold = config.error_max_len_threshold
+    one_response = config.turn_credit is None  # an episode of several may be longer than each of them
+    if one_response and config.error_max_len_clip and threshold is not None and threshold > config.response_length:
+        expected = f"at most response_length ({config.response_length}), which no response exceeds"
+        yield Violation("error_max_len_threshold", expected, "", threshold)
+
+
+def token_budget_rules(config: RunConfig) -> Iterator[Violation]:
+    """Budgets of dynamic batching hold at least one sequence."""
+    for role, worker in config.sections.items():
+        for way in ("train", "infer"):
+            switch = f"use_dynamic_batching_in_{way}"
+            if not getattr(worker, switch, False):
+                continue
+            key = f"max_tokens_per_microbatch_in_{way}"
+            budget = getattr(worker, key)
+            if budget is None:
+                yield Violation(f"{role}.{key}", f"a number of tokens, because {switch} is on", "", None)
+            elif budget < config.max_sequence_length:
+                expected = f"at least the longest sequence, {config.max_sequence_length} tokens"
+                yield Violation(f"{role}.{key}", expected, "raise it, or lower the lengths", budget)
+
+
+def sampling_rules(config: RLConfig) -> Iterator[Violation]:
+    """Sampling in training must be what the trainer's log-probs describe; validation is free."""
+    path, args = "actor_infer.generating_args", config.actor_infer.generating_args
+    yield from _generating_rules(config, path, args)
+    if not config.val_only:
+        if args.temperature <= 0 or not args.do_sample:
+            key, value = ("do_sample", False) if not args.do_sample else ("temperature", args.temperature)
+            expected = "sampling at a temperature above 0: greedy responses of one prompt are all the same"
+            yield Violation(f"{path}.{key}", expected, f"{path}.temperature=1", value)
+        yield from _untracked_truncation(config, path, args)
+    n = config.group_size
+    if args.num_return_sequences not in (None, n):
+        expected = f"{config.group_size_key} ({n}), which rules in training"
+        yield Violation(f"{path}.num_return_sequences", expected, "remove it", args.num_return_sequences)
+    if config.validation_sampling is not None:
+        yield from _generating_rules(config, *config.validation_sampling)
+
+
+def _generating_rules(config: RLConfig, path: str, args: GeneratingArgs) -> Iterator[Violation]:
+    if args.max_new_tokens is not None and args.max_new_tokens > config.response_length:
+        expected = f"at most response_length ({config.response_length})"
+        yield Violation(f"{path}.max_new_tokens", expected, "raise response_length", args.max_new_tokens)
+    if "" in args.stop_strings:
+        yield Violation(
+            f"{path}.stop_strings", "texts that aren't empty", "remove the empty one", list(args.stop_strings)
+        )
+
+
+def _untracked_truncation(config: RLConfig, path: str, args: GeneratingArgs) -> Iterator[Violation]:
+    if config.train_infer_correction is not None:
+        return
+    changed = {
+        "top_p": args.top_p < 1 and args.top_p,
+        "top_k": args.top_k > 0 and args.top_k,
+        "repetition_penalty": args.repetition_penalty != 1 and args.repetition_penalty,
+    }
+    for key, value in changed.items():
+        if value:
+            expected = "no truncation in training: the trainer's log-probs are those of the full distribution"
+            yield Violation(f"{path}.{key}", expected, f"remove {key}, or set train_infer_correction", value)
+
+
+def rollout_schedule_rules(config: RLConfig) -> Iterator[Violation]:
+    """Validation that is asked for is configured; prompts beyond those needed are some."""
+    for key, value in (("val_before_train", config.val_before_train), ("val_only", config.val_only)):
+        if value and not config.validates:
+            section = config.validation_key
+            yield Violation(key, f"false, because there is no {section}", f"add {section}", value)
+    if config.is_use_additional_prompts and config.max_additional_running_prompts == 0:
+        expected = "more than 0, because is_use_additional_prompts is on"
+        yield Violation("max_additional_running_prompts", expected, "", 0)
+
+
+def end_rules(config: RunConfig) -> Iterator[Violation]:
+    """A run ends."""
+    if not config.max_steps and not config.num_train_epochs and not config.only_validates:
+        expected = "a number of steps, because num_train_epochs is off too"
+        yield Violation("max_steps", expected, "max_steps=100, or num_train_epochs=1", config.max_steps)
+
+
+def schedule_rules(config: RunConfig) -> Iterator[Violation]:
+    """When the run ends, validates, saves, resumes."""
+    if config.eval_steps and not config.validates:
+        section = config.validation_key
+        yield Violation("eval_steps", f"0, because there is no {section}", f"add {section}", config.eval_steps)
+    for role, worker in config.sections.items():
+        if isinstance(worker, TrainConfig) and worker.training_args.warmup_steps and worker.training_args.warmup_ratio:
+            path = f"{role}.training_args.warmup_ratio"
+            yield Violation(
+                path,
+                "0, because warmup_steps is set",
+                "keep one of the two",
+                worker.training_args.warmup_ratio,
+            )
+    if isinstance(config.resume_from_checkpoint, str) and config.resume_from_checkpoint.lower() in (
+        "true",
+        "false",
+        "",
+    ):
+        expected = "true, false, auto, or a folder"
+        fix = "write true or false without quotes"
+        yield Violation("resume_from_checkpoint", expected, fix, config.resume_from_checkpoint)
+
+
+def name_rules(config: RunConfig) -> Iterator[Violation]:
+    """Names of the run, trackers and environment variables."""
+    if not config.exp_name or "/" in config.exp_name or config.exp_name != config.exp_name.strip():
+        expected = "a name without slashes or spaces at its ends"
+        yield Violation("exp_name", expected, "folders go to output_dir", config.exp_name)
+    for tracker in sorted(set(config.track_with)):
+        if config.track_with.count(tracker) > 1:
+            yield Violation("track_with", "each tracker once", "remove one", tracker)
+    if config.tracker_kwargs.stdout is not None and "stdout" not in config.track_with:
+        expected = f"nothing, because track_with is {', '.join(config.track_with) or 'empty'}"
+        yield Violation("tracker_kwargs.stdout", expected, "add stdout to track_with")
+    sections = {"": config.system_envs}
+    sections.update({f"{role}.": worker.system_envs for role, worker in config.roles.items()})
+    for prefix, variables in sections.items():
+        if variables and config.executor == "inline":
+            expected = "nothing with executor inline: this process has already read its environment"
+            yield Violation(
+                f"{prefix}system_envs", expected, "set them in the shell, or executor=ray", variables
+            )

@@ -1,0 +1,153 @@
+"""Rules between keys, without touching anything outside the configuration; `environment` does that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from roll.configs.errors import Violation
+from roll.configs.rules import (
+    agentic,
+    async_generation,
+    data,
+    deepspeed,
+    deepspeed_values,
+    engines,
+    lora,
+    memory_options,
+    policy,
+    reward_model,
+    rewards,
+    roles,
+    run,
+    sft,
+)
+from roll.configs.schema.engine_config import EngineConfig, VllmConfig
+from roll.configs.schema.worker_config import ForwardConfig
+
+if TYPE_CHECKING:
+    from roll.configs.schema.rl_config import RLConfig
+    from roll.configs.schema.rlvr_config import RLVRConfig
+    from roll.configs.schema.run_config import RunConfig
+
+Rule = Callable[[Any], Iterator[Violation]]
+
+
+def _batch_rules(config: RLConfig) -> Iterator[Violation]:
+    plan = config.batch
+    # Without a whole data-parallel size `layout_rules` has said why.
+    if all(batch.data_parallel for batch in plan.train_batches):
+        yield from plan.violations()
+
+
+_RUN: tuple[Rule, ...] = (
+    run.end_rules,
+    run.schedule_rules,
+    run.name_rules,
+    run.token_budget_rules,
+    roles.role_rules,
+    lora.lora_rules,
+    memory_options.memory_rules,
+    deepspeed.deepspeed_rules,
+    deepspeed_values.deepspeed_value_rules,
+    roles.placement_rules,
+)
+_ROLLOUTS: tuple[Rule, ...] = (
+    policy.estimator_rules,
+    policy.reward_norm_rules,
+    policy.kl_rules,
+    policy.loss_rules,
+    run.length_rules,
+    run.sampling_rules,
+    run.rollout_schedule_rules,
+    lora.lora_sync_rules,
+    engines.engine_rules,
+    async_generation.async_rules,
+    async_generation.transport_rules,
+    _batch_rules,
+)
+RULES: dict[str, tuple[Rule, ...]] = {
+    "rlvr": (
+        *_ROLLOUTS,
+        rewards.reward_rules,
+        reward_model.reward_model_rules,
+        data.data_rules,
+        data.validation_rules,
+        *_RUN,
+    ),
+    "agentic": (*_ROLLOUTS, *agentic.RULES, *_RUN),
+    "sft": (*sft.RULES, *_RUN),
+}
+"""By pipeline, in the order of their messages."""
+
+
+def validate(config: RunConfig) -> list[Violation]:
+    """Everything that contradicts itself or can't act."""
+    return [violation for rule in RULES[config.pipeline] for violation in rule(config)]
+
+
+def warnings_of(config: RunConfig) -> list[str]:
+    """What is allowed but probably not meant."""
+    found = [warning for of in WARNINGS[config.pipeline] for warning in of(config)]
+    for role, worker in config.trained_roles.items():
+        if worker.model_args.dtype == "fp16":
+            found.append(f"{role} trains in fp16 without loss scaling: small gradients vanish; bf16 is safer")
+    return found
+
+
+def _rollout_warnings(config: RLConfig) -> Iterator[str]:
+    if config.reference is not None and not config.uses_reference:
+        yield "reference is configured, but no KL term uses it: it won't be started"
+    if config.validates and not (config.eval_steps or config.val_before_train or config.val_only):
+        yield f"{config.validation_key} is configured, but eval_steps and val_before_train are off: it won't run"
+    if config.adv_estimator == "dr_grpo" and config.loss_agg_mode != "seq-mean-token-sum-norm":
+        yield "dr_grpo was published with loss_agg_mode: seq-mean-token-sum-norm"
+    if config.policy_loss == "gspo" and max(config.clip_range) > 0.05:
+        yield (
+            f"gspo with a clip range of {max(config.clip_range):g} never clips; use about pg_clip=3e-4"
+        )
+    idle_kl_loss = config.use_kl_loss and config.kl_loss_coef == 0
+    if idle_kl_loss or (config.add_token_level_kl and config.init_kl_coef == 0):
+        yield "a KL term has coefficient 0: it does nothing, and no reference is started for it"
+    if config.reference_is_actor and config.actor_train.model_args.adapter_name_or_path is not None:
+        yield (
+            "the reference is the base model without the adapters that training starts from; to stay near those, merge "
+            "them into a folder and name it in a reference section"
+        )
+    yield from _engine_warnings(config)
+
+
+def _rlvr_warnings(config: RLVRConfig) -> Iterator[str]:
+    if config.reward_model is not None and not config.reward_model_domains:
+        yield "reward_model is configured, but no domain of rewards uses it: it won't be started"
+    if config.rollout_batch_size < len(config.rewards):
+        yield "rollout_batch_size is smaller than the number of domains: a step won't hold all of them"
+
+
+def _engine_warnings(config: RLConfig) -> Iterator[str]:
+    options = config.actor_infer.strategy_args.strategy_config
+    if not isinstance(options, EngineConfig):
+        return
+    name = config.actor_infer.strategy_args.strategy_name
+    reward_model = config.roles.get("reward_model")
+    if isinstance(reward_model, ForwardConfig) and (
+        reward_model.infer_batch_size > 1 or reward_model.use_dynamic_batching_in_infer
+    ):
+        yield (
+            f"responses of {name} are scored as they come, so which ones share a pass of the reward model depends on "
+            "timing, and with it the last bits of their scores; reward_model.infer_batch_size=1 avoids that"
+        )
+    quantised = options.quantization if isinstance(options, VllmConfig) else options.engine_args.get("quantization")
+    if quantised and config.train_infer_correction is None and not config.val_only:
+        yield (
+            f"{name} samples from quantised weights ({quantised}), the trainer's aren't: set train_infer_correction, "
+            "or the difference goes into the update"
+        )
+
+
+WARNINGS: dict[str, tuple[Callable[[Any], Iterator[str]], ...]] = {
+    "rlvr": (_rollout_warnings, _rlvr_warnings),
+    "agentic": (_rollout_warnings, agentic.warnings),
+    "sft": (sft.sft_warnings,),
+}
+"""By pipeline, besides what holds for every run."""

@@ -1,0 +1,214 @@
+"""The configuration of `pipeline: agentic`: environments that are played over several turns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from roll.configs.schema.batch_plan import BatchPlan
+from roll.configs.schema.env_config import (
+    CustomEnv,
+    EnvManager,
+    EnvWorkers,
+    RewardNormalization,
+    TurnCredit,
+    ValEnvManager,
+    split_evenly,
+)
+from roll.configs.schema.fields import number
+from roll.configs.schema.rl_config import RLConfig
+from roll.configs.schema.worker_config import GeneratingArgs
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgenticConfig(RLConfig):
+    """Pairs of an environment and a seed as tasks, an episode of several responses each."""
+
+    pipeline: Literal["agentic"]
+    """Which pipeline the file is for."""
+
+    warm_start: str | None = None
+    """A configuration file of `pipeline: sft` that is run first, with this run's `seed`, below
+    `<output_dir>/warm_start`; what it makes is then `pretrain`. Once its model is there it isn't run again. Relative to
+    the working directory. null: none."""
+
+    custom_envs: dict[str, CustomEnv]
+    """Kinds of environments by tag."""
+
+    train_env_manager: EnvManager = field(default_factory=EnvManager)
+    """What is played in training. `rollout_batch_size` episodes are a step."""
+
+    val_env_manager: ValEnvManager | None = None
+    """What is played in validation: with seeds of its own, the same in every validation. null: no validation."""
+
+    env_workers: EnvWorkers = field(default_factory=EnvWorkers)
+    """The processes that environments live in, of training and validation each."""
+
+    sample_unit: Literal["trajectory", "step", "concat"] = "trajectory"
+    """What a training row is. `trajectory`: a whole episode; its context is carried on to the end. `step`: a turn; its
+    prompt shows the last `history_length` exchanges and the new message. `concat`: turns that follow on one another;
+    the context is carried on for `history_length` exchanges and then begins anew with the new message."""
+
+    reward_normalization: RewardNormalization = field(default_factory=RewardNormalization)
+    """How episodes' rewards are compared before `adv_estimator`, or by `gigpo` and `step_reinforce`. Estimators that
+    compare the members of a group themselves (grpo, rloo, ...) take `method: identity`."""
+
+    adv_estimator: str = "reinforce"
+    """As in `pipeline: rlvr`, and gigpo, step_reinforce. The default leaves the comparison of episodes to
+    `reward_normalization`."""
+
+    episode_reward_weight: float = number(1.0, ge=0)
+    """`gigpo`: weight of the advantage of the whole episode."""
+
+    step_reward_weight: float = number(1.0, ge=0)
+    """`gigpo`: weight of the advantage of a turn among those that met the same state."""
+
+    step_reward_gamma: float = number(0.95, ge=0, le=1)
+    """`gigpo` and `step_reinforce`: discount per turn."""
+
+    discount_over: Literal["token", "turn"] = "token"
+    """`gae`, `reinforce` and `reinforce_plus_plus`: whether `gamma` and `lambd` discount from token to token or from
+    turn to turn."""
+
+    render_save_dir: str | None = None
+    """Folder for pictures and texts of the first `log_val_generations` validation episodes. null: none."""
+
+    @property
+    def group_size(self) -> int:
+        """See the base class."""
+        return self.train_env_manager.group_size
+
+    @property
+    def groups_per_step(self) -> int:
+        """See the base class."""
+        return self.rollout_batch_size // self.group_size
+
+    @property
+    def managers(self) -> dict[str, EnvManager]:
+        """Those there are, by their keys."""
+        val = {} if self.val_env_manager is None else {"val_env_manager": self.val_env_manager}
+        return {"train_env_manager": self.train_env_manager, **val}
+
+    @property
+    def env_processes(self) -> EnvWorkers:
+        """`env_workers`, or what follows from `max_env_num_per_worker` of the managers."""
+        given = [(m.episodes_at_once, m.max_env_num_per_worker) for m in self.managers.values()]
+        sized = [(episodes, each) for episodes, each in given if each is not None]
+        if not sized:
+            return self.env_workers
+        processes, most = max(-(-episodes // each) for episodes, each in sized), max(each for _, each in sized)
+        return replace(self.env_workers, world_size=processes, max_env_num_per_worker=most)
+
+    @property
+    def group_size_key(self) -> str:
+        """See the base class."""
+        return "train_env_manager.group_size"
+
+    @property
+    def needs_group(self) -> tuple[tuple[str, str], ...]:
+        """See the base class."""
+        found = []
+        rule = self.reward_normalization
+        per_episode = self.adv_estimator != "step_reinforce"  # compares turns, of which one episode has several
+        if rule.grouping == "traj_group" and rule.method != "identity" and per_episode:
+            found.append(("reward_normalization", "compares the episodes of a group: one alone gets 0"))
+        if self.train_env_manager.group_filter.type == "std_filter":
+            found.append(("train_env_manager.group_filter std_filter", "drops groups of one"))
+        return tuple(found)
+
+    @property
+    def validation_sampling(self) -> tuple[str, GeneratingArgs] | None:
+        """See the base class."""
+        if self.val_env_manager is None:
+            return None
+        return "val_env_manager.generating_args", self.val_env_manager.generating_args
+
+    @property
+    def validation_key(self) -> str:
+        """See the base class."""
+        return "val_env_manager"
+
+    @property
+    def warm_start_path(self) -> Path:
+        """Folder of the warm start's run."""
+        return self.output_path / "warm_start"
+
+    @property
+    def warm_model_path(self) -> Path:
+        """Folder of the model that it makes."""
+        return self.warm_start_path / "hf_model"
+
+    def default_model(self, role: str) -> str | None:
+        """See the base class. The model of a warm start stands for `pretrain`."""
+        return super().default_model(role) or (str(self.warm_model_path) if self.warm_start is not None else None)
+
+    @property
+    def makes_model(self) -> bool:
+        """See the base class."""
+        return self.warm_start is not None or super().makes_model
+
+    @property
+    def extra_output_dirs(self) -> dict[str, str | None]:
+        """See the base class."""
+        return {**super().extra_output_dirs, "render_save_dir": self.render_save_dir}
+
+    @property
+    def batch(self) -> BatchPlan:
+        """See the base class."""
+        return replace(super().batch, words=("groups", "episodes"), size_unit=self.group_size)
+
+    @property
+    def redundancy(self) -> int:
+        """See the base class."""
+        return self.train_env_manager.group_size_redundancy
+
+    @property
+    def max_open_groups(self) -> int | None:
+        """See the base class."""
+        return self.train_env_manager.num_env_groups
+
+    @property
+    def task_budget(self) -> int:
+        """See the base class; `max_traj_per_env` may bound it too."""
+        each = self.train_env_manager.max_traj_per_env
+        budget = super().task_budget
+        return budget if each < 0 else min(budget, each * self.train_env_manager.num_env_groups)
+
+    @property
+    def validation_chunk(self) -> int | None:
+        """See the base class."""
+        return None if self.val_env_manager is None else self.val_env_manager.num_env_groups
+
+    @property
+    def turn_credit(self) -> TurnCredit | None:
+        """See the base class."""
+        return TurnCredit(
+            normalization=self.reward_normalization,
+            step_reward_gamma=self.step_reward_gamma,
+            episode_reward_weight=self.episode_reward_weight,
+            step_reward_weight=self.step_reward_weight,
+            discount_over=self.discount_over,
+        )
+
+    def domain_weight(self, domain: str) -> float:
+        """See the base class: rewards of environments are taken as they are."""
+        assert domain in self.custom_envs
+        return 1.0
+
+    def tags_of(self, manager: EnvManager) -> tuple[str, ...]:
+        """Tags that a manager plays."""
+        return manager.tags or tuple(self.custom_envs)
+
+    def partition_of(self, manager: EnvManager) -> tuple[int, ...]:
+        """Groups of each of its tags."""
+        if manager.num_groups_partition is not None:
+            return manager.num_groups_partition
+        return split_evenly(manager.num_env_groups, self.tags_of(manager))
+
+    @property
+    def validation_groups(self) -> int:
+        """Tasks of one validation."""
+        manager = self.val_env_manager
+        assert manager is not None, "asked of a configuration with validation"
+        return manager.num_env_groups if self.val_batch_size is None else self.val_batch_size // manager.group_size

@@ -1,0 +1,265 @@
+"""What pipelines with rollouts have in common: tasks are played by engines, and a policy learns from the groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from roll.configs.errors import did_you_mean
+from roll.configs.schema.batch_plan import BatchPlan, plan_batches
+from roll.configs.schema.env_config import TurnCredit
+from roll.configs.schema.fields import number, parsed
+from roll.configs.schema.policy_config import PolicyOptimisation
+from roll.configs.schema.run_config import RunConfig
+from roll.configs.schema.worker_config import (
+    ActorInferConfig,
+    ActorTrainConfig,
+    GeneratingArgs,
+    ReferenceConfig,
+    TrainConfig,
+    WorkerConfig,
+)
+
+
+def _off_or(*names: str) -> Callable[[Any], str]:
+    """A parser for one of `names`, or `off`, which YAML reads as false."""
+
+    def parse(value: Any) -> str:
+        value = "off" if value is False else value
+        if value not in ("off", *names):
+            raise ValueError(did_you_mean(str(value), ("off", *names)))
+        return str(value)
+
+    return parse
+
+
+@dataclass(frozen=True, kw_only=True)
+class RLConfig(PolicyOptimisation, RunConfig):
+    """Everything that a run with rollouts is told, whatever its tasks are. Inert and frozen; derived values are
+    properties."""
+
+    val_before_train: bool = False
+    """Validate the starting model. Needs `validation`, or `val_env_manager`."""
+
+    val_only: bool = False
+    """Validate and end, no optimizer is built. Needs `validation`, or `val_env_manager`."""
+
+    rollout_batch_size: int = number(64, ge=1)
+    """Prompts per step; in `pipeline: agentic` episodes, i.e. groups x `group_size`."""
+
+    val_batch_size: int | None = number(None, ge=1)
+    """Validation prompts in flight at once, null: all. In `pipeline: agentic` the episodes of a validation, null: one
+    round of `val_env_manager`."""
+
+    prompt_length: int = number(1024, ge=1)
+    """Longest prompt in tokens; see `truncation`."""
+
+    response_length: int = number(1024, ge=1)
+    """Longest response in tokens."""
+
+    truncation: Literal["error", "left", "right", "middle", "filter"] = "error"
+    """What happens to a longer prompt: stop with an error, cut its left, right or middle, or leave the row
+    out (counted)."""
+
+    rollout_dump_dir: str | None = None
+    """Folder for all responses that are trained on as parquet, one file per step, with tokens, masks,
+    log-probs, rewards, advantages. null: none."""
+
+    log_val_generations: int = number(0, ge=0)
+    """Validation samples shown in the log and the trackers. 0: none."""
+
+    max_running_requests: int = number(128, ge=1)
+    """Requests one engine works on at once: the decode batch of `hf_infer`, the requests in flight at `vllm` and
+    `sglang`. With several engines each has as many."""
+
+    is_use_additional_prompts: bool = False
+    """Start more prompts than a step needs; when enough groups are complete the rest is aborted."""
+
+    max_additional_running_prompts: int = number(16, ge=0)
+    """How many more. Acts with the switch."""
+
+    max_num_gen_batches: int = number(10, ge=1)
+    """Budget of dynamic filtering and of failed groups: a step may start this many times `rollout_batch_size`
+    prompts, then it ends with an error that shows the scores."""
+
+    reward_retries: int = number(2, ge=0)
+    """Further tries after a reward function raised or timed out; then the sample is dropped and counted."""
+
+    async_generation_ratio: float = number(0.0, ge=0)
+    """How far generation may run ahead of training: no token that is trained on is more than ceil(this) weight versions
+    old. 0: generation and training take turns. Above 0 they work at once, on slots of their own, and the loss needs
+    `train_infer_correction`, `policy_loss: decoupled_ppo` or `allow_uncorrected_async`."""
+
+    partial_rollout: Literal["resume", "restart"] = "resume"
+    """What a weight update does to responses on their way, with `async_generation_ratio` above 0: `resume` goes on from
+    the tokens that are there, `restart` throws them away and begins anew under the new weights."""
+
+    engine_restarts: int = number(1, ge=0)
+    """How often one engine may be replaced in a run after it died; its responses then begin anew. 0: its death ends the
+    run. For `vllm` and `sglang`."""
+
+    weight_transport: Literal["auto", "object_store", "shared_memory", "broadcast", "file"] = "auto"
+    """How new weights travel from `actor_train` to `actor_infer`. `auto`: what suits where the two live; see
+    docs/engines.md."""
+
+    model_update_buffer_size_mb: int = number(256, ge=1)
+    """Weights travel in buckets of this size, in MiB, or of one tensor if that is larger; about two are under way at
+    once."""
+
+    lora_sync: Literal["merged", "adapters"] = "merged"
+    """What the engines get of an actor that trains LoRA adapters. `merged`: all weights, with the adapters merged in.
+    `adapters`: the base weights once and then the adapters alone, which the engine computes beside them. For `vllm`;
+    see docs/engines.md."""
+
+    verify_weight_sync: Literal["off", "checksum", "logprob"] = parsed(
+        "off", _off_or("checksum", "logprob"), "off, checksum or logprob"
+    )
+    """After every update: `checksum` compares the bytes that arrived with those that left, `logprob` also compares
+    log-probs of a few sampled tokens between engine and trainer. A difference ends the run."""
+
+    reward_pretrain: str | None = None
+    """Model of the critic and of the reward model if they name none themselves. null: `pretrain` for the critic."""
+
+    actor_train: ActorTrainConfig = field(default_factory=ActorTrainConfig)
+    """The policy that learns."""
+
+    actor_infer: ActorInferConfig = field(default_factory=ActorInferConfig)
+    """Its copy that generates."""
+
+    reference: ReferenceConfig | None = None
+    """The frozen policy of the KL terms; started only if one of them is on. null: with LoRA, `actor_train` with its
+    adapters off."""
+
+    critic: TrainConfig | None = None
+    """The value model of `adv_estimator: gae`; started only for it."""
+
+    @property
+    def group_size(self) -> int:
+        """Episodes per task."""
+        raise NotImplementedError
+
+    @property
+    def groups_per_step(self) -> int:
+        """Tasks per step."""
+        raise NotImplementedError
+
+    @property
+    def group_size_key(self) -> str:
+        """The key that says how many episodes a group has, for messages."""
+        raise NotImplementedError
+
+    @property
+    def needs_group(self) -> tuple[tuple[str, str], ...]:
+        """What a pipeline has of its own that compares the members of a group: (key, why)."""
+        return ()
+
+    @property
+    def validation_sampling(self) -> tuple[str, GeneratingArgs] | None:
+        """How validation samples, and the key that says so; None without validation."""
+        raise NotImplementedError
+
+    @property
+    def turn_credit(self) -> TurnCredit | None:
+        """How episodes of several turns are credited; None where an episode is one response."""
+        return None
+
+    def domain_weight(self, domain: str) -> float:
+        """Factor on a domain's scores in training."""
+        raise NotImplementedError
+
+    @property
+    def max_sequence_length(self) -> int:
+        """See the base class."""
+        return self.sequence_length or self.prompt_length + self.response_length
+
+    @property
+    def sections(self) -> dict[str, WorkerConfig]:
+        """See the base class."""
+        given = {
+            "actor_train": self.actor_train,
+            "actor_infer": self.actor_infer,
+            "reference": self.reference,
+            "critic": self.critic,
+        }
+        return {role: worker for role, worker in given.items() if worker is not None}
+
+    @property
+    def roles(self) -> dict[str, WorkerConfig]:
+        """See the base class."""
+        idle = {"reference": not self.uses_reference, "critic": not self.uses_critic}
+        return {role: worker for role, worker in self.sections.items() if not idle.get(role, False)}
+
+    @property
+    def only_validates(self) -> bool:
+        """See the base class."""
+        return self.val_only
+
+    @property
+    def extra_output_dirs(self) -> dict[str, str | None]:
+        """See the base class."""
+        return {"rollout_dump_dir": self.rollout_dump_dir}
+
+    @property
+    def critic_warmup_steps(self) -> int:
+        """See the base class."""
+        return self.critic_warmup if self.uses_critic else 0
+
+    @property
+    def temperature(self) -> float:
+        """See the base class: the sampler's."""
+        return self.actor_infer.generating_args.temperature
+
+    @property
+    def l2_coef(self) -> float:
+        """See the base class."""
+        return self.l2
+
+    @property
+    def batch(self) -> BatchPlan:
+        """See the base class."""
+        return plan_batches(
+            self.trained_roles, tasks=self.groups_per_step, group_size=self.group_size, passes=self.ppo_epochs
+        )
+
+    @property
+    def validates(self) -> bool:
+        """See the base class."""
+        return self.validation_sampling is not None
+
+    @property
+    def reference_is_actor(self) -> bool:
+        """Whether reference log-probs are those of `actor_train` without its adapters: no model is started for them."""
+        return self.uses_reference and self.reference is None and self.actor_train.model_args.uses_lora
+
+    def default_model(self, role: str) -> str | None:
+        """See the base class. The policy's model is no classifier, so it is nothing for a reward model."""
+        if role == "reward_model":
+            return self.reward_pretrain
+        own = self.reward_pretrain if role == "critic" else None
+        return own or super().default_model(role)
+
+    @property
+    def redundancy(self) -> int:
+        """Episodes per group beyond those that are needed."""
+        return 0
+
+    @property
+    def max_open_groups(self) -> int | None:
+        """Groups that are played at once; None: as many as there are."""
+        return None
+
+    @property
+    def validation_chunk(self) -> int | None:
+        """Validation tasks that are played at once; None: all."""
+        return self.val_batch_size
+
+    @property
+    def task_budget(self) -> int:
+        """Tasks that may be started for one step."""
+        return self.max_num_gen_batches * self.groups_per_step
+
+    @property
+    def min_survivors(self) -> int:
+        """Usable responses below which a group isn't trained on."""
+        return min(2, self.group_size)

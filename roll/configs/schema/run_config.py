@@ -1,0 +1,244 @@
+"""What every run has: names and folders, machines, schedule, checkpoints, tracking."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from roll.configs.rules.validate import warnings_of
+from roll.configs.schema.batch_plan import BatchPlan
+from roll.configs.schema.fields import number, one_or_many
+from roll.configs.schema.placement_plan import PlacementPlan
+from roll.configs.schema.worker_config import TrainConfig, WorkerConfig
+
+TrackerName = Literal["tensorboard", "stdout", "jsonl"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """What a checkpoint holds besides what resuming needs, where it goes and how many are kept."""
+
+    output_dir: str | None = None
+    """Folder of the checkpoints. null: `<output_dir>/checkpoints`."""
+
+    max_to_keep: int | None = number(2, ge=1)
+    """Newest complete checkpoints that stay. null: all."""
+
+    save_hf_model: bool = False
+    """Also write the actor as a Hugging Face folder into every checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StdoutArgs:
+    """Options of the `stdout` tracker."""
+
+    live: bool | None = None
+    """true: a table that is redrawn; false: one line a step; null: the table if the output is a terminal."""
+
+    rows: int = number(20, ge=1)
+    """Steps that the table shows, the latest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerKwargs:
+    """Options by tracker; `jsonl` and `tensorboard` have none."""
+
+    stdout: StdoutArgs | None = None
+    """Of `stdout`. null: its defaults."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Keys of every run: names and folders, machines, schedule, checkpoints, tracking. What is trained a subclass says.
+    Inert and frozen; derived values are properties."""
+
+    pipeline: str
+    """Which pipeline the file is for."""
+
+    exp_name: str = "rlvr"
+    """Name of the run in its closing summary and its checkpoints."""
+
+    seed: int = number(42, ge=0)
+    """Key of every random draw. Same seed, same run."""
+
+    output_dir: str = "output"
+    """Folder of everything a run writes, besides `logging_dir`. Created if absent. Relative to the working
+    directory."""
+
+    logging_dir: str | None = None
+    """Folder of logs and trackers. null: `<output_dir>/logs`."""
+
+    executor: Literal["ray", "inline"] = "ray"
+    """`ray`: a process per rank, on one or more machines. `inline`: everything in this process, one rank per
+    role; starts at once and breakpoints work."""
+
+    rpc_timeout: float = number(3600.0, gt=0)
+    """Seconds a call to a worker (with `executor: ray`) may take, or responses may wait for their rewards, before
+    an error that names who was waited for."""
+
+    system_envs: dict[str, str] = field(default_factory=dict)
+    """Environment variables of every worker process (quote numbers). Not with `executor: inline`."""
+
+    track_with: tuple[TrackerName, ...] = one_or_many(("stdout", "jsonl"))
+    """Where metrics go: `tensorboard`, `stdout` (a live table), `jsonl`; one or several."""
+
+    tracker_kwargs: TrackerKwargs = field(default_factory=TrackerKwargs)
+    """Options by tracker."""
+
+    num_nodes: int = number(1, ge=1)
+    """Machines. With more than one the run joins the Ray cluster that `ray start` made of them: the one that this
+    machine belongs to, or that `RAY_ADDRESS` names."""
+
+    num_gpus_per_node: int = number(1, ge=1)
+    """Device slots per machine: accelerators, or CPU workers where there are none. Every `device_mapping`
+    must fit."""
+
+    max_steps: int | None = number(100, ge=0)
+    """Steps of the pipeline. 0 or null: `num_train_epochs` decides; with both, what comes first."""
+
+    num_train_epochs: int | None = number(None, ge=0)
+    """Passes over the training rows. 0 or null: `max_steps` decides. Environments have none."""
+
+    save_steps: int | None = number(0, ge=0)
+    """Steps between checkpoints; the last step is then saved too. 0 or null: none at all."""
+
+    logging_steps: int | None = number(1, ge=0)
+    """Steps between rows in the trackers. 0 or null: only the last."""
+
+    eval_steps: int | None = number(0, ge=0)
+    """Steps between validations; the last step is then validated too. 0 or null: none. Needs `validation`, or
+    `val_env_manager`."""
+
+    resume_from_checkpoint: bool | str = False
+    """false: start anew. true: newest complete checkpoint, an error if there is none. `auto`: the newest if
+    there is one. Else a checkpoint's folder."""
+
+    checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """Checkpoint folder and retention."""
+
+    sequence_length: int | None = number(None, ge=1)
+    """Longest sequence in tokens. null: `prompt_length + response_length`, else at least that; required in `pipeline:
+    sft`."""
+
+    balance_batch: bool = True
+    """Give data-parallel ranks equal token counts. false: equal row counts in order."""
+
+    pretrain: str | None = None
+    """Model of every role that names none itself."""
+
+    max_grad_norm: float | None = number(1.0, gt=0)
+    """Gradient norm above which gradients are scaled down, for every role that trains. null: no clipping."""
+
+    prepare: str | None = None
+    """A function of your own that is called with the configuration before anything is read, as `path/to/file.py:name`
+    or `package.module:name`: makes data or a starting model if they aren't there. null: nothing is made."""
+
+    @property
+    def output_path(self) -> Path:
+        """Folder of the run."""
+        return Path(self.output_dir)
+
+    @property
+    def logging_path(self) -> Path:
+        """Folder of logs and trackers."""
+        return Path(self.logging_dir) if self.logging_dir else self.output_path / "logs"
+
+    @property
+    def checkpoint_path(self) -> Path:
+        """Folder of the checkpoints."""
+        chosen = self.checkpoint_config.output_dir
+        return Path(chosen) if chosen else self.output_path / "checkpoints"
+
+    @property
+    def max_sequence_length(self) -> int:
+        """Longest sequence in tokens, whichever way it was given."""
+        raise NotImplementedError
+
+    @property
+    def sections(self) -> dict[str, WorkerConfig]:
+        """The model roles that the configuration has a section for, by name."""
+        raise NotImplementedError
+
+    @property
+    def roles(self) -> dict[str, WorkerConfig]:
+        """Those of them that will be started."""
+        return self.sections
+
+    @property
+    def trained_roles(self) -> dict[str, TrainConfig]:
+        """Those that will be trained."""
+        found = ((role, self.roles.get(role)) for role in ("actor_train", "critic"))
+        return {role: worker for role, worker in found if isinstance(worker, TrainConfig)}
+
+    @property
+    def validates(self) -> bool:
+        """Whether there is something held out to validate on."""
+        raise NotImplementedError
+
+    @property
+    def validation_key(self) -> str:
+        """The section that says what is held out."""
+        return "validation"
+
+    @property
+    def only_validates(self) -> bool:
+        """Whether nothing is trained."""
+        return False
+
+    @property
+    def makes_model(self) -> bool:
+        """Whether the run itself makes its starting model if that isn't there."""
+        return self.prepare is not None
+
+    @property
+    def extra_output_dirs(self) -> dict[str, str | None]:
+        """Folders besides output, logs and checkpoints that the run writes to, by key."""
+        return {}
+
+    @property
+    def critic_warmup_steps(self) -> int:
+        """First steps in which the actor isn't trained."""
+        return 0
+
+    @property
+    def temperature(self) -> float:
+        """Of the distribution that log-probs are of."""
+        return 1.0
+
+    @property
+    def l2_coef(self) -> float:
+        """Coefficient of the actor's pull towards its starting weights."""
+        return 0.0
+
+    @property
+    def batch(self) -> BatchPlan:
+        """How a step's rows become optimizer steps."""
+        raise NotImplementedError
+
+    def default_model(self, role: str) -> str | None:  # noqa: ARG002 - for subclasses
+        """Model of a role that names none."""
+        actor = self.sections.get("actor_train")
+        return self.pretrain or (actor.model_args.model_name_or_path if actor is not None else None)
+
+    def model_path(self, role: str) -> str:
+        """Model of a role: the one it names, else its default; raises `ValueError` when there is neither."""
+        worker = self.sections.get(role)
+        own = worker.model_args.model_name_or_path if worker is not None else None
+        path = own or self.default_model(role)
+        if path is None:
+            raise ValueError(f"no model for {role}: set {role}.model_args.model_name_or_path or pretrain")
+        return path
+
+    @property
+    def placement(self) -> PlacementPlan:
+        """Slots of every rank that will be started."""
+        roles = {}
+        for name, worker in self.roles.items():
+            per_rank, slots = worker.num_gpus_per_worker, worker.slots
+            roles[name] = tuple(slots[i : i + per_rank] for i in range(0, len(slots), per_rank))
+        return PlacementPlan(num_nodes=self.num_nodes, num_gpus_per_node=self.num_gpus_per_node, roles=roles)
+
+    def warnings(self) -> list[str]:
+        """What is allowed but probably not meant."""
+        return warnings_of(self)
