@@ -145,22 +145,6 @@ def gpg(rewards: Tensor, group_index: Tensor) -> Tensor:
     return _like(alpha * (rewards - group.mean), rewards)
 
 
-def remax(rewards: Tensor, greedy_rewards: Tensor) -> Tensor:
-    """r(sampled) - r(greedy response of the same prompt) (arXiv:2310.10505), [B]."""
-    require_shape("greedy_rewards", greedy_rewards, tuple(rewards.shape), "[B]")
-    return at_least_float32(rewards) - greedy_rewards
-
-
-def reinforce_plus_plus(token_rewards: Tensor, action_mask: Tensor, *, gamma: float) -> tuple[Tensor, Tensor]:
-    """REINFORCE++ (arXiv:2501.03262): token returns, KL penalty included, whitened over the global batch.
-
-    Returns:
-        (advantages, returns), both [B, T]; the returns aren't whitened.
-    """
-    returns = reinforce_return(token_rewards, action_mask, gamma=gamma)
-    return whiten(returns, action_mask), returns
-
-
 def reinforce_plus_plus_baseline(rewards: Tensor, action_mask: Tensor, group_index: Tensor) -> Tensor:
     """REINFORCE++ with baseline (arXiv:2501.03262): r - mean_g on the action tokens, whitened over the batch.
 
@@ -276,6 +260,7 @@ def _reinforce(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
 
 
 def _reinforce_plus_plus(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
+    """REINFORCE++ (arXiv:2501.03262): returns, KL penalty included, whitened over the global batch."""
     returns = _reward_to_go(inputs, "reinforce_plus_plus")
     return whiten(returns, inputs.action_mask), returns
 
@@ -286,6 +271,7 @@ def _reinforce_plus_plus_baseline(inputs: AdvantageInputs) -> tuple[Tensor, Tens
 
 
 def _remax(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
+    """Return minus r(greedy response of the same prompt) (arXiv:2310.10505)."""
     greedy = _needed(inputs, "greedy_rewards", "remax")
     returns = reinforce_return(inputs.token_rewards, inputs.action_mask, gamma=1.0)
     return zero_outside(returns - greedy.unsqueeze(1), inputs.action_mask), returns

@@ -2,7 +2,7 @@
 
 The two differ where the engine computes otherwise than the trainer, and where it sampled under older weights; one
 ratio covers both. TIS (fengyao.notion.site/off-policy-rl) truncates the weight at a cap; MIS and IcePop
-(arXiv:2510.18855) drop what lies outside [low, high]. The log-ratio is taken at one of four levels:
+(arXiv:2510.18855) reject what lies outside [low, high]. The log-ratio is taken at one of four levels:
 
     token      log pi_train(t) - log pi_infer(t)
     segment    mean over a run of consecutive action tokens that one version of the weights sampled: a turn's
@@ -11,8 +11,9 @@ ratio covers both. TIS (fengyao.notion.site/off-policy-rl) truncates the weight 
     sequence   sum over the row's action tokens, whichever weights sampled them: the policy that sampled the row is
                the one which changed on the way
 
-Everything is constant in the loss (detached). A filter returns the tokens to keep: they make the loss mask,
-and so the denominators as well, not just the numerator.
+Everything is constant in the loss (detached). A filter returns the tokens to keep. What becomes of the others is
+`Rejection`: the rejection mask takes them out of the loss mask, and so out of numerator and denominators; IcePop
+gives them weight 0 and leaves them in the denominators.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from roll.algorithms.masking import as_bool, bounded_exp, masked_sum, require_shape, zero_outside
+from roll.algorithms.masking import LOG_RATIO_BOUND, as_bool, bounded_exp, masked_sum, require_shape, zero_outside
 from roll.types.metrics import Metrics
 
 Level = Literal["token", "segment", "geometric", "sequence"]
+Rejection = Literal["mask", "icepop"]
 
 
 def log_ratio_of(train_logprobs: Tensor, infer_logprobs: Tensor, mask: Tensor) -> Tensor:
@@ -77,10 +79,14 @@ def _previous(column: Tensor) -> Tensor:
 def importance_weights(
     log_ratio: Tensor, mask: Tensor, *, level: Level, cap: float, versions: Tensor | None = None
 ) -> Tensor:
-    """min(ratio, cap) at `level`: truncated importance sampling; [B, T], detached, zero outside `mask`."""
+    """min(ratio, cap) at `level`: truncated importance sampling; [B, T], detached, zero outside `mask`.
+
+    An undefined ratio, of a token that both sides give probability 0 or of a unit with ratios 0 and infinity, weighs 0.
+    """
     if cap <= 0:
         raise ValueError(f"the cap of the importance weight must be > 0, got {cap}")
-    return zero_outside(bounded_exp(at_level(log_ratio.detach(), mask, level, versions)).clamp(max=cap), mask)
+    unit = at_level(log_ratio.detach(), mask, level, versions)
+    return zero_outside(bounded_exp(unit).clamp(max=cap), as_bool(mask) & ~unit.isnan())
 
 
 def keep_by_ratio(
@@ -137,9 +143,10 @@ class Correction:
     """What to do with each token."""
 
     weights: Tensor
-    """[B, T], multiplies the per-token loss; 1 where no weight is asked for, 0 outside the mask."""
+    """[B, T], multiplies the per-token loss; 1 where no weight is asked for, 0 outside the mask and where `icepop`
+    rejects."""
     keep: Tensor
-    """bool [B, T], the loss mask after the filters: numerator and denominators."""
+    """bool [B, T], the loss mask: all of the mask with `icepop`, else what the filters keep."""
     metrics: Metrics = field(default_factory=Metrics)
 
 
@@ -151,6 +158,7 @@ def correct(
     weight_level: Level | None = None,
     weight_cap: float = 2.0,
     filters: tuple[Filter, ...] = (),
+    rejection: Rejection = "mask",
     versions: Tensor | None = None,
     fresh: Tensor | None = None,
 ) -> Correction:
@@ -163,9 +171,12 @@ def correct(
         weight_level: level of the importance weight; None leaves all weights 1.
         weight_cap: truncation of the weight; infinity for none.
         filters: all must agree to keep a token.
+        rejection: `mask` takes a rejected token out of the loss mask; `icepop` gives it weight 0.
         versions: int [B, T], weights that sampled each token: where they change, a segment ends. None: nowhere.
         fresh: bool [B, T], see `mismatch_metrics`.
     """
+    if rejection not in get_args(Rejection):
+        raise ValueError(f"unknown rejection {rejection!r}; expected one of {', '.join(get_args(Rejection))}")
     inside = as_bool(mask)
     log_ratio = log_ratio_of(train_logprobs.detach(), infer_logprobs.detach(), inside)
     weights = inside.to(log_ratio.dtype)
@@ -175,6 +186,9 @@ def correct(
         weights = importance_weights(log_ratio, inside, level=weight_level, cap=weight_cap, versions=versions)
         metrics.add_mean("mismatch/weight_mean", float(masked_sum(weights, inside)), tokens)
         metrics.add_mean("mismatch/weight_capped_share", float((inside & (weights >= weight_cap)).sum()), tokens)
+        undefined = inside & (weights == 0)  # a ratio that is defined is at least e^-20
+        if bool(undefined.any()):
+            metrics.add_sum("mismatch/undefined_weights", float(undefined.sum()))
     keep = inside
     for rule in filters:
         keep = keep & _passes(rule, train_logprobs, infer_logprobs, log_ratio, inside, versions)
@@ -182,8 +196,11 @@ def correct(
         metrics.add_mean("mismatch/rejected_share", float((inside & ~keep).sum()), tokens)
         rows = inside.any(1)
         metrics.add_mean("mismatch/rejected_row_share", float((rows & ~keep.any(1)).sum()), float(rows.sum()))
+    kept = zero_outside(weights, keep)
     if weight_level is not None or filters:
-        metrics.add_mean("mismatch/ess", effective_share(zero_outside(weights, keep), inside) * tokens, tokens)
+        metrics.add_mean("mismatch/ess", effective_share(kept, inside) * tokens, tokens)
+    if rejection == "icepop":
+        return Correction(weights=kept, keep=inside, metrics=metrics)
     return Correction(weights=weights, keep=keep, metrics=metrics)
 
 
@@ -209,6 +226,8 @@ def effective_share(weights: Tensor, mask: Tensor) -> float:
 def mismatch_metrics(log_ratio: Tensor, mask: Tensor, fresh: Tensor | None = None) -> Metrics:
     """How far the sampler is from the trainer: KL(sampler || trainer) by k3, mean |log-ratio|, extreme ratios.
 
+    A token that both give probability 0 has no ratio and isn't counted; an infinite log-ratio counts as +-20.
+
     Args:
         log_ratio: [B, T], trainer over sampler.
         mask: bool [B, T].
@@ -230,13 +249,15 @@ _ALL = ("mismatch/all_kl", "mismatch/all_abs_log_ratio_mean", "mismatch/all_rati
 
 def _distances(names: tuple[str, str, str, str], log_ratio: Tensor, inside: Tensor) -> Metrics:
     metrics = Metrics()
-    log_ratio = zero_outside(log_ratio.detach(), inside)
+    inside = inside & ~log_ratio.isnan()
+    bound = LOG_RATIO_BOUND
+    log_ratio = zero_outside(log_ratio.detach(), inside).nan_to_num(posinf=bound, neginf=-bound)
     if not bool(inside.any()):
         return metrics
     kl, distance, largest, smallest = names
     tokens = float(inside.sum())
     # Tokens were drawn from the sampler: E[ratio - 1 - log ratio] under it is KL(sampler || trainer).
-    bounded = log_ratio.clamp(-20.0, 20.0)
+    bounded = log_ratio.clamp(-bound, bound)
     metrics.add_mean(kl, float((bounded.expm1() - bounded).sum()), tokens)
     metrics.add_mean(distance, float(log_ratio.abs().sum()), tokens)
     metrics.add_max(largest, float(bounded[inside].max().exp()))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.corrections import at_level
-from roll.algorithms.masking import as_bool, bounded_exp, masked_sum, require_shape, zero_outside
+from roll.algorithms.masking import as_bool, bounded_exp, masked_moments, masked_sum, require_shape, zero_outside
 from roll.algorithms.registry import look_up, registering
 from roll.types.metrics import Metrics
 
@@ -130,7 +130,8 @@ def decoupled_ppo(
     """
     if inputs.rollout_logprobs is None:
         raise ValueError("policy loss 'decoupled_ppo' needs rollout_logprobs (of the policy that sampled), got none")
-    weight = bounded_exp(inputs.old_logprobs - inputs.rollout_logprobs)
+    log_weight = inputs.old_logprobs - inputs.rollout_logprobs
+    weight = zero_outside(bounded_exp(log_weight), ~log_weight.isnan())  # 0 where both policies give probability 0
     if behave_cap is not None:
         weight = weight.clamp(max=_positive("behave_cap", behave_cap))
     clipped = ppo(inputs, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip, ratio_type=ratio_type)
@@ -321,6 +322,16 @@ def value_loss(
         loss = torch.maximum(loss, limited)
     metrics.add_mean("critic/value_mean", float(masked_sum(values.detach(), mask)), float(mask.sum()))
     return zero_outside(0.5 * loss, mask), metrics
+
+
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float | None:
+    """1 - Var(returns - values) / Var(returns) over `mask`: 1 is a perfect critic, 0 one that knows only the mean.
+
+    None where the returns have no spread. All arguments are [B, T].
+    """
+    _, spread = masked_moments(returns, mask)
+    _, unexplained = masked_moments(returns - values, mask)
+    return float(1 - unexplained / spread) if spread > 0 else None
 
 
 def entropy_loss(entropy: Tensor, mask: Tensor) -> Tensor:

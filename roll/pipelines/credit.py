@@ -20,6 +20,7 @@ from roll.algorithms.advantages import ADVANTAGES, AdvantageInputs, compute_adva
 from roll.algorithms.gigpo import StepInputs
 from roll.algorithms.groups import group_moments
 from roll.algorithms.kl import AdaptiveKL, FixedKL, kl_divergence
+from roll.algorithms.losses import explained_variance
 from roll.algorithms.masking import zero_outside
 from roll.algorithms.normalization import RunningMoments, clip_to, normalize_grouped, normalize_rewards, whiten
 from roll.algorithms.shaping import (
@@ -113,6 +114,7 @@ class CreditAssigner:
         if steps is not None and kl_cost is not None:
             cost = sum_over_turns(kl_cost, steps.turn_index, mask, steps.num_turns)
             steps = replace(steps, turn_rewards=steps.turn_rewards - cost)
+        values = None if batch.values is None else view.pad(batch.values)
         advantages, returns, signal = compute_advantages(
             self._estimator,
             AdvantageInputs(
@@ -123,13 +125,16 @@ class CreditAssigner:
                 gamma=config.gamma,
                 lam=config.lambd,
                 discount_over="token" if config.turn_credit is None else config.turn_credit.discount_over,
-                values=None if batch.values is None else view.pad(batch.values),
+                values=values,
                 # Where the greedy response failed there is nothing to compare with; those rows leave the loss below.
                 greedy_rewards=None if greedy_scores is None else (greedy_scores * factor).nan_to_num(),
                 steps=steps,
             ),
         )
         metrics.merge(signal)
+        explained = None if values is None else explained_variance(values, returns, mask)
+        if explained is not None:
+            metrics.update({"critic/explained_variance": explained})
         if config.whiten_advantages:
             advantages = whiten(advantages, mask)
         if config.advantage_clip is not None:

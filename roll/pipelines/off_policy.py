@@ -123,10 +123,14 @@ def corrected(config: RLConfig, batch: TokenBatch, mask: Tensor, staleness: Tens
         weight_level=level if weighs else None,
         weight_cap=math.inf if cap is None else cap,
         filters=() if rule is None else _filters(rule),
+        rejection="mask" if rule is None else rule.rejection,
         versions=batch.pad("versions", -1),
         fresh=staleness == 0 if config.async_generation_ratio > 0 else None,
     )
-    return replace(found, weights=torch.ones_like(found.weights)) if decoupled else found
+    if not decoupled:
+        return found
+    rejected = mask & (found.weights == 0)  # by `icepop`, or undefined
+    return replace(found, weights=torch.where(rejected, 0.0, torch.ones_like(found.weights)))
 
 
 def _filters(rule: TrainInferCorrection) -> tuple[Filter, ...]:

@@ -21,6 +21,7 @@ from roll.algorithms.losses import (
     sft_loss,
     value_loss,
 )
+from roll.algorithms.masking import masked_sum
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.sft_config import SFTConfig
@@ -129,7 +130,7 @@ def actor_loss(config: RLConfig) -> LossFn:
             combine.add("actor/sft_loss", sft_loss(logprobs, mask & (advantages > 0)), config.sft_loss_coef)
         tokens = float(mask.sum())
         # An unbiased estimate that costs nothing: the entropy is the mean of -log p over tokens drawn from p.
-        metrics.add_mean("actor/entropy", -float((logprobs.detach() * mask).sum()), tokens)
+        metrics.add_mean("actor/entropy", -float(masked_sum(logprobs.detach(), mask)), tokens)
         metrics.add_sum("actor/loss_tokens", tokens)
         return combine.terms("actor/loss")
 

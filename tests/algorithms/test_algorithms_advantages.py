@@ -21,10 +21,8 @@ from roll.algorithms.advantages import (
     grpo,
     opo,
     register_advantage,
-    reinforce_plus_plus,
     reinforce_plus_plus_baseline,
     reinforce_return,
-    remax,
     rloo,
     to_tokens,
 )
@@ -154,7 +152,21 @@ def test_gpg_makes_up_for_groups_without_signal():
 
 
 def test_remax_subtracts_the_greedy_reward():
-    assert_close(remax(torch.tensor([1.0, 0.0]), torch.tensor([0.25, 0.25])), torch.tensor([0.75, -0.25]))
+    # Rewards 1 and 0 on the last tokens, a KL cost of 0.1 on the first token of row 1; greedy rewards 0.25:
+    # returns 0.9, 1 | 0, minus 0.25
+    mask = torch.tensor([[True, True], [True, False]])
+    advantages, returns, _ = compute_advantages(
+        "remax",
+        AdvantageInputs(
+            rewards=torch.tensor([1.0, 0.0]),
+            token_rewards=torch.tensor([[-0.1, 1.0], [0.0, 9.0]]),
+            action_mask=mask,
+            group_index=torch.tensor([0, 0]),
+            greedy_rewards=torch.tensor([0.25, 0.25]),
+        ),
+    )
+    assert_close(returns, torch.tensor([[0.9, 1.0], [0.0, 0.0]]))
+    assert_close(advantages, torch.tensor([[0.65, 0.75], [-0.25, 0.0]]))
 
 
 @pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "rloo", "opo", "gpg"])
@@ -213,7 +225,10 @@ def test_reinforce_plus_plus_matches_hand_computed_values():
     # gamma = 1: returns 1, 1 | 3 over the action tokens; mean 5/3, unbiased variance (4/9 + 4/9 + 16/9)/2 = 4/3
     mask = torch.tensor([[True, True], [True, False]])
     rewards = torch.tensor([[0.0, 1.0], [3.0, 50.0]])
-    advantages, returns = reinforce_plus_plus(rewards, mask, gamma=1.0)
+    inputs = AdvantageInputs(
+        rewards=rewards[:, 0], token_rewards=rewards, action_mask=mask, group_index=torch.tensor([0, 0])
+    )
+    advantages, returns, _ = compute_advantages("reinforce_plus_plus", inputs)
     assert_close(returns, torch.tensor([[1.0, 1.0], [3.0, 0.0]]))
     std = math.sqrt(4 / 3)
     assert_close(advantages, torch.tensor([[-2 / 3 / std, -2 / 3 / std], [4 / 3 / std, 0.0]]))

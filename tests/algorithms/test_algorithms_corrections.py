@@ -282,6 +282,51 @@ def test_an_extreme_mismatch_stays_finite():
     assert all(math.isfinite(x) for x in found.metrics.result().values())
 
 
+INF = math.inf
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    # Row 1: ratio 2 and 0 / 0. Row 2: ratios 0 and infinite, whose product is undefined. Row 3: ratio 2 and 0.
+    [
+        ("token", [[2.0, 0.0], [0.0, 3.0], [2.0, 0.0]]),
+        ("segment", [[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]),
+        ("geometric", [[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]),
+        ("sequence", [[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]),
+    ],
+)
+def test_an_undefined_ratio_has_weight_0_and_is_counted(level, expected):
+    train = torch.tensor([[math.log(2.0), -INF], [-INF, 0.0], [math.log(2.0), -INF]])
+    infer, mask = torch.tensor([[0.0, -INF], [0.0, -INF], [0.0, 0.0]]), torch.ones(3, 2, dtype=torch.bool)
+    found = correct(train, infer, mask, weight_level=level, weight_cap=3.0)
+    assert_close(found.weights, torch.tensor(expected), atol=1e-6, rtol=0)
+    result = found.metrics.result()
+    assert all(math.isfinite(value) for value in result.values())
+    assert result["mismatch/undefined_weights"] == (1.0 if level == "token" else 4.0)
+    plain = correct(infer[2:], train[2:], mask[2:], weight_level=level)
+    assert "mismatch/undefined_weights" not in plain.metrics.result()
+    rule = Filter(level, 0.1, 9.0)
+    assert not correct(train, infer, mask, filters=(rule,)).keep[0, 1]
+
+
+def test_icepop_zeroes_the_weight_of_what_the_rejection_mask_takes_out():
+    # Ratios 1, 3 | 1, of which 3 is rejected. The loss of the token is 0 both ways; its place in the mean differs.
+    train, infer = torch.tensor([[0.0, math.log(3.0)], [0.0, 0.0]]), torch.zeros(2, 2)
+    mask, rule = torch.tensor([[True, True], [True, False]]), Filter(level="token", low=0.5, high=2.0)
+    masked = correct(train, infer, mask, filters=(rule,), rejection="mask")
+    popped = correct(train, infer, mask, filters=(rule,), rejection="icepop")
+    assert masked.keep.tolist() == [[True, False], [True, False]]
+    assert masked.weights.tolist() == [[1.0, 1.0], [1.0, 0.0]]
+    assert popped.keep.tolist() == mask.tolist()
+    assert popped.weights.tolist() == [[1.0, 0.0], [1.0, 0.0]]
+    assert popped.metrics.result() == masked.metrics.result()
+
+
+def test_an_unknown_kind_of_rejection_is_refused():
+    with pytest.raises(ValueError, match="icepop"):
+        correct(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1), rejection="drop")
+
+
 def test_an_empty_mask_is_fine():
     found = correct(torch.zeros(2, 0), torch.zeros(2, 0), torch.zeros(2, 0), weight_level="segment")
     assert found.weights.shape == (2, 0)

@@ -190,9 +190,11 @@ def test_gamma_discounts_per_action_token_and_lambda_acts_in_gae():
     # Values 0.2, 0.4, 0.6, gamma 0.5, lambda 0.5. delta = 0.2 - 0.2, 0.3 - 0.4, 1 - 0.6 = 0, -0.1, 0.4;
     # A = 0 + 0.25 * 0 = 0, -0.1 + 0.25 * 0.4 = 0, 0.4.
     rows = replace(rows, batch=rows.batch.with_columns(values=on_actions(rows, 0.2, 0.4, 0.6)))
-    batch, _ = assigned(rows, adv_estimator="gae", gamma=0.5, lambd=0.5)
+    batch, metrics = assigned(rows, adv_estimator="gae", gamma=0.5, lambd=0.5)
     assert batch.advantages[batch.action_mask].tolist() == close(0, 0, 0.4)
     assert batch.returns[batch.action_mask].tolist() == close(0.2, 0.4, 1.0)
+    # Errors 0, 0, 0.4 with squared deviations 0.106667 in all; the returns have 0.346667.
+    assert metrics.result()["critic/explained_variance"] == pytest.approx(1 - 0.106667 / 0.346667, rel=1e-5)
 
 
 def test_remax_subtracts_the_greedy_score_of_the_prompt_with_the_domains_weight():
@@ -343,6 +345,13 @@ def corrected(**rule):
     inside = batch.action_mask
     weights = None if batch.importance_weights is None else batch.importance_weights[inside].tolist()
     return weights, batch.loss_mask[inside].tolist(), metrics.result()
+
+
+def test_icepop_keeps_rejected_tokens_in_the_denominator_with_weight_0():
+    weights, mask, metrics = corrected(importance_upper=None, ratio_high=3.0, rejection="icepop")
+    assert weights == [1.0, 1.0, 0.0, 1.0]
+    assert mask == [True] * 4
+    assert metrics["mismatch/rejected_share"] == pytest.approx(1 / 4)
 
 
 def test_without_a_correction_the_mismatch_is_only_measured():

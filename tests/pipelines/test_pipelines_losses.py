@@ -361,6 +361,14 @@ def test_entropy_loss_coef_rewards_entropy_and_only_then_asks_for_it():
     assert metrics["actor/entropy_loss"] == pytest.approx(-float((entropy * mask).sum()) / 10)
 
 
+@pytest.mark.parametrize("junk", [-math.inf, math.nan])
+def test_the_logged_entropy_is_of_the_loss_tokens_alone(junk):
+    logprobs, mask, batch = logprobs_and_mask()
+    outputs = outputs_of(batch, logprobs=torch.where(mask, logprobs, torch.full_like(logprobs, junk)))
+    terms = actor_loss(make_config()).compute(outputs, batch, denominators(batch))
+    assert terms.metrics.result()["actor/entropy"] == pytest.approx(-float(logprobs[mask].mean()))
+
+
 def test_sft_loss_coef_imitates_responses_with_positive_advantage():
     logprobs, mask, batch = logprobs_and_mask()
     good = mask & (batch.advantages > 0)

@@ -144,6 +144,13 @@ def test_filters_go_with_decoupled_ppo_and_leave_its_weight_to_the_loss():
     assert metrics["mismatch/ess"] == pytest.approx(4.5**2 / (5 * 6.25))
 
 
+def test_icepop_goes_with_decoupled_ppo_too():
+    rule = TrainInferCorrection(importance_upper=None, ratio_high=2.5, rejection="icepop")
+    batch, _ = assigned(rows((5,) * 5, OLD, SAMPLED), train_infer_correction=rule, **DECOUPLED)
+    assert batch.loss_mask[batch.action_mask].all()
+    assert batch.importance_weights[batch.action_mask].tolist() == [1.0, 0.0, 1.0, 1.0, 1.0]  # e is above 2.5
+
+
 # --- segments ---------------------------------------------------------------------------------------------------------
 
 

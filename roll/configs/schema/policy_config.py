@@ -56,17 +56,21 @@ class TrainInferCorrection:
     importance_upper: float | None = number(2.0, gt=0)
     """Multiply the loss of a token by min(ratio, this). null: no weight, only the filters below."""
 
+    rejection: Literal["mask", "icepop"] = "mask"
+    """What becomes of tokens that a filter rejects: `mask` takes them out of the loss and out of its denominators;
+    `icepop` gives them weight 0 and leaves them in the denominators."""
+
     ratio_low: float | None = number(None, ge=0, lt=1)
-    """Mask what has a ratio below this. null: off."""
+    """Reject what has a ratio below this. null: off."""
 
     ratio_high: float | None = number(None, gt=1)
-    """Mask what has a ratio above this. null: off."""
+    """Reject what has a ratio above this. null: off."""
 
     difference_low: float | None = number(None, ge=-1, lt=0)
-    """Mask what has a difference p_train - p_infer (mean over the level's unit) below this. null: off."""
+    """Reject what has a difference p_train - p_infer (mean over the level's unit) below this. null: off."""
 
     difference_high: float | None = number(None, gt=0, le=1)
-    """Mask what has such a difference above this. null: off."""
+    """Reject what has such a difference above this. null: off."""
 
 
 @dataclass(frozen=True, kw_only=True)
