@@ -150,7 +150,7 @@ def report(task: Task, figures: dict[str, list[dict[str, Any]]]) -> None:
     if figures["trl"] and figures["ours"]:
         print(f"TRL's time / ours: {ratios(figures['trl'], figures['ours'])}")
         if task.mean_length is not None:
-            # Lengths are drawn anew on either side: a single round pairs a lucky draw with an unlucky one.
+            # Lengths are drawn again on either side: a single round pairs a lucky draw with an unlucky one.
             trl, ours = per_token(figures["trl"]), per_token(figures["ours"])
             wall, processor = trl[0] / ours[0], trl[1] / ours[1]
             print(f"per trained token, over all rounds: {wall:.2f}, in processor seconds {processor:.2f}")

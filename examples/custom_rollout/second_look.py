@@ -15,4 +15,4 @@ class SecondLook:
         """One episode; many are played at once on the same object."""
         await episode.generate(await episode.first_prompt())
         await episode.generate(episode.encode("Check: the answer is"))
-        await episode.score()
+        await episode.step_env()

@@ -33,14 +33,14 @@ class StepInputs:
     step_weight: float = 1.0
     method: GroupMethod = "mean_std"
     """How scores are compared within a group."""
-    compared: Tensor | None = None
+    comparison_groups: Tensor | None = None
     """int64 [B]: `gigpo` compares episodes, `step_reinforce` turns, whose rows agree here. None: episodes within their
     task group, turns over the whole batch."""
 
     def __post_init__(self) -> None:
         require_shape("state_index", self.state_index, tuple(self.turn_rewards.shape), "[B, N]")
-        if self.compared is not None:
-            require_shape("compared", self.compared, (self.turn_rewards.shape[0],), "[B]")
+        if self.comparison_groups is not None:
+            require_shape("comparison_groups", self.comparison_groups, (self.turn_rewards.shape[0],), "[B]")
 
     @property
     def num_turns(self) -> int:
@@ -78,9 +78,9 @@ def step_groups(group_index: Tensor, state_index: Tensor) -> Tensor:
 def gigpo(rewards: Tensor, group_index: Tensor, steps: StepInputs, action_mask: Tensor) -> Tensor:
     """A = w_e A_episode + w_s A_step (arXiv:2505.10978).
 
-    A_episode compares the episode rewards of a task group (or of `steps.compared`); A_step compares the step returns of
-    the turns that met the same state within the same task group. A group of one, of episodes or of turns, gives 0 (with
-    `identity` nothing is compared).
+    A_episode compares the episode rewards of a task group (or of `steps.comparison_groups`); A_step compares the step
+    returns of the turns that met the same state within the same task group. A group of one, of episodes or of turns,
+    gives 0 (with `identity` nothing is compared).
 
     Args:
         rewards: [B], of the episodes.
@@ -92,7 +92,7 @@ def gigpo(rewards: Tensor, group_index: Tensor, steps: StepInputs, action_mask: 
         [B, T], the same number on all tokens of a turn.
     """
     present = steps.turn_mask
-    compared = group_index if steps.compared is None else steps.compared
+    compared = group_index if steps.comparison_groups is None else steps.comparison_groups
     episode = normalize_grouped(rewards, compared, method=steps.method)
     returns = step_returns(steps.turn_rewards, present, gamma=steps.gamma)
     per_turn = torch.zeros_like(returns)
@@ -106,13 +106,13 @@ def step_reinforce(steps: StepInputs, action_mask: Tensor) -> Tensor:
     """Step-level REINFORCE: every token of a turn gets the turn's discounted reward-to-go, [B, T].
 
     `steps.method` normalises the returns over all turns of the batch, or over those of the rows that agree in
-    `steps.compared`; `identity` leaves them as they are.
+    `steps.comparison_groups`; `identity` leaves them as they are.
     """
     present = steps.turn_mask
     returns = step_returns(steps.turn_rewards, present, gamma=steps.gamma)
     index = None
-    if steps.compared is not None:
-        index = steps.compared.unsqueeze(1).expand(present.shape)[present]
+    if steps.comparison_groups is not None:
+        index = steps.comparison_groups.unsqueeze(1).expand(present.shape)[present]
     per_turn = torch.zeros_like(returns)
     per_turn[present] = normalize_grouped(returns[present], index, method=steps.method).to(returns.dtype)
     return turns_to_tokens(per_turn, steps.turn_index, action_mask)

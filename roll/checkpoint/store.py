@@ -72,7 +72,7 @@ class CheckpointStore:
 
     def set_aside(self) -> Path | None:
         """Move what is there into a folder `earlier.<n>` beside it, which is neither pruned nor looked at: a run that
-        begins anew deletes nothing that another one has saved. None: there was nothing.
+        starts over deletes nothing that another one has saved. None: there was nothing.
 
         Raises `CheckpointError` when another process writes here.
         """

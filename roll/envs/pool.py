@@ -114,7 +114,7 @@ class EnvPool:
         waiter = Waiter(loop.create_future(), loop, None)
         opened = Episode(episode, self._specs[tag], seed, packed, waiter=waiter)
         if self._episodes.setdefault(episode, opened) is not opened:
-            raise ValueError(f"episode {episode!r} is open; close it before it begins anew")
+            raise ValueError(f"episode {episode!r} is open; close it before it starts over")
         try:
             self._post(lambda: self._keeper.reset(opened))
         except RuntimeError:

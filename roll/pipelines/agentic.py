@@ -21,10 +21,10 @@ from roll.pipelines.rollouts import Split, query_filter
 from roll.pipelines.validation import successes, validation_samples
 from roll.rollout.agent import Agent
 from roll.rollout.conversation import Conversation, ConversationRollout
-from roll.rollout.engines import Engines
+from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.env_tasks import EnvTasks
-from roll.rollout.environments import PooledEnv
 from roll.rollout.episode import EpisodePlayer
+from roll.rollout.pooled_env import PooledEnv
 from roll.tracking.base import Sample
 from roll.types.episode import Group, Task
 from roll.types.metrics import Metrics
@@ -32,8 +32,8 @@ from roll.types.metrics import Metrics
 logger = logging.getLogger(__name__)
 
 
-class EnvironmentPlay:
-    """Environments in processes of their own, met by the policy in a conversation. See `Play`.
+class EnvWorkload:
+    """Environments in processes of their own, met by the policy in a conversation. See `Workload`.
 
     Args:
         config: the run's.
@@ -108,8 +108,8 @@ class EnvironmentPlay:
     def _agent(self, args: GeneratingArgs) -> Agent:
         return Agent(self._tokenizer, keep_stop_string=args.include_stop_str_in_output)
 
-    def player(self, engines: Engines, split: Split) -> EpisodePlayer:
-        """See `Play`."""
+    def player(self, engines: EngineDriver, split: Split) -> EpisodePlayer:
+        """See `Workload`."""
         config = self._config
         args = config.actor_infer.generating_args
         if split == "val":
@@ -126,7 +126,7 @@ class EnvironmentPlay:
         )
 
     def keep(self, group: Group) -> str | None:
-        """See `Play`."""
+        """See `Workload`."""
         return query_filter(group, self._config.train_env_manager.group_filter)
 
     def notice(self, groups: Sequence[Group]) -> None:
@@ -202,16 +202,16 @@ class EnvironmentPlay:
         return values
 
     def samples(self, step: int, groups: Sequence[Group]) -> list[Sample]:
-        """See `Play`; pictures are drawn of the same episodes."""
+        """See `Workload`; pictures are drawn of the same episodes."""
         count = self._config.log_val_generations
         if self._renderer is not None:
             assert self._config.val_env_manager is not None
             args = self._config.val_env_manager.generating_args
             agent = self._agent(args)
-            opened = {tag: agent.opened_thought(c.thinking_tags) for tag, c in self._conversations.items()}
+            opened = {tag: agent.forced_think_prefix(c.thinking_tags) for tag, c in self._conversations.items()}
 
             def said(task: Task, token_ids: Sequence[int]) -> str:
-                return opened[task.tag] + agent.said(token_ids, args.stop_strings)
+                return opened[task.tag] + agent.decode_response(token_ids, args.stop_strings)
 
             self._renderer.save(step, groups[:count], said)
         return validation_samples(groups, self._tokenizer, count)

@@ -17,7 +17,7 @@ from roll.types.episode import Group, Task, Trajectory, Turn
 class Rollouts:
     """A step's trajectories [R] and their training rows [B]: a row for every stretch of a context.
 
-    One trajectory has several rows where its context began anew on the way. Where none did, as in most RLVR runs, row i
+    One trajectory has several rows where its context was reset on the way. Where none did, as in most RLVR runs, row i
     is trajectory i.
     """
 
@@ -31,7 +31,7 @@ class Rollouts:
     row_trajectory: Tensor
     """int64 [B], the trajectory of each row."""
     row_turns: tuple[range, ...]
-    """[B], the row's turns, by their places in its trajectory."""
+    """[B], the row's turns, by their positions in its trajectory."""
 
     @property
     def response_lengths(self) -> Tensor:

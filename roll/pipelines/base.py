@@ -2,16 +2,16 @@
 
     groups  = collect      tasks -> episodes -> groups of trajectories     (rollout/scheduler.py)
     batch   = assemble     ragged rows with ids
-    batch   = score        reference and old log-probs, values             (strategies, on their clusters)
+    batch   = logprobs     reference and old log-probs, values             (strategies, on their clusters)
     batch   = credit       rewards -> advantages, masks, weights           (algorithms/)
     metrics = update       critic, actor: epochs x mini-batches            (strategies + losses)
               sync         train -> infer weights, versioned
               evaluate, log, save
 
-`residency` says whose turn it is on accelerators that roles share; elsewhere it does nothing.
+`offloader` frees the accelerators that roles share for the role that works next; elsewhere it does nothing.
 
-`RolloutPipeline` (rollouts.py) collects; its `Play` says where tasks come from and how an episode is played: prompts
-(rlvr.py) or environments (agentic.py). Nothing else differs between the two.
+`RolloutPipeline` (rollouts.py) collects; its `Workload` says where tasks come from and how an episode is played:
+prompts (rlvr.py) or environments (agentic.py). Nothing else differs between the two.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from roll.pipelines.assemble import Rollouts, assemble
 from roll.pipelines.clusters import Clusters
 from roll.pipelines.credit import CreditAssigner
 from roll.pipelines.loop import Loop
-from roll.pipelines.residency import ENGINE
+from roll.pipelines.offload import ENGINE
 from roll.pipelines.rollout_metrics import rollout_metrics
 from roll.pipelines.sync import WeightSync
 from roll.pipelines.update import old_logprobs_source, train
@@ -71,15 +71,15 @@ class Pipeline(Loop):
     def step(self, step: int) -> None:
         """One step of the loop."""
         with self.timers.span("step"):
-            self.residency.generating()
+            self.offloader.onload(ENGINE)
             with self.timers.span("generate", event_loop=True):
                 collected = self.collect(step)
             rollouts = assemble(collected.groups)
             greedy = self.greedy_scores(step, rollouts) if self.config.adv_estimator == "remax" else None
-            self.residency.generated()
+            self.offloader.mark_engine_stale()
             self.weight_sync.leave()
             metrics = self.rollout_metrics(rollouts).merge(collected.metrics)
-            rollouts = self.score(rollouts)
+            rollouts = self.compute_logprobs(rollouts)
             with self.timers.span("credit"):
                 batch, credit_metrics = self.credit.assign(rollouts, step=step, greedy_scores=greedy)
             rollouts = replace(rollouts, batch=batch)
@@ -95,8 +95,8 @@ class Pipeline(Loop):
             credit = self.credit.state_dict()
             self.checkpoints.save(step, lambda folder: {**self.save_state(folder), "credit": credit})
 
-    def score(self, rollouts: Rollouts) -> Rollouts:
-        """Add what the models say about the sampled tokens, joined by row id."""
+    def compute_logprobs(self, rollouts: Rollouts) -> Rollouts:
+        """Add reference log-probs, old log-probs and values of the sampled tokens, joined by row id."""
         batch = rollouts.batch
         if self.clusters.reference is not None or self.config.reference_is_actor:
             with self.timers.span("reference", waits=True):
@@ -119,11 +119,11 @@ class Pipeline(Loop):
         """Train the critic, and the actor once the critic's warm-up is over."""
         metrics = Metrics()
         if self.clusters.critic is not None:
-            self.residency.use("critic")
+            self.offloader.onload("critic")
             with self.timers.span("train_critic", waits=True):
                 metrics.merge(train(self.clusters.critic, self.config, rollouts, step))
         if self.clusters.critic is None or step > self.config.critic_warmup:
-            self.residency.use("actor_train")
+            self.offloader.onload("actor_train")
             with self.timers.span("train_actor", waits=True):
                 metrics.merge(train(self.clusters.actor_train, self.config, rollouts, step))
         return metrics
@@ -131,7 +131,7 @@ class Pipeline(Loop):
     def sync_weights(self, version: int) -> None:
         """The engines go on with the trainer's weights; what they sample from now on carries `version`."""
         with self.timers.span("sync_weights", waits=True):
-            with self.residency.syncing():
+            with self.offloader.while_syncing():
                 self.weight_sync(version)
             self.weight_sync.verify(version)
             self.version = version
@@ -142,7 +142,7 @@ class Pipeline(Loop):
 
     def validated(self, step: int) -> dict[str, float]:
         """`evaluate`, timed."""
-        self.residency.generating()
+        self.offloader.onload(ENGINE)
         return super().validated(step)
 
     @property
@@ -168,7 +168,7 @@ class Pipeline(Loop):
     @property
     def _engines_lack_weights(self) -> bool:
         """Whether the model's folder isn't all that they start with: they slept since, or there are adapters."""
-        return bool(self.residency.asleep.get(ENGINE)) or self.config.actor_train.model_args.uses_lora
+        return bool(self.offloader.offloaded.get(ENGINE)) or self.config.actor_train.model_args.uses_lora
 
     def rollout_metrics(self, rollouts: Rollouts) -> Metrics:
         """What the step's rows look like; a pipeline may add its own."""

@@ -22,28 +22,28 @@ class Checkpoints:
 
     def __init__(self, config: RunConfig, clusters: Clusters) -> None:
         self._config = config
-        self._residency = clusters.residency
+        self._offloader = clusters.offloader
         self._trained = {"actor_train": clusters.actor_train}
         if clusters.critic is not None:
             self._trained["critic"] = clusters.critic
         self._store = CheckpointStore(config.checkpoint_path, config.checkpoint_config.max_to_keep)
-        self._begins_anew = False
+        self._starts_fresh = False
 
     def save(self, step: int, state: Callable[[Path], dict[str, Any]]) -> None:
         """Write the checkpoint of a finished step; a kill leaves it whole or not there at all.
 
         `state` gives the pipeline's own state, JSON-able, and may write files into the folder that it gets.
         """
-        if self._begins_anew:
-            self._begins_anew = False
+        if self._starts_fresh:
+            self._starts_fresh = False
             if (aside := self._store.set_aside()) is not None:
                 logger.warning("checkpoints of an earlier run were moved to %s", aside)
         with self._store.writing(step, {"exp_name": self._config.exp_name, "strategies": self._strategies}) as folder:
             for role, cluster in self._trained.items():
-                self._residency.use(role)
+                self._offloader.onload(role)
                 cluster.call(TrainWorker.save, str(folder / role))
             if self._config.checkpoint_config.save_hf_model:
-                self._residency.use("actor_train")
+                self._offloader.onload("actor_train")
                 self._trained["actor_train"].call(TrainWorker.export, str(folder / "hf_model"))
             write_json(folder / "pipeline.json", {"step": step, "seed": self._config.seed, **state(folder)})
 
@@ -54,7 +54,7 @@ class Checkpoints:
         """
         checkpoint = self._store.resolve(self._config.resume_from_checkpoint)
         if checkpoint is None:
-            self._begins_anew = True
+            self._starts_fresh = True
             earlier = self.latest()
             if earlier is not None:
                 logger.warning(
@@ -67,14 +67,14 @@ class Checkpoints:
         if state["seed"] != self._config.seed:
             raise ValueError(
                 f"{checkpoint.path} was written with seed {state['seed']}, but seed is {self._config.seed}; "
-                "a resumed run must use the same seed, or start anew with resume_from_checkpoint: false"
+                "a resumed run must use the same seed, or start afresh with resume_from_checkpoint: false"
             )
         self._check_strategies(checkpoint)
         for role, cluster in self._trained.items():
             folder = checkpoint.path / role
             if not folder.is_dir():
                 raise ValueError(f"{checkpoint.path} holds no {role}; it was written by another configuration")
-            self._residency.use(role)
+            self._offloader.onload(role)
             cluster.call(TrainWorker.load, str(folder))
         logger.info("resumed from %s", checkpoint.path)
         return state, checkpoint.path
@@ -91,10 +91,10 @@ class Checkpoints:
                 continue
             model = checkpoint.path / "hf_model"
             there = role == "actor_train" and model.is_dir()
-            anew = f", or start anew with {role}.model_args.model_name_or_path={model}" if there else ""
+            fresh = f", or start afresh with {role}.model_args.model_name_or_path={model}" if there else ""
             raise ValueError(
                 f"{checkpoint.path} holds {role} as {theirs} wrote it, but {role}.strategy_args.strategy_name is "
-                f"{mine}, and each backend reads its own states only; go on with {theirs}{anew}"
+                f"{mine}, and each backend reads its own states only; go on with {theirs}{fresh}"
             )
 
     def latest(self) -> Path | None:

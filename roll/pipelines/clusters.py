@@ -12,7 +12,7 @@ from roll.distributed.cluster import Cluster, Executor
 from roll.distributed.executors import make_executor
 from roll.distributed.placement import RolePlacement
 from roll.distributed.ray_session import RayOptions
-from roll.pipelines.residency import Residency
+from roll.pipelines.offload import DeviceOffloader
 from roll.strategies import LOCKSTEP_ENGINES
 from roll.workers.infer import InferWorker
 from roll.workers.train import ForwardWorker, TrainWorker, train_spec
@@ -27,7 +27,7 @@ class Clusters:
     """The model roles of a run; what the configuration doesn't need isn't there."""
 
     by_role: Mapping[str, Cluster]
-    residency: Residency = field(default_factory=lambda: Residency(()))
+    offloader: DeviceOffloader = field(default_factory=lambda: DeviceOffloader(()))
     """Whose memory is on the devices, where roles share them."""
 
     @property
@@ -85,7 +85,7 @@ def start_clusters(config: RunConfig, *, total_steps: int) -> Iterator[Clusters]
         ray=ray_options(config),
     )
     with executor:
-        residency = Residency(config.placement.colocated())
+        offloader = DeviceOffloader(config.placement.colocated())
         started: dict[str, Cluster] = {}
         for role in ("actor_train", "actor_infer", "reference", "critic", "reward_model"):
             if role not in by_role:
@@ -94,8 +94,8 @@ def start_clusters(config: RunConfig, *, total_steps: int) -> Iterator[Clusters]
                 started[role] = executor.create_cluster(by_role[role], InferWorker, (config,))
             else:
                 started[role] = _start(executor, by_role[role], config, total_steps)
-            residency.add(role, started[role])
-        yield Clusters(started, residency)
+            offloader.add(role, started[role])
+        yield Clusters(started, offloader)
 
 
 def _start(executor: Executor, placement: RolePlacement, config: RunConfig, total_steps: int) -> Cluster:

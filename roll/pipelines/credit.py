@@ -40,10 +40,10 @@ from roll.pipelines.assemble import Rollouts
 from roll.pipelines.off_policy import corrected, old_logprobs_source, staleness_metrics, staleness_of
 from roll.pipelines.turn_credit import (
     TrajectoryView,
-    compared,
-    played_turns,
+    comparison_groups,
     require_states,
     state_metrics,
+    turn_inputs,
     turn_metrics,
 )
 from roll.types.batch import TokenBatch
@@ -178,7 +178,7 @@ class CreditAssigner:
         normed = normalize_rewards(rewards, rollouts.group_index, mean=mean, std=std, running=self._running)
         credit = config.turn_credit
         if credit is not None and self._estimator not in _STEP_LEVEL:
-            index = compared(rollouts, credit.normalization.grouping)
+            index = comparison_groups(rollouts, credit.normalization.grouping)
             normed = normalize_grouped(normed, index, method=credit.normalization.method)
         if config.reward_clip is not None:
             normed, share = clip_to(normed, config.reward_clip)
@@ -194,7 +194,7 @@ class CreditAssigner:
             return None
         if self._estimator == "gigpo":
             require_states(rollouts)
-        steps = played_turns(rollouts, mask, credit, factor=factor, extra=extra)
+        steps = turn_inputs(rollouts, mask, credit, factor=factor, extra=extra)
         metrics.merge(turn_metrics(steps))
         if self._estimator == "gigpo":
             metrics.merge(state_metrics(steps, rollouts.group_index))

@@ -10,18 +10,18 @@ from typing import Any, Protocol
 
 from roll.configs.schema.rl_config import RLConfig
 from roll.distributed.cluster import Cluster
-from roll.rollout.ahead import AheadPlan, AheadState, RolloutAhead
+from roll.rollout.async_scheduler import AsyncPlan, AsyncRolloutScheduler, AsyncState
 from roll.rollout.buffer import load_groups, save_groups
-from roll.rollout.continuous import ContinuousEngines
-from roll.rollout.engines import Engines, LockstepEngines
+from roll.rollout.continuous_driver import ContinuousDriver
+from roll.rollout.engine_driver import EngineDriver, LockstepDriver
 from roll.rollout.episode import EpisodePlayer
-from roll.rollout.groups import GroupFilter, ResumableTaskSource
+from roll.rollout.groups import FilterFn, ResumableTaskSource
 from roll.rollout.scheduler import Collected
 from roll.strategies import LOCKSTEP_ENGINES
 from roll.strategies.base import SamplingParams
 from roll.types.episode import Group, Task
 from roll.types.metrics import Metrics
-from roll.workers.infer import ClusterEngines, InferWorker, drives_in_lockstep, engine_died
+from roll.workers.infer import ClusterEngines, InferWorker, engine_died, uses_lockstep_driver
 
 logger = logging.getLogger(__name__)
 
@@ -46,18 +46,18 @@ class TrainingSource(ResumableTaskSource, Protocol):
         """Tasks that are left; None without end."""
 
 
-def drive(config: RLConfig, cluster: Cluster, resend: Callable[[int], None]) -> Engines:
+def make_engine_driver(config: RLConfig, cluster: Cluster, resend: Callable[[int], None]) -> EngineDriver:
     """The driver for the cluster's engines; `resend` brings a new engine's weights up to date."""
     ranks = ClusterEngines(cluster)
-    if drives_in_lockstep(config):
-        return LockstepEngines(ranks, round_steps=_DECODE_STEPS, timeout=config.rpc_timeout)
+    if uses_lockstep_driver(config):
+        return LockstepDriver(ranks, round_steps=_DECODE_STEPS, timeout=config.rpc_timeout)
     lockstep = config.actor_infer.strategy_args.strategy_name in LOCKSTEP_ENGINES
 
     async def restart(rank: int) -> None:
         await cluster.call_rank_async(rank, InferWorker.restart)
         await asyncio.get_running_loop().run_in_executor(None, resend, rank)
 
-    return ContinuousEngines(
+    return ContinuousDriver(
         ranks,
         max_running_requests=config.max_running_requests,
         poll_budget=_DECODE_STEPS if lockstep else _POLL_SECONDS,
@@ -68,7 +68,7 @@ def drive(config: RLConfig, cluster: Cluster, resend: Callable[[int], None]) -> 
     )
 
 
-def engine_metrics(engines: ContinuousEngines, cluster: Cluster) -> Metrics:
+def engine_metrics(engines: ContinuousDriver, cluster: Cluster) -> Metrics:
     """What happened to engines, and to responses at weight updates, since the last call."""
     metrics, counts = Metrics(), engines.take_counts()
     metrics.add_sum("rollout/engine_restarts", counts.restarts)
@@ -80,8 +80,8 @@ def engine_metrics(engines: ContinuousEngines, cluster: Cluster) -> Metrics:
     return metrics
 
 
-class Ahead:
-    """Generation that runs ahead of a pipeline's training, from its first `collect` on; see `rollout/ahead.py`.
+class AsyncCollector:
+    """Generation that runs ahead of training, from the first `collect` on; see `rollout/async_scheduler.py`.
 
     Args:
         config: the run's, with `async_generation_ratio` above 0.
@@ -92,18 +92,18 @@ class Ahead:
     def __init__(
         self,
         config: RLConfig,
-        engines: Engines,
+        engines: EngineDriver,
         player: EpisodePlayer,
         source: TrainingSource,
         params: SamplingParams,
         *,
         total_steps: int,
-        keep: GroupFilter,
+        keep: FilterFn,
         on_drop: Callable[[Group, str], None],
     ) -> None:
         self._source = source
-        self._restored = AheadState()
-        plan = AheadPlan(
+        self._restored = AsyncState()
+        plan = AsyncPlan(
             groups=config.groups_per_step,
             group_size=config.group_size,
             params=params,
@@ -114,10 +114,10 @@ class Ahead:
             max_open_groups=config.max_open_groups,
             last_step=total_steps,
         )
-        self._make: Callable[[int], RolloutAhead] = lambda version: RolloutAhead(
+        self._make: Callable[[int], AsyncRolloutScheduler] = lambda version: AsyncRolloutScheduler(
             engines, player, source, plan, seed=config.seed, version=version, keep=keep, on_drop=on_drop
         )
-        self._rollouts: RolloutAhead | None = None
+        self._rollouts: AsyncRolloutScheduler | None = None
 
     def collect(self, step: int) -> Collected:
         """The groups of one training step."""
@@ -142,13 +142,13 @@ class Ahead:
         """Continue from what `save` wrote."""
         self._source.load_state_dict(state["tasks"])
         ready = load_groups(folder / READY_GROUPS, self._source.task) if (folder / READY_GROUPS).is_file() else []
-        self._restored = AheadState(started=state.get("started", 0), ready=ready)
+        self._restored = AsyncState(started=state.get("started", 0), ready=ready)
         logger.info("%d finished groups wait for the next steps", len(ready))
 
 
 def put_back_ready_groups(source: TrainingSource, folder: Path) -> None:
-    """A run that no longer generates ahead can't use what an earlier one had ready: its prompts are played anew."""
+    """A run that no longer generates ahead can't use what an earlier one had ready: its prompts are played again."""
     if (folder / READY_GROUPS).is_file():
         tasks = [ready.group.task for ready in load_groups(folder / READY_GROUPS, source.task)]
         source.put_back(tasks)
-        logger.info("%d groups of the earlier, asynchronous run are played anew", len(tasks))
+        logger.info("%d groups of the earlier, asynchronous run are played again", len(tasks))

@@ -38,7 +38,7 @@ class Loop(ABC):
         self.timers = Timers()
         self.total_steps = total_steps
         self.checkpoints = Checkpoints(config, clusters)
-        self.residency = clusters.residency
+        self.offloader = clusters.offloader
         self.start_step = 0
         self.report: Report
 
@@ -157,7 +157,7 @@ class Loop(ABC):
         self, cluster: Cluster, batch: TokenBatch, *outputs: OutputName, adapters: bool = True
     ) -> TokenOutputs:
         """One forward pass over all rows; fillers of a small batch are dropped again."""
-        self.residency.use(cluster.role)
+        self.offloader.onload(cluster.role)
         found: TokenOutputs = cluster.call(
             ForwardWorker.forward, with_fillers(batch, cluster.dp_size), outputs, adapters
         )

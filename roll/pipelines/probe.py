@@ -13,6 +13,7 @@ from roll.distributed.cluster import Cluster
 from roll.distributed.weights import WeightSyncError
 from roll.pipelines.assemble import with_fillers
 from roll.pipelines.clusters import Clusters
+from roll.pipelines.offload import ENGINE
 from roll.strategies.base import Completion, Request, SamplingParams
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.utils.seeding import stable_hash
@@ -40,9 +41,9 @@ def compare_logprobs(config: RLConfig, clusters: Clusters, tokenizer: Any, versi
         seed=stable_hash(config.seed, "probe", version),
     )
     engines, trainer = clusters.actor_infer, clusters.actor_train
-    clusters.residency.generating()
+    clusters.offloader.onload(ENGINE)
     completions: list[Completion] = engines.call(InferWorker.probe, request)
-    clusters.residency.use(trainer.role)
+    clusters.offloader.onload(trainer.role)
     expected = _trainer_logprobs(trainer, prompt, completions)
     dtypes = (config.actor_train.model_args.dtype, config.actor_infer.model_args.dtype)
     tolerance = max(TOLERANCES[dtype] for dtype in dtypes)

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from roll.configs.schema.run_config import RunConfig
 from roll.pipelines.assemble import Rollouts
-from roll.pipelines.score_table import TagScore, table
+from roll.pipelines.eval_table import TagResult, table
 from roll.tracking.base import Sample
 from roll.tracking.drops import DropLog
 from roll.tracking.registry import build_trackers
@@ -66,7 +66,7 @@ class Report:
         self._resumed_at = resume_step or 0
         self._steps = self._resumed_at
         self._accuracy: list[dict[str, float]] = []
-        self._scores: Sequence[TagScore] = ()
+        self._eval_results: Sequence[TagResult] = ()
         self._warned: set[str] = set()
         self._unshown: tuple[int, dict[str, float]] = (-1, {})
 
@@ -155,9 +155,9 @@ class Report:
                 trajectory.error.splitlines()[0] if trajectory.error else "",
             )
 
-    def scores(self, scores: Sequence[TagScore]) -> None:
-        """What a mere validation found."""
-        self._scores = scores
+    def eval_results(self, results: Sequence[TagResult]) -> None:
+        """Keep what `val_only` found, for the closing table."""
+        self._eval_results = results
 
     def rollouts(self, step: int, rollouts: Rollouts) -> None:
         """Every training row of a step to parquet, if asked for."""
@@ -201,8 +201,8 @@ class Report:
         summary = self._summary(checkpoint)
         self._trackers.finish(summary.metrics())
         console = Console(stderr=True)
-        if self._scores:
-            console.print(table(self._scores))
+        if self._eval_results:
+            console.print(table(self._eval_results))
         console.print(render(summary))
 
     def _summary(self, checkpoint: Path | None) -> RunSummary:
@@ -211,7 +211,7 @@ class Report:
             files["tensorboard"] = self._config.logging_path / "tensorboard"
         if checkpoint is not None:
             files["checkpoint"] = checkpoint
-        if self._scores:
+        if self._eval_results:
             files["scores"] = self._config.output_path / "scores.json"
             files["episodes"] = self._config.output_path / "episodes.jsonl"
         files.update({key: Path(name) for key, name in self._config.extra_output_dirs.items() if name})

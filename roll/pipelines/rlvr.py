@@ -10,21 +10,21 @@ from roll.data.prompts import PromptSet
 from roll.data.sampler import TaskSource
 from roll.envs.base import Observation
 from roll.pipelines.generation import TrainingSource
+from roll.pipelines.reward_router import RewardRouter
 from roll.pipelines.rollouts import Split, query_filter
-from roll.pipelines.scoring import Scorers
 from roll.pipelines.validation import validation_metrics, validation_samples
 from roll.rollout.agent import Agent
-from roll.rollout.engines import Engines
+from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.episode import EpisodePlayer
-from roll.rollout.rewards import RewardEnv
+from roll.rollout.reward_env import RewardEnv
 from roll.tracking.base import Sample
 from roll.types.episode import Group, Task
 from roll.types.metrics import Metrics
 from roll.utils.importing import load_object
 
 
-class PromptPlay:
-    """One prompt, one response, one reward; or what a domain's own rollout makes of it. See `Play`.
+class PromptWorkload:
+    """One prompt, one response, one reward; or what a domain's own rollout makes of it. See `Workload`.
 
     Args:
         config: the run's.
@@ -41,7 +41,7 @@ class PromptPlay:
         *,
         training: tuple[TaskSource, PromptSet] | None,
         validation: PromptSet | None,
-        rewards: Scorers,
+        rewards: RewardRouter,
     ) -> None:
         self._config = config
         self._tokenizer = tokenizer
@@ -52,8 +52,8 @@ class PromptPlay:
         section = config.validation
         self.validation_group_size = (section.generating_args.num_return_sequences or 1) if section else 1
 
-    def player(self, engines: Engines, split: Split) -> EpisodePlayer:
-        """See `Play`."""
+    def player(self, engines: EngineDriver, split: Split) -> EpisodePlayer:
+        """See `Workload`."""
         config, prompts = self._config, self._prompts[split]
         assert prompts is not None
         args = config.actor_infer.generating_args
@@ -78,7 +78,7 @@ class PromptPlay:
         )
 
     def keep(self, group: Group) -> str | None:
-        """See `Play`."""
+        """See `Workload`."""
         return query_filter(group, self._config.rewards[group.task.domain].query_filter_config)
 
     def notice(self, groups: Sequence[Group]) -> None:
@@ -96,12 +96,12 @@ class PromptPlay:
         return Metrics()
 
     def validation_metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """See `Play`."""
+        """See `Workload`."""
         assert self._config.validation is not None
         return validation_metrics(groups, self._config.validation)
 
     def samples(self, step: int, groups: Sequence[Group]) -> list[Sample]:  # noqa: ARG002 - shown as they are
-        """See `Play`."""
+        """See `Workload`."""
         return validation_samples(groups, self._tokenizer, self._config.log_val_generations)
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """The part of the loop that pipelines with rollouts share: engines, scheduler, weight updates, validation, cursor.
 
-What is played, and how, is a `Play`: prompts of data sets with reward functions (rlvr.py), environments (agentic.py).
+What is played, and how, is a `Workload`: prompts of data sets with reward functions (rlvr.py), or environments
+(agentic.py).
 """
 
 from __future__ import annotations
@@ -20,11 +21,17 @@ from roll.distributed.errors import WorkerFailed
 from roll.pipelines.assemble import Rollouts, assemble
 from roll.pipelines.base import Pipeline
 from roll.pipelines.clusters import Clusters
-from roll.pipelines.generation import Ahead, TrainingSource, drive, engine_metrics, put_back_ready_groups
+from roll.pipelines.eval_table import write_eval_files
+from roll.pipelines.generation import (
+    AsyncCollector,
+    TrainingSource,
+    engine_metrics,
+    make_engine_driver,
+    put_back_ready_groups,
+)
 from roll.pipelines.loop import OutOfTasks
-from roll.pipelines.score_table import write_scores
-from roll.rollout.continuous import ContinuousEngines
-from roll.rollout.engines import Engines
+from roll.rollout.continuous_driver import ContinuousDriver
+from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.episode import EpisodePlayer
 from roll.rollout.groups import REPLACED
 from roll.rollout.scheduler import Collected, CollectPlan, RolloutScheduler
@@ -37,7 +44,7 @@ from roll.workers.infer import engine_died
 Split = Literal["train", "val"]
 
 
-class Play(Protocol):
+class Workload(Protocol):
     """What is played, and how: all that one pipeline with rollouts doesn't share with another."""
 
     source: TrainingSource | None
@@ -46,7 +53,7 @@ class Play(Protocol):
     """None without validation."""
     validation_group_size: int
 
-    def player(self, engines: Engines, split: Split) -> EpisodePlayer:
+    def player(self, engines: EngineDriver, split: Split) -> EpisodePlayer:
         """Plays training or validation tasks."""
 
     def keep(self, group: Group) -> str | None:
@@ -68,7 +75,7 @@ class Play(Protocol):
         """A few of them for people."""
 
     def close(self) -> None:
-        """Release what the play itself has started."""
+        """Release what the workload itself has started."""
 
 
 def sampling_params(args: GeneratingArgs, response_length: int) -> SamplingParams:
@@ -104,28 +111,28 @@ class RolloutPipeline(Pipeline):
     """See the module docstring."""
 
     def __init__(
-        self, config: RLConfig, clusters: Clusters, tokenizer: Any, *, play: Play, total_steps: int
+        self, config: RLConfig, clusters: Clusters, tokenizer: Any, *, workload: Workload, total_steps: int
     ) -> None:
         super().__init__(config, clusters, tokenizer, total_steps=total_steps)
-        self.play = play
-        self._engines = drive(config, clusters.actor_infer, self.resend_weights)
-        self._ahead: Ahead | None = None
-        if play.source is not None:
-            player = play.player(self._engines, "train")
+        self.workload = workload
+        self._engines = make_engine_driver(config, clusters.actor_infer, self.resend_weights)
+        self._ahead: AsyncCollector | None = None
+        if workload.source is not None:
+            player = workload.player(self._engines, "train")
             self._training = self._scheduler(player)
             if config.async_generation_ratio > 0:
-                self._ahead = Ahead(
+                self._ahead = AsyncCollector(
                     config,
                     self._engines,
                     player,
-                    play.source,
+                    workload.source,
                     self._params,
                     total_steps=total_steps,
-                    keep=play.keep,
+                    keep=workload.keep,
                     on_drop=self._drop,
                 )
-        if play.validation_tasks is not None:
-            self._validation = self._scheduler(play.player(self._engines, "val"))
+        if workload.validation_tasks is not None:
+            self._validation = self._scheduler(workload.player(self._engines, "val"))
 
     @property
     def _params(self) -> SamplingParams:
@@ -133,7 +140,7 @@ class RolloutPipeline(Pipeline):
 
     def _scheduler(self, player: EpisodePlayer) -> RolloutScheduler:
         return RolloutScheduler(
-            self._engines, player, seed=self.config.seed, keep=self.play.keep, on_drop=self._drop
+            self._engines, player, seed=self.config.seed, keep=self.workload.keep, on_drop=self._drop
         )
 
     def _drop(self, group: Group, reason: str) -> None:
@@ -152,14 +159,14 @@ class RolloutPipeline(Pipeline):
                 f"num_train_epochs are over; {len(collected.groups)} last groups don't fill a batch of "
                 f"{self.config.groups_per_step}"
             )
-        if isinstance(self._engines, ContinuousEngines):
+        if isinstance(self._engines, ContinuousDriver):
             collected.metrics.merge(engine_metrics(self._engines, self.clusters.actor_infer))
-        collected.metrics.merge(self.play.take_metrics())
+        collected.metrics.merge(self.workload.take_metrics())
         for group in collected.groups:
             self.report.failed(group)
-        self.play.notice(collected.groups)
+        self.workload.notice(collected.groups)
         if step == 1:
-            collected.metrics.merge(self.play.first_metrics())
+            collected.metrics.merge(self.workload.first_metrics())
         return collected
 
     def _collect_now(self, step: int) -> Collected:
@@ -176,8 +183,8 @@ class RolloutPipeline(Pipeline):
             redundancy=config.redundancy,
             max_open_groups=config.max_open_groups,
         )
-        assert self.play.source is not None, "only val_only does without training data"
-        return self._training.collect(self.play.source, plan)
+        assert self.workload.source is not None, "only val_only does without training data"
+        return self._training.collect(self.workload.source, plan)
 
     def greedy_scores(self, step: int, rollouts: Rollouts) -> torch.Tensor:
         """See the base class."""
@@ -201,16 +208,16 @@ class RolloutPipeline(Pipeline):
         """See the base class; groups that are started from now on carry the new version."""
         while True:
             try:
-                if isinstance(self._engines, ContinuousEngines):
-                    self._engines.run(self._engines.whole())
+                if isinstance(self._engines, ContinuousDriver):
+                    self._engines.run(self._engines.wait_all_up())
                 super().sync_weights(version)
                 break
             except WorkerFailed as error:
                 # An engine that died before or during the sync is replaced as often as engine_restarts allows, then
                 # all engines get the weights again.
-                if not isinstance(self._engines, ContinuousEngines) or not engine_died(error):
+                if not isinstance(self._engines, ContinuousDriver) or not engine_died(error):
                     raise
-                self._engines.run(self._engines.died(error.rank, error))
+                self._engines.run(self._engines.mark_dead(error.rank, error))
         if self._ahead is not None:
             self._ahead.set_version(version)
 
@@ -219,16 +226,16 @@ class RolloutPipeline(Pipeline):
     def evaluate(self, step: int) -> dict[str, float]:
         """See the base class."""
         groups = self.validation_groups(step)
-        self.report.samples(step, self.play.samples(step, groups))
+        self.report.samples(step, self.workload.samples(step, groups))
         if self.config.val_only:
             about = {"model": self.config.model_path("actor_infer"), "step": step, "seed": self.config.seed}
-            self.report.scores(write_scores(self.config.output_path, groups, self.tokenizer, about))
+            self.report.eval_results(write_eval_files(self.config.output_path, groups, self.tokenizer, about))
             self.report.rollouts(step, assemble(groups))
-        return self.play.validation_metrics(groups)
+        return self.workload.validation_metrics(groups)
 
     def validation_groups(self, step: int) -> list[Group]:
         """All validation tasks played under the current weights."""
-        config, tasks = self.config, self.play.validation_tasks
+        config, tasks = self.config, self.workload.validation_tasks
         assert tasks is not None, "configuration checks refuse validation without tasks"
         assert config.validation_sampling is not None
         chunk = config.validation_chunk or len(tasks)
@@ -239,7 +246,7 @@ class RolloutPipeline(Pipeline):
                 step=step,
                 purpose="val",
                 groups=len(part),
-                group_size=self.play.validation_group_size,
+                group_size=self.workload.validation_group_size,
                 params=sampling_params(config.validation_sampling[1], config.response_length),
                 max_prompts=len(part),
                 min_survivors=0,
@@ -252,18 +259,18 @@ class RolloutPipeline(Pipeline):
     def close(self) -> None:
         """End the event loop that episodes were played on."""
         self._engines.close()
-        self.play.close()
+        self.workload.close()
 
     def save_state(self, folder: Path) -> dict[str, Any]:
         """The cursor of the training tasks, and groups that are ready ahead of training."""
-        assert self.play.source is not None, "a run without training data saves no checkpoint"
-        return {"tasks": self.play.source.state_dict()} if self._ahead is None else self._ahead.save(folder)
+        assert self.workload.source is not None, "a run without training data saves no checkpoint"
+        return {"tasks": self.workload.source.state_dict()} if self._ahead is None else self._ahead.save(folder)
 
     def load_state(self, state: dict[str, Any], folder: Path) -> None:
         """See the base class."""
         if self.config.val_only:
             return
-        source = self.play.source
+        source = self.workload.source
         assert source is not None
         if self._ahead is not None:
             self._ahead.load(state, folder)

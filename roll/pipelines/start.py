@@ -20,14 +20,14 @@ from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.sft_config import SFTConfig
 from roll.data.readers import DataError
 from roll.data.sampler import TaskSource
-from roll.pipelines.agentic import EnvironmentPlay
+from roll.pipelines.agentic import EnvWorkload
 from roll.pipelines.clusters import Clusters, start_clusters
 from roll.pipelines.prepare import prepare
-from roll.pipelines.rlvr import PromptPlay
+from roll.pipelines.prompt_tasks import training_data, validation_data
+from roll.pipelines.reward_router import RewardProcesses, RewardRouter
+from roll.pipelines.rlvr import PromptWorkload
 from roll.pipelines.rollouts import RolloutPipeline
-from roll.pipelines.scoring import RewardProcesses, Scorers
 from roll.pipelines.sft import run_sft
-from roll.pipelines.tasks import training_data, validation_data
 from roll.strategies.hf.model import load_tokenizer
 from roll.utils.locking import folder_lock
 from roll.workers.reward import RewardModel, RewardTexts
@@ -65,9 +65,9 @@ def run_rlvr(config: RLVRConfig) -> None:
             start_clusters(config, total_steps=total_steps) as clusters,
             _reward_model(config, clusters, texts) as model,
         ):
-            scorers = Scorers(config.rewards, rewards, model)
-            play = PromptPlay(config, tokenizer, training=training, validation=validation, rewards=scorers)
-            pipeline = RolloutPipeline(config, clusters, tokenizer, play=play, total_steps=total_steps)
+            router = RewardRouter(config.rewards, rewards, model)
+            workload = PromptWorkload(config, tokenizer, training=training, validation=validation, rewards=router)
+            pipeline = RolloutPipeline(config, clusters, tokenizer, workload=workload, total_steps=total_steps)
             with contextlib.closing(pipeline):
                 pipeline.run()
 
@@ -106,12 +106,12 @@ def run_agentic(config: AgenticConfig) -> None:
     warm_start(config)
     with folder_lock(config.output_path):
         tokenizer = load_tokenizer(resolved_model_args(config, "actor_train"))
-        with contextlib.closing(EnvironmentPlay(config, tokenizer)) as play:
-            play.wait_ready()
+        with contextlib.closing(EnvWorkload(config, tokenizer)) as workload:
+            workload.wait_ready()
             total_steps = 0 if config.val_only else config.max_steps or 0
             _log_plan(config, total_steps)
             with start_clusters(config, total_steps=total_steps) as clusters:
-                pipeline = RolloutPipeline(config, clusters, tokenizer, play=play, total_steps=total_steps)
+                pipeline = RolloutPipeline(config, clusters, tokenizer, workload=workload, total_steps=total_steps)
                 with contextlib.closing(pipeline):
                     pipeline.run()
 

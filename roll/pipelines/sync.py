@@ -40,7 +40,7 @@ from roll.workers.train import TrainWorker
 
 logger = logging.getLogger(__name__)
 
-_LAST_WORDS = 30.0
+_ABORT_GRACE_S = 30.0
 """Seconds that the other end of a failed transfer has to give up as well."""
 
 
@@ -249,7 +249,7 @@ class WeightSync:
             first = next((error for error in errors if error is not None), None)
             if first is not None:
                 self._rendezvous.abort(route.transfer, f"the transfer failed: {_line(first)}")
-                wait(both, timeout=_LAST_WORDS)
+                wait(both, timeout=_ABORT_GRACE_S)
                 raise _root_cause(first, both)
             return sending.result()[0], receiving.result()
         except BaseException as error:

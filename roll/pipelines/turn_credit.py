@@ -36,10 +36,10 @@ class TrajectoryView:
     """int64 [B]"""
     first_rows: Tensor
     """int64 [R], one row of each trajectory."""
-    places: Tensor
+    positions: Tensor
     """int64 [K], where in a flat column the tokens of the view are, trajectory by trajectory."""
     offsets: Tensor
-    """int64 [R + 1], into `places`."""
+    """int64 [R + 1], into `positions`."""
     num_tokens: int
     """Tokens of all rows."""
 
@@ -60,18 +60,18 @@ class TrajectoryView:
         return cls(
             row_trajectory=owner,
             first_rows=torch.tensor([first[i] for i in range(trajectories)]),
-            places=tokens[acting],
+            positions=tokens[acting],
             offsets=torch.cat([counts.new_zeros(1), counts.cumsum(0)]),
             num_tokens=batch.num_tokens,
         )
 
     def pad(self, column: Tensor, value: float = 0.0) -> Tensor:
         """A token column of the batch as [R, T], right-padded with `value`."""
-        return pad_flat(column[self.places], self.offsets, value)
+        return pad_flat(column[self.positions], self.offsets, value)
 
     def unpad(self, padded: Tensor) -> Tensor:
         """[R, T] as a token column of the batch; 0 on tokens that the view leaves out."""
-        return padded.new_zeros(self.num_tokens).index_copy(0, self.places, unpad(padded, self.offsets))
+        return padded.new_zeros(self.num_tokens).index_copy(0, self.positions, unpad(padded, self.offsets))
 
     def of_rows(self, per_row: Tensor) -> Tensor:
         """[B] -> [R], for what all rows of a trajectory have in common."""
@@ -82,7 +82,7 @@ class TrajectoryView:
         return per_trajectory[self.row_trajectory]
 
 
-def played_turns(
+def turn_inputs(
     rollouts: Rollouts, action_mask: Tensor, credit: TurnCredit, *, factor: Tensor, extra: Tensor
 ) -> StepInputs:
     """The turns of the trajectories with their rewards, penalties included, and states.
@@ -119,7 +119,7 @@ def played_turns(
         episode_weight=credit.episode_reward_weight,
         step_weight=credit.step_reward_weight,
         method=credit.normalization.method,
-        compared=compared(rollouts, credit.normalization.grouping),
+        comparison_groups=comparison_groups(rollouts, credit.normalization.grouping),
     )
 
 
@@ -151,7 +151,7 @@ def _turns_of(trajectory: Trajectory) -> list[_Played]:
     return played
 
 
-def compared(rollouts: Rollouts, grouping: str) -> Tensor:
+def comparison_groups(rollouts: Rollouts, grouping: str) -> Tensor:
     """int64 [R]: trajectories whose rewards are compared share a number.
 
     `traj_group`: of the same task; `state`: that began in the same state of the same kind of environment; `tags` and

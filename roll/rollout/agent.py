@@ -70,7 +70,7 @@ class Agent:
         if self._chat:
             check_template(self._tokenizer, thinking_tags)
 
-    def opened_thought(self, thinking_tags: tuple[str, str] | None) -> str:
+    def forced_think_prefix(self, thinking_tags: tuple[str, str] | None) -> str:
         """The opening tag, if the chat template writes it at the end of every prompt; else nothing.
 
         Raises `ValueError` for tags that a response's text doesn't show.
@@ -78,7 +78,7 @@ class Agent:
         if thinking_tags is None:
             return ""
         for tag in thinking_tags:
-            if tag not in self.said(self.encode(tag), ()):
+            if tag not in self.decode_response(self.encode(tag), ()):
                 raise ValueError(
                     f"thinking_tags: {tag!r} is a special token of this tokenizer, which is left out of a response's "
                     "text: what is thought would be taken for the answer; expected tags of plain text, or null"
@@ -91,10 +91,10 @@ class Agent:
         return tuple(self._tokenizer(text, add_special_tokens=False).input_ids)
 
     def action(self, completion: Completion, params: SamplingParams) -> str:
-        """What a response says; see `said`."""
-        return self.said(completion.token_ids, params.stop_strings)
+        """What a response says; see `decode_response`."""
+        return self.decode_response(completion.token_ids, params.stop_strings)
 
-    def said(self, token_ids: Sequence[int], stop_strings: Sequence[str]) -> str:
+    def decode_response(self, token_ids: Sequence[int], stop_strings: Sequence[str]) -> str:
         """Text of a response, without special tokens."""
         text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
         if self._keep_stop_string:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from roll.rollout.ahead import ReadyGroup
+from roll.rollout.async_scheduler import ReadyGroup
 from roll.types.episode import Group, Task, Trajectory, Turn
 
 
@@ -92,7 +92,7 @@ def _schema(pa: Any) -> Any:
             "observation": pa.string(),
             "reward": pa.float64(),
             "metrics": pairs,
-            "begins_anew": pa.bool_(),
+            "resets_context": pa.bool_(),
             "state": pa.string(),
         }
     )

@@ -24,7 +24,7 @@ _ANCHOR = "a"
 """Text in front of a piece while it is tokenised: some tokenizers put a space before the first word of a text."""
 _THINK = ("<think>", "</think>")
 _WAY_OUT = (
-    "Tokens can't be carried from turn to turn under it. Set sample_unit: step, where every prompt is rendered anew, "
+    "Tokens can't be carried from turn to turn under it. Set sample_unit: step, where every prompt is rendered again, "
     "or use another chat template"
 )
 

@@ -1,10 +1,10 @@
-"""Multi-turn episodes as the policy meets them: what it is told, what it is shown again, where its context begins anew.
+"""Multi-turn episodes as the policy meets them: what it is told, what it is shown again, where its context is reset.
 
     sample unit    a turn's prompt                                                        training rows
     trajectory     what is new; everything before is carried, token by token              one
-    concat         the same, but the context begins anew before it would hold more        one per stretch
+    concat         the same, but the context is reset before it would hold more           one per stretch
                    than `history_length` earlier exchanges
-    step           rendered anew: system, the last `history_length` exchanges as text,    one per turn
+    step           re-rendered:  system, the last `history_length` exchanges as text,    one per turn
                    the new messages
 """
 
@@ -108,7 +108,7 @@ class Conversation:
         """Whether some turn continues the tokens of the one before."""
         return self.sample_unit == "trajectory" or (self.sample_unit == "concat" and self.history_length != 0)
 
-    def begins_anew(self, turn: int) -> bool:
+    def resets_context(self, turn: int) -> bool:
         """Whether this turn (from 0) has a whole prompt of its own."""
         if self.sample_unit == "step" or turn == 0:
             return True
@@ -146,7 +146,7 @@ class ConversationRollout:
         agent.prompt((*self._system, Message("user", "?")))
         if conversation.carries:
             agent.check_carries(conversation.thinking_tags)
-        self._opened = agent.opened_thought(conversation.thinking_tags)
+        self._opened = agent.forced_think_prefix(conversation.thinking_tags)
 
     async def play(self, episode: Episode) -> None:
         """Until the environment ends the episode."""
@@ -157,10 +157,10 @@ class ConversationRollout:
         for turn in range(spec.max_steps):
             messages = spec.shown(observation, turn + 1, limit)
             prompt = self._prompt(messages, history)
-            anew = turn > 0 and spec.begins_anew(turn)
-            completion = await episode.generate(prompt, anew=anew, max_new_tokens=limit)
+            reset = turn > 0 and spec.resets_context(turn)
+            completion = await episode.generate(prompt, reset_context=reset, max_new_tokens=limit)
             text = self._opened + episode.text(completion)
-            result = await episode.score(text)
+            result = await episode.step_env(text)
             if result.terminated or result.truncated or result.observation is None:
                 return
             history.append(_Exchange(messages, spec.remembered(text), completion.token_ids))
@@ -169,7 +169,7 @@ class ConversationRollout:
 
     def _prompt(self, messages: tuple[Message, ...], history: Sequence[_Exchange]) -> tuple[int, ...]:
         spec = self._conversation
-        if not spec.begins_anew(len(history)):
+        if not spec.resets_context(len(history)):
             return self._agent.reply(Observation(messages), history[-1].sampled)
         first = len(history)
         if spec.sample_unit == "step":

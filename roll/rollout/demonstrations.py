@@ -138,13 +138,13 @@ class _Teacher:
         for turn in range(turns):
             if spec.sample_unit == "step":
                 yield 0 if spec.history_length is None else max(0, turn - spec.history_length), turn + 1
-            elif turn + 1 == turns or spec.begins_anew(turn + 1):
-                yield max(first for first in range(turn + 1) if spec.begins_anew(first)), turn + 1
+            elif turn + 1 == turns or spec.resets_context(turn + 1):
+                yield max(first for first in range(turn + 1) if spec.resets_context(first)), turn + 1
 
     def _row(self, exchanges: Sequence[tuple[tuple[Message, ...], Message]], seed: int) -> Row:
         spec = self._conversation
         told = list(spec.system())
         for number, (shown, said) in enumerate(exchanges, start=1):
-            rendered_anew = spec.sample_unit == "step" and number < len(exchanges)
-            told += [*shown, Message("assistant", spec.remembered(said.content)) if rendered_anew else said]
+            rerendered = spec.sample_unit == "step" and number < len(exchanges)
+            told += [*shown, Message("assistant", spec.remembered(said.content)) if rerendered else said]
         return {"messages": [{"role": m.role, "content": m.content} for m in told], "seed": seed, "tag": spec.tag}

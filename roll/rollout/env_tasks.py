@@ -167,9 +167,9 @@ def _check(tags: Sequence[str], partition: Sequence[int], env_types: Mapping[str
 
 def _spread(tags: Sequence[str], partition: Sequence[int]) -> tuple[str, ...]:
     """The tag of every slot: each tag's groups at equal distances, so that a part of the slots has its share of all."""
-    places = [
+    positions = [
         ((2 * k + 1) / (2 * groups), i, tag)
         for i, (tag, groups) in enumerate(zip(tags, partition, strict=True))
         for k in range(groups)
     ]
-    return tuple(tag for _, _, tag in sorted(places))
+    return tuple(tag for _, _, tag in sorted(positions))

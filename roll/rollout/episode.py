@@ -10,8 +10,8 @@ from typing import Any, Protocol, TypeVar
 
 from roll.envs.base import Env, Observation, StepResult
 from roll.rollout.agent import Agent, PromptTooLong
-from roll.rollout.engines import Engines
-from roll.rollout.places import Places
+from roll.rollout.engine_driver import EngineDriver
+from roll.rollout.episode_slots import EpisodeSlots
 from roll.rollout.recorder import Recorder, Response
 from roll.strategies.base import Completion, Request, SamplingParams
 from roll.types.episode import FinishReason, Status, Task, Trajectory
@@ -111,7 +111,7 @@ class Rollout(Protocol):
     """How episodes of a task are played. A class of the user's can take the place of `AgentRollout` for a domain."""
 
     async def play(self, episode: Episode) -> None:
-        """Play one episode by `episode.generate` and `episode.score`; concurrent calls share the object."""
+        """Play one episode by `episode.generate` and `episode.step_env`; concurrent calls share the object."""
 
 
 class _Over(Exception):
@@ -123,14 +123,14 @@ class _Over(Exception):
 
 
 class Episode:
-    """One episode under way. Tokens are carried: each turn adds to what was said before, or begins anew.
+    """One episode under way. Tokens are carried: each turn adds to the context, or resets it.
 
     `task` and `params` say what is played and how tokens are drawn.
     """
 
     def __init__(
         self,
-        engines: Engines,
+        engines: EngineDriver,
         agent: Agent,
         env: EpisodeEnv,
         task: Task,
@@ -149,19 +149,19 @@ class Episode:
         self._recorder = Recorder(task, key.member)
         self._turn = 0
         self._state = ""
-        self._unscored: Response | None = None
-        self.scored = False
+        self._pending: Response | None = None
+        self.env_stepped = False
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Prompts and responses so far, since the context last began anew."""
-        if self._unscored is None:
+        """Prompts and responses so far, since the context was last reset."""
+        if self._pending is None:
             return self._recorder.context
-        return (*self._recorder.context, *self._unscored.prompt, *self._unscored.completion.token_ids)
+        return (*self._recorder.context, *self._pending.prompt, *self._pending.completion.token_ids)
 
     async def reset(self) -> Observation:
         """Begin; what the environment shows first."""
-        self._engines.busy(self._name, f"reset of {self._env.waits_for}")
+        self._engines.mark_busy(self._name, f"reset of {self._env.waits_for}")
         observation = await self._env.reset(self.task)
         self._state = _state_of(observation)
         return observation
@@ -178,17 +178,17 @@ class Episode:
         """What a response says."""
         return self._agent.action(completion, self.params)
 
-    async def generate(self, prompt_ids: Sequence[int], *, anew: bool = False, **changes: Any) -> Completion:
+    async def generate(self, prompt_ids: Sequence[int], *, reset_context: bool = False, **changes: Any) -> Completion:
         """One response to everything so far plus `prompt_ids`, which may be empty.
 
         Args:
             prompt_ids: tokens to add first; the policy isn't trained on them.
-            anew: drop everything so far, for this turn and those after it: they are a training row of their own.
+            reset_context: drop everything so far, for this turn and those after it; they become a row of their own.
             changes: fields of `SamplingParams` that differ from the run's, e.g. `max_new_tokens=32`.
         """
         self._flush(None)
-        if anew:
-            self._recorder.begin_anew()
+        if reset_context:
+            self._recorder.reset_context()
         prompt = tuple(prompt_ids)
         context = (*self._recorder.context, *prompt)
         room = self._max_sequence_length - len(context)
@@ -207,22 +207,22 @@ class Episode:
         with self._recorder.span("generate"):
             completion = await self._engines.generate(self._name, request)
         self._turn += 1
-        self._unscored = Response(prompt, anew, self._state, completion)
+        self._pending = Response(prompt, reset_context, self._state, completion)
         if completion.finish_reason == "abort":
             raise _Over("aborted", "stopped by the scheduler")
         return completion
 
-    async def score(self, text: str | None = None) -> StepResult:
+    async def step_env(self, text: str | None = None) -> StepResult:
         """Give a response to the environment, or in RLVR to the reward function; null: what the last one says."""
-        assert self._unscored is not None, "score() comes after generate()"
-        completion = self._unscored.completion
-        self._engines.busy(self._name, self._env.waits_for)
+        assert self._pending is not None, "step_env() comes after generate()"
+        completion = self._pending.completion
+        self._engines.mark_busy(self._name, self._env.waits_for)
         with self._recorder.span(self._env.waits_for):
             action = Action(self.text(completion) if text is None else text, completion.finish_reason)
             result = await self._env.step(action)
         if result.observation is not None:
             self._state = _state_of(result.observation)
-        self.scored = True
+        self.env_stepped = True
         self._flush(result)
         return result
 
@@ -241,8 +241,8 @@ class Episode:
 
     def _flush(self, result: StepResult | None) -> None:
         """Record the last response, with what the environment said to it if it was asked."""
-        if self._unscored is not None:
-            response, self._unscored = self._unscored, None
+        if self._pending is not None:
+            response, self._pending = self._pending, None
             self._recorder.add(response, result)
 
 
@@ -269,7 +269,7 @@ class AgentRollout:
         prompt = await episode.first_prompt()
         for _ in range(self._max_turns):
             completion = await episode.generate(prompt)
-            result = await episode.score()
+            result = await episode.step_env()
             if result.terminated or result.truncated or result.observation is None:
                 return
             prompt = self._agent.reply(result.observation, completion.token_ids)
@@ -291,7 +291,7 @@ class EpisodePlayer:
 
     def __init__(
         self,
-        engines: Engines,
+        engines: EngineDriver,
         agent: Agent,
         make_env: Callable[[Task, str], EpisodeEnv],
         *,
@@ -301,7 +301,7 @@ class EpisodePlayer:
         max_episodes: int | None = None,
     ) -> None:
         self._engines = engines
-        self._places = None if max_episodes is None else Places(engines, max_episodes)
+        self._slots = None if max_episodes is None else EpisodeSlots(engines, max_episodes)
         self._agent = agent
         self._make_env = make_env
         self._max_sequence_length = max_sequence_length
@@ -314,7 +314,7 @@ class EpisodePlayer:
         The engines are told what it waits for, so that a stall can be explained. An exception of a user's rollout ends
         the run with its name: it is a bug, not an outcome.
         """
-        async with contextlib.nullcontext() if self._places is None else self._places.hold(key.name(task)):
+        async with contextlib.nullcontext() if self._slots is None else self._slots.acquire(key.name(task)):
             return await self._play(task, key, params)
 
     async def _play(self, task: Task, key: EpisodeKey, params: SamplingParams) -> Trajectory:
@@ -323,7 +323,8 @@ class EpisodePlayer:
         rollout = self._rollouts.get(task.domain, self._usual)
         try:
             await rollout.play(episode)
-            assert episode.scored, f"{type(rollout).__name__}.play() ended without episode.score(): no reward is not 0"
+            name = type(rollout).__name__
+            assert episode.env_stepped, f"{name}.play() ended without episode.step_env(): no reward is not 0"
         except (EpisodeError, _Over) as error:
             episode.fail(error.status, str(error))
         except PromptTooLong as error:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from roll.rollout.engines import Engines
+from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.episode import EpisodeKey, EpisodePlayer
 from roll.strategies.base import SamplingParams
 from roll.types.episode import Group, Task, Trajectory
@@ -23,11 +23,11 @@ class FilterBudgetExhausted(RuntimeError):
     """Too many groups were dropped; the message shows why and what they scored."""
 
 
-class EverythingFails(FilterBudgetExhausted):
+class AllEpisodesFailed(FilterBudgetExhausted):
     """Not one episode ended well; the message shows how the first one failed."""
 
 
-_ENOUGH_FAILED = 8
+_MIN_FAILED_GROUPS = 8
 """Groups that may fail as a whole, without any that doesn't, before the run ends; or as many as a step needs."""
 
 
@@ -51,12 +51,12 @@ class ResumableTaskSource(TaskSource, Protocol):
 REPLACED = "failed, and redundant members took their place"
 """Not the reason to drop a group: of members that it is trained on without."""
 
-GroupFilter = Callable[[Group], str | None]
+FilterFn = Callable[[Group], str | None]
 """None keeps a group; a text names the reason to drop it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class GroupOutcome:
     """What has come of an open group, at the moment of decision."""
 
     group: Group
@@ -98,17 +98,17 @@ class OpenGroup:
         """Whether enough episodes have ended well, or all have ended."""
         return self.trainable >= self.size or len(self.ended) == len(self.names)
 
-    def played(self) -> Played:
+    def outcome(self) -> GroupOutcome:
         """The first `size` that ended well, by (round, member): who was faster within a round says nothing about the
         plan, and must not decide. If there are fewer, all that were played.
         """
         assert self.complete, f"the group of {self.task.id} is decided about before it is complete"
         well = sorted((number, member) for member, (number, t) in self.ended.items() if t.trainable)
         if len(well) < self.size or len(self.names) == self.size:
-            return Played(Group(task=self.task, trajectories=tuple(self.ended[m][1] for m in sorted(self.ended))))
+            return GroupOutcome(Group(task=self.task, trajectories=tuple(self.ended[m][1] for m in sorted(self.ended))))
         chosen = sorted(member for _, member in well[: self.size])
         replaced = tuple(t for _, (_, t) in sorted(self.ended.items()) if not t.trainable)
-        return Played(
+        return GroupOutcome(
             Group(task=self.task, trajectories=tuple(self.ended[member][1] for member in chosen)),
             replaced=replaced,
             surplus=len(self.names) - self.size - len(replaced),
@@ -126,7 +126,7 @@ class GroupStarter:
 
     def __init__(
         self,
-        engines: Engines,
+        engines: EngineDriver,
         player: EpisodePlayer,
         *,
         seed: int,
@@ -174,7 +174,7 @@ class GroupStarter:
     def _start_episode(self, group: OpenGroup, key: EpisodeKey) -> None:
         name = group.names[key.member]
         # Live from this moment, not from when its coroutine runs: lockstep engines must wait for it.
-        self._engines.busy(name, "starting")
+        self._engines.mark_busy(name, "starting")
 
         async def play() -> None:
             try:
@@ -189,7 +189,7 @@ class GroupStarter:
                 self._fail(error)
                 raise
             finally:
-                self._engines.ended(name)  # wakes whoever looks for failures
+                self._engines.mark_ended(name)  # wakes whoever looks for failures
 
         self._tasks[name] = asyncio.get_running_loop().create_task(play())
         self._tasks[name].add_done_callback(lambda task: self._done(name, task))
@@ -247,7 +247,7 @@ class GroupStarter:
         await asyncio.gather(*stops, *tasks, return_exceptions=True)
 
 
-class Judge:
+class GroupFilter:
     """Decides about finished groups: enough survivors? does the filter pass? Counts what it drops.
 
     Args:
@@ -257,7 +257,7 @@ class Judge:
             group with the reason `REPLACED`.
     """
 
-    def __init__(self, *, min_survivors: int, keep: GroupFilter, on_drop: Callable[[Group, str], None]) -> None:
+    def __init__(self, *, min_survivors: int, keep: FilterFn, on_drop: Callable[[Group, str], None]) -> None:
         self._min_survivors = min_survivors
         self._keep = keep
         self._on_drop = on_drop
@@ -272,20 +272,20 @@ class Judge:
         """Groups dropped so far."""
         return sum(self._reasons.values())
 
-    def accepts(self, played: Played, metrics: Metrics) -> bool:
+    def accept(self, outcome: GroupOutcome, metrics: Metrics) -> bool:
         """Whether the group is trained on; if not, it is counted in `metrics` and reported."""
-        group = played.group
+        group = outcome.group
         self._any_well = self._any_well or bool(group.survivors)
-        for trajectory in (*group.trajectories, *played.replaced):
+        for trajectory in (*group.trajectories, *outcome.replaced):
             if not trajectory.trainable:
                 metrics.add_sum(f"rollout/failed_{trajectory.status}", 1)
                 metrics.add_sum("rollout/failed_episodes", 1)
                 self._failed += 1
                 self._first_failure = self._first_failure or f"{trajectory.id}: {trajectory.error}"
-        if played.replaced:
-            self._on_drop(Group(task=group.task, trajectories=played.replaced), REPLACED)
-        if played.surplus:
-            metrics.add_sum("rollout/surplus_episodes", played.surplus)
+        if outcome.replaced:
+            self._on_drop(Group(task=group.task, trajectories=outcome.replaced), REPLACED)
+        if outcome.surplus:
+            metrics.add_sum("rollout/surplus_episodes", outcome.surplus)
         if len(group.survivors) < self._min_survivors:
             reason = f"fewer than {self._min_survivors} usable responses"
             metrics.add_sum("rollout/failed_groups", 1)
@@ -301,13 +301,13 @@ class Judge:
         self._on_drop(group, reason)
         return False
 
-    def raise_if_hopeless(self, *, step: int, needed: int) -> None:
-        """`EverythingFails` once so many whole groups have failed, and no episode has ended well."""
-        if self._failed and not self._any_well and self.dropped >= max(needed, _ENOUGH_FAILED):
-            raise self._everything_fails(step)
+    def check_failure_rate(self, *, step: int, needed: int) -> None:
+        """`AllEpisodesFailed` once so many whole groups have failed, and no episode has ended well."""
+        if self._failed and not self._any_well and self.dropped >= max(needed, _MIN_FAILED_GROUPS):
+            raise self._all_failed(step)
 
-    def _everything_fails(self, step: int) -> EverythingFails:
-        return EverythingFails(
+    def _all_failed(self, step: int) -> AllEpisodesFailed:
+        return AllEpisodesFailed(
             f"step {step}: each of the {self._failed} episodes that were played failed, the first, "
             f"{self._first_failure}. Mend the environment, the reward or the length that it names; `roll envs test` "
             "plays an environment by itself, and dropped.jsonl lists what was dropped"
@@ -316,7 +316,7 @@ class Judge:
     def exhausted(self, *, step: int, started: int, kept: int, needed: int) -> FilterBudgetExhausted:
         """The error that ends a step whose budget is spent."""
         if self._failed and not self._any_well:
-            return self._everything_fails(step)
+            return self._all_failed(step)
         reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(self._reasons.items()))
         failure = f" The first response that failed, {self._first_failure}" if self._first_failure else ""
         return FilterBudgetExhausted(

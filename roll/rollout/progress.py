@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
-from roll.rollout.engines import RolloutStalled
+from roll.rollout.engine_driver import RolloutStalled
 
 T = TypeVar("T")
 

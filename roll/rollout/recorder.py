@@ -17,7 +17,7 @@ class Response:
 
     prompt: tuple[int, ...]
     """Tokens added before it."""
-    begins_anew: bool
+    resets_context: bool
     """The tokens before the prompt were dropped."""
     state: str
     """Names what the policy was shown."""
@@ -56,7 +56,7 @@ class Recorder:
                 observation="" if result is None or result.observation is None else result.observation.text,
                 reward=0.0 if result is None else result.reward,
                 metrics={} if result is None else dict(result.metrics),
-                begins_anew=response.begins_anew,
+                resets_context=response.resets_context,
                 state=response.state,
             )
         )
@@ -66,13 +66,13 @@ class Recorder:
                 self._parts[part] = self._parts.get(part, 0.0) + value
             self.truncated = result.truncated
 
-    def begin_anew(self) -> None:
+    def reset_context(self) -> None:
         """Drop the context; the turns stay."""
         self._context, self._pieces = (), ()
 
     @property
     def context(self) -> tuple[int, ...]:
-        """Prompts and responses since it last began anew. Joined only when somebody asks: after the last turn nobody
+        """Prompts and responses since it was last reset. Joined only when somebody asks: after the last turn nobody
         does."""
         if self._pieces:
             self._context = tuple(chain(self._context, *self._pieces))

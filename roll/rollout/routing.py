@@ -68,7 +68,7 @@ class Router:
         heapq.heappush(self._heap, (self.load[rank], rank))
 
     @property
-    def live(self) -> Iterable[int]:
+    def up_ranks(self) -> Iterable[int]:
         """Engines that are up."""
         return (rank for rank, up in enumerate(self._up) if up)
 

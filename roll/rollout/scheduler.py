@@ -13,7 +13,7 @@ episode waits for tokens or has ended), settles what is complete in the order of
 (`engines.round`). On lockstep engines, which groups make a step, which members make a group and what is aborted never
 depends on timing.
 
-`ahead.py` is its counterpart for generation that runs on while the trainer works.
+`async_scheduler.py` is its counterpart for generation that runs on while the trainer works.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from roll.rollout.engines import Engines
+from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.episode import EpisodePlayer
-from roll.rollout.groups import GroupFilter, GroupStarter, Judge, OpenGroup, TaskSource
+from roll.rollout.groups import FilterFn, GroupFilter, GroupStarter, OpenGroup, TaskSource
 from roll.strategies.base import SamplingParams
 from roll.types.episode import Group
 from roll.types.metrics import Metrics
@@ -70,16 +70,16 @@ class RolloutScheduler:
         engines: the inference engines.
         player: plays one episode.
         keep: dynamic filter, asked for complete groups with enough survivors.
-        on_drop: see `Judge`.
+        on_drop: see `GroupFilter`.
     """
 
     def __init__(
         self,
-        engines: Engines,
+        engines: EngineDriver,
         player: EpisodePlayer,
         *,
         seed: int,
-        keep: GroupFilter = lambda _group: None,
+        keep: FilterFn = lambda _group: None,
         on_drop: Callable[[Group, str], None] = lambda _group, _reason: None,
     ) -> None:
         self._engines = engines
@@ -99,8 +99,8 @@ class RolloutScheduler:
 
     async def collecting(self, source: TaskSource, plan: CollectPlan) -> Collected:
         """`collect` as a coroutine on the engines' loop."""
-        judge = Judge(min_survivors=plan.min_survivors, keep=self._keep, on_drop=self._on_drop)
-        collection = _Collection(self._engines, source, plan, judge)
+        group_filter = GroupFilter(min_survivors=plan.min_survivors, keep=self._keep, on_drop=self._on_drop)
+        collection = _Collection(self._engines, source, plan, group_filter)
         starter = GroupStarter(
             self._engines,
             self._player,
@@ -117,11 +117,11 @@ class RolloutScheduler:
 class _Collection:
     """The state of one `collect` call."""
 
-    def __init__(self, engines: Engines, source: TaskSource, plan: CollectPlan, judge: Judge) -> None:
+    def __init__(self, engines: EngineDriver, source: TaskSource, plan: CollectPlan, group_filter: GroupFilter) -> None:
         self._engines = engines
         self._source = source
         self._plan = plan
-        self._judge = judge
+        self._group_filter = group_filter
         self._open: dict[int, OpenGroup] = {}
         self.completed: list[OpenGroup] = []
         """Open groups that are complete, not yet decided about."""
@@ -133,17 +133,17 @@ class _Collection:
         try:
             self._launch(starter)
             while True:
-                await self._engines.quiet()
+                await self._engines.wait_idle()
                 starter.raise_failed()
                 await self._settle(starter)
                 if len(self._accepted) >= self._plan.groups or not self._open:
                     break
                 starter.round_number += 1
-                await self._engines.round()
+                await self._engines.advance()
             await self._abort_rest()
         finally:
             await starter.end()
-        await self._engines.quiet()  # nothing of this step is left on the engines: they may sleep now
+        await self._engines.wait_idle()  # nothing of this step is left on the engines: they may sleep now
         self._result.groups = [group for _, group in sorted(self._accepted, key=lambda item: item[0])]
         return self._result
 
@@ -165,25 +165,25 @@ class _Collection:
 
     async def _settle(self, starter: GroupStarter) -> None:
         """Decide about complete groups in plan order; start what is to take their place."""
-        completed = [(group, group.played()) for group in sorted(self.completed, key=lambda group: group.position)]
+        completed = [(group, group.outcome()) for group in sorted(self.completed, key=lambda group: group.position)]
         self.completed.clear()
-        running = {name for _, played in completed for name in played.running}
+        running = {name for _, outcome in completed for name in outcome.running}
         if running:
             await starter.stop(running)
             # Nothing new has been started yet: what the next round has in its batch must not depend on how long
             # episodes take to end.
-            await self._engines.quiet()
-        for group, played in completed:
+            await self._engines.wait_idle()
+        for group, outcome in completed:
             if len(self._accepted) >= self._plan.groups:
                 return
             del self._open[group.position]
-            if self._judge.accepts(played, self._result.metrics):
-                self._accepted.append((group.position, played.group))
-        self._judge.raise_if_hopeless(step=self._plan.step, needed=self._plan.groups)
+            if self._group_filter.accept(outcome, self._result.metrics):
+                self._accepted.append((group.position, outcome.group))
+        self._group_filter.check_failure_rate(step=self._plan.step, needed=self._plan.groups)
         if len(self._accepted) < self._plan.groups:
             self._launch(starter)
         if not self._open and len(self._accepted) < self._plan.groups and not self._result.exhausted:
-            raise self._judge.exhausted(
+            raise self._group_filter.exhausted(
                 step=self._plan.step, started=self._started, kept=len(self._accepted), needed=self._plan.groups
             )
 
@@ -192,7 +192,7 @@ class _Collection:
         if not self._open:
             return
         aborted = await self._engines.abort({name for group in self._open.values() for name in group.names})
-        await self._engines.quiet()
+        await self._engines.wait_idle()
         self._source.put_back([group.task for group in self._open.values()])
         self._result.metrics.add_sum("rollout/aborted_requests", aborted)
         self._result.metrics.add_sum("rollout/returned_prompts", len(self._open))

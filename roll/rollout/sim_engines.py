@@ -217,7 +217,7 @@ class _SimulatedEngine:
 
 
 class SimulatedRanks:
-    """Engines for `ContinuousEngines` on a `VirtualClockLoop`.
+    """Engines for `ContinuousDriver` on a `VirtualClockLoop`.
 
     Args:
         world_size: number of engines.

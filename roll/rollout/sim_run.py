@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from roll.rollout.ahead import AheadPlan, RolloutAhead
-from roll.rollout.continuous import ContinuousEngines
+from roll.rollout.async_scheduler import AsyncPlan, AsyncRolloutScheduler
+from roll.rollout.continuous_driver import ContinuousDriver
 from roll.rollout.episode import EpisodePlayer
 from roll.rollout.scheduler import Collected, CollectPlan, RolloutScheduler
 from roll.rollout.sim_clock import VirtualClockLoop
@@ -150,7 +150,7 @@ class Simulation:
             resume=scenario.resume,
             deaths=scenario.deaths,
         )
-        self.engines = ContinuousEngines(
+        self.engines = ContinuousDriver(
             self.ranks,
             max_running_requests=scenario.engine.max_running_requests,
             timeout=1e6,
@@ -192,7 +192,7 @@ class Simulation:
         self.outcome.wasted_tokens = use.tokens + use.thrown_away - self.outcome.trained_tokens
 
     def _run_ahead(self) -> None:
-        plan = AheadPlan(
+        plan = AsyncPlan(
             groups=self.scenario.groups,
             group_size=self.scenario.group_size,
             params=self._params,
@@ -201,7 +201,7 @@ class Simulation:
             # Engines stay as busy as in the middle of a long run until the last step that is measured.
             last_step=self.scenario.steps + math.ceil(self.scenario.async_ratio) + 1,
         )
-        ahead = RolloutAhead(
+        ahead = AsyncRolloutScheduler(
             self.engines,
             self.player,
             self.outcome.tasks,
@@ -215,7 +215,7 @@ class Simulation:
         self.outcome.left_over = len(ahead.state().ready)
         ahead.stop()
 
-    async def _at_once(self, ahead: RolloutAhead) -> None:
+    async def _at_once(self, ahead: AsyncRolloutScheduler) -> None:
         for step in range(1, self.scenario.steps + 1):
             await self._train(step, await ahead.collecting(step))
             await self.ranks.update_weights(step, self.scenario.sync_seconds)

@@ -63,7 +63,7 @@ class AsyncEngine(InferEngine):
         backend: the engine library; started here.
         rules: what ends a response, and the checks on requests.
         partial_rollout: what a weight update does to responses on their way. `resume`: they go on from their tokens;
-            `restart`: they begin anew and their tokens are thrown away.
+            `restart`: they start over and their tokens are thrown away.
         name: of the engine, for messages.
         start_timeout: seconds the start may take (it loads the model).
         timeout: seconds any other operation may take, a weight update included.

@@ -176,7 +176,7 @@ class EngineCounters:
     resumed: int = 0
     """Responses that went on under new weights."""
     restarted: int = 0
-    """Responses that began anew (`partial_rollout: restart`)."""
+    """Responses that started over (`partial_rollout: restart`)."""
     discarded_tokens: int = 0
     """Tokens thrown away by that."""
 

@@ -42,7 +42,7 @@ class SharedBucket:
     async def fill(self, weights: AsyncIterator[tuple[str, Tensor]]) -> AsyncIterator[list[Piece]]:
         """Write tensors one after the other; yields what the bucket holds whenever it is full, and at the end.
 
-        After each yield the memory is written anew.
+        After each yield the memory is overwritten.
         """
         pieces: list[Piece] = []
         used = 0

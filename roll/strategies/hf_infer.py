@@ -83,7 +83,7 @@ class HfInfer(InferEngine):
         max_running_requests: rows in one forward.
         max_context: prompt plus response tokens the model can hold.
         decode: token ids -> text; needed only for stop strings.
-        partial_rollout: whether a weight update lets responses go on, or begins them anew.
+        partial_rollout: whether a weight update lets responses go on, or starts them over.
     """
 
     lockstep = True
@@ -156,7 +156,7 @@ class HfInfer(InferEngine):
         return [s.completion("abort") for s in stopped]
 
     def update_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Load new weights; running requests go on, their cache recomputed from their tokens, or begin anew."""
+        """Load new weights; running requests go on, their cache recomputed from their tokens, or start over."""
         for sequence in self._running:
             if self._restarts:
                 self._counters.restarted += 1

@@ -49,7 +49,7 @@ class Turn:
     """What the environment answered."""
     reward: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
-    begins_anew: bool = False
+    resets_context: bool = False
     """The context before this turn was dropped: `prompt_ids` is all that the policy was shown."""
     state: str = ""
     """Names what the policy was shown: equal texts are equal states. Empty: nothing."""
@@ -90,8 +90,8 @@ class Trajectory:
 
     @property
     def stretches(self) -> tuple[tuple[Turn, ...], ...]:
-        """The turns, cut where the context begins anew. Each stretch is one sequence of tokens: one training row."""
-        cuts = [i for i, turn in enumerate(self.turns) if i == 0 or turn.begins_anew]
+        """The turns, cut where the context is reset. Each stretch is one sequence of tokens: one training row."""
+        cuts = [i for i, turn in enumerate(self.turns) if i == 0 or turn.resets_context]
         return tuple(self.turns[start:end] for start, end in pairwise([*cuts, len(self.turns)]))
 
     @property

@@ -133,6 +133,6 @@ def engine_died(error: BaseException) -> bool:
     return isinstance(error, WorkerFailed) and error.type_name == EngineDied.__name__
 
 
-def drives_in_lockstep(config: RLConfig) -> bool:
+def uses_lockstep_driver(config: RLConfig) -> bool:
     """Whether the scheduler decides when engines compute; with generation ahead of training nobody may wait so."""
     return config.actor_infer.strategy_args.strategy_name in LOCKSTEP_ENGINES and config.async_generation_ratio == 0

@@ -191,10 +191,10 @@ def test_gigpo_compares_episodes_as_told_and_turns_within_their_task_group():
     # Groups (0, 1) and (2, 3), all compared with each other: episode rewards 0, 1, 2, 5 have mean 2. Turn rewards are
     # compared within the group all the same: 0, 1 -> -0.5, 0.5 and 2, 5 -> -1.5, 1.5.
     rewards = torch.tensor([0.0, 1.0, 2.0, 5.0])
-    steps = steps_of(ONE_INDEX, rewards[:, None], method="mean", compared=torch.zeros(4).long())
+    steps = steps_of(ONE_INDEX, rewards[:, None], method="mean", comparison_groups=torch.zeros(4).long())
     found = gigpo(rewards, torch.tensor([0, 0, 1, 1]), steps, ONE)
     assert_close(found.flatten(), torch.tensor([-2.5, -0.5, -1.5, 4.5]))
-    alone = gigpo(rewards, torch.tensor([0, 0, 1, 1]), replace(steps, compared=None, step_weight=0.0), ONE)
+    alone = gigpo(rewards, torch.tensor([0, 0, 1, 1]), replace(steps, comparison_groups=None, step_weight=0.0), ONE)
     assert_close(alone.flatten(), torch.tensor([-0.5, 0.5, -1.5, 1.5]))
 
 
@@ -202,10 +202,10 @@ def test_step_reinforce_compares_turns_as_told():
     # Over the batch 0, 1, 2, 5 have mean 2; in two halves means 0.5 and 3.5.
     steps = steps_of(ONE_INDEX, torch.tensor([[0.0], [1.0], [2.0], [5.0]]), method="mean")
     assert_close(step_reinforce(steps, ONE).flatten(), torch.tensor([-2.0, -1.0, 0.0, 3.0]))
-    halves = replace(steps, compared=torch.tensor([7, 7, 3, 3]))
+    halves = replace(steps, comparison_groups=torch.tensor([7, 7, 3, 3]))
     assert_close(step_reinforce(halves, ONE).flatten(), torch.tensor([-0.5, 0.5, -1.5, 1.5]))
 
 
 def test_whom_rows_are_compared_with_is_never_broadcast():
-    with pytest.raises(ValueError, match="compared has shape"):
-        steps_of(ONE_INDEX, torch.zeros(4, 1), compared=torch.zeros(1).long())
+    with pytest.raises(ValueError, match="comparison_groups has shape"):
+        steps_of(ONE_INDEX, torch.zeros(4, 1), comparison_groups=torch.zeros(1).long())

@@ -204,7 +204,7 @@ def test_levels_are_picked_by_seed(tmp_path):
         Sokoban(level_file=str(path), level_indices=[3, 4])
 
 
-def test_a_changed_file_is_read_anew(tmp_path):
+def test_a_changed_file_is_read_again(tmp_path):
     path = tmp_path / "levels.txt"
     path.write_text(LEVELS)
     assert len(load_levels(path)) == 2

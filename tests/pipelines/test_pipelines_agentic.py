@@ -90,7 +90,7 @@ def test_the_schedule_is_the_same_whatever_a_row_is(tiny_model, tmp_path):
     assert len({lr for _, lr, _ in seen["step"]}) == 3
 
 
-def test_a_context_that_never_begins_anew_is_a_whole_episode(tiny_model, tmp_path):
+def test_a_context_that_is_never_reset_is_a_whole_episode(tiny_model, tmp_path):
     whole = run_toy(write_toy_env(tmp_path / "whole", tiny_model), "max_steps=2")
     concat = run_toy(write_toy_env(tmp_path / "concat", tiny_model), "max_steps=2", "sample_unit=concat")
     for name in ("reward/mean", "actor/loss", "actor/grad_norm", "rollout/rows"):

@@ -11,7 +11,7 @@ import pytest
 from toy import run_toy
 from toy_env import episodes, faulty, write_toy_env
 
-from roll.rollout.groups import EverythingFails
+from roll.rollout.groups import AllEpisodesFailed
 
 QUICK = ("env_workers.timeout_s=1", "env_workers.world_size=2", "response_length=1")
 STATUS = {"raise": "env_error", "wrong_type": "env_error", "exit": "env_error", "hang": "timeout"}
@@ -107,7 +107,7 @@ def test_an_environment_that_always_fails_ends_the_run_within_seconds_with_its_o
     few = ("train_env_manager={num_env_groups: 2, group_size: 2}", "rollout_batch_size=4", "max_num_gen_batches=1")
     few = (*few, "actor_train.training_args.per_device_train_batch_size=4")
     began = time.monotonic()
-    with pytest.raises(EverythingFails) as error:
+    with pytest.raises(AllEpisodesFailed) as error:
         run_toy(folder, *QUICK, *few, *faulty(folder, fault, where=where, share=1.0, turns=1))
     assert time.monotonic() - began < 20
     assert WORDS[fault] in str(error.value)
@@ -129,7 +129,7 @@ def test_an_environment_that_leaks_is_moved_to_a_new_process(tiny_model, tmp_pat
 
 def test_a_first_prompt_without_room_for_a_response_is_counted_with_its_length(tiny_model, tmp_path):
     folder = write_toy_env(tmp_path, tiny_model)
-    with pytest.raises(EverythingFails, match="turn 0 has 21 tokens of context .* sequence_length is 20"):
+    with pytest.raises(AllEpisodesFailed, match="turn 0 has 21 tokens of context .* sequence_length is 20"):
         run_toy(folder, "sequence_length=20", "prompt_length=18", "max_num_gen_batches=1")
     assert set(dropped_lines(folder)[0]["sample"]["statuses"]) == {"truncated"}
 

@@ -161,7 +161,7 @@ def test_every_backend_takes_the_steps_that_fsdp2_takes(tiny_model, tmp_path, ba
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vllm, which isn't installed")
-def test_vllm_carries_tokens_and_begins_anew_as_the_trainer_does(tmp_path):
+def test_vllm_carries_tokens_and_resets_the_context_as_the_trainer_does(tmp_path):
     model = build_tiny_model(tmp_path / "model", "llama", hidden=128)
     engine = "actor_infer.strategy_args={strategy_name: vllm, strategy_config: {kv_cache_memory_bytes: 67108864}}"
     folder = write_toy_env(tmp_path, model)

@@ -16,14 +16,14 @@ from roll.utils.timing import Timers
 TASK = Task(id="maze", source="test", payload={}, seed=0, tag="maze", domain="maze")
 
 
-def turn(prompt, response, anew=False):
+def turn(prompt, response, reset=False):
     return Turn(
         prompt_ids=tuple(prompt),
         response_ids=tuple(response),
         logprobs=tuple(-float(token) for token in response),
         versions=(4,) * len(response),
         finish_reason="stop",
-        begins_anew=anew,
+        resets_context=reset,
     )
 
 
@@ -38,7 +38,7 @@ def group(*members, status="ok"):
 
 
 def test_rows_of_a_trajectory_are_its_stretches_with_its_reward():
-    two = (turn([1, 2], [3]), turn([4], [5, 6]), turn([7], [8], anew=True))
+    two = (turn([1, 2], [3]), turn([4], [5, 6]), turn([7], [8], reset=True))
     one = (turn([9], [10]),)
     rollouts = assemble([group(two, one)])
     batch = rollouts.batch
@@ -57,7 +57,7 @@ def test_rows_of_a_trajectory_are_its_stretches_with_its_reward():
 
 
 def test_a_stretch_without_a_chosen_token_is_no_row_and_renames_no_other():
-    rollouts = assemble([group((turn([1], []), turn([2], [3], anew=True), turn([4], [5], anew=True)))])
+    rollouts = assemble([group((turn([1], []), turn([2], [3], reset=True), turn([4], [5], reset=True)))])
     assert rollouts.batch.row_ids == ("maze#0/1", "maze#0/2")
     assert rollouts.row_turns == (range(1, 2), range(2, 3))
 
@@ -70,7 +70,7 @@ def test_one_stretch_per_trajectory_is_one_row_each():
 
 
 def test_episodes_of_several_rows_count_once_in_metrics():
-    two = (turn([1, 2], [3]), turn([4], [5, 6], anew=True))
+    two = (turn([1, 2], [3]), turn([4], [5, 6], reset=True))
     values = rollout_metrics(assemble([group(two, (turn([9], [10]),))])).result()
     assert values["rollout/rows"] == 3 and values["rollout/responses"] == 2
     assert values["reward/mean"] == 1.5  # rewards 1 and 2
@@ -78,7 +78,7 @@ def test_episodes_of_several_rows_count_once_in_metrics():
 
 
 def test_a_dumped_row_shows_the_prompt_that_its_context_begins_with(tmp_path):
-    two = (turn([1, 2], [3]), turn([4], [5, 6], anew=True), turn([7], [8]))
+    two = (turn([1, 2], [3]), turn([4], [5, 6], reset=True), turn([7], [8]))
     config = make_config(rollout_dump_dir=str(tmp_path), logging_dir=str(tmp_path / "logs"), track_with=())
     report = Report(config, Timers(), NumberTokenizer(), resume_step=None)
     report.rollouts(1, assemble([group((turn([9], [10]),), two)]))
@@ -104,7 +104,7 @@ LENGTHS = st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans())
 @given(st.lists(st.lists(LENGTHS, max_size=5), max_size=4))
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_every_chosen_token_is_in_exactly_one_row_and_rows_of_a_trajectory_are_together(shapes):
-    members = [tuple(turn(range(p), range(100, 100 + r), anew) for p, r, anew in shape) for shape in shapes]
+    members = [tuple(turn(range(p), range(100, 100 + r), reset) for p, r, reset in shape) for shape in shapes]
     rollouts = assemble([group(*members)])
     batch = rollouts.batch
     assert len(rollouts.trajectories) == sum(any(r for _, r, _ in shape) for shape in shapes)

@@ -62,7 +62,7 @@ def test_killed_and_resumed_no_prompt_is_skipped_or_repeated(tiny_model, tmp_pat
     assert trained_prompts(folder) == dict.fromkeys((f"case:{i}" for i in range(64)), 8)
 
 
-def test_a_synchronous_run_plays_what_an_asynchronous_one_had_ready_anew(tiny_model, tmp_path):
+def test_a_synchronous_run_plays_what_an_asynchronous_one_had_ready_again(tiny_model, tmp_path):
     folder = write_toy(tmp_path, tiny_model, rows=64)
     run = (*ONE_PASS, f"rollout_dump_dir={folder / 'dump'}")
     run_toy(folder, *run, "num_train_epochs=0", "max_steps=2")

@@ -16,7 +16,7 @@ from roll.distributed.layout import RankLayout
 from roll.distributed.placement import RolePlacement
 from roll.pipelines.assemble import assemble, with_fillers
 from roll.pipelines.base import Pipeline
-from roll.pipelines.residency import Residency
+from roll.pipelines.offload import DeviceOffloader
 from roll.pipelines.rlvr import query_filter
 from roll.pipelines.update import mini_batches, old_logprobs_source, train
 from roll.pipelines.validation import pass_at_k, validation_metrics
@@ -121,7 +121,7 @@ def test_a_small_batch_is_filled_up_to_the_data_parallel_ranks_and_no_further(dp
     rollouts = make_rollouts([R(1.0)])
     batch = rollouts.batch
     cluster = TwoRanks(dp_size)
-    alone = SimpleNamespace(residency=Residency(()))
+    alone = SimpleNamespace(offloader=DeviceOffloader(()))
     assert Pipeline.forward(alone, cluster, batch, "logprobs").row_ids == batch.row_ids
     train(cluster, make_config(), rollouts, 1)
     assert cluster.rows == [[1, 1], [1, 1]]

@@ -306,7 +306,7 @@ def test_pf_ppo_methods_and_exponent_act():
     assert all(drawn(step=s, weight_pow=20.0).loss_weight[1] == 0 for s in steps)
 
 
-def test_pf_ppo_draws_anew_every_step_and_the_same_for_the_same_seed():
+def test_pf_ppo_draws_again_every_step_and_the_same_for_the_same_seed():
     assert torch.equal(drawn(step=3).loss_weight, drawn(step=3).loss_weight)
     assert len({tuple(drawn(step=s).loss_weight.tolist()) for s in range(10)}) > 1
     assert len({tuple(drawn(seed=s).loss_weight.tolist()) for s in range(10)}) > 1

@@ -13,7 +13,7 @@ from small import Run, again, row_of, run_small
 
 from roll.configs.errors import ConfigError
 from roll.data.readers import DataError
-from roll.rollout.engines import RolloutStalled
+from roll.rollout.engine_driver import RolloutStalled
 from roll.rollout.groups import FilterBudgetExhausted
 
 CONSTANT = "def case(response, task):\n    return {}\n"

@@ -12,7 +12,7 @@ class Twice:
         first = await episode.generate(await episode.first_prompt(), max_new_tokens=3)
         assert len(first.token_ids) == 3
         await episode.generate(episode.encode("?"))
-        result = await episode.score(episode.text(first))
+        result = await episode.step_env(episode.text(first))
         assert result.terminated
 
 
@@ -48,7 +48,7 @@ def test_it_generates_twice_and_trains_on_both_responses_but_not_on_what_stands_
     assert len({row["reward"] for row in dumped}) > 1
 
 
-@pytest.mark.parametrize(("name", "words"), [("Careless", "ended without episode.score"), ("Broken", "hint")])
+@pytest.mark.parametrize(("name", "words"), [("Careless", "ended without episode.step_env"), ("Broken", "hint")])
 def test_a_bug_in_it_ends_the_run_with_its_name(tiny_model, tmp_path, name, words):
     folder = write_toy(tmp_path, tiny_model)
     with pytest.raises((AssertionError, KeyError), match=words):

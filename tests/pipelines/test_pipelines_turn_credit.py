@@ -19,7 +19,7 @@ from roll.configs.schema.policy_config import OverlongShaping, PfPpo
 from roll.configs.schema.worker_config import ActorTrainConfig, TrainConfig, TrainingArgs
 from roll.pipelines.assemble import Rollouts, assemble
 from roll.pipelines.credit import CreditAssigner
-from roll.pipelines.turn_credit import TrajectoryView, played_turns
+from roll.pipelines.turn_credit import TrajectoryView, turn_inputs
 from roll.strategies.micro import denominators
 from roll.types.batch import TokenOutputs
 from roll.types.episode import Group, Task, Trajectory, Turn
@@ -39,20 +39,20 @@ class T:
 
 
 def episode(group: str, member: int, turns: list[T], *, carried: int | None = None, status: str = "ok") -> Trajectory:
-    """`carried`: exchanges after which the context begins anew; None: never."""
-    anew = [carried is not None and n > 0 and n % (carried + 1) == 0 for n in range(len(turns))]
+    """`carried`: exchanges after which the context is reset; None: never."""
+    reset = [carried is not None and n > 0 and n % (carried + 1) == 0 for n in range(len(turns))]
     return Trajectory(
         task_id=group,
         member=member,
         turns=tuple(
             Turn(
-                prompt_ids=(7,) * (5 if n == 0 or anew[n] else 2),
+                prompt_ids=(7,) * (5 if n == 0 or reset[n] else 2),
                 response_ids=(9,) * turn.tokens,
                 logprobs=(-1.0,) * turn.tokens,
                 versions=(0,) * turn.tokens,
                 finish_reason="stop",
                 reward=turn.reward,
-                begins_anew=anew[n],
+                resets_context=reset[n],
                 state=turn.state,
             )
             for n, turn in enumerate(turns)
@@ -191,7 +191,7 @@ def test_the_reward_of_a_turn_without_tokens_joins_a_neighbour():
 def test_a_domains_weight_multiplies_the_rewards_of_turns():
     rollouts, credit = rollouts_of(PAIR), make_config().turn_credit
     mask = TrajectoryView.of(rollouts).pad(rollouts.batch.action_mask, False)
-    steps = played_turns(rollouts, mask, credit, factor=torch.tensor([2.0, 4.0]), extra=torch.tensor([0.5, 0.0]))
+    steps = turn_inputs(rollouts, mask, credit, factor=torch.tensor([2.0, 4.0]), extra=torch.tensor([0.5, 0.0]))
     assert steps.turn_rewards.tolist() == [[0.0, 2.5], [-2.0, 0.0]]
 
 

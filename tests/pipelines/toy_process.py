@@ -16,8 +16,8 @@ def kill_at(moment: str, nth: int) -> None:
     """The process dies at the n-th call of the function that stands for this moment."""
     from roll.pipelines import checkpoints
     from roll.pipelines.rollouts import RolloutPipeline
-    from roll.rollout.environments import PooledEnv
-    from roll.rollout.rewards import RewardEnv
+    from roll.rollout.pooled_env import PooledEnv
+    from roll.rollout.reward_env import RewardEnv
     from roll.strategies.hf_infer import HfInfer
     from roll.workers.train import TrainWorker
 

@@ -17,7 +17,7 @@ from roll.distributed.errors import WorkerDied
 from roll.distributed.inline import InlineExecutor
 from roll.distributed.placement import RolePlacement
 from roll.distributed.worker import Worker
-from roll.pipelines.scoring import combined
+from roll.pipelines.reward_router import combined
 from roll.rewards.base import Reward, RewardRequest, RewardResult
 from roll.types.batch import TokenOutputs
 from roll.types.episode import Task

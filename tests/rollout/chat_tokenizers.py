@@ -108,7 +108,7 @@ class Script:
     def texts(self):
         return [self.tokenizer.decode(context) for context in self.contexts]
 
-    def busy(self, episode, doing):
+    def mark_busy(self, episode, doing):
         pass
 
     async def generate(self, episode, request):

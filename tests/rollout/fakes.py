@@ -7,9 +7,9 @@ from concurrent.futures import Future
 from roll.envs.base import Message, Observation, StepResult
 from roll.rewards.base import Reward, RewardResult
 from roll.rollout.agent import Agent
-from roll.rollout.engines import LockstepEngines
+from roll.rollout.engine_driver import LockstepDriver
 from roll.rollout.episode import EpisodePlayer
-from roll.rollout.rewards import RewardEnv
+from roll.rollout.reward_env import RewardEnv
 from roll.rollout.scheduler import CollectPlan, RolloutScheduler
 from roll.strategies.base import Completion, SamplingParams
 from roll.types.episode import Task
@@ -120,7 +120,7 @@ def instant(score):
 def make_scheduler(
     ranks, submit=None, make_env=None, *, timeout=5.0, max_turns=1, limit=1000, round_steps=4, **options
 ):
-    engines = LockstepEngines(ranks, round_steps=round_steps, timeout=timeout)
+    engines = LockstepDriver(ranks, round_steps=round_steps, timeout=timeout)
     submit = submit or instant(lambda request: float(request.id[-1:] or 0))
     player = EpisodePlayer(
         engines,

@@ -21,9 +21,9 @@ from tiny_models import char_tokenizer
 
 from roll.envs.base import Message, Observation
 from roll.rollout.agent import Agent
-from roll.rollout.engines import LockstepEngines
+from roll.rollout.engine_driver import LockstepDriver
 from roll.rollout.episode import EpisodePlayer, ThreadedEnv
-from roll.rollout.rewards import RewardEnv
+from roll.rollout.reward_env import RewardEnv
 from roll.rollout.scheduler import RolloutScheduler
 from roll.strategies.base import Completion, SamplingParams
 
@@ -108,13 +108,13 @@ class Restarts:
 
     async def play(self, episode):
         await episode.generate(await episode.first_prompt(), max_new_tokens=3)
-        await episode.generate((21, 22), anew=True)
+        await episode.generate((21, 22), reset_context=True)
         assert episode.tokens[:2] == (21, 22)
         await episode.generate((23,))
-        await episode.score()
+        await episode.step_env()
 
 
-def test_a_context_that_begins_anew_drops_what_was_before_for_good():
+def test_a_context_that_is_reset_drops_what_was_before_for_good():
     seen = []
 
     class Seeing(ScriptedRanks):
@@ -122,7 +122,7 @@ def test_a_context_that_begins_anew_drops_what_was_before_for_good():
             seen.extend(request.prompt_ids for request in requests)
             await super().submit(rank, requests)
 
-    engines = LockstepEngines(Seeing(), round_steps=4, timeout=5.0)
+    engines = LockstepDriver(Seeing(), round_steps=4, timeout=5.0)
     player = EpisodePlayer(
         engines,
         Agent(NumberTokenizer(), first_prompt, chat=False),
@@ -135,7 +135,7 @@ def test_a_context_that_begins_anew_drops_what_was_before_for_good():
     )
     (trajectory,) = collected.groups[0].trajectories
     assert seen == [(1, 10), (21, 22), (21, 22, 22, 23)]
-    assert [turn.begins_anew for turn in trajectory.turns] == [False, True, False]
+    assert [turn.resets_context for turn in trajectory.turns] == [False, True, False]
     assert [len(stretch) for stretch in trajectory.stretches] == [1, 2]
     assert trajectory.reward == 2.0 and trajectory.status == "ok"
 
@@ -180,7 +180,7 @@ def test_a_two_turn_episode_on_a_real_engine_has_the_trainers_logprobs(tiny_mode
     engine = HfInfer(
         model, eos_token_ids=eos_token_ids(model, tokenizer), pad_token_id=0, max_context=context_length(model)
     )
-    engines = LockstepEngines(OneEngine(engine), round_steps=3, timeout=60)
+    engines = LockstepDriver(OneEngine(engine), round_steps=3, timeout=60)
     player = EpisodePlayer(
         engines,
         Agent(tokenizer, chat_prompt(tokenizer), chat=True),

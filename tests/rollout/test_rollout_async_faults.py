@@ -12,11 +12,11 @@ import pytest
 from fakes import NumberTokenizer, ScriptedRanks, Source, first_prompt, instant, make_tasks
 
 from roll.rollout.agent import Agent
-from roll.rollout.ahead import AheadPlan, AheadState, ReadyGroup, RolloutAhead
-from roll.rollout.continuous import ContinuousEngines
-from roll.rollout.engines import RolloutStalled
+from roll.rollout.async_scheduler import AsyncPlan, AsyncRolloutScheduler, AsyncState, ReadyGroup
+from roll.rollout.continuous_driver import ContinuousDriver
+from roll.rollout.engine_driver import RolloutStalled
 from roll.rollout.episode import EpisodePlayer
-from roll.rollout.rewards import RewardEnv
+from roll.rollout.reward_env import RewardEnv
 from roll.rollout.sim_clock import VirtualClockLoop
 from roll.rollout.sim_engines import SimulatedRanks
 from roll.rollout.sim_episodes import EpisodeModel
@@ -26,7 +26,7 @@ from roll.rollout.waiting import WaitingRequests
 from roll.strategies.base import EngineDied, Request, SamplingParams
 from roll.types.episode import Group, Trajectory, Turn
 
-PLAN = AheadPlan(
+PLAN = AsyncPlan(
     groups=4, group_size=2, params=SamplingParams(max_new_tokens=50), ratio=1.0, max_prompts=100, last_step=9
 )
 
@@ -54,14 +54,14 @@ class Cursor(Source):
 
 
 def ahead(ranks, plan=PLAN, version=0, timeout=5.0, **options):
-    engines = ContinuousEngines(ranks, max_running_requests=64, timeout=timeout)
+    engines = ContinuousDriver(ranks, max_running_requests=64, timeout=timeout)
     agent = Agent(NumberTokenizer(), first_prompt, chat=False)
     score = instant(lambda request: 1.0)
     player = EpisodePlayer(
         engines, agent, lambda task, name: RewardEnv(score, task, name), max_sequence_length=1000, **options
     )
     source = Cursor(make_tasks(100))
-    return engines, source, RolloutAhead(engines, player, source, plan, seed=1, version=version)
+    return engines, source, AsyncRolloutScheduler(engines, player, source, plan, seed=1, version=version)
 
 
 def test_closing_leaves_nothing_behind_and_asks_nothing_of_engines_that_are_about_to_end(caplog):
@@ -99,12 +99,12 @@ def ready(number, version, size=2):
         ([ready(0, 5, size=3), ready(1, 5)], 1),  # of one with larger groups
     ],
 )
-def test_what_a_run_with_other_settings_had_ready_is_used_once_and_in_time_or_played_anew(found, kept):
+def test_what_a_run_with_other_settings_had_ready_is_used_once_and_in_time_or_played_again(found, kept):
     ranks = Engines(length=lambda request: 1)
     engines, source, rollouts = ahead(ranks, version=5)
     ranks.version = 5
     source.tasks = source.tasks[20:]
-    rollouts.restore(AheadState(started=20, ready=found))
+    rollouts.restore(AsyncState(started=20, ready=found))
     assert len(source.returned) == len(found) - kept
     trained = []
     for step in range(6, 10):
@@ -215,7 +215,7 @@ def test_an_abort_that_fails_with_an_engine_s_death_after_its_replacement_does_n
     loop = VirtualClockLoop()
     model = EngineModel(max_running_requests=2, step_seconds=1.0, step_seconds_per_request=0.0)
     ranks = LateAborts(1, model, lambda request: 100, loop=loop)
-    engines = ContinuousEngines(
+    engines = ContinuousDriver(
         ranks, max_running_requests=2, timeout=1e6, loop=loop, max_restarts=1,
         is_death=lambda error: isinstance(error, EngineDied), restart=lambda rank: ranks.restart(rank, 1.0),
     )  # fmt: skip

@@ -149,16 +149,16 @@ def test_a_message_that_the_template_leaves_out_is_missed():
 def test_a_template_that_opens_a_thought_opens_it_for_the_reader_too():
     opens = bpe_tokenizer(CHATML.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n"))
     tags = ("<think>", "</think>")
-    assert Agent(opens).opened_thought(tags) == "<think>"
-    assert Agent(opens).opened_thought(None) == ""
-    assert Agent(opens, chat=False).opened_thought(tags) == ""
+    assert Agent(opens).forced_think_prefix(tags) == "<think>"
+    assert Agent(opens).forced_think_prefix(None) == ""
+    assert Agent(opens, chat=False).forced_think_prefix(tags) == ""
     closed = bpe_tokenizer(CHATML.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n<think></think>"))
-    assert Agent(closed).opened_thought(tags) == Agent(bpe_tokenizer("chatml")).opened_thought(tags) == ""
+    assert Agent(closed).forced_think_prefix(tags) == Agent(bpe_tokenizer("chatml")).forced_think_prefix(tags) == ""
 
 
 def test_tags_that_are_left_out_of_responses_are_refused():
     with pytest.raises(ValueError, match=r"thinking_tags: '<\|im_start\|>' is a special token"):
-        Agent(bpe_tokenizer("chatml")).opened_thought(("<|im_start|>", "</t>"))
+        Agent(bpe_tokenizer("chatml")).forced_think_prefix(("<|im_start|>", "</t>"))
 
 
 def test_the_date_is_the_same_every_day():

@@ -10,12 +10,12 @@ import pytest
 from fakes import NumberTokenizer, ScriptedRanks, Source, first_prompt, instant, make_plan, make_tasks
 
 from roll.rollout.agent import Agent
-from roll.rollout.ahead import ReadyGroup
+from roll.rollout.async_scheduler import ReadyGroup
 from roll.rollout.buffer import load_groups, save_groups
-from roll.rollout.continuous import ContinuousEngines, EngineLost
-from roll.rollout.engines import RolloutStalled
+from roll.rollout.continuous_driver import ContinuousDriver, EngineLost
+from roll.rollout.engine_driver import RolloutStalled
 from roll.rollout.episode import EpisodePlayer
-from roll.rollout.rewards import RewardEnv
+from roll.rollout.reward_env import RewardEnv
 from roll.rollout.routing import Router
 from roll.rollout.scheduler import RolloutScheduler
 from roll.strategies.base import Request, SamplingParams
@@ -47,13 +47,13 @@ class Ranks(ScriptedRanks):
 
 
 @pytest.fixture
-def drive():
+def make_driver():
     drivers = []
 
     def build(ranks, **options):
         options.setdefault("max_running_requests", 4)
         options.setdefault("timeout", 5.0)
-        driver = ContinuousEngines(ranks, is_death=lambda error: isinstance(error, Death), **options)
+        driver = ContinuousDriver(ranks, is_death=lambda error: isinstance(error, Death), **options)
         drivers.append(driver)
         return driver
 
@@ -71,16 +71,16 @@ def scheduler(driver, submit=None, **options):
     return RolloutScheduler(driver, player, seed=1, **options)
 
 
-def test_groups_come_back_whole_and_no_engine_gets_more_than_it_may(drive):
+def test_groups_come_back_whole_and_no_engine_gets_more_than_it_may(make_driver):
     ranks = Ranks(length=lambda request: 1 + int(request.seed % 5))
-    collected = scheduler(drive(ranks)).collect(Source(make_tasks(10)), make_plan(groups=10, group_size=4))
+    collected = scheduler(make_driver(ranks)).collect(Source(make_tasks(10)), make_plan(groups=10, group_size=4))
     assert [group.task.id for group in collected.groups] == [f"t{i}" for i in range(10)]
     assert all(len(group.survivors) == 4 for group in collected.groups)
     assert ranks.most_running <= 8
 
 
-def test_the_loop_goes_on_while_nobody_waits_for_it(drive):
-    driver = drive(Ranks())
+def test_the_loop_goes_on_while_nobody_waits_for_it(make_driver):
+    driver = make_driver(Ranks())
     ticks = []
 
     async def tick():
@@ -96,7 +96,7 @@ def test_the_loop_goes_on_while_nobody_waits_for_it(drive):
     assert ticks == ["rollout"] * 5
 
 
-def test_a_dead_engine_is_replaced_and_its_requests_are_given_out_again(drive):
+def test_a_dead_engine_is_replaced_and_its_requests_are_given_out_again(make_driver):
     ranks = Ranks(length=lambda request: 3)
     ranks.fail[0] = [Death("gone")]
     restarted = []
@@ -105,7 +105,7 @@ def test_a_dead_engine_is_replaced_and_its_requests_are_given_out_again(drive):
         ranks.running[rank].clear()
         restarted.append(rank)
 
-    driver = drive(ranks, restart=restart, max_restarts=1)
+    driver = make_driver(ranks, restart=restart, max_restarts=1)
     collected = scheduler(driver).collect(Source(make_tasks(6)), make_plan(groups=6, group_size=2))
     assert len(collected.groups) == 6
     assert all(len(group.survivors) == 2 for group in collected.groups)
@@ -114,10 +114,10 @@ def test_a_dead_engine_is_replaced_and_its_requests_are_given_out_again(drive):
     assert counts.restarts == 1
     assert counts.reissued > 0
     assert driver.take_counts().restarts == 0
-    driver.run(driver.whole())
+    driver.run(driver.wait_all_up())
 
 
-def test_another_death_than_the_budget_allows_ends_the_run_and_says_so(drive):
+def test_another_death_than_the_budget_allows_ends_the_run_and_says_so(make_driver):
     ranks = Ranks(length=lambda request: 50)
     ranks.fail[1] = [Death("second"), Death("first")]
 
@@ -126,47 +126,47 @@ def test_another_death_than_the_budget_allows_ends_the_run_and_says_so(drive):
 
     plan = make_plan(groups=4, group_size=4)
     with pytest.raises(EngineLost, match=r"engine 1 died and was replaced 1 times already.*engine_restarts \(1\)"):
-        scheduler(drive(ranks, restart=restart, max_restarts=1)).collect(Source(make_tasks(4)), plan)
+        scheduler(make_driver(ranks, restart=restart, max_restarts=1)).collect(Source(make_tasks(4)), plan)
 
 
-def test_an_engine_that_cannot_be_replaced_ends_the_run_with_the_cause(drive):
+def test_an_engine_that_cannot_be_replaced_ends_the_run_with_the_cause(make_driver):
     ranks = Ranks()
     ranks.fail[0] = [Death("gone")]
 
     async def restart(rank):
         raise OSError("no memory")
 
-    driver = drive(ranks, restart=restart, max_restarts=3)
+    driver = make_driver(ranks, restart=restart, max_restarts=3)
     with pytest.raises(EngineLost, match="could not be started again: no memory"):
         scheduler(driver).collect(Source(make_tasks(2)), make_plan(groups=2))
     with pytest.raises(EngineLost):
-        driver.run(driver.whole())
+        driver.run(driver.wait_all_up())
 
 
-def test_an_error_that_is_no_death_ends_the_run_as_it_is(drive):
+def test_an_error_that_is_no_death_ends_the_run_as_it_is(make_driver):
     ranks = Ranks()
     ranks.fail[0] = [ValueError("bad request")]
     with pytest.raises(ValueError, match="bad request"):
-        scheduler(drive(ranks)).collect(Source(make_tasks(2)), make_plan(groups=2))
+        scheduler(make_driver(ranks)).collect(Source(make_tasks(2)), make_plan(groups=2))
 
 
-def test_over_sampling_aborts_the_tail_and_puts_its_prompts_back(drive):
+def test_over_sampling_aborts_the_tail_and_puts_its_prompts_back(make_driver):
     ranks = Ranks(length=lambda request: 2 if int(request.id.split("t")[-1].split("#")[0]) < 2 else 10_000)
     source = Source(make_tasks(4))
     plan = make_plan(groups=2, group_size=2, extra_prompts=2)
-    collected = scheduler(drive(ranks)).collect(source, plan)
+    collected = scheduler(make_driver(ranks)).collect(source, plan)
     assert [group.task.id for group in collected.groups] == ["t0", "t1"]
     assert source.returned == ["t2", "t3"]
     assert len(ranks.aborted) == 4
     assert not any(ranks.running)
 
 
-def test_a_stall_says_who_is_waited_for(drive):
+def test_a_stall_says_who_is_waited_for(make_driver):
     ranks = Ranks()
     ranks.frozen = True
     plan = make_plan(groups=3, group_size=4)
     with pytest.raises(RolloutStalled, match=r"no progress for 0 s; requests wait for .*engine 0 \(4\)"):
-        scheduler(drive(ranks, timeout=0.3)).collect(Source(make_tasks(3)), plan)
+        scheduler(make_driver(ranks, timeout=0.3)).collect(Source(make_tasks(3)), plan)
 
 
 def test_the_router_keeps_siblings_together_while_there_is_room():
@@ -181,8 +181,8 @@ def test_the_router_keeps_siblings_together_while_there_is_room():
     assert router.place("d") == 2
 
 
-def test_requests_need_ids_of_their_own(drive):
-    driver = drive(Ranks(length=lambda request: 10_000))
+def test_requests_need_ids_of_their_own(make_driver):
+    driver = make_driver(Ranks(length=lambda request: 10_000))
     request = Request(id="same", prompt_ids=(1,), params=SamplingParams(max_new_tokens=3), seed=1)
 
     async def twice():
@@ -208,7 +208,7 @@ def test_ready_groups_survive_the_disk_bit_by_bit(tmp_path):
         observation="next",
         reward=0.1,
         metrics={"turns": 1.0},
-        begins_anew=True,
+        resets_context=True,
         state="8c16510882e1ba6b",
     )
     whole = Trajectory(task_id="t0", member=0, turns=(turn,), reward=0.1, reward_parts={"a": 0.1}, spans={"x": 1.5})

@@ -40,7 +40,7 @@ def rows_of(trajectory):
 def test_a_trajectory_is_one_row_that_every_turn_adds_to():
     engines, trajectory, _ = played("a", "b", "c", "d")
     assert engines.texts == ["SA", "SAaB", "SAaBbC", "SAaBbCcD"]
-    assert [turn.begins_anew for turn in trajectory.turns] == [False] * 4
+    assert [turn.resets_context for turn in trajectory.turns] == [False] * 4
     assert rows_of(trajectory) == ["SAaBbCcDd"]
 
 
@@ -56,7 +56,7 @@ def test_a_trajectory_is_one_row_that_every_turn_adds_to():
 def test_a_step_is_a_row_of_its_own_with_the_last_exchanges(length, contexts):
     engines, trajectory, _ = played("a", "b", "c", "d", sample_unit="step", history_length=length)
     assert engines.texts == contexts
-    assert [turn.begins_anew for turn in trajectory.turns] == [False, True, True, True]
+    assert [turn.resets_context for turn in trajectory.turns] == [False, True, True, True]
     assert rows_of(trajectory) == [context + answer for context, answer in zip(contexts, "abcd", strict=True)]
 
 
@@ -69,7 +69,7 @@ def test_a_step_is_a_row_of_its_own_with_the_last_exchanges(length, contexts):
         (0, ["SA", "SB", "SC", "SD"], ["SAa", "SBb", "SCc", "SDd"]),
     ],
 )
-def test_concatenated_steps_share_a_row_until_the_context_begins_anew(length, contexts, rows):
+def test_concatenated_steps_share_a_row_until_the_context_is_reset(length, contexts, rows):
     engines, trajectory, _ = played("a", "b", "c", "d", sample_unit="concat", history_length=length)
     assert engines.texts == contexts
     assert rows_of(trajectory) == rows
@@ -95,7 +95,7 @@ def test_rows_are_what_the_engine_saw_and_every_sampled_token_is_in_one_of_them(
     assert trajectory.num_tokens == len(batch.token_ids)
 
 
-def test_later_prompts_show_responses_without_their_thoughts_where_they_are_rendered_anew():
+def test_later_prompts_show_responses_without_their_thoughts_where_they_are_rerendered():
     answers = ("<think>left or up?</think>\nUp", "Down")
     shown = {"shows": ("A", "B"), "thinking_tags": ("<think>", "</think>")}
     assert played(*answers, sample_unit="step", **shown)[0].texts == ["SA", "SAUpB"]

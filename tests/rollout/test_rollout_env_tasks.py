@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from roll.configs.schema.env_config import split_evenly
 from roll.data.readers import DataError
-from roll.rollout.ahead import ReadyGroup
+from roll.rollout.async_scheduler import ReadyGroup
 from roll.rollout.buffer import load_groups, save_groups
 from roll.rollout.env_tasks import EnvTasks
 from roll.types.episode import Group, Trajectory
@@ -91,7 +91,7 @@ def test_any_order_of_take_put_back_and_resume_gives_the_same_sequence(moves):
             back, held = held[:n], held[n:]
             source.put_back(back)
             model = back + model
-        else:  # a kill: what is held is lost, and played anew
+        else:  # a kill: what is held is lost, and played again
             state = json.loads(json.dumps(source.state_dict(held)))
             source, model, held = tasks_of(), held + model, []
             source.load_state_dict(state)

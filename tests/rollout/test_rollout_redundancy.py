@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from roll.envs.base import Message, Observation, StepResult
 from roll.rollout.agent import Agent
-from roll.rollout.ahead import AheadPlan, AheadState, ReadyGroup, RolloutAhead
-from roll.rollout.continuous import ContinuousEngines
+from roll.rollout.async_scheduler import AsyncPlan, AsyncRolloutScheduler, AsyncState, ReadyGroup
+from roll.rollout.continuous_driver import ContinuousDriver
 from roll.rollout.episode import EpisodeError, EpisodePlayer
-from roll.rollout.groups import REPLACED, EverythingFails, FilterBudgetExhausted
+from roll.rollout.groups import REPLACED, AllEpisodesFailed, FilterBudgetExhausted
 from roll.rollout.scheduler import RolloutScheduler
 from roll.strategies.base import SamplingParams
 from roll.types.episode import Group, Trajectory, Turn
@@ -160,7 +160,7 @@ def test_if_too_few_end_well_all_are_in_the_group_and_min_survivors_decides():
 def test_when_whole_groups_fail_and_nothing_else_the_run_ends_before_its_budget():
     everything = {f"t{task}#{member}" for task in range(99) for member in range(2)}
     plan = make_plan(groups=2, group_size=2, min_survivors=2, max_prompts=99)
-    with pytest.raises(EverythingFails, match=r"step 1: each of the 1[6-9] episodes .* failed, the first, t0#0: .*"):
+    with pytest.raises(AllEpisodesFailed, match=r"step 1: each of the 1[6-9] episodes .* failed, the first, t0#0: .*"):
         make_scheduler(ScriptedRanks(), make_env=World(fails=everything)).collect(Source(make_tasks(99)), plan)
     # One that ends well, and the others may be bad luck.
     most = World(fails=everything - {"t1#1"})
@@ -307,11 +307,11 @@ class Ranks(ScriptedRanks):
 
 
 @pytest.fixture
-def drive():
+def make_driver():
     drivers = []
 
     def build(ranks, world):
-        engines = ContinuousEngines(ranks, max_running_requests=100, timeout=5.0)
+        engines = ContinuousDriver(ranks, max_running_requests=100, timeout=5.0)
         drivers.append(engines)
         agent = Agent(NumberTokenizer(), first_prompt, chat=False)
         return engines, EpisodePlayer(engines, agent, world, max_sequence_length=1000, max_turns=5)
@@ -321,10 +321,10 @@ def drive():
         driver.close()
 
 
-def test_engines_that_run_on_their_own_are_told_to_stop_the_surplus(drive):
+def test_engines_that_run_on_their_own_are_told_to_stop_the_surplus(make_driver):
     ranks = Ranks(length=lambda request: 10**6 if member(request) in (1, 3) else 2)
     world = World(turns=2)
-    engines, player = drive(ranks, world)
+    engines, player = make_driver(ranks, world)
     collected = RolloutScheduler(engines, player, seed=1).collect(
         Source(make_tasks(9)), make_plan(groups=4, group_size=2, redundancy=2, max_open_groups=2)
     )
@@ -336,9 +336,9 @@ def test_engines_that_run_on_their_own_are_told_to_stop_the_surplus(drive):
     assert not world.open
 
 
-def test_environments_of_the_surplus_may_take_their_time_to_close(drive):
+def test_environments_of_the_surplus_may_take_their_time_to_close(make_driver):
     world = World(close_seconds=0.02)
-    engines, player = drive(
+    engines, player = make_driver(
         Ranks(length=lambda request: 10**6 if member(request) == 0 else 1 + 5 * number(request)), world
     )
     collected = RolloutScheduler(engines, player, seed=1).collect(
@@ -348,9 +348,9 @@ def test_environments_of_the_surplus_may_take_their_time_to_close(drive):
     assert len(world.ended) == 4
 
 
-def test_a_member_whose_environment_hangs_does_not_hold_up_its_group(drive):
+def test_a_member_whose_environment_hangs_does_not_hold_up_its_group(make_driver):
     world = World(hangs={"t0#0", "t1#2"}, fails={"t0#1"})
-    engines, player = drive(Ranks(), world)
+    engines, player = make_driver(Ranks(), world)
     collected = RolloutScheduler(engines, player, seed=1).collect(
         Source(make_tasks(9)), make_plan(groups=2, group_size=2, redundancy=2)
     )
@@ -368,7 +368,7 @@ def trajectory(task, number_in_group, status):
 
 def ahead_plan(**options):
     options = {"groups": 4, "group_size": 2, "ratio": 1.0, "max_prompts": 100, "last_step": 4, **options}
-    return AheadPlan(params=SamplingParams(max_new_tokens=50), **options)
+    return AsyncPlan(params=SamplingParams(max_new_tokens=50), **options)
 
 
 class Cursor(Source):
@@ -376,17 +376,17 @@ class Cursor(Source):
         return {"unfinished": [task.id for task in unfinished]}
 
 
-def ahead(drive, ranks, world, plan, tasks=99, **options):
-    engines, player = drive(ranks, world)
+def ahead(make_driver, ranks, world, plan, tasks=99, **options):
+    engines, player = make_driver(ranks, world)
     source = Cursor(make_tasks(tasks))
-    return source, RolloutAhead(engines, player, source, plan, seed=1, **options)
+    return source, AsyncRolloutScheduler(engines, player, source, plan, seed=1, **options)
 
 
 @pytest.mark.parametrize("bound", [None, 1, 3])
-def test_generation_ahead_takes_the_first_members_and_keeps_to_the_bound(drive, bound):
+def test_generation_ahead_takes_the_first_members_and_keeps_to_the_bound(make_driver, bound):
     ranks = Ranks(length=lambda request: 10**6 if member(request) == 1 else 1 + number(request) % 4)
     world = World(fails={"t2#0"})
-    source, rollouts = ahead(drive, ranks, world, ahead_plan(redundancy=2, max_open_groups=bound))
+    source, rollouts = ahead(make_driver, ranks, world, ahead_plan(redundancy=2, max_open_groups=bound))
     trained, metrics = [], {}
     for step in range(1, 5):
         collected = rollouts.collect(step)
@@ -406,7 +406,7 @@ def test_generation_ahead_takes_the_first_members_and_keeps_to_the_bound(drive, 
     assert not source.returned
 
 
-def test_ahead_no_more_groups_are_in_flight_than_the_bound(drive):
+def test_ahead_no_more_groups_are_in_flight_than_the_bound(make_driver):
     in_flight = []
 
     class Watching(Ranks):
@@ -416,7 +416,7 @@ def test_ahead_no_more_groups_are_in_flight_than_the_bound(drive):
 
     plan = ahead_plan(groups=6, ratio=2.0, max_open_groups=3)
     ranks = Watching(length=lambda request: 1 + number(request) % 5)
-    _, rollouts = ahead(drive, ranks, World(), plan)
+    _, rollouts = ahead(make_driver, ranks, World(), plan)
     for step in range(1, 5):
         assert len(rollouts.collect(step).groups) == 6
         ranks.version = step
@@ -424,28 +424,29 @@ def test_ahead_no_more_groups_are_in_flight_than_the_bound(drive):
     assert max(in_flight) == 3
 
 
-def test_ahead_a_member_whose_environment_hangs_is_ended_with_its_group(drive):
+def test_ahead_a_member_whose_environment_hangs_is_ended_with_its_group(make_driver):
     world = World(hangs={f"t{i}#0" for i in range(99)})
-    engines, player = drive(Ranks(), world)
-    rollouts = RolloutAhead(engines, player, Cursor(make_tasks(99)), ahead_plan(redundancy=1, last_step=1), seed=1)
+    engines, player = make_driver(Ranks(), world)
+    plan = ahead_plan(redundancy=1, last_step=1)
+    rollouts = AsyncRolloutScheduler(engines, player, Cursor(make_tasks(99)), plan, seed=1)
     assert members(rollouts.collect(1)) == [[1, 2]] * 4
     engines.run(asyncio.sleep(0.05))
     assert not world.open
     assert not engines._busy
 
 
-def test_ahead_a_failed_stop_of_the_surplus_ends_the_run(drive):
+def test_ahead_a_failed_stop_of_the_surplus_ends_the_run(make_driver):
     class Failing(Ranks):
         async def abort(self, rank, request_ids):
             raise OSError("no answer")
 
     ranks = Failing(length=lambda request: 10**6 if member(request) == 2 or number(request) > 2 else 1)
-    _, rollouts = ahead(drive, ranks, World(), ahead_plan(redundancy=1))
+    _, rollouts = ahead(make_driver, ranks, World(), ahead_plan(redundancy=1))
     with pytest.raises(OSError, match="no answer"):
         rollouts.collect(1)
 
 
-def test_what_was_ready_before_a_resume_fits_if_this_plan_could_have_given_it(drive):
+def test_what_was_ready_before_a_resume_fits_if_this_plan_could_have_given_it(make_driver):
     (task,) = make_tasks(1)
 
     def fits(ok, failed, **plan):
@@ -460,7 +461,7 @@ def test_what_was_ready_before_a_resume_fits_if_this_plan_could_have_given_it(dr
     assert fits(2, 3, group_size=3, redundancy=2)
     assert not fits(4, 1, group_size=3, redundancy=2)
     assert not fits(4, 0, group_size=3, redundancy=2)
-    source, rollouts = ahead(drive, Ranks(), World(), ahead_plan())
+    source, rollouts = ahead(make_driver, Ranks(), World(), ahead_plan())
     too_large = Group(task=task, trajectories=tuple(trajectory(task, m, "ok") for m in range(3)))
-    rollouts.restore(AheadState(started=1, ready=[ReadyGroup(0, too_large, 0)]))
+    rollouts.restore(AsyncState(started=1, ready=[ReadyGroup(0, too_large, 0)]))
     assert source.returned == ["t0"]

@@ -382,10 +382,10 @@ def test_a_death_while_the_rest_of_a_step_is_aborted_costs_nothing_but_time(deat
 
 
 def test_requests_given_up_make_room_for_those_that_wait():
-    from roll.rollout.continuous import ContinuousEngines
+    from roll.rollout.continuous_driver import ContinuousDriver
 
     async def script(ranks, loop):
-        engines = ContinuousEngines(ranks, max_running_requests=1, timeout=1e6, loop=loop)
+        engines = ContinuousDriver(ranks, max_running_requests=1, timeout=1e6, loop=loop)
         first = asyncio.ensure_future(engines.generate("a", request("a", 1000)))
         second = asyncio.ensure_future(engines.generate("b", request("b", 5)))
         await asyncio.sleep(20.0)
@@ -426,7 +426,7 @@ def test_async_generation_keeps_engines_busier_under_a_long_tail():
 
 
 def test_engines_that_die_twice_end_the_run():
-    from roll.rollout.continuous import EngineLost
+    from roll.rollout.continuous_driver import EngineLost
 
     simulation = Simulation(Scenario(groups=4, deaths={0: 5.0}, engines=1, restart_seconds=0.0))
     simulation.loop.call_at(9.0, simulation.ranks._die, 0)

@@ -172,7 +172,7 @@ def test_a_weight_update_reaches_running_requests_and_each_token_names_its_versi
     torch.testing.assert_close(torch.tensor(completion.logprobs[2:]), under_new[2:], atol=1e-5, rtol=0)
 
 
-def test_with_restarts_a_weight_update_begins_running_responses_anew(tiny_model):
+def test_with_restarts_a_weight_update_restarts_running_responses(tiny_model):
     engine, model, _ = make_engine(tiny_model, partial_rollout="restart")
     engine.submit([request("r", [9, 8], max_new_tokens=6, ignore_eos=True)])
     engine.poll(2)

@@ -90,7 +90,7 @@ def test_a_span_inside_one_of_its_own_name_counts_once_in_the_inclusive_time():
     assert timers.result() == {"time/walk": 3.0, "time/walk/self": 3.0}
 
 
-def test_result_starts_anew_and_without_a_step_names_no_controller():
+def test_result_starts_over_and_without_a_step_names_no_controller():
     clock = Clock()
     timers = Timers(clock)
     with timers.span("save"):

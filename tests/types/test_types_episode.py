@@ -66,15 +66,15 @@ def test_a_trajectory_in_which_the_policy_chose_nothing_is_not_trainable():
 
 @given(st.lists(st.booleans(), max_size=6))
 @QUICK
-def test_stretches_are_the_turns_cut_where_the_context_begins_anew(anew):
-    turns = tuple(turn(prompt=i, begins_anew=flag) for i, flag in enumerate(anew))
+def test_stretches_are_the_turns_cut_where_the_context_is_reset(reset):
+    turns = tuple(turn(prompt=i, resets_context=flag) for i, flag in enumerate(reset))
     found = trajectory(turns=turns).stretches
     assert tuple(t for stretch in found for t in stretch) == turns
     assert all(stretch for stretch in found)
     # Within a stretch the context goes on; the first stretch begins with the episode, whatever its turn says.
-    assert not any(t.begins_anew for stretch in found for t in stretch[1:])
-    assert all(stretch[0].begins_anew for stretch in found[1:])
-    assert sum(map(len, found)) == len(anew) and len(found) == bool(anew) + sum(anew[1:])
+    assert not any(t.resets_context for stretch in found for t in stretch[1:])
+    assert all(stretch[0].resets_context for stretch in found[1:])
+    assert sum(map(len, found)) == len(reset) and len(found) == bool(reset) + sum(reset[1:])
 
 
 def test_an_id_names_task_and_member():

@@ -48,7 +48,7 @@ class AgenticConfig(RLConfig):
     sample_unit: Literal["trajectory", "step", "concat"] = "trajectory"
     """What a training row is. `trajectory`: a whole episode; its context is carried on to the end. `step`: a turn; its
     prompt shows the last `history_length` exchanges and the new message. `concat`: turns that follow on one another;
-    the context is carried on for `history_length` exchanges and then begins anew with the new message."""
+    the context is carried on for `history_length` exchanges and is then reset to the new message."""
 
     reward_normalization: RewardNormalization = field(default_factory=RewardNormalization)
     """How episodes' rewards are compared before `adv_estimator`, or by `gigpo` and `step_reinforce`. Estimators that

@@ -44,7 +44,7 @@ class CustomEnv:
 
     thinking_tags: tuple[str, str] | None = None
     """Opening and closing tag of text that is thought, e.g. `["<think>", "</think>"]`: no action is looked for in it,
-    and it is left out where earlier responses are shown anew (`history_length`). null: there are no such tags."""
+    and it is left out where earlier responses are shown again (`history_length`). null: there are no such tags."""
 
     system_template: str | None = "{instructions}"
     """Text of the system message, with {instructions} of the environment, {max_steps}, {max_actions_per_step}. null, or
@@ -56,7 +56,7 @@ class CustomEnv:
 
     history_length: int | None = number(None, ge=0)
     """`sample_unit: step`: earlier exchanges (a message and its response) that a prompt shows before the new message.
-    `concat`: exchanges that are carried on until the context begins anew. null: all."""
+    `concat`: exchanges that are carried on until the context is reset. null: all."""
 
 
 @dataclass(frozen=True, kw_only=True)

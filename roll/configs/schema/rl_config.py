@@ -93,10 +93,10 @@ class RLConfig(PolicyOptimisation, RunConfig):
 
     partial_rollout: Literal["resume", "restart"] = "resume"
     """What a weight update does to responses on their way, with `async_generation_ratio` above 0: `resume` goes on from
-    the tokens that are there, `restart` throws them away and begins anew under the new weights."""
+    the tokens that are there, `restart` throws them away and starts over under the new weights."""
 
     engine_restarts: int = number(1, ge=0)
-    """How often one engine may be replaced in a run after it died; its responses then begin anew. 0: its death ends the
+    """How often one engine may be replaced in a run after it died; its responses then start over. 0: its death ends the
     run. For `vllm` and `sglang`."""
 
     weight_transport: Literal["auto", "object_store", "shared_memory", "broadcast", "file"] = "auto"

@@ -111,7 +111,7 @@ class RunConfig:
     `val_env_manager`."""
 
     resume_from_checkpoint: bool | str = False
-    """false: start anew. true: newest complete checkpoint, an error if there is none. `auto`: the newest if
+    """false: start from scratch. true: newest complete checkpoint, an error if there is none. `auto`: the newest if
     there is one. Else a checkpoint's folder."""
 
     checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)

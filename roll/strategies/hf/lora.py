@@ -184,7 +184,7 @@ class Adapters:
         """Raise `ValueError` unless the checkpoint in `folder` is about this base model and adapters like these."""
         file = folder / _IDENTITY
         if not file.is_file():
-            raise ValueError(f"{folder} was saved without LoRA; go on without lora_rank, or start anew")
+            raise ValueError(f"{folder} was saved without LoRA; go on without lora_rank, or start from scratch")
         saved = json.loads(file.read_text())
         if saved["layers"] != self._identity["layers"]:
             mine, theirs = (_described(identity["layers"]) for identity in (self._identity, saved))

@@ -1,6 +1,6 @@
 """Rows laid end to end through a Hugging Face model, and stretches of them on several ranks (Ulysses).
 
-A packed line reaches the model as one row of ids whose positions begin anew in every row of the batch. What keeps rows
+A packed line reaches the model as one row of ids whose positions start over in every row of the batch. What keeps rows
 apart is the attention function: it is told where they end through the model's own keyword arguments, which transformers
 hands down to every layer, and again when a layer is recomputed for its gradient. With `fa2` that function is
 transformers' own; otherwise it is `packed_attention`, put in place through transformers' registry of such functions.

@@ -285,7 +285,7 @@ class VllmBackend(EngineBackend):
         from vllm.lora.request import LoRARequest
 
         engine = self._engine
-        # Copies: what the stream hands out may be written anew once the next tensor is asked for.
+        # Copies: what the stream hands out may be overwritten once the next tensor is asked for.
         tensors = {name: tensor.detach().to("cpu", copy=True) async for name, tensor in adapters}
         number = next(self._adapter_numbers)
         await self._pause()

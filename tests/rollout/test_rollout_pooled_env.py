@@ -12,8 +12,8 @@ import pytest
 from roll.envs.pool import EnvPool
 from roll.envs.registry import EnvSpec
 from roll.envs.wrappers import ActionRules
-from roll.rollout.environments import PooledEnv
 from roll.rollout.episode import Action, EpisodeError
+from roll.rollout.pooled_env import PooledEnv
 from roll.types.episode import Task
 
 FAULTY = Path(__file__).parents[1] / "envs" / "envs_faulty.py"

@@ -6,8 +6,8 @@ import pytest
 from toy import metrics_of, run_toy, write_toy
 
 from roll.distributed.worker import Worker
-from roll.pipelines import residency as module
-from roll.pipelines.residency import Residency
+from roll.pipelines import offload as module
+from roll.pipelines.offload import ENGINE, DeviceOffloader
 from roll.strategies.hf_infer import HfInfer
 from roll.workers.infer import InferWorker
 from roll.workers.train import ForwardWorker
@@ -61,47 +61,47 @@ class FakeCluster:
 
 def built(colocated):
     device = OnOneDevice(13 if colocated else 99)
-    residency = Residency(colocated)
+    offloader = DeviceOffloader(colocated)
     for role in ROLES:
-        residency.add(role, device.cluster(role))
-    return device, residency
+        offloader.add(role, device.cluster(role))
+    return device, offloader
 
 
 EVERYBODY = [(a, b) for i, a in enumerate(ROLES) for b in ROLES[i + 1 :]]
 
 
 def test_a_whole_step_never_has_two_roles_on_the_device():
-    device, residency = built(EVERYBODY)
+    device, offloader = built(EVERYBODY)
     for _ in range(2):
-        with residency.syncing():
+        with offloader.while_syncing():
             # 4 + 4 for the weights; the trainer's other 5 fit because the cache isn't there.
             assert set(device.used["actor_infer"]) == {"weights"}
             assert not device.used["critic"] and not device.used["reference"]
-        residency.generating()
+        offloader.onload(ENGINE)
         assert {role for role, parts in device.used.items() if parts} == {"actor_infer"}
         assert set(device.used["actor_infer"]) == {"weights", "kv_cache"}
-        residency.generated()
+        offloader.mark_engine_stale()
         for role in ("reference", "critic", "actor_train"):
-            residency.use(role)
+            offloader.onload(role)
             assert {r for r, parts in device.used.items() if parts} == {role}
     assert device.most <= 13
 
 
 def test_an_engine_keeps_the_weights_it_was_just_sent_while_a_checkpoint_is_saved():
-    device, residency = built(EVERYBODY)
-    with residency.syncing():
+    device, offloader = built(EVERYBODY)
+    with offloader.while_syncing():
         pass
-    residency.generating()
-    residency.use("actor_train")  # to save
+    offloader.onload(ENGINE)
+    offloader.onload("actor_train")  # to save
     assert set(device.used["actor_infer"]) == {"weights"}
-    residency.generating()
+    offloader.onload(ENGINE)
     assert device.log[-1] == ("wake", "actor_infer", ("kv_cache",))
 
 
 def test_roles_that_share_nothing_and_machines_without_accelerators_are_left_alone():
-    device, residency = built([])
-    residency.generating()
-    residency.use("actor_train")
+    device, offloader = built([])
+    offloader.onload(ENGINE)
+    offloader.onload("actor_train")
     assert device.log == []
 
     class OnCpu(FakeCluster):
@@ -109,18 +109,18 @@ def test_roles_that_share_nothing_and_machines_without_accelerators_are_left_alo
             assert method is Worker.device
             return ["cpu"]
 
-    residency = Residency(EVERYBODY)
+    offloader = DeviceOffloader(EVERYBODY)
     for role in ROLES:
-        residency.add(role, OnCpu(None, role))
-    residency.generating()
-    with residency.syncing():
-        residency.use("critic")
+        offloader.add(role, OnCpu(None, role))
+    offloader.onload(ENGINE)
+    with offloader.while_syncing():
+        offloader.onload("critic")
 
 
 def test_a_reward_model_works_while_others_do():
-    device, residency = built([*EVERYBODY, ("reward_model", "actor_infer")])
-    residency.add("reward_model", FakeCluster(device, "reward_model"))
-    assert "reward_model" not in residency.asleep
+    device, offloader = built([*EVERYBODY, ("reward_model", "actor_infer")])
+    offloader.add("reward_model", FakeCluster(device, "reward_model"))
+    assert "reward_model" not in offloader.offloaded
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "remax"])
@@ -130,8 +130,9 @@ def test_a_real_run_that_takes_turns_takes_the_same_steps(tiny_model, tmp_path, 
     plain = run_toy(write_toy(tmp_path / "plain", tiny_model), *settings)
     calls = []
     monkeypatch.setattr(Worker, "device", as_cuda(Worker.device))
-    original = module.Residency._sleep
-    monkeypatch.setattr(module.Residency, "_sleep", lambda self, *args: (calls.append(args), original(self, *args))[1])
+    original = module.DeviceOffloader._offload
+    seen = lambda self, *args: (calls.append(args), original(self, *args))[1]  # noqa: E731
+    monkeypatch.setattr(module.DeviceOffloader, "_offload", seen)
     turns = run_toy(write_toy(tmp_path / "turns", tiny_model), *settings)
     assert {role for role, _ in calls} >= {"actor_train", "actor_infer", "reference"}
     for mine, theirs in zip(turns, plain, strict=True):

@@ -61,7 +61,7 @@ class RewardProcesses:
             pool.close()
 
 
-class Scorers:
+class RewardRouter:
     """The score of every domain: `submit` asks whom the configuration names.
 
     Args:

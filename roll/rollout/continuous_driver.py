@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from roll.rollout.engines import EngineRanks, RolloutStalled, never_started_completion
+from roll.rollout.engine_driver import EngineRanks, RolloutStalled, never_started_completion
 from roll.rollout.progress import Progress, result_from
 from roll.rollout.routing import Router
 from roll.rollout.waiting import WaitingRequests
@@ -34,7 +34,7 @@ class EngineLost(RuntimeError):
 
 
 @dataclass(eq=False, slots=True)
-class _Live:
+class InFlightRequest:
     """A request that somebody waits for."""
 
     request: Request
@@ -64,7 +64,7 @@ class Counts:
     reissued: int = 0
 
 
-class ContinuousEngines:
+class ContinuousDriver:
     """See the module docstring.
 
     Args:
@@ -99,7 +99,7 @@ class ContinuousEngines:
         self._max_restarts = max_restarts if restart is not None else 0
         self._engines = [_EngineState(rank) for rank in range(ranks.world_size)]
         self._busy: dict[str, str] = {}
-        self._live: dict[str, _Live] = {}
+        self._in_flight: dict[str, InFlightRequest] = {}
         self._waiting = WaitingRequests()
         self._error: BaseException | None = None
         self._counts = Counts()
@@ -152,43 +152,43 @@ class ContinuousEngines:
 
     # --- what episodes and schedulers use -------------------------------------------------------------------------
 
-    def busy(self, episode: str, doing: str) -> None:
+    def mark_busy(self, episode: str, doing: str) -> None:
         """This episode is `doing` something; only for the explanation of a stall."""
         self._busy[episode] = doing
 
-    def waits(self, episode: str) -> None:
+    def mark_blocked(self, episode: str) -> None:
         """This episode waits for another one to end."""
         self._busy[episode] = "waiting for another episode to end"
 
-    def ended(self, episode: str) -> None:
+    def mark_ended(self, episode: str) -> None:
         """This episode is over."""
         self._busy.pop(episode, None)
         self._progress.made()
 
     async def generate(self, episode: str, request: Request) -> Completion:
         """One response; finish reason `abort` when the scheduler stopped it."""
-        if request.id in self._live:
+        if request.id in self._in_flight:
             raise ValueError(f"request id {request.id!r} is already running; ids must be unique")
         if self._error is not None:
             raise self._error
-        live = _Live(request, episode, asyncio.get_running_loop().create_future())
-        self._live[request.id] = live
+        entry = InFlightRequest(request, episode, asyncio.get_running_loop().create_future())
+        self._in_flight[request.id] = entry
         self._busy.pop(episode, None)
-        self._enqueue(live)
+        self._enqueue(entry)
         self._dispatch()
         try:
-            return await live.future
+            return await entry.future
         finally:
-            if self._live.pop(request.id, None) is not None:  # cancelled: nobody waits any more
-                self._abandon(live)
+            if self._in_flight.pop(request.id, None) is not None:  # cancelled: nobody waits any more
+                self._abandon(entry)
             self._busy[episode] = "between turns"
 
-    async def quiet(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait until engines have stopped what was given up; decisions may be taken at any time."""
         if self._background:
             await asyncio.wait(self._background)
 
-    async def round(self) -> None:
+    async def advance(self) -> None:
         """Wait until an episode has ended; raises what made it impossible to go on."""
         await self._progress.wait()
         if self._error is not None:
@@ -196,14 +196,14 @@ class ContinuousEngines:
 
     async def abort(self, episodes: Collection[str]) -> int:
         """Stop what these episodes wait for; returns how many requests that were."""
-        chosen = [live for live in self._live.values() if live.episode in episodes]
+        chosen = [entry for entry in self._in_flight.values() if entry.episode in episodes]
         born = [engine.restarts for engine in self._engines]
         submitting = [e.submitting for e in self._engines if e.submitting is not None]
         by_rank: dict[int, list[str]] = {}
-        for live in chosen:
-            if live.rank is not None:
-                by_rank.setdefault(live.rank, []).append(live.request.id)
-        self._resolve([never_started_completion(live.request) for live in chosen if live.rank is None])
+        for entry in chosen:
+            if entry.rank is not None:
+                by_rank.setdefault(entry.rank, []).append(entry.request.id)
+        self._resolve([never_started_completion(entry.request) for entry in chosen if entry.rank is None])
         if submitting:  # an abort must not overtake the request that it is about
             await asyncio.gather(*submitting, return_exceptions=True)
         aborts = [self._ranks.abort(rank, ids) for rank, ids in by_rank.items()]
@@ -214,14 +214,14 @@ class ContinuousEngines:
                 if self._engines[rank].restarts > born[rank]:
                     continue  # known already; what was given out again ends with its episode
                 # Not to be issued again: they were to be stopped.
-                ids = [request_id for request_id in by_rank[rank] if request_id in self._live]
-                self._resolve([never_started_completion(self._live[request_id].request) for request_id in ids])
+                ids = [request_id for request_id in by_rank[rank] if request_id in self._in_flight]
+                self._resolve([never_started_completion(self._in_flight[request_id].request) for request_id in ids])
                 self._failed(self._engines[rank], result)
             else:
                 self._resolve(result)
         return len(chosen)
 
-    async def whole(self) -> None:
+    async def wait_all_up(self) -> None:
         """Wait until every engine is up; raises what made that impossible."""
 
         async def repaired() -> None:
@@ -235,7 +235,7 @@ class ContinuousEngines:
         if self._error is not None:
             raise self._error
 
-    async def died(self, rank: int, error: BaseException) -> None:
+    async def mark_dead(self, rank: int, error: BaseException) -> None:
         """Somebody else has found out that an engine is gone, by this error."""
         self._failed(self._engines[rank], error)
 
@@ -251,30 +251,30 @@ class ContinuousEngines:
 
     # --- requests on their way ------------------------------------------------------------------------------------
 
-    def _enqueue(self, live: _Live) -> None:
-        request = live.request
-        live.rank = None
+    def _enqueue(self, entry: InFlightRequest) -> None:
+        request = entry.request
+        entry.rank = None
         self._waiting.add(request.id, request.order, request.affinity, self._router.home(request.affinity))
 
     def _dispatch(self, freed: int | None = None) -> None:
         """Give waiting requests to engines as long as there is room; `freed` is an engine that has just got some."""
         if freed is not None:
             while self._router.has_room(freed) and (chosen := self._waiting.first_for(freed)) is not None:
-                live = self._live[chosen]
-                self._router.take(freed, live.request.affinity)
-                self._place(live, freed)
+                entry = self._in_flight[chosen]
+                self._router.take(freed, entry.request.affinity)
+                self._place(entry, freed)
         while (chosen := self._waiting.first()) is not None:
-            live = self._live[chosen]
-            rank = self._router.place(live.request.affinity)
+            entry = self._in_flight[chosen]
+            rank = self._router.place(entry.request.affinity)
             if rank is None:
                 return
-            self._place(live, rank)
+            self._place(entry, rank)
 
-    def _place(self, live: _Live, rank: int) -> None:
-        request, engine = live.request, self._engines[rank]
+    def _place(self, entry: InFlightRequest, rank: int) -> None:
+        request, engine = entry.request, self._engines[rank]
         self._waiting.discard(request.id)
         self._waiting.settle(request.affinity, rank)
-        live.rank = rank
+        entry.rank = rank
         engine.running.add(request.id)
         engine.outbox.append(request)
         if engine.submitting is None:
@@ -314,34 +314,34 @@ class ContinuousEngines:
     def _resolve(self, completions: Sequence[Completion]) -> None:
         freed: dict[int, None] = {}
         for completion in completions:
-            live = self._live.pop(completion.id, None)
-            if live is None:  # its episode was cancelled
+            entry = self._in_flight.pop(completion.id, None)
+            if entry is None:  # its episode was cancelled
                 continue
-            if live.rank is not None:
-                freed[live.rank] = None
-            self._forget(live)
-            self._busy[live.episode] = "between turns"
-            if not live.future.done():
-                live.future.set_result(completion)
+            if entry.rank is not None:
+                freed[entry.rank] = None
+            self._forget(entry)
+            self._busy[entry.episode] = "between turns"
+            if not entry.future.done():
+                entry.future.set_result(completion)
         for rank in freed:
             self._dispatch(rank)
 
-    def _forget(self, live: _Live) -> None:
-        if live.rank is None:
-            self._waiting.discard(live.request.id)
+    def _forget(self, entry: InFlightRequest) -> None:
+        if entry.rank is None:
+            self._waiting.discard(entry.request.id)
             return
-        engine = self._engines[live.rank]
-        if live.request.id in engine.running:
-            engine.running.discard(live.request.id)
-            self._router.release(live.rank)
+        engine = self._engines[entry.rank]
+        if entry.request.id in engine.running:
+            engine.running.discard(entry.request.id)
+            self._router.release(entry.rank)
 
-    def _abandon(self, live: _Live) -> None:
+    def _abandon(self, entry: InFlightRequest) -> None:
         """Tell the engine that nobody waits for this request any more."""
-        rank = live.rank
-        self._forget(live)
+        rank = entry.rank
+        self._forget(entry)
         if rank is not None and self._error is None:
             self._dispatch(rank)
-            stop = self._loop.create_task(self._stop_request(rank, live.request.id))
+            stop = self._loop.create_task(self._stop_request(rank, entry.request.id))
             self._background.add(stop)
             stop.add_done_callback(self._background.discard)
 
@@ -356,7 +356,7 @@ class ContinuousEngines:
 
     def _failed(self, engine: _EngineState, error: BaseException) -> None:
         """An engine can't go on: replace it, or end the run."""
-        if self._error is not None or engine.rank not in self._router.live:
+        if self._error is not None or engine.rank not in self._router.up_ranks:
             return  # known already, from its other call
         if not self._is_death(error) or engine.restarts >= self._max_restarts:
             if self._is_death(error):
@@ -379,10 +379,10 @@ class ContinuousEngines:
         engine.outbox = []
         for request_id in sorted(engine.running):
             self._router.release(engine.rank)
-            live = self._live.get(request_id)
-            if live is not None:
+            entry = self._in_flight.get(request_id)
+            if entry is not None:
                 self._counts.reissued += 1
-                self._enqueue(live)
+                self._enqueue(entry)
         engine.running = set()
         for task in (engine.submitting, engine.polling):
             if task is not None and task is not asyncio.current_task():
@@ -408,9 +408,9 @@ class ContinuousEngines:
     def _fail_all(self, error: BaseException) -> None:
         """Nothing more will come: everybody who waits gets the error."""
         self._error = error
-        for live in list(self._live.values()):
-            if not live.future.done():
-                live.future.set_exception(error)
+        for entry in list(self._in_flight.values()):
+            if not entry.future.done():
+                entry.future.set_exception(error)
         self._progress.made()
 
     def _stall_message(self) -> str:
@@ -418,10 +418,10 @@ class ContinuousEngines:
         if self._busy:
             waiting = ", ".join(f"{name} ({what})" for name, what in sorted(self._busy.items())[:5])
             parts.append(f"waiting for {len(self._busy)} episodes: {waiting}")
-        if self._live:
-            where = Counter("no engine yet" if x.rank is None else f"engine {x.rank}" for x in self._live.values())
+        if self._in_flight:
+            where = Counter("no engine yet" if x.rank is None else f"engine {x.rank}" for x in self._in_flight.values())
             parts.append("requests wait for " + ", ".join(f"{name} ({n})" for name, n in where.most_common(5)))
-        down = [str(e.rank) for e in self._engines if e.rank not in self._router.live]
+        down = [str(e.rank) for e in self._engines if e.rank not in self._router.up_ranks]
         if down:
             parts.append(f"engines being replaced: {', '.join(down)}")
         return "; ".join(parts) + ". Raise rpc_timeout if they are merely slow."

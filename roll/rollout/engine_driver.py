@@ -1,11 +1,11 @@
 """From many episodes to few engines.
 
-    episode --generate--> LockstepEngines --submit/poll--> engine 0..E-1 (a cluster's ranks)
+    episode --generate--> LockstepDriver --submit/poll--> engine 0..E-1 (a cluster's ranks)
             <--Completion--
 
 Lockstep engines (`hf_infer`) work in rounds. A round starts only when every live episode waits for tokens or for the
-end of another one (`places.py`), or has ended, so what is batched together, and every decision of the scheduler in
-between, is a function of the plan and never of who answered first: same seed, same run, on any number of processes.
+end of another one (`episode_slots.py`), or has ended, so what is batched together, and every decision of the scheduler
+in between, is a function of the plan and never of who answered first: same seed, same run, on any number of processes.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class EngineRanks(Protocol):
         """Stop requests on one engine."""
 
 
-class Engines(Protocol):
-    """Drivers of engines as episodes and schedulers see them: `LockstepEngines` and `ContinuousEngines`."""
+class EngineDriver(Protocol):
+    """Drivers of engines as episodes and schedulers see them: `LockstepDriver` and `ContinuousDriver`."""
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine that plays episodes on these engines, from synchronous code."""
@@ -55,29 +55,29 @@ class Engines(Protocol):
     def close(self) -> None:
         """End the event loop."""
 
-    def busy(self, episode: str, doing: str) -> None:
+    def mark_busy(self, episode: str, doing: str) -> None:
         """This episode is live and not waiting for tokens, but `doing` something."""
 
-    def waits(self, episode: str) -> None:
+    def mark_blocked(self, episode: str) -> None:
         """This episode waits for another one to end: nothing waits for it meanwhile. `busy` says when it goes on."""
 
-    def ended(self, episode: str) -> None:
+    def mark_ended(self, episode: str) -> None:
         """This episode is over."""
 
     async def generate(self, episode: str, request: Request) -> Completion:
         """One response; finish reason `abort` when the scheduler stopped it."""
 
-    async def quiet(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait until it is time for decisions: at once, but for lockstep engines."""
 
-    async def round(self) -> None:
+    async def advance(self) -> None:
         """Wait for progress."""
 
     async def abort(self, episodes: Collection[str]) -> int:
         """Stop what these episodes wait for; returns how many requests that were."""
 
 
-class LockstepEngines:
+class LockstepDriver:
     """See the module docstring.
 
     Args:
@@ -96,8 +96,8 @@ class LockstepEngines:
         self._futures: dict[str, tuple[asyncio.Future[Completion], str]] = {}
         # One loop for the engines' life: their events belong to it.
         self._loop = asyncio.new_event_loop()
-        self._quiet = asyncio.Event()
-        self._quiet.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine that plays episodes on these engines, from synchronous code."""
@@ -114,20 +114,20 @@ class LockstepEngines:
         """End the event loop."""
         self._loop.close()
 
-    def busy(self, episode: str, doing: str) -> None:
+    def mark_busy(self, episode: str, doing: str) -> None:
         """This episode is live and not waiting for tokens, but `doing` something: no round starts until it is done."""
         self._busy[episode] = doing
-        self._quiet.clear()
+        self._idle.clear()
 
-    def waits(self, episode: str) -> None:
+    def mark_blocked(self, episode: str) -> None:
         """This episode waits for another one to end: rounds go on without it."""
         del self._busy[episode]
-        self._set_if_quiet()
+        self._set_if_idle()
 
-    def ended(self, episode: str) -> None:
+    def mark_ended(self, episode: str) -> None:
         """This episode is over."""
         del self._busy[episode]
-        self._set_if_quiet()
+        self._set_if_idle()
 
     async def generate(self, episode: str, request: Request) -> Completion:
         """One response; finish reason `abort` when the scheduler stopped it."""
@@ -135,21 +135,21 @@ class LockstepEngines:
         self._futures[request.id] = (future, episode)
         self._queued.append(request)
         del self._busy[episode]
-        self._set_if_quiet()
+        self._set_if_idle()
         try:
             return await future
         except asyncio.CancelledError:
             self._busy.setdefault(episode, "cancelled")
             raise
 
-    def _set_if_quiet(self) -> None:
+    def _set_if_idle(self) -> None:
         if not self._busy:
-            self._quiet.set()
+            self._idle.set()
 
-    async def quiet(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait until every live episode waits for tokens; raises `RolloutStalled` naming those that don't."""
         try:
-            await asyncio.wait_for(self._quiet.wait(), self._timeout)
+            await asyncio.wait_for(self._idle.wait(), self._timeout)
         except asyncio.TimeoutError:
             waiting = ", ".join(f"{name} ({what})" for name, what in sorted(self._busy.items())[:5])
             raise RolloutStalled(
@@ -157,7 +157,7 @@ class LockstepEngines:
                 "Raise rpc_timeout if they are merely slow."
             ) from None
 
-    async def round(self) -> None:
+    async def advance(self) -> None:
         """Hand out queued requests, let every engine work for one round, wake the episodes whose response is there."""
         await self._place()
         used = sorted(set(self._placed.values()))
@@ -199,8 +199,8 @@ class LockstepEngines:
         for completion in completions:
             self._placed.pop(completion.id, None)
             future, episode = self._futures.pop(completion.id)
-            # Busy from this moment, not from when its coroutine runs: a faster sibling must not declare quiet, and
+            # Busy from this moment, not from when its coroutine runs: a faster sibling must not end `wait_idle`, and
             # from Python 3.12 on `wait_for` looks at the event before a woken coroutine has had its turn.
-            self.busy(episode, "between turns")
+            self.mark_busy(episode, "between turns")
             if not future.done():
                 future.set_result(completion)

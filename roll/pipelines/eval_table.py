@@ -1,4 +1,4 @@
-"""What a mere validation leaves behind: every episode as it was played, and a table of scores.
+"""What a run with `val_only` writes: every episode as it was played, and a table of results by tag.
 
     <output_dir>/scores.json               the table
     <output_dir>/episodes.jsonl            an episode per line: texts, rewards and what the environment counted, by turn
@@ -30,7 +30,7 @@ _NOTE = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TagScore:
+class TagResult:
     """What was achieved in one kind of environment, or one domain."""
 
     tag: str
@@ -57,15 +57,15 @@ class TagScore:
     """What the environment counted, per episode."""
 
 
-def scores_of(groups: Sequence[Group]) -> list[TagScore]:
-    """By tag, in their order of appearance."""
+def results_by_tag(groups: Sequence[Group]) -> list[TagResult]:
+    """Return the results of each tag, in order of appearance."""
     tags: dict[str, list[Trajectory]] = defaultdict(list)
     for group in groups:
         tags[group.task.tag] += group.trajectories
-    return [_score(tag, played) for tag, played in tags.items()]
+    return [_result(tag, played) for tag, played in tags.items()]
 
 
-def _score(tag: str, played: Sequence[Trajectory]) -> TagScore:
+def _result(tag: str, played: Sequence[Trajectory]) -> TagResult:
     good = [t for t in played if t.trainable]
     succeeded = successes(good)
     rewards = [t.reward for t in good]
@@ -74,7 +74,7 @@ def _score(tag: str, played: Sequence[Trajectory]) -> TagScore:
     for trajectory in good:
         for name, value in episode_counts(trajectory).items():
             counts[name].append(value)
-    return TagScore(
+    return TagResult(
         tag=tag,
         episodes=len(played),
         failed=len(played) - len(good),
@@ -95,24 +95,24 @@ def _error(values: Sequence[float]) -> float | None:
     return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
 
 
-def table(scores: Sequence[TagScore]) -> RenderableType:
-    """The scores for people, with what went wrong below."""
+def table(results: Sequence[TagResult]) -> RenderableType:
+    """Return the results as a table, with what went wrong below it."""
     shown = Table("environment", "episodes", "failed", "success", "reward", "turns", "tokens")
-    for score in scores:
-        success = "–" if score.success is None else f"{score.success:.1%}"
-        if score.success is not None and score.success_error is not None:
-            success += f" ± {score.success_error:.1%}"
+    for result in results:
+        success = "–" if result.success is None else f"{result.success:.1%}"
+        if result.success is not None and result.success_error is not None:
+            success += f" ± {result.success_error:.1%}"
         shown.add_row(
-            Text(score.tag),
-            str(score.episodes),
-            str(score.failed),
+            Text(result.tag),
+            str(result.episodes),
+            str(result.failed),
             success,
-            _with_error(score.reward, score.reward_error),
-            _with_error(score.turns, None),
-            _with_error(score.tokens, None),
+            _with_error(result.reward, result.reward_error),
+            _with_error(result.turns, None),
+            _with_error(result.tokens, None),
         )
-    notes = [f"{s.failed} failed, e.g. {s.first_failure}" for s in scores if s.failed]
-    notes += [f"{s.no_room} cut off, e.g. {s.first_no_room}" for s in scores if s.no_room]
+    notes = [f"{s.failed} failed, e.g. {s.first_failure}" for s in results if s.failed]
+    notes += [f"{s.no_room} cut off, e.g. {s.first_no_room}" for s in results if s.no_room]
     return Renderables(shown, *(Text(_short(note)) for note in notes))  # no markup: messages may hold brackets
 
 
@@ -127,7 +127,9 @@ def _with_error(value: float | None, error: float | None) -> str:
     return f"{value:.3g}" + (f" ± {error:.2g}" if error is not None else "")
 
 
-def write_scores(folder: Path, groups: Sequence[Group], tokenizer: Any, about: Mapping[str, Any]) -> list[TagScore]:
+def write_eval_files(
+    folder: Path, groups: Sequence[Group], tokenizer: Any, about: Mapping[str, Any]
+) -> list[TagResult]:
     """Write `scores.json` and `episodes.jsonl`; files are there whole or as they were before.
 
     Args:
@@ -136,13 +138,13 @@ def write_scores(folder: Path, groups: Sequence[Group], tokenizer: Any, about: M
         tokenizer: for texts.
         about: what was played by what, for the head of the table.
     """
-    scores = scores_of(groups)
+    results = results_by_tag(groups)
     folder.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(_episode(g.task, t, tokenizer), ensure_ascii=False) for g in groups for t in g.trajectories]
     _replace(folder / "episodes.jsonl", "".join(f"{line}\n" for line in lines))
-    content = {**about, "scores": [asdict(score) for score in scores]}
+    content = {**about, "scores": [asdict(result) for result in results]}
     _replace(folder / "scores.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-    return scores
+    return results
 
 
 def _episode(task: Task, trajectory: Trajectory, tokenizer: Any) -> dict[str, Any]:

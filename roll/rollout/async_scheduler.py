@@ -21,9 +21,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from roll.rollout.engines import Engines
+from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.episode import EpisodePlayer
-from roll.rollout.groups import GroupFilter, GroupStarter, Judge, OpenGroup, ResumableTaskSource
+from roll.rollout.groups import FilterFn, GroupFilter, GroupStarter, OpenGroup, ResumableTaskSource
 from roll.rollout.scheduler import Collected
 from roll.strategies.base import SamplingParams
 from roll.types.episode import Group
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AheadPlan:
+class AsyncPlan:
     """What a run in asynchronous mode is asked for."""
 
     groups: int
@@ -82,17 +82,17 @@ class ReadyGroup:
 
 
 @dataclass
-class AheadState:
+class AsyncState:
     """What a checkpoint keeps."""
 
     started: int = 0
     """Groups ever started: the next one's position."""
     ready: list[ReadyGroup] = field(default_factory=list)
     cursor: dict[str, Any] = field(default_factory=dict)
-    """Of the source, with the tasks of groups in flight put back: they are played anew."""
+    """Of the source, with the tasks of groups in flight put back: they are played again."""
 
 
-class RolloutAhead:
+class AsyncRolloutScheduler:
     """See the module docstring. All but `collect`, `set_version` and `state` happens on the engines' event loop.
 
     Args:
@@ -102,19 +102,19 @@ class RolloutAhead:
         plan: what to keep in flight.
         version: of the weights that the engines sample with.
         keep: dynamic filter, asked for complete groups with enough survivors.
-        on_drop: see `Judge`; called from within `collect` or `stop`.
+        on_drop: see `GroupFilter`; called from within `collect` or `stop`.
     """
 
     def __init__(
         self,
-        engines: Engines,
+        engines: EngineDriver,
         player: EpisodePlayer,
         source: ResumableTaskSource,
-        plan: AheadPlan,
+        plan: AsyncPlan,
         *,
         seed: int,
         version: int = 0,
-        keep: GroupFilter = lambda _group: None,
+        keep: FilterFn = lambda _group: None,
         on_drop: Callable[[Group, str], None] = lambda _group, _reason: None,
         purpose: str = "train",
     ) -> None:
@@ -153,7 +153,7 @@ class RolloutAhead:
 
     def _new_window(self) -> None:
         """Budget, counters and reasons count from one batch to the next."""
-        self._judge = Judge(
+        self._group_filter = GroupFilter(
             min_survivors=self._plan.min_survivors,
             keep=self._keep,
             on_drop=lambda group, reason: self._drops.append((group, reason)),
@@ -176,28 +176,28 @@ class RolloutAhead:
         """The engines sample with these weights from now on."""
         self._engines.run(self.setting_version(version))
 
-    def state(self) -> AheadState:
+    def state(self) -> AsyncState:
         """What a checkpoint keeps; between two calls of `collect`."""
         return self._engines.run(self._state())
 
-    def restore(self, state: AheadState) -> None:
+    def restore(self, state: AsyncState) -> None:
         """Continue from `state`, before anything was collected; the source has got its cursor already.
 
         What a run with other settings had ready may be too old for this one, too much, or of another size; it is played
-        anew.
+        again.
         """
         assert not self._open and not self._ready, "restore comes before the first group"
         self._started = state.started
-        anew: list[ReadyGroup] = []
+        unusable: list[ReadyGroup] = []
         for ready in sorted(state.ready, key=lambda ready: (ready.version, ready.position)):
             usable = (ready.version + 1 + self._plan.bound - self._version) * self._plan.groups
             if self._plan.fits(ready.group) and self._num_ready < usable:
                 self._add_ready(ready)
             else:
-                anew.append(ready)
-        if anew:
-            logger.info("%d of %d finished groups don't fit and are played anew", len(anew), len(state.ready))
-            self._source.put_back([ready.group.task for ready in anew])
+                unusable.append(ready)
+        if unusable:
+            logger.info("%d of %d finished groups don't fit and are played again", len(unusable), len(state.ready))
+            self._source.put_back([ready.group.task for ready in unusable])
 
     def stop(self) -> None:
         """Abort everything in flight; its tasks go back to the source."""
@@ -215,7 +215,7 @@ class RolloutAhead:
             self._check_budget(step)
             if not self._open:
                 break  # the source has ended, and what is ready isn't enough
-            await self._engines.round()
+            await self._engines.advance()
         self._wanted = 0
         return self._hand_over(chosen)
 
@@ -237,8 +237,8 @@ class RolloutAhead:
     def _all_ready(self) -> list[ReadyGroup]:
         return [ready for by_position in self._ready.values() for ready in by_position.values()]
 
-    async def _state(self) -> AheadState:
-        return AheadState(
+    async def _state(self) -> AsyncState:
+        return AsyncState(
             started=self._started,
             ready=self._all_ready(),
             cursor=self._source.state_dict([group.task for group in self._open.values()]),
@@ -269,11 +269,11 @@ class RolloutAhead:
             return
         del self._open[group.position]
         self._open_versions[group.version] -= 1
-        played = group.played()
-        self._starter.stop_soon(played.running)
-        if self._judge.accepts(played, self._metrics):
-            versions = [min(turn.versions) for t in played.group.survivors for turn in t.turns if turn.versions]
-            self._add_ready(ReadyGroup(group.position, played.group, min(versions, default=group.version)))
+        outcome = group.outcome()
+        self._starter.stop_soon(outcome.running)
+        if self._group_filter.accept(outcome, self._metrics):
+            versions = [min(turn.versions) for t in outcome.group.survivors for turn in t.turns if turn.versions]
+            self._add_ready(ReadyGroup(group.position, outcome.group, min(versions, default=group.version)))
         self._fill()
 
     def _add_ready(self, ready: ReadyGroup) -> None:
@@ -326,10 +326,10 @@ class RolloutAhead:
         self._drops = []
 
     def _check_budget(self, step: int) -> None:
-        self._judge.raise_if_hopeless(step=step, needed=self._plan.groups)
+        self._group_filter.check_failure_rate(step=step, needed=self._plan.groups)
         spent = self._window_started >= self._plan.max_prompts
         if spent and not self._open and not self._exhausted:
-            raise self._judge.exhausted(
+            raise self._group_filter.exhausted(
                 step=step, started=self._window_started, kept=self._num_ready, needed=self._plan.groups
             )
 

@@ -12,25 +12,25 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator
 
-from roll.rollout.engines import Engines
+from roll.rollout.engine_driver import EngineDriver
 
 
-class Places:
-    """Places that episodes hold while they have an environment.
+class EpisodeSlots:
+    """EpisodeSlots that episodes hold while they have an environment.
 
     Args:
         engines: are told who waits.
         count: episodes that may be under way at once.
     """
 
-    def __init__(self, engines: Engines, count: int) -> None:
+    def __init__(self, engines: EngineDriver, count: int) -> None:
         assert count >= 1, "without a place nothing is ever played"
         self._engines = engines
         self._free = count
         self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
 
     @contextlib.asynccontextmanager
-    async def hold(self, episode: str) -> AsyncIterator[None]:
+    async def acquire(self, episode: str) -> AsyncIterator[None]:
         """A place from here to the end of the block; waits for one."""
         await self._take(episode)
         try:
@@ -44,12 +44,12 @@ class Places:
             return
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((episode, place))
-        self._engines.waits(episode)
+        self._engines.mark_blocked(episode)
         try:
             await place
         except asyncio.CancelledError:
             if place.cancelled():
-                self._engines.busy(episode, "cancelled")  # live until it has ended
+                self._engines.mark_busy(episode, "cancelled")  # live until it has ended
             else:  # it got the place in the same moment
                 self._give()
             raise
@@ -59,7 +59,7 @@ class Places:
         while self._waiting:
             episode, place = self._waiting.popleft()
             if not place.done():
-                self._engines.busy(episode, "starting")
+                self._engines.mark_busy(episode, "starting")
                 place.set_result(None)
                 return
         self._free += 1

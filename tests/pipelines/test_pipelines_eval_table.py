@@ -9,8 +9,8 @@ import math
 import pytest
 from rich.console import Console
 
+from roll.pipelines.eval_table import results_by_tag, table, write_eval_files
 from roll.pipelines.rollout_metrics import episode_counts
-from roll.pipelines.score_table import scores_of, table, write_scores
 from roll.pipelines.validation import episode_success, successes, validation_samples
 from roll.types.episode import Group, Task, Trajectory, Turn
 
@@ -58,7 +58,7 @@ GROUPS = [
 
 
 def test_scores_are_means_over_the_episodes_that_have_a_reward():
-    lake, dial = scores_of(GROUPS)
+    lake, dial = results_by_tag(GROUPS)
     # Rewards 3, 1, 0.5; successes 1, 0, and 0 for the one that was cut off.
     assert (lake.tag, lake.episodes, lake.failed) == ("lake", 4, 1)
     assert lake.reward == pytest.approx(1.5)
@@ -77,7 +77,7 @@ def test_scores_are_means_over_the_episodes_that_have_a_reward():
 
 def test_where_nothing_was_played_to_its_end_there_are_no_means():
     error = "turn 0 has 300 tokens of context and no room to respond"
-    (score,) = scores_of([group_of("lake-0", ([], "truncated", error), ([turn()], "env_error", "KeyError"))])
+    (score,) = results_by_tag([group_of("lake-0", ([], "truncated", error), ([turn()], "env_error", "KeyError"))])
     assert (score.episodes, score.failed, score.no_room) == (2, 2, 0)
     assert (score.success, score.reward, score.turns, score.tokens) == (None, None, None, None)
     assert score.counts == {}
@@ -86,7 +86,7 @@ def test_where_nothing_was_played_to_its_end_there_are_no_means():
 
 def test_episodes_that_ran_out_of_room_count_and_are_named():
     error = "turn 1 has 300 tokens of context and no room to respond"
-    (score,) = scores_of([group_of("lake-0", ([turn()], "truncated", error), [turn(success=1)])])
+    (score,) = results_by_tag([group_of("lake-0", ([turn()], "truncated", error), [turn(success=1)])])
     assert (score.failed, score.no_room, score.first_no_room) == (0, 1, f"lake-0#0: {error}")
     assert score.success == 0.5
 
@@ -98,20 +98,20 @@ def printed(scores, width=100):
 
 
 def test_the_table_shows_what_went_wrong_whatever_signs_it_holds():
-    shown = printed(scores_of([*GROUPS, group_of("x", [turn(reward=1.0)], tag="[red]odd[/]")]))
+    shown = printed(results_by_tag([*GROUPS, group_of("x", [turn(reward=1.0)], tag="[red]odd[/]")]))
     assert "33.3% ± 33.3%" in shown
     assert "1.5 ± 0.76" in shown
     assert "[red]odd[/]" in shown
     assert "1 failed, e.g. lake-1#1: timeout: Lake [/b] took over 1 s" in shown
     assert "cut off" not in shown
-    plain = printed(scores_of(GROUPS[1:2]))
+    plain = printed(results_by_tag(GROUPS[1:2]))
     assert "failed," not in plain
     assert "–" in plain, "no success to show"
 
 
 def test_a_long_message_keeps_its_beginning_and_its_end():
     error = "Traceback:\n" + "  in a file\n" * 200 + "KeyError: 'cell'"
-    shown = printed(scores_of([group_of("lake-0", ([turn()], "env_error", error))]))
+    shown = printed(results_by_tag([group_of("lake-0", ([turn()], "env_error", error))]))
     assert "lake-0#0: env_error: Traceback:" in shown
     assert shown.rstrip().endswith("KeyError: 'cell'")
     assert shown.count("in a file") < 40
@@ -119,13 +119,13 @@ def test_a_long_message_keeps_its_beginning_and_its_end():
 
 def test_cut_off_episodes_are_noted_below_the_table():
     error = "turn 1 has 300 tokens of context and no room to respond"
-    shown = printed(scores_of([group_of("lake-0", ([turn()], "truncated", error))]))
+    shown = printed(results_by_tag([group_of("lake-0", ([turn()], "truncated", error))]))
     assert f"1 cut off, e.g. lake-0#0: {error}" in shown
 
 
 def test_files_hold_the_table_and_every_episode(tmp_path):
     folder = tmp_path / "new" / "folder"
-    scores = write_scores(folder, GROUPS, Letters(), {"model": "m", "step": 0, "seed": 42})
+    scores = write_eval_files(folder, GROUPS, Letters(), {"model": "m", "step": 0, "seed": 42})
     content = json.loads((folder / "scores.json").read_text())
     assert (content["model"], content["step"], content["seed"]) == ("m", 0, 42)
     assert [score["reward"] for score in content["scores"]] == [score.reward for score in scores]
@@ -149,7 +149,7 @@ def test_files_hold_the_table_and_every_episode(tmp_path):
 
 def test_texts_that_no_file_can_hold_are_escaped(tmp_path):
     groups = [group_of("lake-0", ([turn("é\ud800")], "env_error", "no file 'a\udc80'"))]
-    write_scores(tmp_path, groups, Letters(), {})
+    write_eval_files(tmp_path, groups, Letters(), {})
     raw = (tmp_path / "episodes.jsonl").read_text(encoding="utf-8")
     assert "é" in raw
     assert json.loads(raw)["error"] == "no file 'a\udc80'"
@@ -157,7 +157,7 @@ def test_texts_that_no_file_can_hold_are_escaped(tmp_path):
 
 
 def test_files_stay_as_they_were_when_writing_fails(tmp_path):
-    write_scores(tmp_path, GROUPS, Letters(), {"model": "first"})
+    write_eval_files(tmp_path, GROUPS, Letters(), {"model": "first"})
     before = {file.name: file.read_text() for file in tmp_path.iterdir()}
 
     class Broken:
@@ -165,7 +165,7 @@ def test_files_stay_as_they_were_when_writing_fails(tmp_path):
             raise ValueError("no such token")
 
     with pytest.raises(ValueError, match="no such token"):
-        write_scores(tmp_path, GROUPS[:1], Broken(), {"model": "second"})
+        write_eval_files(tmp_path, GROUPS[:1], Broken(), {"model": "second"})
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == before
 
 

@@ -8,9 +8,9 @@ import pytest
 from fakes import NumberTokenizer, RewardEnv, ScriptedRanks, Source, first_prompt, instant, make_plan, make_tasks
 
 from roll.rollout.agent import Agent
-from roll.rollout.engines import LockstepEngines
+from roll.rollout.engine_driver import LockstepDriver
 from roll.rollout.episode import EpisodePlayer
-from roll.rollout.places import Places
+from roll.rollout.episode_slots import EpisodeSlots
 from roll.rollout.scheduler import RolloutScheduler
 
 
@@ -34,7 +34,7 @@ class Room(RewardEnv):
 def test_a_step_is_played_with_room_for_fewer_episodes_than_a_group_has(room, redundancy):
     Room.open = Room.most = 0
     ranks = ScriptedRanks(length=lambda request: 1 + sum(map(ord, request.id)) % 9)
-    engines = LockstepEngines(ranks, round_steps=2, timeout=5.0)
+    engines = LockstepDriver(ranks, round_steps=2, timeout=5.0)
     agent = Agent(NumberTokenizer(), first_prompt, chat=False)
     player = EpisodePlayer(
         engines,
@@ -56,23 +56,23 @@ class Engines:
     def __init__(self):
         self.said = []
 
-    def waits(self, episode):
+    def mark_blocked(self, episode):
         self.said.append(f"{episode} waits")
 
-    def busy(self, episode, doing):
+    def mark_busy(self, episode, doing):
         self.said.append(f"{episode} {doing}")
 
 
 def test_who_comes_first_is_served_first_and_who_is_cancelled_leaves_no_gap():
     async def play():
         engines, order = Engines(), []
-        places = Places(engines, 1)
+        slots = EpisodeSlots(engines, 1)
 
         async def episode(name):
-            async with places.hold(name):
+            async with slots.acquire(name):
                 order.append(name)
 
-        async with places.hold("a"):
+        async with slots.acquire("a"):
             tasks = {name: asyncio.ensure_future(episode(name)) for name in "bcd"}
             await asyncio.sleep(0)
             tasks["b"].cancel()  # while it waits
