@@ -164,7 +164,7 @@ class LeftOver(Simulation):
 
     async def _train(self, step, collected):
         assert [len(engine.submitted) for engine in self.ranks._engines] == [0] * self.scenario.engines
-        assert not self.engines._live
+        assert not self.engines._in_flight
         assert not self.engines._waiting._siblings
         await super()._train(step, collected)
 
