@@ -7,9 +7,10 @@ import math
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
+from roll.rollout.groups import AllEpisodesFailed
 from roll.rollout.sim_clock import NothingScheduled, VirtualClockLoop
 from roll.rollout.sim_engines import SimulatedRanks
 from roll.rollout.sim_episodes import EpisodeModel
@@ -288,7 +289,10 @@ def test_every_step_gets_whole_groups_and_no_prompt_is_used_twice(scenario):
 @settings(max_examples=40, deadline=None)
 @given(scenario=scenarios())
 def test_every_prompt_that_was_taken_is_trained_on_or_dropped_or_returned_or_waits(scenario):
-    outcome = simulate(scenario)
+    try:
+        outcome = simulate(scenario)
+    except AllEpisodesFailed:  # by chance, and rightly: eight groups of one that all failed
+        reject()
     trained = scenario.groups * scenario.steps
     assert outcome.tasks.taken == trained + outcome.dropped_groups + outcome.tasks.put + outcome.left_over
 
