@@ -25,7 +25,7 @@ from statistics import fmean
 from roll.configs.parsing.loader import load_config
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.envs.baselines import random_score, scripted_score
-from roll.envs.registry import bare_env, env_spec
+from roll.envs.env_registry import bare_env, env_spec
 from roll.rollout.env_tasks import EnvTasks
 
 START = Path(__file__).parents[1] / "examples" / "start_pipeline.py"

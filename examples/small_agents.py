@@ -22,7 +22,7 @@ from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.sft_config import SFTConfig
 from roll.envs.base import Observation
 from roll.envs.baselines import random_action
-from roll.envs.registry import bare_env, env_spec
+from roll.envs.env_registry import bare_env, env_spec
 from roll.rollout.demonstrations import demonstrations
 
 EXAMPLES = Path(__file__).parent

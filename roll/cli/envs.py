@@ -16,7 +16,7 @@ from rich.text import Text
 from roll.envs.base import Env
 from roll.envs.baselines import Score, random_score, scripted_score
 from roll.envs.conformance import Finding, blame, check_env
-from roll.envs.registry import ENVS, EnvLoadError, EnvSpec, bare_env, load_env
+from roll.envs.env_registry import ENVS, EnvLoadError, EnvSpec, bare_env, load_env
 
 MARKS = {
     "ok": ("ok", "green"),

@@ -78,7 +78,7 @@ def load(file: Path, overrides: Sequence[str]) -> RunConfig:
     from roll.configs.checks.prerequisites import check_prerequisites
     from roll.configs.parsing.loader import load_config
     from roll.configs.schema.agentic_config import AgenticConfig
-    from roll.envs.registry import check_envs
+    from roll.envs.env_registry import check_envs
 
     config = load_config(file.parent, file.stem, overrides)
     check_prerequisites(config)

@@ -82,7 +82,7 @@ def check_env(
             with _limit(timeout_s):
                 found = [Finding(level, name, message) for level, message in check(trial)]
         except (Exception, SystemExit) as error:  # noqa: BLE001 - an environment may raise anything: it is a finding
-            found = [Finding("error", name, _said(error), blame(error))]
+            found = [Finding("error", name, _describe_error(error), blame(error))]
         findings += found or [Finding("ok", name)]
         if name == "is played" and any(finding.level == "error" for finding in found):
             break  # the other checks would say the same
@@ -306,7 +306,7 @@ def _limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _said(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     text = str(error)
     return text if isinstance(error, _Hung) else f"{type(error).__name__}: {text}" if text else type(error).__name__
 
@@ -326,7 +326,7 @@ def blame(error: BaseException) -> str:
 
 def _passed_by(file: str) -> bool:
     """Whether an error only came through here: the machinery of this package, and libraries."""
-    machinery = {"base.py", "baselines.py", "conformance.py", "registry.py", "traces.py", "wrappers.py"}
+    machinery = {"base.py", "baselines.py", "conformance.py", "env_registry.py", "traces.py", "wrappers.py"}
     path = Path(file)
     ours = path.parent == Path(__file__).parent and path.name in machinery
     return ours or file.startswith("<") or "site-packages" in file or path.is_relative_to(_STANDARD_LIBRARY)

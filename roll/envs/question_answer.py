@@ -10,7 +10,7 @@ from typing import Any
 from roll.data.sources import Columns, load_tasks
 from roll.envs.base import Env, Message, Observation, ResetNeeded, StepResult
 from roll.rewards.base import RewardSpec
-from roll.rewards.registry import LoadedReward, load_reward
+from roll.rewards.reward_registry import LoadedReward, load_reward
 from roll.types.episode import Task
 from roll.utils.seeding import stable_hash
 

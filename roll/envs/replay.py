@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy
 
+from roll.envs.env_registry import EnvSpec, build_env
 from roll.envs.pixels import apng_bytes, png_bytes
-from roll.envs.registry import EnvSpec, build_env
 from roll.utils.child import ChildProcess
 
 

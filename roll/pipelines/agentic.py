@@ -13,8 +13,8 @@ from typing import Any
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.env_config import EnvManager
 from roll.configs.schema.worker_config import GeneratingArgs
-from roll.envs.pool import EnvPool
-from roll.envs.registry import EnvSpec, bare_env, env_spec
+from roll.envs.env_pool import EnvPool
+from roll.envs.env_registry import EnvSpec, bare_env, env_spec
 from roll.pipelines.generation import TrainingSource
 from roll.pipelines.renders import Renderer
 from roll.pipelines.rollouts import Split, query_filter

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from roll.envs.registry import EnvSpec
+from roll.envs.env_registry import EnvSpec
 from roll.envs.replay import save_replay
 from roll.types.episode import Group, Task
 

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from roll.configs.schema.reward_config import REWARD_MODEL, RewardConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.rewards.base import Reward, RewardRequest, RewardResult, RewardSpec
-from roll.rewards.pool import RewardPool
+from roll.rewards.reward_pool import RewardPool
 from roll.workers.reward import PART, TRUNCATED_PART, RewardModel
 
 RULE_PART = "rule"

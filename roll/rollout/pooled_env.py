@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roll.envs.base import Observation, StepResult
-from roll.envs.pool import EnvFailed, EnvPool
+from roll.envs.env_pool import EnvFailed, EnvPool
 from roll.rollout.episode import Action, EpisodeError
 from roll.types.episode import Task
 

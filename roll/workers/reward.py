@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 PART = "reward_model"
 TRUNCATED_PART = "reward_model_truncated"
 _CLOSE_SECONDS = 10.0
-_PATIENCE = 0.9
+_RPC_TIMEOUT_FRACTION = 0.9
 """Share of `rpc_timeout` for a call: the scheduler, which waits as long for its episodes, must not give up first,
 because it can't name the rank."""
 
@@ -205,7 +205,7 @@ class RewardModel:
             token_ids=ids,
             action_mask=torch.zeros(len(ids), dtype=torch.bool).index_fill(0, last, True),
         )
-        limit = _PATIENCE * self._cluster.rpc_timeout
+        limit = _RPC_TIMEOUT_FRACTION * self._cluster.rpc_timeout
         outputs = self._cluster.call(ForwardWorker.forward, batch, ("values",), timeout=limit)
         scores: list[float] = outputs.require("values")[last].tolist()
         return scores[: len(texts)]

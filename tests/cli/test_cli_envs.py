@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from roll.cli.__main__ import main
-from roll.envs.registry import ENVS
+from roll.envs.env_registry import ENVS
 
 DIAL = str(Path(__file__).parents[2] / "examples" / "custom_env" / "dial.py")
 

@@ -331,7 +331,7 @@ CHECKS = [
 
 @pytest.mark.parametrize(("overrides", "fragments"), CHECKS, ids=[str(row[0]) for row in CHECKS])
 def test_environments_are_checked_before_anything_starts(play, overrides, fragments):
-    from roll.envs.registry import EnvLoadError, check_envs
+    from roll.envs.env_registry import EnvLoadError, check_envs
 
     config = load_config(play, "job", overrides)
     with pytest.raises(EnvLoadError) as caught:
@@ -343,7 +343,7 @@ def test_environments_are_checked_before_anything_starts(play, overrides, fragme
 
 
 def test_only_environments_that_are_played_are_checked(play):
-    from roll.envs.registry import check_envs
+    from roll.envs.env_registry import check_envs
 
     broken = f"{LAKE}.env_type=frozenlake-v1"
     check_envs(load_config(play, "job", [broken, f"{TRAIN}.tags=room", f"{VAL}.tags=room"]))

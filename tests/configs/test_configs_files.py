@@ -52,7 +52,7 @@ def test_every_preset_is_one_section_of_its_own_name_that_some_strategy_takes(fi
 @pytest.mark.parametrize("file", ENVS, ids=lambda path: path.stem)
 def test_every_preset_of_an_environment_can_be_played(file):
     from roll.configs.parsing.build_config import build
-    from roll.envs.registry import build_env, env_spec
+    from roll.envs.env_registry import build_env, env_spec
 
     tree = yaml.safe_load(file.read_text())
     assert list(tree) == [file.stem]
@@ -63,7 +63,7 @@ def test_every_preset_of_an_environment_can_be_played(file):
 
 @pytest.mark.parametrize("file", [file for file in EXAMPLES if file.stem.startswith("agentic")], ids=lambda f: f.stem)
 def test_environments_of_every_example_can_be_made(file, tmp_path, monkeypatch):
-    from roll.envs.registry import check_envs
+    from roll.envs.env_registry import check_envs
 
     monkeypatch.chdir(REPOSITORY)
     rows = tmp_path / "rows.jsonl"

@@ -15,7 +15,7 @@ import pytest
 from roll.envs.base import Env, InvalidAction, Observation, ResetNeeded, StepResult
 from roll.envs.baselines import random_score, scripted_score
 from roll.envs.conformance import CHECKS, check_env
-from roll.envs.registry import EnvSpec, bare_env
+from roll.envs.env_registry import EnvSpec, bare_env
 
 
 class Coin(Env):

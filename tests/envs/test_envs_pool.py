@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
+from roll.envs.env_pool import EnvFailed, EnvPool
+from roll.envs.env_registry import EnvLoadError, EnvSpec
 from roll.envs.messages import Frames, difference, frame
-from roll.envs.pool import EnvFailed, EnvPool
-from roll.envs.registry import EnvLoadError, EnvSpec
 from roll.envs.wrappers import ActionRules
 from roll.utils.child import child_environment
 
@@ -181,7 +181,7 @@ def test_a_long_wait_for_a_place_names_who_holds_them(caplog: pytest.LogCaptureF
         await pool.reset("holder", "count", 0, {})
         waiting = asyncio.ensure_future(pool.reset("waits", "count", 1, {}))
         await asyncio.sleep(0.05)
-        pool._keeper._queue[0].queued_at -= 121.0
+        pool._state._queue[0].queued_at -= 121.0
         while not caplog.messages:
             await asyncio.sleep(0.02)
         await pool.close("holder")
@@ -235,8 +235,8 @@ def test_shutdown_leaves_no_process_and_calls_under_way_fail() -> None:
 def test_processes_end_with_a_parent_that_is_killed(tmp_path: Path, last: str) -> None:
     code = (
         "import asyncio, os, signal, threading\n"
-        "from roll.envs.pool import EnvPool\n"
-        "from roll.envs.registry import EnvSpec\n"
+        "from roll.envs.env_pool import EnvPool\n"
+        "from roll.envs.env_registry import EnvSpec\n"
         "from roll.envs.wrappers import ActionRules\n"
         f"spec = EnvSpec(tag='c', env_type={FAULTY!r}, rules=ActionRules(pattern=None),\n"
         f"               env_config={{'folder': {str(tmp_path)!r}}})\n"

@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from roll.envs.pool import EnvFailed, EnvPool
-from roll.envs.registry import EnvSpec
+from roll.envs.env_pool import EnvFailed, EnvPool
+from roll.envs.env_registry import EnvSpec
 from roll.envs.wrappers import ActionRules
 
 FAULTY = f"{Path(__file__).with_name('envs_faulty.py')}:Counter"
@@ -37,7 +37,7 @@ def pool_of(folder: Path, processes: int = 1, timeout_s: float = 1.0, **settings
 
 
 def process_of(pool: EnvPool) -> int:
-    return pool._keeper._processes[0].pid
+    return pool._state._processes[0].pid
 
 
 async def innocent(pool: EnvPool, i: int, pause: asyncio.Event) -> list[float]:

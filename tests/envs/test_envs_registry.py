@@ -11,8 +11,8 @@ import pytest
 
 from roll.configs.schema.env_config import CustomEnv, EnvManager
 from roll.envs.base import Env
+from roll.envs.env_registry import ENVS, EnvLoadError, EnvSpec, bare_env, build_env, env_spec, load_env
 from roll.envs.frozen_lake import FrozenLake
-from roll.envs.registry import ENVS, EnvLoadError, EnvSpec, bare_env, build_env, env_spec, load_env
 from roll.envs.wrappers import ActionRules
 
 OWN = """

@@ -12,7 +12,7 @@ from contextlib import suppress
 import numpy
 import pytest
 
-from roll.envs.registry import EnvSpec, build_env
+from roll.envs.env_registry import EnvSpec, build_env
 from roll.envs.replay import save_replay
 from roll.pipelines.renders import Renderer
 from roll.types.episode import Group, Task, Trajectory, Turn

@@ -14,7 +14,7 @@ import pytest
 from toy import run_toy
 from toy_env import CRITIC, SHORT, episodes, without_template, write_toy_env
 
-from roll.envs.pool import EnvPool
+from roll.envs.env_pool import EnvPool
 from roll.rollout.groups import FilterBudgetExhausted
 
 

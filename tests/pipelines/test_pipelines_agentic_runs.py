@@ -92,7 +92,7 @@ def test_killed_and_resumed_equals_never_killed(uninterrupted, tiny_model, tmp_p
 
 def orphans():
     """Processes of environments that nobody owns any more."""
-    return [p for p in psutil.process_iter() if p.ppid() == 1 and "roll.envs.worker" in " ".join(p.cmdline())]
+    return [p for p in psutil.process_iter() if p.ppid() == 1 and "roll.envs.env_worker" in " ".join(p.cmdline())]
 
 
 # --- other executors, engines and backends ----------------------------------------------------------------------------

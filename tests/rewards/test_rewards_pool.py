@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from roll.rewards.base import RewardLoadError, RewardRequest, RewardResult, RewardSpec
-from roll.rewards.pool import RewardPool
+from roll.rewards.reward_pool import RewardPool
 from roll.types.episode import Task
 
 CUSTOM = str(Path(__file__).with_name("rewards_custom.py"))
@@ -199,7 +199,7 @@ def test_a_script_without_a_main_guard_can_use_a_pool_and_end_without_closing_it
     script = tmp_path / "unguarded.py"
     script.write_text(
         "from roll.rewards.base import RewardRequest, RewardSpec\n"
-        "from roll.rewards.pool import RewardPool\n"
+        "from roll.rewards.reward_pool import RewardPool\n"
         "from roll.types.episode import Task\n"
         "task = Task(id='t', source='t', payload={'ground_truth': '72'}, seed=0, tag='t', domain='d')\n"
         "pool = RewardPool({'d': RewardSpec(name='gsm8k')}, num_processes=1)\n"
@@ -220,7 +220,7 @@ def test_a_pool_can_be_used_from_a_daemonic_process() -> None:
     code = (
         "import multiprocessing as m\n"
         "from roll.rewards.base import RewardSpec\n"
-        "from roll.rewards.pool import RewardPool\n"
+        "from roll.rewards.reward_pool import RewardPool\n"
         "def work():\n"
         "    with RewardPool({'d': RewardSpec(name='gsm8k')}, num_processes=1) as pool:\n"
         "        pool.wait_ready()\n"

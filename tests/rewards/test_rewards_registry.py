@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from roll.rewards.base import RewardLoadError, RewardOutputError, RewardSpec, as_reward
-from roll.rewards.registry import REWARDS, load_reward
+from roll.rewards.reward_registry import REWARDS, load_reward
 from roll.types.episode import Task
 
 CUSTOM = str(Path(__file__).with_name("rewards_custom.py"))

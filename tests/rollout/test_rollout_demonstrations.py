@@ -11,7 +11,7 @@ from chat_tokenizers import Script, bpe_tokenizer, group_of, play, rendered
 
 from roll.configs.parsing.loader import load_config
 from roll.envs.base import Message
-from roll.envs.registry import bare_env, build_env, env_spec
+from roll.envs.env_registry import bare_env, build_env, env_spec
 from roll.pipelines.assemble import assemble
 from roll.rollout.agent import Agent
 from roll.rollout.conversation import Conversation, ConversationRollout
@@ -269,7 +269,7 @@ def test_a_response_needs_a_place_for_the_action(tmp_path):
 
 
 def test_instances_are_closed_also_after_an_error(tmp_path, walks):
-    from roll.envs.registry import load_env
+    from roll.envs.env_registry import load_env
 
     walk = load_env(f"{walks}Walk")
     for env, response in [({}, ANSWER), ({}, "{action}")]:

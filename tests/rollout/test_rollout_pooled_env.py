@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from roll.envs.pool import EnvPool
-from roll.envs.registry import EnvSpec
+from roll.envs.env_pool import EnvPool
+from roll.envs.env_registry import EnvSpec
 from roll.envs.wrappers import ActionRules
 from roll.rollout.episode import Action, EpisodeError
 from roll.rollout.pooled_env import PooledEnv

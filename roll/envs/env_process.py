@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from roll.envs.env_registry import EnvSpec
 from roll.envs.messages import Frames, frame
-from roll.envs.registry import EnvSpec
 from roll.utils.child import ChildProcess
 
 _READ_BYTES = 1 << 20
@@ -89,7 +89,7 @@ class EnvProcess:
             self._memory = mmap.mmap(shared.fileno(), 16)
             self._progress = memoryview(self._memory).cast("Q")
             fds = (theirs.fileno(), shared.fileno())
-            code = f"from roll.envs.worker import main; main({fds[0]}, {fds[1]}, {timeout_s * 1.25 + 5.0})"
+            code = f"from roll.envs.env_worker import main; main({fds[0]}, {fds[1]}, {timeout_s * 1.25 + 5.0})"
             try:
                 self._child = ChildProcess(code, fds)
             except BaseException:

@@ -1,7 +1,7 @@
 """Environments in killable processes, thousands at once: what one does costs its episode, not the run.
 
 Dataflow: `reset`, `step` and `close` may be called from any event loop. They hand their request to the one thread of
-the pool, which has an event loop of its own with the pipes of all processes (`keeper.py` says who lives where). What
+the pool, which has an event loop of its own with the pipes of all processes (see `env_pool_state.py`). What
 was asked in one tick goes to a process in one write, is answered in order, and comes back in one call per waiting event
 loop. A call's time limit counts from when the process begins with it.
 """
@@ -19,9 +19,9 @@ from types import TracebackType
 from typing import Any
 
 from roll.envs.base import Observation, StepResult
-from roll.envs.keeper import EnvFailed, Episode, Keeper, Waiter
+from roll.envs.env_pool_state import EnvFailed, EnvPoolState, PendingCall, PooledEpisode
+from roll.envs.env_registry import EnvSpec
 from roll.envs.messages import unpack_observation, unpack_step
-from roll.envs.registry import EnvSpec
 
 __all__ = ["EnvFailed", "EnvPool"]
 
@@ -71,7 +71,7 @@ class EnvPool:
                 raise ValueError(f"environment pool: {name} must be > 0, got {value}")
         self._specs = dict(specs)
         self._patience_s = 3 * start_timeout_s + 30.0  # a process is started up to three times
-        self._keeper = Keeper(
+        self._state = EnvPoolState(
             self._specs,
             num_processes=num_processes,
             timeout_s=timeout_s,
@@ -79,7 +79,7 @@ class EnvPool:
             max_envs_per_process=max_envs_per_process,
             memory_limit_mb=memory_limit_mb,
         )
-        self._episodes: dict[str, Episode] = {}
+        self._episodes: dict[str, PooledEpisode] = {}
         self._requests: deque[Callable[[], None]] = deque()
         self._lock = threading.Lock()
         self._woken = False
@@ -88,11 +88,11 @@ class EnvPool:
         self._loop.set_exception_handler(self._broken)
         self._thread = threading.Thread(target=self._run, name="environments", daemon=True)
         self._thread.start()
-        self._post(self._keeper.start)
+        self._post(self._state.start)
 
     def wait_ready(self) -> None:
         """Wait until every process has loaded the environments; raises `EnvLoadError` naming what is wrong."""
-        for loaded in list(self._keeper.loaded):
+        for loaded in list(self._state.loaded):
             try:
                 loaded.result(timeout=self._patience_s)
             except FutureTimeout:
@@ -111,16 +111,16 @@ class EnvPool:
             raise ValueError(f"no environment with tag {tag!r} (episode {episode!r}); known: {sorted(self._specs)}")
         packed = pickle.dumps(dict(options))
         loop = asyncio.get_running_loop()
-        waiter = Waiter(loop.create_future(), loop, None)
-        opened = Episode(episode, self._specs[tag], seed, packed, waiter=waiter)
+        pending = PendingCall(loop.create_future(), loop, None)
+        opened = PooledEpisode(episode, self._specs[tag], seed, packed, pending=pending)
         if self._episodes.setdefault(episode, opened) is not opened:
             raise ValueError(f"episode {episode!r} is open; close it before it starts over")
         try:
-            self._post(lambda: self._keeper.reset(opened))
+            self._post(lambda: self._state.reset(opened))
         except RuntimeError:
             del self._episodes[episode]
             raise
-        return unpack_observation(await waiter.future)
+        return unpack_observation(await pending.future)
 
     async def step(self, episode: str, response: str) -> StepResult:
         """Give a response to an episode's environment."""
@@ -128,9 +128,9 @@ class EnvPool:
         if opened is None:
             raise ValueError(f"episode {episode!r} isn't open: step comes after reset and before close")
         loop = asyncio.get_running_loop()
-        waiter = Waiter(loop.create_future(), loop, response)
-        self._post(lambda: self._keeper.step(opened, waiter))
-        return unpack_step(await waiter.future)
+        pending = PendingCall(loop.create_future(), loop, response)
+        self._post(lambda: self._state.step(opened, pending))
+        return unpack_step(await pending.future)
 
     async def close(self, episode: str) -> None:
         """End an episode; a call of it that is under way fails. The environment is closed as soon as its process comes
@@ -138,14 +138,14 @@ class EnvPool:
         """
         opened = self._episodes.pop(episode, None)
         if opened is not None and not self._ended:
-            self._post(lambda: self._keeper.close(opened))
+            self._post(lambda: self._state.close(opened))
 
     def counters(self) -> dict[str, int]:
         """Totals so far: `episodes` begun, `steps` answered; processes that ended or were killed and were started again
         (`restarts`), calls or starts that took too long (`timeouts`), episodes rebuilt (`replayed`), processes
         replaced for their memory (`recycled`).
         """
-        return {name: self._keeper.counters[name] for name in COUNTERS}
+        return {name: self._state.counters[name] for name in COUNTERS}
 
     def shutdown(self) -> None:
         """Kill the processes; calls under way fail. Harmless when repeated."""
@@ -193,7 +193,7 @@ class EnvPool:
         try:
             self._serve()  # what was asked before the end is told about it
         finally:
-            self._keeper.stop(self._ended, self._episodes.values())
+            self._state.stop(self._ended, self._episodes.values())
             self._loop.stop()
 
     def _broken(self, _: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:

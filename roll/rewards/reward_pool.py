@@ -22,7 +22,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from types import TracebackType
 
 from roll.rewards.base import ResultStatus, Reward, RewardRequest, RewardResult, RewardSpec
-from roll.rewards.process import CallTimeout, ProcessDied, RewardProcess
+from roll.rewards.reward_process import CallTimeout, ProcessDied, RewardProcess
 
 logger = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ class RewardProcess:
         self._ready = False
         self._load_error = ""
         self._connection, theirs = Pipe()
-        code = f"from roll.rewards.worker import main; main({theirs.fileno()}, {call_timeout_s * 1.25 + 5.0})"
+        code = f"from roll.rewards.reward_worker import main; main({theirs.fileno()}, {call_timeout_s * 1.25 + 5.0})"
         try:
             self._child = ChildProcess(code, [theirs.fileno()])
         finally:

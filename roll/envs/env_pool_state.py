@@ -20,9 +20,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from roll.envs.env_process import Call, Ended, EnvProcess
+from roll.envs.env_registry import EnvLoadError, EnvSpec
 from roll.envs.messages import Packed, difference, is_over
-from roll.envs.process import Call, Ended, EnvProcess
-from roll.envs.registry import EnvLoadError, EnvSpec
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _STARTS = 3
 """Times that a process is started before its episodes fail."""
 _REBUILDS = 3
 """Times that an episode is rebuilt after ends that were no episode's doing."""
-_HOLDERS_SHOWN = 5
+_MAX_NAMES_SHOWN = 5
 
 
 class EnvFailed(RuntimeError):
@@ -42,7 +42,7 @@ class EnvFailed(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Waiter:
+class PendingCall:
     """Whoever waits for a call, in an event loop of their own."""
 
     future: asyncio.Future[Packed]
@@ -52,7 +52,7 @@ class Waiter:
 
 
 @dataclass(slots=True, eq=False)
-class Episode:
+class PooledEpisode:
     """One episode: what was played, so that it can be played again, and what is being asked now."""
 
     name: str
@@ -63,7 +63,7 @@ class Episode:
     responses: list[str] = field(default_factory=list)
     last: Packed | None = None
     """What the last answered call gave. None: the reset hasn't been answered."""
-    waiter: Waiter | None = None
+    pending: PendingCall | None = None
     process: EnvProcess | None = None
     replaying: bool = False
     rebuilds: int = 0
@@ -82,7 +82,7 @@ class Episode:
         return "reset" if self.last is None else f"step {len(self.responses) + 1}"
 
 
-class Keeper:
+class EnvPoolState:
     """The episodes and processes of a pool."""
 
     def __init__(
@@ -102,10 +102,10 @@ class Keeper:
         self._memory_limit_mb = memory_limit_mb
         self._period_s = min(0.25, timeout_s / 20, start_timeout_s / 20)
         self._instances = itertools.count(1)
-        self._queue: deque[Episode] = deque()
+        self._queue: deque[PooledEpisode] = deque()
         self._warned_at = 0.0
         self._processes: list[EnvProcess] = []
-        self._lives: dict[EnvProcess, dict[int, Episode]] = {}
+        self._episodes_of: dict[EnvProcess, dict[int, PooledEpisode]] = {}
         self._retired: set[EnvProcess] = set()
         self._starts = [0] * num_processes
         self.loaded: list[Future[None]] = [Future() for _ in range(num_processes)]
@@ -120,7 +120,7 @@ class Keeper:
             self._processes.append(self._new_process(index))
         self._watch()
 
-    def reset(self, episode: Episode) -> None:
+    def reset(self, episode: PooledEpisode) -> None:
         """Begin an episode as soon as a process has room for it."""
         self.counters["episodes"] += 1
         episode.instance = next(self._instances)
@@ -128,34 +128,34 @@ class Keeper:
         self._queue.append(episode)
         self._place()
 
-    def step(self, episode: Episode, waiter: Waiter) -> None:
+    def step(self, episode: PooledEpisode, pending: PendingCall) -> None:
         """Ask for a step; after the replay, if one is under way."""
         if episode.failure is not None:
-            self._tell(waiter, EnvFailed(episode.failure.status, str(episode.failure)))
-        elif episode.waiter is not None:
-            self._tell(waiter, RuntimeError(f"{episode}: a step was asked for during {episode.doing}"))
+            self._tell(pending, EnvFailed(episode.failure.status, str(episode.failure)))
+        elif episode.pending is not None:
+            self._tell(pending, RuntimeError(f"{episode}: a step was asked for during {episode.doing}"))
         else:
-            episode.waiter = waiter
+            episode.pending = pending
             if episode.process is None:
                 self._fail(episode, "env_error", "a step was asked for after the end of the episode")
             elif not episode.replaying:
-                self._ask(episode, "step", waiter.response)
+                self._ask(episode, "step", pending.response)
 
-    def close(self, episode: Episode) -> None:
+    def close(self, episode: PooledEpisode) -> None:
         """Drop an episode, whatever it is doing."""
         episode.closed = True
-        if episode.waiter is not None:
+        if episode.pending is not None:
             reason = "during " + episode.doing if episode.process else "while it waited for a place in a process"
-            self._tell(episode.waiter, EnvFailed("env_error", f"{episode} was closed {reason}"))
+            self._tell(episode.pending, EnvFailed("env_error", f"{episode} was closed {reason}"))
         self._release(episode)
 
-    def stop(self, reason: str, episodes: Iterable[Episode]) -> None:
+    def stop(self, reason: str, episodes: Iterable[PooledEpisode]) -> None:
         """End everything."""
         for episode in episodes:
-            if episode.waiter is not None:
-                self._tell(episode.waiter, EnvFailed("env_error", f"{episode}: {reason}"))
-                episode.waiter = None
-        for process in self._lives:
+            if episode.pending is not None:
+                self._tell(episode.pending, EnvFailed("env_error", f"{episode}: {reason}"))
+                episode.pending = None
+        for process in self._episodes_of:
             process.kill()
         for loaded in self.loaded:
             if not loaded.done():
@@ -185,9 +185,9 @@ class Keeper:
         if answer[0] == "closed":
             if answer[2]:
                 logger.warning("closing an environment failed: %s", answer[2])
-            self._mind_memory(process)
+            self._recycle_if_over_memory(process)
             return
-        episode = self._lives[process].get(call.instance)
+        episode = self._episodes_of[process].get(call.instance)
         if episode is None:
             return  # closed meanwhile
         if answer[0] == "ok":
@@ -200,7 +200,7 @@ class Keeper:
 
     def ended(self, process: EnvProcess, ended: Ended) -> None:
         """It is gone: the episode whose call it was fails, the others move to its successor."""
-        lives = self._lives.pop(process)
+        lives = self._episodes_of.pop(process)
         was_retired = process in self._retired
         self._retired.discard(process)
         self.counters["timeouts"] += ended.status == "timeout"
@@ -226,7 +226,7 @@ class Keeper:
             else:
                 episode.rebuilds += ended.running is None and process.is_ready
                 self._rebuild(successor, episode)
-        if was_retired and not self._lives[successor]:
+        if was_retired and not self._episodes_of[successor]:
             self._retire_for_good(successor)
 
     # --- processes --------------------------------------------------------------------
@@ -235,10 +235,10 @@ class Keeper:
         process = EnvProcess(
             self, self._specs, index=index, timeout_s=self._timeout_s, start_timeout_s=self._start_timeout_s
         )
-        self._lives[process] = {}
+        self._episodes_of[process] = {}
         return process
 
-    def _give_up(self, process: EnvProcess, ended: Ended, lives: Mapping[int, Episode]) -> None:
+    def _give_up(self, process: EnvProcess, ended: Ended, lives: Mapping[int, PooledEpisode]) -> None:
         """It can't be started: a later episode may try again."""
         self._starts[process.index] = 0
         loaded = self.loaded[process.index]
@@ -248,7 +248,7 @@ class Keeper:
             episode.process = None
             self._fail(episode, ended.status, ended.reason)
 
-    def _mind_memory(self, process: EnvProcess) -> None:
+    def _recycle_if_over_memory(self, process: EnvProcess) -> None:
         """Retire a process that has become too large: its episodes are played to their end beside a successor, which
         gets all further ones. Nobody has to wait for them, since they may be waiting for each other.
         """
@@ -258,26 +258,26 @@ class Keeper:
             logger.info("an environment process takes %.0f MB and is replaced", process.resident_mb)
             self._processes[process.index] = self._new_process(process.index)
             self._place()
-        if process in self._retired and process.idle and not self._lives[process]:
+        if process in self._retired and process.idle and not self._episodes_of[process]:
             self._retire_for_good(process)
             self.counters["recycled"] += 1
 
     def _retire_for_good(self, process: EnvProcess) -> None:
         self._retired.discard(process)
-        del self._lives[process]
+        del self._episodes_of[process]
         process.kill()
 
     def _watch(self) -> None:
         self._loop.call_later(self._period_s, self._watch)
-        for process in list(self._lives):
+        for process in list(self._episodes_of):
             process.check()
         now, patience = time.monotonic(), self._start_timeout_s + self._timeout_s
         first = next((episode for episode in self._queue if not episode.closed), None)
         if first is not None and now - max(first.queued_at, self._warned_at) > patience:
             self._warned_at = now
-            holders = [episode for lives in self._lives.values() for episode in lives.values()]
-            names = ", ".join(episode.name for episode in holders[:_HOLDERS_SHOWN])
-            more = ", ..." if len(holders) > _HOLDERS_SHOWN else ""
+            holders = [episode for lives in self._episodes_of.values() for episode in lives.values()]
+            names = ", ".join(episode.name for episode in holders[:_MAX_NAMES_SHOWN])
+            more = ", ..." if len(holders) > _MAX_NAMES_SHOWN else ""
             logger.warning(
                 "%s has waited %.0f s for a place in a process; they are held by %d episodes: %s%s",
                 *(first, now - first.queued_at, len(holders), names, more),
@@ -302,26 +302,26 @@ class Keeper:
             self._rebuild(process, self._queue.popleft())
 
     def _load(self, process: EnvProcess) -> int:
-        return len(self._lives.get(process, ()))
+        return len(self._episodes_of.get(process, ()))
 
-    def _rebuild(self, process: EnvProcess, episode: Episode) -> None:
+    def _rebuild(self, process: EnvProcess, episode: PooledEpisode) -> None:
         """Begin the episode in this process, or play it again up to where it was."""
         if episode.last is not None:
             if is_over(episode.last):
-                if episode.waiter is not None:
+                if episode.pending is not None:
                     self._fail(episode, "env_error", "a step was asked for after the end of the episode")
                 return  # nothing will be asked of it
             episode.replaying = True
             self.counters["replayed"] += 1
         episode.process = process
-        self._lives[process][episode.instance] = episode
+        self._episodes_of[process][episode.instance] = episode
         self._ask(episode, "open", episode.spec.tag, episode.seed, episode.options, tuple(episode.responses))
 
-    def _ask(self, episode: Episode, kind: Literal["open", "step"], *arguments: Any) -> None:
+    def _ask(self, episode: PooledEpisode, kind: Literal["open", "step"], *arguments: Any) -> None:
         assert episode.process is not None, episode
         episode.process.send(Call(episode.instance, kind, arguments, episode.doing))
 
-    def _accept(self, episode: Episode, result: Packed) -> None:
+    def _accept(self, episode: PooledEpisode, result: Packed) -> None:
         """Note what a call gave, and hand it on."""
         if episode.replaying:
             assert episode.last is not None, episode
@@ -331,38 +331,38 @@ class Keeper:
                 self._fail(episode, "env_error", reason)
                 return
             episode.replaying = False
-            if episode.waiter is not None:
-                self._ask(episode, "step", episode.waiter.response)
+            if episode.pending is not None:
+                self._ask(episode, "step", episode.pending.response)
             return
-        waiter, episode.waiter = episode.waiter, None
-        assert waiter is not None, episode
-        if waiter.response is not None:
-            episode.responses.append(waiter.response)
+        pending, episode.pending = episode.pending, None
+        assert pending is not None, episode
+        if pending.response is not None:
+            episode.responses.append(pending.response)
             self.counters["steps"] += 1
         episode.last = result
-        self._tell(waiter, result)
+        self._tell(pending, result)
 
-    def _fail(self, episode: Episode, status: Literal["env_error", "timeout"], reason: str) -> None:
+    def _fail(self, episode: PooledEpisode, status: Literal["env_error", "timeout"], reason: str) -> None:
         episode.failure = EnvFailed(status, f"{episode}: {reason}")
-        if episode.waiter is not None:
-            self._tell(episode.waiter, episode.failure)
+        if episode.pending is not None:
+            self._tell(episode.pending, episode.failure)
         self._release(episode)
 
-    def _release(self, episode: Episode) -> None:
+    def _release(self, episode: PooledEpisode) -> None:
         """Free its place."""
-        process, episode.process, episode.waiter = episode.process, None, None
+        process, episode.process, episode.pending = episode.process, None, None
         if process is not None:
             process.send(Call(episode.instance, "close", (), f"close of {episode}"))
-            del self._lives[process][episode.instance]
+            del self._episodes_of[process][episode.instance]
         if self._queue:
             self._loop.call_soon(self._place)
 
     # --- whoever waits ----------------------------------------------------------------
 
-    def _tell(self, waiter: Waiter, outcome: Packed | Exception) -> None:
+    def _tell(self, pending: PendingCall, outcome: Packed | Exception) -> None:
         if not self._outcomes:
             self._loop.call_soon(self._deliver)
-        self._outcomes.setdefault(waiter.loop, []).append((waiter.future, outcome))
+        self._outcomes.setdefault(pending.loop, []).append((pending.future, outcome))
 
     def _deliver(self) -> None:
         """Wake every event loop once, for all that has come."""

@@ -1,5 +1,5 @@
 """The process that runs reward functions: reads requests from a pipe, writes results. Started by
-`process.py`.
+`reward_process.py`.
 
 It loads no torch. What reward functions print is kept for error messages, up to a limit.
 """
@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from roll.rewards.base import RewardRequest, RewardSpec
-from roll.rewards.registry import LoadedReward, load_reward
+from roll.rewards.reward_registry import LoadedReward, load_reward
 from roll.utils.child import short_traceback
 
 _MAX_OUTPUT_CHARS = 500

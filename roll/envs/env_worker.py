@@ -1,4 +1,4 @@
-"""The process that environments live in: reads requests from a pipe, answers them in order. Started by `process.py`.
+"""The process that environments live in: reads requests from a pipe, answers in order. `env_process.py` starts it.
 
 Single-threaded, so environments needn't be thread-safe. It takes all requests that have come, and sends the answers to
 them together, unless some call among them took long. It writes what it is doing into memory that it shares with its
@@ -25,8 +25,8 @@ from typing import Any
 
 from roll.envs import messages
 from roll.envs.base import Env
+from roll.envs.env_registry import EnvSpec, build_env, check_spec, load_env
 from roll.envs.messages import Frames, Packed, frame
-from roll.envs.registry import EnvSpec, build_env, check_spec, load_env
 from roll.utils.child import short_traceback
 
 _READ_BYTES = 1 << 20
