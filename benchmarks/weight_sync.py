@@ -128,6 +128,7 @@ class VllmEngine(Worker):
             seed=1,
             partial_rollout="resume",
             slots=info.slots,
+            update_buffer_bytes=64 << 20,
         )
 
     @dispatch(Dispatch.ONE_TO_ALL)
