@@ -4,7 +4,7 @@
     python benchmarks/scheduler_scale.py --sizes 1000:8 10000:128 --steps 3
 
 The scheduler, the episode player and the driver of engines are those of a run; engines and trainer are simulated in
-virtual time (`roll/rollout/simulate.py`). `CPU per request` is the process's CPU time less that of the simulated
+virtual time (`roll/simulation`). `CPU per request` is the process's CPU time less that of the simulated
 engines alone, which are driven a second time by the very calls of the first, at the same virtual times. Making and
 judging episodes, tokens into turns, routing and the event loop are in it.
 """
@@ -23,11 +23,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from roll.rollout.sim_clock import VirtualClockLoop  # noqa: E402
-from roll.rollout.sim_engines import Call, SimulatedRanks  # noqa: E402
-from roll.rollout.sim_models import EngineModel, LognormalLengths  # noqa: E402
-from roll.rollout.sim_run import Outcome, Scenario, Simulation  # noqa: E402
-from roll.rollout.simulate import with_mode  # noqa: E402
+from roll.simulation.engine_model import EngineModel, LognormalLengths  # noqa: E402
+from roll.simulation.modes import with_mode  # noqa: E402
+from roll.simulation.scenario import Outcome, Scenario, Simulation  # noqa: E402
+from roll.simulation.simulated_engines import Call, SimulatedRanks  # noqa: E402
+from roll.simulation.virtual_clock import VirtualClockLoop  # noqa: E402
 
 GROUP_SIZE = 8
 COLUMNS = ("trajectories", "engines", "mode", "requests", "CPU per request", "simulator's own", "step", "engines busy",

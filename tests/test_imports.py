@@ -32,6 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "checkpoint": MIDDLE,
     "strategies": MIDDLE | {"distributed"},
     "rollout": MIDDLE | {"data", "rewards", "envs", "distributed", "strategies.base"},
+    "simulation": {"utils", "types", "envs.base", "rollout", "strategies.base"},
     "workers": BELOW_WORKERS,
     "pipelines": BELOW_WORKERS | {"workers"},
     "cli": BELOW_WORKERS | {"workers", "pipelines"},

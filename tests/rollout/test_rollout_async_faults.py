@@ -17,12 +17,12 @@ from roll.rollout.continuous_driver import ContinuousDriver
 from roll.rollout.engine_driver import RolloutStalled
 from roll.rollout.episode import EpisodePlayer
 from roll.rollout.reward_env import RewardEnv
-from roll.rollout.sim_clock import VirtualClockLoop
-from roll.rollout.sim_engines import SimulatedRanks
-from roll.rollout.sim_episodes import EpisodeModel
-from roll.rollout.sim_models import EngineModel
-from roll.rollout.sim_run import Scenario, Simulation
 from roll.rollout.waiting import WaitingRequests
+from roll.simulation.engine_model import EngineModel
+from roll.simulation.scenario import Scenario, Simulation
+from roll.simulation.simulated_engines import SimulatedRanks
+from roll.simulation.simulated_episodes import EpisodeModel
+from roll.simulation.virtual_clock import VirtualClockLoop
 from roll.strategies.base import EngineDied, Request, SamplingParams
 from roll.types.episode import Group, Trajectory, Turn
 

@@ -11,7 +11,7 @@ from typing import Any
 from roll.envs.base import Message, Observation, StepResult
 from roll.rollout.agent import Agent
 from roll.rollout.episode import Action, EpisodeError
-from roll.rollout.sim_engines import TOKEN
+from roll.simulation.simulated_engines import TOKEN
 from roll.strategies.base import Completion, SamplingParams
 from roll.types.episode import Task
 from roll.utils.seeding import stable_hash

@@ -1,6 +1,6 @@
 """A whole run in virtual time: the real scheduler, driver and player around simulated engines and a simulated trainer.
 
-    Scenario -> Simulation.run: [collect -> train (a pause) -> weights to the engines] x steps -> Outcome
+Scenario -> Simulation.run: [collect -> train (a pause) -> weights to the engines] x steps -> Outcome
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from roll.rollout.async_scheduler import AsyncPlan, AsyncRolloutScheduler
 from roll.rollout.continuous_driver import ContinuousDriver
 from roll.rollout.episode import EpisodePlayer
 from roll.rollout.scheduler import Collected, CollectPlan, RolloutScheduler
-from roll.rollout.sim_clock import VirtualClockLoop
-from roll.rollout.sim_engines import SimulatedRanks
-from roll.rollout.sim_episodes import EpisodeModel, SimulatedAgent, SimulatedEnv, SimulatedTasks
-from roll.rollout.sim_models import EngineModel, EngineUse, Lengths, LognormalLengths
+from roll.simulation.engine_model import EngineModel, EngineUse, Lengths, LognormalLengths
+from roll.simulation.simulated_engines import SimulatedRanks
+from roll.simulation.simulated_episodes import EpisodeModel, SimulatedAgent, SimulatedEnv, SimulatedTasks
+from roll.simulation.virtual_clock import VirtualClockLoop
 from roll.strategies.base import EngineDied, SamplingParams
 from roll.types.episode import Group, Trajectory
 from roll.utils.seeding import stable_hash
@@ -110,9 +110,9 @@ class Outcome:
 
     @property
     def engines_busy(self) -> float:
-        """Share of the engines' places for running requests that were taken, over time."""
-        places = self.scenario.engines * self.scenario.engine.max_running_requests
-        return self.window.busy_request_seconds / (places * self.measured_seconds)
+        """Share of the engines' slots for running requests that were taken, over time."""
+        slots = self.scenario.engines * self.scenario.engine.max_running_requests
+        return self.window.busy_request_seconds / (slots * self.measured_seconds)
 
     @property
     def engine_utilisation(self) -> float:
@@ -272,6 +272,15 @@ class Simulation:
             self._first = use
         outcome.use = use
         outcome.window = use if len(outcome.step_ends) == 1 else use.since(self._first)
+
+
+def simulate(scenario: Scenario) -> Outcome:
+    """Play all steps of a scenario; the same scenario gives the same outcome.
+
+    Raises:
+        EngineLost: an engine died twice.
+    """
+    return Simulation(scenario).run()
 
 
 def _runs(versions: tuple[int, ...]) -> Iterator[tuple[int, int]]:

@@ -1,11 +1,11 @@
 """How many engines do I need? A run in virtual time, in a few real seconds.
 
-    python -m roll.rollout.simulate --engines 2 --groups 64 --group-size 8 --median 600 --sigma 1.0 \\
+    python -m roll.simulation --engines 2 --groups 64 --group-size 8 --median 600 --sigma 1.0 \\
         --train-seconds 60 --sync-seconds 5 --modes sync over-sampled:16 async:1
 
 prints one row per mode: time of a step, how busy engines and trainer are, staleness, what was thrown away. Scheduler,
 episode player and engine driver are those of a run; tokens, environments and training are made up, and time is virtual
-(`sim_clock.py`). docs/scheduler.md says how to measure the numbers that go in.
+(`virtual_clock.py`). docs/scheduler.md says how to measure the numbers that go in.
 """
 
 from __future__ import annotations
@@ -15,21 +15,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from roll.rollout.sim_episodes import EpisodeModel
-from roll.rollout.sim_models import EngineModel, Lengths, LognormalLengths, ParetoLengths
-from roll.rollout.sim_run import Outcome, Scenario, Simulation
+from roll.simulation.engine_model import EngineModel, Lengths, LognormalLengths, ParetoLengths
+from roll.simulation.scenario import Outcome, Scenario, simulate
+from roll.simulation.simulated_episodes import EpisodeModel
 
 COLUMNS = ("mode", "engines", "step s", "responses/s", "engines busy", "of peak tokens/s", "trainer busy", "staleness",
            "returned", "wasted")  # fmt: skip
-
-
-def simulate(scenario: Scenario) -> Outcome:
-    """Play all steps of a scenario; the same scenario gives the same outcome.
-
-    Raises:
-        EngineLost: an engine died twice.
-    """
-    return Simulation(scenario).run()
 
 
 def with_mode(scenario: Scenario, mode: str) -> Scenario:
@@ -103,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m roll.rollout.simulate", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m roll.simulation", description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
     add("--engines", type=int, nargs="+", default=[2], help="one row each")
     add("--modes", nargs="+", default=["sync", "over-sampled:16", "async:1"], help="sync, over-sampled:N, async:R")
@@ -126,7 +117,3 @@ def _parser() -> argparse.ArgumentParser:
     add("--prefill-tokens-per-second", type=float, default=20_000.0)
     add("--seed", type=int, default=0)
     return parser
-
-
-if __name__ == "__main__":
-    main()

@@ -11,12 +11,12 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from roll.rollout.groups import AllEpisodesFailed
-from roll.rollout.sim_clock import NothingScheduled, VirtualClockLoop
-from roll.rollout.sim_engines import SimulatedRanks
-from roll.rollout.sim_episodes import EpisodeModel
-from roll.rollout.sim_models import EngineModel, EngineUse, LognormalLengths, ParetoLengths
-from roll.rollout.sim_run import Scenario, Simulation
-from roll.rollout.simulate import main, simulate, with_mode
+from roll.simulation.engine_model import EngineModel, EngineUse, LognormalLengths, ParetoLengths
+from roll.simulation.modes import main, with_mode
+from roll.simulation.scenario import Scenario, Simulation, simulate
+from roll.simulation.simulated_engines import SimulatedRanks
+from roll.simulation.simulated_episodes import EpisodeModel
+from roll.simulation.virtual_clock import NothingScheduled, VirtualClockLoop
 from roll.strategies.base import EngineDied, Request, SamplingParams
 
 SLOW = EngineModel(max_running_requests=2, step_seconds=1.0, step_seconds_per_request=0.0, prefill_tokens_per_second=10)

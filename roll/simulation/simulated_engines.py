@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from roll.rollout.sim_models import EngineModel, EngineUse, Lengths
+from roll.simulation.engine_model import EngineModel, EngineUse, Lengths
 from roll.strategies.base import Completion, EngineDied, Request
 
 TOKEN = 7
