@@ -46,7 +46,7 @@ class Trainer(Worker):
         if model:
             from transformers import AutoModelForCausalLM
 
-            from roll.strategies.hf.model import named_tensors
+            from roll.strategies.hf.hf_model import named_tensors
 
             loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
             self.weights = {name: tensor.detach() for name, tensor in named_tensors(loaded)}

@@ -17,8 +17,8 @@ def find_config(given: str | Path) -> Path:
     if file.is_file():
         return file
     if path.is_dir():
-        there = ", ".join(sorted(yaml.stem for yaml in path.glob("*.yaml")))
-        raise ValueError(f"{path} is a folder, not a configuration file; it has {there or 'no YAML files'}")
+        names = ", ".join(sorted(yaml.stem for yaml in path.glob("*.yaml")))
+        raise ValueError(f"{path} is a folder, not a configuration file; it has {names or 'no YAML files'}")
     if path.is_file():
         raise ValueError(f"{path} isn't a configuration file: its name must end in .yaml")
     there = sorted(file.parent.glob("*.yaml"))

@@ -15,7 +15,7 @@ from roll.types.episode import Group, Task, Trajectory, Turn
 
 @dataclass(frozen=True, eq=False)
 class Rollouts:
-    """A step's trajectories [R] and their training rows [B]: a row for every stretch of a context.
+    """A step's trajectories [R] and their training rows [B]: a row for every context.
 
     One trajectory has several rows where its context was reset on the way. Where none did, as in most RLVR runs, row i
     is trajectory i.
@@ -45,8 +45,8 @@ class Rollouts:
 
 
 def assemble(groups: Sequence[Group]) -> Rollouts:
-    """The survivors of all groups. A row's id is its trajectory's, with `/k` for stretch k of several; its group id is
-    the task's. A stretch in which the policy chose no token is left out."""
+    """The survivors of all groups. A row's id is its trajectory's, with `/k` for context k of several; its group id is
+    the task's. A context in which the policy chose no token is left out."""
     members = [(index, group.task, trajectory) for index, group in enumerate(groups) for trajectory in group.survivors]
     rows = _Rows()
     for place, (_, task, trajectory) in enumerate(members):
@@ -77,18 +77,18 @@ class _Rows:
 
     def add(self, place: int, task: Task, trajectory: Trajectory) -> None:
         """The rows of the trajectory at this place."""
-        stretches, first = trajectory.stretches, 0
-        for k, stretch in enumerate(stretches):
-            turns = range(first, first + len(stretch))
+        contexts, first = trajectory.contexts, 0
+        for k, context in enumerate(contexts):
+            turns = range(first, first + len(context))
             first = turns.stop
-            if not any(turn.response_ids for turn in stretch):
+            if not any(turn.response_ids for turn in context):
                 continue
             self.trajectory.append(place)
             self.turns.append(turns)
-            self._ids.append(trajectory.id if len(stretches) == 1 else f"{trajectory.id}/{k}")
+            self._ids.append(trajectory.id if len(contexts) == 1 else f"{trajectory.id}/{k}")
             self._group_ids.append(task.id)
             self._scores.append(trajectory.reward)
-            for turn in stretch:
+            for turn in context:
                 self._append(turn)
             self._offsets.append(len(self._columns["token_ids"]))
 
@@ -114,10 +114,10 @@ class _Rows:
         )
 
 
-def with_fillers(batch: TokenBatch, rows: int) -> TokenBatch:
+def pad_to_ranks(batch: TokenBatch, rows: int) -> TokenBatch:
     """At least `rows` rows: the first ones again under other ids, with loss weight 0 and an empty loss mask.
 
-    Every data-parallel rank needs a row to take part; a filler changes neither numerators nor denominators.
+    Every data-parallel rank needs a row to take part; a padding row changes neither numerators nor denominators.
     """
     missing = rows - len(batch)
     if missing <= 0:
@@ -129,5 +129,5 @@ def with_fillers(batch: TokenBatch, rows: int) -> TokenBatch:
     for i in range(missing):
         row = whole.select([i % len(batch)])
         empty = torch.zeros_like(row.require("loss_mask"))
-        parts.append(replace(row, row_ids=(f"filler-{i}",), loss_weight=torch.zeros(1), loss_mask=empty))
+        parts.append(replace(row, row_ids=(f"padding-{i}",), loss_weight=torch.zeros(1), loss_mask=empty))
     return TokenBatch.concat(parts)

@@ -12,7 +12,7 @@ from typing import Any
 
 from roll.configs.schema.run_config import RunConfig
 from roll.distributed.cluster import Cluster
-from roll.pipelines.assemble import with_fillers
+from roll.pipelines.assemble import pad_to_ranks
 from roll.pipelines.checkpoints import Checkpoints
 from roll.pipelines.clusters import Clusters
 from roll.pipelines.report import Report
@@ -156,9 +156,9 @@ class Loop(ABC):
     def forward(
         self, cluster: Cluster, batch: TokenBatch, *outputs: OutputName, adapters: bool = True
     ) -> TokenOutputs:
-        """One forward pass over all rows; fillers of a small batch are dropped again."""
+        """Run one forward pass over all rows; padding rows of a small batch are dropped again."""
         self.offloader.onload(cluster.role)
         found: TokenOutputs = cluster.call(
-            ForwardWorker.forward, with_fillers(batch, cluster.dp_size), outputs, adapters
+            ForwardWorker.forward, pad_to_ranks(batch, cluster.dp_size), outputs, adapters
         )
         return found.select(range(len(batch)))

@@ -11,7 +11,7 @@ import torch
 from roll.configs.schema.rl_config import RLConfig
 from roll.distributed.cluster import Cluster
 from roll.distributed.weights import WeightSyncError
-from roll.pipelines.assemble import with_fillers
+from roll.pipelines.assemble import pad_to_ranks
 from roll.pipelines.clusters import Clusters
 from roll.pipelines.offload import ENGINE
 from roll.strategies.base import Completion, Request, SamplingParams
@@ -77,7 +77,7 @@ def _trainer_logprobs(
         action_mask=torch.tensor([i >= given for row in rows for i in range(len(row))]),
     )
     outputs: TokenOutputs = trainer.call(
-        ForwardWorker.forward, with_fillers(batch, trainer.dp_size), ("logprobs",), True
+        ForwardWorker.forward, pad_to_ranks(batch, trainer.dp_size), ("logprobs",), True
     )
     outputs = outputs.select(range(len(rows)))
     return [outputs.row("logprobs", i)[given:].float().cpu() for i in range(len(rows))]

@@ -12,7 +12,7 @@ from roll.configs.schema.reward_config import REWARD_MODEL, RewardConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.rewards.base import Reward, RewardRequest, RewardResult, RewardSpec
 from roll.rewards.reward_pool import RewardPool
-from roll.workers.reward import PART, TRUNCATED_PART, RewardModel
+from roll.workers.reward import PART, TRUNCATED_PART, RewardModelClient
 
 RULE_PART = "rule"
 """A combined score's part: what the reward function gave, unweighted."""
@@ -71,7 +71,7 @@ class RewardRouter:
     """
 
     def __init__(
-        self, rewards: Mapping[str, RewardConfig], processes: RewardProcesses, model: RewardModel | None
+        self, rewards: Mapping[str, RewardConfig], processes: RewardProcesses, model: RewardModelClient | None
     ) -> None:
         self._rewards = rewards
         self._processes = processes

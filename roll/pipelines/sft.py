@@ -26,11 +26,11 @@ from roll.data.sft import (
     encode_rows,
     read_conversations,
 )
-from roll.pipelines.assemble import with_fillers
+from roll.pipelines.assemble import pad_to_ranks
 from roll.pipelines.clusters import Clusters, start_clusters
 from roll.pipelines.loop import Loop
 from roll.pipelines.prepare import prepare
-from roll.strategies.hf.model import load_tokenizer
+from roll.strategies.hf.hf_model import load_tokenizer
 from roll.types.metrics import Metrics
 from roll.utils.locking import folder_lock
 from roll.workers.train import TrainWorker, resolved_model_args
@@ -90,7 +90,7 @@ class SFTPipeline(Loop):
             )
             with self.timers.span("train_actor", waits=True):
                 cluster = self.clusters.actor_train
-                metrics.merge(cluster.call(TrainWorker.train_step, with_fillers(batch, cluster.dp_size)))
+                metrics.merge(cluster.call(TrainWorker.train_step, pad_to_ranks(batch, cluster.dp_size)))
         self.conclude(step, metrics.result())
 
     def _rows_of_next_step(self) -> int:

@@ -28,9 +28,9 @@ from roll.pipelines.reward_router import RewardProcesses, RewardRouter
 from roll.pipelines.rlvr import PromptWorkload
 from roll.pipelines.rollouts import RolloutPipeline
 from roll.pipelines.sft import run_sft
-from roll.strategies.hf.model import load_tokenizer
+from roll.strategies.hf.hf_model import load_tokenizer
 from roll.utils.locking import folder_lock
-from roll.workers.reward import RewardModel, RewardTexts
+from roll.workers.reward import RewardModelClient, RewardTexts
 from roll.workers.train import resolved_model_args
 
 logger = logging.getLogger(__name__)
@@ -81,12 +81,14 @@ def _log_plan(config: RLConfig, total_steps: int) -> None:
 
 
 @contextlib.contextmanager
-def _reward_model(config: RLVRConfig, clusters: Clusters, texts: RewardTexts | None) -> Iterator[RewardModel | None]:
+def _reward_model(
+    config: RLVRConfig, clusters: Clusters, texts: RewardTexts | None
+) -> Iterator[RewardModelClient | None]:
     """The reward model if any domain uses one."""
     if clusters.reward_model is None or texts is None:
         yield None
         return
-    with RewardModel(clusters.reward_model, texts, retries=config.reward_retries) as model:
+    with RewardModelClient(clusters.reward_model, texts, retries=config.reward_retries) as model:
         yield model
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from roll.configs.schema.rl_config import RLConfig
 from roll.distributed.cluster import Cluster
-from roll.pipelines.assemble import Rollouts, with_fillers
+from roll.pipelines.assemble import Rollouts, pad_to_ranks
 from roll.pipelines.off_policy import old_logprobs_source
 from roll.types.batch import TokenBatch
 from roll.types.metrics import Metrics
@@ -18,7 +18,7 @@ from roll.workers.train import TrainWorker
 def mini_batches(
     batch: TokenBatch, of: Sequence[int], size: int, min_rows: int, *key: int | str
 ) -> Iterator[TokenBatch]:
-    """The batch in pieces of `size` trajectories, shuffled by `key`; each of at least `min_rows`, by fillers if need.
+    """Cut the batch into pieces of `size` trajectories, shuffled by `key`; padding rows fill up to `min_rows`.
 
     A trajectory's rows stay together, so there are as many optimizer steps whatever a row is: schedules of the learning
     rate and the mini-batch's share of a step are the same for every `sample_unit`.
@@ -34,7 +34,7 @@ def mini_batches(
     order = list(rows) if count == 1 else keyed_shuffle(list(rows), *key)
     for i in range(count):
         piece = [row for trajectory in order[i * size : (i + 1) * size] for row in rows[trajectory]]
-        yield with_fillers(batch.select(sorted(piece)), min_rows)
+        yield pad_to_ranks(batch.select(sorted(piece)), min_rows)
 
 
 def train(cluster: Cluster, config: RLConfig, rollouts: Rollouts, step: int) -> Metrics:

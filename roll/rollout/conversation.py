@@ -2,7 +2,7 @@
 
     sample unit    a turn's prompt                                                        training rows
     trajectory     what is new; everything before is carried, token by token              one
-    concat         the same, but the context is reset before it would hold more           one per stretch
+    concat         the same, but the context is reset before it would hold more           one per context
                    than `history_length` earlier exchanges
     step           re-rendered:  system, the last `history_length` exchanges as text,    one per turn
                    the new messages

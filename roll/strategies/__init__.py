@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 _TRAIN = {
     "fsdp2_train": "roll.strategies.fsdp2:Fsdp2Strategy",
     "fsdp2_infer": "roll.strategies.fsdp2:Fsdp2Strategy",
-    "deepspeed_train": "roll.strategies.deepspeed.strategy:DeepSpeedStrategy",
-    "deepspeed_infer": "roll.strategies.deepspeed.strategy:DeepSpeedStrategy",
-    "megatron_train": "roll.strategies.megatron.strategy:MegatronStrategy",
-    "megatron_infer": "roll.strategies.megatron.strategy:MegatronStrategy",
+    "deepspeed_train": "roll.strategies.deepspeed.deepspeed_strategy:DeepSpeedStrategy",
+    "deepspeed_infer": "roll.strategies.deepspeed.deepspeed_strategy:DeepSpeedStrategy",
+    "megatron_train": "roll.strategies.megatron.megatron_strategy:MegatronStrategy",
+    "megatron_infer": "roll.strategies.megatron.megatron_strategy:MegatronStrategy",
 }
 
 

@@ -96,7 +96,7 @@ def _exchange(tensor: Tensor, group: Any, scatter: int, gather: int) -> Tensor:
 
 
 def sequence_to_heads(tensor: Tensor, group: Any) -> Tensor:
-    """[N / ranks, H, D], every rank a stretch of the sequence -> [N, H / ranks, D], every rank some of the heads."""
+    """[N / ranks, H, D], every rank a shard of the sequence -> [N, H / ranks, D], every rank some of the heads."""
     return _AllToAll.apply(tensor, group, 1, 0)
 
 
@@ -125,7 +125,7 @@ def split_attention(
     scale: float,
     window: int | None = None,
 ) -> Tensor:
-    """`varlen_attention` where every rank of `group` holds an equal stretch of the sequence: tensors [N / ranks, ., .].
+    """`varlen_attention` where every rank of `group` holds an equal shard of the sequence: tensors [N / ranks, ., .].
 
     `lengths` are those of the whole sequence. Fewer key heads than ranks are repeated.
 
@@ -141,7 +141,7 @@ def split_attention(
 
 
 class _Gather(torch.autograd.Function):
-    """All ranks' stretches joined; every rank computes the same loss from them, so each keeps its part's gradient."""
+    """All ranks' shards joined; every rank computes the same loss from them, so each keeps its part's gradient."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:
@@ -177,14 +177,15 @@ class _Join(torch.autograd.Function):
         return grad, None
 
 
-def join_scores(scored: Tensor, place: Tensor, total: int, group: Any) -> Tensor:
-    """Scores of every rank's stretch, in one order: [total] on every rank. Summing parameter gradients over the ranks
-    gives the whole one.
+def join_shards(scored: Tensor, place: Tensor, total: int, group: Any) -> Tensor:
+    """Join the values of every rank's shard in one order: [total] on every rank.
+
+    Summing parameter gradients over the ranks gives the whole one.
 
     Args:
-        scored: [S] of this rank's stretch; S may differ between ranks, and be 0.
+        scored: [S] of this rank's shard; S may differ between ranks, and be 0.
         place: int64 [S], where they belong among all; no place is on two ranks.
-        total: scores of all ranks.
-        group: the ranks that have a stretch each.
+        total: values of all ranks.
+        group: the ranks that have a shard each.
     """
     return _Join.apply(scored.new_zeros(total).index_put((place,), scored), group)

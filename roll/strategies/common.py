@@ -17,7 +17,7 @@ from roll.configs.schema.worker_config import TrainConfig
 from roll.distributed.layout import RankLayout
 from roll.distributed.worker import WorkerInfo
 from roll.strategies.base import LossFn, OutputName, StatePart, TrainSpec, TrainStrategy
-from roll.strategies.hf.model import load_tokenizer, quiet_transformers
+from roll.strategies.hf.hf_model import load_tokenizer, quiet_transformers
 from roll.strategies.micro import denominators, plan_micro_batches, rows_to_compute
 from roll.strategies.optim import schedule_from
 from roll.types.batch import Denominators, TokenBatch, TokenOutputs
@@ -25,7 +25,7 @@ from roll.types.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-_MOST_SKIPPED = 5
+MAX_CONSECUTIVE_SKIPS = 5
 """Non-finite gradients in a row: one is an accident of a batch, this many are a diverged model."""
 
 
@@ -59,7 +59,7 @@ class CommonStrategy(TrainStrategy):
     # --- micro-batches ---------------------------------------------------------------------------------------------
 
     def _plan(self, batch: TokenBatch, *, training: bool) -> list[list[int]]:
-        """Rows of each micro-batch. As many on every rank: an empty one stands for a filler row."""
+        """Rows of each micro-batch. As many on every rank: an empty one stands for a padding row."""
         worker = self._spec.worker
         if training:
             dynamic = self._trained.use_dynamic_batching_in_train
@@ -100,13 +100,13 @@ class CommonStrategy(TrainStrategy):
         return batch, self._summed(replace(mine, computed_tokens=denominators(batch).tokens))
 
     def _loss_of(
-        self, outputs: TokenOutputs, micro: TokenBatch, loss_fn: LossFn, whole: Denominators, *, real: bool
+        self, outputs: TokenOutputs, micro: TokenBatch, loss_fn: LossFn, whole: Denominators, *, is_padding: bool
     ) -> tuple[Tensor, Metrics]:
         """(this rank's share of the loss, its metrics) of one micro-batch.
 
-        A filler row (not `real`) gives 0 that depends on every output: its backward pass takes part in collectives.
+        A padding row gives 0 that depends on every output: its backward pass takes part in collectives.
         """
-        if not real:
+        if is_padding:
             return torch.stack([column.sum() for column in outputs.columns().values()]).sum() * 0.0, Metrics()
         terms = loss_fn.compute(outputs, micro.to(self._device), whole)
         return terms.loss, terms.metrics
@@ -126,7 +126,7 @@ class CommonStrategy(TrainStrategy):
         else:
             logger.warning("%s: gradient norm is %s; this optimizer step is skipped", self._spec.role, norm)
         self._skipped = 0 if finite else self._skipped + 1
-        if self._skipped >= _MOST_SKIPPED:
+        if self._skipped >= MAX_CONSECUTIVE_SKIPS:
             raise FloatingPointError(
                 f"{self._spec.role}: the gradient was not finite in {self._skipped} optimizer steps in a row, after "
                 f"{self._steps} good ones. The weights or the loss have diverged: lower learning_rate, clip with "

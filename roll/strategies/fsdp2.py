@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from roll.configs.schema.strategy_config import Fsdp2Config
 from roll.distributed.process_group import init_process_group
 from roll.strategies.base import STATE_PARTS, StatePart
-from roll.strategies.hf.build import hf_module
 from roll.strategies.hf.compile import blocks
-from roll.strategies.hf.model import DTYPES, PolicyScorer, ValueScorer
-from roll.strategies.hf.strategy import HfTrainStrategy
-from roll.strategies.memory import Shelf, num_bytes
+from roll.strategies.hf.hf_build import hf_module
+from roll.strategies.hf.hf_model import DTYPES, PolicyModel, ValueModel
+from roll.strategies.hf.hf_strategy import HfTrainStrategy
+from roll.strategies.offload import Shelf, num_bytes
 from roll.strategies.optim import MOMENTS, parameter_groups
 
 
@@ -55,16 +55,16 @@ class Fsdp2Strategy(HfTrainStrategy):
             # Offloaded weights and gradients are on the host when norms are summed and checkpoints gathered.
             init_process_group(self._info, backend="cpu:gloo,cuda:nccl" if offloads else self._backend)
 
-    def _wrap(self, scorer: PolicyScorer | ValueScorer) -> nn.Module:
+    def _wrap(self, model: PolicyModel | ValueModel) -> nn.Module:
         if self._info.world_size > 1:
-            self._shard(scorer)
+            self._shard(model)
         self._anchor: dict[str, Tensor] = {}
         self._shelves: dict[StatePart, Shelf] = {part: Shelf() for part in STATE_PARTS}
         if self._spec.trains:
-            self._build_optimizer(scorer)
-        return scorer
+            self._build_optimizer(model)
+        return model
 
-    def _shard(self, module: PolicyScorer | ValueScorer) -> None:
+    def _shard(self, module: PolicyModel | ValueModel) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
@@ -87,10 +87,10 @@ class Fsdp2Strategy(HfTrainStrategy):
             fully_shard(block, **options)
         fully_shard(module, **options)  # in place
 
-    def _build_optimizer(self, scorer: nn.Module) -> None:
+    def _build_optimizer(self, model: nn.Module) -> None:
         args = self._trained.training_args
         self._optimizer = torch.optim.AdamW(
-            parameter_groups(scorer.named_parameters(), args.weight_decay),
+            parameter_groups(model.named_parameters(), args.weight_decay),
             lr=args.learning_rate,
             betas=(args.adam_beta1, args.adam_beta2),
             eps=args.adam_epsilon,
@@ -103,7 +103,7 @@ class Fsdp2Strategy(HfTrainStrategy):
                 moments = {name: torch.zeros_like(parameter) for name in MOMENTS}
                 self._optimizer.state[parameter] = {"step": torch.zeros(()), **moments}
         if self._spec.l2 > 0:
-            trained = ((n, p) for n, p in scorer.named_parameters() if p.requires_grad)
+            trained = ((n, p) for n, p in model.named_parameters() if p.requires_grad)
             self._anchor = {name: parameter.detach().clone() for name, parameter in trained}
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:

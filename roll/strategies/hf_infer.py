@@ -27,7 +27,7 @@ from roll.strategies.base import (
     Request,
 )
 from roll.strategies.hf.cache import RowCache
-from roll.strategies.hf.model import (
+from roll.strategies.hf.hf_model import (
     DTYPES,
     context_length,
     eos_token_ids,

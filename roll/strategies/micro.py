@@ -73,7 +73,7 @@ class MicroLayout:
     padding: int = 0
     """Tokens that belong to no row, at the end of a packed line."""
     group: Any = None
-    """Process group whose ranks hold one stretch of a packed line each; `lengths` and `padding` are the whole line's,
+    """Process group whose ranks hold one shard of a packed line each; `lengths` and `padding` are the whole line's,
     everything else this rank's. None: this rank has it all."""
 
     @property
@@ -116,11 +116,11 @@ def lay_out(batch: TokenBatch, device: torch.device, *, packed: bool = False, mu
     )
 
 
-def filler(batch: TokenBatch) -> TokenBatch:
+def padding_row(batch: TokenBatch) -> TokenBatch:
     """A row without any meaning, for a rank that must take part in a collective pass but has nothing to compute."""
     return TokenBatch(
-        row_ids=("filler",),
-        group_ids=("filler",),
+        row_ids=("padding",),
+        group_ids=("padding",),
         offsets=torch.tensor([0, 2]),
         token_ids=torch.zeros(2, dtype=batch.token_ids.dtype),
         action_mask=torch.tensor([False, True]),

@@ -45,7 +45,7 @@ class TokenBatch(Ragged):
     rewards: Tensor | None = row_column()
     """float32 [B], after shaping, normalisation and clipping."""
     loss_weight: Tensor | None = row_column()
-    """float32 [B]; 0 for a duplicated filler row, which also leaves the denominators."""
+    """float32 [B]; 0 for a duplicated padding row, which also leaves the denominators."""
 
     @classmethod
     def _levels(cls) -> dict[str, str]:

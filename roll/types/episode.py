@@ -89,14 +89,14 @@ class Trajectory:
         return self.status in TRAINABLE and self.num_response_tokens > 0
 
     @property
-    def stretches(self) -> tuple[tuple[Turn, ...], ...]:
-        """The turns, cut where the context is reset. Each stretch is one sequence of tokens: one training row."""
+    def contexts(self) -> tuple[tuple[Turn, ...], ...]:
+        """The turns, cut where the context is reset. Each context is one training row."""
         cuts = [i for i, turn in enumerate(self.turns) if i == 0 or turn.resets_context]
         return tuple(self.turns[start:end] for start, end in pairwise([*cuts, len(self.turns)]))
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and response tokens over all stretches."""
+        """Prompt and response tokens over all contexts."""
         return sum(len(turn.prompt_ids) + len(turn.response_ids) for turn in self.turns)
 
     @property

@@ -30,7 +30,7 @@ from roll.data.templates import PromptEncoder, TemplateError
 from roll.distributed.cluster import Cluster
 from roll.distributed.errors import WorkerFailed
 from roll.rewards.base import Reward, RewardRequest, RewardResult
-from roll.strategies.hf.model import load_config, load_tokenizer
+from roll.strategies.hf.hf_model import load_config, load_tokenizer
 from roll.types.batch import TokenBatch
 from roll.workers.train import ForwardWorker, resolved_model_args
 
@@ -96,7 +96,7 @@ class _Waiting:
     since: float
 
 
-class RewardModel:
+class RewardModelClient:
     """Scores responses on the cluster of the role `reward_model`. Close it, or use it in a `with` block."""
 
     def __init__(self, cluster: Cluster, texts: RewardTexts, *, retries: int = 0) -> None:
@@ -137,7 +137,7 @@ class RewardModel:
         self._queue.put(None)
         self._thread.join(_CLOSE_SECONDS)  # a thread inside torch when the interpreter ends would abort the process
 
-    def __enter__(self) -> RewardModel:
+    def __enter__(self) -> RewardModelClient:
         return self
 
     def __exit__(self, *_: object) -> None:

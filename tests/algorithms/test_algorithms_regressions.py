@@ -247,7 +247,7 @@ def test_13_a_failed_member_leaves_the_mean_of_its_group_to_the_survivors():
 
 
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
-def test_14_a_duplicated_filler_row_has_no_weight(mode):
+def test_14_a_duplicated_padding_row_has_no_weight(mode):
     loss, mask = draw(0, 3, 4).requires_grad_(), draw_mask(3, 3, 4)
     filled, filled_mask = torch.cat([loss, loss[:1]]), torch.cat([mask, mask[:1]])
     weights = torch.tensor([1.0, 1.0, 1.0, 0.0])

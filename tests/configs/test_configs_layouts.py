@@ -161,10 +161,10 @@ BROKEN = [
      f"{OPTIONS}.context_parallel_size", ["the 4 attention heads of dense on each of 2"]),
     ("layers that pp doesn't divide", megatron(4, pipeline_model_parallel_size=4), NO_GPU,
      f"{OPTIONS}.pipeline_model_parallel_size", ["the 6 layers of dense", "pp 4", "1, 2, 3, 6"]),
-    # 6 layers over 2 stages are 3 each, which 2 stretches can't share
+    # 6 layers over 2 stages are 3 each, which 2 virtual stages can't share
     ("layers that virtual stages don't divide",
      megatron(2, pipeline_model_parallel_size=2, virtual_pipeline_model_parallel_size=2), NO_GPU,
-     f"{OPTIONS}.virtual_pipeline_model_parallel_size", ["pp 2 x 2 stretches = 4"]),
+     f"{OPTIONS}.virtual_pipeline_model_parallel_size", ["pp 2 x 2 virtual stages = 4"]),
     # 6 layers in one stage can't be recomputed 4 at a time
     ("layers that recomputed chunks don't divide", megatron(recompute_num_layers=4), NO_GPU,
      f"{OPTIONS}.recompute_num_layers", ["the 6 layers of dense in each stage", "1, 2, 3, 6"]),

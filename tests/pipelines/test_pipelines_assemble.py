@@ -1,4 +1,4 @@
-"""One trajectory, several rows: a row for every stretch of a context."""
+"""One trajectory, several rows: a row for every context."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def group(*members, status="ok"):
     )
 
 
-def test_rows_of_a_trajectory_are_its_stretches_with_its_reward():
+def test_rows_of_a_trajectory_are_its_contexts_with_its_reward():
     two = (turn([1, 2], [3]), turn([4], [5, 6]), turn([7], [8], reset=True))
     one = (turn([9], [10]),)
     rollouts = assemble([group(two, one)])
@@ -56,13 +56,13 @@ def test_rows_of_a_trajectory_are_its_stretches_with_its_reward():
     assert batch.row("token_ids", 1).tolist() == [7, 8]
 
 
-def test_a_stretch_without_a_chosen_token_is_no_row_and_renames_no_other():
+def test_a_context_without_a_chosen_token_is_no_row_and_renames_no_other():
     rollouts = assemble([group((turn([1], []), turn([2], [3], reset=True), turn([4], [5], reset=True)))])
     assert rollouts.batch.row_ids == ("maze#0/1", "maze#0/2")
     assert rollouts.row_turns == (range(1, 2), range(2, 3))
 
 
-def test_one_stretch_per_trajectory_is_one_row_each():
+def test_one_context_per_trajectory_is_one_row_each():
     rollouts = make_rollouts([R(1.0), R(0.0, 2)], [R(2.0)])
     assert rollouts.row_trajectory.tolist() == [0, 1, 2]
     assert rollouts.row_turns == (range(1),) * 3

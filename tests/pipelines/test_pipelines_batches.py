@@ -14,7 +14,7 @@ from roll.configs.schema.worker_config import ActorInferConfig, ActorTrainConfig
 from roll.distributed.cluster import Cluster
 from roll.distributed.layout import RankLayout
 from roll.distributed.placement import RolePlacement
-from roll.pipelines.assemble import assemble, with_fillers
+from roll.pipelines.assemble import assemble, pad_to_ranks
 from roll.pipelines.base import Pipeline
 from roll.pipelines.offload import DeviceOffloader
 from roll.pipelines.rlvr import query_filter
@@ -53,10 +53,10 @@ def test_assembled_rows_are_the_survivors_with_their_columns_aligned():
     assert rollouts.truncated.tolist() == [False, True, False]
 
 
-def test_fillers_make_up_rows_that_count_nowhere():
+def test_padding_rows_make_up_rows_that_count_nowhere():
     batch = make_rollouts(*FOUR).batch
-    assert with_fillers(batch, 4) is batch
-    filled = with_fillers(batch, 6)
+    assert pad_to_ranks(batch, 4) is batch
+    filled = pad_to_ranks(batch, 6)
     assert filled.row_ids[:4] == batch.row_ids
     assert len(set(filled.row_ids)) == 6
     assert filled.loss_weight.tolist() == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0]
@@ -70,7 +70,7 @@ def test_fillers_make_up_rows_that_count_nowhere():
 def test_mini_batches_have_every_row_once_with_all_its_columns():
     batch = make_rollouts([R(float(i)) for i in range(7)]).batch
     pieces = list(mini_batches(batch, range(7), 3, 2, "key", 1))
-    real = [[row for row in piece.row_ids if not row.startswith("filler")] for piece in pieces]
+    real = [[row for row in piece.row_ids if not row.startswith("padding")] for piece in pieces]
     assert [len(rows) for rows in real] == [3, 3, 1]
     assert sorted(row for rows in real for row in rows) == sorted(batch.row_ids)
     assert [len(piece) for piece in pieces] == [3, 3, 2]
@@ -117,7 +117,7 @@ class TwoRanks(Cluster):
 
 @pytest.mark.parametrize("dp_size", [1, 2])
 def test_a_small_batch_is_filled_up_to_the_data_parallel_ranks_and_no_further(dp_size):
-    # One row: peers that share a model both work on it, ranks with rows of their own need a filler. One row each.
+    # One row: peers that share a model both work on it, ranks with rows of their own need a padding row. One row each.
     rollouts = make_rollouts([R(1.0)])
     batch = rollouts.batch
     cluster = TwoRanks(dp_size)

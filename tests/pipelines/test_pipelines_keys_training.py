@@ -225,7 +225,7 @@ def test_fsdp_options_reach_torch(plain, options, shape, kind):
         mock.patch("torch.distributed.device_mesh.init_device_mesh") as mesh,
         mock.patch("torch.distributed.fsdp.fully_shard") as shard,
     ):
-        strategy._shard(strategy._scorer)
+        strategy._shard(strategy._model)
     assert mesh.call_args.args[1] == shape  # copies x ranks of each
     assert shard.call_count == 2 + 1  # decoder layers, root
     given = shard.call_args.kwargs

@@ -21,7 +21,7 @@ from roll.pipelines.reward_router import combined
 from roll.rewards.base import Reward, RewardRequest, RewardResult
 from roll.types.batch import TokenOutputs
 from roll.types.episode import Task
-from roll.workers.reward import RewardModel, RewardTexts, UnscorableText
+from roll.workers.reward import RewardModelClient, RewardTexts, UnscorableText
 
 TOKENIZER = char_tokenizer()
 
@@ -114,7 +114,7 @@ def model_of():
         def make(retries=0):
             calls = []
             cluster = executor.create_cluster(placement, Lengths, (calls,))
-            model = RewardModel(cluster, texts(template="plain"), retries=retries)
+            model = RewardModelClient(cluster, texts(template="plain"), retries=retries)
             open_models.append(model)
             return model, calls
 
@@ -198,7 +198,7 @@ def test_the_end_of_a_worker_is_raised_with_its_name_and_not_scored():
             raise WorkerDied(role="reward_model", rank=0, node="n", pid=1, call=f"forward ({timeout:g} s)")
 
     died = r"reward_model rank 0 died during 'forward \(54 s\)'"
-    with RewardModel(Gone(), texts(template="plain"), retries=5) as model, pytest.raises(WorkerDied, match=died):
+    with RewardModelClient(Gone(), texts(template="plain"), retries=5) as model, pytest.raises(WorkerDied, match=died):
         model.submit(request("a")).result(30)
 
 

@@ -136,7 +136,7 @@ def test_a_context_that_is_reset_drops_what_was_before_for_good():
     (trajectory,) = collected.groups[0].trajectories
     assert seen == [(1, 10), (21, 22), (21, 22, 22, 23)]
     assert [turn.resets_context for turn in trajectory.turns] == [False, True, False]
-    assert [len(stretch) for stretch in trajectory.stretches] == [1, 2]
+    assert [len(context) for context in trajectory.contexts] == [1, 2]
     assert trajectory.reward == 2.0 and trajectory.status == "ok"
 
 
@@ -172,7 +172,7 @@ class OneEngine:
 def test_a_two_turn_episode_on_a_real_engine_has_the_trainers_logprobs(tiny_model):
     from roll.configs.schema.worker_config import ModelArgs
     from roll.pipelines.assemble import assemble
-    from roll.strategies.hf.model import context_length, eos_token_ids, load_causal_lm, load_tokenizer
+    from roll.strategies.hf.hf_model import context_length, eos_token_ids, load_causal_lm, load_tokenizer
     from roll.strategies.hf_infer import HfInfer
 
     args = ModelArgs(model_name_or_path=str(tiny_model))

@@ -114,8 +114,8 @@ UNITS = {
     "steps": {"sample_unit": "step"},
     "steps with two exchanges": {"sample_unit": "step", "history_length": 2},
     "steps alone": {"sample_unit": "step", "history_length": 0},
-    "stretches": {"sample_unit": "concat", "history_length": 1},
-    "one stretch": {"sample_unit": "concat"},
+    "contexts": {"sample_unit": "concat", "history_length": 1},
+    "one context": {"sample_unit": "concat"},
 }
 
 

@@ -15,7 +15,7 @@ import torch
 
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.base import EngineDied, InferEngine, Request, SamplingParams
-from roll.strategies.hf.model import load_causal_lm, load_tokenizer, named_tensors
+from roll.strategies.hf.hf_model import load_causal_lm, load_tokenizer, named_tensors
 from roll.utils.seeding import stable_hash
 
 TOLERANCE = 1e-5

@@ -46,7 +46,7 @@ def build_part(info, path, options, **changes):
     """This rank's chunks of the model, loaded, after joining the groups of the layout. Inside `cpu_platform`."""
     from transformers import AutoConfig
 
-    from roll.strategies.megatron.model import build_chunks
+    from roll.strategies.megatron.megatron_model import build_chunks
     from roll.strategies.megatron.parallel import connect
     from roll.strategies.megatron.weights import load_weights
 
@@ -62,15 +62,15 @@ def build_part(info, path, options, **changes):
 
 @torch.no_grad()
 def scores(chunks, options, *, packed):
-    """(places, log-probs, entropies or values) of this rank's stretch of the test batch, on the last stage."""
+    """(places, log-probs, entropies or values) of this rank's shard of the test batch, on the last stage."""
     from megatron.core import parallel_state
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    from roll.strategies.megatron.batches import stretch_of
+    from roll.strategies.megatron.context_parallel import context_shard
 
     batch = make_batch()
     context = parallel_state.get_context_parallel_group()
-    stretch = stretch_of(
+    shard = context_shard(
         lay_out(batch, torch.device("cpu"), packed=packed),
         rank=dist.get_rank(context),
         ranks=dist.get_world_size(context),
@@ -78,7 +78,7 @@ def scores(chunks, options, *, packed):
     )
 
     def step(_, chunk):
-        output = stretch.through(chunk, with_entropy=True)
+        output = shard.through(chunk, with_entropy=True)
         return output, lambda scored: (torch.zeros(()), torch.zeros((), dtype=torch.int), scored)
 
     results = get_forward_backward_func()(
@@ -93,7 +93,7 @@ def scores(chunks, options, *, packed):
     if not results:
         return None
     last = results[-1]
-    return stretch.place, last.values if last.logprobs is None else last.logprobs, last.entropy
+    return shard.place, last.values if last.logprobs is None else last.logprobs, last.entropy
 
 
 def play_models(info, paths, options, kind="policy"):
@@ -111,7 +111,7 @@ def play_models(info, paths, options, kind="policy"):
 
 
 def joined(results, packed):
-    """(log-probs or values, entropies) of one model from the stretches that the ranks scored."""
+    """(log-probs or values, entropies) of one model from the shards that the ranks scored."""
     parts = [scored[packed] for _, scored in results if scored[packed] is not None]
     size = max(int(place.max()) for place, _, _ in parts if len(place)) + 1
     columns = [torch.full((size,), torch.nan) for _ in range(2)]

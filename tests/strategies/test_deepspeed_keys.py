@@ -97,7 +97,7 @@ def test_keys_of_zero_reach_the_engine_and_change_no_number(ranks, model_of, def
 @pytest.mark.parametrize("key", QUANTIZED_KEYS)
 def test_quantised_exchange_reaches_the_json(key):
     from roll.configs.schema.deepspeed_config import DeepSpeedConfig
-    from roll.strategies.deepspeed.engine import engine_json
+    from roll.strategies.deepspeed.deepspeed_engine import engine_json
 
     options = DeepSpeedConfig(zero_optimization={"stage": 3, key: True})
     spec = layout_spec("nowhere", "deepspeed_train", {"zero_optimization": options.zero_optimization})

@@ -76,7 +76,7 @@ def held(info, spec):
     """Share of the model's numbers that this rank holds between steps."""
     strategy = build(spec, info)
     strategy.train_step(mine_of(strategy, make_batch()), LOSS)
-    parameters = list(strategy._scorer.parameters())
+    parameters = list(strategy._model.parameters())
     return sum(p.numel() for p in parameters) / sum(getattr(p, "ds_numel", p.numel()) for p in parameters)
 
 

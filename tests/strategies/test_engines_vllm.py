@@ -28,7 +28,7 @@ from roll.strategies.buckets import BucketReader, SharedBucket
 from roll.strategies.engine_processes import MARK, OWNER, kill_marked, marked_processes
 from roll.strategies.hf.checkpoint_names import checkpoint_tensors
 from roll.strategies.hf.description import describe_model
-from roll.strategies.hf.model import load_causal_lm, named_tensors
+from roll.strategies.hf.hf_model import load_causal_lm, named_tensors
 from roll.strategies.vllm.engine import build
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vllm, which isn't installed")

@@ -17,7 +17,7 @@ from tiny_models import build_tiny_model
 
 from roll.configs.schema.engine_config import VllmConfig
 from roll.configs.schema.worker_config import ModelArgs
-from roll.strategies.hf.model import named_tensors
+from roll.strategies.hf.hf_model import named_tensors
 from roll.strategies.vllm.adapters import AdapterFiles
 from roll.strategies.vllm.engine import build
 

@@ -25,7 +25,7 @@ FROZEN = ("model.layers.0.self_attn.", "model.embed_tokens")
 def whole_state(strategy):
     """Weights (the value head too) and moments, unsharded, by name."""
     state = {}
-    for name, parameter in strategy._scorer.named_parameters():
+    for name, parameter in strategy._model.named_parameters():
         state[name] = strategy._full(name, parameter).detach().clone()
         for key, value in strategy._optimizer.state.get(parameter, {}).items():
             state[f"{name}.{key}"] = strategy._full(key, value).detach().clone()

@@ -47,8 +47,8 @@ def test_compiled_layers_keep_names_and_gradients_and_share_one_compilation_over
 
 
 def test_the_switch_compiles_the_layers_and_only_then(tiny_model):
-    compiled = build(make_spec(tiny_model, model={"torch_compile": True}))._scorer.lm.model.layers
-    plain = build(make_spec(tiny_model))._scorer.lm.model.layers
+    compiled = build(make_spec(tiny_model, model={"torch_compile": True}))._model.lm.model.layers
+    plain = build(make_spec(tiny_model))._model.lm.model.layers
     assert all(layer._compiled_call_impl is not None for layer in compiled)
     assert all(layer._compiled_call_impl is None for layer in plain)
 

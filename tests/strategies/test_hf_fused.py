@@ -63,9 +63,9 @@ def test_liger_layers_of_one_role_leave_models_built_later_alone(tiny_model):
     from transformers.models.llama import modeling_llama
 
     before = dict(vars(modeling_llama))
-    scorer = build(make_spec(tiny_model, model={"use_liger": True}))._scorer
-    assert "Liger" in scorer.lm.model.norm.forward.__qualname__
+    model = build(make_spec(tiny_model, model={"use_liger": True}))._model
+    assert "Liger" in model.lm.model.norm.forward.__qualname__
     assert dict(vars(modeling_llama)) == before
     plain = build(make_spec(tiny_model))
-    assert "Liger" not in plain._scorer.lm.model.norm.forward.__qualname__
+    assert "Liger" not in plain._model.lm.model.norm.forward.__qualname__
     plain.forward(make_batch(), ("logprobs",))

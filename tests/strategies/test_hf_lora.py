@@ -40,7 +40,7 @@ def logprobs(strategy, **options):
 
 
 def adapters_of(strategy):
-    named = strategy._scorer.named_parameters()
+    named = strategy._model.named_parameters()
     return {name: p.detach().clone() for name, p in named if p.requires_grad}
 
 
@@ -82,7 +82,7 @@ def test_the_merged_weight_by_hand(model_of):
     strategy = build(lora_spec(model_of()))
     before = weights_of(strategy)
     name = "model.layers.1.self_attn.q_proj"
-    layer = strategy._scorer.lm.get_submodule(name)
+    layer = strategy._model.lm.get_submodule(name)
     with torch.no_grad():
         layer.lora_A["default"].weight.zero_()[0, 1] = 3.0
         layer.lora_B["default"].weight[2, 0] = 5.0
@@ -179,7 +179,7 @@ def test_fused_experts_are_left_alone_and_asking_for_them_says_why(model_of):
 
 def test_the_frozen_base_is_kept_in_the_type_of_the_forward_pass_and_adapters_in_float32(ranks, model_of):
     spec = lora_spec(model_of(), model={"dtype": "bf16"}, training={"learning_rate": 1e-3, "weight_decay": 0.1})
-    types = {(p.requires_grad, p.dtype) for p in build(spec)._scorer.parameters()}
+    types = {(p.requires_grad, p.dtype) for p in build(spec)._model.parameters()}
     assert types == {(True, torch.float32), (False, torch.bfloat16)}
     norms, weights = ranks.run(_train_some, 1, spec)[0]
     for layout in ("FSDP2 sharded", "ZeRO 1", "ZeRO 3"):
@@ -433,7 +433,7 @@ def test_the_form_that_does_not_train_reads_the_adapters(saved, model_of):
     frozen = build(lora_spec(model_of(), trains=False))
     frozen.load(folder)
     logprobs(frozen, adapters=False)  # peft thaws adapters when it switches them on again
-    assert not any(parameter.requires_grad for parameter in frozen._scorer.lm.parameters())
+    assert not any(parameter.requires_grad for parameter in frozen._model.lm.parameters())
     assert torch.equal(logprobs(frozen), logprobs(strategy))
 
 
@@ -479,11 +479,11 @@ VALUE_LOSS = LossFn(compute=_square, needs=("values",))
 def test_a_critic_trains_its_head_and_its_adapters(ranks, model_of, tmp_path):
     spec = lora_spec(model_of(), kind="value")
     strategy = build(spec)
-    start = dict(strategy._scorer.named_parameters())
+    start = dict(strategy._model.named_parameters())
     start = {name: p.detach().clone() for name, p in start.items()}
     for _ in range(3):  # the head is zero at first: adapters get a gradient from the second step on
         strategy.train_step(make_batch(), VALUE_LOSS)
-    moved = {name for name, p in strategy._scorer.named_parameters() if not torch.equal(p, start[name])}
+    moved = {name for name, p in strategy._model.named_parameters() if not torch.equal(p, start[name])}
     assert "value_head.weight" in moved
     assert all(".lora_" in name for name in moved - {"value_head.weight"})
     assert sum(".lora_A." in name for name in moved) == 14

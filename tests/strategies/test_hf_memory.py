@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_iter
 from train_contract import LOSS, build, make_batch, make_info, make_spec, token_mean_loss, weights_of
 
 from roll.strategies.base import LossFn
-from roll.strategies.memory import OnHost, Shelf, activations_on_host, num_bytes
+from roll.strategies.offload import OnHost, Shelf, activations_on_host, num_bytes
 from roll.utils import logits as logits_module
 from roll.utils.logits import likeliest, token_logprobs
 
@@ -264,7 +264,7 @@ def test_hits_are_found_chunk_by_chunk(monkeypatch):
 def test_a_training_step_makes_no_logits_of_all_its_tokens(monkeypatch, tiny_model):
     strategy = build(make_spec(tiny_model, training={"per_device_train_batch_size": 6}))
     batch = make_batch((60, 50, 40))
-    vocabulary, width = strategy._scorer.lm.config.vocab_size, 32
+    vocabulary, width = strategy._model.lm.config.vocab_size, 32
     assert int(batch.action_mask.sum()) > 80
     monkeypatch.setattr(logits_module, "_CHUNK_ELEMENTS", 4 * vocabulary)
     with Largest() as largest:

@@ -12,8 +12,8 @@ from tiny_models import build_tiny_model
 from torch import nn
 from train_contract import LOSS, build, make_batch, make_spec, with_worker
 
-from roll.strategies.hf.model import PolicyScorer
-from roll.strategies.hf.packing import PackedRows, pack, packed_attention
+from roll.strategies.hf.hf_model import PolicyModel
+from roll.strategies.hf.hf_packing import PackedRows, pack, packed_attention
 from roll.strategies.micro import lay_out, plan_micro_batches
 
 PACKED = {"use_sequence_packing": True}
@@ -50,7 +50,7 @@ def test_forward_passes_and_critics_give_the_numbers_of_padded_rows(model_of, fa
         for worker in ({}, PACKED):
             strategy = build(with_worker(spec, infer_batch_size=4, **worker))
             if name == "values":
-                nn.init.normal_(strategy._scorer.value_head.weight, generator=torch.Generator().manual_seed(1))
+                nn.init.normal_(strategy._model.value_head.weight, generator=torch.Generator().manual_seed(1))
             columns.append(getattr(strategy.forward(batch, (name,)), name))
         torch.testing.assert_close(columns[1], columns[0], rtol=0, atol=1e-5)
         assert columns[0].abs().max() > 0.1
@@ -62,14 +62,14 @@ def test_forward_passes_and_critics_give_the_numbers_of_padded_rows(model_of, fa
 def row_scores(strategy, batch, row):
     """(log-probs of one row, gradient of their sum for each parameter, for the embeddings of all tokens)."""
     embedded = []
-    module = strategy._scorer.lm.get_input_embeddings()
+    module = strategy._model.lm.get_input_embeddings()
     hook = module.register_forward_hook(lambda _m, _i, out: embedded.append(out) or out.retain_grad())
     strategy._zero_grad()
     outputs = strategy._score(batch, ("logprobs",), 1)
     hook.remove()
     mine = outputs.logprobs[batch.offsets[row] : batch.offsets[row + 1]]
     mine.sum().backward()
-    gradients = {name: p.grad.clone() for name, p in strategy._scorer.named_parameters()}
+    gradients = {name: p.grad.clone() for name, p in strategy._model.named_parameters()}
     return mine.detach(), gradients, embedded[0].grad[0]
 
 
@@ -100,7 +100,7 @@ def test_a_row_neither_sees_nor_moves_the_rows_beside_it(model_of, family, recom
 def sizes_of_passes(strategy, run):
     """Shapes of the ids of every forward pass of `run`."""
     shapes = []
-    hook = strategy._scorer.register_forward_pre_hook(lambda _m, args: shapes.append(tuple(args[0].ids.shape)))
+    hook = strategy._model.register_forward_pre_hook(lambda _m, args: shapes.append(tuple(args[0].ids.shape)))
     run()
     hook.remove()
     return shapes
@@ -141,13 +141,13 @@ def test_rounding_past_the_learned_positions_of_a_model_is_harmless(packed):
     batch = make_batch((12, 7)).with_columns(token_ids=torch.arange(19) % 50)
     if packed:
         pack(model.get_decoder(), flash=False, sequence=None, half=False)
-    scorer, scores = PolicyScorer(model, temperature=1.0), []
+    policy, logprobs = PolicyModel(model, temperature=1.0), []
     for multiple in (1, 64):
         layout = lay_out(batch, DEVICE, packed=packed, multiple=multiple)
         assert layout.ids.shape[1] % multiple == 0
         with torch.no_grad():
-            scores.append(scorer(layout, False).logprobs)
-    torch.testing.assert_close(scores[1], scores[0], rtol=0, atol=1e-5)
+            logprobs.append(policy(layout, False).logprobs)
+    torch.testing.assert_close(logprobs[1], logprobs[0], rtol=0, atol=1e-5)
 
 
 # --- models that can't -----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from test_strategies_models import COMMON, EXPERTS, LINEAR
 from tiny_models import build_tiny_model
 from train_contract import build, make_batch, make_spec, with_worker
 
-from roll.strategies.hf.sequence import SequenceGroup
+from roll.strategies.hf.ulysses import SequenceGroup
 from roll.strategies.micro import lay_out
 
 PACKED = {"use_sequence_packing": True}
@@ -58,7 +58,7 @@ def test_sequences_shared_under_zero(ranks, model_of, stage):
 def scored(info, spec, output):
     strategy = build(spec, info)
     if output == "values":
-        head = strategy._scorer.value_head.weight
+        head = strategy._model.value_head.weight
         whole = torch.randn(head.shape, generator=torch.Generator().manual_seed(1))
         with torch.no_grad():
             head.copy_(whole) if info.world_size == 1 else head.copy_(_like(whole, head))
@@ -87,18 +87,18 @@ def test_forward_passes_and_critics_give_the_numbers_of_one_rank(ranks, model_of
 # --- how it is cut ---------------------------------------------------------------------------------------------------
 
 
-def test_stretches_hold_every_token_once_and_rows_may_be_cut_anywhere():
-    batch, stretches = make_batch(), []
+def test_shards_hold_every_token_once_and_rows_may_be_cut_anywhere():
+    batch, shards = make_batch(), []
     whole = lay_out(batch, torch.device("cpu"), packed=True, multiple=3)
     assert (whole.padding, whole.segments) == (1, (7, 12, 5, 9, 20, 3, 1))
     for rank in range(3):
-        stretches.append(SequenceGroup(rank, 3, None, None, None).stretch(whole))
-    assert torch.cat([part.ids for part in stretches], dim=1).equal(whole.ids)
-    assert torch.cat([part.positions for part in stretches], dim=1).equal(whole.positions)
-    assert torch.cat([part.targets for part in stretches]).equal(whole.targets)
-    at = torch.cat([part.index + rank * 19 for rank, part in enumerate(stretches)])
+        shards.append(SequenceGroup(rank, 3, None, None, None).shard(whole))
+    assert torch.cat([part.ids for part in shards], dim=1).equal(whole.ids)
+    assert torch.cat([part.positions for part in shards], dim=1).equal(whole.positions)
+    assert torch.cat([part.targets for part in shards]).equal(whole.targets)
+    at = torch.cat([part.index + rank * 19 for rank, part in enumerate(shards)])
     assert at.equal(whole.index)
-    assert {part.segments for part in stretches} == {whole.segments}
+    assert {part.segments for part in shards} == {whole.segments}
 
 
 def places(info, spec):
@@ -108,7 +108,7 @@ def places(info, spec):
 
 def test_consecutive_ranks_share_rows_and_sums_go_over_pairs(ranks, model_of):
     spec = make_spec(model_of("llama"), model={"ulysses_size": 2})
-    # Ranks 0 and 2 hold first stretches, 1 and 3 second ones: each pair sees all rows once.
+    # Ranks 0 and 2 hold first shards, 1 and 3 second ones: each pair sees all rows once.
     assert ranks.run(places, 4, spec) == [(0, True, 2), (0, False, 3), (1, True, 2), (1, False, 3)]
 
 

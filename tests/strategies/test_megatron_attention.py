@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("megatron.core")
 
-from roll.strategies.megatron.attention import RMSNorm, Rotary, rotate, row_lengths
+from roll.strategies.megatron.megatron_attention import RMSNorm, Rotary, rotate, row_lengths
 
 ROPES = {
     "default": {},

@@ -78,7 +78,7 @@ SIZES = {
     "interleaved": (
         "llama", 2, {**PP2, "virtual_pipeline_model_parallel_size": 2}, [{"layers": [[1], [3]]}, {"layers": [[2], [4]]}]
     ),
-    "one stretch": (
+    "one virtual stage": (
         "llama", 2, {**PP2, "virtual_pipeline_model_parallel_size": 1}, [{"layers": [[1, 2]]}, {"layers": [[3, 4]]}]
     ),
     "uneven stages": (
@@ -350,14 +350,16 @@ def test_offload_reaches_megatrons_optimizer(offload):
 
 @pytest.mark.parametrize("impl", ["local", "transformer_engine"])
 def test_the_kind_of_layers_is_asked_of_megatron(impl):
-    from roll.strategies.megatron import model
+    from roll.strategies.megatron import megatron_model
 
     config = config_for("llama")
-    with mock.patch.object(model, "get_gpt_decoder_block_spec") as get:
+    with mock.patch.object(megatron_model, "get_gpt_decoder_block_spec") as get:
         get.return_value.layer_specs = []
-        block = model.layer_specs(config, mock.Mock(), mock.Mock(), transformer_engine=impl != "local", stage=None)
+        block = megatron_model.layer_specs(
+            config, mock.Mock(), mock.Mock(), transformer_engine=impl != "local", stage=None
+        )
     assert get.call_args.kwargs["use_transformer_engine"] == (impl == "transformer_engine")
-    assert (block.layer_norm is model.RMSNorm) == (impl == "local")
+    assert (block.layer_norm is megatron_model.RMSNorm) == (impl == "local")
 
 
 def test_stages_of_different_lengths_train_like_a_plain_loop(ranks, model_of):

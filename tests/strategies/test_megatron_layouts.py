@@ -58,7 +58,7 @@ def test_packed_rows(ranks, model_of, family, layout):
 
 
 VIRTUAL = {
-    "pipeline 2 x 2 stretches": (2, {}),
+    "pipeline 2 x 2 virtual stages": (2, {}),
     "overlapped": (4, OVERLAP),
     "tensor 2": (4, {**TP2, **SP}),
 }
@@ -67,7 +67,7 @@ VIRTUAL = {
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("layout", VIRTUAL)
 def test_interleaved_stages(ranks, model_of, layout, packed):
-    # Three micro-batches: a filler makes them a multiple of the stages.
+    # Three micro-batches: a padding micro-batch makes them a multiple of the stages.
     world, options = VIRTUAL[layout]
     options = {**PP2, "virtual_pipeline_model_parallel_size": 2, **options}
     check_layout(ranks, model_of("llama", layers=4), "megatron_train", options, world, **(PACKED if packed else {}))

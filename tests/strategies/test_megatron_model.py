@@ -9,8 +9,8 @@ from megatron_cases import MODELS, build_case, expected_scores, joined, play_mod
 pytest.importorskip("megatron.core")
 
 from roll.configs.schema.megatron_config import MegatronConfig
-from roll.strategies.megatron.build import transformer_config
 from roll.strategies.megatron.families import architecture
+from roll.strategies.megatron.megatron_build import transformer_config
 
 SPARSE = ("mixtral", "qwen2_moe", "qwen3_moe")
 DENSE = tuple(name for name in MODELS if name not in SPARSE)

@@ -13,7 +13,7 @@ from train_contract import LOSS, build, make_batch, make_info, make_spec, token_
 from roll.configs.schema.megatron_config import MegatronConfig
 from roll.distributed.dispatch import check_layouts
 from roll.strategies.base import LossFn, LossTerms
-from roll.strategies.megatron.batches import stretch_of
+from roll.strategies.megatron.context_parallel import context_shard
 from roll.strategies.megatron.parallel import check_sizes
 from roll.strategies.micro import lay_out
 
@@ -92,20 +92,20 @@ def test_roles_of_one_process_share_its_groups(ranks, model_of):
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(("parts", "multiple"), [(1, 1), (1, 4), (2, 1), (2, 2), (4, 2)])
-def test_stretches_hold_every_token_and_every_score_once(packed, parts, multiple):
+def test_shards_hold_every_token_and_every_score_once(packed, parts, multiple):
     layout = lay_out(make_batch(), torch.device("cpu"), packed=packed)
-    stretches = [stretch_of(layout, rank=r, ranks=parts, multiple=multiple) for r in range(parts)]
-    assert len({stretch.ids.shape for stretch in stretches}) == 1
-    assert stretches[0].ids.shape[1] % multiple == 0
-    ids = torch.cat([stretch.ids for stretch in stretches], dim=1)
+    shards = [context_shard(layout, rank=r, ranks=parts, multiple=multiple) for r in range(parts)]
+    assert len({shard.ids.shape for shard in shards}) == 1
+    assert shards[0].ids.shape[1] % multiple == 0
+    ids = torch.cat([shard.ids for shard in shards], dim=1)
     assert torch.equal(ids[:, : layout.ids.shape[1]], layout.ids)
-    assert torch.equal(torch.cat([stretch.positions for stretch in stretches], dim=1), stretches[0].all_positions)
-    place = torch.cat([stretch.place for stretch in stretches])
+    assert torch.equal(torch.cat([shard.positions for shard in shards], dim=1), shards[0].all_positions)
+    place = torch.cat([shard.place for shard in shards])
     assert torch.equal(place.sort().values, torch.arange(len(layout.targets)))
     flat = layout.ids.flatten()[layout.index]
-    for stretch in stretches:
-        assert torch.equal(stretch.ids.flatten()[stretch.index], flat[stretch.place])
-        assert torch.equal(stretch.targets, layout.targets[stretch.place])
+    for shard in shards:
+        assert torch.equal(shard.ids.flatten()[shard.index], flat[shard.place])
+        assert torch.equal(shard.targets, layout.targets[shard.place])
 
 
 # --- optimizer -----------------------------------------------------------------------------------------------------

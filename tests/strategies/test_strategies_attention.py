@@ -70,7 +70,7 @@ def connected(info):
     dist.barrier()  # a rank that is done at once would leave while others still connect
 
 
-def stretch(tensor, info):
+def shard(tensor, info):
     return tensor.chunk(info.world_size)[info.rank]
 
 
@@ -79,12 +79,12 @@ def exchanged(info):
     whole = torch.arange(8 * 4 * 3).reshape(8, 4, 3)
     results = []
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        there = sequence_to_heads(stretch(whole, info).to(dtype), None)
+        there = sequence_to_heads(shard(whole, info).to(dtype), None)
         results.append((there.long(), heads_to_sequence(there, None).long()))
     return results
 
 
-def test_gloo_exchanges_stretches_for_heads_and_back(ranks):
+def test_gloo_exchanges_shards_for_heads_and_back(ranks):
     whole = torch.arange(8 * 4 * 3).reshape(8, 4, 3)
     for rank, answers in enumerate(ranks.run(exchanged, 2)):
         for there, back in answers:
@@ -94,13 +94,13 @@ def test_gloo_exchanges_stretches_for_heads_and_back(ranks):
 
 def split(info, key_heads, window):
     connected(info)
-    *inputs, outer = (stretch(t, info) for t in tensors(key_heads))
+    *inputs, outer = (shard(t, info) for t in tensors(key_heads))
     function = split_attention
     return with_gradients(lambda *t: function(*t, LENGTHS, None, scale=SCALE, window=window), *inputs, outer)
 
 
 @pytest.mark.parametrize(("world", "key_heads", "window"), [(2, 4, None), (2, 2, 7), (2, 1, None), (4, 2, None)])
-def test_ranks_with_a_stretch_each_compute_the_whole_attention(ranks, world, key_heads, window):
+def test_ranks_with_a_shard_each_compute_the_whole_attention(ranks, world, key_heads, window):
     *inputs, outer = tensors(key_heads)
     whole = with_gradients(lambda *t: varlen_attention(*t, LENGTHS, scale=SCALE, window=window), *inputs, outer)
     answers = ranks.run(split, world, key_heads, window)
@@ -131,13 +131,13 @@ def test_heads_that_ranks_cannot_share_evenly_are_refused(ranks, heads, key_head
 
 def gathered(info):
     connected(info)
-    part = stretch(torch.arange(6.0), info).clone().requires_grad_()
+    part = shard(torch.arange(6.0), info).clone().requires_grad_()
     whole = gather_sequence(part, None)
     (whole**2).sum().backward()
     return whole.detach(), part.grad
 
 
-def test_every_rank_gets_all_stretches_and_keeps_the_gradient_of_its_own(ranks):
+def test_every_rank_gets_all_shards_and_keeps_the_gradient_of_its_own(ranks):
     answers = ranks.run(gathered, 2)
     assert all(torch.equal(whole, torch.arange(6.0)) for whole, _ in answers)
     assert torch.equal(torch.cat([grad for _, grad in answers]), 2 * torch.arange(6.0))

@@ -21,7 +21,7 @@ def passes(info, spec):
     if spec.worker.strategy_args.strategy_name == "megatron_train":
         embedding = strategy._modules[0].embedding.word_embeddings
     else:
-        embedding = strategy._scorer.lm.get_input_embeddings()
+        embedding = strategy._model.lm.get_input_embeddings()
     embedding.register_forward_pre_hook(lambda module, inputs: shapes.append(tuple(inputs[0].shape)))
     strategy.forward(make_batch(), ("logprobs",))
     scored = shapes.copy()
@@ -92,7 +92,7 @@ def test_options_that_the_model_has_not_are_refused(ranks, model_of, backend):
 def recomputations(info, spec):
     """Times that the first MLP of a model ran in a step of one pass."""
     strategy, count = build(spec, info), []
-    strategy._scorer.lm.model.layers[0].mlp.register_forward_pre_hook(lambda module, inputs: count.append(1))
+    strategy._model.lm.model.layers[0].mlp.register_forward_pre_hook(lambda module, inputs: count.append(1))
     strategy.train_step(make_batch(), LOSS)
     return len(count)
 

@@ -7,8 +7,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from roll.strategies.base import Request, SamplingParams
-from roll.strategies.hf.build import _disable_dropout
-from roll.strategies.hf.model import PolicyScorer, context_length
+from roll.strategies.hf.hf_build import _disable_dropout
+from roll.strategies.hf.hf_model import PolicyModel, context_length
 from roll.strategies.hf_infer import HfInfer
 from roll.strategies.micro import lay_out
 from roll.types.batch import TokenBatch
@@ -96,9 +96,9 @@ def scored(model, completions):
         token_ids=torch.tensor([token for row in rows for token in row]),
         action_mask=torch.tensor([flag for row in acting for flag in row]),
     )
-    scorer = PolicyScorer(model, temperature=1.0)
-    scorer.check()
-    return scorer(lay_out(batch, torch.device("cpu")), False).logprobs.tolist()
+    policy = PolicyModel(model, temperature=1.0)
+    policy.check()
+    return policy(lay_out(batch, torch.device("cpu")), False).logprobs.tolist()
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
@@ -116,10 +116,10 @@ def test_left_padded_sampling_and_right_padded_scoring_agree_with_the_model(kind
 
 def test_logits_that_are_more_than_the_head_gives_are_refused():
     model = make_model("cohere", ARCHITECTURES["cohere"])
-    scorer = PolicyScorer(model, temperature=1.0)
+    policy = PolicyModel(model, temperature=1.0)
     model.logit_scale = 0.5  # not what the configuration says
     with pytest.raises(ValueError, match="CohereForCausalLM computes its logits in a way that isn't supported"):
-        scorer.check()
+        policy.check()
 
 
 def test_layers_without_keys_and_values_are_refused_by_name():

@@ -88,7 +88,7 @@ def test_deepspeed_gives_the_same_scores(tmp_path):
 
 
 def shared_out(info, path, strategy_args):
-    """Each rank scores its own of the rows; the last has fewer, and takes part with a filler."""
+    """Each rank scores its own of the rows; the last has fewer, and takes part with a padding row."""
     strategy = strategy_of(path, info=info, strategy_args=strategy_args)
     return scores(strategy, ROWS[:4] if info.rank == 0 else ROWS[4:])
 

@@ -66,14 +66,14 @@ def test_a_trajectory_in_which_the_policy_chose_nothing_is_not_trainable():
 
 @given(st.lists(st.booleans(), max_size=6))
 @QUICK
-def test_stretches_are_the_turns_cut_where_the_context_is_reset(reset):
+def test_contexts_are_the_turns_cut_where_the_context_is_reset(reset):
     turns = tuple(turn(prompt=i, resets_context=flag) for i, flag in enumerate(reset))
-    found = trajectory(turns=turns).stretches
-    assert tuple(t for stretch in found for t in stretch) == turns
-    assert all(stretch for stretch in found)
-    # Within a stretch the context goes on; the first stretch begins with the episode, whatever its turn says.
-    assert not any(t.resets_context for stretch in found for t in stretch[1:])
-    assert all(stretch[0].resets_context for stretch in found[1:])
+    found = trajectory(turns=turns).contexts
+    assert tuple(t for context in found for t in context) == turns
+    assert all(context for context in found)
+    # No turn within a context starts a new one; the first context starts with the episode, whatever its turn says.
+    assert not any(t.resets_context for context in found for t in context[1:])
+    assert all(context[0].resets_context for context in found[1:])
     assert sum(map(len, found)) == len(reset) and len(found) == bool(reset) + sum(reset[1:])
 
 

@@ -50,11 +50,11 @@ def _megatron_model(role: str, worker: WorkerConfig) -> Iterator[Violation]:
 
 def _megatron_sizes(path: str, ranks: int, options: MegatronConfig) -> Iterator[Violation]:
     tp, pp = options.tensor_model_parallel_size, options.pipeline_model_parallel_size
-    stretches = options.virtual_pipeline_model_parallel_size
-    if stretches is not None and stretches > 1 and pp == 1:
+    virtual_stages = options.virtual_pipeline_model_parallel_size
+    if virtual_stages is not None and virtual_stages > 1 and pp == 1:
         expected = "null, because pipeline_model_parallel_size is 1: there is no pipeline to interleave"
         fix = f"{path}.pipeline_model_parallel_size=2, or remove it"
-        yield Violation(f"{path}.virtual_pipeline_model_parallel_size", expected, fix, stretches)
+        yield Violation(f"{path}.virtual_pipeline_model_parallel_size", expected, fix, virtual_stages)
     if options.sequence_parallel and tp == 1:
         expected = "false, because tensor_model_parallel_size is 1: it splits what tensor-parallel ranks would repeat"
         yield Violation(f"{path}.sequence_parallel", expected, f"{path}.sequence_parallel=false", True)
@@ -203,20 +203,20 @@ def _tensor_parallel(path: str, model: str, options: MegatronConfig, shape: Mode
 
 
 def _pipeline_parallel(path: str, model: str, options: MegatronConfig, shape: ModelShape) -> Iterator[Violation]:
-    pp, stretches = options.pipeline_model_parallel_size, options.virtual_pipeline_model_parallel_size or 1
+    pp, virtual_stages = options.pipeline_model_parallel_size, options.virtual_pipeline_model_parallel_size or 1
     if shape.layers is None or options.additional_configs.keys() & UNEVEN:
         return
-    if shape.layers % (pp * stretches) == 0:
-        chunk, each = options.recompute_num_layers or 1, shape.layers // (pp * stretches)
+    if shape.layers % (pp * virtual_stages) == 0:
+        chunk, each = options.recompute_num_layers or 1, shape.layers // (pp * virtual_stages)
         if options.recompute_method != "block":  # which takes what there is
             where = f"{path}.recompute_num_layers"
             yield from _divides(where, chunk, {"layers": each}, f"{model} in each stage")
         return
     key = "pipeline_model_parallel_size" if shape.layers % pp else "virtual_pipeline_model_parallel_size"
-    product = f"pp {pp} x {stretches} stretches = {pp * stretches}" if stretches > 1 else f"pp {pp}"
+    product = f"pp {pp} x {virtual_stages} virtual stages = {pp * virtual_stages}" if virtual_stages > 1 else f"pp {pp}"
     expected = f"stages that share the {shape.layers} layers of {model} evenly; {product} doesn't divide them"
     legal = ", ".join(str(d) for d in range(1, shape.layers + 1) if shape.layers % d == 0)
-    yield Violation(f"{path}.{key}", expected, f"a product among {legal}", pp if shape.layers % pp else stretches)
+    yield Violation(f"{path}.{key}", expected, f"a product among {legal}", pp if shape.layers % pp else virtual_stages)
 
 
 def _experts(path: str, model: str, options: MegatronConfig, shape: ModelShape) -> Iterator[Violation]:

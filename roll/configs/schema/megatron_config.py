@@ -32,10 +32,10 @@ class MegatronConfig(StrategyConfig):
     """Ranks that share every matrix; divides the attention heads, the MLP's width and the vocabulary (padded to it)."""
 
     pipeline_model_parallel_size: int = number(1, ge=1)
-    """Ranks that share the layers, one stretch each."""
+    """Ranks that share the layers, one stage each."""
 
     virtual_pipeline_model_parallel_size: int | None = number(None, ge=1)
-    """Stretches of layers per pipeline rank, interleaved: shorter bubbles, more messages. null: one."""
+    """Virtual pipeline stages per rank, interleaved: shorter bubbles, more messages. null: one."""
 
     context_parallel_size: int = number(1, ge=1)
     """Ranks that share every sequence; attention exchanges heads for tokens between them."""

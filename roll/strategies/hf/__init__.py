@@ -1,1 +1,1 @@
-"""Hugging Face building blocks: model loading, scoring, and a deterministic generator."""
+"""Hugging Face building blocks: model loading, log-probs, and a deterministic generator."""

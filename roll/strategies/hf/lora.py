@@ -1,7 +1,7 @@
-"""Low-rank adapters (LoRA, arXiv:2106.09685) of peft, put into the model that a scorer holds.
+"""Low-rank adapters (LoRA, arXiv:2106.09685) of peft, put into the transformers model of a role.
 
 peft replaces a linear layer by one that computes base(x) + scaling * B A x and keeps the class of the model, so that
-scorers and backends see the model they know. The base weights are frozen, A and B are float32. Four things leave this
+backends see the model they know. The base weights are frozen, A and B are float32. Four things leave this
 place: merged weights under the plain names (engines, exports), base weights and adapters apart (engines that take
 adapters), a folder in peft's format, and a note on which base model the adapters belong to, because checkpoints don't
 repeat its weights.
@@ -23,7 +23,7 @@ from roll.configs.rules.lora import ALL_LINEAR, PEFT_MISSING
 from roll.configs.schema.worker_config import ModelArgs
 from roll.distributed.weights import WeightPart
 from roll.strategies.base import NamedWeights, TrainSpec
-from roll.strategies.hf.model import named_tensors
+from roll.strategies.hf.hf_model import named_tensors
 from roll.utils.seeding import stable_hash
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class Adapters:
 
     @staticmethod
     def keeps(name: str) -> bool:
-        """Whether a checkpoint holds this parameter of the scorer: what trains, not the base model."""
+        """Whether a checkpoint holds this parameter of the model: what trains, not the base model."""
         return _is_adapter(name) or name.startswith("value_head.")
 
 

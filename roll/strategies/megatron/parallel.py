@@ -51,7 +51,7 @@ def connect(info: WorkerInfo, options: MegatronConfig, *, backend: str, seed: in
 
 
 def stages(options: MegatronConfig) -> int | None:
-    """Interleaved stretches of layers per pipeline rank; None for the plain schedule."""
+    """Virtual pipeline stages per rank; None for the plain schedule."""
     virtual = options.virtual_pipeline_model_parallel_size
     return None if virtual == 1 else virtual
 

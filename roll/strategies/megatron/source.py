@@ -102,7 +102,7 @@ def _loaded(path: str) -> dict[str, Tensor]:
     import torch
 
     from roll.configs.schema.worker_config import ModelArgs
-    from roll.strategies.hf.model import load_causal_lm, named_tensors
+    from roll.strategies.hf.hf_model import load_causal_lm, named_tensors
 
     return dict(named_tensors(load_causal_lm(ModelArgs(model_name_or_path=path), torch.float32)))
 

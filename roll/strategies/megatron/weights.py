@@ -16,7 +16,7 @@ from roll.strategies.megatron.mapping import Entry, HfTensor, WeightTable
 from roll.strategies.megatron.source import WeightSource, open_weights
 
 if TYPE_CHECKING:
-    from roll.strategies.megatron.model import ScoringGPT
+    from roll.strategies.megatron.megatron_model import TokenGPT
 
 _HEADS = ("lm_head.weight", "score.weight")
 """Tensors outside the backbone: a value model has no use for them."""
@@ -42,7 +42,7 @@ class _Ranks:
             pipeline=state.get_pipeline_model_parallel_group(),
         )
 
-    def table(self, chunk: ScoringGPT) -> WeightTable:
+    def table(self, chunk: TokenGPT) -> WeightTable:
         return WeightTable(
             chunk.arch, tensor=dist.get_world_size(self.tensor), expert_tensor=dist.get_world_size(self.expert_tensor)
         )
@@ -70,7 +70,7 @@ class _Held:
 
 
 @torch.no_grad()
-def load_weights(chunks: Sequence[ScoringGPT], source: str | Path | Mapping[str, Tensor]) -> None:
+def load_weights(chunks: Sequence[TokenGPT], source: str | Path | Mapping[str, Tensor]) -> None:
     """Fill the parameters of this rank's chunks (all but a value head) with its shares of a model's tensors.
 
     Args:
@@ -140,7 +140,7 @@ def _entries(table: WeightTable, kind: str) -> Iterator[Entry]:
         yield table.head
 
 
-def _held(chunk: ScoringGPT, table: WeightTable, ranks: _Ranks) -> Iterator[_Held]:
+def _held(chunk: TokenGPT, table: WeightTable, ranks: _Ranks) -> Iterator[_Held]:
     """What of the table this chunk holds; every parameter but a value head's exactly once."""
     parameters = dict(chunk.named_parameters())
     parameters.pop("value_head.weight", None)
@@ -164,7 +164,7 @@ def _of_stack(matrix: Tensor, name: str, expert: int, experts: int, hidden: int)
     return matrix.view(shape)[expert].T
 
 
-def _places(chunk: ScoringGPT, table: WeightTable) -> Iterator[tuple[str, Entry]]:
+def _places(chunk: TokenGPT, table: WeightTable) -> Iterator[tuple[str, Entry]]:
     """(what stands before the parameter's name, entry) for what the chunk was built with."""
     if chunk.pre_process:
         yield "", table.embedding
@@ -178,7 +178,7 @@ def _places(chunk: ScoringGPT, table: WeightTable) -> Iterator[tuple[str, Entry]
 
 
 @torch.no_grad()
-def stream_weights(chunks: Sequence[ScoringGPT]) -> Iterator[tuple[str, Tensor]]:
+def stream_weights(chunks: Sequence[TokenGPT]) -> Iterator[tuple[str, Tensor]]:
     """Whole tensors under the names of the transformers module, in the same order on every rank; a collective.
 
     Of a policy, names begin with `model.` (but `lm_head.weight`) and the embedding of a tied model comes once. Of a
@@ -267,7 +267,7 @@ def _assembled(entry: Entry, shares: list[Tensor]) -> list[Tensor]:
     return wholes
 
 
-def freeze(chunks: Sequence[ScoringGPT], prefixes: Sequence[str]) -> None:
+def freeze(chunks: Sequence[TokenGPT], prefixes: Sequence[str]) -> None:
     """Take the parameters whose Hugging Face names begin with one of `prefixes` out of training.
 
     Raises:

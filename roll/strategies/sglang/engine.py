@@ -33,7 +33,7 @@ from roll.strategies.engine_backend import EngineBackend, Sampled
 from roll.strategies.engine_processes import MARK, kill_marked
 from roll.strategies.hf.checkpoint_names import checkpoint_tensors
 from roll.strategies.hf.description import ModelDescription, describe_model
-from roll.strategies.hf.model import load_config
+from roll.strategies.hf.hf_model import load_config
 from roll.strategies.sglang.channel import LENGTH, START_CALL, frame
 from roll.strategies.stopping import ResponseRules
 

@@ -19,9 +19,17 @@ from torch import Tensor, nn
 
 from roll.configs.schema.deepspeed_config import DeepSpeedConfig
 from roll.strategies.base import STATE_PARTS, StatePart
-from roll.strategies.deepspeed.engine import Engine, Opened, adamw, connect, engine_json, exact_weights, shard_weights
+from roll.strategies.deepspeed.deepspeed_engine import (
+    Engine,
+    Opened,
+    adamw,
+    connect,
+    engine_json,
+    exact_weights,
+    shard_weights,
+)
+from roll.strategies.deepspeed.deepspeed_offload import Memory
 from roll.strategies.deepspeed.files import Checkpoint, write
-from roll.strategies.deepspeed.memory import Memory
 from roll.strategies.deepspeed.state import (
     Anchor,
     forget_gradients,
@@ -33,8 +41,8 @@ from roll.strategies.deepspeed.state import (
     whole_moment,
     whole_weight,
 )
-from roll.strategies.hf.model import DTYPES, PolicyScorer, ValueScorer, named_tensors
-from roll.strategies.hf.strategy import HfTrainStrategy
+from roll.strategies.hf.hf_model import DTYPES, PolicyModel, ValueModel, named_tensors
+from roll.strategies.hf.hf_strategy import HfTrainStrategy
 from roll.strategies.optim import MOMENTS
 
 
@@ -62,18 +70,18 @@ class DeepSpeedStrategy(HfTrainStrategy):
     def _connect(self) -> None:
         connect(self._info, self._device, self._backend)
 
-    def _wrap(self, scorer: PolicyScorer | ValueScorer) -> nn.Module:
+    def _wrap(self, model: PolicyModel | ValueModel) -> nn.Module:
         if not self._spec.trains and self._options.stage < 3:
-            self._memory = Memory(None, scorer, self._device)
-            return scorer
+            self._memory = Memory(None, model, self._device)
+            return model
         import deepspeed
 
-        options, opened = self._options, Opened(scorer)
+        options, opened = self._options, Opened(model)
         made = engine_json(self._spec, options, self._device)
-        rounded = exact_weights(scorer, self._computed) if self._spec.trains and options.stage else {}
+        rounded = exact_weights(model, self._computed) if self._spec.trains and options.stage else {}
         optimizer = None
         if self._spec.trains:  # before the shapes are gone, which decide what decays
-            optimizer = adamw(scorer, self._trained.training_args, options, self._device)
+            optimizer = adamw(model, self._trained.training_args, options, self._device)
         if options.stage == 3:
             shard_weights(opened, made, self._computed, self._device)
         with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does; its logger isn't affected
@@ -86,7 +94,7 @@ class DeepSpeedStrategy(HfTrainStrategy):
             set_weight(self._engine, parameter, value)
         if self._spec.trains and self._spec.l2 > 0:
             self._anchor = Anchor(self._engine, self._spec.l2)
-        self._memory = Memory(self._engine, scorer, self._device)
+        self._memory = Memory(self._engine, model, self._device)
         return Engine(self._engine)
 
     # --- optimizer steps -------------------------------------------------------------------------------------------
@@ -129,7 +137,7 @@ class DeepSpeedStrategy(HfTrainStrategy):
 
     def _kept(self) -> list[tuple[str, Tensor]]:
         """What a checkpoint holds: of a model with adapters, those alone."""
-        named = list(named_tensors(self._scorer))
+        named = list(named_tensors(self._model))
         return [(n, t) for n, t in named if self._adapters is None or self._adapters.keeps(n)]
 
     def _checkpoint(self) -> Iterator[tuple[str, Tensor]]:

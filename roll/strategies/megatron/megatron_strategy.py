@@ -21,14 +21,14 @@ from torch import Tensor
 from roll.configs.schema.megatron_config import MegatronConfig
 from roll.distributed.weights import WeightPart
 from roll.distributed.worker import WorkerInfo
-from roll.strategies.attention import join_scores
+from roll.strategies.attention import join_shards
 from roll.strategies.base import STATE_PARTS, LossFn, NamedWeights, OutputName, StatePart, TrainSpec
 from roll.strategies.common import CommonStrategy, no_outputs
-from roll.strategies.hf.model import DTYPES, load_config
-from roll.strategies.megatron.batches import Stretch, stretch_of
+from roll.strategies.hf.hf_model import DTYPES, load_config
 from roll.strategies.megatron.checkpoint import load_checkpoint, save_checkpoint
-from roll.strategies.megatron.memory import Memory
-from roll.strategies.megatron.model import build_chunks
+from roll.strategies.megatron.context_parallel import ContextShard, context_shard
+from roll.strategies.megatron.megatron_model import build_chunks
+from roll.strategies.megatron.megatron_offload import Memory
 from roll.strategies.megatron.optimizer import Optimizer, wrap_chunks
 from roll.strategies.megatron.parallel import (
     broadcast_from_last_stage,
@@ -38,7 +38,7 @@ from roll.strategies.megatron.parallel import (
 )
 from roll.strategies.megatron.platform import cpu_platform
 from roll.strategies.megatron.weights import freeze, load_weights, stream_weights
-from roll.strategies.micro import MicroLayout, filler, lay_out
+from roll.strategies.micro import MicroLayout, lay_out, padding_row
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
 
@@ -69,9 +69,9 @@ class _Micro:
 
     batch: TokenBatch
     layout: MicroLayout
-    stretch: Stretch
-    real: bool
-    """False for a filler row, which only keeps ranks in step."""
+    shard: ContextShard
+    is_padding: bool
+    """True for a padding row, which only keeps ranks in step."""
 
 
 Finish = Callable[[_Micro, TokenOutputs], tuple[Tensor, Any]]
@@ -159,7 +159,7 @@ class MegatronStrategy(CommonStrategy):
         assert adapters, "Megatron has no adapters to leave out; the configuration refuses LoRA"
 
         def keep(micro: _Micro, scored: TokenOutputs) -> tuple[Tensor, TokenOutputs | None]:
-            return torch.zeros((), device=self._device), scored if micro.real else None
+            return torch.zeros((), device=self._device), None if micro.is_padding else scored
 
         results = self._pass(batch, outputs, keep, training=False)
         scored = [result for result in results if result is not None]
@@ -185,7 +185,7 @@ class MegatronStrategy(CommonStrategy):
         optimizer.zero_grad()
 
         def loss_of(micro: _Micro, scored: TokenOutputs) -> tuple[Tensor, Metrics]:
-            return self._loss_of(scored, micro.batch, loss_fn, whole, real=micro.real)
+            return self._loss_of(scored, micro.batch, loss_fn, whole, is_padding=micro.is_padding)
 
         results = self._pass(batch, loss_fn.needs, loss_of, training=True)
         metrics = send_from_last_stage(Metrics.merged(results))
@@ -209,7 +209,7 @@ class MegatronStrategy(CommonStrategy):
         def step(micros: Iterator[_Micro], chunk: Any) -> tuple[Any, Callable[[Any], tuple[Tensor, Tensor, Any]]]:
             micro = next(micros)
             wanted = {"with_entropy": "entropy" in needs, "with_correct": "correct" in needs}
-            return micro.stretch.through(chunk, **wanted), functools.partial(end, micro)
+            return micro.shard.through(chunk, **wanted), functools.partial(end, micro)
 
         def end(micro: _Micro, scored: Any) -> tuple[Tensor, Tensor, Any]:
             loss, kept = finish(micro, self._outputs(micro, scored, needs))
@@ -228,12 +228,13 @@ class MegatronStrategy(CommonStrategy):
         return results
 
     def _micros(self, batch: TokenBatch, parts: list[list[int]], rounding: int) -> list[_Micro]:
-        batches = [batch.select(rows) if rows else filler(batch) for rows in parts]
+        batches = [batch.select(rows) if rows else padding_row(batch) for rows in parts]
         packed = self._spec.worker.use_sequence_packing
         layouts = [lay_out(micro, self._device, packed=packed, multiple=rounding) for micro in batches]
-        context = {"rank": dist.get_rank(self._context), "ranks": dist.get_world_size(self._context)}
+        rank, ranks = dist.get_rank(self._context), dist.get_world_size(self._context)
+        shard = functools.partial(context_shard, rank=rank, ranks=ranks, multiple=self._splits)
         return [
-            _Micro(micro, layout, stretch_of(layout, **context, multiple=self._splits, least=least), real=bool(rows))
+            _Micro(micro, layout, shard(layout, least=least), is_padding=not rows)
             for micro, layout, least, rows in zip(batches, layouts, self._least_shapes(layouts), parts, strict=True)
         ]
 
@@ -258,7 +259,7 @@ class MegatronStrategy(CommonStrategy):
         for name in needs:
             value = getattr(scored, name)
             assert value is not None, f"a {self._spec.kind} model gives no {name}"
-            whole = join_scores(value, micro.stretch.place, len(micro.layout.targets), self._context)
+            whole = join_shards(value, micro.shard.place, len(micro.layout.targets), self._context)
             columns[name] = value.new_zeros(micro.batch.num_tokens).index_put((micro.layout.flat,), whole)
         return TokenOutputs(row_ids=micro.batch.row_ids, offsets=micro.batch.offsets, **columns)
 
@@ -271,7 +272,7 @@ class MegatronStrategy(CommonStrategy):
         config = self._modules[0].config
         if config.num_moe_experts is None:
             return None
-        tokens = torch.tensor(float(sum(micro.stretch.ids.numel() for micro in micros)) / self._splits)
+        tokens = torch.tensor(float(sum(micro.shard.ids.numel() for micro in micros)) / self._splits)
         tokens = tokens.to(self._device)
         dist.all_reduce(tokens, group=self._group)
         factor = float(tokens)

@@ -1,4 +1,4 @@
-"""Rows laid end to end through a Hugging Face model, and stretches of them on several ranks (Ulysses).
+"""Rows laid end to end through a Hugging Face model, and shards of them on several ranks (Ulysses).
 
 A packed line reaches the model as one row of ids whose positions start over in every row of the batch. What keeps rows
 apart is the attention function: it is told where they end through the model's own keyword arguments, which transformers
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from roll.strategies.attention import gather_sequence, split_attention, varlen_attention
-from roll.strategies.hf.sequence import SequenceGroup
+from roll.strategies.hf.ulysses import SequenceGroup
 from roll.strategies.micro import MicroLayout, lay_out
 from roll.types.batch import TokenBatch
 
@@ -41,7 +41,7 @@ class PackedRows:
     lengths: tuple[int, ...]
     """Tokens of each row of the whole line, padding included."""
     group: Any
-    """Ranks that hold a stretch of it each, or None."""
+    """Ranks that hold a shard of it each, or None."""
 
 
 def row_arguments(layout: MicroLayout) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def _together(decoder: Any, batch: TokenBatch, sequence: SequenceGroup | None) -
     device = next(decoder.parameters()).device
     layout = lay_out(batch, device, packed=True, multiple=1 if sequence is None else sequence.size)
     if sequence is not None:
-        layout = sequence.stretch(layout)
+        layout = sequence.shard(layout)
     hidden = decoder(
         input_ids=layout.ids,
         attention_mask=None,

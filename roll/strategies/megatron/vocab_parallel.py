@@ -17,7 +17,7 @@ _CHUNK_ELEMENTS = 1 << 25
 """Logits of this rank computed at a time: 128 MiB of float32."""
 
 
-def vocab_parallel_scores(
+def vocab_parallel_logprobs(
     hidden: Tensor,
     weight: Tensor,
     targets: Tensor,
@@ -54,7 +54,7 @@ def vocab_parallel_scores(
 
 
 @torch.no_grad()
-def vocab_parallel_likeliest(
+def vocab_parallel_correct(
     hidden: Tensor, weight: Tensor, targets: Tensor, *, group: Any, vocab_start: int, vocab: int
 ) -> Tensor:
     """float32 [S]: 1 where no token has a larger logit than the target, else 0. Arguments as above."""

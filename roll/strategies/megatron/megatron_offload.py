@@ -10,7 +10,7 @@ from torch import Tensor
 
 from roll.strategies.base import StatePart
 from roll.strategies.megatron.optimizer import Optimizer
-from roll.strategies.memory import Shelf, num_bytes, storages
+from roll.strategies.offload import Shelf, num_bytes, storages
 
 
 class Memory:

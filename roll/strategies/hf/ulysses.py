@@ -1,8 +1,8 @@
 """Ranks that share every row: DeepSpeed-Ulysses sequence parallelism (arXiv:2309.14509) on Hugging Face modules.
 
 Consecutive ranks form a group that works on the same rows. A micro-batch is one line of rows laid end to end, padded to
-a multiple of the group's size; each rank runs the model on its stretch, attention exchanges heads for tokens
-(`split_attention`), and the head runs where the stretch predicts a scored token. The scores are gathered, so that every
+a multiple of the group's size; each rank runs the model on its shard, attention exchanges heads for tokens
+(`split_attention`), and the head runs where the shard predicts a scored token. Its outputs are gathered, so that every
 rank computes the same loss, and each keeps the gradient of its own: summed over all ranks, parameters get it once.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from roll.distributed.layout import RankLayout
 from roll.distributed.worker import WorkerInfo
-from roll.strategies.attention import check_heads, join_scores
+from roll.strategies.attention import check_heads, join_shards
 from roll.strategies.micro import MicroLayout
 
 
@@ -25,12 +25,12 @@ class SequenceGroup:
     """This rank's place among those that share its rows."""
 
     rank: int
-    """Number of its stretch."""
+    """Index of its shard."""
     size: int
     group: Any
     """Process group of the ranks that share its rows."""
     peers: Any
-    """Process group of the ranks with the same stretch of other rows: all rows, each once."""
+    """Process group of the ranks with the same shard of other rows: all rows, each once."""
     layout: RankLayout
 
     @classmethod
@@ -62,7 +62,7 @@ class SequenceGroup:
         except ValueError as error:
             raise ValueError(f"model_args.ulysses_size: {type(model).__name__}: {error}") from None
 
-    def stretch(self, layout: MicroLayout) -> MicroLayout:
+    def shard(self, layout: MicroLayout) -> MicroLayout:
         """This rank's part of a packed layout whose length is a multiple of the group's size."""
         width = layout.ids.shape[1] // self.size
         part = slice(self.rank * width, (self.rank + 1) * width)
@@ -77,9 +77,9 @@ class SequenceGroup:
         )
 
     def _mine(self, layout: MicroLayout) -> Tensor:
-        """bool [S], which of the scored tokens this rank's stretch predicts."""
+        """bool [S], which of the scored tokens this rank's shard predicts."""
         return layout.index // (layout.ids.shape[1] // self.size) == self.rank
 
     def gather(self, scored: Tensor, layout: MicroLayout) -> Tensor:
-        """Values at the scored positions of every rank's stretch, in the order of the whole `layout`: [S]."""
-        return join_scores(scored, self._mine(layout).nonzero()[:, 0], len(layout.index), self.group)
+        """Values at the scored positions of every rank's shard, in the order of the whole `layout`: [S]."""
+        return join_shards(scored, self._mine(layout).nonzero()[:, 0], len(layout.index), self.group)

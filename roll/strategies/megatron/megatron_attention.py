@@ -78,7 +78,7 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class RotaryAttention(nn.Module):
     """Rotation and causal attention between Megatron's projections.
 
-    With context parallelism each rank of the group holds an equal, contiguous stretch of every row; heads are exchanged
+    With context parallelism each rank of the group holds an equal, contiguous shard of every row; heads are exchanged
     for tokens around the attention (Ulysses, arXiv:2309.14509).
     """
 
@@ -104,7 +104,7 @@ class RotaryAttention(nn.Module):
         """Attention of each token to those before it in its row.
 
         Args:
-            query: [T, B, H, D], this rank's stretch of the rows and its heads.
+            query: [T, B, H, D], this rank's shard of the rows and its heads.
             key: [T, B, K, D]; K divides H.
             value: [T, B, K, D].
             attention_mask: positions, int64 [B, S] of the whole rows; 0 begins a row, also inside a line of packed
@@ -117,8 +117,8 @@ class RotaryAttention(nn.Module):
         del unused
         ranks = 1 if self.group is None else dist.get_world_size(self.group)
         rank = 0 if self.group is None else dist.get_rank(self.group)
-        stretch = len(query)
-        part = slice(rank * stretch, (rank + 1) * stretch)
+        shard = len(query)
+        part = slice(rank * shard, (rank + 1) * shard)
         cos, sin = self.rotary.tables(attention_mask, query.dtype, part)
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         if self.group is not None:

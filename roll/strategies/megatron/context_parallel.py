@@ -1,4 +1,4 @@
-"""What of a micro-batch one rank feeds to the model: all rows; with context parallelism a stretch of their tokens."""
+"""What of a micro-batch one rank feeds to the model: all rows; with context parallelism a shard of their tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roll.strategies.micro import MicroLayout
 
 
 @dataclass(frozen=True)
-class Stretch:
+class ContextShard:
     """Tokens `start` to `start + width` of every row of a layout that was padded to a width all ranks can share."""
 
     ids: Tensor
@@ -21,16 +21,16 @@ class Stretch:
     positions: Tensor
     """int64 [B, W]; 0 begins a new row."""
     all_positions: Tensor
-    """int64 [B, ranks * W], those of all stretches."""
+    """int64 [B, ranks * W], those of all shards."""
     index: Tensor
-    """int64 [S], flattened position in `ids` of each scored token that this stretch predicts."""
+    """int64 [S], flattened position in `ids` of each scored token that this shard predicts."""
     targets: Tensor
     """int64 [S], these tokens."""
     place: Tensor
     """int64 [S], their numbers among the scored tokens of the whole layout."""
 
     def through(self, chunk: Any, *, with_entropy: bool, with_correct: bool = False) -> Any:
-        """What a chunk of the model gives for it, see `ScoringGPT.forward`."""
+        """What a chunk of the model gives for it, see `TokenGPT.forward`."""
         return chunk(
             self.ids,
             self.positions,
@@ -42,9 +42,9 @@ class Stretch:
         )
 
 
-def stretch_of(
+def context_shard(
     layout: MicroLayout, *, rank: int, ranks: int, multiple: int, least: tuple[int, int] = (0, 0)
-) -> Stretch:
+) -> ContextShard:
     """Part `rank` of `ranks` equal parts of the layout, each padded to a multiple of `multiple` tokens.
 
     `least`: rows and tokens per row that the whole has at least, filled up with padding.
@@ -64,7 +64,7 @@ def stretch_of(
     row, column = layout.index // tokens, layout.index % tokens
     place = (column // width == rank).nonzero()[:, 0]
     part = slice(rank * width, (rank + 1) * width)
-    return Stretch(
+    return ContextShard(
         ids=ids[:, part],
         positions=positions[:, part],
         all_positions=positions,

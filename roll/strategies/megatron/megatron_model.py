@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from roll.configs.schema.megatron_config import MegatronConfig
-from roll.strategies.hf.model import ScoredTokens
-from roll.strategies.megatron.attention import RMSNorm, Rotary, RotaryAttention, parameter_device
-from roll.strategies.megatron.build import transformer_config
+from roll.strategies.hf.hf_model import HeadOutputs
 from roll.strategies.megatron.families import Architecture, architecture
-from roll.strategies.megatron.scoring import vocab_parallel_likeliest, vocab_parallel_scores
+from roll.strategies.megatron.megatron_attention import RMSNorm, Rotary, RotaryAttention, parameter_device
+from roll.strategies.megatron.megatron_build import transformer_config
+from roll.strategies.megatron.vocab_parallel import vocab_parallel_correct, vocab_parallel_logprobs
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message=".*(Transformer Engine|Apex).*")
@@ -25,7 +25,7 @@ with warnings.catch_warnings():
 Kind = Literal["policy", "value"]
 
 
-class ScoringGPT(GPTModel):
+class TokenGPT(GPTModel):
     """One chunk of the model: the layers of one (virtual) pipeline stage, with embedding and head where they belong."""
 
     def __init__(
@@ -56,7 +56,7 @@ class ScoringGPT(GPTModel):
         )
         self.arch, self.kind, self.temperature = arch, kind, temperature
         if last and kind == "policy":
-            # The same parameters; what is called is the scoring instead of the logits.
+            # The same parameters; what is called gives log-probs instead of logits.
             self.output_layer.__class__ = VocabParallelHead
         elif last:
             del self.output_layer
@@ -72,8 +72,8 @@ class ScoringGPT(GPTModel):
         targets: Tensor,
         with_entropy: bool = False,
         with_correct: bool = False,
-    ) -> Tensor | ScoredTokens:
-        """Run this chunk on a micro-batch, or on this rank's stretch of it under context parallelism.
+    ) -> Tensor | HeadOutputs:
+        """Run this chunk on a micro-batch, or on this rank's shard of it under context parallelism.
 
         Args:
             input_ids: int64 [B, T].
@@ -100,7 +100,7 @@ class ScoringGPT(GPTModel):
             hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
         picked = hidden.transpose(0, 1).flatten(0, 1)[index]
         if self.kind == "value":
-            return ScoredTokens(values=self.value_head(picked))
+            return HeadOutputs(values=self.value_head(picked))
         shared = self.share_embeddings_and_output_weights
         logprobs, entropy, correct = self.output_layer(
             picked,
@@ -111,7 +111,7 @@ class ScoringGPT(GPTModel):
             with_entropy=with_entropy,
             with_correct=with_correct,
         )
-        return ScoredTokens(logprobs=logprobs, entropy=entropy, correct=correct)
+        return HeadOutputs(logprobs=logprobs, entropy=entropy, correct=correct)
 
     def _embedded(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """[T / ranks, B, D]. As in transformers, the padding token (it may be sampled) learns nothing as an input."""
@@ -140,10 +140,10 @@ class VocabParallelHead(tensor_parallel.ColumnParallelLinear):
         with_entropy: bool,
         with_correct: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """See `vocab_parallel_scores`, `vocab_parallel_likeliest`; `weight` is the embedding's where that is shared."""
+        """See `vocab_parallel_logprobs`, `vocab_parallel_correct`; `weight` is the embedding's where that is shared."""
         split = {"group": self.tp_group, "vocab_start": self.tp_group.rank() * len(weight), "vocab": vocab}
-        correct = vocab_parallel_likeliest(hidden, weight, targets, **split) if with_correct else None
-        scores = vocab_parallel_scores(
+        correct = vocab_parallel_correct(hidden, weight, targets, **split) if with_correct else None
+        scores = vocab_parallel_logprobs(
             hidden, weight, targets, temperature=temperature, with_entropy=with_entropy, **split
         )
         return (*scores, correct)
@@ -193,7 +193,7 @@ def build_chunks(
     trains: bool,
     temperature: float,
     recompute: bool,
-) -> list[ScoringGPT]:
+) -> list[TokenGPT]:
     """This rank's part of the model, one chunk per virtual pipeline stage, its parameters not yet loaded.
 
     Call it with Megatron's process groups initialised, without an accelerator inside `cpu_platform`.
@@ -215,7 +215,7 @@ def build_chunks(
     rotary = Rotary(hf_config, arch.head_dim)
     stages = config.virtual_pipeline_model_parallel_size
     return [
-        ScoringGPT(
+        TokenGPT(
             config,
             arch,
             rotary,

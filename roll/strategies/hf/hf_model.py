@@ -1,4 +1,4 @@
-"""Loading models and tokenizers, and scoring tokens without keeping logits."""
+"""Load models and tokenizers, and compute log-probs of tokens without keeping logits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.hf.fused import can_fuse, fused_logprobs
-from roll.strategies.hf.packing import row_arguments
+from roll.strategies.hf.hf_packing import row_arguments
 from roll.strategies.micro import MicroLayout
 from roll.utils.logits import likeliest, token_logprobs
 from roll.utils.quiet import default_deepspeed_to_cpu
@@ -204,7 +204,7 @@ _CHECKED_TOLERANCE = 0.02
 
 
 @dataclass
-class ScoredTokens:
+class HeadOutputs:
     """Outputs at the scored positions, in their order; what wasn't asked for is None."""
 
     logprobs: Tensor | None = None
@@ -225,7 +225,7 @@ def picked_hidden(decoder: nn.Module, layout: MicroLayout) -> Tensor:
     return hidden.flatten(0, 1)[layout.index]
 
 
-class PolicyScorer(nn.Module):
+class PolicyModel(nn.Module):
     """A causal LM as a map from tokens to per-token log-probs and entropies.
 
     The head runs only where a token is scored, in chunks whose logits are recomputed in the backward pass, so memory
@@ -240,7 +240,7 @@ class PolicyScorer(nn.Module):
         self._softcap = getattr(text_config(lm), "final_logit_softcapping", None)
         self._factor = logit_factor(lm)
 
-    def forward(self, layout: MicroLayout, entropy: bool, correct: bool = False) -> ScoredTokens:
+    def forward(self, layout: MicroLayout, entropy: bool, correct: bool = False) -> HeadOutputs:
         """Log-probs (and entropies, and whether they are the likeliest) of the layout's targets, [S] each."""
         picked = picked_hidden(self.lm.get_decoder(), layout)
         head = self.lm.get_output_embeddings()
@@ -248,11 +248,11 @@ class PolicyScorer(nn.Module):
         hits = likeliest(picked, head, layout.targets) if correct else None
         temperature = self.temperature / self._factor
         if self._fused and can_fuse(head, self._softcap, entropy):
-            return ScoredTokens(logprobs=fused_logprobs(picked, head, layout.targets, temperature), correct=hits)
+            return HeadOutputs(logprobs=fused_logprobs(picked, head, layout.targets, temperature), correct=hits)
         logprobs, entropies = token_logprobs(
             picked, head, layout.targets, temperature=temperature, softcap=self._softcap, with_entropy=entropy
         )
-        return ScoredTokens(logprobs=logprobs, entropy=entropies, correct=hits)
+        return HeadOutputs(logprobs=logprobs, entropy=entropies, correct=hits)
 
     @torch.no_grad()
     def check(self) -> None:
@@ -285,7 +285,7 @@ class PolicyScorer(nn.Module):
             )
 
 
-class ValueScorer(nn.Module):
+class ValueModel(nn.Module):
     """A backbone with a scalar head, zero at the start so that the first values are 0, not noise."""
 
     def __init__(self, backbone: PreTrainedModel) -> None:
@@ -294,8 +294,8 @@ class ValueScorer(nn.Module):
         self.value_head = nn.Linear(text_config(backbone).hidden_size, 1, bias=False)
         nn.init.zeros_(self.value_head.weight)
 
-    def forward(self, layout: MicroLayout, entropy: bool, correct: bool = False) -> ScoredTokens:
+    def forward(self, layout: MicroLayout, entropy: bool, correct: bool = False) -> HeadOutputs:
         """Values of the states in which the layout's targets were chosen, [S]; the rest is the policy's business."""
         del entropy, correct
         picked = picked_hidden(self.backbone, layout)
-        return ScoredTokens(values=self.value_head(picked.to(self.value_head.weight.dtype))[:, 0].float())
+        return HeadOutputs(values=self.value_head(picked.to(self.value_head.weight.dtype))[:, 0].float())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from roll.strategies.megatron.scoring import vocab_parallel_likeliest, vocab_parallel_scores
+from roll.strategies.megatron.vocab_parallel import vocab_parallel_correct, vocab_parallel_logprobs
 from roll.utils.logits import logprobs_and_entropy, logprobs_from_logits
 
 VOCAB, WIDTH, POSITIONS, TEMPERATURE = 37, 8, 11, 0.7
@@ -45,7 +45,7 @@ def scored(info, padded, with_entropy, rows, dtype=torch.float64):
     part = padded // info.world_size
     weight = head[info.rank * part : (info.rank + 1) * part].clone().requires_grad_()
     hidden.requires_grad_()
-    logprobs, entropy = vocab_parallel_scores(
+    logprobs, entropy = vocab_parallel_logprobs(
         hidden,
         weight,
         targets,
@@ -87,7 +87,7 @@ def hits(info, padded, targets):
     part = padded // info.world_size
     group = torch.distributed.group.WORLD if info.world_size > 1 else None
     weight = head[info.rank * part : (info.rank + 1) * part]
-    return vocab_parallel_likeliest(hidden, weight, targets, group=group, vocab_start=info.rank * part, vocab=VOCAB)
+    return vocab_parallel_correct(hidden, weight, targets, group=group, vocab_start=info.rank * part, vocab=VOCAB)
 
 
 @pytest.mark.parametrize(("world", "padded"), [(1, 37), (1, 64), (2, 40), (2, 80)])
@@ -109,7 +109,7 @@ def test_one_rank_agrees_with_the_unsplit_kernel(dtype):
     want = logprobs_and_entropy(logits, targets, temperature=TEMPERATURE)
     assert torch.equal(want[0], logprobs_from_logits(logits, targets, temperature=TEMPERATURE))
     gradients = torch.autograd.grad((want[0] * mix[0]).sum() + (want[1] * mix[1]).sum(), (hidden, head))
-    mine = vocab_parallel_scores(
+    mine = vocab_parallel_logprobs(
         hidden, head, targets, temperature=TEMPERATURE, group=None, vocab_start=0, vocab=VOCAB, with_entropy=True
     )
     own = torch.autograd.grad((mine[0] * mix[0]).sum() + (mine[1] * mix[1]).sum(), (hidden, head))
@@ -121,7 +121,7 @@ def test_one_rank_agrees_with_the_unsplit_kernel(dtype):
 def test_a_token_ruled_out_by_its_logit_adds_nothing():
     hidden = torch.ones(1, 1, dtype=torch.float64, requires_grad=True)
     weight = torch.tensor([[0.0], [0.0], [-torch.inf]], dtype=torch.float64)
-    logprobs, entropy = vocab_parallel_scores(
+    logprobs, entropy = vocab_parallel_logprobs(
         hidden, weight, torch.tensor([1]), temperature=1.0, group=None, vocab_start=0, vocab=3, with_entropy=True
     )
     assert logprobs.item() == pytest.approx(-torch.tensor(2.0).log().item())
@@ -131,8 +131,8 @@ def test_a_token_ruled_out_by_its_logit_adds_nothing():
 def test_frozen_heads_get_no_gradient_and_greedy_sampling_has_no_scores():
     hidden, head, targets, _ = problem(VOCAB)
     options = {"group": None, "vocab_start": 0, "vocab": VOCAB, "with_entropy": False}
-    logprobs, _ = vocab_parallel_scores(hidden.requires_grad_(), head, targets, temperature=1.0, **options)
+    logprobs, _ = vocab_parallel_logprobs(hidden.requires_grad_(), head, targets, temperature=1.0, **options)
     logprobs.sum().backward()
     assert head.grad is None and hidden.grad is not None
     with pytest.raises(ValueError, match="temperature"):
-        vocab_parallel_scores(hidden, head, targets, temperature=0.0, **options)
+        vocab_parallel_logprobs(hidden, head, targets, temperature=0.0, **options)

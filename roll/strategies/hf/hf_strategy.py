@@ -19,23 +19,23 @@ from roll.distributed.weights import WeightPart
 from roll.distributed.worker import WorkerInfo
 from roll.strategies.base import LossFn, NamedWeights, OutputName, TrainSpec
 from roll.strategies.common import CommonStrategy, no_outputs
-from roll.strategies.hf.build import build_module, hf_module
-from roll.strategies.hf.lora import Adapters
-from roll.strategies.hf.model import (
-    PolicyScorer,
-    ScoredTokens,
-    ValueScorer,
+from roll.strategies.hf.hf_build import build_module, hf_module
+from roll.strategies.hf.hf_model import (
+    HeadOutputs,
+    PolicyModel,
+    ValueModel,
     named_tensors,
 )
-from roll.strategies.hf.sequence import SequenceGroup
-from roll.strategies.memory import activations_on_host
-from roll.strategies.micro import filler, lay_out
+from roll.strategies.hf.lora import Adapters
+from roll.strategies.hf.ulysses import SequenceGroup
+from roll.strategies.micro import lay_out, padding_row
+from roll.strategies.offload import activations_on_host
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
 
 
 class HfTrainStrategy(CommonStrategy):
-    """A scorer module on this rank, wrapped by the backend."""
+    """A policy or value model on this rank, wrapped by the backend."""
 
     def __init__(self, spec: TrainSpec, info: WorkerInfo) -> None:
         super().__init__(spec, info)
@@ -45,13 +45,13 @@ class HfTrainStrategy(CommonStrategy):
         if spec.worker.model_args.ulysses_size > 1:
             self._sequence = SequenceGroup.join(info, spec.worker.model_args.ulysses_size, self._device)
             self.layout, self._group = self._sequence.layout, self._sequence.peers
-        self._scorer: PolicyScorer | ValueScorer = build_module(
+        self._model: PolicyModel | ValueModel = build_module(
             spec, self._stored, self._computed, self._loaded_on, self._sequence
         )
         args = spec.worker.model_args
-        self._adapters = Adapters(hf_module(self._scorer), args) if args.uses_lora else None
-        self._module: nn.Module = self._wrap(self._scorer)
-        """What is called: the scorer itself or the backend's wrapper of it."""
+        self._adapters = Adapters(hf_module(self._model), args) if args.uses_lora else None
+        self._module: nn.Module = self._wrap(self._model)
+        """What is called: the model itself or the backend's wrapper of it."""
 
     # --- what a backend fills in -----------------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ class HfTrainStrategy(CommonStrategy):
         return self._device
 
     @abstractmethod
-    def _wrap(self, scorer: PolicyScorer | ValueScorer) -> nn.Module:
+    def _wrap(self, model: PolicyModel | ValueModel) -> nn.Module:
         """Shard the module, build the optimizer."""
 
     @abstractmethod
@@ -109,7 +109,7 @@ class HfTrainStrategy(CommonStrategy):
         scored = []
         with contextlib.nullcontext() if adapters or self._adapters is None else self._adapters.off():
             for rows in self._plan(batch, training=False):
-                micro = batch.select(rows) if rows else filler(batch)
+                micro = batch.select(rows) if rows else padding_row(batch)
                 result = self._score(micro, outputs, self._spec.worker.sequence_length_round_in_infer)
                 if rows:
                     scored.append(result.to("cpu"))
@@ -125,9 +125,9 @@ class HfTrainStrategy(CommonStrategy):
         parts, rounding = self._plan(batch, training=True), self._trained.sequence_length_round_in_train
         with self._dropout():
             for i, rows in enumerate(parts):
-                micro = batch.select(rows) if rows else filler(batch)
+                micro = batch.select(rows) if rows else padding_row(batch)
                 outputs = self._score(micro, loss_fn.needs, rounding)
-                loss, said = self._loss_of(outputs, micro, loss_fn, whole, real=bool(rows))
+                loss, said = self._loss_of(outputs, micro, loss_fn, whole, is_padding=not rows)
                 metrics.merge(said)
                 self._accumulate(loss, last=i == len(parts) - 1)
         lr = self._learning_rate()
@@ -147,10 +147,10 @@ class HfTrainStrategy(CommonStrategy):
         packed = self._spec.worker.use_sequence_packing or sequence is not None
         multiple = math.lcm(multiple, 1 if sequence is None else sequence.size)
         layout = lay_out(micro, self._device, packed=packed, multiple=multiple)
-        mine = layout if sequence is None else sequence.stretch(layout)
+        mine = layout if sequence is None else sequence.shard(layout)
         offload = self._spec.worker.model_args.activation_offload
         with self._autocast(), activations_on_host() if offload else contextlib.nullcontext():
-            scored: ScoredTokens = self._module(mine, "entropy" in outputs, "correct" in outputs)
+            scored: HeadOutputs = self._module(mine, "entropy" in outputs, "correct" in outputs)
         columns = {}
         for name in outputs:
             value = getattr(scored, name)
@@ -164,7 +164,7 @@ class HfTrainStrategy(CommonStrategy):
     def named_weights(self, part: WeightPart = "merged") -> NamedWeights:
         """Every rank must walk it to the end: gathering a sharded tensor is a collective."""
         self._require_awake("parameters")
-        model = hf_module(self._scorer)
+        model = hf_module(self._model)
         if self._adapters is not None:
             yield from self._adapters.weights(model, self._full, part)
             return
@@ -173,7 +173,7 @@ class HfTrainStrategy(CommonStrategy):
             yield name, self._full(name, tensor)
 
     def _hf_model(self) -> Any:
-        return hf_module(self._scorer)
+        return hf_module(self._model)
 
     def export(self, path: Path) -> None:
         """A Hugging Face folder with weights and tokenizer, and `adapter/` with LoRA; rank 0 writes."""

@@ -20,7 +20,7 @@ from roll.configs.schema.worker_config import TrainingArgs
 from roll.distributed.process_group import connect as join_group
 from roll.distributed.worker import WorkerInfo
 from roll.strategies.base import TrainSpec
-from roll.strategies.hf.model import PolicyScorer, ScoredTokens, ValueScorer
+from roll.strategies.hf.hf_model import HeadOutputs, PolicyModel, ValueModel
 from roll.strategies.micro import MicroLayout
 from roll.strategies.optim import parameter_groups
 
@@ -153,7 +153,7 @@ def _builds(kernel: str) -> bool:
 
 
 class Engine(nn.Module):
-    """A DeepSpeed engine that is called like a scorer.
+    """Call a DeepSpeed engine like the model it wraps.
 
     DeepSpeed's hooks look for tensors in tuples and dicts only, so the layout goes in and the scores come out as such.
     """
@@ -162,29 +162,29 @@ class Engine(nn.Module):
         super().__init__()
         self.engine = engine
 
-    def forward(self, layout: MicroLayout, entropy: bool, correct: bool = False) -> ScoredTokens:
-        """See `PolicyScorer`."""
+    def forward(self, layout: MicroLayout, entropy: bool, correct: bool = False) -> HeadOutputs:
+        """See `PolicyModel`."""
         logprobs, entropies, hits, values = self.engine(vars(layout).copy(), entropy, correct)
-        return ScoredTokens(logprobs=logprobs, entropy=entropies, correct=hits, values=values)
+        return HeadOutputs(logprobs=logprobs, entropy=entropies, correct=hits, values=values)
 
 
 class Opened(nn.Module):
-    """A scorer whose inputs and outputs DeepSpeed's hooks can see into."""
+    """A model whose inputs and outputs DeepSpeed's hooks can see into."""
 
-    def __init__(self, scorer: PolicyScorer | ValueScorer) -> None:
+    def __init__(self, model: PolicyModel | ValueModel) -> None:
         super().__init__()
-        self.scorer = scorer
+        self.model = model
 
     def hold_head(self) -> None:
         """Under ZeRO 3, gather the head of a policy once per pass.
 
-        A scorer runs it on as many chunks as there are tokens. Gathering it for each would be a different number of
+        The model runs it on as many chunks as there are tokens. Gathering it for each would be a different number of
         collectives on each rank, which never end.
         """
         import deepspeed
 
-        if isinstance(self.scorer, PolicyScorer):
-            head = self.scorer.lm.get_output_embeddings()
+        if isinstance(self.model, PolicyModel):
+            head = self.model.lm.get_output_embeddings()
             head._forward_pre_hooks.clear()
             head._forward_hooks.clear()
             for parameter in head.parameters():
@@ -192,6 +192,6 @@ class Opened(nn.Module):
 
     def forward(self, layout: dict[str, Any], entropy: bool, correct: bool) -> tuple[Tensor | None, ...]:
         """(log-probs, entropies, hits, values), each [S] or None."""
-        # Around the scorer's own hooks: it has no parameters of its own, and its types are closed to them.
-        scored = self.scorer.forward(MicroLayout(**layout), entropy, correct)
+        # Around the model's own hooks: it has no parameters of its own, and its types are closed to them.
+        scored = self.model.forward(MicroLayout(**layout), entropy, correct)
         return scored.logprobs, scored.entropy, scored.correct, scored.values

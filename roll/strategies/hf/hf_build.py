@@ -1,4 +1,4 @@
-"""From a role's configuration to the module that scores its tokens."""
+"""From a role's configuration to the module that gives log-probs or values of tokens."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import nn
 from roll.strategies.base import TrainSpec
 from roll.strategies.hf.compile import compile_blocks
 from roll.strategies.hf.fused import require_liger, use_liger_layers
+from roll.strategies.hf.hf_model import PolicyModel, ValueModel, load_backbone, load_causal_lm
+from roll.strategies.hf.hf_packing import pack
+from roll.strategies.hf.hf_reward_model import build_reward_model
 from roll.strategies.hf.lora import add_adapters
-from roll.strategies.hf.model import PolicyScorer, ValueScorer, load_backbone, load_causal_lm
-from roll.strategies.hf.packing import pack
-from roll.strategies.hf.reward import build_reward_scorer
-from roll.strategies.hf.sequence import SequenceGroup
+from roll.strategies.hf.ulysses import SequenceGroup
 
 
 def build_module(
@@ -23,10 +23,10 @@ def build_module(
     computed: torch.dtype,
     device: torch.device,
     sequence: SequenceGroup | None = None,
-) -> PolicyScorer | ValueScorer:
-    """The scorer of a role on `device`, its weights in `stored`, ready to be wrapped by a backend.
+) -> PolicyModel | ValueModel:
+    """The module of a role on `device`, its weights in `stored`, ready to be wrapped by a backend.
 
-    With `sequence`, whose ranks must all call this, its layouts are stretches of packed lines.
+    With `sequence`, whose ranks must all call this, its layouts are shards of packed lines.
     """
     args = spec.worker.model_args
     for key in ("use_liger", "use_fused_kernels"):
@@ -34,15 +34,15 @@ def build_module(
             require_liger(f"{spec.role}.model_args.{key}", device)
     if spec.kind == "policy":
         model = load_causal_lm(args, stored)
-        scorer: PolicyScorer | ValueScorer = PolicyScorer(model, spec.temperature, fused=args.use_fused_kernels)
+        module: PolicyModel | ValueModel = PolicyModel(model, spec.temperature, fused=args.use_fused_kernels)
     elif spec.kind == "reward":
-        scorer = build_reward_scorer(spec, stored)
-        model = scorer.backbone
+        module = build_reward_model(spec, stored)
+        model = module.backbone
     else:
         model = load_backbone(args, stored)
-        scorer = ValueScorer(model)
+        module = ValueModel(model)
     _freeze(model, args.freeze_module_prefix if spec.trains else ("",))
-    if spec.trains and not any(parameter.requires_grad for parameter in scorer.parameters()):
+    if spec.trains and not any(parameter.requires_grad for parameter in module.parameters()):
         raise ValueError(f"{spec.role}: freeze_module_prefix leaves nothing to train")
     if spec.trains and not args.disable_gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -53,26 +53,26 @@ def build_module(
         use_liger_layers(model)
     if args.uses_lora:
         add_adapters(model, spec)  # after the model's own dropout is gone
-    scorer.to(device)
+    module.to(device)
     with torch.autocast(device.type, computed, enabled=computed != stored):
-        if isinstance(scorer, PolicyScorer):
-            scorer.check()
+        if isinstance(module, PolicyModel):
+            module.check()
         if spec.worker.use_sequence_packing or sequence is not None:
             flash = args.attn_implementation == "fa2"
-            pack(_decoder(scorer), flash=flash, sequence=sequence, half=computed != torch.float32)
+            pack(_decoder(module), flash=flash, sequence=sequence, half=computed != torch.float32)
     if args.torch_compile:
         compile_blocks(model)  # after the check, whose sizes nothing else has
-    return scorer
+    return module
 
 
-def hf_module(scorer: PolicyScorer | ValueScorer) -> nn.Module:
-    """The transformers model inside a scorer."""
-    return scorer.lm if isinstance(scorer, PolicyScorer) else scorer.backbone
+def hf_module(module: PolicyModel | ValueModel) -> nn.Module:
+    """Return the transformers model inside a role's module."""
+    return module.lm if isinstance(module, PolicyModel) else module.backbone
 
 
-def _decoder(scorer: PolicyScorer | ValueScorer) -> nn.Module:
+def _decoder(module: PolicyModel | ValueModel) -> nn.Module:
     """The part of it that makes hidden states from tokens."""
-    decoder: nn.Module = scorer.lm.get_decoder() if isinstance(scorer, PolicyScorer) else scorer.backbone
+    decoder: nn.Module = module.lm.get_decoder() if isinstance(module, PolicyModel) else module.backbone
     return decoder
 
 

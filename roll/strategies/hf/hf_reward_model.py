@@ -1,4 +1,4 @@
-"""Reward models: a Hugging Face sequence classifier as a scorer with one value per row.
+"""Reward models: a Hugging Face sequence classifier that gives one value per row.
 
 The score of a text is one output of the classifier, read where transformers reads it: at the last token that isn't
 padding. What isn't padding is a matter of ids there, so trailing tokens with the padding id are passed over.
@@ -16,14 +16,14 @@ from transformers import PreTrainedModel
 from roll.configs.rules.reward_model import label_violations
 from roll.configs.schema.reward_config import RewardModelConfig
 from roll.strategies.base import TrainSpec
-from roll.strategies.hf.model import ScoredTokens, ValueScorer, load_classifier, text_config
+from roll.strategies.hf.hf_model import HeadOutputs, ValueModel, load_classifier, text_config
 from roll.strategies.micro import MicroLayout
 
 _TOLERANCE = 0.02
 """Of the size of the logits: above rounding in half precision, below another pooling or head."""
 
 
-class RewardScorer(ValueScorer):
+class RewardModel(ValueModel):
     """A backbone with one output of the classifier's trained head."""
 
     def __init__(self, classifier: PreTrainedModel, label: int) -> None:
@@ -36,7 +36,7 @@ class RewardScorer(ValueScorer):
             self.value_head.weight.copy_(head.weight[label : label + 1])
         self._pad: int | None = text_config(classifier).pad_token_id
 
-    def forward(self, layout: MicroLayout, entropy: bool, correct: bool = False) -> ScoredTokens:
+    def forward(self, layout: MicroLayout, entropy: bool, correct: bool = False) -> HeadOutputs:
         """Scores of the layout's rows, [B]: its rows have one scored token each, and the scores stand there."""
         assert len(layout.targets) == len(layout.lengths), "a reward model scores one token per row"
         return super().forward(replace(layout, index=pooled_positions(layout, self._pad)), entropy, correct)
@@ -70,7 +70,7 @@ class RewardScorer(ValueScorer):
             )
 
 
-def build_reward_scorer(spec: TrainSpec, dtype: torch.dtype) -> RewardScorer:
+def build_reward_model(spec: TrainSpec, dtype: torch.dtype) -> RewardModel:
     """The classifier of a reward model's role on the CPU; raises `ValueError` for a model that is none."""
     assert isinstance(spec.worker, RewardModelConfig)
     classifier = load_classifier(spec.worker.model_args, dtype)
@@ -84,9 +84,9 @@ def build_reward_scorer(spec: TrainSpec, dtype: torch.dtype) -> RewardScorer:
             f"{type(classifier).__name__} has no linear head called 'score'; reward models must be decoders such as "
             "LlamaForSequenceClassification or Qwen2ForSequenceClassification"
         )
-    scorer = RewardScorer(classifier, spec.worker.label or 0)
-    scorer.check(classifier, spec.worker.label or 0)
-    return scorer
+    model = RewardModel(classifier, spec.worker.label or 0)
+    model.check(classifier, spec.worker.label or 0)
+    return model
 
 
 def pooled_positions(layout: MicroLayout, pad: int | None) -> Tensor:
