@@ -66,6 +66,7 @@ test-sglang: $(INSTALLED_SGLANG)
 check: $(INSTALLED_TEST)
 	$(PY) -m ruff check .
 	$(PY) -m mypy
+	$(PY) -m codespell_lib
 	$(PY) -m pytest -q $(CHECK_TESTS)
 
 # Pages that are written from code; tests compare them with it.

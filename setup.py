@@ -46,6 +46,7 @@ EXTRAS_REQUIRE = {
         "hypothesis>=6.160,<7",
         "ruff>=0.17,<0.18",
         "mypy>=2.4,<3",
+        "codespell>=2.4.2,<3",
         # What FrozenLake's dynamics and the throughput of environments are compared with.
         "gymnasium>=1.4,<2",
     ],
@@ -63,6 +64,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["roll", "roll.*"]),
+    package_data={"roll": ["py.typed"]},
     python_requires=">=3.10,<3.13",
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS_REQUIRE,

