@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from roll.algorithms.gigpo import StepInputs, gigpo, step_reinforce
@@ -30,6 +31,7 @@ from roll.algorithms.masking import (
 )
 from roll.algorithms.normalization import whiten
 from roll.algorithms.registry import look_up, registering
+from roll.algorithms.scan import PackedRows, discounted_sums
 from roll.algorithms.turns import at_first_tokens, sum_over_turns, turns_present, turns_to_tokens
 from roll.types.metrics import Metrics
 
@@ -40,7 +42,7 @@ def gae(rewards: Tensor, values: Tensor, action_mask: Tensor, *, gamma: float, l
     delta_t = r_t + gamma V_{t+1} - V_t,   A_t = delta_t + gamma lam A_{t+1}
 
     t + 1 is the next *action* token: padding and environment replies are stepped over and cost no discount.
-    After the last action comes a terminal state of value 0. Returns are A + V, before any whitening.
+    After the last action comes a terminal state of value 0. Returns are A + V, before any whitening. Sums are float64.
 
     Args:
         rewards: [B, T]; only entries on action tokens count.
@@ -55,17 +57,13 @@ def gae(rewards: Tensor, values: Tensor, action_mask: Tensor, *, gamma: float, l
     require_shape("values", values, tuple(rewards.shape), "the shape of rewards, [B, T]")
     require_shape("action_mask", action_mask, tuple(rewards.shape), "the shape of rewards, [B, T]")
     mask = as_bool(action_mask)
-    rewards, values = zero_outside(rewards, mask), zero_outside(values, mask)
-    advantages = torch.zeros_like(rewards)
-    next_advantage = rewards.new_zeros(rewards.shape[0])  # [B]
-    next_value = rewards.new_zeros(rewards.shape[0])  # [B]
-    for t in reversed(range(rewards.shape[1])):
-        acting = mask[:, t]
-        delta = rewards[:, t] + gamma * next_value - values[:, t]
-        next_advantage = torch.where(acting, delta + gamma * lam * next_advantage, next_advantage)
-        next_value = torch.where(acting, values[:, t], next_value)
-        advantages[:, t] = next_advantage * acting
-    return advantages, zero_outside(advantages + values, mask)
+    rewards, values = at_least_float32(rewards), at_least_float32(values)
+    packed = PackedRows(mask)
+    value = packed.pack(values)
+    next_value = F.pad(value, (0, 1))[:, 1:]
+    delta = packed.pack(rewards) + gamma * next_value - value
+    advantages = discounted_sums(delta, gamma * lam)
+    return packed.unpack(advantages, rewards.dtype), packed.unpack(advantages + value, rewards.dtype)
 
 
 def reinforce_return(rewards: Tensor, action_mask: Tensor, *, gamma: float) -> Tensor:

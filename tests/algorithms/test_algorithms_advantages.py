@@ -88,6 +88,27 @@ def test_gae_equals_the_sum_of_its_definition(seed, rows, width, gamma, lam):
         assert_close(found[1], expected[1])
 
 
+@pytest.mark.parametrize("width", [1, 63, 64, 65, 200])
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.99, 0.95), (0.9, 0.0), (0.0, 1.0)])
+def test_gae_equals_a_loop_across_chunks_and_gaps(width, gamma, lam):
+    rewards, values = draw(1, 3, width), draw(2, 3, width)
+    mask = draw_mask(3, 3, width, share=0.8)
+    mask[2, width // 4 :] = False
+    expected = reference_gae(rewards, values, mask, gamma, lam)
+    found = gae(rewards, values, mask, gamma=gamma, lam=lam)
+    assert_close(found, expected, rtol=1e-11, atol=1e-11)
+    rounded = gae(rewards.float(), values.float(), mask, gamma=gamma, lam=lam)
+    assert rounded[0].dtype == torch.float32
+    assert_close(rounded, tuple(x.float() for x in expected), rtol=1e-6, atol=1e-6)
+
+
+def test_gae_does_not_depend_on_the_width_of_the_batch():
+    rewards, values, mask = draw(1, 2, 70), draw(2, 2, 70), draw_mask(3, 2, 70)
+    wide = [torch.nn.functional.pad(x, (0, 90)) for x in (rewards, values, mask)]
+    narrow, padded = gae(rewards, values, mask, gamma=0.99, lam=0.95), gae(*wide, gamma=0.99, lam=0.95)
+    assert torch.equal(padded[0][:, :70], narrow[0])
+
+
 def test_gae_does_not_change_its_arguments():
     rewards, values, mask = draw(0, 2, 3), draw(1, 2, 3), torch.tensor([[True, False, True], [False] * 3])
     before = rewards.clone(), values.clone(), mask.clone()
