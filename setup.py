@@ -43,6 +43,7 @@ EXTRAS_REQUIRE = {
     "test": [
         "pytest>=9,<10",
         "pytest-timeout>=2.4,<3",
+        "pytest-xdist>=3.8,<4",
         "hypothesis>=6.160,<7",
         "ruff>=0.17,<0.18",
         "mypy>=2.4,<3",

@@ -6,15 +6,39 @@ import os
 from pathlib import Path
 
 import pytest
+from tiers import TIERS, is_named, tier_of
 from tiny_models import build_tiny_model
 
-# Before torch starts its threads: two cores, and tests that compare bits.
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+# Before torch starts its threads. Tests compare bits, so the number is fixed; processes that share the tests get one.
+os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-SHARED = Path(__file__).parents[1].parent / "shared"
+TESTS = Path(__file__).parent
+SHARED = TESTS.parents[1] / "shared"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--tier",
+        choices=TIERS,
+        help="run one tier of tests/tiers.py (default: fast and full); files and tests that are named run anyway",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of other tiers."""
+    wanted = config.getoption("--tier")
+    kept, left_out = [], []
+    for item in items:
+        test_id = f"{item.path.relative_to(TESTS).as_posix()}::{item.nodeid.partition('::')[2]}"
+        tier = tier_of(test_id, getattr(item, "fixturenames", ()))
+        chosen = tier == wanted if wanted else tier != "evidence"
+        (kept if chosen or is_named(test_id, config.args) else left_out).append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = kept
 
 
 @pytest.fixture(scope="session")

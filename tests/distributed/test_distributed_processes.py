@@ -16,7 +16,6 @@ import pytest
 from roll.distributed.ray_session import PrivateFolder
 
 pytest.importorskip("ray")
-pytestmark = pytest.mark.slow
 REPOSITORY = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("ray_run.py")
 

@@ -77,7 +77,6 @@ def test_another_seed_gives_other_episodes(uninterrupted, tiny_model, tmp_path):
     assert len(mine & {tuple(row.token_ids) for row in episodes(uninterrupted)}) < len(mine) / 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("moment", "nth"), [("environment", 500), ("checkpoint write", 2)])
 def test_killed_and_resumed_equals_never_killed(uninterrupted, tiny_model, tmp_path, moment, nth):
     killed, rows = write_toy_env(tmp_path, tiny_model), logged(uninterrupted)
@@ -103,7 +102,6 @@ def plain_model(tiny_model, tmp_path_factory):
     return without_template(tiny_model, tmp_path_factory.mktemp("plain") / "llama")
 
 
-@pytest.mark.slow
 def test_ray_with_two_data_parallel_ranks_plays_and_learns_what_one_process_does(tiny_model, tmp_path):
     settings = ("max_steps=3", "actor_train.training_args.per_device_train_batch_size=16", "sample_unit=step")
     check_ray_equals_inline(
@@ -124,7 +122,6 @@ def test_ray_with_two_data_parallel_ranks_plays_and_learns_what_one_process_does
 ASYNC = ("executor=ray", "async_generation_ratio=1", "policy_loss=decoupled_ppo")
 
 
-@pytest.mark.slow
 def test_the_game_is_learnt_on_episodes_of_older_weights_from_environments_that_fail(plain_model, tmp_path):
     folder = write_toy_env(tmp_path, plain_model)
     run = (*ASYNC, SHORT[0], "save_steps=15", *faulty(folder, "exit", share=0.01, turns=2), "val_before_train=true")
@@ -159,7 +156,6 @@ def test_every_backend_takes_the_steps_that_fsdp2_takes(tiny_model, tmp_path, ba
             assert row[name] == pytest.approx(other[name], rel=1e-4, abs=1e-6), name
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vllm, which isn't installed")
 def test_vllm_carries_tokens_and_resets_the_context_as_the_trainer_does(tmp_path):
     model = build_tiny_model(tmp_path / "model", "llama", hidden=128)

@@ -47,7 +47,6 @@ def trained_prompts(folder, upto=None):
     return Counter(row["task_id"] for row in rows)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("moment", "nth"), [("scoring", 360), ("checkpoint write", 2)])
 def test_killed_and_resumed_no_prompt_is_skipped_or_repeated(tiny_model, tmp_path, moment, nth):
     folder = write_toy(tmp_path, tiny_model, rows=64)

@@ -169,7 +169,6 @@ def worker_processes():
     return found
 
 
-@pytest.mark.slow
 def test_an_engine_process_that_is_killed_is_named_within_seconds_and_leaves_nothing(tiny_model, tmp_path):
     folder = write_toy(tmp_path, tiny_model)
     killed: dict[str, float] = {}

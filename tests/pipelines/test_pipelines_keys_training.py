@@ -466,7 +466,6 @@ def test_a_batch_that_a_mask_empties_trains_nothing(small):
     assert not any(run.moved().values())
 
 
-@pytest.mark.slow
 def test_ranks_slots_and_environment_on_ray(small, tmp_path):
     # An own loss reports what its process sees: its variables, and how wide its rows are.
     (tmp_path / "spy.py").write_text(

@@ -79,7 +79,6 @@ EVERYTHING = (
 )
 
 
-@pytest.mark.slow
 def test_killed_in_an_update_and_resumed_equals_never_killed(tiny_model, tmp_path):
     whole = write_toy(tmp_path / "whole", tiny_model)
     assert in_process(whole, EVERYTHING) == 0
@@ -93,7 +92,6 @@ def test_killed_in_an_update_and_resumed_equals_never_killed(tiny_model, tmp_pat
         assert (whole / last / file).read_bytes() == (killed / last / file).read_bytes(), file
 
 
-@pytest.mark.slow
 def test_ray_with_two_data_parallel_ranks_equals_inline(tiny_model, tmp_path):
     names = ("actor/loss", "actor/kl_loss", "kl/reference", "reward/mean")
     check_ray_equals_inline(tiny_model, tmp_path, ("max_steps=3", *RANK, *KL), names=names)

@@ -62,7 +62,6 @@ def test_another_seed_gives_another_run(uninterrupted, tiny_model, tmp_path):
     assert other[0]["reward/mean"] != uninterrupted[1][0]["reward/mean"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("moment", "nth"),
     [("generation", 90), ("scoring", 300), ("update", 16), ("checkpoint write", 2), ("evaluation", 4)],
@@ -78,7 +77,6 @@ def test_killed_and_resumed_equals_never_killed(uninterrupted, tiny_model, tmp_p
     assert weights_hash(killed) == weights_hash(folder)
 
 
-@pytest.mark.slow
 def test_ray_with_two_data_parallel_ranks_equals_inline(tiny_model, tmp_path):
     loss = ("use_kl_loss=true", "kl_loss_coef=0.1", "reference.infer_batch_size=16")
     settings = ("max_steps=4", "adv_estimator=reinforce", "ppo_epochs=2", *loss)

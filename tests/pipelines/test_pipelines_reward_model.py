@@ -141,7 +141,6 @@ def in_process(folder: Path, moment: str, nth: int, *settings: str) -> int:
     return subprocess.run(command, capture_output=True, timeout=300, check=False).returncode
 
 
-@pytest.mark.slow
 def test_killed_and_resumed_equals_never_killed_with_a_reward_model(tiny_model, tmp_path):
     path = build_tiny_classifier(tmp_path / "model")
     settings = (*COMBINED, f"reward_pretrain={path}", "max_steps=4", "save_steps=1", "reward_norm=running")
@@ -154,7 +153,6 @@ def test_killed_and_resumed_equals_never_killed_with_a_reward_model(tiny_model, 
     assert rows[0] == rows[1]
 
 
-@pytest.mark.slow
 def test_two_reward_ranks_under_ray_give_the_scores_of_one_inline(tiny_model, tmp_path):
     path = build_tiny_classifier(tmp_path / "model")
     settings = (*MODEL, f"reward_pretrain={path}", "max_steps=2")

@@ -359,7 +359,6 @@ def test_a_failed_step_keeps_no_model(tiny_model: Path, tmp_path: Path, monkeypa
     assert not (folder / "output" / "hf_model").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_backend_takes_the_steps_that_fsdp2_takes(tiny_model: Path, tmp_path: Path, backend: str) -> None:
     options = ("actor_train.training_args.adam_epsilon=1e-4", "validation_share=0.2", "eval_steps=3")
@@ -373,7 +372,6 @@ def test_every_backend_takes_the_steps_that_fsdp2_takes(tiny_model: Path, tmp_pa
         torch.testing.assert_close(mine[name], value, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_backend_goes_on_where_it_was(tiny_model: Path, tmp_path: Path, backend: str) -> None:
     options = (*BACKENDS[backend], "save_steps=2")
@@ -385,7 +383,6 @@ def test_every_backend_goes_on_where_it_was(tiny_model: Path, tmp_path: Path, ba
     assert losses[0] == losses[1]
 
 
-@pytest.mark.slow
 def test_two_ranks_take_the_steps_of_one(tiny_model: Path, tmp_path: Path) -> None:
     args = "actor_train.training_args"
     options = (f"{args}.per_device_train_batch_size=1", "num_train_epochs=1", "max_steps=0")

@@ -283,7 +283,6 @@ def ray() -> Iterator[Executor]:
         yield executor
 
 
-@pytest.mark.slow
 def test_every_transport_reaches_every_process(ray: Executor, tmp_path: Path) -> None:
     trainer, engines = pair(ray)
     both = []
@@ -310,7 +309,6 @@ def test_every_transport_reaches_every_process(ray: Executor, tmp_path: Path) ->
         sync.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wanted", "role", "rank"),
     [("shared_memory", "engines", 1), ("broadcast", "engines", 1), ("shared_memory", "lone_trainer", 0)],
@@ -335,7 +333,6 @@ def test_a_process_that_is_killed_in_the_middle_is_named_within_seconds(
         each.shutdown()
 
 
-@pytest.mark.slow
 def test_two_runs_at_once_on_one_machine(ray: Executor, tmp_path: Path) -> None:
     runs = []
     for i in range(2):

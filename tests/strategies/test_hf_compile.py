@@ -58,7 +58,6 @@ def test_a_model_that_does_not_name_its_layers_is_refused():
         compile_blocks(torch.nn.Linear(2, 2))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "switches"), [(1, {"activation_offload": True, "disable_gradient_checkpointing": True}), (2, {})]
 )
@@ -66,7 +65,6 @@ def test_compiled_layers_train_like_a_plain_loop(ranks, tiny_model, world, switc
     check_layout(ranks, tiny_model, "fsdp2_train", {}, world, model={"torch_compile": True, **switches})
 
 
-@pytest.mark.slow
 def test_a_compiled_role_takes_batches_of_any_shape(tiny_model):
     compiled, plain = build(make_spec(tiny_model, model={"torch_compile": True})), build(make_spec(tiny_model))
     for lengths in ((7, 12), (5, 9, 20), (30, 2), (11,)):

@@ -103,7 +103,6 @@ def test_the_cache_is_where_the_variable_says(monkeypatch: pytest.MonkeyPatch, t
     assert models.default_cache() == Path.home() / ".cache" / "roll"
 
 
-@pytest.mark.slow
 def test_the_real_model_converts_loads_and_knows_a_capital(tmp_path: Path):
     try:
         models.find_gguf(models.SMOLLM2_PACKAGE)
