@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from tiers import TIERS, is_named, tier_of
 from tiny_models import build_tiny_model
 
@@ -14,6 +15,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.envi
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+SETTINGS = "_hypothesis_internal_use_settings"
+"""Where hypothesis keeps those of a test; it has no public way to change them later."""
 
 TESTS = Path(__file__).parent
 SHARED = TESTS.parents[1] / "shared"
@@ -25,10 +29,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=TIERS,
         help="run one tier of tests/tiers.py (default: fast and full); files and tests that are named run anyway",
     )
+    parser.addoption("--examples", type=int, help="of every property: so many, and other ones each time")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests of other tiers."""
+    examples = config.getoption("--examples")
+    if examples:
+        for item in items:
+            if settings_of_test := getattr(getattr(item, "obj", None), SETTINGS, None):
+                changed = settings(settings_of_test, max_examples=examples, derandomize=False)
+                setattr(item.obj, SETTINGS, changed)
     wanted = config.getoption("--tier")
     kept, left_out = [], []
     for item in items:

@@ -1,0 +1,44 @@
+"""Long learning runs: the shipped recipes, whole, with three seeds each."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SEEDS = ("1", "2", "3")
+RECIPES = {
+    # File: what validation must gain at least, in points; the tables of docs/benchmarks.md have what it gained.
+    "examples/frozen_lake/agentic_frozen_lake_cpu.yaml": 25,
+    "examples/frozen_lake/agentic_frozen_lake_slippery_cpu.yaml": 15,
+    "examples/sokoban/agentic_sokoban_cpu.yaml": 15,
+}
+
+
+def validations(folder: Path) -> list[float]:
+    (file,) = (folder / "logs").glob("metrics.jsonl")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    return [100 * row["val/accuracy"] for row in rows if "val/accuracy" in row]
+
+
+@pytest.mark.parametrize("file", RECIPES)
+def test_agents_learn_from_nothing_with_every_seed(file, evidence_folder):
+    output = evidence_folder / Path(file).stem
+    command = [sys.executable, "benchmarks/agentic_learning.py", file, "--seeds", *SEEDS, "--output", str(output)]
+    subprocess.run(command, cwd=ROOT, check=True)
+    for seed in SEEDS:
+        first, *_, last = validations(output / seed)
+        assert last - first >= RECIPES[file], f"seed {seed}: {first:.1f} -> {last:.1f} %"
+
+
+def test_the_quickstart_learns_with_every_seed(evidence_folder):
+    output = evidence_folder / "quickstart"
+    command = [sys.executable, "benchmarks/quickstart.py", "--seeds", "42", "1", "2", "--out", str(output)]
+    subprocess.run(command, cwd=ROOT, check=True)
+    for seed in (42, 1, 2):
+        first, *_, last = validations(output / f"seed{seed}")
+        assert last - first >= 10, f"seed {seed}: {first:.1f} -> {last:.1f} %"
