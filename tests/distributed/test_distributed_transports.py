@@ -164,7 +164,7 @@ def test_in_one_process_the_tensors_are_handed_over_when_they_are_asked_for(make
         list(receive(replace(route, version=4), sent.handles, 0))
 
 
-@pytest.mark.parametrize("transport", STREAMING)
+@pytest.mark.parametrize("transport", sorted(STREAMING))
 def test_a_sender_is_never_more_than_two_buckets_ahead(make_route: Callable[..., Route], transport: str) -> None:
     begun, lead = [0], []
 
@@ -247,7 +247,7 @@ def refusing(incoming: WeightStream) -> None:
             raise KeyError("unknown name")
 
 
-@pytest.mark.parametrize("transport", STREAMING)
+@pytest.mark.parametrize("transport", sorted(STREAMING))
 @pytest.mark.parametrize("after", [0, 7])
 def test_a_sender_that_fails_ends_the_engines_wait(
     make_route: Callable[..., Route], transport: str, after: int
@@ -259,7 +259,7 @@ def test_a_sender_that_fails_ends_the_engines_wait(
     assert run.seconds < 4, "nobody waited for a time limit"
 
 
-@pytest.mark.parametrize("transport", STREAMING)
+@pytest.mark.parametrize("transport", sorted(STREAMING))
 def test_an_engine_that_fails_ends_everybodys_wait_and_the_trainers_ranks_go_through_the_stream(
     make_route: Callable[..., Route], transport: str
 ) -> None:
@@ -281,7 +281,7 @@ def test_an_engine_that_fails_ends_everybodys_wait_and_the_trainers_ranks_go_thr
     assert not again.errors
 
 
-@pytest.mark.parametrize("transport", STREAMING)
+@pytest.mark.parametrize("transport", sorted(STREAMING))
 def test_an_engine_that_never_comes_is_named_after_the_time_limit(
     make_route: Callable[..., Route], transport: str
 ) -> None:
@@ -293,7 +293,7 @@ def test_an_engine_that_never_comes_is_named_after_the_time_limit(
     assert "version 3" in told
 
 
-@pytest.mark.parametrize("transport", STREAMING)
+@pytest.mark.parametrize("transport", sorted(STREAMING))
 def test_the_controller_ends_a_transfer_whose_other_end_has_died(
     make_route: Callable[..., Route], rendezvous: RendezvousStore, transport: str
 ) -> None:
