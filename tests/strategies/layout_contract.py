@@ -113,7 +113,7 @@ def play(info, spec, look=None) -> dict:
     }
 
 
-def run_layout(ranks, spec, world: int, look=None) -> Run:
+def run_layout(ranks, spec, world: int, look=None, play=play) -> Run:
     """The ranks' answers put together."""
     answers = ranks.run(play, world, spec, look)
     kept = sorted((a for a in answers if a["layout"].collects), key=lambda a: a["layout"].dp_rank)
@@ -146,10 +146,10 @@ def differences(run: Run, expected: Run) -> dict[str, float]:
 
 
 def check_layout(
-    ranks, path, strategy: str, options: dict, world: int, *, tolerance: float = 1e-4, look=None, **changes
+    ranks, path, strategy: str, options: dict, world: int, *, tolerance: float = 1e-4, look=None, play=play, **changes
 ) -> Run:
     """Raise unless the layout gives the reference's numbers; returns the run."""
-    run = run_layout(ranks, layout_spec(path, strategy, options, **changes), world, look)
+    run = run_layout(ranks, layout_spec(path, strategy, options, **changes), world, look, play)
     wrong = {name: value for name, value in differences(run, reference(path)).items() if not value <= tolerance}
     assert not wrong, f"{strategy} {options} on {world} rank(s): relative differences {wrong}, allowed {tolerance}"
     return run
