@@ -157,7 +157,7 @@ def test_the_readme_names_six_files_to_read_and_they_exist():
 
 
 TARGETS = ["quickstart", "install", "backends", "install-vllm-cpu", "install-sglang-cpu"]
-TARGETS += ["test", "test-sglang", "check", "docs"]
+TARGETS += ["install-test", "install-test-full", "check", "test", "test-full", "test-sglang", "evidence", "docs"]
 
 
 @pytest.mark.parametrize("target", TARGETS)

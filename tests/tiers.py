@@ -17,10 +17,49 @@ RANKS = "ranks"
 
 EVIDENCE = ("evidence/*",)
 
-FULL: tuple[str, ...] = ()
+FULL = (
+    # Other engines, and compilers.
+    "strategies/test_engines_vllm*",
+    "strategies/test_engines_sglang*",
+    "strategies/test_hf_compile.py::test_a_compiled_role*",
+    "pipelines/test_pipelines_vllm.py*",
+    "pipelines/test_pipelines_lora_sync.py*",
+    # Clusters of several processes, and what kills them.
+    "distributed/test_distributed_gpu_slots.py*",
+    "distributed/test_distributed_processes.py*",
+    "pipelines/test_pipelines_async.py*",
+    "pipelines/test_pipelines_faults.py::test_an_engine_process_that_is_killed*",
+    "pipelines/test_pipelines_keys_training.py::test_ranks_slots_and_environment_on_ray",
+    "pipelines/test_pipelines_lora.py::test_*killed*",
+    "pipelines/test_pipelines_lora.py::test_ray*",
+    "pipelines/test_pipelines_resume.py*",
+    "pipelines/test_pipelines_reward_model.py::test_*killed*",
+    "pipelines/test_pipelines_reward_model.py::test_two_reward_ranks*",
+    "pipelines/test_pipelines_sft.py::test_every_backend*",
+    "pipelines/test_pipelines_sft.py::test_two_ranks*",
+    "pipelines/test_pipelines_sync.py::test_a_process_that_is_killed*",
+    "pipelines/test_pipelines_sync.py::test_every_transport*",
+    "pipelines/test_pipelines_sync.py::test_two_runs*",
+    # Learning runs, and a real model.
+    "pipelines/test_pipelines_agentic.py::test_the_game_is_learnt*",
+    "pipelines/test_pipelines_agentic_runs.py*",
+    "pipelines/test_pipelines_backends.py*",
+    "pipelines/test_pipelines_learning.py*",
+    "pipelines/test_pipelines_reward_model.py::test_a_policy_learns*",
+    "tracking/test_tracking_models.py::test_the_real_model*",
+)
 """Patterns of test ids below tests/."""
 
-SMALL_REAL_RUNS: tuple[str, ...] = ()
+SMALL_REAL_RUNS = (
+    "strategies/test_fsdp2_ranks.py::test_every_layout_gives_the_numbers_of_a_plain_loop[two shards, gathered once]",
+    "strategies/test_deepspeed_layouts.py::test_one_rank_equals_a_plain_loop[stage 1]",
+    "strategies/test_megatron_layouts.py::test_llama_in_every_layout[tensor 2]",
+    # The launcher: hf_infer and FSDP2 inline, DeepSpeed, Megatron; two ranks under Ray.
+    "pipelines/test_pipelines_backends.py::test_every_backend_takes_the_steps_that_fsdp2_takes[zero 1]",
+    "pipelines/test_pipelines_backends.py::test_every_backend_takes_the_steps_that_fsdp2_takes[megatron]",
+    "pipelines/test_pipelines_learning.py::test_the_toy_is_solved[grpo]",
+    "pipelines/test_pipelines_resume.py::test_ray_with_two_data_parallel_ranks_equals_inline",
+)
 """One small run each of hf_infer, FSDP2 on one and on two ranks, DeepSpeed, Megatron, `inline` and `ray`."""
 
 

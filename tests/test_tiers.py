@@ -1,0 +1,48 @@
+"""The table of tiers: patterns that name tests, and what a test's name on the command line does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiers import EVIDENCE, FULL, RANKS, SMALL_REAL_RUNS, is_named, tier_of
+
+TESTS = Path(__file__).parent
+
+
+@pytest.mark.parametrize("pattern", [*EVIDENCE, *FULL, *SMALL_REAL_RUNS])
+def test_every_pattern_still_names_a_test(pattern: str):
+    file, _, name = pattern.partition("::")
+    found = list(TESTS.glob(file if file.endswith((".py", "*")) else f"{file}*"))
+    assert found, f"tests/tiers.py names {file}, which is gone"
+    start = "def " + (name.partition("[")[0].split("*")[0] or "test_")
+    assert any(start in path.read_text("utf-8") for path in found if path.suffix == ".py"), f"no test is {pattern}"
+
+
+def test_small_real_runs_are_fast_although_they_need_ranks():
+    for test in SMALL_REAL_RUNS:
+        assert tier_of(test, {RANKS}) == "fast"
+
+
+def test_what_no_line_claims_is_fast_unless_it_needs_a_process_per_rank():
+    assert tier_of("utils/test_x.py::test_y") == "fast"
+    assert tier_of("utils/test_x.py::test_y", {RANKS}) == "full"
+    assert tier_of("evidence/test_evidence_kills.py::test_y") == "evidence"
+    assert tier_of("pipelines/test_pipelines_async.py::test_y[a-1]") == "full"
+
+
+@pytest.mark.parametrize(
+    ("argument", "named"),
+    [
+        ("tests/a/test_x.py", True),
+        ("/repo/tests/a/test_x.py::test_y", True),
+        ("tests/a/test_x.py::test_y[1]", True),
+        ("tests/a/test_x.py::test_y[2]", False),
+        ("tests/a/test_x.py::test", False),
+        ("tests/a/test_other.py", False),
+        ("tests/a", False),
+        ("tests", False),
+    ],
+)
+def test_a_test_that_is_named_runs_whatever_its_tier(argument: str, named: bool):
+    assert is_named("a/test_x.py::test_y[1]", [argument]) is named
