@@ -69,7 +69,7 @@ def show(file: Path, overrides: Sequence[str], *, every_key: bool) -> int:
         sys.stdout.write(to_yaml(load_config(file.parent, file.stem, overrides)))
         return Exit.DONE
     config = load(file, overrides)
-    sys.stdout.write(f"{config.batch.explain()}\n{config.placement.explain()}\n")
+    sys.stdout.write(f"{config.batch.explain()}\n{config.placement.explain()}\n{config.explain_results()}\n")
     return Exit.DONE
 
 

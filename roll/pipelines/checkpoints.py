@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from roll.checkpoint.files import read_json, write_json
+from roll.checkpoint.files import CheckpointError, read_json, write_json
 from roll.checkpoint.manifest import Checkpoint
+from roll.checkpoint.model_export import set_aside, write_model
 from roll.checkpoint.store import CheckpointStore
 from roll.configs.schema.run_config import RunConfig
 from roll.pipelines.clusters import Clusters
@@ -34,10 +35,9 @@ class Checkpoints:
 
         `state` gives the pipeline's own state, JSON-able, and may write files into the folder that it gets.
         """
-        if self._starts_fresh:
-            self._starts_fresh = False
-            if (aside := self._store.set_aside()) is not None:
-                logger.warning("checkpoints of an earlier run were moved to %s", aside)
+        if self._starts_fresh and (aside := self._store.set_aside()) is not None:
+            logger.warning("checkpoints of an earlier run were moved to %s", aside)
+        self._set_model_aside()
         with self._store.writing(step, {"exp_name": self._config.exp_name, "strategies": self._strategies}) as folder:
             for role, cluster in self._trained.items():
                 self._offloader.onload(role)
@@ -46,6 +46,30 @@ class Checkpoints:
                 self._offloader.onload("actor_train")
                 self._trained["actor_train"].call(TrainWorker.export, str(folder / "hf_model"))
             write_json(folder / "pipeline.json", {"step": step, "seed": self._config.seed, **state(folder)})
+
+    def export(self, step: int) -> None:
+        """Write the actor after its last step as a Hugging Face folder to `export_path`."""
+        self._set_model_aside()
+        self._offloader.onload("actor_train")
+        record = {"exp_name": self._config.exp_name, "seed": self._config.seed, "step": step}
+        actor = self._trained["actor_train"]
+        try:
+            write_model(
+                self._config.export_path, lambda folder: actor.call(TrainWorker.export, str(folder)), record
+            )
+        except CheckpointError as error:
+            latest = self.latest()
+            rest = "no checkpoint was kept (save_steps is 0)" if latest is None else f"{latest} is intact: "
+            if latest is not None:
+                rest += "resume_from_checkpoint=auto does what is left and writes the model again"
+            raise CheckpointError(f"{error}; {rest}") from error
+
+    def _set_model_aside(self) -> None:
+        """Before a run that starts from scratch writes: keep the model that an earlier one left in the same place."""
+        earlier = self._starts_fresh and self._config.exports
+        if earlier and (aside := set_aside(self._config.export_path)) is not None:
+            logger.warning("the model of an earlier run was moved to %s", aside)
+        self._starts_fresh = False
 
     def load(self) -> tuple[dict[str, Any], Path] | None:
         """Restore the training roles from the checkpoint that `resume_from_checkpoint` names.

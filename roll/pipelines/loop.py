@@ -65,9 +65,6 @@ class Loop(ABC):
     def validates_first(self) -> bool:
         """Whether the starting model is validated."""
 
-    def finish(self) -> None:
-        """What is left to do after the last step. Default: nothing."""
-
     def stop(self) -> None:
         """End what the loop itself has begun, also after a failure. Default: there is nothing."""
 
@@ -88,7 +85,7 @@ class Loop(ABC):
                 self.report.row(self.start_step, self.validated(self.start_step))
             if not only_validates:
                 self.train()
-                self.finish()
+                self.export()
             self.report.finish(self.checkpoints.latest())
         finally:
             self.stop()
@@ -144,6 +141,13 @@ class Loop(ABC):
         """Write a checkpoint."""
         with self.timers.span("save", waits=True):
             self.checkpoints.save(step, self.save_state)
+
+    def export(self) -> None:
+        """Write the trained model, unless the configuration says that it isn't wanted."""
+        if self.config.exports and max(self.start_step, self.total_steps):
+            with self.timers.span("export", waits=True):
+                self.checkpoints.export(max(self.start_step, self.total_steps))
+            logger.info("the trained model is in %s", self.config.export_path)
 
     def restore(self) -> None:
         """Continue from a checkpoint if the configuration asks for one."""

@@ -215,6 +215,8 @@ class Report:
             files["scores"] = self._config.output_path / "scores.json"
             files["episodes"] = self._config.output_path / "episodes.jsonl"
         files.update({key: Path(name) for key, name in self._config.extra_output_dirs.items() if name})
+        if (model := files.pop("export_dir", None)) is not None and model.is_dir():
+            files = {"trained model": model, **files}
         return RunSummary(
             exp_name=self._config.exp_name,
             steps=0 if self._config.only_validates else self._steps - self._resumed_at,

@@ -2,7 +2,6 @@
 
     rows -> RowOrder.take -> TrainWorker.train_step       every step
     held-out rows -> ForwardWorker.forward                every eval_steps
-    TrainWorker.export                                    at the end
 """
 
 from __future__ import annotations
@@ -119,13 +118,6 @@ class SFTPipeline(Loop):
             "val/token_accuracy": correct / tokens,
             "val/tokens": tokens,
         }
-
-    def finish(self) -> None:
-        """Write the trained model."""
-        folder = self.config.export_path
-        with self.timers.span("export", waits=True):
-            self.clusters.actor_train.call(TrainWorker.export, str(folder))
-        logger.info("the trained model is in %s", folder)
 
     def save_state(self, folder: Path) -> dict[str, Any]:
         """The cursor of the rows."""

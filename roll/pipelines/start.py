@@ -124,7 +124,8 @@ def warm_start(config: AgenticConfig) -> None:
         return
     file = Path(config.warm_start)
     folders = {"output_dir": config.warm_start_path, "export_dir": config.warm_model_path}
-    settings = [f"seed={config.seed}", *(f"{key}={json.dumps(str(folder))}" for key, folder in folders.items())]
+    settings = [f"{key}={json.dumps(str(folder))}" for key, folder in folders.items()]
+    settings += [f"seed={config.seed}", "export_model=true"]
     first = load_config(file.parent, file.stem, settings)
     if not isinstance(first, SFTConfig):
         raise ValueError(f"warm_start: {file} is a file of pipeline {first.pipeline}, expected one of pipeline sft")

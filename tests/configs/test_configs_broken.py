@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -200,6 +201,8 @@ BROKEN: list[tuple[str, list[str], str, list[str]]] = [
      ["a class 'Score' in rewards.py; it has none"]),
     ("a rollout class in no package", ["rewards.math.rollout='nowhere_to_be.found:Mine'"], "rewards.math.rollout",
      ["no package"]),
+    ("a folder of other things for the model", ["export_dir=."], "export_dir", ["holds", "name a new folder"]),
+    ("the model's own folder", ["export_dir=model"], "export_dir", ["other than that of the model of actor_train"]),
     ("an estimator in no package", ["adv_estimator='nowhere_to_be.found:mine'"], "adv_estimator", ["no package"]),
 ]
 
@@ -233,6 +236,21 @@ def test_an_unwritable_output_folder_is_refused(job):
     if os.access(job / "locked", os.W_OK):
         pytest.skip("this user may write anywhere")
     assert "can't" in str(problem_of(job, ["output_dir=locked/run"]))
+
+
+def test_a_disk_without_room_for_the_trained_model_is_refused(job, monkeypatch):
+    (job / "model" / "weights.safetensors").write_bytes(bytes(3 * 2**20))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 8, 2**20))
+    message = str(problem_of(job, []))
+    assert "export_dir" in message
+    assert "weights take 3.0 MiB or more" in message
+    assert "has 1.0 MiB left" in message
+    check_prerequisites(load_config(job, "job", ["export_model=false"]))
+
+
+def test_losing_the_trained_weights_takes_a_warning(job):
+    config = load_config(job, "job", ["export_model=false", "save_steps=0"])
+    assert any("the trained weights are lost" in warning for warning in config.warnings())
 
 
 def test_all_problems_are_shown_at_once(job):

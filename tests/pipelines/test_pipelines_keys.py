@@ -15,6 +15,7 @@ from roll.configs.errors import ConfigError
 from roll.data.readers import DataError
 from roll.rollout.engine_driver import RolloutStalled
 from roll.rollout.groups import FilterBudgetExhausted
+from roll.strategies.fsdp2 import Fsdp2Strategy
 
 CONSTANT = "def case(response, task):\n    return {}\n"
 DATA = "actor_train.data_args"
@@ -122,6 +123,66 @@ def test_save_hf_model_writes_a_folder_that_transformers_loads_with_the_trained_
     assert all(torch.equal(loaded[name], value) for name, value in trained.items())
     assert any(saved.moved().values())
     assert AutoTokenizer.from_pretrained(folder).decode([10]) != ""
+
+
+def exported(run: Run, where: str = "output/hf_model") -> dict[str, torch.Tensor]:
+    from transformers import AutoModelForCausalLM
+
+    return dict(AutoModelForCausalLM.from_pretrained(run.folder / where).named_parameters())
+
+
+def is_trained(run: Run, where: str = "output/hf_model") -> bool:
+    """Whether the folder holds the weights that the run ended with, and these moved."""
+    trained = {name.removeprefix("lm."): value for name, value in run.weights().items()}
+    found = exported(run, where)
+    same = set(found) == set(trained) and all(torch.equal(found[name], trained[name]) for name in found)
+    return same and any(run.moved().values())
+
+
+def test_the_trained_model_is_kept_by_default_and_the_summary_says_where(small, capfd):
+    run = small("max_steps=2", reward="def case(response, task):\n    return float(response < 'f')\n")
+    assert run.checkpoints() == []
+    assert is_trained(run)
+    folder = run.folder / "output" / "hf_model"
+    assert json.loads((folder / "roll_export.json").read_text()) == {"exp_name": "toy", "seed": 3, "step": 2}
+    assert f"trainedmodel{folder}" in "".join(capfd.readouterr().err.split())  # a narrow terminal folds paths
+
+
+def test_export_dir_and_export_model(small, tmp_path):
+    assert is_trained(small(f"export_dir={tmp_path}/there"), str(tmp_path / "there"))
+    run = small("export_model=false")
+    assert not (run.folder / "output" / "hf_model").exists()
+    assert not (small("val_only=true").folder / "output" / "hf_model").exists()
+
+
+def test_a_resumed_run_replaces_its_model_and_another_run_moves_it_aside(small):
+    first = small("max_steps=1", "save_steps=1")
+    one = exported(first)
+    resumed = again(first.folder, "max_steps=2", "save_steps=1", "resume_from_checkpoint=true")
+    assert is_trained(resumed)
+    assert not (first.folder / "output" / "hf_model" / "earlier.1").exists()
+    two = exported(resumed)
+    fresh = again(first.folder, "max_steps=1")
+    assert all(torch.equal(value, one[name]) for name, value in exported(fresh).items())
+    aside = exported(fresh, "output/hf_model/earlier.1")
+    assert all(torch.equal(value, two[name]) for name, value in aside.items())
+
+
+def test_a_model_that_cannot_be_written_fails_loudly_and_takes_nothing_with_it(small):
+    from roll.checkpoint.files import CheckpointError
+
+    first = small("max_steps=1", "save_steps=1")
+    before = exported(first)
+    full = mock.patch.object(Fsdp2Strategy, "export", side_effect=OSError(28, "No space left on device"))
+    with full, pytest.raises(CheckpointError, match=r"hf_model .*No space left.*checkpoint-2 is intact: resume_from"):
+        again(first.folder, "max_steps=2", "save_steps=1", "resume_from_checkpoint=true")
+    assert all(torch.equal(value, before[name]) for name, value in exported(first).items())
+    assert not list((first.folder / "output" / "hf_model").glob(".*"))
+    # Nothing is left to train; the model is written all the same.
+    last = again(first.folder, "max_steps=2", "save_steps=1", "resume_from_checkpoint=true")
+    assert any(not torch.equal(value, before[name]) for name, value in exported(last).items())
+    with full, pytest.raises(CheckpointError, match="no checkpoint was kept"):
+        small("max_steps=1")
 
 
 def test_checkpoint_folder_and_retention(small):

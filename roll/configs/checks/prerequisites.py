@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,39 @@ def folder_checks(config: RunConfig) -> Iterator[Violation]:
     yield from _resume(config)
 
 
+def export_checks(config: RunConfig) -> Iterator[Violation]:
+    """The trained model has room, and a folder of its own."""
+    if not config.exports:
+        return
+    folder = config.export_path.absolute()
+    models = {role: config.model_path(role) for role in config.roles}
+    for role, name in models.items():
+        if Path(name).expanduser().absolute() == folder:
+            expected = f"a folder other than that of the model of {role}, which would be moved"
+            yield Violation("export_dir", expected, "name a new folder, or another output_dir", str(config.export_path))
+            return
+    if folder.is_dir():
+        names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith((".", "earlier.")))
+        if names and not {"config.json", "roll_export.json"} & set(names):
+            expected = f"a folder for the trained model alone; {folder} holds {names[0]}"
+            yield Violation("export_dir", expected, "name a new folder", config.export_dir)
+    there = next(place for place in (folder, *folder.parents) if place.is_dir())
+    model = Path(models["actor_train"]).expanduser()
+    needed = sum(file.stat().st_size for file in model.glob("*.safetensors")) if model.is_dir() else 0
+    free = shutil.disk_usage(there).free
+    if needed > free:
+        expected = (
+            f"a place with room for the trained model: its weights take {_size(needed)} or more, and {there} has "
+            f"{_size(free)} left"
+        )
+        fix = "free some, name another disk, or export_model=false"
+        yield Violation("export_dir", expected, fix, str(config.export_path))
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
 def _resume(config: RunConfig) -> Iterator[Violation]:
     wanted = config.resume_from_checkpoint
     if wanted is True and not (config.checkpoint_path.is_dir() and any(config.checkpoint_path.iterdir())):
@@ -317,7 +351,7 @@ def _top_level_names(tree: ast.Module) -> Iterator[str]:
             yield node.asname or node.name
 
 
-_RUN = (model_checks, shape_checks, adapter_checks, folder_checks, function_checks)
+_RUN = (model_checks, shape_checks, adapter_checks, folder_checks, export_checks, function_checks)
 CHECKS: dict[str, tuple[Callable[[Any], Iterator[Violation]], ...]] = {
     "rlvr": (data_checks, argument_checks, algorithm_checks, reward_checks, *_RUN),
     "agentic": (argument_checks, algorithm_checks, env_checks, *_RUN),

@@ -39,7 +39,6 @@ OTHER_PIPELINE_KEYS: dict[str, dict[str, str]] = {
         "train_env_manager": "see rewards.<domain>.rollout for episodes of several turns",
         "val_env_manager": "see validation",
         "validation_share": "see validation",
-        "export_dir": "see checkpoint_config.save_hf_model",
     },
     "agentic": {
         "rewards": "environments give the rewards, see custom_envs",
@@ -49,7 +48,6 @@ OTHER_PIPELINE_KEYS: dict[str, dict[str, str]] = {
         "validation": "write val_env_manager",
         "global_template": "see custom_envs.<tag>.system_template and turn_template",
         "tag_to_template": "see custom_envs.<tag>.system_template and turn_template",
-        "export_dir": "see checkpoint_config.save_hf_model",
         "data_args": "tasks are environments and seeds (custom_envs); prompts take the tokenizer's own chat template",
     },
     "sft": {"response_length": "write sequence_length", "prompt_length": "write sequence_length"},

@@ -92,6 +92,8 @@ def warnings_of(config: RunConfig) -> list[str]:
     for role, worker in config.trained_roles.items():
         if worker.model_args.dtype == "fp16":
             found.append(f"{role} trains in fp16 without loss scaling: small gradients vanish; bf16 is safer")
+    if not (config.exports or config.save_steps or config.only_validates):
+        found.append("export_model is false and save_steps is 0: the trained weights are lost when the run ends")
     return found
 
 

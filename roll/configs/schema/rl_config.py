@@ -198,7 +198,7 @@ class RLConfig(PolicyOptimisation, RunConfig):
     @property
     def extra_output_dirs(self) -> dict[str, str | None]:
         """See the base class."""
-        return {"rollout_dump_dir": self.rollout_dump_dir}
+        return {**super().extra_output_dirs, "rollout_dump_dir": self.rollout_dump_dir}
 
     @property
     def critic_warmup_steps(self) -> int:

@@ -114,6 +114,13 @@ class RunConfig:
     """false: start from scratch. true: newest complete checkpoint, an error if there is none. `auto`: the newest if
     there is one. Else a checkpoint's folder."""
 
+    export_model: bool = True
+    """Write the trained model as a Hugging Face folder at the end of the run. false: its weights stay in checkpoints
+    only, and without `save_steps` nowhere."""
+
+    export_dir: str | None = None
+    """Folder of that model: the `pretrain` of what comes next. null: `<output_dir>/hf_model`."""
+
     checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
     """Checkpoint folder and retention."""
 
@@ -149,6 +156,16 @@ class RunConfig:
         """Folder of the checkpoints."""
         chosen = self.checkpoint_config.output_dir
         return Path(chosen) if chosen else self.output_path / "checkpoints"
+
+    @property
+    def export_path(self) -> Path:
+        """Folder of the trained model."""
+        return Path(self.export_dir) if self.export_dir else self.output_path / "hf_model"
+
+    @property
+    def exports(self) -> bool:
+        """Whether the run ends with a trained model that is written to `export_path`."""
+        return self.export_model and not self.only_validates
 
     @property
     def max_sequence_length(self) -> int:
@@ -194,7 +211,7 @@ class RunConfig:
     @property
     def extra_output_dirs(self) -> dict[str, str | None]:
         """Folders besides output, logs and checkpoints that the run writes to, by key."""
-        return {}
+        return {"export_dir": str(self.export_path)} if self.exports else {}
 
     @property
     def critic_warmup_steps(self) -> int:
@@ -238,6 +255,14 @@ class RunConfig:
             per_rank, slots = worker.num_gpus_per_worker, worker.slots
             roles[name] = tuple(slots[i : i + per_rank] for i in range(0, len(slots), per_rank))
         return PlacementPlan(num_nodes=self.num_nodes, num_gpus_per_node=self.num_gpus_per_node, roles=roles)
+
+    def explain_results(self) -> str:
+        """What the run leaves behind, in words."""
+        if self.only_validates:
+            return "validation only: no model is written"
+        every = f"every {self.save_steps} steps, in {self.checkpoint_path}"
+        model = str(self.export_path) if self.exports else "not written (export_model is false)"
+        return f"trained model: {model}\ncheckpoints: {every if self.save_steps else 'none (save_steps is 0)'}"
 
     def warnings(self) -> list[str]:
         """What is allowed but probably not meant."""

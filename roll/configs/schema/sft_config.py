@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from roll.configs.schema.batch_plan import BatchPlan, plan_batches
@@ -94,15 +93,6 @@ class SFTConfig(RunConfig):
     val_before_train: bool = False
     """Validate the starting model. Needs held-out rows."""
 
-    export_dir: str | None = None
-    """Folder for the trained model in Hugging Face format, written at the end of the run: the `pretrain` of what comes
-    next. null: `<output_dir>/hf_model`."""
-
-    @property
-    def export_path(self) -> Path:
-        """Folder of the trained model."""
-        return Path(self.export_dir) if self.export_dir else self.output_path / "hf_model"
-
     @property
     def max_sequence_length(self) -> int:
         """Longest row in tokens."""
@@ -122,11 +112,6 @@ class SFTConfig(RunConfig):
     def validation_key(self) -> str:
         """What says which rows are held out."""
         return "validation or validation_share"
-
-    @property
-    def extra_output_dirs(self) -> dict[str, str | None]:
-        """Where the trained model goes."""
-        return {"export_dir": str(self.export_path)}
 
     @property
     def rows_per_step(self) -> int:

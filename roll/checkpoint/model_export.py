@@ -1,0 +1,85 @@
+"""The trained model's folder at the end of a run: whole, and never at the cost of what was there before.
+
+The model is written into a hidden folder inside its place, which may be a mount, and moved up file by file with
+`config.json` last: a folder that has one is whole.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from roll.checkpoint.files import CheckpointError, files_below, hash_files, sync_folder
+
+logger = logging.getLogger(__name__)
+
+RECORD = "roll_export.json"
+"""File that says which run wrote the model, and at which step."""
+CONFIG = "config.json"
+_UNFINISHED = ".writing"
+
+
+def set_aside(target: Path) -> Path | None:
+    """Move what is in `target` into a folder `earlier.<n>` there; None: there is nothing."""
+    if not _names(target):
+        return None
+    aside = next(path for n in itertools.count(1) if not (path := target / f"earlier.{n}").exists())
+    aside.mkdir()
+    _move(target, aside)
+    return aside
+
+
+def write_model(target: Path, write: Callable[[Path], None], record: dict[str, Any]) -> None:
+    """Have `write` fill a folder with the model, which then becomes that of `target`; `record` is kept beside it.
+
+    An earlier model there is replaced if its record names the same `exp_name`, else set aside. Raises `CheckpointError`
+    when writing fails; what was in `target` is untouched then.
+    """
+    fresh = target / _UNFINISHED
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir()
+        write(fresh)
+        (fresh / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        hash_files(fresh, files_below(fresh), flush=True)
+        same_run = _recorded(target).get("exp_name") == record["exp_name"]
+        if (aside := set_aside(target)) is not None and not same_run:
+            logger.warning("the model of another run was moved to %s", aside)
+        _move(fresh, target)
+        sync_folder(target)
+        if aside is not None and same_run:
+            shutil.rmtree(aside, ignore_errors=True)
+    except Exception as error:
+        free = f"{shutil.disk_usage(target).free / 2**30:.1f} GiB are free there" if target.is_dir() else "not created"
+        raise CheckpointError(f"the trained model couldn't be written to {target} ({free}): {error}") from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _move(source: Path, target: Path) -> None:
+    """Move what is in `source`: `config.json` leaves a finished model first, and arrives last in a new one."""
+    leaves = source.name != _UNFINISHED
+    for name in sorted(_names(source), key=lambda name: ((name == CONFIG) != leaves, name)):
+        os.rename(source / name, target / name)
+
+
+def _names(folder: Path) -> list[str]:
+    """What a folder holds besides models that were set aside and one that isn't finished."""
+    if not folder.is_dir():
+        return []
+    return [path.name for path in folder.iterdir() if not path.name.startswith(("earlier.", _UNFINISHED))]
+
+
+def _recorded(target: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((target / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
