@@ -1,8 +1,7 @@
 """KL divergence to a reference: estimators with finite gradients, and the coefficient's controllers.
 
-With d = logp - ref_logp of the sampled token (joschu.net/blog/kl-approx):
-    kl (k1) d      abs |d|      mse (k2) d^2/2      low_var_kl (k3) e^-d - 1 + d      full  sum_v p (log p -
-    log q)
+With d = logp - ref_logp of the sampled token, clamped to +-10 (joschu.net/blog/kl-approx):
+    kl (k1) d      abs |d|      mse (k2) d^2/2      low_var_kl (k3) e^-d - 1 + d      full  sum_v p (log p - log q)
 """
 
 from __future__ import annotations
@@ -14,13 +13,14 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from roll.algorithms.masking import LOG_RATIO_BOUND, as_bool, require_shape, zero_outside
+from roll.algorithms.masking import as_bool, bounded_exp, require_shape, zero_outside
 
 KLKind = Literal["kl", "abs", "mse", "low_var_kl", "full"]
 KLGradient = Literal["own", "unbiased"]
 
-K3_BOUND = 10.0
-"""Largest value of `low_var_kl` that is reported; its gradient goes on beyond."""
+CLAMP = 10.0
+"""Log-ratios to the reference are clamped to +- this, for the value and for the gradient of every estimator: where the
+two are further apart the gradient stays what it is at the bound."""
 
 
 def kl_divergence(
@@ -29,12 +29,13 @@ def kl_divergence(
     """Per-token KL(policy || reference); gradients flow into `logprobs` only.
 
     Args:
-        logprobs: [B, T] of the sampled tokens; for `full` [B, T, V] log-probs (or logits) over the
-        vocabulary. ref_logprobs: same shape, of the reference. mask: bool [B, T]. kind: the estimator, see
-        the module's docstring. gradient: `own` differentiates the estimator. `unbiased` keeps its value and
-        takes the gradient of `mse`,
-            d * dlogp, whose expectation under the policy is the gradient of the KL; that of `kl` itself has
-            mean 0, so a loss made of `kl` needs `unbiased` to do anything. Ignored by `full`, which is exact.
+        logprobs: [B, T] of the sampled tokens; for `full` [B, T, V] log-probs (or logits) over the vocabulary.
+        ref_logprobs: same shape, of the reference.
+        mask: bool [B, T].
+        kind: the estimator, see the module's docstring.
+        gradient: `own` differentiates the estimator. `unbiased` keeps its value and takes the gradient of `mse`,
+            d * dlogp, whose expectation under the policy is the gradient of the KL; that of `kl` itself has mean 0, so
+            a loss made of `kl` needs `unbiased` to do anything. Ignored by `full`, which is exact.
 
     Returns:
         [B, T], 0 outside `mask`.
@@ -43,43 +44,74 @@ def kl_divergence(
         raise ValueError(f"unknown KL estimator {kind!r}; expected one of {get_args(KLKind)}")
     if gradient not in get_args(KLGradient):
         raise ValueError(f"unknown KL gradient {gradient!r}; expected one of {get_args(KLGradient)}")
-    require_shape("ref_logprobs", ref_logprobs, tuple(logprobs.shape), "the shape of logprobs")
     if kind == "full":
+        require_shape("ref_logprobs", ref_logprobs, tuple(logprobs.shape), "the shape of logprobs")
         return full_kl(logprobs, ref_logprobs, mask)
-    require_shape("mask", mask, tuple(logprobs.shape), "[B, T]")
-    diff = zero_outside(logprobs, mask) - zero_outside(ref_logprobs.detach(), mask)
-    value = _estimate(diff, kind)
-    if gradient == "unbiased":
-        value = _with_gradient(value, diff, slope=diff)
-    return value
+    diff = _log_ratio(logprobs, ref_logprobs, mask).clamp(-CLAMP, CLAMP)
+    value, slope = _estimate(diff, kind)
+    return _with_gradient(value, logprobs, slope=diff if gradient == "unbiased" else slope, mask=mask)
 
 
-def kl_loss(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, *, kind: KLKind) -> Tensor:
+def kl_loss(
+    logprobs: Tensor,
+    ref_logprobs: Tensor,
+    mask: Tensor,
+    *,
+    kind: KLKind,
+    sampled_logprobs: Tensor | None = None,
+    cap: float = math.inf,
+) -> Tensor:
     """The KL as a term of the loss: `kl_divergence` with a gradient that pulls towards the reference; [B, T].
 
-    That is the estimator's own, but for `kl`, whose own gradient is zero on average.
+    With `sampled_logprobs` each token's estimate is multiplied by min(pi / pi_sampled, cap), and the ratio's gradient
+    counts. Averaged over the sampler that is the KL of the policy (`mse`, `abs`: the mean of d^2 / 2, |d|) and, for
+    `kl`, `mse` and `low_var_kl`, its gradient: w d dlogp. `kl` and `mse` are given that gradient, `low_var_kl` has it:
+    k3 + dk3/dd = d. At the cap w is the cap, in both.
+
+    Without them the gradient is the estimator's own, but for `kl`, whose own is zero on average. That of `low_var_kl`
+    is biased, and for tokens of an older policy all are.
     """
-    gradient: KLGradient = "unbiased" if kind == "kl" else "own"
-    return kl_divergence(logprobs, ref_logprobs, mask, kind=kind, gradient=gradient)
+    if kind == "full" or sampled_logprobs is None:
+        gradient: KLGradient = "unbiased" if kind == "kl" else "own"
+        return kl_divergence(logprobs, ref_logprobs, mask, kind=kind, gradient=gradient)
+    if cap <= 0:
+        raise ValueError(f"the cap of the ratio to the sampler must be > 0, got {cap}")
+    diff = _log_ratio(logprobs, ref_logprobs, mask).clamp(-CLAMP, CLAMP)
+    value, slope = _estimate(diff, kind)
+    weight = bounded_exp(_log_ratio(logprobs, sampled_logprobs, mask)).clamp(max=cap)
+    slope = value + slope if kind == "abs" else diff
+    return _with_gradient(weight * value, logprobs, slope=weight * slope, mask=mask)
 
 
-def _estimate(diff: Tensor, kind: KLKind) -> Tensor:
+def clamped_tokens(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> int:
+    """Tokens of `mask` whose log-ratio to the reference is beyond the clamp."""
+    return int((_log_ratio(logprobs, ref_logprobs, mask).abs() > CLAMP).sum())
+
+
+def _log_ratio(logprobs: Tensor, other: Tensor, mask: Tensor) -> Tensor:
+    """logprobs - other, constant; 0 outside `mask` and where both give probability 0."""
+    require_shape("ref_logprobs", other, tuple(logprobs.shape), "the shape of logprobs")
+    require_shape("mask", mask, tuple(logprobs.shape), "[B, T]")
+    diff = zero_outside(logprobs.detach(), mask) - zero_outside(other.detach(), mask)
+    return zero_outside(diff, ~diff.isnan())
+
+
+def _estimate(diff: Tensor, kind: KLKind) -> tuple[Tensor, Tensor]:
+    """(value, d value / d diff) of a clamped log-ratio."""
     if kind == "kl":
-        return diff
+        return diff, torch.ones_like(diff)
     if kind == "abs":
-        return diff.abs()
+        return diff.abs(), diff.sign()
     if kind == "mse":
-        return diff.square() / 2
-    bounded = diff.detach().clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    ratio = (-bounded).exp()
+        return diff.square() / 2, diff
     # expm1 keeps the digits that exp - 1 loses near 0, where most tokens are.
-    value = ((-bounded).expm1() + bounded).clamp(max=K3_BOUND)
-    return _with_gradient(value, diff, slope=1 - ratio)
+    return (-diff).expm1() + diff, -(-diff).expm1()
 
 
-def _with_gradient(value: Tensor, diff: Tensor, slope: Tensor) -> Tensor:
-    """`value` with d value / d diff = `slope`: clamping would zero the gradient where it is needed most."""
-    return value.detach() + slope.detach() * (diff - diff.detach())
+def _with_gradient(value: Tensor, logprobs: Tensor, slope: Tensor, mask: Tensor) -> Tensor:
+    """`value` with d value / d logprobs = `slope`: clamping would zero the gradient where it is needed most."""
+    moving = zero_outside(logprobs, as_bool(mask) & logprobs.isfinite())
+    return zero_outside(value + slope * (moving - moving.detach()), mask)
 
 
 def full_kl(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tensor:

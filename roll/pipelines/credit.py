@@ -19,7 +19,7 @@ from torch import Tensor
 from roll.algorithms.advantages import ADVANTAGES, AdvantageInputs, compute_advantages
 from roll.algorithms.gigpo import StepInputs
 from roll.algorithms.groups import group_moments
-from roll.algorithms.kl import AdaptiveKL, FixedKL, kl_divergence
+from roll.algorithms.kl import AdaptiveKL, FixedKL, clamped_tokens, kl_divergence
 from roll.algorithms.losses import explained_variance
 from roll.algorithms.masking import zero_outside
 from roll.algorithms.normalization import RunningMoments, clip_to, normalize_grouped, normalize_rewards, whiten
@@ -213,7 +213,8 @@ class CreditAssigner:
         kl = kl_divergence(old, reference, mask, kind=config.kl_penalty)
         cost = self._kl_coef * zero_outside(kl.detach(), mask)
         mean_kl = float(kl.sum()) / max(float(mask.sum()), 1.0)
-        metrics.update({"kl/reference": mean_kl})
+        share = clamped_tokens(old, reference, mask) / max(float(mask.sum()), 1.0)
+        metrics.update({"kl/reference": mean_kl, "kl/clamped_share": share})
         self._kl_coef = self._controller.update(self._kl_coef, mean_kl, len(mask))
         return cost
 

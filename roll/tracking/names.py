@@ -117,6 +117,7 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("actor/loss", "–", "The whole loss", "global denominators, mean over optimizer steps"),
         _M("actor/pg_loss", "–", "Its policy-gradient term", _AS_LOSS),
         _M("actor/kl_loss", "nats", "Its KL term, before the coefficient", _AS_LOSS),
+        _M("actor/kl_clamped_share", "fraction", "Tokens with a log-ratio to the reference beyond +-10", _LOSS_TOKENS),
         _M("actor/entropy_loss", "nats", "Its entropy term, likewise", _AS_LOSS),
         _M("actor/sft_loss", "nats", "Its imitation term on positive samples, likewise", _AS_LOSS),
         _M("actor/entropy", "nats", "Entropy, estimated from the sampled tokens", _LOSS_TOKENS),
@@ -168,6 +169,7 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("staleness/share_1", "fraction", "Tokens sampled one update before", _TOKENS),
         _M("staleness/share_2_or_more", "fraction", "Tokens older than that", _TOKENS),
         _M("kl/reference", "nats", "KL from the policy to the reference, before the update", _TOKENS),
+        _M("kl/clamped_share", "fraction", "Tokens with a log-ratio to the reference beyond +-10", _TOKENS),
         _M("kl/coef", "–", "Coefficient of the KL term in the reward", _VALUE),
     ),
     "Fine-tuning": (

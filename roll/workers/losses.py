@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from roll.algorithms.aggregation import aggregate
 from roll.algorithms.corrections import log_ratio_of, mismatch_metrics
-from roll.algorithms.kl import kl_loss
+from roll.algorithms.kl import clamped_tokens, kl_loss
 from roll.algorithms.losses import (
     POLICY_LOSSES,
     PolicyLossFn,
@@ -122,8 +123,12 @@ def actor_loss(config: RLConfig) -> LossFn:
         combine.add("actor/pg_loss", pg, config.rl_loss_coef)
         if uses_kl:
             reference = batch.pad("ref_logprobs")
-            kl = kl_loss(logprobs, reference, mask, kind=config.kl_loss_type)
+            sampler = old if batch.sampling_logprobs is None else batch.pad("sampling_logprobs")
+            ratio = {"sampled_logprobs": sampler, "cap": _importance_cap(config)} if config.kl_loss_ratio else {}
+            kl = kl_loss(logprobs, reference, mask, kind=config.kl_loss_type, **ratio)
             combine.add("actor/kl_loss", kl, config.kl_loss_coef)
+            clamped = clamped_tokens(logprobs, reference, mask)
+            metrics.add_mean("actor/kl_clamped_share", float(clamped), float(mask.sum()))
         if config.entropy_loss_coef > 0:
             combine.add("actor/entropy_loss", entropy_loss(outputs.pad("entropy"), mask), config.entropy_loss_coef)
         if config.sft_loss_coef > 0:
@@ -141,6 +146,13 @@ def actor_loss(config: RLConfig) -> LossFn:
         needs=("logprobs", "entropy") if needs_entropy else ("logprobs",),
         has_gradient=_has_advantage if only_policy else None,
     )
+
+
+def _importance_cap(config: RLConfig) -> float:
+    """The largest importance weight of a token, whichever key bounds it."""
+    correction = config.train_infer_correction
+    caps = (None if correction is None else correction.importance_upper, config.decoupled_ppo_cap)
+    return next((cap for cap in caps if cap is not None), math.inf)
 
 
 _ZERO_WITHOUT_ADVANTAGE = frozenset(

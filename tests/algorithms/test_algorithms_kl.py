@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from roll.algorithms.kl import AdaptiveKL, FixedKL, full_kl, kl_divergence, kl_loss
+from roll.algorithms.kl import AdaptiveKL, FixedKL, clamped_tokens, full_kl, kl_divergence, kl_loss
 
 QUICK = settings(max_examples=30, deadline=None, derandomize=True)
 KINDS = ["kl", "abs", "mse", "low_var_kl"]
@@ -47,14 +47,12 @@ def test_the_unbiased_gradient_is_that_of_half_the_square(kind):
     assert one(-1.0, -1.5, kind, "unbiased") == pytest.approx((own[0], 0.5), rel=1e-6)
 
 
-@pytest.mark.parametrize("log_ref_over_pi", [5.0, 95.0, -95.0, 0.0, 1e-4])
+@pytest.mark.parametrize("log_ref_over_pi", [5.0, 30.0, 95.0, -95.0, 0.0, 1e-4, math.inf, -math.inf])
 def test_low_var_kl_is_finite_with_the_right_gradient_far_from_the_reference(log_ref_over_pi):
-    # x = log(ref / pi): value e^x - 1 - x, at most 10; slope 1 - e^x, where e^x stops growing at x = 20.
+    # x = log(ref / pi): value e^x - 1 - x, slope 1 - e^x, where x stays within +-10.
     value, slope = one(-100.0, -100.0 + log_ref_over_pi, "low_var_kl")
-    x = max(min(log_ref_over_pi, 20.0), -20.0)
-    assert math.isfinite(value)
-    assert math.isfinite(slope)
-    assert value == pytest.approx(min(math.exp(x) - 1 - x, 10.0), rel=1e-3, abs=1e-7)
+    x = max(min(log_ref_over_pi, 10.0), -10.0)
+    assert value == pytest.approx(math.exp(x) - 1 - x, rel=1e-3, abs=1e-7)
     assert slope == pytest.approx(1 - math.exp(x), rel=1e-3, abs=1e-6)
     # sign: where the policy is below the reference (x > 0), raising logp lowers the KL
     assert (slope < 0) == (log_ref_over_pi > 0)
@@ -74,13 +72,13 @@ def test_estimators_equal_a_float64_loop_and_never_see_what_is_masked(seed, kind
         "kl": lambda d: d,
         "abs": abs,
         "mse": lambda d: d * d / 2,
-        "low_var_kl": lambda d: min(math.exp(-d) - 1 + d, 10.0),
+        "low_var_kl": lambda d: math.exp(-d) - 1 + d,
     }[kind]
     expected = torch.zeros(3, 4, dtype=torch.float64)
     for i in range(3):
         for t in range(4):
             if mask[i, t]:
-                expected[i, t] = formula(float(logp[i, t] - ref[i, t]))
+                expected[i, t] = formula(max(-10.0, min(10.0, float(logp[i, t] - ref[i, t]))))
     for junk in (math.nan, -math.inf, 1e30):
         policy = poison(logp, mask, junk).requires_grad_()
         found = kl_divergence(policy, poison(ref, mask, junk), mask, kind=kind)
@@ -130,6 +128,78 @@ def test_following_the_kl_loss_leads_to_the_reference(kind):
 def test_low_var_kl_is_never_negative(seed):
     logp, ref = draw(seed, 2, 5, dtype=torch.float32), draw(seed + 1, 2, 5, dtype=torch.float32)
     assert (kl_divergence(logp, ref, torch.ones(2, 5), kind="low_var_kl") >= 0).all()
+
+
+# ---- with the importance ratio -------------------------------------------------------------------------
+
+
+def expected_gradient(kind, theta, ref, sampler, **options):
+    """Gradient of the expected loss over all actions, drawn from `sampler`."""
+    theta = torch.tensor(theta, dtype=torch.float64, requires_grad=True)
+    logp, ref, sampled = (x.log_softmax(0)[None] for x in (theta, torch.tensor(ref).double(), sampler.double()))
+    mask = torch.ones(logp.shape, dtype=torch.bool)
+    if options:
+        options["sampled_logprobs"] = sampled
+    loss = (sampled.exp() * kl_loss(logp, ref, mask, kind=kind, **options)).sum()
+    (gradient,) = torch.autograd.grad(loss, theta)
+    return loss.detach(), gradient
+
+
+@pytest.mark.parametrize("sampler", [torch.tensor([0.5, 0.2, 0.0]), torch.tensor([1.2, 0.0, -1.0])])
+@pytest.mark.parametrize("kind", ["kl", "mse", "low_var_kl"])
+def test_with_the_ratio_the_expected_gradient_is_that_of_the_kl(kind, sampler):
+    # d KL / d theta_a = pi_a (d_a - KL) with pi = softmax [1.2, 0, -1], d = log pi - log softmax [0, .3, .2],
+    # whether the tokens are stale or not.
+    loss, gradient = expected_gradient(kind, [1.2, 0.0, -1.0], [0.0, 0.3, 0.2], sampler, cap=math.inf)
+    assert_close(gradient, torch.tensor([0.3600, -0.2115, -0.1484]).double(), atol=1e-4, rtol=0)
+    if kind != "mse":
+        p, q = torch.tensor([1.2, 0.0, -1.0]).softmax(0), torch.tensor([0.0, 0.3, 0.2]).softmax(0)
+        assert float(loss) == pytest.approx(float((p * (p / q).log()).sum()), rel=1e-5)
+
+
+def test_without_the_ratio_stale_tokens_bias_the_gradient():
+    _, gradient = expected_gradient("low_var_kl", [1.2, 0.0, -1.0], [0.0, 0.3, 0.2], torch.tensor([0.5, 0.2, 0.0]))
+    assert (gradient - torch.tensor([0.3600, -0.2115, -0.1484]).double()).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("x", [0.5, 5.0, 30.0, 95.0, -95.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_with_the_ratio_value_and_gradient_are_bounded_by_the_clamp_and_the_cap(kind, x, dtype):
+    # Ratio e^0.5, at most 1.2. x = log(ref / pi) within +-10, d = -x. The ratio's own gradient adds the value to the
+    # slope: of k3 that makes d.
+    logp = torch.tensor([[-1.0]], dtype=dtype, requires_grad=True)
+    ref, sampled = torch.tensor([[-1.0 + x]], dtype=dtype), torch.tensor([[-1.5]], dtype=dtype)
+    d = -max(min(x, 10.0), -10.0)
+    value, slope = {
+        "kl": (d, d),
+        "abs": (abs(d), abs(d) + math.copysign(1, d)),
+        "mse": (d * d / 2, d),
+        "low_var_kl": (math.exp(-d) - 1 + d, d),
+    }[kind]
+    for cap, weight in ((math.inf, math.exp(0.5)), (1.2, 1.2)):
+        found = kl_loss(logp, ref, torch.ones(1, 1), kind=kind, sampled_logprobs=sampled, cap=cap)
+        (gradient,) = torch.autograd.grad(found.sum(), logp)
+        assert float(found.detach()) == pytest.approx(weight * value, rel=1e-5)
+        assert float(gradient) == pytest.approx(weight * slope, rel=1e-5)
+
+
+def test_clamped_tokens_are_counted_inside_the_mask():
+    logp = torch.tensor([[0.0, 0.0, 0.0, -math.inf, 0.0]])
+    ref = torch.tensor([[-10.5, 9.5, 40.0, -math.inf, 99.0]])
+    assert clamped_tokens(logp, ref, torch.tensor([[1, 1, 1, 1, 0]])) == 2
+
+
+@pytest.mark.parametrize("junk", [math.nan, math.inf, -math.inf])
+def test_junk_under_the_mask_changes_no_kl_loss_with_the_ratio(junk):
+    logp, ref, sampled, mask = draw(0, 3, 4), draw(1, 3, 4), draw(2, 3, 4), draw_mask(3, 3, 4)
+    clean = kl_loss(logp, ref, mask, kind="low_var_kl", sampled_logprobs=sampled, cap=2.0)
+    policy = poison(logp, mask, junk).requires_grad_()
+    others = {"sampled_logprobs": poison(sampled, mask, junk), "cap": 2.0}
+    dirty = kl_loss(policy, poison(ref, mask, junk), mask, kind="low_var_kl", **others)
+    assert_close(dirty.detach(), clean)
+    dirty.sum().backward()
+    assert torch.isfinite(policy.grad).all()
 
 
 # ---- full ----------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import torch
 from rows import make_config
 from torch.testing import assert_close
 
+from roll.configs.schema.policy_config import TrainInferCorrection
 from roll.strategies.micro import denominators
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.workers.losses import actor_loss, critic_loss, with_mismatch_metrics
@@ -334,11 +335,35 @@ KL = {
 def test_use_kl_loss_adds_the_estimators_mean_times_its_coefficient(kind, coef):
     logprobs, mask, batch = logprobs_and_mask()
     keys = {"use_kl_loss": True, "kl_loss_coef": coef, "kl_loss_type": kind, "rl_loss_coef": 0.0}
+    keys["kl_loss_ratio"] = False
     loss, gradient, metrics = evaluate(actor_loss(make_config(**keys)), batch)
     value, slope = KL[kind](logprobs - batch.ref_logprobs)
     assert_close(loss, coef * (value * mask).sum() / 10, rtol=0, atol=1e-10)
     assert_close(gradient, coef * slope * mask / 10, rtol=0, atol=1e-10)
     assert metrics["actor/kl_loss"] == pytest.approx(float(loss) / coef)
+
+
+@pytest.mark.parametrize(
+    ("keys", "cap"),
+    [
+        ({}, 5.0),
+        ({"decoupled_ppo_cap": 1.5}, 1.5),
+        ({"decoupled_ppo_cap": None}, math.inf),
+        ({"train_infer_correction": TrainInferCorrection(importance_upper=1.1)}, 1.1),
+        ({"train_infer_correction": TrainInferCorrection(importance_upper=None)}, 5.0),
+    ],
+)
+def test_the_kl_term_has_the_ratio_to_the_sampler_with_the_cap_of_the_importance_weight(keys, cap):
+    logprobs, mask, batch = logprobs_and_mask()
+    config = make_config(use_kl_loss=True, kl_loss_coef=1.0, rl_loss_coef=0.0, **keys)
+    loss, gradient, metrics = evaluate(actor_loss(config), batch)
+    weight = (logprobs - SAMPLED).exp().clamp(max=cap)
+    d = logprobs - batch.ref_logprobs
+    assert_close(loss, (weight * (torch.exp(-d) - 1 + d) * mask).sum() / 10, rtol=0, atol=1e-10)
+    assert_close(gradient, weight * d * mask / 10, rtol=0, atol=1e-10)
+    assert metrics["actor/kl_clamped_share"] == 0.0
+    shifted = batch.with_columns(ref_logprobs=torch.where(torch.arange(len(mask)) == 2, 99.0, batch.ref_logprobs))
+    assert evaluate(actor_loss(config), shifted)[2]["actor/kl_clamped_share"] == pytest.approx(1 / 10)
 
 
 def test_without_use_kl_loss_its_keys_do_nothing():

@@ -172,6 +172,11 @@ class PolicyOptimisation:
     kl_loss_type: KlEstimator = "low_var_kl"
     """Estimator of that term, as for `kl_penalty`."""
 
+    kl_loss_ratio: bool = True
+    """Multiply that term, token by token, by the ratio p_train / p_sampled, whose gradient counts. It is bounded like
+    the importance weight (`importance_upper` of `train_infer_correction`, else `decoupled_ppo_cap`). Without it the
+    gradient isn't that of the KL for tokens that older weights sampled, with `low_var_kl` not even for fresh ones."""
+
     allow_both_kl: bool = False
     """Permit the KL in the reward and in the loss at once; without it the pair is refused as a likely
     mistake."""
@@ -205,7 +210,8 @@ class PolicyOptimisation:
     `package.module:name` or `path/to/file.py:name`."""
 
     decoupled_ppo_cap: float | None = number(5.0, gt=0)
-    """`decoupled_ppo`: largest weight p_old / p_sampled of a token. null: no bound."""
+    """`decoupled_ppo`: largest weight p_old / p_sampled of a token; also the bound of `kl_loss_ratio`. null: no
+    bound."""
 
     cispo_epsilon_low: float = number(1.0, gt=0)
     """`cispo`: lowest weight is 1 - this; 1 or more: no lower bound."""
