@@ -267,13 +267,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--processes", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--concurrent", type=int, default=64, help="episodes under way at once")
+    parser.add_argument("--timed-episodes", type=int, help="of a round; default: 2,000, 1,000 of Sokoban")
     parser.add_argument("--episodes", type=int, default=2000, help="held open at once by `concurrent`")
     parser.add_argument("--only", choices=["frozen_lake", "sokoban", "concurrent"])
     args = parser.parse_args()
     if args.only in (None, "frozen_lake"):
-        throughput(args, "FrozenLake, 4x4, slippery", LAKE, 2000)
+        throughput(args, "FrozenLake, 4x4, slippery", LAKE, args.timed_episodes or 2000)
     if args.only in (None, "sokoban"):
-        throughput(args, "Sokoban, 6x6, 1 box", SOKOBAN, 1000)
+        throughput(args, "Sokoban, 6x6, 1 box", SOKOBAN, args.timed_episodes or 1000)
     if args.only in (None, "concurrent"):
         concurrent(args)
 

@@ -1,6 +1,7 @@
 """How far each backend and parallel layout is from a plain transformers + AdamW loop, after five optimizer steps.
 
     python benchmarks/layouts.py
+    python benchmarks/layouts.py --layouts "FSDP2, 2 ranks" --families llama qwen3
 
 The check is the one of `tests/strategies/layout_contract.py`, which fails above 1e-4; this prints what was reached: the
 largest relative difference over the families, dense and packed, of log-probs, entropy, loss, gradient norm and weights.
@@ -8,6 +9,7 @@ largest relative difference over the families, dense and packed, of log-probs, e
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -51,14 +53,20 @@ NAMES = ("logprobs", "entropy", "loss", "grad_norm", "weights")
 
 
 def main() -> None:
-    from layout_contract import check_layout
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS), metavar="LAYOUT")
+    parser.add_argument("--families", nargs="+", choices=DENSE + EXPERTS, default=DENSE + EXPERTS)
+    args = parser.parse_args()
+    from layout_contract import check_layout, differences, reference
     from ranks import RankPool
     from tiny_models import build_tiny_model
 
     pool = RankPool()
     print("| layout | families | " + " | ".join(NAMES) + " |\n" + "|---" * (2 + len(NAMES)) + "|")
     with tempfile.TemporaryDirectory() as folder:
-        for title, (strategy, world, given, families) in LAYOUTS.items():
+        for title in args.layouts:
+            strategy, world, given, known = LAYOUTS[title]
+            families = [family for family in known if family in args.families]
             options = dict(given)
             model = {"ulysses_size": options.pop("ulysses_size", 1)}
             layers = 4 if "virtual_pipeline_model_parallel_size" in options else 2
@@ -69,7 +77,8 @@ def main() -> None:
                     build_tiny_model(path, family, layers=layers)
                 for packed in (False, True):
                     worker = {"use_sequence_packing": packed}
-                    found = check_layout(pool, path, strategy, options, world, worker=worker, model=model)
+                    done = check_layout(pool, path, strategy, options, world, worker=worker, model=model)
+                    found = differences(done, reference(path))
                     worst = {name: max(worst[name], found[name]) for name in NAMES}
             figures = " | ".join(f"{worst[name]:.1e}" for name in NAMES)
             print(f"| {title} | {', '.join(families)} | {figures} |", flush=True)

@@ -13,18 +13,19 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run(seed: int, folder: Path) -> None:
+def run(seed: int, folder: Path, overrides: Sequence[str]) -> None:
     """One run; its wall time from the command to the prompt goes to `wall.json`."""
     command = [sys.executable, str(ROOT / "examples" / "start_pipeline.py")]
     command += ["--config_path", str(ROOT / "examples" / "quickstart"), "--config_name", "rlvr_smollm2"]
     started = time.monotonic()
-    subprocess.run([*command, f"seed={seed}", f"output_dir={folder}"], check=True)
+    subprocess.run([*command, f"seed={seed}", f"output_dir={folder}", *overrides], check=True)
     (folder / "wall.json").write_text(json.dumps(time.monotonic() - started))
 
 
@@ -64,11 +65,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 1, 2])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only-report", action="store_true")
+    parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="further keys")
     options = parser.parse_args()
     folders = {seed: options.out / f"seed{seed}" for seed in options.seeds}
     for seed, folder in folders.items():
         if not options.only_report:
-            run(seed, folder)
+            run(seed, folder, options.set)
     print(accuracy_table(folders))
     print()
     print(time_table(folders))

@@ -8,10 +8,11 @@ tokens.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -122,57 +123,72 @@ class BareLoop:
         self._optimizer.step()
 
 
-def measured_pipeline(turns: Turns, task: Task, folder: Path) -> type:
-    """The pipeline's class with a gate before each step."""
-    import torch
+class Gate:
+    """Stands before each step of the pipeline and does what the benchmark asks for."""
 
-    from roll.pipelines.base import OutOfTasks
-    from roll.pipelines.rollouts import RolloutPipeline
-    from roll.strategies.base import Request, SamplingParams
-    from roll.workers.infer import InferWorker
+    def __init__(self, turns: Turns, task: Task, folder: Path) -> None:
+        self._turns = turns
+        self._task = task
+        self._folder = folder
+        self._batch: Any = None
+        self._loop: BareLoop | None = None
 
-    class Measured(RolloutPipeline):
-        _batch: Any = None
-        _loop: BareLoop | None = None
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Replace two methods of the training loop: `step` waits here, `update` shows its rows."""
+        from roll.pipelines.base import Pipeline
 
-        def step(self, step: int) -> None:
-            if self._batch is None:
-                turns.say(ready=True, threads=torch.get_num_threads())
-            while (command := turns.next()) == "bare":
-                turns.say(**self._bare())
-            if command == "stop":
-                raise OutOfTasks("the benchmark has seen enough")
-            seconds, processor = timed(lambda: super(Measured, self).step(step))
-            lengths = [int(n) - task.prompt_length for n in self._batch.lengths]
-            turns.say(seconds=seconds, processor=processor, lengths=lengths)
+        step, update = Pipeline.step, Pipeline.update
 
-        def update(self, batch: Any, step: int) -> Any:
-            self._batch = batch
-            return super().update(batch, step)
+        def gated_step(pipeline: Pipeline, number: int) -> None:
+            self._wait(pipeline)
+            seconds, processor = timed(lambda: step(pipeline, number))
+            lengths = [int(n) - self._task.prompt_length for n in self._batch.lengths]
+            self._turns.say(seconds=seconds, processor=processor, lengths=lengths)
 
-        def _bare(self) -> dict[str, float]:
-            if self._loop is None:
-                self._loop = BareLoop(folder / "model", task.learning_rate)
-            loop, batch = self._loop, self._batch
-            loop.choose(batch)
-            generate, generate_processor = timed(self._bare_engine)
-            train, train_processor = timed(lambda: loop.step(batch))
-            return {"generate": generate, "train": train, "processor": generate_processor + train_processor}
+        def watched_update(pipeline: Pipeline, rollouts: Any, number: int) -> Any:
+            self._batch = rollouts.batch
+            return update(pipeline, rollouts, number)
 
-        def _bare_engine(self) -> None:
-            batch, requests = self._batch, []
-            for i in range(len(batch)):
-                ids = tuple(batch.row("token_ids", i).tolist())
-                longest = len(ids) - task.prompt_length
-                params = SamplingParams(max_new_tokens=longest, ignore_eos=True)
-                prompt = ids[: task.prompt_length]
-                requests.append(Request(id=f"bare-{i}", prompt_ids=prompt, params=params, seed=i, order=(i,)))
-            engines, found = self.clusters.actor_infer, 0
-            engines.call(InferWorker.submit, requests)
-            while found < len(requests):
-                found += sum(len(done) for done in engines.call(InferWorker.poll, 16))
+        with mock.patch.object(Pipeline, "step", gated_step), mock.patch.object(Pipeline, "update", watched_update):
+            yield
 
-    return Measured
+    def _wait(self, pipeline: Any) -> None:
+        import torch
+
+        from roll.pipelines.loop import OutOfTasks
+
+        if self._batch is None:
+            self._turns.say(ready=True, threads=torch.get_num_threads())
+        while (command := self._turns.next()) == "bare":
+            self._turns.say(**self._bare(pipeline))
+        if command == "stop":
+            raise OutOfTasks("the benchmark has seen enough")
+
+    def _bare(self, pipeline: Any) -> dict[str, float]:
+        if self._loop is None:
+            self._loop = BareLoop(self._folder / "model", self._task.learning_rate)
+        loop, batch = self._loop, self._batch
+        loop.choose(batch)
+        generate, generate_processor = timed(lambda: self._bare_engine(pipeline))
+        train, train_processor = timed(lambda: loop.step(batch))
+        return {"generate": generate, "train": train, "processor": generate_processor + train_processor}
+
+    def _bare_engine(self, pipeline: Any) -> None:
+        from roll.strategies.base import Request, SamplingParams
+        from roll.workers.infer import InferWorker
+
+        batch, requests = self._batch, []
+        for i in range(len(batch)):
+            ids = tuple(batch.row("token_ids", i).tolist())
+            longest = len(ids) - self._task.prompt_length
+            params = SamplingParams(max_new_tokens=longest, ignore_eos=True)
+            prompt = ids[: self._task.prompt_length]
+            requests.append(Request(id=f"bare-{i}", prompt_ids=prompt, params=params, seed=i, order=(i,)))
+        engines, found = pipeline.clusters.actor_infer, 0
+        engines.call(InferWorker.submit, requests)
+        while found < len(requests):
+            found += sum(len(done) for done in engines.call(InferWorker.poll, 16))
 
 
 def main() -> None:
@@ -192,10 +208,7 @@ def main() -> None:
 
     config = load_config(options.folder, "ours", [])
     check_prerequisites(config)
-    turns = Turns(options.address)
-    import roll.pipelines.start  # noqa: F401 - so that its name can be replaced
-
-    with mock.patch("roll.pipelines.start.RolloutPipeline", measured_pipeline(turns, task, options.folder)):
+    with Gate(Turns(options.address), task, options.folder).installed():
         run_pipeline(config)
 
 

@@ -148,6 +148,7 @@ def config_of(transport: str, folder: Path, bucket_mb: int) -> Any:
         weight_transport=transport,
         model_update_buffer_size_mb=bucket_mb,
         verify_weight_sync="off",
+        lora_sync="merged",
         engine_restarts=0,
         async_generation_ratio=0.0,
         rpc_timeout=600.0,

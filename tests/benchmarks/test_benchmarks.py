@@ -1,0 +1,48 @@
+"""Every benchmark runs, at its smallest size. Its figures mean nothing there; that it runs does."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+from printed import rows
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def test_every_benchmark_is_run_by_a_test_of_this_folder():
+    text = "".join(path.read_text("utf-8") for path in Path(__file__).parent.glob("test_*.py"))
+    sides = {"trl_ours", "trl_task", "trl_theirs"}  # of rollout_vs_trl
+    for name in sorted({path.stem for path in BENCHMARKS.glob("*.py")} - sides):
+        assert re.search(rf'bench\(\s*"{name}"', text), name
+
+
+def test_a_simulated_step_of_the_scheduler(bench):
+    printed = bench(
+        "scheduler_scale", "--sizes", "16:2", "--modes", "sync", "async:1", "--steps", 1, "--repeats", 1, "--median", 8
+    )
+    assert rows(printed) == ["trajectories", "16", "16"]
+
+
+def test_advantages_by_scan_and_by_loop(bench):
+    assert "scan_seconds" in bench("gae", "--rows", 2, "--tokens", 8, "--repeats", 1)
+
+
+def test_environments_in_loops_in_the_pool_and_in_gymnasium(bench):
+    small = ("--rounds", 1, "--processes", 1, "--concurrent", 2, "--timed-episodes", 4, "--episodes", 4)
+    ours = ["bare loop", "wrapped loop", "pool, 1 process"]
+    lake = rows(bench("env_throughput", "--only", "frozen_lake", *small))
+    gymnasium = ["gymnasium SyncVectorEnv", "gymnasium AsyncVectorEnv"]
+    assert lake == ["way", *ours, *(gymnasium if importlib.util.find_spec("gymnasium") else [])]
+    assert rows(bench("env_throughput", "--only", "sokoban", *small)) == ["way", *ours]
+    held = bench("env_throughput", "--only", "concurrent", *small)
+    assert rows(held) == ["processes", "1"]
+    assert "| 0 of 4 |" in held
+
+
+@pytest.mark.parametrize("name", ["trl_ours", "trl_task", "trl_theirs"])
+def test_the_sides_of_the_comparison_can_be_imported(bench, name: str):
+    importlib.import_module(name)

@@ -1,0 +1,75 @@
+"""Benchmarks that start processes with torch in them, at their smallest size."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from printed import rows
+from tiny_models import build_tiny_model
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SMALL_TASK = ("--prompts", 2, "--samples", 2, "--prompt-length", 4, "--response-length", 4, "--threads", 1)
+
+
+def test_a_layout_against_the_plain_loop(bench):
+    printed = bench("layouts", "--layouts", "FSDP2, 1 rank", "--families", "llama")
+    (line,) = [line for line in printed.splitlines() if line.startswith("| FSDP2, 1 rank | llama |")]
+    assert all(float(cell) < 1e-4 for cell in line.split("|")[3:-1])
+
+
+def test_a_train_step_of_a_backend_beside_the_plain_loop(bench):
+    printed = bench("train_step", "--backends", "fsdp2", "--rows", 2, "--per-pass", 2, "--longest", 16, "--rounds", 1)
+    assert rows(printed) == ["contender", "bare", "fsdp2"]
+
+
+def test_weights_through_two_transports_to_a_copying_receiver(bench):
+    printed = bench(
+        "weight_sync", "--gigabytes", 0.001, "--engines", 1, "--rounds", 1, "--bucket-mb", 1,
+        "--transports", "shared_memory", "file",
+    )  # fmt: skip
+    assert rows(printed) == ["way", "memcpy", "disk", "shared_memory", "file"]
+
+
+def test_whole_steps_and_their_parts_by_themselves_on_our_side(bench, tmp_path: Path):
+    figures = tmp_path / "figures.json"
+    printed = bench(
+        "rollout_vs_trl", "--only", "ours", "--rounds", 1, "--warm-up", 1, "--per-device", 4, "--json", figures,
+        *SMALL_TASK,
+    )  # fmt: skip
+    assert "ours" in rows(printed)
+    measured = json.loads(figures.read_text())
+    assert measured["ours"][0]["lengths"] == [4, 4, 4, 4]
+    assert measured["bare"][0]["generate"] > 0
+
+
+def test_whole_steps_of_trl(bench):
+    pytest.importorskip("trl", reason="TRL has an environment of its own: benchmarks/requirements-trl.txt")
+    printed = bench(
+        "rollout_vs_trl", "--only", "trl", "--trl-python", sys.executable, "--rounds", 1, "--warm-up", 0, *SMALL_TASK
+    )
+    assert "trl" in rows(printed)
+
+
+def test_the_quickstart_for_a_seed(bench, tmp_path: Path):
+    model = build_tiny_model(tmp_path / "model", max_position_embeddings=1024)
+    printed = bench(
+        "quickstart", "--seeds", 7, "--out", tmp_path, "--set", f"pretrain={model}", "max_steps=1", "eval_steps=1",
+        "save_steps=0", "rollout_batch_size=2", "num_return_sequences_in_group=2", "track_with=[jsonl]",
+        "actor_train.training_args.gradient_accumulation_steps=1",
+        "actor_train.training_args.per_device_train_batch_size=4", "prompt_length=1000",
+    )  # fmt: skip
+    assert rows(printed)[:2] == ["seed", "7"]
+    assert "`time/step`" in rows(printed)
+
+
+def test_a_small_agent_learns_for_one_step(bench, tmp_path: Path):
+    file = EXAMPLES / "custom_env" / "agentic_dial.yaml"
+    printed = bench(
+        "agentic_learning", file, "--seeds", 1, "--output", tmp_path, "--set", "max_steps=1", "eval_steps=1",
+        "train_env_manager.num_env_groups=1", "train_env_manager.group_size=4", "val_env_manager.num_env_groups=2",
+        "rollout_batch_size=4", "actor_train.training_args.per_device_train_batch_size=4",
+    )  # fmt: skip
+    assert rows(printed) == ["seed", "1"]
