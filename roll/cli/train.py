@@ -77,6 +77,7 @@ def load(file: Path, overrides: Sequence[str]) -> RunConfig:
     """Return the configuration, checked in full, and print its warnings; raise `ValueError` with all that is wrong."""
     from roll.configs.checks.prerequisites import check_prerequisites
     from roll.configs.parsing.loader import load_config
+    from roll.configs.rules.validate import warnings_of
     from roll.configs.schema.agentic_config import AgenticConfig
     from roll.envs.env_registry import check_envs
 
@@ -84,7 +85,7 @@ def load(file: Path, overrides: Sequence[str]) -> RunConfig:
     check_prerequisites(config)
     if isinstance(config, AgenticConfig):
         check_envs(config)
-    for warning in config.warnings():
+    for warning in warnings_of(config):
         say(f"warning: {warning}")
     return config
 

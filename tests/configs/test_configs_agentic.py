@@ -12,6 +12,7 @@ from refused import check_refused
 from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config
+from roll.configs.rules.validate import warnings_of
 
 LAKE = "custom_envs.lake"
 TRAIN = "train_env_manager"
@@ -249,7 +250,7 @@ SOUND = [
 
 @pytest.mark.parametrize("overrides", SOUND, ids=str)
 def test_what_belongs_together_is_taken(play, overrides):
-    assert load_config(play, "job", overrides).warnings() == []
+    assert warnings_of(load_config(play, "job", overrides)) == []
 
 
 def test_processes_follow_from_what_one_holds(play):
@@ -259,14 +260,14 @@ def test_processes_follow_from_what_one_holds(play):
     assert (workers.world_size, workers.max_env_num_per_worker, workers.room) == (4, 6, 24)
     few = load_config(play, "job", ["env_workers.world_size=2", "env_workers.max_env_num_per_worker=3"])
     assert few.env_processes == few.env_workers
-    assert few.warnings() == [
+    assert warnings_of(few) == [
         "train_env_manager wants 16 episodes at once, and environment processes have room for 6 (2 x 3): "
         "the others wait"
     ]
 
 
 def test_weights_that_nothing_reads_are_named(play):
-    (warning,) = load_config(play, "job", ["step_reward_gamma=0.5"]).warnings()
+    (warning,) = warnings_of(load_config(play, "job", ["step_reward_gamma=0.5"]))
     assert warning == "step_reward_gamma 0.5 does nothing: adv_estimator reinforce doesn't read it"
 
 
@@ -316,8 +317,8 @@ def test_a_warm_start_makes_the_model(play):
 
 def test_one_turn_is_a_warning_for_what_credits_turns(play):
     one = [f"custom_envs.{tag}.max_steps=1" for tag in ("lake", "room")]
-    assert "every episode is one turn" in load_config(play, "job", ["adv_estimator=gigpo", *one]).warnings()[0]
-    assert load_config(play, "job", ["adv_estimator=gigpo", one[0]]).warnings() == []
+    assert "every episode is one turn" in warnings_of(load_config(play, "job", ["adv_estimator=gigpo", *one]))[0]
+    assert warnings_of(load_config(play, "job", ["adv_estimator=gigpo", one[0]])) == []
 
 
 CHECKS = [

@@ -15,6 +15,7 @@ import pytest
 from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config
+from roll.configs.rules.validate import warnings_of
 
 REPOSITORY = Path(__file__).parents[2]
 TRAIN = "actor_train.training_args"
@@ -250,7 +251,7 @@ def test_a_disk_without_room_for_the_trained_model_is_refused(job, monkeypatch):
 
 def test_losing_the_trained_weights_takes_a_warning(job):
     config = load_config(job, "job", ["export_model=false", "save_steps=0"])
-    assert any("the trained weights are lost" in warning for warning in config.warnings())
+    assert any("the trained weights are lost" in warning for warning in warnings_of(config))
 
 
 def test_all_problems_are_shown_at_once(job):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roll.configs.rules.validate import warnings_of
 from roll.configs.schema.batch_plan import BatchPlan, TrainBatch
 from roll.configs.schema.placement_plan import PlacementPlan, parse_device_mapping
 from roll.configs.schema.reward_config import RewardConfig
@@ -96,7 +97,7 @@ def test_a_rank_may_not_lie_on_two_nodes():
 def test_only_roles_that_something_needs_are_started():
     quiet = config_with(reference=ReferenceConfig(), critic=TrainConfig())
     assert list(quiet.roles) == ["actor_train", "actor_infer"]
-    assert "reference is configured" in quiet.warnings()[0]
+    assert "reference is configured" in warnings_of(quiet)[0]
     busy = config_with(reference=ReferenceConfig(), critic=TrainConfig(), use_kl_loss=True, adv_estimator="gae")
     assert list(busy.roles) == ["actor_train", "actor_infer", "reference", "critic"]
     assert busy.placement.colocated()

@@ -14,6 +14,7 @@ from roll.configs.checks.machine import MISSING, Machine
 from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config, to_yaml
+from roll.configs.rules.validate import warnings_of
 from roll.configs.schema.engine_config import GONE, RESERVED_SGLANG, RESERVED_VLLM, SglangConfig, VllmConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 
@@ -301,7 +302,7 @@ def test_an_engines_layout_must_divide_the_model(installed, job):
 
 def warnings(job: Path, overrides: list[str]) -> str:
     config: RLVRConfig = load_config(job, "job", ["validation=null", *overrides])
-    return "\n".join(config.warnings())
+    return "\n".join(warnings_of(config))
 
 
 def test_scores_that_would_depend_on_timing_are_warned_of(job):

@@ -14,6 +14,7 @@ import yaml
 from roll.configs.parsing.build_config import sections_of
 from roll.configs.parsing.loader import load_config, to_yaml
 from roll.configs.parsing.reference_page import docstrings, reference
+from roll.configs.rules.validate import warnings_of
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.env_config import CustomEnv, EnvManager
 from roll.configs.schema.rlvr_config import RLVRConfig
@@ -37,7 +38,7 @@ def answers(file: Path) -> list[str]:
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda path: path.stem)
 def test_every_example_loads(file):
     config = load_config(file.parent, file.stem, answers(file))
-    assert config.warnings() == []
+    assert warnings_of(config) == []
 
 
 @pytest.mark.parametrize("file", PRESETS, ids=lambda path: path.stem)

@@ -10,6 +10,7 @@ import pytest
 from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config
+from roll.configs.rules.validate import warnings_of
 
 ACTOR = "actor_train.model_args"
 RANK = f"{ACTOR}.lora_rank=4"
@@ -90,8 +91,8 @@ def test_adapters_to_start_from_are_not_part_of_the_reference_and_a_warning_says
     (job / "adapter" / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
     path = f"{ACTOR}.adapter_name_or_path=adapter"
     expected = "without the adapters that training starts from"
-    assert any(expected in warning for warning in load_config(job, "job", [path, KL]).warnings())
-    assert not any(expected in warning for warning in load_config(job, "job", [path]).warnings())
+    assert any(expected in warning for warning in warnings_of(load_config(job, "job", [path, KL])))
+    assert not any(expected in warning for warning in warnings_of(load_config(job, "job", [path])))
     check_prerequisites(load_config(job, "job", [path]))
 
 

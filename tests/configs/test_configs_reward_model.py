@@ -9,6 +9,7 @@ import pytest
 from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config
+from roll.configs.rules.validate import warnings_of
 
 MODEL = "reward_model.model_args.model_name_or_path=judge"
 ALONE = ["rewards.words.name=reward_model", MODEL]
@@ -111,7 +112,7 @@ def test_a_broken_reward_model_gives_one_clear_error(judged, overrides, path, fr
 def test_sound_configurations_start_the_model_on_its_slots(judged, overrides):
     config = load_config(judged, "job", [*overrides])
     check_prerequisites(config)
-    assert not [warning for warning in config.warnings() if "reward_model" in warning]
+    assert not [warning for warning in warnings_of(config) if "reward_model" in warning]
     assert "reward_model" in config.roles
     assert config.placement.roles["reward_model"] == ((0,),)
     assert ("actor_train", "reward_model") in config.placement.colocated()
@@ -122,7 +123,7 @@ def test_a_reward_model_that_nobody_uses_is_told_of_and_not_started(judged):
     config = load_config(judged, "job", [MODEL])
     check_prerequisites(config)
     told = "reward_model is configured, but no domain of rewards uses it: it won't be started"
-    assert told in config.warnings()
+    assert told in warnings_of(config)
     assert "reward_model" not in config.roles
 
 

@@ -16,6 +16,7 @@ from toy import metrics_of
 from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config
+from roll.configs.rules.validate import warnings_of
 from roll.data.chat_masks import ConversationEncoder
 from roll.data.readers import DataError
 from roll.data.sft import RowOrder
@@ -332,7 +333,7 @@ def test_what_cannot_run_is_refused_by_its_key(tiny_model: Path, tmp_path: Path,
 
 
 def test_warnings_are_about_what_does_not_act(tiny_model: Path, tmp_path: Path) -> None:
-    warnings = config_of(write(tmp_path, tiny_model), "validation_share=0.1", "train_on=all").warnings()
+    warnings = warnings_of(config_of(write(tmp_path, tiny_model), "validation_share=0.1", "train_on=all"))
     assert [warning.split(",")[0] for warning in warnings] == [
         "rows are held out",
         "train_on: all is for conversations; a prompt with a response has one message of the assistant",

@@ -5,18 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import TYPE_CHECKING
 
 from roll.configs.errors import Violation, did_you_mean
 from roll.configs.rules.policy import IMPORT_PATH
 from roll.configs.rules.rewards import filter_rules
+from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.env_config import CustomEnv, EnvManager, EnvWorkers
 from roll.configs.schema.policy_config import GROUP_ESTIMATORS, TOKEN_ESTIMATORS, TURN_ESTIMATORS
 from roll.configs.schema.turn_templates import OTHER_NAMES, SYSTEM_NAMES, TURN_NAMES, names_in, unknown_names
 from roll.configs.schema.worker_config import DataArgs
-
-if TYPE_CHECKING:
-    from roll.configs.schema.agentic_config import AgenticConfig
 
 READERS = {"episode_reward_weight": ("gigpo",), "step_reward_weight": ("gigpo",), "step_reward_gamma": TURN_ESTIMATORS}
 """Estimators that read a key."""

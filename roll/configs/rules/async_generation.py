@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from roll.configs.errors import Violation
 from roll.configs.schema.policy_config import OFF_POLICY_LOSSES
-
-if TYPE_CHECKING:
-    from roll.configs.schema.rl_config import RLConfig
+from roll.configs.schema.rl_config import RLConfig
 
 _AHEAD = "async_generation_ratio"
 

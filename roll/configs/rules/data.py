@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from roll.configs.errors import NO_VALUE, Violation, did_you_mean
 from roll.configs.rules.verifiers import WHAT_TO_DO, WHY_REFUSED, verifier_that_executes
+from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.worker_config import TEMPLATES, DataArgs, ProceduralTask
-
-if TYPE_CHECKING:
-    from roll.configs.schema.rlvr_config import RLVRConfig
 
 
 def data_rules(config: RLVRConfig) -> Iterator[Violation]:

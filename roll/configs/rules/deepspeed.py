@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from roll.configs.errors import Violation, did_you_mean
 from roll.configs.schema.deepspeed_config import OFFLOAD_KEYS, REFUSED_ZERO_KEYS, ZERO_KEYS, DeepSpeedConfig
+from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import TrainConfig, WorkerConfig
-
-if TYPE_CHECKING:
-    from roll.configs.schema.run_config import RunConfig
 
 _SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
 _OPTIMIZERS = ("Adam", "AdamW")

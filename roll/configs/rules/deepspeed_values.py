@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from roll.configs.errors import Violation
 from roll.configs.schema.deepspeed_config import OFFLOAD_KEYS, ZERO_KEYS, DeepSpeedConfig
-
-if TYPE_CHECKING:
-    from roll.configs.schema.run_config import RunConfig
+from roll.configs.schema.run_config import RunConfig
 
 COUNTS = frozenset(
     {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import TYPE_CHECKING
 
 from roll.configs.errors import Violation
 from roll.configs.schema.engine_config import (
@@ -15,10 +14,8 @@ from roll.configs.schema.engine_config import (
     SglangConfig,
     VllmConfig,
 )
+from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.worker_config import WorkerConfig
-
-if TYPE_CHECKING:
-    from roll.configs.schema.rl_config import RLConfig
 
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 """Engines by strategy, as their projects write themselves."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from roll.configs.errors import Violation
 from roll.configs.schema.engine_config import VLLM_LORA_RANKS, VllmConfig
+from roll.configs.schema.rl_config import RLConfig
+from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import ModelArgs, TrainConfig
-
-if TYPE_CHECKING:
-    from roll.configs.schema.rl_config import RLConfig
-    from roll.configs.schema.run_config import RunConfig
 
 ALL_LINEAR = "all-linear"
 """Entry of `lora_target` that means every linear layer but the head."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from roll.configs.errors import Violation
 from roll.configs.schema.deepspeed_config import QUANTIZED_KEYS, DeepSpeedConfig
+from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.strategy_config import Fsdp2Config
 from roll.configs.schema.worker_config import TrainConfig, WorkerConfig
-
-if TYPE_CHECKING:
-    from roll.configs.schema.run_config import RunConfig
 
 LIGER_MISSING = "liger-kernel is not installed: pip install -e '.[liger]'"
 FLASH_MISSING = "flash-attn is not installed: pip install flash-attn --no-build-isolation"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from roll.configs.errors import Violation, did_you_mean
 from roll.configs.schema.policy_config import (
@@ -15,9 +14,7 @@ from roll.configs.schema.policy_config import (
     TOKEN_ESTIMATORS,
     TURN_ESTIMATORS,
 )
-
-if TYPE_CHECKING:
-    from roll.configs.schema.rl_config import RLConfig
+from roll.configs.schema.rl_config import RLConfig
 
 IMPORT_PATH = re.compile(r"^(?:[A-Za-z_][\w.]*|[^:]+\.py):[A-Za-z_]\w*$")
 """`package.module:name` or `path/to/file.py:name`."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from roll.configs.errors import NO_VALUE, Violation
 from roll.configs.schema.reward_config import REWARD_MODEL, RewardConfig, RewardModelConfig
-
-if TYPE_CHECKING:
-    from roll.configs.schema.rlvr_config import RLVRConfig
+from roll.configs.schema.rlvr_config import RLVRConfig
 
 _CLASSIFIER = "ForSequenceClassification"
 _MOST_LABELS_SHOWN = 8

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from roll.configs.errors import NO_VALUE, Violation, did_you_mean
 from roll.configs.rules.policy import IMPORT_PATH
 from roll.configs.schema.reward_config import REWARD_MODEL, REWARDS, QueryFilterConfig
-
-if TYPE_CHECKING:
-    from roll.configs.schema.rlvr_config import RLVRConfig
+from roll.configs.schema.rlvr_config import RLVRConfig
 
 
 def reward_rules(config: RLVRConfig) -> Iterator[Violation]:

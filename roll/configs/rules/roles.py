@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from roll.configs.errors import Violation
 from roll.configs.rules.layout import layout_rules
 from roll.configs.schema.engine_config import EngineConfig
+from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.strategy_config import Fsdp2Config
 from roll.configs.schema.worker_config import TrainConfig, WorkerConfig
-
-if TYPE_CHECKING:
-    from roll.configs.schema.run_config import RunConfig
 
 _TRAIN = ("fsdp2_train", "deepspeed_train", "megatron_train")
 _INFER = ("fsdp2_infer", "deepspeed_infer", "megatron_infer")

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from roll.configs.errors import Violation
+from roll.configs.schema.rl_config import RLConfig
+from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import GeneratingArgs, TrainConfig
-
-if TYPE_CHECKING:
-    from roll.configs.schema.rl_config import RLConfig
-    from roll.configs.schema.run_config import RunConfig
 
 
 def length_rules(config: RLConfig) -> Iterator[Violation]:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from roll.configs.errors import NO_VALUE, Violation, did_you_mean
+from roll.configs.schema.sft_config import SFTConfig, SFTDataArgs
 from roll.configs.schema.worker_config import TEMPLATES
-
-if TYPE_CHECKING:
-    from roll.configs.schema.sft_config import SFTConfig, SFTDataArgs
 
 
 def length_rules(config: SFTConfig) -> Iterator[Violation]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from roll.configs.errors import Violation
 from roll.configs.rules import (
@@ -23,12 +23,10 @@ from roll.configs.rules import (
     sft,
 )
 from roll.configs.schema.engine_config import EngineConfig, VllmConfig
+from roll.configs.schema.rl_config import RLConfig
+from roll.configs.schema.rlvr_config import RLVRConfig
+from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import ForwardConfig
-
-if TYPE_CHECKING:
-    from roll.configs.schema.rl_config import RLConfig
-    from roll.configs.schema.rlvr_config import RLVRConfig
-    from roll.configs.schema.run_config import RunConfig
 
 Rule = Callable[[Any], Iterator[Violation]]
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from roll.configs.errors import Violation
-
-if TYPE_CHECKING:
-    from roll.configs.schema.worker_config import TrainConfig, WorkerConfig
+from roll.configs.schema.worker_config import TrainConfig, WorkerConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from roll.configs.rules.validate import warnings_of
 from roll.configs.schema.batch_plan import BatchPlan
 from roll.configs.schema.fields import number, one_or_many
 from roll.configs.schema.placement_plan import PlacementPlan
@@ -263,7 +262,3 @@ class RunConfig:
         every = f"every {self.save_steps} steps, in {self.checkpoint_path}"
         model = str(self.export_path) if self.exports else "not written (export_model is false)"
         return f"trained model: {model}\ncheckpoints: {every if self.save_steps else 'none (save_steps is 0)'}"
-
-    def warnings(self) -> list[str]:
-        """What is allowed but probably not meant."""
-        return warnings_of(self)
