@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import astuple, replace
@@ -18,12 +19,16 @@ from roll.distributed.layout import RankLayout
 from roll.distributed.worker import WorkerInfo
 from roll.strategies.base import LossFn, OutputName, StatePart, TrainSpec, TrainStrategy
 from roll.strategies.hf.hf_model import load_tokenizer, quiet_transformers
-from roll.strategies.micro import denominators, plan_micro_batches, rows_to_compute
+from roll.strategies.micro import denominators, nonfinite_rows, plan_micro_batches, rows_to_compute
 from roll.strategies.optim import schedule_from
 from roll.types.batch import Denominators, TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
 
 logger = logging.getLogger(__name__)
+
+MAX_NONFINITE_SHARE = 0.1
+"""Of the rows of a mini-batch that a step may leave out because the model gave no finite number for one of their loss
+tokens; a single one is always left out, unless no other row remains."""
 
 MAX_CONSECUTIVE_SKIPS = 5
 """Non-finite gradients in a row: one is an accident of a batch, this many are a diverged model."""
@@ -39,6 +44,8 @@ class CommonStrategy(TrainStrategy):
         self.layout = RankLayout(dp_rank=info.rank, dp_size=info.world_size)
         self._group: Any = None
         """Process group of the data-parallel ranks that this rank's results are summed over; None: all ranks."""
+        self._nonfinite: set[str] = set()
+        """Rows of this rank that had an output of -inf or NaN at a loss token in the step's last attempt."""
         self._steps = 0
         self._skipped = 0
         self._tokenizer = load_tokenizer(spec.worker.model_args)
@@ -85,16 +92,71 @@ class CommonStrategy(TrainStrategy):
 
     def _summed(self, mine: Denominators) -> Denominators:
         """Sizes of the whole mini-batch from those of each data-parallel rank."""
+        return Denominators(*self._sums(*astuple(mine)))
+
+    def _sums(self, *mine: float) -> list[float]:
+        """Numbers added up over the data-parallel ranks."""
         if self.layout.dp_size == 1:
-            return mine
-        sizes = torch.tensor(astuple(mine), dtype=torch.float64, device=self._device)
-        dist.all_reduce(sizes, group=self._group)
-        return Denominators(*sizes.tolist())
+            return list(mine)
+        sums = torch.tensor(mine, dtype=torch.float64, device=self._device)
+        dist.all_reduce(sums, group=self._group)
+        return list(sums.tolist())
 
     # --- optimizer steps -------------------------------------------------------------------------------------------
 
+    def train_step(self, batch: TokenBatch, loss_fn: LossFn) -> Metrics:
+        """See the base class. A step whose gradient isn't finite is skipped and counted.
+
+        Rows for which the model gives an output of -inf or NaN at a loss token leave the step, and are counted: it is
+        taken again without them, with the denominators of the others. So the loss is the same in every layout, and a
+        step that has no such row costs nothing more.
+
+        Raises:
+            FloatingPointError: there are too many such rows, or too many steps in a row were skipped.
+        """
+        assert self._spec.trains, f"{self._spec.role} was built without an optimizer"
+        self._require_awake("parameters", "optimizer")
+        lr = self._learning_rate()
+        metrics, norm, taken = self._attempt(batch, loss_fn, lr)
+        left_out = 0 if taken else self._count_nonfinite(batch)
+        if left_out:
+            mine = len(self._nonfinite)
+            batch = batch.select([i for i, name in enumerate(batch.row_ids) if name not in self._nonfinite])
+            metrics, norm, taken = self._attempt(batch, loss_fn, lr)
+            metrics.add_sum(f"{self._metrics_of}/nonfinite_rows", float(mine))
+        self._record_step(metrics, norm, lr, finite=taken)
+        return metrics
+
+    @abstractmethod
+    def _attempt(self, batch: TokenBatch, loss_fn: LossFn, lr: float) -> tuple[Metrics, float, bool]:
+        """Return (metrics, gradient norm before clipping, whether the optimizer took the step) of a mini-batch.
+
+        All ranks agree on whether it was taken: it isn't if the gradient of any rank isn't finite.
+        """
+
+    def _count_nonfinite(self, batch: TokenBatch) -> int:
+        """Return the rows of all ranks that the step must leave out; raise `FloatingPointError` if too many."""
+        found, rows = self._sums(float(len(self._nonfinite)), denominators(batch).sequences)
+        if found == 0:
+            return 0
+        said = f"{self._spec.role}: {found:g} of the {rows:g} rows of a mini-batch have a loss token"
+        said += " for which the model gives -inf or NaN"
+        if found == rows or found > max(1.0, MAX_NONFINITE_SHARE * rows):
+            raise FloatingPointError(
+                f"{said}, more than a share of {MAX_NONFINITE_SHARE:g}. The weights have diverged, or the model can't "
+                "produce what was sampled: look at grad_norm and mismatch/kl of the steps before, lower learning_rate, "
+                "and go on from an earlier checkpoint"
+            )
+        logger.warning("%s; they leave this optimizer step", said)
+        return int(found)
+
+    @property
+    def _metrics_of(self) -> str:
+        return "critic" if self._spec.kind == "value" else "actor"
+
     def _computed_rows(self, batch: TokenBatch, loss_fn: LossFn) -> tuple[TokenBatch, Denominators]:
         """(this rank's rows that the step must run, sizes of the whole mini-batch with all its rows)."""
+        self._nonfinite = set()
         mine = denominators(batch)
         batch = batch.select(rows_to_compute(batch, loss_fn))
         return batch, self._summed(replace(mine, computed_tokens=denominators(batch).tokens))
@@ -104,10 +166,14 @@ class CommonStrategy(TrainStrategy):
     ) -> tuple[Tensor, Metrics]:
         """(this rank's share of the loss, its metrics) of one micro-batch.
 
-        A padding row gives 0 that depends on every output: its backward pass takes part in collectives.
+        A padding row gives 0 that depends on every output: its backward pass takes part in collectives. A row without a
+        finite output gives NaN: no rank takes a step then, and `train_step` leaves the row out.
         """
-        if is_padding:
-            return torch.stack([column.sum() for column in outputs.columns().values()]).sum() * 0.0, Metrics()
+        nonfinite = set() if is_padding else nonfinite_rows(outputs, micro)
+        self._nonfinite |= nonfinite
+        if is_padding or nonfinite:
+            factor = math.nan if nonfinite else 0.0
+            return torch.stack([column.sum() for column in outputs.columns().values()]).sum() * factor, Metrics()
         terms = loss_fn.compute(outputs, micro.to(self._device), whole)
         return terms.loss, terms.metrics
 
@@ -133,7 +199,7 @@ class CommonStrategy(TrainStrategy):
                 "max_grad_norm, and go on from an earlier checkpoint"
             )
         if self._info.rank == 0:
-            role = "critic" if self._spec.kind == "value" else "actor"
+            role = self._metrics_of
             if finite:
                 metrics.add_mean(f"{role}/grad_norm", norm)
             metrics.add_mean(f"{role}/lr", lr)

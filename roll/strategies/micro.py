@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from roll.strategies.base import LossFn
-from roll.types.batch import Denominators, TokenBatch
+from roll.types.batch import Denominators, TokenBatch, TokenOutputs
 from roll.utils.partition import pack_first_fit_decreasing
 
 
@@ -131,7 +131,17 @@ def rows_to_compute(batch: TokenBatch, loss_fn: LossFn) -> list[int]:
     """Rows that a training step must run: those with a gradient, and at least one to report on."""
     if loss_fn.has_gradient is None:
         return list(range(len(batch)))
-    return loss_fn.has_gradient(batch).nonzero()[:, 0].tolist() or [0]
+    return loss_fn.has_gradient(batch).nonzero()[:, 0].tolist() or list(range(len(batch)))[:1]
+
+
+def nonfinite_rows(outputs: TokenOutputs, batch: TokenBatch) -> set[str]:
+    """Return the rows of non-zero weight that have an output of -inf, inf or NaN at a token of the loss mask."""
+    counted = batch.loss_mask if batch.loss_mask is not None else batch.action_mask
+    broken = torch.stack([~column.detach().isfinite() for column in outputs.columns().values()]).any(0).cpu() & counted
+    if not bool(broken.any()):
+        return set()
+    rows = torch.repeat_interleave(torch.arange(len(batch)), batch.lengths)[broken].unique().tolist()
+    return {batch.row_ids[row] for row in rows if batch.loss_weight is None or bool(batch.loss_weight[row] != 0)}
 
 
 def denominators(batch: TokenBatch) -> Denominators:

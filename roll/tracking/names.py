@@ -135,6 +135,7 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("actor/lr", "–", "Learning rate", _OPTIMIZER_STEPS),
         _M("actor/optimizer_steps", "steps", "Optimizer steps taken", "sum"),
         _M("actor/skipped_steps", "steps", "Optimizer steps left out for a non-finite gradient", "sum"),
+        _M("actor/nonfinite_rows", "rows", "Rows a step left out: -inf or NaN at a loss token; only if any", "sum"),
         _M("actor/loss_tokens", "tokens", "Tokens that counted in the loss", "sum"),
     ),
     "Critic": (
@@ -146,6 +147,7 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("critic/lr", "–", "Learning rate", _OPTIMIZER_STEPS),
         _M("critic/optimizer_steps", "steps", "Optimizer steps taken", "sum"),
         _M("critic/skipped_steps", "steps", "Optimizer steps left out for a non-finite gradient", "sum"),
+        _M("critic/nonfinite_rows", "rows", "Rows a step left out: inf or NaN at a loss token; only if any", "sum"),
         _M("critic/loss_tokens", "tokens", "Tokens that counted in the loss", "sum"),
     ),
     "Divergences": (

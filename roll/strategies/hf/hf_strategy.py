@@ -115,10 +115,7 @@ class HfTrainStrategy(CommonStrategy):
                     scored.append(result.to("cpu"))
         return TokenOutputs.concat(scored).reorder(batch.row_ids) if scored else no_outputs(outputs)
 
-    def train_step(self, batch: TokenBatch, loss_fn: LossFn) -> Metrics:
-        """See the base class. A step whose gradient isn't finite is skipped and counted."""
-        assert self._spec.trains, f"{self._spec.role} was built without an optimizer"
-        self._require_awake("parameters", "optimizer")
+    def _attempt(self, batch: TokenBatch, loss_fn: LossFn, lr: float) -> tuple[Metrics, float, bool]:
         batch, whole = self._computed_rows(batch, loss_fn)
         metrics = Metrics()
         self._zero_grad()
@@ -130,10 +127,7 @@ class HfTrainStrategy(CommonStrategy):
                 loss, said = self._loss_of(outputs, micro, loss_fn, whole, is_padding=not rows)
                 metrics.merge(said)
                 self._accumulate(loss, last=i == len(parts) - 1)
-        lr = self._learning_rate()
-        norm, taken = self._apply(lr)
-        self._record_step(metrics, norm, lr, finite=taken)
-        return metrics
+        return metrics, *self._apply(lr)
 
     def _dropout(self) -> contextlib.AbstractContextManager[None]:
         """Around the passes of an optimizer step: a base model never drops anything, adapters may."""

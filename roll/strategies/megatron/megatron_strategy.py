@@ -173,11 +173,9 @@ class MegatronStrategy(CommonStrategy):
         return TokenOutputs(row_ids=batch.row_ids, offsets=batch.offsets, **columns)
 
     @_on_platform
-    def train_step(self, batch: TokenBatch, loss_fn: LossFn) -> Metrics:
-        """See the base class. A step whose gradient isn't finite is skipped and counted."""
+    def _attempt(self, batch: TokenBatch, loss_fn: LossFn, lr: float) -> tuple[Metrics, float, bool]:
         optimizer = self._optimizer
-        assert optimizer is not None, f"{self._spec.role} was built without an optimizer"
-        self._require_awake("parameters", "optimizer")
+        assert optimizer is not None, "only a role that trains takes steps"
         self._memory.wake(self._memory.asleep("gradients"))
         batch, whole = self._computed_rows(batch, loss_fn)
         for chunk in self._chunks:
@@ -188,11 +186,8 @@ class MegatronStrategy(CommonStrategy):
             return self._loss_of(scored, micro.batch, loss_fn, whole, is_padding=micro.is_padding)
 
         results = self._pass(batch, loss_fn.needs, loss_of, training=True)
-        metrics = send_from_last_stage(Metrics.merged(results))
-        lr = self._learning_rate()
-        norm, taken = optimizer.step(lr)
-        self._record_step(metrics, norm, lr, finite=taken)
-        return metrics
+        metrics, self._nonfinite = send_from_last_stage((Metrics.merged(results), self._nonfinite))
+        return metrics, *optimizer.step(lr)
 
     def _pass(self, batch: TokenBatch, needs: Sequence[OutputName], finish: Finish, *, training: bool) -> list[Any]:
         """All micro-batches through Megatron's schedule; what `finish` kept, on the last stage in their order."""
