@@ -25,6 +25,7 @@ FULL = (
     "pipelines/test_pipelines_vllm.py*",
     "pipelines/test_pipelines_lora_sync.py*",
     # Clusters of several processes, and what kills them.
+    "benchmarks/test_benchmarks_runs.py*",
     "distributed/test_distributed_gpu_slots.py*",
     "distributed/test_distributed_processes.py*",
     "pipelines/test_pipelines_async.py*",
