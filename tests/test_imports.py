@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "roll"
 
-MIDDLE = {"utils", "types", "configs"}
+MIDDLE = {"utils", "types", "catalog", "configs"}
 BELOW_WORKERS = MIDDLE | {
     "algorithms", "data", "rewards", "envs", "distributed", "strategies", "rollout", "tracking", "checkpoint",
 }  # fmt: skip
@@ -22,8 +22,9 @@ BELOW_WORKERS = MIDDLE | {
 ALLOWED: dict[str, set[str]] = {
     "utils": set(),
     "types": {"utils"},
-    "configs": {"utils"},
-    "algorithms": {"types"},
+    "catalog": {"utils"},
+    "configs": {"utils", "catalog"},
+    "algorithms": {"types", "catalog"},
     "data": MIDDLE,
     "rewards": MIDDLE,
     "envs": MIDDLE | {"data", "rewards"},

@@ -4,22 +4,20 @@ The functions take plain tensors and can be called on their own. B rows (respons
 is True where the policy chose the token; rows of one prompt share a number in `group_index`. A group whose
 members all have the same reward, a group of one included, has advantage 0.
 
-`ADVANTAGES` maps the names of `adv_estimator` in YAML to adapters from `AdvantageInputs`. To add an
-estimator, write a function `(AdvantageInputs) -> (advantages [B, T], returns [B, T])` under
-`@register_advantage("name")`.
+What `adv_estimator` names in YAML are the functions of `roll/algorithms/estimators.py`, which call these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from roll.algorithms.gigpo import StepInputs, gigpo, step_reinforce
+from roll.algorithms.gigpo import StepInputs
 from roll.algorithms.groups import group_moments, group_sum
 from roll.algorithms.masking import (
     as_bool,
@@ -30,9 +28,10 @@ from roll.algorithms.masking import (
     zero_outside,
 )
 from roll.algorithms.normalization import whiten
-from roll.algorithms.registry import look_up, registering
 from roll.algorithms.scan import PackedRows, discounted_sums
 from roll.algorithms.turns import at_first_tokens, sum_over_turns, turns_present, turns_to_tokens
+from roll.catalog.entries import implementation
+from roll.catalog.estimators import ESTIMATORS
 from roll.types.metrics import Metrics
 
 
@@ -216,114 +215,24 @@ class AdvantageInputs:
         return as_bool(self.action_mask).sum(1)
 
 
-AdvantageFn: TypeAlias = Callable[[AdvantageInputs], tuple[Tensor, Tensor]]
-"""-> (advantages, returns), both [B, T]."""
-
-
-def _needed(inputs: AdvantageInputs, field: str, estimator: str) -> Tensor:
-    tensor = getattr(inputs, field)
-    if tensor is None:
-        raise ValueError(f"adv_estimator {estimator!r} needs {field}, got none")
-    return tensor
-
-
-def _per_row(estimator: Callable[[AdvantageInputs], Tensor]) -> AdvantageFn:
-    """An estimator with one number per response, put on all its action tokens; returns are the advantages."""
-
-    def compute(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-        advantages = to_tokens(estimator(inputs), inputs.action_mask)
-        return advantages, advantages
-
-    return compute
-
-
-def _gae(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    values = _needed(inputs, "values", "gae")
-    if inputs.discount_over == "turn":
-        steps, mask = _steps(inputs, "gae"), inputs.action_mask
-        return turn_gae(inputs.token_rewards, values, steps, mask, gamma=inputs.gamma, lam=inputs.lam)
-    return gae(inputs.token_rewards, values, inputs.action_mask, gamma=inputs.gamma, lam=inputs.lam)
-
-
-def _reward_to_go(inputs: AdvantageInputs, estimator: str) -> Tensor:
-    if inputs.discount_over == "turn":
-        steps = _steps(inputs, estimator)
-        return turn_return(inputs.token_rewards, steps, inputs.action_mask, gamma=inputs.gamma)
-    return reinforce_return(inputs.token_rewards, inputs.action_mask, gamma=inputs.gamma)
-
-
-def _reinforce(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    returns = _reward_to_go(inputs, "reinforce")
-    return returns, returns
-
-
-def _reinforce_plus_plus(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    """REINFORCE++ (arXiv:2501.03262): returns, KL penalty included, whitened over the global batch."""
-    returns = _reward_to_go(inputs, "reinforce_plus_plus")
-    return whiten(returns, inputs.action_mask), returns
-
-
-def _reinforce_plus_plus_baseline(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    advantages = reinforce_plus_plus_baseline(inputs.episode_rewards, inputs.action_mask, inputs.group_index)
-    return advantages, advantages
-
-
-def _remax(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    """Return minus r(greedy response of the same prompt) (arXiv:2310.10505)."""
-    greedy = _needed(inputs, "greedy_rewards", "remax")
-    returns = reinforce_return(inputs.token_rewards, inputs.action_mask, gamma=1.0)
-    return zero_outside(returns - greedy.unsqueeze(1), inputs.action_mask), returns
-
-
-def _steps(inputs: AdvantageInputs, estimator: str) -> StepInputs:
-    if inputs.steps is None:
-        raise ValueError(f"adv_estimator {estimator!r} needs steps (turns, their rewards and states), got none")
-    return inputs.steps
-
-
-def _gigpo(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    steps = _steps(inputs, "gigpo")
-    advantages = gigpo(inputs.episode_rewards, inputs.group_index, steps, inputs.action_mask)
-    return advantages, advantages
-
-
-def _step_reinforce(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    advantages = step_reinforce(_steps(inputs, "step_reinforce"), inputs.action_mask)
-    return advantages, advantages
-
-
-ADVANTAGES: dict[str, AdvantageFn] = {
-    "gae": _gae,
-    "reinforce": _reinforce,
-    "reinforce_plus_plus": _reinforce_plus_plus,
-    "reinforce_plus_plus_baseline": _reinforce_plus_plus_baseline,
-    "grpo": _per_row(lambda i: grpo(i.episode_rewards, i.group_index)),
-    "dr_grpo": _per_row(lambda i: dr_grpo(i.episode_rewards, i.group_index)),
-    "rloo": _per_row(lambda i: rloo(i.episode_rewards, i.group_index)),
-    "opo": _per_row(lambda i: opo(i.episode_rewards, i.lengths, i.group_index)),
-    "gpg": _per_row(lambda i: gpg(i.episode_rewards, i.group_index)),
-    "remax": _remax,
-    "gigpo": _gigpo,
-    "step_reinforce": _step_reinforce,
-}
-
-
-def register_advantage(name: str) -> Callable[[AdvantageFn], AdvantageFn]:
-    """Decorator: make an estimator available as `adv_estimator: name`."""
-    return registering(ADVANTAGES, "adv_estimator", name)
+AdvantageFn: TypeAlias = Callable[..., tuple[Tensor, Tensor]]
+"""(inputs, *, options...) -> (advantages, returns), both [B, T]."""
 
 
 def compute_advantages(
-    estimator: str | AdvantageFn, inputs: AdvantageInputs
+    estimator: str | AdvantageFn, inputs: AdvantageInputs, options: Mapping[str, Any] | None = None
 ) -> tuple[Tensor, Tensor, Metrics]:
-    """Run an estimator, given by its registered name or itself, and say how much signal there was.
+    """Run an estimator, given by its name in the catalog or itself, and measure how much signal there was.
 
     Returns:
         (advantages, returns, metrics); both tensors [B, T] without gradient, zero outside `action_mask`.
     """
     with torch.no_grad():
-        compute = look_up(ADVANTAGES, "adv_estimator", estimator) if isinstance(estimator, str) else estimator
-        advantages, returns = compute(inputs)
+        if isinstance(estimator, str):
+            compute: AdvantageFn = implementation(ESTIMATORS, estimator, key="adv_estimator")
+        else:
+            compute = estimator
+        advantages, returns = compute(inputs, **(options or {}))
     shape = tuple(inputs.action_mask.shape)
     require_shape(f"advantages of {estimator!r}", advantages, shape, "[B, T]")
     require_shape(f"returns of {estimator!r}", returns, shape, "[B, T]")

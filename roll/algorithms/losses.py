@@ -2,16 +2,14 @@
 
 With rho = exp(logp - old_logp), A the advantage and sg a stop-gradient. Every loss returns [B, T], zero
 outside the mask, and metrics that add up over micro-batches and ranks. To add a loss, write a function
-`(PolicyLossInputs, *, options...) -> PolicyLoss` under `@register_policy_loss("name")`; its keyword options
-are its hyper-parameters.
+`(PolicyLossInputs, *, options...) -> PolicyLoss`, and an entry in `roll/catalog/losses.py`; its keyword options are its
+hyper-parameters.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -19,7 +17,8 @@ from torch import Tensor
 
 from roll.algorithms.corrections import at_level
 from roll.algorithms.masking import as_bool, bounded_exp, masked_moments, masked_sum, require_shape, zero_outside
-from roll.algorithms.registry import look_up, registering
+from roll.catalog.entries import implementation
+from roll.catalog.losses import LOSSES
 from roll.types.metrics import Metrics
 
 
@@ -259,38 +258,14 @@ def _ratio_metrics(ratio: Tensor, mask: Tensor) -> Metrics:
     return metrics
 
 
-POLICY_LOSSES: dict[str, PolicyLossFn] = {
-    "ppo": ppo,
-    "gspo": gspo,
-    "decoupled_ppo": decoupled_ppo,
-    "cispo": cispo,
-    "tis": tis,
-    "topr": topr,
-    "topr_token": partial(topr, level="token"),
-    "reinforce": reinforce,
-    "kimi15": kimi15,
-    "sapo": sapo,
-}
-
-
-def register_policy_loss(name: str) -> Callable[[PolicyLossFn], PolicyLossFn]:
-    """Decorator: make a policy loss available by `name`."""
-    return registering(POLICY_LOSSES, "policy loss", name)
-
-
-def policy_loss_options(name: str) -> dict[str, Any]:
-    """The hyper-parameters of a loss and their defaults."""
-    parameters = list(inspect.signature(look_up(POLICY_LOSSES, "policy loss", name)).parameters.values())
-    return {p.name: p.default for p in parameters[1:]}
-
-
 def policy_loss(name: str, inputs: PolicyLossInputs, options: Mapping[str, Any] | None = None) -> PolicyLoss:
-    """The loss called `name` with these options; an option that it doesn't have raises."""
-    options, known = options or {}, policy_loss_options(name)
+    """Return the loss that `roll/catalog/losses.py` calls `name`, with these options; raise for one that it hasn't."""
+    options, known = options or {}, LOSSES[name].options if name in LOSSES else ()
     unknown = sorted(set(options) - set(known))
+    loss: PolicyLossFn = implementation(LOSSES, name, key="policy_loss")
     if unknown:
         raise ValueError(f"policy loss {name!r} has no option {unknown}; it has {sorted(known)}")
-    return look_up(POLICY_LOSSES, "policy loss", name)(inputs, **options)
+    return loss(inputs, **options)
 
 
 def value_loss(

@@ -75,7 +75,7 @@ class Pipeline(Loop):
             with self.timers.span("generate", event_loop=True):
                 collected = self.collect(step)
             rollouts = assemble(collected.groups)
-            greedy = self.greedy_scores(step, rollouts) if self.config.adv_estimator == "remax" else None
+            greedy = self.greedy_scores(step, rollouts) if self.config.estimator.needs_greedy else None
             self.offloader.mark_engine_stale()
             self.weight_sync.leave()
             metrics = self.rollout_metrics(rollouts).merge(collected.metrics)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roll.algorithms.advantages import ADVANTAGES, AdvantageInputs, compute_advantages
+from roll.algorithms.advantages import AdvantageInputs, compute_advantages
 from roll.algorithms.gigpo import StepInputs
 from roll.algorithms.groups import group_moments
 from roll.algorithms.kl import AdaptiveKL, FixedKL, clamped_tokens, kl_divergence
@@ -35,6 +35,8 @@ from roll.algorithms.shaping import (
     within_difficulty,
 )
 from roll.algorithms.turns import place_on_turns, sum_over_turns
+from roll.catalog.entries import chosen
+from roll.catalog.estimators import ESTIMATORS
 from roll.configs.schema.rl_config import RLConfig
 from roll.pipelines.assemble import Rollouts
 from roll.pipelines.off_policy import corrected, old_logprobs_source, staleness_metrics, staleness_of
@@ -49,14 +51,7 @@ from roll.pipelines.turn_credit import (
 from roll.types.batch import TokenBatch
 from roll.types.metrics import Metrics
 from roll.types.ragged import unpad
-from roll.utils.importing import load_object
 from roll.utils.seeding import stable_hash
-
-_STEP_LEVEL = frozenset({"gigpo", "step_reinforce"})
-"""Estimators that normalise the rewards of episodes and turns themselves, by `reward_normalization`."""
-
-_TOKEN_LEVEL = frozenset({"gae", "reinforce", "reinforce_plus_plus"})
-"""Estimators to which it matters where in an episode a reward is."""
 
 
 class CreditAssigner:
@@ -69,13 +64,11 @@ class CreditAssigner:
         self._kl_coef = config.init_kl_coef
         adaptive = config.add_token_level_kl and config.target_kl is not None
         self._controller = AdaptiveKL(config.target_kl or 0.0, config.kl_horizon) if adaptive else FixedKL()
-        name = config.adv_estimator
-        own = name not in ADVANTAGES and ":" in name
-        self._estimator = load_object(name, key="adv_estimator") if own else name
+        self._estimator = chosen(ESTIMATORS, config.adv_estimator, config.adv_estimator_args, key="adv_estimator")
         # A normalised reward is the episode's: it has no parts that belong to turns.
         normalised = config.reward_mean_over or config.reward_std_over or config.reward_clip is not None
         identity = config.turn_credit is not None and config.turn_credit.normalization.method == "identity"
-        self._places_turns = identity and not normalised and (own or name in _TOKEN_LEVEL)
+        self._places_turns = identity and not normalised and config.estimator.reads_tokens
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers."""
@@ -130,6 +123,7 @@ class CreditAssigner:
                 greedy_rewards=None if greedy_scores is None else (greedy_scores * factor).nan_to_num(),
                 steps=steps,
             ),
+            config.estimator_options,
         )
         metrics.merge(signal)
         explained = None if values is None else explained_variance(values, returns, mask)
@@ -177,7 +171,7 @@ class CreditAssigner:
             self._running = self._running.update(rewards)
         normed = normalize_rewards(rewards, rollouts.group_index, mean=mean, std=std, running=self._running)
         credit = config.turn_credit
-        if credit is not None and self._estimator not in _STEP_LEVEL:
+        if credit is not None and not config.estimator.credits_turns:
             index = comparison_groups(rollouts, credit.normalization.grouping)
             normed = normalize_grouped(normed, index, method=credit.normalization.method)
         if config.reward_clip is not None:
@@ -192,11 +186,11 @@ class CreditAssigner:
         credit = self._config.turn_credit
         if credit is None:
             return None
-        if self._estimator == "gigpo":
+        if self._config.estimator.compares_states:
             require_states(rollouts)
         steps = turn_inputs(rollouts, mask, credit, factor=factor, extra=extra)
         metrics.merge(turn_metrics(steps))
-        if self._estimator == "gigpo":
+        if self._config.estimator.compares_states:
             metrics.merge(state_metrics(steps, rollouts.group_index))
         return steps
 

@@ -34,8 +34,8 @@ class OldLogprobs:
 def old_logprobs_source(config: RLConfig) -> OldLogprobs:
     """Spend a forward pass on old log-probs only when nobody knows them already."""
     compares = []
-    if config.policy_loss == "decoupled_ppo":
-        compares.append("policy_loss decoupled_ppo")
+    if config.loss.decouples:
+        compares.append(f"policy_loss {config.policy_loss}")
     if config.train_infer_correction is not None:
         compares.append("train_infer_correction")
     if config.async_generation_ratio > 0 and not compares:
@@ -111,9 +111,9 @@ def corrected(config: RLConfig, batch: TokenBatch, mask: Tensor, staleness: Tens
     With `decoupled_ppo` the loss applies the weight itself: here it is only measured, and the weights are 1.
     """
     rule = config.train_infer_correction
-    decoupled = config.policy_loss == "decoupled_ppo"
+    decoupled = config.loss.decouples
     level: Level = "token" if rule is None or decoupled else rule.level
-    weighs, cap = decoupled, config.decoupled_ppo_cap
+    weighs, cap = decoupled, config.loss_options.get("behave_cap")
     if rule is not None and not decoupled:
         weighs, cap = rule.importance_upper is not None, rule.importance_upper
     found = correct(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,23 +13,16 @@ from torch import Tensor
 from roll.algorithms.aggregation import aggregate
 from roll.algorithms.corrections import log_ratio_of, mismatch_metrics
 from roll.algorithms.kl import clamped_tokens, kl_loss
-from roll.algorithms.losses import (
-    POLICY_LOSSES,
-    PolicyLossFn,
-    PolicyLossInputs,
-    entropy_loss,
-    policy_loss,
-    sft_loss,
-    value_loss,
-)
+from roll.algorithms.losses import PolicyLossFn, PolicyLossInputs, entropy_loss, sft_loss, value_loss
 from roll.algorithms.masking import masked_sum
+from roll.catalog.entries import chosen
+from roll.catalog.losses import LOSSES
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.sft_config import SFTConfig
 from roll.strategies.base import LossFn, LossTerms
 from roll.types.batch import Denominators, TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
-from roll.utils.importing import load_object
 
 
 def objective(config: RunConfig, kind: Literal["policy", "value", "reward"]) -> LossFn:
@@ -55,45 +48,10 @@ def sft_objective() -> LossFn:
     return LossFn(compute=compute, needs=("logprobs",))
 
 
-def _loss_options(config: RLConfig) -> Mapping[str, Any]:
-    """The hyper-parameters of the chosen policy loss, under the names the algorithm has for them."""
-    low, high = config.clip_range
-    dual_clip = config.dual_clip_c if config.dual_clip_loss else None
-    options: dict[str, dict[str, Any]] = {
-        "ppo": {
-            "clip_low": low,
-            "clip_high": high,
-            "dual_clip": dual_clip,
-            "ratio_type": config.ratio_type,
-        },
-        "decoupled_ppo": {
-            "clip_low": low,
-            "clip_high": high,
-            "dual_clip": dual_clip,
-            "ratio_type": config.ratio_type,
-            "behave_cap": config.decoupled_ppo_cap,
-        },
-        "gspo": {"clip_low": low, "clip_high": high},
-        "cispo": {"clip_low": min(config.cispo_epsilon_low, 1.0), "clip_high": config.cispo_epsilon_high},
-        "topr": {
-            "positive_weight": config.topr_positive_weight,
-            "negative_weight": config.topr_negative_weight,
-            "level": config.topr_level,
-        },
-        "tis": {"lower": config.tis_lower_bound, "upper": config.tis_upper_bound},
-        "kimi15": {"tau": config.kimi15_tau, "level": config.kimi15_level},
-        "sapo": {"tau_pos": config.sapo_tau_positive, "tau_neg": config.sapo_tau_negative},
-    }
-    return options.get(config.policy_loss, {})
-
-
 def _policy_loss_fn(config: RLConfig) -> PolicyLossFn:
-    """The chosen policy loss with its hyper-parameters; one of the user's own has none here."""
-    name = config.policy_loss
-    if name not in POLICY_LOSSES and ":" in name:
-        return load_object(name, key="policy_loss")
-    options = _loss_options(config)
-    return lambda inputs: policy_loss(name, inputs, options)
+    """The chosen policy loss with its options."""
+    loss: PolicyLossFn = chosen(LOSSES, config.policy_loss, config.policy_loss_args, key="policy_loss")
+    return partial(loss, **config.loss_options)
 
 
 def actor_loss(config: RLConfig) -> LossFn:
@@ -140,7 +98,7 @@ def actor_loss(config: RLConfig) -> LossFn:
         return combine.terms("actor/loss")
 
     needs_entropy = config.entropy_loss_coef > 0
-    only_policy = not uses_kl and not needs_entropy and config.policy_loss in _ZERO_WITHOUT_ADVANTAGE
+    only_policy = not uses_kl and not needs_entropy and config.loss.scales_with_advantage
     return LossFn(
         compute=compute,
         needs=("logprobs", "entropy") if needs_entropy else ("logprobs",),
@@ -151,14 +109,9 @@ def actor_loss(config: RLConfig) -> LossFn:
 def _importance_cap(config: RLConfig) -> float:
     """The largest importance weight of a token, whichever key bounds it."""
     correction = config.train_infer_correction
-    caps = (None if correction is None else correction.importance_upper, config.decoupled_ppo_cap)
+    own = config.loss_options.get("behave_cap", config.decoupled_ppo_cap)
+    caps = (None if correction is None else correction.importance_upper, own)
     return next((cap for cap in caps if cap is not None), math.inf)
-
-
-_ZERO_WITHOUT_ADVANTAGE = frozenset(
-    {"ppo", "gspo", "decoupled_ppo", "cispo", "topr", "reinforce", "tis", "sapo"}
-)
-"""Losses that are a multiple of the advantage. (Imitation of good responses needs a positive one, too.)"""
 
 
 def _has_advantage(batch: TokenBatch) -> Tensor:

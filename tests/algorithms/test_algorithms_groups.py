@@ -11,11 +11,12 @@ from algorithms_reference import SEEDS, draw, draw_index, members
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roll.algorithms.advantages import ADVANTAGES, AdvantageInputs
+from roll.algorithms.advantages import AdvantageInputs
 from roll.algorithms.groups import group_moments, index_of, joint_index
-from roll.algorithms.losses import POLICY_LOSSES, PolicyLossInputs
-from roll.algorithms.registry import look_up, registering
+from roll.algorithms.losses import PolicyLossInputs
 from roll.algorithms.shaping import token_rewards
+from roll.catalog.estimators import ESTIMATORS
+from roll.catalog.losses import LOSSES
 
 QUICK = settings(max_examples=30, deadline=None, derandomize=True)
 
@@ -67,34 +68,13 @@ def test_equal_values_have_exactly_their_mean_and_no_spread(size):
     assert not found.has_signal.any()
 
 
-def test_registering_the_same_function_twice_is_harmless_another_one_is_not():
-    table: dict[str, object] = {}
-
-    def first():
-        pass
-
-    assert registering(table, "thing", "a")(first) is first
-    registering(table, "thing", "a")(first)
-    with pytest.raises(ValueError, match="thing 'a' is registered already"):
-        registering(table, "thing", "a")(lambda: None)
-    assert table == {"a": first}
-
-
-def test_looking_up_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"unknown thing 'zzz'; known: alpha, beta"):
-        look_up({"beta": 1, "alpha": 2}, "thing", "zzz")
-    with pytest.raises(ValueError, match="did you mean 'alpha'"):
-        look_up({"beta": 1, "alpha": 2}, "thing", "alhpa")
-
-
 def documentation():
     return (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
 
 
 def test_every_registered_name_is_documented():
-    for name in (*ADVANTAGES, *POLICY_LOSSES):
-        if name != "topr_token":  # documented as an option of topr
-            assert f"`{name}`" in documentation() or f"`{name}:" in documentation() or f"`{name}`:" in documentation()
+    for name in (*ESTIMATORS, *LOSSES):
+        assert f"`{name}`" in documentation() or f"`{name}:" in documentation() or f"`{name}`:" in documentation()
 
 
 def test_the_documented_example_works():

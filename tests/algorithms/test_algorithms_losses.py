@@ -12,20 +12,17 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from roll.algorithms.losses import (
-    POLICY_LOSSES,
-    PolicyLoss,
     PolicyLossInputs,
     entropy_loss,
     policy_loss,
-    policy_loss_options,
-    register_policy_loss,
     sft_loss,
     value_loss,
 )
+from roll.catalog.losses import LOSSES
 from roll.types.metrics import Metrics
 
 QUICK = settings(max_examples=25, deadline=None, derandomize=True)
-NAMES = sorted(POLICY_LOSSES)
+NAMES = sorted(LOSSES)
 OLD = -1.0
 
 
@@ -152,7 +149,7 @@ def test_topr_tapers_bad_trajectories_by_their_whole_ratio():
 
 
 def test_the_token_variant_of_topr_is_another_algorithm():
-    _, slope, _ = run("topr_token", [[0.5, 0.25]], [-1.0])
+    _, slope, _ = run("topr", [[0.5, 0.25]], [-1.0], level="token")
     assert_close(slope, row(0.5, 0.25))
 
 
@@ -347,29 +344,6 @@ def test_inputs_of_the_wrong_shape_are_refused(field, shape):
 def test_bad_options_are_refused(name, options, message):
     with pytest.raises(ValueError, match=message):
         run(name, [[1.0]], [[1.0]], **options)
-
-
-def test_a_user_adds_a_loss_with_one_registration():
-    try:
-
-        @register_policy_loss("scaled")
-        def scaled(inputs: PolicyLossInputs, *, scale: float = 2.0) -> PolicyLoss:
-            return PolicyLoss(-scale * inputs.advantages * inputs.logprobs, Metrics())
-
-        assert policy_loss_options("scaled") == {"scale": 2.0}
-        _, slope, _ = run("scaled", [[1.0]], [[1.0]], scale=5.0)
-        assert_close(slope, row(-5.0))
-    finally:
-        POLICY_LOSSES.pop("scaled", None)
-
-
-def test_options_and_defaults_are_listed():
-    assert policy_loss_options("ppo") == {
-        "clip_low": 0.2,
-        "clip_high": 0.2,
-        "dual_clip": None,
-        "ratio_type": "token",
-    }
 
 
 # ---- value, entropy, imitation -------------------------------------------------------------------------

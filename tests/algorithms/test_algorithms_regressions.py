@@ -17,15 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from roll.algorithms.advantages import ADVANTAGES, AdvantageInputs, compute_advantages, dr_grpo, gae, grpo, rloo
+from roll.algorithms.advantages import AdvantageInputs, compute_advantages, dr_grpo, gae, grpo, rloo
 from roll.algorithms.aggregation import aggregate, aggregate_whole, denominators_of
 from roll.algorithms.corrections import Filter, correct
 from roll.algorithms.gigpo import StepInputs
 from roll.algorithms.groups import index_of
 from roll.algorithms.kl import kl_divergence
-from roll.algorithms.losses import POLICY_LOSSES, PolicyLossInputs, policy_loss
+from roll.algorithms.losses import PolicyLossInputs, policy_loss
 from roll.algorithms.normalization import RunningMoments, normalize_rewards
 from roll.algorithms.shaping import token_rewards
+from roll.catalog.estimators import ESTIMATORS
+from roll.catalog.losses import LOSSES
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.ragged import RowMismatch
 from roll.utils.logits import logprobs_from_logits
@@ -129,7 +131,7 @@ def parts_of(batch, kind, seed):
 @given(
     seed=SEEDS,
     lengths=st.lists(st.integers(1, 7), min_size=2, max_size=8),
-    name=st.sampled_from(sorted(POLICY_LOSSES)),
+    name=st.sampled_from(sorted(LOSSES)),
     kind=st.sampled_from(["rows", "ranks", "packs", "shuffled halves"]),
 )
 @settings(max_examples=12, deadline=None, derandomize=True)
@@ -190,7 +192,7 @@ def test_9_a_rejected_token_leaves_numerator_and_denominator():
     assert float(aggregate(loss, keep, denominators_of(keep), mode="token-mean")) == 1.5
 
 
-@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
 @given(seed=SEEDS)
 @settings(max_examples=8, deadline=None, derandomize=True)
 def test_10_advantages_do_not_depend_on_the_order_of_arrival(name, seed):

@@ -9,11 +9,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from roll.algorithms.advantages import ADVANTAGES, AdvantageInputs, compute_advantages
+from roll.algorithms.advantages import AdvantageInputs, compute_advantages
 from roll.algorithms.aggregation import aggregate_whole
 from roll.algorithms.gigpo import StepInputs
-from roll.algorithms.losses import POLICY_LOSSES, PolicyLossInputs, policy_loss, value_loss
+from roll.algorithms.losses import PolicyLossInputs, policy_loss, value_loss
 from roll.algorithms.shaping import token_rewards
+from roll.catalog.estimators import ESTIMATORS
+from roll.catalog.losses import LOSSES
 
 PROMPTS, GROUP = 8, 8
 ROWS = PROMPTS * GROUP
@@ -101,7 +103,7 @@ TASKS = {"bandit": (Bandit(), 30), "corridor": (Corridor(), 30)}
 
 
 @pytest.mark.parametrize("task", sorted(TASKS))
-@pytest.mark.parametrize("estimator", sorted(ADVANTAGES))
+@pytest.mark.parametrize("estimator", sorted(ESTIMATORS))
 def test_15_every_estimator_solves_the_toys(task, estimator):
     curve = train(TASKS[task][0], estimator, "ppo", TASKS[task][1])
     assert curve[:3].mean() < 0.5
@@ -109,7 +111,7 @@ def test_15_every_estimator_solves_the_toys(task, estimator):
 
 
 @pytest.mark.parametrize("task", sorted(TASKS))
-@pytest.mark.parametrize("loss", sorted(POLICY_LOSSES))
+@pytest.mark.parametrize("loss", sorted(LOSSES))
 def test_15_every_loss_solves_the_toys(task, loss):
     curve = train(TASKS[task][0], "grpo", loss, TASKS[task][1])
     assert curve[:3].mean() < 0.5

@@ -146,10 +146,6 @@ def test_normalisation_levels_follow_the_switches():
 
 
 def test_names_known_here_are_those_of_the_registries():
-    from roll.algorithms.advantages import ADVANTAGES
-    from roll.algorithms.losses import POLICY_LOSSES
-    from roll.configs.schema.policy_config import ESTIMATORS
-    from roll.configs.schema.policy_config import POLICY_LOSSES as LOSS_NAMES
     from roll.configs.schema.reward_config import REWARDS
     from roll.configs.schema.run_config import TrackerName
     from roll.configs.schema.worker_config import TEMPLATES
@@ -157,8 +153,6 @@ def test_names_known_here_are_those_of_the_registries():
     from roll.rewards import registry
     from roll.tracking.registry import TRACKERS
 
-    assert set(ESTIMATORS) == set(ADVANTAGES) - {"gigpo", "step_reinforce"}
-    assert set(LOSS_NAMES) == set(POLICY_LOSSES) - {"topr_token"}
     assert set(TEMPLATES) == {"native", *templates.TEMPLATES}
     assert set(REWARDS) == {"custom", *registry.REWARDS}
     assert set(get_args(TrackerName)) == set(TRACKERS)

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from roll.catalog.entries import OWN_PATH
 from roll.configs.checks.engine_arguments import argument_checks
 from roll.configs.checks.machine import Machine, machine_checks, this_machine
-from roll.configs.errors import ConfigError, Violation, did_you_mean
+from roll.configs.errors import NO_VALUE, ConfigError, Violation, did_you_mean
 from roll.configs.rules.layout import shape_rules
 from roll.configs.rules.lora import PEFT_MISSING
-from roll.configs.rules.policy import IMPORT_PATH
 from roll.configs.rules.reward_model import classifier_checks
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.model_shape import read_shape
@@ -28,6 +28,7 @@ from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.sft_config import SFTConfig, SFTDataArgs
 from roll.configs.schema.worker_config import DataArgs
 from roll.utils.models import SMOLLM2_FOLDER
+from roll.utils.signatures import signature_in_source
 
 DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
 _HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
@@ -275,8 +276,8 @@ def algorithm_checks(config: RLConfig) -> Iterator[Violation]:
     """So do estimators and losses."""
     for key in ("adv_estimator", "policy_loss"):
         value = getattr(config, key)
-        if IMPORT_PATH.match(value):
-            yield from _named(key, value)
+        if OWN_PATH.match(value):
+            yield from _named(key, value, args=getattr(config, f"{key}_args"))
 
 
 def reward_checks(config: RLVRConfig) -> Iterator[Violation]:
@@ -301,9 +302,23 @@ def env_checks(config: AgenticConfig) -> Iterator[Violation]:
         yield Violation("warm_start", expected, "check the path", config.warm_start)
 
 
-def _named(key: str, value: str, kind: str = "function") -> Iterator[Violation]:
+def _named(
+    key: str, value: str, kind: str = "function", args: Mapping[str, Any] | None = None
+) -> Iterator[Violation]:
+    """There is such an object; one in a file takes `args` besides its first parameter."""
     where, name = value.rsplit(":", 1)
-    yield from _in_file(key, Path(where), name, kind) if where.endswith(".py") else _in_package(key, where)
+    if not where.endswith(".py"):
+        yield from _in_package(key, where)
+        return
+    missing = list(_in_file(key, Path(where), name, kind))
+    yield from missing
+    if args is None or missing:
+        return
+    tree = ast.parse(Path(where).expanduser().read_text(encoding="utf-8"))
+    made = (ast.FunctionDef, ast.ClassDef)
+    node = next((node for node in tree.body if isinstance(node, made) and node.name == name), tree)
+    for arg, said in signature_in_source(node, skip=1).problems(args):
+        yield Violation(f"{key}_args.{arg}", f"an argument of {value}: {said}", f"see {where}", args.get(arg, NO_VALUE))
 
 
 def _in_package(path: str, dotted: str) -> Iterator[Violation]:

@@ -47,7 +47,7 @@ class _Builder:
         if not isinstance(tree, Mapping):
             return self._wrong(path, tree, "a section with keys", _null_fix(tree, path))
         known = {f.name: f for f in fields(cls)}
-        tree = self._closed(tree, path, known)
+        tree = self._closed(self._split_names(tree, path, known), path, known)
         for key in tree:
             if key not in known:
                 self._unknown(str(key), tree[key], path, known)
@@ -57,7 +57,10 @@ class _Builder:
         for name, spec in known.items():
             below = f"{path}.{name}" if path else name
             if name in tree:
-                values[name] = self._field(spec, hints[name], tree, below)
+                if "args_of" in spec.metadata:
+                    values[name] = self._arguments(spec, tree, known[spec.metadata["args_of"]].default, below)
+                else:
+                    values[name] = self._field(spec, hints[name], tree, below)
                 failed |= values[name] is _BAD
             elif spec.default is MISSING and spec.default_factory is MISSING:
                 self._wrong(
@@ -65,6 +68,42 @@ class _Builder:
                 )
                 failed = True
         return _BAD if failed else cls(**values)
+
+    def _split_names(self, tree: Mapping[str, Any], path: str, known: Mapping[str, Field[Any]]) -> Mapping[str, Any]:
+        """The section with `key: {name: x, option: y}` as `key: x` and the options under the key that takes them."""
+        for name, spec in known.items():
+            home, value = spec.metadata.get("args"), tree.get(name)
+            if home is None or not isinstance(value, Mapping):
+                continue
+            below = f"{path}.{name}" if path else name
+            tree = {key: given for key, given in tree.items() if key != name}
+            if not isinstance(value.get("name"), str):
+                self._wrong(below, dict(value), "a name, or a section with a name and options", "add name: ...")
+                continue
+            if home in tree:
+                both = f"{path}.{home}" if path else home
+                self._wrong(both, tree[home], f"options in one place; {name} has some too")
+            tree |= {name: value["name"], home: {key: given for key, given in value.items() if key != "name"}}
+        return tree
+
+    def _arguments(self, spec: Field[Any], tree: Mapping[str, Any], default: Any, path: str) -> Any:
+        """Options of the entry that the sibling names, each of its declared type."""
+        values = self.convert(dict[str, Any], tree[spec.name], path)
+        chosen = tree.get(spec.metadata["args_of"], default)
+        entry = spec.metadata["entries"].get(chosen) if isinstance(chosen, str) else None
+        if values is _BAD or entry is None:
+            return values  # one of the user's own is compared with its signature where it is found
+        result = {}
+        for name, value in values.items():
+            option, below = entry.options.get(name), f"{path}.{name}"
+            if option is None:
+                known = f"an option of {chosen}, which has {', '.join(entry.options) or 'none'}"
+                result[name] = self._wrong(below, value, known, did_you_mean(name, entry.options) or "remove it")
+                continue
+            result[name] = self.convert(option.hint, value, below)
+            if result[name] is not _BAD:
+                result[name] = self._bounded(result[name], option.bounds, below)
+        return _BAD if any(value is _BAD for value in result.values()) else result
 
     def _closed(self, tree: Mapping[str, Any], path: str, known: Mapping[str, Field[Any]]) -> Mapping[str, Any]:
         """An open section with its undeclared keys moved into the mapping that takes them up."""

@@ -17,6 +17,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from roll.catalog.entries import Entry
+from roll.catalog.estimators import ESTIMATORS
+from roll.catalog.losses import LOSSES
 from roll.configs.parsing.build_config import describe, sections_of
 from roll.configs.parsing.loader import PIPELINES
 from roll.configs.schema.agentic_config import AgenticConfig
@@ -64,6 +67,9 @@ def reference() -> str:
     for cls, where in places.items():
         parts.append(f"\n## {', '.join(where)}\n\n{inspect.cleandoc(cls.__doc__ or '')}\n")
         parts.extend(_table(cls, fields(cls)) if fields(cls) else ["No keys."])
+    tables: dict[str, Mapping[str, Entry]] = {"adv_estimator": ESTIMATORS, "policy_loss": LOSSES}
+    for key, entries in tables.items():
+        parts += [f"\n## Options of `{key}`\n", *_options(key, entries)]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -108,15 +114,28 @@ def _table(cls: type, shown: Sequence[Field[Any]]) -> Iterator[str]:
         yield f"| `{spec.name}` | {_value(spec, hints[spec.name])} | {_default(spec)} | {_cell(texts[spec.name])} |"
 
 
+def _options(key: str, entries: Mapping[str, Entry]) -> Iterator[str]:
+    yield f"Under `{key}_args`, or beside the name: `{key}: {{name: ..., option: ...}}`.\n"
+    yield f"| `{key}` | option | value | default |\n|---|---|---|---|"
+    for name, entry in entries.items():
+        for option, spec in entry.options.items():
+            default = f"by the key `{spec.key}`" if spec.key else f"`{_yaml(spec.default)}`"
+            yield f"| `{name}` | `{option}` | {_bounded(describe(spec.hint), spec.bounds)} | {default} |"
+
+
 def _value(spec: Field[Any], hint: Any) -> str:
     if "choices" in spec.metadata:
         return _cell(", ".join(f"`{name}`" for name in spec.metadata["choices"]))
     if "expected" in spec.metadata:
         return _cell(spec.metadata["expected"])
-    symbols = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-    bounds = " and ".join(f"{symbols[k]} {v}" for k, v in spec.metadata.get("bounds", {}).items())
     many = ", or one of its entries" if spec.metadata.get("one_or_many") else ""
-    return _cell(f"{describe(hint)}{' ' if bounds else ''}{bounds}{many}")
+    return _bounded(describe(hint), spec.metadata.get("bounds", {})) + many
+
+
+def _bounded(text: str, limits: Mapping[str, float]) -> str:
+    symbols = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    bounds = " and ".join(f"{symbols[k]} {v}" for k, v in limits.items())
+    return _cell(f"{text}{' ' if bounds else ''}{bounds}")
 
 
 def _default(spec: Field[Any]) -> str:

@@ -6,17 +6,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields
 
+from roll.catalog.estimators import ESTIMATORS
 from roll.configs.errors import Violation, did_you_mean
-from roll.configs.rules.policy import IMPORT_PATH
 from roll.configs.rules.rewards import filter_rules
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.env_config import CustomEnv, EnvManager, EnvWorkers
-from roll.configs.schema.policy_config import GROUP_ESTIMATORS, TOKEN_ESTIMATORS, TURN_ESTIMATORS
 from roll.configs.schema.turn_templates import OTHER_NAMES, SYSTEM_NAMES, TURN_NAMES, names_in, unknown_names
 from roll.configs.schema.worker_config import DataArgs
-
-READERS = {"episode_reward_weight": ("gigpo",), "step_reward_weight": ("gigpo",), "step_reward_gamma": TURN_ESTIMATORS}
-"""Estimators that read a key."""
 
 
 def env_rules(config: AgenticConfig) -> Iterator[Violation]:
@@ -178,11 +174,11 @@ def _manager(config: AgenticConfig, path: str, manager: EnvManager) -> Iterator[
 def turn_credit_rules(config: AgenticConfig) -> Iterator[Violation]:
     """Rewards are normalised once; keys of estimators act."""
     rule, name = config.reward_normalization, config.adv_estimator
-    own = IMPORT_PATH.match(name) is not None
-    if name == "remax":
-        expected = "another one: the greedy response of remax is one for one prompt, and episodes have several turns"
+    estimator = config.estimator
+    if estimator.needs_greedy:
+        expected = f"another one: the greedy response of {name} is one for one prompt, and episodes have several turns"
         yield Violation("adv_estimator", expected, "adv_estimator=reinforce", name)
-    elif name in GROUP_ESTIMATORS - set(TURN_ESTIMATORS) and rule.method != "identity":
+    elif estimator.compares_group and not estimator.credits_turns and rule.method != "identity":
         expected = f"identity with adv_estimator {name}, which compares the members of a group itself"
         fix = "reward_normalization.method=identity, or adv_estimator=reinforce"
         yield Violation("reward_normalization.method", expected, fix, rule.method)
@@ -190,16 +186,17 @@ def turn_credit_rules(config: AgenticConfig) -> Iterator[Violation]:
         if getattr(config, key):
             expected = "off in pipeline agentic: reward_normalization says how rewards are normalised"
             yield Violation(key, expected, "remove it", getattr(config, key))
-    if config.discount_over == "turn" and name not in TOKEN_ESTIMATORS and not own:
+    if config.discount_over == "turn" and not estimator.reads_tokens:
         expected = f"token with adv_estimator {name}, which doesn't discount by gamma"
-        yield Violation("discount_over", expected, f"adv_estimator={TOKEN_ESTIMATORS[0]}, or remove it", "turn")
-    if name in TURN_ESTIMATORS and config.reward_clip is not None:
+        yield Violation("discount_over", expected, "adv_estimator=gae, or remove it", "turn")
+    if estimator.credits_turns and config.reward_clip is not None:
         expected = f"null with adv_estimator {name}, which takes rewards as they are and normalises them itself"
         yield Violation("reward_clip", expected, "remove it, or see advantage_clip", config.reward_clip)
-    if name in TURN_ESTIMATORS and config.gamma != 1:
+    if estimator.credits_turns and config.gamma != 1:
         expected = f"1 with adv_estimator {name}, which discounts turns by step_reward_gamma"
         yield Violation("gamma", expected, f"step_reward_gamma={config.gamma:g}, and remove gamma", config.gamma)
-    if name == "gigpo" and not config.episode_reward_weight and not config.step_reward_weight:
+    weights = (config.episode_reward_weight, config.step_reward_weight)
+    if "episode_reward_weight" in estimator.reads and not any(weights):
         expected = "more than 0, or step_reward_weight more than 0: without both every advantage is 0"
         yield Violation("episode_reward_weight", expected, "episode_reward_weight=1", 0.0)
     if config.overlong_shaping is not None:
@@ -249,11 +246,11 @@ def warm_start_rules(config: AgenticConfig) -> Iterator[Violation]:
 def warnings(config: AgenticConfig) -> Iterator[str]:
     """What is allowed but probably not meant."""
     longest = max((env.max_steps for env in config.custom_envs.values()), default=0)
-    if config.adv_estimator in TURN_ESTIMATORS and longest == 1:
+    if config.estimator.credits_turns and longest == 1:
         yield f"adv_estimator {config.adv_estimator} credits turns, but max_steps is 1: every episode is one turn"
-    for key, names in READERS.items():
+    for key in sorted({key for entry in ESTIMATORS.values() for key in entry.reads}):
         value = getattr(config, key)
-        if config.adv_estimator not in names and value != type(config).__dataclass_fields__[key].default:
+        if key not in config.estimator.reads and value != type(config).__dataclass_fields__[key].default:
             yield f"{key} {value:g} does nothing: adv_estimator {config.adv_estimator} doesn't read it"
     workers = config.env_processes
     for path, manager in config.managers.items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from roll.configs.errors import Violation
-from roll.configs.schema.policy_config import OFF_POLICY_LOSSES
 from roll.configs.schema.rl_config import RLConfig
 
 _AHEAD = "async_generation_ratio"
@@ -29,7 +28,7 @@ def async_rules(config: RLConfig) -> Iterator[Violation]:
         yield Violation("is_use_additional_prompts", expected, "is_use_additional_prompts=false", True)
     if config.allow_uncorrected_async:
         correction = "train_infer_correction" if config.train_infer_correction else f"policy_loss {config.policy_loss}"
-        if config.train_infer_correction is not None or config.policy_loss in OFF_POLICY_LOSSES:
+        if config.train_infer_correction is not None or config.loss.corrects_staleness:
             expected = f"false, because {correction} corrects for older weights"
             yield Violation("allow_uncorrected_async", expected, "remove it", True)
 

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
+from roll.catalog.entries import OWN_PATH, Entry
+from roll.catalog.estimators import ESTIMATORS
+from roll.catalog.losses import LOSSES
 from roll.configs.errors import Violation, did_you_mean
-from roll.configs.schema.policy_config import (
-    ESTIMATORS,
-    GROUP_ESTIMATORS,
-    OFF_POLICY_LOSSES,
-    POLICY_LOSSES,
-    TOKEN_ESTIMATORS,
-    TURN_ESTIMATORS,
-)
+from roll.configs.schema.policy_config import PolicyOptimisation
 from roll.configs.schema.rl_config import RLConfig
-
-IMPORT_PATH = re.compile(r"^(?:[A-Za-z_][\w.]*|[^:]+\.py):[A-Za-z_]\w*$")
-"""`package.module:name` or `path/to/file.py:name`."""
 
 
 def estimator_rules(config: RLConfig) -> Iterator[Violation]:
     """Names, group sizes, critic."""
-    known = ESTIMATORS if config.turn_credit is None else (*ESTIMATORS, *TURN_ESTIMATORS)
+    turns = config.turn_credit is not None
+    known = tuple(name for name, entry in ESTIMATORS.items() if turns or not entry.credits_turns)
     yield from _named(config.adv_estimator, "adv_estimator", known)
-    yield from _named(config.policy_loss, "policy_loss", POLICY_LOSSES)
+    yield from _named(config.policy_loss, "policy_loss", tuple(LOSSES))
+    yield from _given_twice(config, "adv_estimator_args", config.estimator)
+    yield from _given_twice(config, "policy_loss_args", config.loss)
     if config.group_size == 1:
         size = config.group_size_key
         for key, why in (*_needs_group(config), *config.needs_group):
             fix = f"{size}=8, or adv_estimator=reinforce and nothing relative to a group"
             yield Violation(size, f"at least 2, because {key} {why}", fix, 1)
     if config.uses_critic and config.critic is None:
-        yield Violation("critic", "a critic, because adv_estimator is gae", "add a critic section", None)
+        expected = f"a critic, because adv_estimator is {config.adv_estimator}"
+        yield Violation("critic", expected, "add a critic section", None)
     if config.critic is not None and not config.uses_critic:
         expected = f"no critic, because adv_estimator {config.adv_estimator} has no use for one"
         yield Violation("critic", expected, "critic=null, or adv_estimator=gae")
@@ -46,19 +42,29 @@ def estimator_rules(config: RLConfig) -> Iterator[Violation]:
 
 
 def _named(value: str, path: str, known: tuple[str, ...]) -> Iterator[Violation]:
-    if value in known or IMPORT_PATH.match(value):
+    if value in known or OWN_PATH.match(value):
         return
     near = did_you_mean(value, known)
     expected = f"one of {', '.join(known)}; or your own as package.module:name or file.py:name"
-    if value in TURN_ESTIMATORS:
+    if value in ESTIMATORS and path == "adv_estimator":
         expected = f"another one: it credits the turns of an environment, in pipeline agentic; {expected}"
     yield Violation(path, expected, near if near.startswith("did") else "", value)
+
+
+def _given_twice(config: RLConfig, path: str, entry: Entry) -> Iterator[Violation]:
+    """An option that is written, and whose own key isn't at its default."""
+    for name, value in getattr(config, path).items():
+        option = entry.options.get(name)
+        key = option.source or option.key if option is not None else ""
+        if option is not None and key and getattr(config, key) != getattr(PolicyOptimisation(), key):
+            expected = f"no option {name}, because {option.key} says the same"
+            yield Violation(f"{path}.{name}", expected, "keep one of the two", value)
 
 
 def _needs_group(config: RLConfig) -> Iterator[tuple[str, str]]:
     """What compares the responses of one prompt."""
     zero = "compares the responses of one prompt: with one response every advantage is 0"
-    if config.adv_estimator in GROUP_ESTIMATORS:
+    if config.estimator.compares_group:
         yield f"adv_estimator {config.adv_estimator}", zero
     if "group" in (config.reward_mean_over, config.reward_std_over):
         yield "reward_norm group", zero
@@ -83,16 +89,16 @@ def reward_norm_rules(config: RLConfig) -> Iterator[Violation]:
             "use_reward_norm", "false without use_reward_scaling", "use_reward_scaling=true", True
         )
     name = config.adv_estimator
-    if config.whiten_rewards and name not in TOKEN_ESTIMATORS and not IMPORT_PATH.match(name):
+    if config.whiten_rewards and not config.estimator.reads_tokens:
         expected = (
             f"false with adv_estimator {name}, which takes one number per response: whitened tokens take the mean off "
             "once per token, and the length of a response would count as reward"
         )
         yield Violation("whiten_rewards", expected, "whiten_rewards=false; see whiten_advantages", True)
     for key in ("reward_norm", "use_reward_scaling"):
-        if config.adv_estimator == "remax" and getattr(config, key):
+        if config.estimator.needs_greedy and getattr(config, key):
             off = "null" if key == "reward_norm" else "false"
-            expected = f"{off}, because remax subtracts the greedy response's score, which stays as it is"
+            expected = f"{off}, because {name} subtracts the greedy response's score, which stays as it is"
             yield Violation(key, expected, f"{key}={off}, or another adv_estimator", getattr(config, key))
     if config.difficulty_mask and config.difficulty_low_threshold >= config.difficulty_high_threshold:
         expected = f"less than difficulty_high_threshold ({config.difficulty_high_threshold})"
@@ -124,15 +130,17 @@ def kl_rules(config: RLConfig) -> Iterator[Violation]:
 def loss_rules(config: RLConfig) -> Iterator[Violation]:
     """Constants of the losses and the correction."""
     yield from _off_policy_rules(config)
-    if config.dual_clip_loss and config.policy_loss not in ("ppo", "decoupled_ppo"):
+    if config.dual_clip_loss and "dual_clip" not in config.loss.options:
         expected = f"false, because policy_loss {config.policy_loss} has no dual clip"
         yield Violation("dual_clip_loss", expected, "dual_clip_loss=false, or policy_loss=ppo", True)
-    if config.ratio_type == "segment" and config.policy_loss not in ("ppo", "decoupled_ppo"):
+    if config.ratio_type == "segment" and "ratio_type" not in config.loss.options:
         expected = f"token, because policy_loss {config.policy_loss} has a ratio of its own"
         yield Violation("ratio_type", expected, "ratio_type=token, or policy_loss=ppo", "segment")
-    if config.policy_loss == "tis" and config.tis_lower_bound >= config.tis_upper_bound:
-        expected = f"less than tis_upper_bound ({config.tis_upper_bound})"
-        yield Violation("tis_lower_bound", expected, "", config.tis_lower_bound)
+    options = config.loss_options
+    if config.policy_loss == "tis" and options["lower"] >= options["upper"]:
+        written = bool(config.policy_loss_args)
+        expected = f"less than {'upper' if written else 'tis_upper_bound'} ({options['upper']})"
+        yield Violation("policy_loss_args.lower" if written else "tis_lower_bound", expected, "", options["lower"])
     coefs = (config.rl_loss_coef, config.sft_loss_coef, config.entropy_loss_coef)
     if not any(coefs) and not (config.use_kl_loss and config.kl_loss_coef):
         yield Violation("rl_loss_coef", "more than 0, because no other loss is on", "rl_loss_coef=1", 0.0)
@@ -159,22 +167,23 @@ def loss_rules(config: RLConfig) -> Iterator[Violation]:
 def _off_policy_rules(config: RLConfig) -> Iterator[Violation]:
     """Samples of older weights are corrected for once: neither never nor twice."""
     correction, ratio = config.train_infer_correction, config.async_generation_ratio
-    if config.policy_loss == "decoupled_ppo" and correction is not None and correction.importance_upper is not None:
+    if config.loss.decouples and correction is not None and correction.importance_upper is not None:
         yield Violation(
             "train_infer_correction.importance_upper",
-            "null with policy_loss decoupled_ppo: both multiply a token's loss by p_train / p_infer, so the weight "
-            "would be applied twice",
+            f"null with policy_loss {config.policy_loss}: both multiply a token's loss by p_train / p_infer, so the "
+            "weight would be applied twice",
             "train_infer_correction.importance_upper=null (its filters stay), or train_infer_correction=null, or "
             "policy_loss=ppo",
             correction.importance_upper,
         )
-    corrected = correction is not None or config.policy_loss in OFF_POLICY_LOSSES
+    corrected = correction is not None or config.loss.corrects_staleness
     if ratio > 0 and not corrected and not config.allow_uncorrected_async:
+        first, *others = (name for name, loss in LOSSES.items() if loss.corrects_staleness)
         yield Violation(
             "async_generation_ratio",
             f"0 with policy_loss {config.policy_loss} and no train_infer_correction: responses may come from weights "
             "that many updates old, and nothing would correct for it",
-            f"policy_loss=decoupled_ppo (or {', '.join(OFF_POLICY_LOSSES[1:])}), or "
+            f"policy_loss={first} (or {', '.join(others)}), or "
             "train_infer_correction={level: token, importance_upper: 2}, or say allow_uncorrected_async=true",
             ratio,
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from roll.catalog.entries import OWN_PATH
 from roll.configs.errors import NO_VALUE, Violation, did_you_mean
-from roll.configs.rules.policy import IMPORT_PATH
 from roll.configs.schema.reward_config import REWARD_MODEL, REWARDS, QueryFilterConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 
@@ -19,7 +19,7 @@ def reward_rules(config: RLVRConfig) -> Iterator[Violation]:
     for domain, reward in config.rewards.items():
         path = f"rewards.{domain}"
         yield from _reward_name(config, path, reward.name)
-        if reward.rollout is not None and not IMPORT_PATH.match(reward.rollout):
+        if reward.rollout is not None and not OWN_PATH.match(reward.rollout):
             expected = "a class as package.module:Class or path/to/file.py:Class"
             yield Violation(f"{path}.rollout", expected, f"{path}.rollout=episodes.py:MyEpisode", reward.rollout)
         for tag in config.tags_of(domain):

@@ -95,6 +95,10 @@ def warnings_of(config: RunConfig) -> list[str]:
     return found
 
 
+def _clips(config: RLConfig) -> tuple[float, float]:
+    return config.loss_options["clip_low"], config.loss_options["clip_high"]
+
+
 def _rollout_warnings(config: RLConfig) -> Iterator[str]:
     if config.reference is not None and not config.uses_reference:
         yield "reference is configured, but no KL term uses it: it won't be started"
@@ -102,9 +106,9 @@ def _rollout_warnings(config: RLConfig) -> Iterator[str]:
         yield f"{config.validation_key} is configured, but eval_steps and val_before_train are off: it won't run"
     if config.adv_estimator == "dr_grpo" and config.loss_agg_mode != "seq-mean-token-sum-norm":
         yield "dr_grpo was published with loss_agg_mode: seq-mean-token-sum-norm"
-    if config.policy_loss == "gspo" and max(config.clip_range) > 0.05:
+    if config.policy_loss == "gspo" and max(_clips(config)) > 0.05:
         yield (
-            f"gspo with a clip range of {max(config.clip_range):g} never clips; use about pg_clip=3e-4"
+            f"gspo with a clip range of {max(_clips(config)):g} never clips; use about pg_clip=3e-4"
         )
     idle_kl_loss = config.use_kl_loss and config.kl_loss_coef == 0
     if idle_kl_loss or (config.add_token_level_kl and config.init_kl_coef == 0):

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any
 
+from roll.catalog.entries import Entry
+
 
 def number(
     default: Any,
@@ -38,6 +40,16 @@ def parsed(default: Any, parser: Callable[[Any], Any], expected: str) -> Any:
 def typed_by(sibling: str, table: Mapping[str, type]) -> dict[str, Any]:
     """Metadata of a section whose dataclass `table` picks by the value of the field called `sibling`."""
     return {"typed_by": sibling, "table": table}
+
+
+def named(default: str, *, args: str) -> Any:
+    """A name that a YAML author may also write as `{name: ..., option: ...}`; the options go to the field `args`."""
+    return field(default=default, metadata={"args": args})
+
+
+def args_of(sibling: str, entries: Mapping[str, Entry]) -> Any:
+    """Options of what the field `sibling` names, typed by its entry; those of the user's own are taken as they are."""
+    return field(default_factory=dict, metadata={"args_of": sibling, "entries": entries})
 
 
 def open_section() -> dict[str, Any]:

@@ -3,43 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from roll.configs.schema.fields import number
+from roll.catalog.entries import Entry
+from roll.catalog.estimators import ESTIMATORS, Estimator, estimator_of
+from roll.catalog.losses import LOSSES, Loss, loss_of
+from roll.configs.schema.fields import args_of, named, number
 
 NormLevel = Literal["batch", "group", "running"]
 LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 KlEstimator = Literal["kl", "abs", "mse", "low_var_kl"]
-
-ESTIMATORS = (
-    "gae",
-    "reinforce",
-    "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline",
-    "grpo",
-    "dr_grpo",
-    "rloo",
-    "remax",
-    "opo",
-    "gpg",
-)
-"""Built-in values of `adv_estimator` that every task can use."""
-
-TURN_ESTIMATORS = ("gigpo", "step_reinforce")
-"""Those that credit the turns of an episode: for environments."""
-
-GROUP_ESTIMATORS = frozenset({"grpo", "dr_grpo", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline", "gigpo"})
-"""Estimators that compare the responses of one prompt and need at least two."""
-
-TOKEN_ESTIMATORS = ("gae", "reinforce", "reinforce_plus_plus")
-"""Estimators that read the reward of every token, and discount by `gamma`; the others take one number per episode."""
-
-POLICY_LOSSES = ("ppo", "gspo", "decoupled_ppo", "cispo", "topr", "reinforce", "tis", "kimi15", "sapo")
-"""Built-in values of `policy_loss`."""
-
-OFF_POLICY_LOSSES = ("decoupled_ppo", "tis", "topr", "cispo")
-"""Of these, the ones that themselves weigh a token by how probable it has become since it was sampled."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainInferCorrection:
@@ -114,10 +87,14 @@ class PolicyOptimisation:
     lambd: float = number(0.95, ge=0, le=1)
     """Lambda of `gae`."""
 
-    adv_estimator: str = "grpo"
+    adv_estimator: str = named("grpo", args="adv_estimator_args")
     """gae, reinforce, reinforce_plus_plus, reinforce_plus_plus_baseline, grpo, dr_grpo, rloo, remax, opo,
     gpg; for environments also gigpo, step_reinforce; or a function of your own as `package.module:name` or
-    `path/to/file.py:name`. `gae` needs a `critic`."""
+    `path/to/file.py:name`. With options: `{name: grpo, eps: 0.01}`. `gae` needs a `critic`."""
+
+    adv_estimator_args: dict[str, Any] = args_of("adv_estimator", ESTIMATORS)
+    """Options of the estimator, see below; `adv_estimator: {name: ..., option: ...}` is short for both keys. One of
+    your own gets them as keyword arguments."""
 
     reward_norm: NormLevel | None = None
     """Normalise scores before the estimator: subtract the mean and divide by the standard deviation of the
@@ -205,9 +182,13 @@ class PolicyOptimisation:
     """From token losses to one number: mean over the mini-batch's tokens; mean over rows of the token sum; of
     the token mean; of the token sum divided by `response_length` (what `dr_grpo` was published with)."""
 
-    policy_loss: str = "ppo"
+    policy_loss: str = named("ppo", args="policy_loss_args")
     """ppo, gspo, decoupled_ppo, cispo, topr, reinforce, tis, kimi15, sapo; or a function of your own as
-    `package.module:name` or `path/to/file.py:name`."""
+    `package.module:name` or `path/to/file.py:name`. With options: `{name: kimi15, tau: 0.1}`."""
+
+    policy_loss_args: dict[str, Any] = args_of("policy_loss", LOSSES)
+    """Options of the loss, see below; `policy_loss: {name: ..., option: ...}` is short for both keys. One of your own
+    gets them as keyword arguments."""
 
     decoupled_ppo_cap: float | None = number(5.0, gt=0)
     """`decoupled_ppo`: largest weight p_old / p_sampled of a token; also the bound of `kl_loss_ratio`. null: no
@@ -305,10 +286,19 @@ class PolicyOptimisation:
     """Draw training rows again by score. null: off."""
 
     @property
-    def clip_range(self) -> tuple[float, float]:
-        """Lower and upper clip range in force."""
-        low = self.pg_clip if self.pg_clip_low is None else self.pg_clip_low
-        return low, self.pg_clip if self.pg_clip_high is None else self.pg_clip_high
+    def clip_low(self) -> float:
+        """Lower clip range."""
+        return self.pg_clip if self.pg_clip_low is None else self.pg_clip_low
+
+    @property
+    def clip_high(self) -> float:
+        """Upper clip range."""
+        return self.pg_clip if self.pg_clip_high is None else self.pg_clip_high
+
+    @property
+    def dual_clip(self) -> float | None:
+        """The bound of the dual clip, None where it is off."""
+        return self.dual_clip_c if self.dual_clip_loss else None
 
     @property
     def reward_mean_over(self) -> NormLevel | None:
@@ -333,4 +323,28 @@ class PolicyOptimisation:
     @property
     def uses_critic(self) -> bool:
         """Whether the estimator reads values."""
-        return self.adv_estimator == "gae"
+        return self.estimator.needs_critic
+
+    @property
+    def estimator(self) -> Estimator:
+        """What the catalog says of `adv_estimator`."""
+        return estimator_of(self.adv_estimator)
+
+    @property
+    def loss(self) -> Loss:
+        """What the catalog says of `policy_loss`."""
+        return loss_of(self.policy_loss)
+
+    @property
+    def estimator_options(self) -> dict[str, Any]:
+        """Options in force: those written in `adv_estimator_args`, and those that keys of their own give."""
+        return {**self._from_keys(self.estimator), **self.adv_estimator_args}
+
+    @property
+    def loss_options(self) -> dict[str, Any]:
+        """Options in force: those written in `policy_loss_args`, and those that keys of their own give."""
+        return {**self._from_keys(self.loss), **self.policy_loss_args}
+
+    def _from_keys(self, entry: Entry) -> dict[str, Any]:
+        options = entry.options.items()
+        return {name: getattr(self, option.source or option.key) for name, option in options if option.key}

@@ -1,0 +1,115 @@
+"""What `adv_estimator` names: estimators as functions of `AdvantageInputs`, which is all that a batch may tell them.
+
+One returns (advantages [B, T], returns [B, T]); its options are keyword arguments. A new one is a function here and an
+entry in `roll/catalog/estimators.py`.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from roll.algorithms import advantages as maths
+from roll.algorithms import gigpo as turn_maths
+from roll.algorithms.advantages import AdvantageInputs, reinforce_return, to_tokens, turn_gae, turn_return
+from roll.algorithms.gigpo import StepInputs
+from roll.algorithms.masking import zero_outside
+from roll.algorithms.normalization import whiten
+
+
+def gae(inputs: AdvantageInputs, *, gamma: float | None = None, lam: float | None = None) -> tuple[Tensor, Tensor]:
+    """Generalized advantage estimation over tokens, or over turns where `discount_over` says so."""
+    values = _needed(inputs, "values", "gae")
+    gamma, lam = inputs.gamma if gamma is None else gamma, inputs.lam if lam is None else lam
+    if inputs.discount_over == "turn":
+        steps, mask = _steps(inputs, "gae"), inputs.action_mask
+        return turn_gae(inputs.token_rewards, values, steps, mask, gamma=gamma, lam=lam)
+    return maths.gae(inputs.token_rewards, values, inputs.action_mask, gamma=gamma, lam=lam)
+
+
+def reinforce(inputs: AdvantageInputs, *, gamma: float | None = None) -> tuple[Tensor, Tensor]:
+    """Discounted reward-to-go."""
+    returns = _reward_to_go(inputs, "reinforce", gamma)
+    return returns, returns
+
+
+def reinforce_plus_plus(inputs: AdvantageInputs, *, gamma: float | None = None) -> tuple[Tensor, Tensor]:
+    """REINFORCE++ (arXiv:2501.03262): returns, KL penalty included, whitened over the global batch."""
+    returns = _reward_to_go(inputs, "reinforce_plus_plus", gamma)
+    return whiten(returns, inputs.action_mask), returns
+
+
+def reinforce_plus_plus_baseline(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
+    """REINFORCE++ with the group's mean as baseline."""
+    found = maths.reinforce_plus_plus_baseline(inputs.episode_rewards, inputs.action_mask, inputs.group_index)
+    return found, found
+
+
+def grpo(inputs: AdvantageInputs, *, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
+    """Difference from the group's mean, over its standard deviation + eps."""
+    return _on_tokens(maths.grpo(inputs.episode_rewards, inputs.group_index, eps=eps), inputs)
+
+
+def dr_grpo(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
+    """Difference from the group's mean."""
+    return _on_tokens(maths.dr_grpo(inputs.episode_rewards, inputs.group_index), inputs)
+
+
+def rloo(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
+    """Difference from the mean of the others of the group."""
+    return _on_tokens(maths.rloo(inputs.episode_rewards, inputs.group_index), inputs)
+
+
+def opo(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
+    """Difference from the group's mean weighted by length."""
+    return _on_tokens(maths.opo(inputs.episode_rewards, inputs.lengths, inputs.group_index), inputs)
+
+
+def gpg(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
+    """Difference from the group's mean, scaled up by the share of groups without signal."""
+    return _on_tokens(maths.gpg(inputs.episode_rewards, inputs.group_index), inputs)
+
+
+def remax(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
+    """Return minus r(greedy response of the same prompt) (arXiv:2310.10505)."""
+    greedy = _needed(inputs, "greedy_rewards", "remax")
+    returns = reinforce_return(inputs.token_rewards, inputs.action_mask, gamma=1.0)
+    return zero_outside(returns - greedy.unsqueeze(1), inputs.action_mask), returns
+
+
+def gigpo(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
+    """GiGPO: episodes against their group, turns against those that met the same state."""
+    steps = _steps(inputs, "gigpo")
+    found = turn_maths.gigpo(inputs.episode_rewards, inputs.group_index, steps, inputs.action_mask)
+    return found, found
+
+
+def step_reinforce(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
+    """Every turn's own discounted reward-to-go."""
+    found = turn_maths.step_reinforce(_steps(inputs, "step_reinforce"), inputs.action_mask)
+    return found, found
+
+
+def _reward_to_go(inputs: AdvantageInputs, estimator: str, gamma: float | None) -> Tensor:
+    gamma = inputs.gamma if gamma is None else gamma
+    if inputs.discount_over == "turn":
+        return turn_return(inputs.token_rewards, _steps(inputs, estimator), inputs.action_mask, gamma=gamma)
+    return reinforce_return(inputs.token_rewards, inputs.action_mask, gamma=gamma)
+
+
+def _on_tokens(per_row: Tensor, inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
+    """One number per response on all of its action tokens; returns are the advantages."""
+    found = to_tokens(per_row, inputs.action_mask)
+    return found, found
+
+
+def _needed(inputs: AdvantageInputs, field: str, estimator: str) -> Tensor:
+    tensor: Tensor | None = getattr(inputs, field)
+    if tensor is None:
+        raise ValueError(f"adv_estimator {estimator!r} needs {field}, got none")
+    return tensor
+
+
+def _steps(inputs: AdvantageInputs, estimator: str) -> StepInputs:
+    if inputs.steps is None:
+        raise ValueError(f"adv_estimator {estimator!r} needs steps (turns, their rewards and states), got none")
+    return inputs.steps

@@ -1,0 +1,72 @@
+"""Advantage estimators: values of `adv_estimator`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roll.catalog.entries import Entry, Option
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimator(Entry):
+    """An advantage estimator: `(AdvantageInputs, *, options...) -> (advantages [B, T], returns [B, T])`."""
+
+    compares_group: bool = False
+    """It compares the responses of one prompt, and needs at least two."""
+    reads_tokens: bool = False
+    """It reads the reward of every token and discounts by `gamma`; the others take one number per episode."""
+    credits_turns: bool = False
+    """It credits the turns of an episode and normalises their rewards itself: for environments."""
+    compares_states: bool = False
+    """It compares turns that begin in the same state of the environment."""
+    reads: tuple[str, ...] = ()
+    """Keys of `pipeline: agentic` that act only with some estimators, this one among them."""
+    needs_critic: bool = False
+    """It reads values."""
+    needs_greedy: bool = False
+    """It reads the score of a greedy response to the same prompt."""
+
+
+_GAMMA = Option(float, "gamma", {"ge": 0, "le": 1})
+_LAMBDA = Option(float, "lambd", {"ge": 0, "le": 1})
+
+ESTIMATORS: dict[str, Estimator] = {
+    "gae": Estimator(
+        path="roll.algorithms.estimators:gae",
+        options={"gamma": _GAMMA, "lam": _LAMBDA},
+        reads_tokens=True,
+        needs_critic=True,
+    ),
+    "reinforce": Estimator(path="roll.algorithms.estimators:reinforce", options={"gamma": _GAMMA}, reads_tokens=True),
+    "reinforce_plus_plus": Estimator(
+        path="roll.algorithms.estimators:reinforce_plus_plus", options={"gamma": _GAMMA}, reads_tokens=True
+    ),
+    "reinforce_plus_plus_baseline": Estimator(
+        path="roll.algorithms.estimators:reinforce_plus_plus_baseline", compares_group=True
+    ),
+    "grpo": Estimator(
+        path="roll.algorithms.estimators:grpo",
+        options={"eps": Option(float, bounds={"ge": 0}, default=1e-6)},
+        compares_group=True,
+    ),
+    "dr_grpo": Estimator(path="roll.algorithms.estimators:dr_grpo", compares_group=True),
+    "rloo": Estimator(path="roll.algorithms.estimators:rloo", compares_group=True),
+    "remax": Estimator(path="roll.algorithms.estimators:remax", needs_greedy=True),
+    "opo": Estimator(path="roll.algorithms.estimators:opo", compares_group=True),
+    "gpg": Estimator(path="roll.algorithms.estimators:gpg", compares_group=True),
+    "gigpo": Estimator(
+        path="roll.algorithms.estimators:gigpo",
+        compares_group=True,
+        credits_turns=True,
+        compares_states=True,
+        reads=("episode_reward_weight", "step_reward_weight", "step_reward_gamma"),
+    ),
+    "step_reinforce": Estimator(
+        path="roll.algorithms.estimators:step_reinforce", credits_turns=True, reads=("step_reward_gamma",)
+    ),
+}
+
+
+def estimator_of(name: str) -> Estimator:
+    """Return the entry called `name`; one of the user's own may read token rewards."""
+    return ESTIMATORS.get(name) or Estimator(path=name, reads_tokens=True)

@@ -1,0 +1,97 @@
+"""`policy_loss` and `adv_estimator` with options: both spellings, types, bounds, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from roll.configs.checks.prerequisites import algorithm_checks
+from roll.configs.errors import ConfigError
+from roll.configs.parsing.loader import load_config, to_yaml
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        ["policy_loss={name: kimi15, tau: 1}"],
+        ["policy_loss=kimi15", "policy_loss_args={tau: 1}"],
+        ["policy_loss=kimi15", "policy_loss_args.tau=1"],
+        ["policy_loss=kimi15", "kimi15_tau=1"],
+    ],
+)
+def test_options_of_a_loss_may_be_written_in_several_ways(job, written):
+    config = load_config(job, "job", [*written, "adv_estimator={name: grpo, eps: 0.5}"])
+    assert config.policy_loss == "kimi15"
+    assert config.loss_options == {"tau": 1.0, "level": "sequence"}
+    assert isinstance(config.loss_options["tau"], float)
+    assert config.estimator_options == {"eps": 0.5}
+
+
+def test_a_printed_configuration_is_read_again(job):
+    config = load_config(job, "job", ["policy_loss={name: ppo, clip_low: 0.1, dual_clip: null}"])
+    (job / "again.yaml").write_text(to_yaml(config))
+    again = load_config(job, "again")
+    assert again == config
+    assert again.loss_options == {"clip_low": 0.1, "clip_high": 0.2, "dual_clip": None, "ratio_type": "token"}
+
+
+def test_options_that_arent_written_come_from_their_keys(job):
+    config = load_config(
+        job, "job", ["adv_estimator={name: reinforce}", "gamma=0.5", "pg_clip=0.1", "pg_clip_high=0.3"]
+    )
+    assert config.estimator_options == {"gamma": 0.5}
+    assert (config.loss_options["clip_low"], config.loss_options["clip_high"]) == (0.1, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        (
+            "policy_loss={name: kimi15, tua: 1}",
+            "policy_loss_args.tua: got 1, expected an option of kimi15, which has tau",
+        ),
+        ("policy_loss={name: kimi15, tua: 1}", "did you mean 'tau'?"),
+        ("policy_loss={name: kimi15, tau: fast}", "policy_loss_args.tau: got 'fast', expected a number"),
+        ("policy_loss={name: kimi15, tau: -1}", "policy_loss_args.tau: got -1.0, expected a number >= 0"),
+        ("policy_loss={name: topr, level: row}", "policy_loss_args.level: got 'row', expected one of sequence, token"),
+        ("policy_loss={name: reinforce, tau: 1}", "expected an option of reinforce, which has none"),
+        ("policy_loss={tau: 1}", "expected a name, or a section with a name and options"),
+        ("policy_loss={name: kimmi15}", "did you mean 'kimi15'"),
+        (
+            "adv_estimator={name: grpo, gamma: 1}",
+            "adv_estimator_args.gamma: got 1, expected an option of grpo, which has eps",
+        ),
+        ("adv_estimator={name: gigpo}", "credits the turns of an environment"),
+        ("policy_loss_args={tau: 1}", "expected an option of ppo, which has clip_low"),
+        ("policy_loss={name: tis, lower: 2}", "policy_loss_args.lower: got 2.0, expected less than upper (1.0)"),
+    ],
+)
+def test_a_wrong_option_is_refused_with_what_there_is(job, override, expected):
+    with pytest.raises(ConfigError) as error:
+        load_config(job, "job", [override])
+    assert expected in str(error.value)
+
+
+def test_an_option_is_given_once(job):
+    with pytest.raises(ConfigError, match=r"policy_loss_args.tau: .* because kimi15_tau says the same"):
+        load_config(job, "job", ["policy_loss={name: kimi15, tau: 1}", "kimi15_tau=0.5"])
+    with pytest.raises(ConfigError, match="options in one place; policy_loss has some too"):
+        load_config(job, "job", ["policy_loss={name: kimi15, tau: 1}", "policy_loss_args={level: token}"])
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("beta: 0.2", ""),
+        ("beta: 0.2, power: 3", ""),
+        ("beat: 0.2", "beat: got 0.2, expected an argument of OWN: there is no such option; did you mean 'beta'"),
+        ("power: 3", "beta: expected an argument of OWN: it has no default and must be given"),
+        ("beta: 1, power: high", "power: got 'high', expected an argument of OWN: it is annotated as int"),
+    ],
+)
+def test_options_of_ones_own_loss_are_compared_with_its_signature_without_importing_it(job, options, expected):
+    (job / "own.py").write_text("raise SystemExit\ndef bent(inputs, *, beta: float, power: int = 2):\n    pass\n")
+    own = f"{job}/own.py:bent"
+    config = load_config(job, "job", [f"policy_loss={{name: '{own}', {options}}}"])
+    found = [str(violation).replace(own, "OWN") for violation in algorithm_checks(config)]
+    assert bool(found) == bool(expected)
+    assert not found or found[0].startswith(f"policy_loss_args.{expected}")
