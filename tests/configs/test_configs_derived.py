@@ -150,7 +150,7 @@ def test_names_known_here_are_those_of_the_registries():
     from roll.configs.schema.run_config import TrackerName
     from roll.configs.schema.worker_config import TEMPLATES
     from roll.data import templates
-    from roll.rewards import registry
+    from roll.rewards import reward_registry as registry
     from roll.tracking.registry import TRACKERS
 
     assert set(TEMPLATES) == {"native", *templates.TEMPLATES}
