@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -82,7 +82,9 @@ def actor_loss(config: RLConfig) -> LossFn:
         if uses_kl:
             reference = batch.pad("ref_logprobs")
             sampler = old if batch.sampling_logprobs is None else batch.pad("sampling_logprobs")
-            ratio = {"sampled_logprobs": sampler, "cap": _importance_cap(config)} if config.kl_loss_ratio else {}
+            ratio: dict[str, Any] = (
+                {"sampled_logprobs": sampler, "cap": _importance_cap(config)} if config.kl_loss_ratio else {}
+            )
             kl = kl_loss(logprobs, reference, mask, kind=config.kl_loss_type, **ratio)
             combine.add("actor/kl_loss", kl, config.kl_loss_coef)
             clamped = clamped_tokens(logprobs, reference, mask)
@@ -187,5 +189,3 @@ class _Combiner:
         if name is not None:
             self._metrics.add_mean(name, float(self._total.detach()), self._share)
         return LossTerms(loss=self._total, metrics=self._metrics)
-
-
