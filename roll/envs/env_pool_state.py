@@ -1,9 +1,9 @@
-"""Which episode lives in which process, and what becomes of it when the process ends. The inside of `EnvPool`.
+"""Which episode is played in which process, and what becomes of it when the process ends. The inside of `EnvPool`.
 
-Everything here runs in the thread of the pool's event loop, so nothing needs a lock. Dataflow: `reset` queues an
-episode; `_place` gives it to the least loaded process as soon as that has room; answers come back through `answered`,
-go into the episode's history and on to whoever waits. When a process ends, the episode whose call was under way fails,
-and the others are rebuilt in its successor: same seed, options and responses, and the last result must be as before.
+Everything here runs in the pool's thread, so nothing needs a lock. `open` queues an episode until a process has room;
+answers go into the episode's history and on to whoever waits. When a process ends, the episode whose call was under way
+fails, and the others are rebuilt in its successor: same seed, options and responses, and the last result must be as
+before.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ import itertools
 import logging
 import math
 import time
-from collections import Counter, deque
-from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from roll.envs.env_process import Call, Ended, EnvProcess
 from roll.envs.env_registry import EnvLoadError, EnvSpec
 from roll.envs.messages import Packed, difference, is_over
+from roll.processes.process_pool import ProcessPool, require_positive
+from roll.processes.worker_process import Call, Ended, WorkerProcess
 
 logger = logging.getLogger(__name__)
 
-_STARTS = 3
-"""Times that a process is started before its episodes fail."""
 _REBUILDS = 3
 """Times that an episode is rebuilt after ends that were no episode's doing."""
 _MAX_NAMES_SHOWN = 5
 
 
+Status = Literal["env_error", "timeout"]
+
+
 class EnvFailed(RuntimeError):
     """An episode's environment failed; no reward can be given. `status` says how, the message whose and why."""
 
-    def __init__(self, status: Literal["env_error", "timeout"], message: str) -> None:
+    def __init__(self, status: Status, message: str) -> None:
         super().__init__(message)
-        self.status: Literal["env_error", "timeout"] = status
+        self.status: Status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,10 @@ class PooledEpisode:
         return "reset" if self.last is None else f"step {len(self.responses) + 1}"
 
 
-class EnvPoolState:
+EnvProcess = WorkerProcess[PooledEpisode]
+
+
+class EnvPoolState(ProcessPool[PooledEpisode]):
     """The episodes and processes of a pool."""
 
     def __init__(
@@ -95,38 +98,30 @@ class EnvPoolState:
         max_envs_per_process: int | None,
         memory_limit_mb: float,
     ) -> None:
-        self.counters: Counter[str] = Counter()
-        self._specs = dict(specs)
-        self._timeout_s, self._start_timeout_s = timeout_s, start_timeout_s
-        self._max_envs = math.inf if max_envs_per_process is None else max_envs_per_process
+        require_positive("environment", memory_limit_mb=memory_limit_mb)
         self._memory_limit_mb = memory_limit_mb
-        self._period_s = min(0.25, timeout_s / 20, start_timeout_s / 20)
         self._instances = itertools.count(1)
-        self._queue: deque[PooledEpisode] = deque()
         self._warned_at = 0.0
-        self._processes: list[EnvProcess] = []
-        self._episodes_of: dict[EnvProcess, dict[int, PooledEpisode]] = {}
-        self._retired: set[EnvProcess] = set()
-        self._starts = [0] * num_processes
-        self.loaded: list[Future[None]] = [Future() for _ in range(num_processes)]
         self._outcomes: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Packed], Packed | Exception]]] = {}
+        super().__init__(
+            "environment",
+            "roll.envs.env_worker:EnvHandler",
+            dict(specs),
+            what="the environments",
+            num_processes=num_processes,
+            timeout_s=timeout_s,
+            start_timeout_s=start_timeout_s,
+            max_assigned=math.inf if max_envs_per_process is None else max_envs_per_process,
+        )
 
     # --- what the pool asks for -------------------------------------------------------
 
-    def start(self) -> None:
-        """Start the processes and look after them from now on."""
-        self._loop = asyncio.get_running_loop()
-        for index in range(len(self._starts)):
-            self._processes.append(self._new_process(index))
-        self._watch()
-
-    def reset(self, episode: PooledEpisode) -> None:
+    def open(self, episode: PooledEpisode) -> None:
         """Begin an episode as soon as a process has room for it."""
         self.counters["episodes"] += 1
         episode.instance = next(self._instances)
         episode.queued_at = time.monotonic()
-        self._queue.append(episode)
-        self._place()
+        self.enqueue(episode)
 
     def step(self, episode: PooledEpisode, pending: PendingCall) -> None:
         """Ask for a step; after the replay, if one is under way."""
@@ -149,45 +144,25 @@ class EnvPoolState:
             self._tell(episode.pending, EnvFailed("env_error", f"{episode} was closed {reason}"))
         self._release(episode)
 
-    def stop(self, reason: str, episodes: Iterable[PooledEpisode]) -> None:
-        """End everything."""
-        for episode in episodes:
-            if episode.pending is not None:
-                self._tell(episode.pending, EnvFailed("env_error", f"{episode}: {reason}"))
-                episode.pending = None
-        for process in self._episodes_of:
-            process.kill()
-        for loaded in self.loaded:
-            if not loaded.done():
-                loaded.set_exception(RuntimeError(reason))
-        self._deliver()
+    # --- what becomes of processes ----------------------------------------------------
 
-    # --- what processes say -----------------------------------------------------------
+    def _load_error(self, reason: str) -> Exception:
+        return EnvLoadError(f"environments can't be played: {reason}")
 
-    def ready(self, process: EnvProcess) -> None:
-        """It can play."""
-        self._starts[process.index] = 0
-        loaded = self.loaded[process.index]
-        if loaded.done():
-            return
-        if process.resident_mb > self._memory_limit_mb:
-            loaded.set_exception(
-                EnvLoadError(
-                    f"memory_limit_mb: got {self._memory_limit_mb:g}, but a process takes {process.resident_mb:.0f} MB "
-                    "before it has played anything; raise it"
-                )
-            )
-        else:
-            loaded.set_result(None)
+    def _unfit(self, process: EnvProcess) -> str:
+        if process.resident_mb <= self._memory_limit_mb:
+            return ""
+        return (
+            f"memory_limit_mb: got {self._memory_limit_mb:g}, but a process takes {process.resident_mb:.0f} MB before "
+            "it has played anything; raise it"
+        )
 
     def answered(self, process: EnvProcess, call: Call, answer: tuple[Any, ...]) -> None:
-        """A call has come back."""
+        """Note what a call gave, or that it failed."""
         if answer[0] == "closed":
-            if answer[2]:
-                logger.warning("closing an environment failed: %s", answer[2])
-            self._recycle_if_over_memory(process)
+            self._closed(process, *answer[1:])
             return
-        episode = self._episodes_of[process].get(call.instance)
+        episode = process.assigned.get(call.key)
         if episode is None:
             return  # closed meanwhile
         if answer[0] == "ok":
@@ -198,84 +173,43 @@ class EnvPoolState:
         else:
             self._fail(episode, "env_error", answer[1])
 
-    def ended(self, process: EnvProcess, ended: Ended) -> None:
-        """It is gone: the episode whose call it was fails, the others move to its successor."""
-        lives = self._episodes_of.pop(process)
-        was_retired = process in self._retired
-        self._retired.discard(process)
-        self.counters["timeouts"] += ended.status == "timeout"
-        whose = lives.get(ended.running.instance) if ended.running is not None else None
-        logger.warning("an environment process is gone: %s%s", f"{whose}: " if whose else "", ended.reason)
-        if not process.is_ready:
-            self._starts[process.index] += 1
-            if ended.load_error or self._starts[process.index] >= _STARTS:
-                self._give_up(process, ended, lives)
-                return
-        self.counters["restarts"] += 1
-        successor = self._new_process(process.index)
-        if was_retired:
-            self._retired.add(successor)
-        else:
-            self._processes[process.index] = successor
-        for episode in lives.values():
-            episode.process = None
-            if ended.running is not None and episode.instance == ended.running.instance:
-                self._fail(episode, ended.status, ended.reason)
-            elif ended.running is None and process.is_ready and episode.rebuilds >= _REBUILDS:
-                self._fail(episode, ended.status, f"{ended.reason}; that was the {_REBUILDS + 1}th time")
-            else:
-                episode.rebuilds += ended.running is None and process.is_ready
-                self._rebuild(successor, episode)
-        if was_retired and not self._episodes_of[successor]:
-            self._retire_for_good(successor)
-
-    # --- processes --------------------------------------------------------------------
-
-    def _new_process(self, index: int) -> EnvProcess:
-        process = EnvProcess(
-            self, self._specs, index=index, timeout_s=self._timeout_s, start_timeout_s=self._start_timeout_s
-        )
-        self._episodes_of[process] = {}
-        return process
-
-    def _give_up(self, process: EnvProcess, ended: Ended, lives: Mapping[int, PooledEpisode]) -> None:
-        """It can't be started: a later episode may try again."""
-        self._starts[process.index] = 0
-        loaded = self.loaded[process.index]
-        if not loaded.done():
-            loaded.set_exception(EnvLoadError(f"environments can't be played: {ended.reason}"))
-        for episode in lives.values():
-            episode.process = None
-            self._fail(episode, ended.status, ended.reason)
-
-    def _recycle_if_over_memory(self, process: EnvProcess) -> None:
-        """Retire a process that has become too large: its episodes are played to their end beside a successor, which
-        gets all further ones. Nobody has to wait for them, since they may be waiting for each other.
+    def _closed(self, process: EnvProcess, resident_mb: float, error: str) -> None:
+        """Recycle the process if it has become too large. Its other episodes are played to their end: they may be
+        waiting for each other.
         """
-        retiring = any(other.index == process.index for other in self._retired)
-        if process.resident_mb > self._memory_limit_mb and not retiring:
-            self._retired.add(process)
-            logger.info("an environment process takes %.0f MB and is replaced", process.resident_mb)
-            self._processes[process.index] = self._new_process(process.index)
-            self._place()
-        if process in self._retired and process.idle and not self._episodes_of[process]:
-            self._retire_for_good(process)
-            self.counters["recycled"] += 1
+        if error:
+            logger.warning("closing an environment failed: %s", error)
+        process.resident_mb = resident_mb
+        if resident_mb > self._memory_limit_mb:
+            logger.info("an environment process takes %.0f MB and is replaced", resident_mb)
+            self.retire(process)
+        else:
+            self.end_if_unused(process)
 
-    def _retire_for_good(self, process: EnvProcess) -> None:
-        self._retired.discard(process)
-        del self._episodes_of[process]
-        process.kill()
+    def _lost(self, items: Sequence[PooledEpisode], ended: Ended, successor: EnvProcess | None) -> None:
+        """Fail the episode whose call it was; the others move to the successor."""
+        running = ended.running.key if ended.running is not None else None
+        whose = next((episode for episode in items if episode.instance == running), None)
+        logger.warning("an environment process is gone: %s%s", f"{whose}: " if whose else "", ended.reason)
+        status: Status = "timeout" if ended.status == "timeout" else "env_error"
+        idle_end = running is None and ended.was_ready
+        for episode in items:
+            episode.process = None
+            if successor is None or episode is whose:
+                self._fail(episode, status, ended.reason)
+            elif idle_end and episode.rebuilds >= _REBUILDS:
+                self._fail(episode, status, f"{ended.reason}; that was the {_REBUILDS + 1}th time")
+            else:
+                episode.rebuilds += idle_end
+                self._begin(successor, episode)
 
-    def _watch(self) -> None:
-        self._loop.call_later(self._period_s, self._watch)
-        for process in list(self._episodes_of):
-            process.check()
+    def _watch_queue(self) -> None:
+        """Warn when the first episode in the queue has waited long."""
         now, patience = time.monotonic(), self._start_timeout_s + self._timeout_s
         first = next((episode for episode in self._queue if not episode.closed), None)
         if first is not None and now - max(first.queued_at, self._warned_at) > patience:
             self._warned_at = now
-            holders = [episode for lives in self._episodes_of.values() for episode in lives.values()]
+            holders = [episode for process in self._alive for episode in process.assigned.values()]
             names = ", ".join(episode.name for episode in holders[:_MAX_NAMES_SHOWN])
             more = ", ..." if len(holders) > _MAX_NAMES_SHOWN else ""
             logger.warning(
@@ -285,27 +219,11 @@ class EnvPoolState:
 
     # --- episodes ---------------------------------------------------------------------
 
-    def _place(self) -> None:
-        """Give queued episodes to processes, the least loaded first."""
-        while self._queue:
-            if self._queue[0].closed:
-                self._queue.popleft()
-                continue
-            open_to_more = [p for p in self._processes if self._load(p) < self._max_envs]
-            if not open_to_more:
-                return
-            process = min(open_to_more, key=lambda p: (self._load(p), p.index))
-            if process.gone:  # it couldn't be started the last time
-                if self.loaded[process.index].exception() is not None:
-                    self.loaded[process.index] = Future()
-                process = self._processes[process.index] = self._new_process(process.index)
-            self._rebuild(process, self._queue.popleft())
-
-    def _load(self, process: EnvProcess) -> int:
-        return len(self._episodes_of.get(process, ()))
-
-    def _rebuild(self, process: EnvProcess, episode: PooledEpisode) -> None:
+    def _begin(self, process: EnvProcess, item: PooledEpisode) -> None:
         """Begin the episode in this process, or play it again up to where it was."""
+        episode = item
+        if episode.closed:
+            return
         if episode.last is not None:
             if is_over(episode.last):
                 if episode.pending is not None:
@@ -314,12 +232,13 @@ class EnvPoolState:
             episode.replaying = True
             self.counters["replayed"] += 1
         episode.process = process
-        self._episodes_of[process][episode.instance] = episode
+        process.assigned[episode.instance] = episode
         self._ask(episode, "open", episode.spec.tag, episode.seed, episode.options, tuple(episode.responses))
 
     def _ask(self, episode: PooledEpisode, kind: Literal["open", "step"], *arguments: Any) -> None:
         assert episode.process is not None, episode
-        episode.process.send(Call(episode.instance, kind, arguments, episode.doing))
+        arguments = (kind, episode.instance, *arguments)
+        episode.process.send(Call(episode.instance, arguments, episode.doing, f"during {episode.doing}"))
 
     def _accept(self, episode: PooledEpisode, result: Packed) -> None:
         """Note what a call gave, and hand it on."""
@@ -342,7 +261,13 @@ class EnvPoolState:
         episode.last = result
         self._tell(pending, result)
 
-    def _fail(self, episode: PooledEpisode, status: Literal["env_error", "timeout"], reason: str) -> None:
+    def _abandon(self, item: PooledEpisode, reason: str) -> None:
+        if item.pending is not None:
+            self._tell(item.pending, EnvFailed("env_error", f"{item}: {reason}"))
+            item.pending = None
+        self._deliver()
+
+    def _fail(self, episode: PooledEpisode, status: Status, reason: str) -> None:
         episode.failure = EnvFailed(status, f"{episode}: {reason}")
         if episode.pending is not None:
             self._tell(episode.pending, episode.failure)
@@ -352,10 +277,11 @@ class EnvPoolState:
         """Free its place."""
         process, episode.process, episode.pending = episode.process, None, None
         if process is not None:
-            process.send(Call(episode.instance, "close", (), f"close of {episode}"))
-            del self._episodes_of[process][episode.instance]
+            doing = f"close of {episode}"
+            process.send(Call(episode.instance, ("close", episode.instance), doing, f"during {doing}"))
+            del process.assigned[episode.instance]
         if self._queue:
-            self._loop.call_soon(self._place)
+            self._loop.call_soon(self.place)
 
     # --- whoever waits ----------------------------------------------------------------
 

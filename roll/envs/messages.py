@@ -1,22 +1,15 @@
-"""What an environment process and its parent say to each other: batches of tuples of plain values, in frames.
+"""What an environment process and its parent tell each other: tuples of plain values (see `roll/processes/frames.py`).
 
-Plain values, so that reading an answer runs no code of an environment's author in the parent, and is quick.
-
-A request is `(number, "open", instance, tag, seed, options, responses)`, `(number, "step", instance, response)` or
-`(number, "close", instance)`; options are pickled. `open` with responses is a replay: its answer is the last one's. An
-answer is `(number, "ok", result)`, `(number, "error", text)` or `(number, "closed", resident megabytes, error)`.
-The first message to a process is its specs; its first answer `("ready", resident megabytes)` or `("failed", text)`.
+A request is `("open", instance, tag, seed, options, responses)`, `("step", instance, response)` or
+`("close", instance)`; options are pickled. `open` with responses is a replay: its answer is the last one's. An answer
+is `("ok", result)`, `("error", text)` or `("closed", resident megabytes, error)`.
 """
 
 from __future__ import annotations
 
-import pickle
-import struct
 from typing import Any, cast
 
 from roll.envs.base import Message, Observation, StepResult
-
-_HEADER = struct.Struct("!Q")
 
 PackedObservation = tuple[tuple[tuple[str, str], ...], str]
 PackedStep = tuple[float, bool, bool, "PackedObservation | None", dict[str, float], dict[str, float]]
@@ -24,38 +17,10 @@ Packed = tuple[Any, ...]
 """One of the two above: what the last call of an episode gave."""
 
 
-def frame(message: Any) -> bytes:
-    """A message as bytes: its length, then its pickle."""
-    content = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-    return _HEADER.pack(len(content)) + content
-
-
-class Frames:
-    """Puts the pieces that a stream arrives in back together."""
-
-    def __init__(self) -> None:
-        self._bytes = bytearray()
-
-    def feed(self, piece: bytes) -> list[Any]:
-        """The messages that are whole with this piece."""
-        self._bytes += piece
-        whole: list[Any] = []
-        at = 0
-        while len(self._bytes) - at >= _HEADER.size:
-            (length,) = _HEADER.unpack_from(self._bytes, at)
-            end = at + _HEADER.size + length
-            if end > len(self._bytes):
-                break
-            whole.append(pickle.loads(memoryview(self._bytes)[at + _HEADER.size : end].tobytes()))
-            at = end
-        if at:
-            del self._bytes[:at]
-        return whole
-
-
 def pack_observation(observation: Observation) -> PackedObservation:
     """As plain values. The wrappers have checked its types."""
-    return tuple([(message.role, message.content) for message in observation.messages]), observation.state
+    messages = [(str(message.role), str(message.content)) for message in observation.messages]
+    return tuple(messages), str(observation.state)
 
 
 def unpack_observation(packed: Packed) -> Observation:

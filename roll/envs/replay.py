@@ -12,7 +12,7 @@ import numpy
 
 from roll.envs.env_registry import EnvSpec, build_env
 from roll.envs.pixels import apng_bytes, png_bytes
-from roll.utils.child import ChildProcess
+from roll.processes.child import ChildProcess
 
 
 def save_replay(

@@ -1,30 +1,40 @@
 """Scoring responses in killable processes, so that a hanging or crashing reward function costs a status, not
 the run.
 
-Dataflow: `submit` puts a request in the queue of a thread pool with one thread per process. A thread takes an
-idle process, sends the request and waits for the answer up to the time limit. No answer in time: the process
-is killed with all it started, and the result is `timeout`. Death or an exception: tried again `retries`
-times, then `error`. The thread then hands the process (or a fresh one) back. Results come in the order of the
-requests, whoever finished first.
+A process scores one response at a time. No answer within the time limit: the process is killed with all it started, and
+the result is `timeout`. Death or an exception: tried again `retries` times, then `error`. Results come in the order of
+the requests, whoever finished first.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import pickle
-import queue
-import threading
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import Future
+from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
-from roll.rewards.base import ResultStatus, Reward, RewardRequest, RewardResult, RewardSpec
-from roll.rewards.reward_process import CallTimeout, ProcessDied, RewardProcess
+from roll.processes.process_pool import ProcessPool, require_at_least
+from roll.processes.worker_process import Call, Ended, WorkerProcess
+from roll.rewards.base import ResultStatus, Reward, RewardLoadError, RewardRequest, RewardResult, RewardSpec
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """One response that is to be scored."""
+
+    number: int
+    request: RewardRequest
+    message: bytes
+    future: Future[RewardResult]
+    attempts: int = 0
+    started_at: float = 0.0
 
 
 class RewardPool:
@@ -56,44 +66,21 @@ class RewardPool:
         """
         if not specs:
             raise ValueError("a reward pool needs at least one domain")
-        for name, value, least in (
-            ("num_processes", num_processes, 1),
-            ("retries", retries, 0),
-            ("recycle_after", recycle_after, 0),
-        ):
-            if value < least:
-                raise ValueError(f"reward pool: {name} must be >= {least}, got {value}")
-        for name, seconds in (("timeout_s", timeout_s), ("start_timeout_s", start_timeout_s)):
-            if not seconds > 0:
-                raise ValueError(f"reward pool: {name} must be > 0 seconds, got {seconds}")
         self._specs = dict(specs)
-        self._timeout_s, self._start_timeout_s = timeout_s, start_timeout_s
-        self._retries, self._recycle_after = retries, recycle_after
-        self._lock = threading.Lock()
-        self._counters: Counter[str] = Counter()
-        self._closed = False
-        self._processes: set[RewardProcess] = set()
-        self._idle: queue.SimpleQueue[RewardProcess | None] = queue.SimpleQueue()
-        for _ in range(num_processes):
-            self._idle.put(self._start())
-        self._threads = ThreadPoolExecutor(num_processes, thread_name_prefix="reward")
+        self._numbers = itertools.count(1)
+        self._jobs = _Jobs(
+            self._specs,
+            num_processes=num_processes,
+            timeout_s=timeout_s,
+            retries=retries,
+            start_timeout_s=start_timeout_s,
+            recycle_after=recycle_after,
+        )
+        self._jobs.start()
 
     def wait_ready(self) -> None:
-        """Wait until every idle process has loaded its functions; raises `RewardLoadError` naming what is
-        wrong.
-        """
-        with self._lock:
-            processes = list(self._processes)
-        taken: list[RewardProcess | None] = []
-        try:
-            for _ in processes:
-                process = self._idle.get(timeout=self._start_timeout_s + self._timeout_s)
-                taken.append(process)
-                if process is not None:
-                    process.wait_ready(self._start_timeout_s)
-        finally:
-            for slot in taken:
-                self._idle.put(slot)
+        """Wait until every process has loaded its functions; raises `RewardLoadError` naming what is wrong."""
+        self._jobs.wait_ready()
 
     def submit(self, request: RewardRequest) -> Future[RewardResult]:
         """Queue one request. The future always gets a result, unless the functions can't be loaded or the
@@ -103,29 +90,24 @@ class RewardPool:
             raise ValueError(
                 f"no reward for domain {request.domain!r} (request {request.id!r}); known: {sorted(self._specs)}"
             )
-        if self._closed:
-            raise RuntimeError("the reward pool is closed")
-        return self._threads.submit(self._score, request, pickle.dumps(request))
+        job = _Job(next(self._numbers), request, pickle.dumps(request), Future())
+        self._jobs.post(lambda: self._jobs.enqueue(job))
+        return job.future
 
     def score(self, requests: Sequence[RewardRequest]) -> list[RewardResult]:
         """Score all requests; results in their order. Blocks; may be called from several threads."""
         futures = [self.submit(request) for request in requests]
-        return [self._wait(future, request) for future, request in zip(futures, requests, strict=True)]
+        return [future.result() for future in futures]
 
     def counters(self) -> dict[str, int]:
         """Totals so far: `ok`, `error`, `timeout`, `retries`, `restarts`."""
-        with self._lock:
-            return {name: self._counters[name] for name in ("ok", "error", "timeout", "retries", "restarts")}
+        counters = self._jobs.counters
+        totals = {name: counters[name] for name in ("ok", "error", "timeout", "retries")}
+        return {**totals, "restarts": counters["restarts"] + counters["recycled"]}
 
     def close(self) -> None:
         """Drop what is queued and kill the processes."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        with self._lock:
-            self._closed = True
-            processes = list(self._processes)
-            self._processes.clear()
-        for process in processes:
-            process.kill()
+        self._jobs.shutdown("the reward pool is closed")
 
     def __enter__(self) -> RewardPool:
         return self
@@ -135,81 +117,91 @@ class RewardPool:
     ) -> None:
         self.close()
 
-    def _wait(self, future: Future[RewardResult], request: RewardRequest) -> RewardResult:
-        """The result, as long as the pool goes on answering somebody."""
-        stall_s = (self._start_timeout_s + self._timeout_s) * (self._retries + 1) + 60.0
-        answered = -1
-        while True:
-            try:
-                return future.result(timeout=stall_s)
-            except FutureTimeout:
-                before, answered = answered, sum(self.counters().values())
-                if before == answered:
-                    raise TimeoutError(
-                        f"the reward pool answered nobody for {stall_s:g} s; waiting for request {request.id!r}"
-                    ) from None
 
-    # --- in the threads ---------------------------------------------------------------
+class _Jobs(ProcessPool[_Job]):
+    """The inside of `RewardPool`, which runs in the pool's thread."""
 
-    def _start(self) -> RewardProcess:
-        process = RewardProcess(self._specs, call_timeout_s=self._timeout_s)
-        with self._lock:
-            self._processes.add(process)
-            closed = self._closed
-        if closed:
-            process.kill()
-            raise RuntimeError("the reward pool was closed")
-        return process
-
-    def _discard(self, process: RewardProcess) -> None:
-        process.kill()
-        with self._lock:
-            self._processes.discard(process)
-            self._counters["restarts"] += 1
-
-    def _score(self, request: RewardRequest, message: bytes) -> RewardResult:
-        started = time.monotonic()
-        # One process per thread, so this waits only while `wait_ready` holds them.
-        slot = self._idle.get(timeout=self._start_timeout_s + self._timeout_s + 10.0)
-        status: ResultStatus = "error"
-        outcome: Reward | str = ""
-        attempt = 0
-        try:
-            while status == "error" and attempt <= self._retries:
-                attempt += 1
-                status, outcome, slot = self._attempt(slot, message)
-        finally:
-            self._idle.put(slot)
-        with self._lock:
-            self._counters[status] += 1
-            self._counters["retries"] += attempt - 1
-        reward, error = (outcome, "") if isinstance(outcome, Reward) else (None, outcome)
-        if error:
-            logger.debug("reward request %s: %s after %d attempts: %s", request.id, status, attempt, error)
-        return RewardResult(
-            id=request.id,
-            status=status,
-            reward=reward,
-            error=error,
-            attempts=attempt,
-            seconds=time.monotonic() - started,
+    def __init__(
+        self,
+        specs: Mapping[str, RewardSpec],
+        *,
+        num_processes: int,
+        timeout_s: float,
+        retries: int,
+        start_timeout_s: float,
+        recycle_after: int,
+    ) -> None:
+        require_at_least("reward", 0, retries=retries, recycle_after=recycle_after)
+        self._retries, self._recycle_after = retries, recycle_after
+        super().__init__(
+            "reward",
+            "roll.rewards.reward_worker:RewardHandler",
+            specs,
+            what="the reward functions",
+            num_processes=num_processes,
+            timeout_s=timeout_s,
+            start_timeout_s=start_timeout_s,
+            max_assigned=1,
         )
 
-    def _attempt(
-        self, process: RewardProcess | None, message: bytes
-    ) -> tuple[ResultStatus, Reward | str, RewardProcess | None]:
-        """One call: how it ended, the reward or what went wrong, and the process if it is still good."""
-        if process is not None and self._recycle_after and process.calls >= self._recycle_after:
-            self._discard(process)
-            process = None
-        try:
-            process = process or self._start()
-            process.wait_ready(self._start_timeout_s)
-            reply = process.call(message, self._timeout_s)
-        except (CallTimeout, ProcessDied, OSError) as error:
-            if process is not None:
-                self._discard(process)
-            return "timeout" if isinstance(error, CallTimeout) else "error", str(error), None
-        if "error" in reply:
-            return "error", reply["error"], process
-        return "ok", Reward(reply["value"], reply["parts"]), process
+    def _load_error(self, reason: str) -> Exception:
+        return RewardLoadError(f"responses can't be scored: {reason}")
+
+    def _begin(self, process: WorkerProcess[_Job], item: _Job) -> None:
+        if not item.started_at:
+            if not item.future.set_running_or_notify_cancel():
+                return
+            item.started_at = time.monotonic()
+        item.attempts += 1
+        process.assigned[item.number] = item
+        process.send(Call(item.number, (item.message,), "scoring", "while scoring"))
+
+    def answered(self, process: WorkerProcess[_Job], call: Call, answer: tuple[Any, ...]) -> None:
+        job = process.assigned.pop(call.key)
+        if answer[0] == "ok":
+            self._finish(job, "ok", Reward(*answer[1:]))
+        else:
+            self._retry(job, answer[1])
+        if self._recycle_after and process.answers >= self._recycle_after:
+            self.retire(process)
+        self.place()
+
+    def _lost(self, items: Sequence[_Job], ended: Ended, successor: WorkerProcess[_Job] | None) -> None:
+        if ended.load_error:  # for all that wait, too: another process would do no better
+            items, self._queue = [*items, *self._queue], type(self._queue)()
+        for job in items:
+            if ended.load_error:
+                job.future.set_exception(self._load_error(ended.reason))
+            elif not ended.was_ready and successor is not None:  # not the response's fault
+                job.attempts -= 1
+                self._queue.appendleft(job)
+            elif ended.status == "timeout" and ended.running is not None:
+                self._finish(job, "timeout", error=ended.reason)
+            else:
+                self._retry(job, ended.reason)
+
+    def _abandon(self, item: _Job, reason: str) -> None:
+        if item.started_at or item.future.set_running_or_notify_cancel():
+            item.future.set_exception(RuntimeError(reason))
+
+    def _retry(self, job: _Job, error: str) -> None:
+        if job.attempts <= self._retries:
+            self._queue.appendleft(job)
+        else:
+            self._finish(job, "error", error=error)
+
+    def _finish(self, job: _Job, status: ResultStatus, reward: Reward | None = None, error: str = "") -> None:
+        self.counters[status] += 1
+        self.counters["retries"] += job.attempts - 1
+        if error:
+            logger.debug("reward request %s: %s after %d attempts: %s", job.request.id, status, job.attempts, error)
+        job.future.set_result(
+            RewardResult(
+                id=job.request.id,
+                status=status,
+                reward=reward,
+                error=error,
+                attempts=job.attempts,
+                seconds=time.monotonic() - job.started_at,
+            )
+        )

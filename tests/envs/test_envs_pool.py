@@ -17,9 +17,10 @@ import pytest
 
 from roll.envs.env_pool import EnvFailed, EnvPool
 from roll.envs.env_registry import EnvLoadError, EnvSpec
-from roll.envs.messages import Frames, difference, frame
+from roll.envs.messages import difference
 from roll.envs.wrappers import ActionRules
-from roll.utils.child import child_environment
+from roll.processes.child import child_environment
+from roll.processes.frames import Frames, frame
 
 FAULTY = f"{Path(__file__).with_name('envs_faulty.py')}:Counter"
 

@@ -1,4 +1,4 @@
-"""One environment process, seen from its parent: what it was asked, what it is doing, how it ended.
+"""One process of a pool, seen from its parent: what it was asked, what it is doing, how it ended.
 
 All methods run in the thread of the pool's event loop, and none of them waits for the process.
 """
@@ -13,13 +13,13 @@ import pickle
 import socket
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from roll.envs.env_registry import EnvSpec
-from roll.envs.messages import Frames, frame
-from roll.utils.child import ChildProcess
+from roll.processes.child import ChildProcess
+from roll.processes.frames import Frames, frame
+
+T = TypeVar("T")
 
 _READ_BYTES = 1 << 20
 _READS_AT_END = 1000
@@ -29,57 +29,82 @@ _READS_AT_END = 1000
 class Call:
     """One request, from when it is sent until it is answered."""
 
-    instance: int
-    kind: Literal["open", "step", "close"]
+    key: int
+    """Whose it is: a key of `WorkerProcess.assigned`."""
     arguments: tuple[Any, ...]
     doing: str
-    """What it is, for error messages."""
+    """What it is, for error messages: `step 2`."""
+    when: str
+    """The same as a clause: `during step 2`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
     """How a process ended, or why it was killed."""
 
-    status: Literal["env_error", "timeout"]
+    status: Literal["died", "timeout"]
     reason: str
     """A clause for error messages."""
     running: Call | None
     """The call that was under way."""
+    was_ready: bool
     load_error: bool
-    """It said that it can't load the environments: starting another is no use."""
+    """It reported that it can't load what it needs: starting another is no use."""
 
 
-class Owner(Protocol):
+class Owner(Protocol, Generic[T]):
     """Who is told."""
 
-    def ready(self, process: EnvProcess) -> None:
-        """It has loaded its environments."""
+    def ready(self, process: WorkerProcess[T]) -> None:
+        """It has loaded what it needs."""
 
-    def answered(self, process: EnvProcess, call: Call, answer: tuple[Any, ...]) -> None:
-        """A call has come back: `("ok", result)`, `("error", text)` or `("closed", megabytes, error)`."""
+    def answered(self, process: WorkerProcess[T], call: Call, answer: tuple[Any, ...]) -> None:
+        """A call has come back."""
 
-    def ended(self, process: EnvProcess, ended: Ended) -> None:
+    def ended(self, process: WorkerProcess[T], ended: Ended) -> None:
         """It is gone, with all it started; nothing further will be told about it."""
 
 
-class EnvProcess:
-    """A child that holds many instances."""
+class WorkerProcess(Generic[T]):
+    """A child that answers calls.
+
+    Args:
+        owner: is told what happens.
+        handler: `package.module:Class` of the child's `Handler`.
+        setup: pickled argument of that class.
+        what: what the child loads, for error messages: `the environments`.
+        index: its place in the pool.
+        timeout_s: seconds of one call.
+        start_timeout_s: seconds until it has loaded.
+    """
 
     def __init__(
-        self, owner: Owner, specs: Mapping[str, EnvSpec], *, index: int, timeout_s: float, start_timeout_s: float
+        self,
+        owner: Owner[T],
+        handler: str,
+        setup: bytes,
+        *,
+        what: str,
+        index: int,
+        timeout_s: float,
+        start_timeout_s: float,
     ) -> None:
         """Start it; `owner.ready` follows. Calls may be sent at once: they wait in the pipe."""
+        self.assigned: dict[int, T] = {}
+        """What the pool has given it to do."""
+        self.answers = 0
         self.index = index
         self.is_ready = False
         self.gone = False
         self.resident_mb = 0.0
         self._owner = owner
+        self._what = what
         self._timeout_s, self._start_timeout_s = timeout_s, start_timeout_s
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
         self._calls: dict[int, Call] = {}
         self._outbox: list[tuple[Any, ...]] = []
-        self._unsent = bytearray(frame(pickle.dumps(dict(specs))))
+        self._unsent = bytearray(frame(setup))
         self._frames = Frames()
         self._started_at = self._heard_at = time.monotonic()
         ours, theirs = socket.socketpair()
@@ -89,7 +114,9 @@ class EnvProcess:
             self._memory = mmap.mmap(shared.fileno(), 16)
             self._progress = memoryview(self._memory).cast("Q")
             fds = (theirs.fileno(), shared.fileno())
-            code = f"from roll.envs.env_worker import main; main({fds[0]}, {fds[1]}, {timeout_s * 1.25 + 5.0})"
+            module, name = handler.split(":")
+            load = f"from roll.processes.serve import serve; from {module} import {name}"
+            code = f"{load}; serve({fds[0]}, {fds[1]}, {timeout_s * 1.25 + 5.0}, {name})"
             try:
                 self._child = ChildProcess(code, fds)
             except BaseException:
@@ -118,7 +145,7 @@ class EnvProcess:
                 self._heard_at = time.monotonic()  # it has been idle until now
         number = next(self._numbers)
         self._calls[number] = call
-        self._outbox.append((number, call.kind, call.instance, *call.arguments))
+        self._outbox.append((number, *call.arguments))
 
     def check(self) -> None:
         """Notice, from time to time, what no message tells: a call or a start that takes too long, or the end of a
@@ -134,7 +161,7 @@ class EnvProcess:
         now = time.monotonic()
         if not self.is_ready:
             if now - self._started_at > self._start_timeout_s:
-                self._end("timeout", f"its process took over {self._start_timeout_s:g} s to load the environments")
+                self._end("timeout", f"its process took over {self._start_timeout_s:g} s to load {self._what}")
             return
         running, started_at = self._running()
         if running is not None:
@@ -145,7 +172,7 @@ class EnvProcess:
             self._end("timeout", f"its process did nothing for over {self._timeout_s:g} s between calls")
 
     def kill(self) -> None:
-        """End it without telling the owner."""
+        """Kill it and its process group without telling the owner."""
         if self.gone:
             return
         self.gone = True
@@ -191,7 +218,7 @@ class EnvProcess:
             self._died()
 
     def _read_rest(self) -> None:
-        """What it said before it ended."""
+        """Take what it wrote before it ended."""
         with contextlib.suppress(BlockingIOError, OSError):
             for _ in range(_READS_AT_END):
                 piece = b"" if self.gone else self._pipe.recv(_READ_BYTES)
@@ -201,36 +228,40 @@ class EnvProcess:
 
     def _take(self, piece: bytes) -> None:
         self._heard_at = time.monotonic()
-        for message in self._frames.feed(piece):
+        try:
+            messages = self._frames.feed(piece)
+        except pickle.UnpicklingError as error:
+            self._end("died", f"its process was killed: {error}", self._running()[0])
+            return
+        for message in messages:
             if self.is_ready:
                 self._hand_on(message)
             elif message[0] == "ready":
                 self.is_ready, self.resident_mb = True, message[1]
                 self._owner.ready(self)
             else:
-                self._end("env_error", f"its process can't load the environments:\n{message[1]}", load_error=True)
+                self._end("died", f"its process can't load {self._what}:\n{message[1]}", load_error=True)
             if self.gone:
                 return
 
     def _hand_on(self, answers: list[tuple[Any, ...]]) -> None:
         for answer in answers:
             call = self._calls.pop(answer[0])
-            if answer[1] == "closed":
-                self.resident_mb = answer[2]
+            self.answers += 1
             self._owner.answered(self, call, answer[1:])
 
     def _died(self) -> None:
         running = self._running()[0]
-        doing = f"during {running.doing}" if running else "between calls" if self.is_ready else "while it started"
-        self._end("env_error", f"its process {self._child.how_it_ended(doing)}", running)
+        when = running.when if running else "between calls" if self.is_ready else "while it started"
+        self._end("died", f"its process {self._child.how_it_ended(when)}", running)
 
     def _end(
         self,
-        status: Literal["env_error", "timeout"],
+        status: Literal["died", "timeout"],
         reason: str,
         running: Call | None = None,
         *,
         load_error: bool = False,
     ) -> None:
         self.kill()
-        self._owner.ended(self, Ended(status, reason, running, load_error))
+        self._owner.ended(self, Ended(status, reason, running, self.is_ready, load_error))
