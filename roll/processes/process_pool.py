@@ -2,8 +2,8 @@
 
 Dataflow: any thread `post`s a request to the one thread of the pool, which has an event loop with the pipes of all
 processes. There a subclass `enqueue`s an item of work; `place` gives it to the least loaded process as soon as one has
-room, and calls `_begin`; answers come back through `answered`. When a process ends, or is killed because a call took too
-long, a successor is started and `_lost` says what becomes of the items that it had. A call's time limit counts from when
+room, and calls `_begin`; answers come back through `answered`. When a process ends, or is killed because a call took
+too long, a successor is started and `_lost` decides about the items that it had. A call's time limit counts from when
 the process begins with it.
 """
 

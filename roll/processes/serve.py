@@ -1,8 +1,8 @@
 """The child's side: takes requests from a pipe and answers them in order.
 
-Single-threaded. It takes all requests that have come, and sends the answers to them together, unless some call among
-them took long. It writes what it is doing into memory that it shares with its parent: number and start of the call that
-runs. So the parent can tell a call that hangs from one that waits behind it, and whose call ended the process.
+One thread answers all requests. It takes those that have come, and sends the answers together unless a call took long.
+It writes what it is doing into memory that it shares with its parent: number and start of the call that runs. So the
+parent can tell a call that hangs from one that waits behind it, and whose call ended the process.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import mmap
 import os
 import pickle
 import resource
+import select
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -44,11 +46,13 @@ def serve(fd: int, progress_fd: int, alarm_s: float, load: Callable[[Any], Handl
     Args:
         fd: the pipe. Its first message is pickled, and given to `load`.
         progress_fd: a file of 16 bytes that the parent maps as well.
-        alarm_s: seconds after which a call ends the process whose parent is gone: the parent's own limit is shorter.
+        alarm_s: seconds after which a call ends the process, if it lets no other thread run and its parent is gone: the
+            parent's own limit is shorter.
         load: makes the handler; what it raises is reported to the parent.
     """
     for inherited in (fd, progress_fd):
         os.set_inheritable(inherited, False)
+    threading.Thread(target=_end_with_parent, args=(fd,), daemon=True).start()
     pipe = socket.socket(fileno=fd)
     progress = memoryview(mmap.mmap(progress_fd, 0)).cast("Q")
     os.close(progress_fd)
@@ -72,12 +76,24 @@ def serve(fd: int, progress_fd: int, alarm_s: float, load: Callable[[Any], Handl
         requests = frames.feed(_read(pipe))
 
 
+def _end_with_parent(fd: int) -> None:
+    """Kill this process and all that it started when the parent closes its end of the pipe, also during a call."""
+    hangup = select.poll()
+    hangup.register(fd, 0)  # a hang-up is always reported
+    hangup.poll()
+    _kill_group()
+
+
+def _kill_group() -> None:
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
 def _read(pipe: socket.socket) -> bytes:
     piece = b""
     with contextlib.suppress(ConnectionResetError):
         piece = pipe.recv(_READ_BYTES)
-    if not piece:  # the parent has gone
-        os.killpg(os.getpgid(0), signal.SIGKILL)
+    if not piece:
+        _kill_group()
     return piece
 
 

@@ -30,8 +30,8 @@ class _Tail(io.TextIOBase):
 class RewardHandler:
     """The functions by domain.
 
-    A request is a pickled `RewardRequest`, an answer `("ok", value, parts)` or `("error", text)`. The text ends with what
-    the function printed, up to a limit.
+    A request is a pickled `RewardRequest`, an answer `("ok", value, parts)` or `("error", text)`. The text ends with
+    what the function printed, up to a limit.
     """
 
     def __init__(self, specs: Mapping[str, RewardSpec]) -> None:
