@@ -136,21 +136,21 @@ class Gate:
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """Replace two methods of the training loop: `step` waits here, `update` shows its rows."""
-        from roll.pipelines.base import Pipeline
+        from roll.pipelines.rl_pipeline import RLPipeline
 
-        step, update = Pipeline.step, Pipeline.update
+        step, update = RLPipeline.step, RLPipeline.update
 
-        def gated_step(pipeline: Pipeline, number: int) -> None:
+        def gated_step(pipeline: RLPipeline, number: int) -> None:
             self._wait(pipeline)
             seconds, processor = timed(lambda: step(pipeline, number))
             lengths = [int(n) - self._task.prompt_length for n in self._batch.lengths]
             self._turns.say(seconds=seconds, processor=processor, lengths=lengths)
 
-        def watched_update(pipeline: Pipeline, rollouts: Any, number: int) -> Any:
+        def watched_update(pipeline: RLPipeline, rollouts: Any, number: int) -> Any:
             self._batch = rollouts.batch
             return update(pipeline, rollouts, number)
 
-        with mock.patch.object(Pipeline, "step", gated_step), mock.patch.object(Pipeline, "update", watched_update):
+        with mock.patch.object(RLPipeline, "step", gated_step), mock.patch.object(RLPipeline, "update", watched_update):
             yield
 
     def _wait(self, pipeline: Any) -> None:

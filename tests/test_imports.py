@@ -167,7 +167,7 @@ def test_a_circle_through_a_function_and_a_type_check_is_found():
         ("data", "roll.envs.base"),
         ("rollout", "roll.strategies.hf_infer.engine"),
         ("rollout", "roll.tracking.base"),
-        ("workers", "roll.pipelines.base"),
+        ("workers", "roll.pipelines.loop"),
         ("tracking", "roll.checkpoint.store"),
         ("data", "roll.functionals"),
     ],

@@ -15,10 +15,9 @@ from roll.configs.schema.env_config import EnvManager
 from roll.configs.schema.worker_config import GeneratingArgs
 from roll.envs.env_pool import EnvPool
 from roll.envs.env_registry import EnvSpec, bare_env, env_spec
-from roll.pipelines.generation import TrainingSource
 from roll.pipelines.renders import Renderer
-from roll.pipelines.rollouts import Split, query_filter
 from roll.pipelines.validation import successes, validation_samples
+from roll.pipelines.workload import Split, TrainingSource, Workload, query_filter
 from roll.rollout.agent import Agent
 from roll.rollout.conversation import Conversation, ConversationRollout
 from roll.rollout.engine_driver import EngineDriver
@@ -32,8 +31,8 @@ from roll.types.metrics import Metrics
 logger = logging.getLogger(__name__)
 
 
-class EnvWorkload:
-    """Environments in processes of their own, met by the policy in a conversation. See `Workload`.
+class EnvWorkload(Workload):
+    """Environments in processes of their own, met by the policy in a conversation. See the base class.
 
     Args:
         config: the run's.
@@ -108,8 +107,8 @@ class EnvWorkload:
     def _agent(self, args: GeneratingArgs) -> Agent:
         return Agent(self._tokenizer, keep_stop_string=args.include_stop_str_in_output)
 
-    def player(self, engines: EngineDriver, split: Split) -> EpisodePlayer:
-        """See `Workload`."""
+    def player(self, driver: EngineDriver, split: Split) -> EpisodePlayer:
+        """See the base class."""
         config = self._config
         args = config.actor_infer.generating_args
         if split == "val":
@@ -117,7 +116,7 @@ class EnvWorkload:
             args = config.val_env_manager.generating_args
         agent = self._agent(args)
         return EpisodePlayer(
-            engines,
+            driver,
             agent,
             partial(PooledEnv, self._pools[split]),
             max_sequence_length=config.max_sequence_length,
@@ -126,12 +125,12 @@ class EnvWorkload:
         )
 
     def keep(self, group: Group) -> str | None:
-        """See `Workload`."""
+        """See the base class."""
         return query_filter(group, self._config.train_env_manager.group_filter)
 
-    def notice(self, groups: Sequence[Group]) -> None:
-        """Of an environment in which nothing was done, as if the policy spoke another language, and of one that begins
-        otherwise for each member of a group; once for each."""
+    def warn(self, groups: Sequence[Group]) -> None:
+        """Warn, once each, of an environment in which no response was an action, and of one that shows the members of a
+        group different beginnings."""
         done: dict[str, float] = defaultdict(float)
         for group in groups:
             done[group.task.tag] += sum(turn.metrics.get("actions", 0) for t in group.survivors for turn in t.turns)
@@ -157,12 +156,8 @@ class EnvWorkload:
                     section.action_pattern,
                 )
 
-    def first_metrics(self) -> Metrics:
-        """Nothing is left out of an endless sequence."""
-        return Metrics()
-
     def take_metrics(self) -> Metrics:
-        """What happened to environments since the last call."""
+        """See the base class: what happened to environments."""
         totals: dict[str, int] = defaultdict(int)
         for pool in set(self._pools.values()):
             for name, count in pool.counters().items():
@@ -202,7 +197,7 @@ class EnvWorkload:
         return values
 
     def samples(self, step: int, groups: Sequence[Group]) -> list[Sample]:
-        """See `Workload`; pictures are drawn of the same episodes."""
+        """See the base class; pictures are drawn of the same episodes."""
         count = self._config.log_val_generations
         if self._renderer is not None:
             assert self._config.val_env_manager is not None

@@ -9,10 +9,9 @@ from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.data.prompts import PromptSet
 from roll.data.sampler import TaskSource
 from roll.envs.base import Observation
-from roll.pipelines.generation import TrainingSource
 from roll.pipelines.reward_router import RewardRouter
-from roll.pipelines.rollouts import Split, query_filter
 from roll.pipelines.validation import validation_metrics, validation_samples
+from roll.pipelines.workload import Split, TrainingSource, Workload, query_filter
 from roll.rollout.agent import Agent
 from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.episode import EpisodePlayer
@@ -23,8 +22,8 @@ from roll.types.metrics import Metrics
 from roll.utils.importing import load_object
 
 
-class PromptWorkload:
-    """One prompt, one response, one reward; or what a domain's own rollout makes of it. See `Workload`.
+class PromptWorkload(Workload):
+    """One prompt, one response, one reward; or what a domain's own rollout makes of it. See the base class.
 
     Args:
         config: the run's.
@@ -52,8 +51,8 @@ class PromptWorkload:
         section = config.validation
         self.validation_group_size = (section.generating_args.num_return_sequences or 1) if section else 1
 
-    def player(self, engines: EngineDriver, split: Split) -> EpisodePlayer:
-        """See `Workload`."""
+    def player(self, driver: EngineDriver, split: Split) -> EpisodePlayer:
+        """See the base class."""
         config, prompts = self._config, self._prompts[split]
         assert prompts is not None
         args = config.actor_infer.generating_args
@@ -66,7 +65,7 @@ class PromptWorkload:
 
         agent = Agent(self._tokenizer, first_prompt, keep_stop_string=args.include_stop_str_in_output)
         return EpisodePlayer(
-            engines,
+            driver,
             agent,
             lambda task, name: RewardEnv(self._rewards.submit, task, name),
             max_sequence_length=config.max_sequence_length,
@@ -78,11 +77,8 @@ class PromptWorkload:
         )
 
     def keep(self, group: Group) -> str | None:
-        """See `Workload`."""
+        """See the base class."""
         return query_filter(group, self._config.rewards[group.task.domain].query_filter_config)
-
-    def notice(self, groups: Sequence[Group]) -> None:
-        """Nothing is odd about prompts."""
 
     def first_metrics(self) -> Metrics:
         """What was left out or cut when the prompts were read."""
@@ -91,18 +87,11 @@ class PromptWorkload:
         metrics.update(prompts.report.metrics())
         return metrics
 
-    def take_metrics(self) -> Metrics:
-        """Nothing that isn't counted elsewhere."""
-        return Metrics()
-
     def validation_metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """See `Workload`."""
+        """See the base class."""
         assert self._config.validation is not None
         return validation_metrics(groups, self._config.validation)
 
     def samples(self, step: int, groups: Sequence[Group]) -> list[Sample]:  # noqa: ARG002 - shown as they are
-        """See `Workload`."""
+        """See the base class."""
         return validation_samples(groups, self._tokenizer, self._config.log_val_generations)
-
-    def close(self) -> None:
-        """Rewards are closed by whoever started them."""

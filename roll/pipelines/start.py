@@ -25,8 +25,8 @@ from roll.pipelines.clusters import Clusters, start_clusters
 from roll.pipelines.prepare import prepare
 from roll.pipelines.prompt_tasks import training_data, validation_data
 from roll.pipelines.reward_router import RewardProcesses, RewardRouter
+from roll.pipelines.rl_pipeline import RLPipeline
 from roll.pipelines.rlvr import PromptWorkload
-from roll.pipelines.rollouts import RolloutPipeline
 from roll.pipelines.sft import run_sft
 from roll.strategies.hf.hf_model import load_tokenizer
 from roll.utils.locking import folder_lock
@@ -67,7 +67,7 @@ def run_rlvr(config: RLVRConfig) -> None:
         ):
             router = RewardRouter(config.rewards, rewards, model)
             workload = PromptWorkload(config, tokenizer, training=training, validation=validation, rewards=router)
-            pipeline = RolloutPipeline(config, clusters, tokenizer, workload=workload, total_steps=total_steps)
+            pipeline = RLPipeline(config, clusters, tokenizer, workload=workload, total_steps=total_steps)
             with contextlib.closing(pipeline):
                 pipeline.run()
 
@@ -113,7 +113,7 @@ def run_agentic(config: AgenticConfig) -> None:
             total_steps = 0 if config.val_only else config.max_steps or 0
             _log_plan(config, total_steps)
             with start_clusters(config, total_steps=total_steps) as clusters:
-                pipeline = RolloutPipeline(config, clusters, tokenizer, workload=workload, total_steps=total_steps)
+                pipeline = RLPipeline(config, clusters, tokenizer, workload=workload, total_steps=total_steps)
                 with contextlib.closing(pipeline):
                     pipeline.run()
 

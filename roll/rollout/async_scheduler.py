@@ -85,6 +85,8 @@ class ReadyGroup:
 class AsyncState:
     """What a checkpoint keeps."""
 
+    version: int = 0
+    """Of the weights that the engines sample with."""
     started: int = 0
     """Groups ever started: the next one's position."""
     ready: list[ReadyGroup] = field(default_factory=list)
@@ -149,6 +151,8 @@ class AsyncRolloutScheduler:
         self._left = (plan.last_step - version) * plan.groups
         """Groups that the steps to come will use."""
         self._exhausted = False
+        self._begun = False
+        """Whether a step has asked for groups; until then nothing is played."""
         self._stopped = False
 
     def _new_window(self) -> None:
@@ -187,6 +191,8 @@ class AsyncRolloutScheduler:
         again.
         """
         assert not self._open and not self._ready, "restore comes before the first group"
+        self._version = state.version
+        self._left = (self._plan.last_step - state.version) * self._plan.groups
         self._started = state.started
         unusable: list[ReadyGroup] = []
         for ready in sorted(state.ready, key=lambda ready: (ready.version, ready.position)):
@@ -208,6 +214,7 @@ class AsyncRolloutScheduler:
     async def collecting(self, step: int) -> Collected:
         """`collect` as a coroutine."""
         assert step == self._version + 1, f"step {step} trains weights {step - 1}, the engines have {self._version}"
+        self._begun = True
         self._wanted = self._plan.groups
         self._fill()
         while (chosen := self._choose(step)) is None:
@@ -222,7 +229,8 @@ class AsyncRolloutScheduler:
     async def setting_version(self, version: int) -> None:
         """`set_version` as a coroutine."""
         self._version = version
-        self._fill()
+        if self._begun:
+            self._fill()
 
     async def stopping(self) -> None:
         """`stop` as a coroutine."""
@@ -239,6 +247,7 @@ class AsyncRolloutScheduler:
 
     async def _state(self) -> AsyncState:
         return AsyncState(
+            version=self._version,
             started=self._started,
             ready=self._all_ready(),
             cursor=self._source.state_dict([group.task for group in self._open.values()]),

@@ -19,11 +19,12 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from roll.rollout.engine_driver import EngineRanks, RolloutStalled, never_started_completion
+from roll.rollout.engine_driver import EngineDriver, EngineRanks, RolloutStalled, never_started_completion
 from roll.rollout.progress import Progress, result_from
 from roll.rollout.routing import Router
 from roll.rollout.waiting import WaitingRequests
-from roll.strategies.base import Completion, Request
+from roll.strategies.base import Completion, EngineCounters, Request
+from roll.types.metrics import Metrics
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -64,8 +65,8 @@ class Counts:
     reissued: int = 0
 
 
-class ContinuousDriver:
-    """See the module docstring.
+class ContinuousDriver(EngineDriver):
+    """Runs in a thread of its own; see the module docstring.
 
     Args:
         ranks: the engines.
@@ -75,6 +76,7 @@ class ContinuousDriver:
         is_death: whether an error of `submit` or `poll` means that the engine is gone.
         restart: replaces a dead engine, ready to sample with the weights of its peers.
         max_restarts: how often for one engine.
+        take_counters: the engines' own counters since the last call.
         loop: run on this loop, in the caller's thread, instead of a thread of its own (simulations).
     """
 
@@ -88,6 +90,7 @@ class ContinuousDriver:
         is_death: Callable[[BaseException], bool] = lambda _error: False,
         restart: Callable[[int], Awaitable[None]] | None = None,
         max_restarts: int = 0,
+        take_counters: Callable[[], Sequence[EngineCounters]] = tuple,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._ranks = ranks
@@ -97,6 +100,7 @@ class ContinuousDriver:
         self._is_death = is_death
         self._restart = restart
         self._max_restarts = max_restarts if restart is not None else 0
+        self._take_counters = take_counters
         self._engines = [_EngineState(rank) for rank in range(ranks.world_size)]
         self._busy: dict[str, str] = {}
         self._in_flight: dict[str, InFlightRequest] = {}
@@ -153,20 +157,20 @@ class ContinuousDriver:
     # --- what episodes and schedulers use -------------------------------------------------------------------------
 
     def mark_busy(self, episode: str, doing: str) -> None:
-        """This episode is `doing` something; only for the explanation of a stall."""
+        """See the base class; only for the explanation of a stall."""
         self._busy[episode] = doing
 
     def mark_blocked(self, episode: str) -> None:
-        """This episode waits for another one to end."""
+        """See the base class."""
         self._busy[episode] = "waiting for another episode to end"
 
     def mark_ended(self, episode: str) -> None:
-        """This episode is over."""
+        """See the base class."""
         self._busy.pop(episode, None)
         self._progress.made()
 
     async def generate(self, episode: str, request: Request) -> Completion:
-        """One response; finish reason `abort` when the scheduler stopped it."""
+        """See the base class."""
         if request.id in self._in_flight:
             raise ValueError(f"request id {request.id!r} is already running; ids must be unique")
         if self._error is not None:
@@ -184,7 +188,7 @@ class ContinuousDriver:
             self._busy[episode] = "between turns"
 
     async def wait_idle(self) -> None:
-        """Wait until engines have stopped what was given up; decisions may be taken at any time."""
+        """Wait until engines have stopped what was given up; the scheduler may decide at any time."""
         if self._background:
             await asyncio.wait(self._background)
 
@@ -195,7 +199,7 @@ class ContinuousDriver:
             raise self._error
 
     async def abort(self, episodes: Collection[str]) -> int:
-        """Stop what these episodes wait for; returns how many requests that were."""
+        """See the base class."""
         chosen = [entry for entry in self._in_flight.values() if entry.episode in episodes]
         born = [engine.restarts for engine in self._engines]
         submitting = [e.submitting for e in self._engines if e.submitting is not None]
@@ -222,7 +226,7 @@ class ContinuousDriver:
         return len(chosen)
 
     async def wait_all_up(self) -> None:
-        """Wait until every engine is up; raises what made that impossible."""
+        """Wait until every dead engine has been replaced; raises what made that impossible."""
 
         async def repaired() -> None:
             while self._repairs and self._error is None:
@@ -236,13 +240,24 @@ class ContinuousDriver:
             raise self._error
 
     async def mark_dead(self, rank: int, error: BaseException) -> None:
-        """Somebody else has found out that an engine is gone, by this error."""
+        """See the base class."""
         self._failed(self._engines[rank], error)
 
     def take_counts(self) -> Counts:
-        """What happened since the last call."""
+        """Return how often engines were replaced and requests given out again since the last call."""
         counts, self._counts = self._counts, Counts()
         return counts
+
+    def take_metrics(self) -> Metrics:
+        """Return those counts, and what weight updates did to responses on their way."""
+        metrics, counts = Metrics(), self.take_counts()
+        metrics.add_sum("rollout/engine_restarts", counts.restarts)
+        metrics.add_sum("rollout/reissued_requests", counts.reissued)
+        for counters in self._take_counters():
+            metrics.add_sum("rollout/resumed_responses", counters.resumed)
+            metrics.add_sum("rollout/restarted_responses", counters.restarted)
+            metrics.add_sum("rollout/discarded_tokens", counters.discarded_tokens)
+        return metrics
 
     @property
     def running(self) -> list[int]:

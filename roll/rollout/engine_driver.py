@@ -1,21 +1,20 @@
-"""From many episodes to few engines.
+"""What stands between many episodes and few engines: the interface that episodes and schedulers use.
 
-    episode --generate--> LockstepDriver --submit/poll--> engine 0..E-1 (a cluster's ranks)
+    episode --generate--> EngineDriver --submit/poll/abort--> engine 0..E-1 (`EngineRanks`, a cluster's ranks)
             <--Completion--
 
-Lockstep engines (`hf_infer`) work in rounds. A round starts only when every live episode waits for tokens or for the
-end of another one (`episode_slots.py`), or has ended, so what is batched together, and every decision of the scheduler
-in between, is a function of the plan and never of who answered first: same seed, same run, on any number of processes.
+`LockstepDriver` (lockstep_driver.py) decides when engines compute; `ContinuousDriver` (continuous_driver.py) is for
+engines that compute on their own.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from roll.strategies.base import Completion, Request
+from roll.types.metrics import Metrics
 
 T = TypeVar("T")
 
@@ -25,12 +24,12 @@ class RolloutStalled(RuntimeError):
 
 
 def never_started_completion(request: Request) -> Completion:
-    """What an abort gives for a request that no engine has seen."""
+    """Return what an abort gives for a request that no engine has seen."""
     return Completion(id=request.id, token_ids=(), logprobs=(), versions=(), finish_reason="abort")
 
 
 class EngineRanks(Protocol):
-    """What the scheduler needs of the inference cluster."""
+    """What a driver needs of the inference cluster."""
 
     @property
     def world_size(self) -> int:
@@ -46,161 +45,53 @@ class EngineRanks(Protocol):
         """Stop requests on one engine."""
 
 
-class EngineDriver(Protocol):
-    """Drivers of engines as episodes and schedulers see them: `LockstepDriver` and `ContinuousDriver`."""
+class EngineDriver(ABC):
+    """Hands the requests of episodes to engines, and the completions back."""
 
+    @abstractmethod
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine that plays episodes on these engines, from synchronous code."""
 
+    @abstractmethod
     def close(self) -> None:
         """End the event loop."""
 
+    @abstractmethod
     def mark_busy(self, episode: str, doing: str) -> None:
-        """This episode is live and not waiting for tokens, but `doing` something."""
+        """Note that this episode is live and not waiting for tokens, but `doing` something."""
 
+    @abstractmethod
     def mark_blocked(self, episode: str) -> None:
-        """This episode waits for another one to end: nothing waits for it meanwhile. `busy` says when it goes on."""
+        """Note that this episode waits for another one to end: nothing waits for it until `mark_busy`."""
 
+    @abstractmethod
     def mark_ended(self, episode: str) -> None:
-        """This episode is over."""
+        """Note that this episode is over."""
 
+    @abstractmethod
     async def generate(self, episode: str, request: Request) -> Completion:
-        """One response; finish reason `abort` when the scheduler stopped it."""
+        """Return one response; its finish reason is `abort` when the scheduler stopped it."""
 
+    @abstractmethod
     async def wait_idle(self) -> None:
-        """Wait until it is time for decisions: at once, but for lockstep engines."""
+        """Wait until the scheduler may decide about groups."""
 
+    @abstractmethod
     async def advance(self) -> None:
         """Wait for progress."""
 
+    @abstractmethod
     async def abort(self, episodes: Collection[str]) -> int:
         """Stop what these episodes wait for; returns how many requests that were."""
 
+    async def wait_all_up(self) -> None:
+        """Wait until every engine can take new weights. Default: they can."""
 
-class LockstepDriver:
-    """See the module docstring.
+    async def mark_dead(self, rank: int, error: BaseException) -> None:
+        """Replace an engine that somebody found dead by this error. Default: nothing is replaced, raise the error."""
+        del rank
+        raise error
 
-    Args:
-        ranks: the engines.
-        round_steps: decode steps per round. Fewer: aborts act sooner, more barriers.
-        timeout: seconds an episode may take outside the engine (its environment, its reward) before the step fails.
-    """
-
-    def __init__(self, ranks: EngineRanks, *, round_steps: int = 16, timeout: float = 3600.0) -> None:
-        self._ranks = ranks
-        self._round_steps = round_steps
-        self._timeout = timeout
-        self._busy: dict[str, str] = {}
-        self._queued: list[Request] = []
-        self._placed: dict[str, int] = {}
-        self._futures: dict[str, tuple[asyncio.Future[Completion], str]] = {}
-        # One loop for the engines' life: their events belong to it.
-        self._loop = asyncio.new_event_loop()
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine that plays episodes on these engines, from synchronous code."""
-        task = self._loop.create_task(main)
-        try:
-            return self._loop.run_until_complete(task)
-        finally:
-            if not task.done():  # Ctrl-C: let every episode end, or each would complain when it is collected
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    self._loop.run_until_complete(task)
-
-    def close(self) -> None:
-        """End the event loop."""
-        self._loop.close()
-
-    def mark_busy(self, episode: str, doing: str) -> None:
-        """This episode is live and not waiting for tokens, but `doing` something: no round starts until it is done."""
-        self._busy[episode] = doing
-        self._idle.clear()
-
-    def mark_blocked(self, episode: str) -> None:
-        """This episode waits for another one to end: rounds go on without it."""
-        del self._busy[episode]
-        self._set_if_idle()
-
-    def mark_ended(self, episode: str) -> None:
-        """This episode is over."""
-        del self._busy[episode]
-        self._set_if_idle()
-
-    async def generate(self, episode: str, request: Request) -> Completion:
-        """One response; finish reason `abort` when the scheduler stopped it."""
-        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._futures[request.id] = (future, episode)
-        self._queued.append(request)
-        del self._busy[episode]
-        self._set_if_idle()
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self._busy.setdefault(episode, "cancelled")
-            raise
-
-    def _set_if_idle(self) -> None:
-        if not self._busy:
-            self._idle.set()
-
-    async def wait_idle(self) -> None:
-        """Wait until every live episode waits for tokens; raises `RolloutStalled` naming those that don't."""
-        try:
-            await asyncio.wait_for(self._idle.wait(), self._timeout)
-        except asyncio.TimeoutError:
-            waiting = ", ".join(f"{name} ({what})" for name, what in sorted(self._busy.items())[:5])
-            raise RolloutStalled(
-                f"no progress for {self._timeout:.0f} s; waiting for {len(self._busy)} episodes: {waiting}. "
-                "Raise rpc_timeout if they are merely slow."
-            ) from None
-
-    async def advance(self) -> None:
-        """Hand out queued requests, let every engine work for one round, wake the episodes whose response is there."""
-        await self._place()
-        used = sorted(set(self._placed.values()))
-        results = await asyncio.gather(*(self._ranks.poll(rank, self._round_steps) for rank in used))
-        self._resolve([completion for result in results for completion in result])
-
-    async def _place(self) -> None:
-        """Queued requests to the least loaded engine, in plan order; siblings stay together for their shared prefix."""
-        if not self._queued:
-            return
-        load = [0] * self._ranks.world_size
-        for rank in self._placed.values():
-            load[rank] += 1
-        batches: list[list[Request]] = [[] for _ in load]
-        home: dict[tuple[int, ...], int] = {}
-        for request in sorted(self._queued, key=lambda r: (r.order, r.id)):
-            rank = home.setdefault(request.prompt_ids, load.index(min(load)))
-            load[rank] += 1
-            self._placed[request.id] = rank
-            batches[rank].append(request)
-        self._queued = []
-        await asyncio.gather(*(self._ranks.submit(r, batch) for r, batch in enumerate(batches) if batch))
-
-    async def abort(self, episodes: Collection[str]) -> int:
-        """Stop what these episodes wait for; returns how many requests that were."""
-        chosen = {request_id for request_id, (_, episode) in self._futures.items() if episode in episodes}
-        by_rank: dict[int, list[str]] = {}
-        for request_id, rank in self._placed.items():
-            if request_id in chosen:
-                by_rank.setdefault(rank, []).append(request_id)
-        results = await asyncio.gather(*(self._ranks.abort(rank, ids) for rank, ids in by_rank.items()))
-        never_started = [never_started_completion(r) for r in self._queued if r.id in chosen]
-        self._queued = [r for r in self._queued if r.id not in chosen]
-        stopped = [completion for result in results for completion in result] + never_started
-        self._resolve(stopped)
-        return len(stopped)
-
-    def _resolve(self, completions: Sequence[Completion]) -> None:
-        for completion in completions:
-            self._placed.pop(completion.id, None)
-            future, episode = self._futures.pop(completion.id)
-            # Busy from this moment, not from when its coroutine runs: a faster sibling must not end `wait_idle`, and
-            # from Python 3.12 on `wait_for` looks at the event before a woken coroutine has had its turn.
-            self.mark_busy(episode, "between turns")
-            if not future.done():
-                future.set_result(completion)
+    def take_metrics(self) -> Metrics:
+        """Return what happened to engines and requests since the last call. Default: nothing is counted."""
+        return Metrics()

@@ -15,7 +15,7 @@ from roll.distributed.cluster import Cluster
 from roll.distributed.layout import RankLayout
 from roll.distributed.placement import RolePlacement
 from roll.pipelines.assemble import assemble, pad_to_ranks
-from roll.pipelines.base import Pipeline
+from roll.pipelines.loop import Loop
 from roll.pipelines.offload import DeviceOffloader
 from roll.pipelines.rlvr import query_filter
 from roll.pipelines.update import mini_batches, old_logprobs_source, train
@@ -122,7 +122,7 @@ def test_a_small_batch_is_filled_up_to_the_data_parallel_ranks_and_no_further(dp
     batch = rollouts.batch
     cluster = TwoRanks(dp_size)
     alone = SimpleNamespace(offloader=DeviceOffloader(()))
-    assert Pipeline.forward(alone, cluster, batch, "logprobs").row_ids == batch.row_ids
+    assert Loop.forward(alone, cluster, batch, "logprobs").row_ids == batch.row_ids
     train(cluster, make_config(), rollouts, 1)
     assert cluster.rows == [[1, 1], [1, 1]]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 def kill_at(moment: str, nth: int) -> None:
     """The process dies at the n-th call of the function that stands for this moment."""
     from roll.pipelines import checkpoints
-    from roll.pipelines.rollouts import RolloutPipeline
+    from roll.pipelines.rl_pipeline import RLPipeline
     from roll.rollout.pooled_env import PooledEnv
     from roll.rollout.reward_env import RewardEnv
     from roll.strategies.hf_infer import HfInfer
@@ -28,7 +28,7 @@ def kill_at(moment: str, nth: int) -> None:
         "update": (TrainWorker, "train_step"),
         # The actor's state is written by then, the pipeline's isn't.
         "checkpoint write": (checkpoints, "write_json"),
-        "evaluation": (RolloutPipeline, "evaluate"),
+        "evaluation": (RLPipeline, "evaluate"),
     }[moment]
     original, calls = getattr(owner, name), [0]
 

@@ -7,8 +7,8 @@ from concurrent.futures import Future
 from roll.envs.base import Message, Observation, StepResult
 from roll.rewards.base import Reward, RewardResult
 from roll.rollout.agent import Agent
-from roll.rollout.engine_driver import LockstepDriver
 from roll.rollout.episode import EpisodePlayer
+from roll.rollout.lockstep_driver import LockstepDriver
 from roll.rollout.reward_env import RewardEnv
 from roll.rollout.scheduler import CollectPlan, RolloutScheduler
 from roll.strategies.base import Completion, SamplingParams

@@ -21,8 +21,8 @@ from tiny_models import char_tokenizer
 
 from roll.envs.base import Message, Observation
 from roll.rollout.agent import Agent
-from roll.rollout.engine_driver import LockstepDriver
 from roll.rollout.episode import EpisodePlayer, ThreadedEnv
+from roll.rollout.lockstep_driver import LockstepDriver
 from roll.rollout.reward_env import RewardEnv
 from roll.rollout.scheduler import RolloutScheduler
 from roll.strategies.base import Completion, SamplingParams

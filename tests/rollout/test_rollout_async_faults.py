@@ -104,7 +104,7 @@ def test_what_a_run_with_other_settings_had_ready_is_used_once_and_in_time_or_pl
     engines, source, rollouts = ahead(ranks, version=5)
     ranks.version = 5
     source.tasks = source.tasks[20:]
-    rollouts.restore(AsyncState(started=20, ready=found))
+    rollouts.restore(AsyncState(version=5, started=20, ready=found))
     assert len(source.returned) == len(found) - kept
     trained = []
     for step in range(6, 10):

@@ -1,0 +1,227 @@
+"""Collectors give the groups of each training step, generated while training waits or ahead of it.
+
+A collector owns the cursor of the training tasks, and is a part of every checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from roll.configs.schema.rl_config import RLConfig
+from roll.pipelines.drivers import sampling_params
+from roll.pipelines.workload import TrainingSource, Workload
+from roll.rollout.async_scheduler import AsyncPlan, AsyncRolloutScheduler, AsyncState
+from roll.rollout.buffer import load_groups, save_groups
+from roll.rollout.engine_driver import EngineDriver
+from roll.rollout.episode import EpisodePlayer
+from roll.rollout.groups import FilterFn
+from roll.rollout.scheduler import Collected, CollectPlan, RolloutScheduler
+from roll.strategies.base import SamplingParams
+from roll.types.episode import Group, Task
+
+logger = logging.getLogger(__name__)
+
+READY_GROUPS = "ready_groups.parquet"
+OnDrop = Callable[[Group, str], None]
+
+
+class Collector(ABC):
+    """Turns training tasks into the groups of one step after another."""
+
+    @abstractmethod
+    def collect(self, step: int) -> Collected:
+        """Return the groups of a training step; fewer than it needs when the tasks have ended."""
+
+    @abstractmethod
+    def state(self, folder: Path) -> dict[str, Any]:
+        """Return the cursor, JSON-able, after a step; what is large goes into files in `folder`."""
+
+    @abstractmethod
+    def restore(self, state: dict[str, Any], folder: Path) -> None:
+        """Continue from a checkpoint; `state` is that of `state` and the checkpoint's `step`."""
+
+    def set_version(self, version: int) -> None:
+        """Note that the engines sample with weights of this version from now on. Default: nobody asks."""
+
+
+def make_collector(
+    config: RLConfig,
+    driver: EngineDriver,
+    player: EpisodePlayer,
+    workload: Workload,
+    *,
+    total_steps: int,
+    on_drop: OnDrop,
+) -> Collector:
+    """Return the collector that `async_generation_ratio` asks for."""
+    source = workload.source
+    assert source is not None, "only val_only does without training data"
+    if config.async_generation_ratio > 0:
+        return AsyncCollector(
+            config, driver, player, source, total_steps=total_steps, keep=workload.keep, on_drop=on_drop
+        )
+    return SyncCollector(config, driver, player, source, keep=workload.keep, on_drop=on_drop)
+
+
+class SyncCollector(Collector):
+    """Generates the groups of a step while training waits."""
+
+    def __init__(
+        self,
+        config: RLConfig,
+        driver: EngineDriver,
+        player: EpisodePlayer,
+        source: TrainingSource,
+        *,
+        keep: FilterFn,
+        on_drop: OnDrop,
+    ) -> None:
+        self._config = config
+        self._source = source
+        self._scheduler = RolloutScheduler(driver, player, seed=config.seed, keep=keep, on_drop=on_drop)
+
+    def collect(self, step: int) -> Collected:
+        """See the base class."""
+        config = self._config
+        plan = CollectPlan(
+            step=step,
+            purpose="train",
+            groups=config.groups_per_step,
+            group_size=config.group_size,
+            params=sampling_params(config.actor_infer.generating_args, config.response_length),
+            extra_prompts=config.max_additional_running_prompts if config.is_use_additional_prompts else 0,
+            max_prompts=config.task_budget,
+            min_survivors=config.min_survivors,
+            redundancy=config.redundancy,
+            max_open_groups=config.max_open_groups,
+        )
+        return self._scheduler.collect(self._source, plan)
+
+    def state(self, folder: Path) -> dict[str, Any]:
+        """See the base class."""
+        del folder
+        return {"tasks": self._source.state_dict()}
+
+    def restore(self, state: dict[str, Any], folder: Path) -> None:
+        """See the base class. The prompts of groups that an asynchronous run had ready are played again."""
+        self._source.load_state_dict(state["tasks"])
+        if (folder / READY_GROUPS).is_file():
+            tasks = [ready.group.task for ready in load_groups(folder / READY_GROUPS, self._source.task)]
+            self._source.put_back(tasks)
+            logger.info("%d groups of the earlier, asynchronous run are played again", len(tasks))
+
+
+class AsyncCollector(Collector):
+    """Generates ahead of training, from the first `collect` on; see rollout/async_scheduler.py.
+
+    Args:
+        config: the run's, with `async_generation_ratio` above 0.
+        driver: shared with validation.
+        total_steps: of the run.
+    """
+
+    def __init__(
+        self,
+        config: RLConfig,
+        driver: EngineDriver,
+        player: EpisodePlayer,
+        source: TrainingSource,
+        *,
+        total_steps: int,
+        keep: FilterFn,
+        on_drop: OnDrop,
+    ) -> None:
+        self._source = source
+        plan = AsyncPlan(
+            groups=config.groups_per_step,
+            group_size=config.group_size,
+            params=sampling_params(config.actor_infer.generating_args, config.response_length),
+            ratio=config.async_generation_ratio,
+            max_prompts=config.task_budget,
+            min_survivors=config.min_survivors,
+            redundancy=config.redundancy,
+            max_open_groups=config.max_open_groups,
+            last_step=total_steps,
+        )
+        self._scheduler = AsyncRolloutScheduler(
+            driver, player, source, plan, seed=config.seed, keep=keep, on_drop=on_drop
+        )
+
+    def collect(self, step: int) -> Collected:
+        """See the base class."""
+        return self._scheduler.collect(step)
+
+    def set_version(self, version: int) -> None:
+        """See the base class; groups that are started from now on carry this version."""
+        self._scheduler.set_version(version)
+
+    def state(self, folder: Path) -> dict[str, Any]:
+        """See the base class; groups that are ready go into a file."""
+        state = self._scheduler.state()
+        save_groups(folder / READY_GROUPS, state.ready)
+        return {"tasks": state.cursor, "started": state.started}
+
+    def restore(self, state: dict[str, Any], folder: Path) -> None:
+        """See the base class."""
+        self._source.load_state_dict(state["tasks"])
+        ready = load_groups(folder / READY_GROUPS, self._source.task) if (folder / READY_GROUPS).is_file() else []
+        self._scheduler.restore(AsyncState(version=state["step"], started=state.get("started", 0), ready=ready))
+        logger.info("%d finished groups wait for the next steps", len(ready))
+
+
+class NoCollector(Collector):
+    """Stands for the collector in a run that only validates."""
+
+    def collect(self, step: int) -> Collected:
+        """See the base class."""
+        raise AssertionError(f"step {step} of a run that only validates")
+
+    def state(self, folder: Path) -> dict[str, Any]:
+        """See the base class."""
+        del folder
+        return {}
+
+    def restore(self, state: dict[str, Any], folder: Path) -> None:
+        """See the base class."""
+
+
+class FixedTasks:
+    """A finite list of tasks, in order; what is put back is played again."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._tasks = list(tasks)
+
+    def take(self, n: int) -> list[Task]:
+        """Return the next `n`, or what is left."""
+        taken, self._tasks = self._tasks[:n], self._tasks[n:]
+        return taken
+
+    def put_back(self, tasks: Sequence[Task]) -> None:
+        """Put tasks to the front."""
+        self._tasks = [*tasks, *self._tasks]
+
+
+def play_all(
+    scheduler: RolloutScheduler,
+    tasks: Sequence[Task],
+    *,
+    step: int,
+    purpose: str,
+    group_size: int,
+    params: SamplingParams,
+) -> list[Group]:
+    """Play every task under the current weights; return all groups in the order of the tasks, failed ones included."""
+    plan = CollectPlan(
+        step=step,
+        purpose=purpose,
+        groups=len(tasks),
+        group_size=group_size,
+        params=params,
+        max_prompts=len(tasks),
+        min_survivors=0,
+    )
+    return scheduler.collect(FixedTasks(tasks), plan).groups
