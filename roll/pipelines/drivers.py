@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from roll.configs.schema.worker_config import GeneratingArgs
 from roll.configs.schema.rl_config import RLConfig
+from roll.configs.schema.worker_config import GeneratingArgs
 from roll.distributed.cluster import Cluster
 from roll.rollout.continuous_driver import ContinuousDriver
 from roll.rollout.engine_driver import EngineDriver
