@@ -29,6 +29,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=TIERS,
         help="run one tier of tests/tiers.py (default: fast and full); files and tests that are named run anyway",
     )
+    parser.addoption(
+        "--strict-tier", action="store_true", help="leave out other tiers' tests in files that are named, too"
+    )
     parser.addoption("--examples", type=int, help="of every property: so many, and other ones each time")
 
 
@@ -41,12 +44,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 changed = settings(settings_of_test, max_examples=examples, derandomize=False)
                 setattr(item.obj, SETTINGS, changed)
     wanted = config.getoption("--tier")
+    named = [] if config.getoption("--strict-tier") else config.args
     kept, left_out = [], []
     for item in items:
         test_id = f"{item.path.relative_to(TESTS).as_posix()}::{item.nodeid.partition('::')[2]}"
         tier = tier_of(test_id, getattr(item, "fixturenames", ()))
         chosen = tier == wanted if wanted else tier != "evidence"
-        (kept if chosen or is_named(test_id, config.args) else left_out).append(item)
+        (kept if chosen or is_named(test_id, named) else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept

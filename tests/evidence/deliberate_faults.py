@@ -1,0 +1,268 @@
+"""Faults that are planted on purpose, one at a time, and the tests that have to notice.
+
+Each stands for a mistake that somebody could make: a sign, an off-by-one, a forgotten reduction, state that isn't
+saved. `where` are the tests that reach the changed file, so that a fault costs seconds and not the whole suite.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """Replace `old`, which stands exactly once in `file`, by `new`."""
+
+    name: str
+    file: str
+    """Below roll/."""
+    old: str
+    new: str
+    where: tuple[str, ...]
+    """Test files or folders below tests/."""
+
+
+def _fault(name: str, file: str, old: str, new: str, *where: str) -> Fault:
+    return Fault(name=name, file=file, old=old, new=new, where=where)
+
+
+FAULTS = (
+    _fault(
+        "1 and '1' make the same key",
+        "utils/seeding.py",
+        'encoded = f"{type(part).__name__}:{part}".encode()',
+        "encoded = str(part).encode()",
+        "rollout/test_rollout_agent.py",
+        "rollout/test_rollout_env_tasks.py",
+        "types",
+        "utils",
+        "data/test_data_sampler.py",
+    ),
+    _fault(
+        "bins overflow",
+        "utils/partition.py",
+        "if load + cost <= capacity",
+        "if load <= capacity",
+        "utils/test_utils_partition.py",
+    ),
+    _fault(
+        "rows aren't reordered",
+        "types/ragged.py",
+        "return self.select([position[row_id] for row_id in row_ids])",
+        "return self.select(range(len(position)))",
+        "types/test_types_ragged.py",
+    ),
+    _fault(
+        "the PPO ratio is upside down",
+        "algorithms/losses.py",
+        "ratio = bounded_exp(at_level(inputs.log_ratio, inputs.mask, ratio_type))",
+        "ratio = bounded_exp(-at_level(inputs.log_ratio, inputs.mask, ratio_type))",
+        "algorithms/test_algorithms_losses.py",
+    ),
+    _fault(
+        "token and sequence means swap denominators",
+        "algorithms/aggregation.py",
+        'denominators.tokens if mode == "token-mean" else denominators.sequences',
+        'denominators.sequences if mode == "token-mean" else denominators.tokens',
+        "algorithms/test_algorithms_aggregation.py",
+    ),
+    _fault(
+        "the full KL is the reverse one",
+        "algorithms/kl.py",
+        "terms = logp.exp() * (",
+        "terms = logq.exp() * (",
+        "algorithms/test_algorithms_kl.py",
+    ),
+    _fault(
+        "a group's spread is the biased one",
+        "algorithms/groups.py",
+        "std = (squares / (size - 1).clamp(min=1)).sqrt()",
+        "std = (squares / size).sqrt()",
+        "algorithms/test_algorithms_groups.py",
+        "algorithms/test_algorithms_advantages.py",
+    ),
+    _fault(
+        "prompts that are put back come in reverse",
+        "data/sampler.py",
+        "self._returned.extendleft(reversed(tasks))",
+        "self._returned.extendleft(tasks)",
+        "data/test_data_sampler.py",
+    ),
+    _fault(
+        "a checkpoint forgets unfinished prompts",
+        "data/sampler.py",
+        "for task in (*unfinished, *self._returned)]",
+        "for task in self._returned]",
+        "data/test_data_sampler.py",
+        "rollout/test_rollout_async_faults.py",
+    ),
+    _fault(
+        "GSM8K reads the first marked number",
+        "rewards/gsm8k.py",
+        '_, mark, rest = text.rpartition("####")',
+        '_, mark, rest = text.partition("####")',
+        "rewards/test_rewards_gsm8k.py",
+    ),
+    _fault(
+        "falling into a hole ends nothing",
+        "envs/frozen_lake.py",
+        'over = sign in "GH"',
+        'over = sign in "G"',
+        "envs/test_envs_frozen_lake.py",
+    ),
+    _fault(
+        "the first answer counts, not the last",
+        "envs/wrappers.py",
+        "return max(compiled.finditer(text), key=re.Match.start, default=None)",
+        "return min(compiled.finditer(text), key=re.Match.start, default=None)",
+        "envs/test_envs_wrappers.py",
+    ),
+    _fault(
+        "results of ranks keep the order of ranks",
+        "distributed/dispatch.py",
+        "return joined if joined.row_ids == batch.row_ids else joined.reorder(batch.row_ids)",
+        "return joined",
+        "distributed/test_distributed_dispatch.py",
+        "distributed/test_distributed_executors.py",
+    ),
+    _fault(
+        "the learning rate is one step ahead",
+        "strategies/common.py",
+        "self._lr_factor(self._steps)",
+        "self._lr_factor(self._steps + 1)",
+        "strategies/test_strategies_train.py",
+        "pipelines/test_pipelines_keys_training.py",
+    ),
+    _fault(
+        "each rank divides by its own sizes",
+        "strategies/common.py",
+        "dist.all_reduce(sizes, group=self._group)",
+        "dist.barrier(group=self._group)",
+        "strategies/test_fsdp2_ranks.py",
+    ),
+    _fault(
+        "FSDP averages gradients",
+        "strategies/fsdp2.py",
+        "(loss * self._info.world_size).backward()",
+        "loss.backward()",
+        "strategies/test_fsdp2_ranks.py",
+    ),
+    _fault(
+        "tensor ranks hold each other's shards",
+        "strategies/megatron/mapping.py",
+        "first, last = rank * total // ranks, (rank + 1) * total // ranks",
+        "first, last = (ranks - 1 - rank) * total // ranks, (ranks - rank) * total // ranks",
+        "strategies/test_megatron_layouts.py",
+    ),
+    _fault(
+        "tokens carry the first version",
+        "strategies/hf_infer.py",
+        "sequence.versions.append(self._version)",
+        "sequence.versions.append(sequence.versions[0] if sequence.versions else self._version)",
+        "strategies/test_engines_hf.py",
+        "strategies/test_strategies_hf_infer.py",
+    ),
+    _fault(
+        "the prompt takes no room",
+        "strategies/stopping.py",
+        "room = self.max_context - len(request.prompt_ids)",
+        "room = self.max_context",
+        "strategies/test_engines_hf.py",
+        "strategies/test_strategies_hf_infer.py",
+    ),
+    _fault(
+        "a token is scored by its own hidden state",
+        "strategies/micro.py",
+        "index=(place[flat] - 1)",
+        "index=place[flat]",
+        "strategies/test_strategies_train.py",
+        "strategies/test_hf_packing.py",
+    ),
+    _fault(
+        "the oldest checkpoint is the latest",
+        "checkpoint/store.py",
+        "key=lambda checkpoint: checkpoint.serial, reverse=True)",
+        "key=lambda checkpoint: checkpoint.serial)",
+        "checkpoint/test_checkpoint_store.py",
+    ),
+    _fault(
+        "one checkpoint too many is kept",
+        "checkpoint/store.py",
+        "self.complete()[self.max_to_keep :]",
+        "self.complete()[self.max_to_keep + 1 :]",
+        "checkpoint/test_checkpoint_store.py",
+    ),
+    _fault(
+        "a resumed run's last row is lost",
+        "tracking/steplines.py",
+        'if record["step"] <= last_step]',
+        'if record["step"] < last_step]',
+        "tracking",
+    ),
+    _fault(
+        "a user's mistake exits like a failure",
+        "cli/exits.py",
+        "return Exit.MISTAKE if mistake else Exit.FAILED",
+        "return Exit.FAILED",
+        "cli",
+        "configs/test_configs_broken.py",
+    ),
+    _fault(
+        "failed episodes fill a group",
+        "rollout/groups.py",
+        "return self.trainable >= self.size or len(self.ended) == len(self.names)",
+        "return len(self.ended) >= self.size",
+        "rollout/test_rollout_redundancy.py",
+    ),
+    _fault(
+        "engines never have room again",
+        "rollout/routing.py",
+        "self._change(rank, -1)",
+        "self._change(rank, 0)",
+        "rollout/test_rollout_continuous.py",
+    ),
+    _fault(
+        "a conversation forgets what it was told",
+        "rollout/recorder.py",
+        "self._pieces += (response.prompt, completion.token_ids)",
+        "self._pieces += (completion.token_ids,)",
+        "rollout/test_rollout_conversation.py",
+    ),
+    _fault(
+        "aborted groups lose their prompts",
+        "rollout/async_scheduler.py",
+        "self._source.put_back([group.task for group in self._open.values()])",
+        "self._source.put_back([])",
+        "rollout",
+    ),
+    _fault(
+        "a run is resumed under another seed",
+        "pipelines/checkpoints.py",
+        'if state["seed"] != self._config.seed:',
+        "if False:",
+        "pipelines/test_pipelines_keys.py",
+    ),
+    _fault(
+        "overlong responses are praised",
+        "pipelines/credit.py",
+        "shaped = shaped + config.overlong_shaping.penalty * overlong",
+        "shaped = shaped - config.overlong_shaping.penalty * overlong",
+        "pipelines/test_pipelines_credit.py",
+    ),
+    _fault(
+        "rl_loss_coef does nothing",
+        "workers/losses.py",
+        'combine.add("actor/pg_loss", pg, config.rl_loss_coef)',
+        'combine.add("actor/pg_loss", pg, 1.0)',
+        "pipelines/test_pipelines_losses.py",
+        "pipelines/test_pipelines_keys_training.py",
+    ),
+    _fault(
+        "any batch size fits",
+        "configs/schema/batch_plan.py",
+        "return self.rows % self.mini_batch == 0",
+        "return True",
+        "configs/test_configs_derived.py",
+        "configs/test_configs_broken.py",
+    ),
+)
