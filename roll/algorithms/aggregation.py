@@ -77,7 +77,8 @@ def denominators_of(mask: Tensor, row_weights: Tensor | None = None) -> Denomina
     if row_weights is not None:
         require_shape("row_weights", row_weights, (mask.shape[0],), "[B]")
         mask = mask & (row_weights != 0).unsqueeze(1)
-    return Denominators(tokens=float(mask.sum()), sequences=float(mask.any(1).sum()))
+    rows = float(mask.any(1).sum())
+    return Denominators(tokens=float(mask.sum()), sequences=rows, units=rows)
 
 
 def aggregate_whole(

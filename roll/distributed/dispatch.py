@@ -10,7 +10,7 @@
 |---|---|---|
 | `ONE_TO_ALL` | the same for every rank | list, in rank order |
 | `RANK_ZERO` | for rank 0 alone | its result |
-| `SPLIT_BY_DP` | the first is a `Ragged`, whose rows are shared out; the rest is the same for all | merged |
+| `SPLIT_BY_DP` | the first is a `Ragged`, whose units are dealt out; the rest is the same for all | merged |
 """
 
 from __future__ import annotations
@@ -57,25 +57,23 @@ def mode_of(method: Callable[..., Any]) -> Dispatch:
     return mode
 
 
-def split_rows(lengths: Sequence[int], dp_size: int, *, balance: bool) -> list[list[int]]:
-    """Row positions for each data-parallel rank, ascending, none empty.
+def split_units(
+    lengths: Sequence[int], units: Sequence[Sequence[int]], dp_size: int, *, balance: bool
+) -> list[list[int]]:
+    """Return row positions for each data-parallel rank, ascending; the rows of a unit are on one rank.
 
-    With `balance` token counts are evened out; row counts stay equal where they can, because ranks that count
-    micro-batches in rows must make the same number of them. Without it, rows are cut in order.
+    With `balance` token counts are evened out; unit counts stay equal where they can, because ranks that count
+    micro-batches in rows must make the same number of them. Without it, units are cut in order. The last ranks get
+    nothing where there are fewer units than ranks.
     """
-    if len(lengths) < dp_size:
-        raise ValueError(
-            f"a batch of {len(lengths)} row(s) can't be split over {dp_size} data-parallel ranks: each needs "
-            f"at least one; raise the batch size to a multiple of {dp_size} or lower the role's world size"
-        )
-    rows = len(lengths)
-    if balance:
-        equal = rows % dp_size == 0
-        parts = [sorted(part) for part in partition_balanced(list(lengths), dp_size, equal_size=equal)]
-        if all(parts):
-            return parts
-    bounds = [rank * rows // dp_size for rank in range(dp_size + 1)]
-    return [list(range(start, end)) for start, end in itertools.pairwise(bounds)]
+    count = len(units)
+    if balance or count < dp_size:
+        costs = [sum(lengths[row] for row in unit) for unit in units]
+        parts = partition_balanced(costs, dp_size, equal_size=count % dp_size == 0)
+    else:
+        bounds = [rank * count // dp_size for rank in range(dp_size + 1)]
+        parts = [list(range(start, end)) for start, end in itertools.pairwise(bounds)]
+    return [sorted(row for unit in part for row in units[unit]) for part in parts]
 
 
 def split_batch(batch: Ragged, layouts: Sequence[RankLayout], *, balance: bool) -> list[Ragged]:
@@ -83,7 +81,8 @@ def split_batch(batch: Ragged, layouts: Sequence[RankLayout], *, balance: bool) 
     dp_size = layouts[0].dp_size
     if dp_size == 1:
         return [batch] * len(layouts)
-    pieces = [batch.select(rows) for rows in split_rows(batch.lengths.tolist(), dp_size, balance=balance)]
+    parts = split_units(batch.lengths.tolist(), batch.units(), dp_size, balance=balance)
+    pieces = [batch.select(rows) for rows in parts]
     return [pieces[layout.dp_rank] for layout in layouts]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ class Rollouts:
     """
 
     batch: TokenBatch
-    """Rows in the order of the trajectories; `scores` is the trajectory's reward on each of its rows."""
+    """Rows in the order of the trajectories, each of which is a unit."""
     trajectories: tuple[Trajectory, ...]
     tasks: tuple[Task, ...]
     """The task of each trajectory."""
@@ -32,6 +32,11 @@ class Rollouts:
     """int64 [B], the trajectory of each row."""
     row_turns: tuple[range, ...]
     """[B], the row's turns, by their positions in its trajectory."""
+
+    @property
+    def rewards(self) -> Tensor:
+        """float32 [R], as the reward functions and environments gave them."""
+        return torch.tensor([t.reward for t in self.trajectories], dtype=torch.float32)
 
     @property
     def response_lengths(self) -> Tensor:
@@ -69,7 +74,7 @@ class _Rows:
         self.turns: list[range] = []
         self._ids: list[str] = []
         self._group_ids: list[str] = []
-        self._scores: list[float] = []
+        self._unit_ids: list[str] = []
         self._offsets = [0]
         self._columns: dict[str, list[Any]] = {
             "token_ids": [], "action_mask": [], "sampling_logprobs": [], "versions": []
@@ -87,7 +92,7 @@ class _Rows:
             self.turns.append(turns)
             self._ids.append(trajectory.id if len(contexts) == 1 else f"{trajectory.id}/{k}")
             self._group_ids.append(task.id)
-            self._scores.append(trajectory.reward)
+            self._unit_ids.append(trajectory.id)
             for turn in context:
                 self._append(turn)
             self._offsets.append(len(self._columns["token_ids"]))
@@ -105,29 +110,10 @@ class _Rows:
         return TokenBatch(
             row_ids=tuple(self._ids),
             group_ids=tuple(self._group_ids),
+            unit_ids=tuple(self._unit_ids),
             offsets=torch.tensor(self._offsets),
             token_ids=torch.tensor(columns["token_ids"], dtype=torch.int64),
             action_mask=torch.tensor(columns["action_mask"], dtype=torch.bool),
             sampling_logprobs=torch.tensor(columns["sampling_logprobs"], dtype=torch.float32),
             versions=torch.tensor(columns["versions"], dtype=torch.int64),
-            scores=torch.tensor(self._scores, dtype=torch.float32),
         )
-
-
-def pad_to_ranks(batch: TokenBatch, rows: int) -> TokenBatch:
-    """At least `rows` rows: the first ones again under other ids, with loss weight 0 and an empty loss mask.
-
-    Every data-parallel rank needs a row to take part; a padding row changes neither numerators nor denominators.
-    """
-    missing = rows - len(batch)
-    if missing <= 0:
-        return batch
-    weight = batch.loss_weight if batch.loss_weight is not None else torch.ones(len(batch))
-    mask = batch.loss_mask if batch.loss_mask is not None else batch.action_mask
-    whole = batch.with_columns(loss_weight=weight, loss_mask=mask)
-    parts = [whole]
-    for i in range(missing):
-        row = whole.select([i % len(batch)])
-        empty = torch.zeros_like(row.require("loss_mask"))
-        parts.append(replace(row, row_ids=(f"padding-{i}",), loss_weight=torch.zeros(1), loss_mask=empty))
-    return TokenBatch.concat(parts)

@@ -85,8 +85,7 @@ class CreditAssigner:
         """The batch ready for the update.
 
         Args:
-            rollouts: rows with `scores`, and with `ref_logprobs`, `old_logprobs`, `values` where the configuration
-                reads them.
+            rollouts: rows with `ref_logprobs`, `old_logprobs`, `values` where the configuration reads them.
             step: of training, from 1: says how old tokens are, and draws for `pf_ppo`.
             greedy_scores: float32 [R], score of the greedy response to the trajectory's prompt, NaN where that failed;
                 for `remax`.
@@ -97,7 +96,7 @@ class CreditAssigner:
         config, batch, metrics = self._config, rollouts.batch, Metrics()
         view = TrajectoryView.of(rollouts)
         factor = torch.tensor([config.domain_weight(task.domain) for task in rollouts.tasks])
-        scores = view.of_rows(batch.require("scores"))
+        scores = rollouts.rewards
         shaped = self._shaped(scores, scores * factor, rollouts, metrics)
         rewards = self._normalised(shaped, rollouts, metrics)
         mask = view.pad(batch.action_mask, False)

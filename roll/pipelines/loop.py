@@ -12,7 +12,6 @@ from typing import Any
 
 from roll.configs.schema.run_config import RunConfig
 from roll.distributed.cluster import Cluster
-from roll.pipelines.assemble import pad_to_ranks
 from roll.pipelines.checkpoints import Checkpoints
 from roll.pipelines.clusters import Clusters
 from roll.pipelines.report import Report
@@ -160,9 +159,7 @@ class Loop(ABC):
     def forward(
         self, cluster: Cluster, batch: TokenBatch, *outputs: OutputName, adapters: bool = True
     ) -> TokenOutputs:
-        """Run one forward pass over all rows; padding rows of a small batch are dropped again."""
+        """Run one forward pass over all rows."""
         self.offloader.onload(cluster.role)
-        found: TokenOutputs = cluster.call(
-            ForwardWorker.forward, pad_to_ranks(batch, cluster.dp_size), outputs, adapters
-        )
-        return found.select(range(len(batch)))
+        found: TokenOutputs = cluster.call(ForwardWorker.forward, batch.with_row_units(), outputs, adapters)
+        return found

@@ -11,7 +11,6 @@ import torch
 from roll.configs.schema.rl_config import RLConfig
 from roll.distributed.cluster import Cluster
 from roll.distributed.weights import WeightSyncError
-from roll.pipelines.assemble import pad_to_ranks
 from roll.pipelines.clusters import Clusters
 from roll.pipelines.offload import ENGINE
 from roll.strategies.base import Completion, Request, SamplingParams
@@ -76,10 +75,7 @@ def _trainer_logprobs(
         token_ids=torch.tensor([token for row in rows for token in row]),
         action_mask=torch.tensor([i >= given for row in rows for i in range(len(row))]),
     )
-    outputs: TokenOutputs = trainer.call(
-        ForwardWorker.forward, pad_to_ranks(batch, trainer.dp_size), ("logprobs",), True
-    )
-    outputs = outputs.select(range(len(rows)))
+    outputs: TokenOutputs = trainer.call(ForwardWorker.forward, batch, ("logprobs",), True)
     return [outputs.row("logprobs", i)[given:].float().cpu() for i in range(len(rows))]
 
 

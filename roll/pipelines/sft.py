@@ -25,7 +25,6 @@ from roll.data.sft import (
     encode_rows,
     read_conversations,
 )
-from roll.pipelines.assemble import pad_to_ranks
 from roll.pipelines.clusters import Clusters, start_clusters
 from roll.pipelines.loop import Loop
 from roll.pipelines.prepare import prepare
@@ -88,8 +87,7 @@ class SFTPipeline(Loop):
                 }
             )
             with self.timers.span("train_actor", waits=True):
-                cluster = self.clusters.actor_train
-                metrics.merge(cluster.call(TrainWorker.train_step, pad_to_ranks(batch, cluster.dp_size)))
+                metrics.merge(self.clusters.actor_train.call(TrainWorker.train_step, batch))
         self.conclude(step, metrics.result())
 
     def _rows_of_next_step(self) -> int:

@@ -34,8 +34,6 @@ class TrajectoryView:
 
     row_trajectory: Tensor
     """int64 [B]"""
-    first_rows: Tensor
-    """int64 [R], one row of each trajectory."""
     positions: Tensor
     """int64 [K], where in a flat column the tokens of the view are, trajectory by trajectory."""
     offsets: Tensor
@@ -49,17 +47,15 @@ class TrajectoryView:
         batch, owner = rollouts.batch, rollouts.row_trajectory
         trajectories = len(rollouts.trajectories)
         if torch.equal(owner, torch.arange(trajectories)):
-            return cls(owner, owner, torch.arange(batch.num_tokens), batch.offsets, batch.num_tokens)
+            return cls(owner, torch.arange(batch.num_tokens), batch.offsets, batch.num_tokens)
         order = sorted(range(len(batch)), key=lambda row: (int(owner[row]), rollouts.row_turns[row].start))
         starts, ends = batch.offsets[:-1].tolist(), batch.offsets[1:].tolist()
         tokens = torch.cat([torch.arange(starts[row], ends[row]) for row in order])
         token_owner = owner[torch.tensor(order)].repeat_interleave(batch.lengths[torch.tensor(order)])
         acting = batch.action_mask[tokens]
         counts = torch.bincount(token_owner[acting], minlength=trajectories)
-        first = {int(owner[row]): row for row in reversed(order)}
         return cls(
             row_trajectory=owner,
-            first_rows=torch.tensor([first[i] for i in range(trajectories)]),
             positions=tokens[acting],
             offsets=torch.cat([counts.new_zeros(1), counts.cumsum(0)]),
             num_tokens=batch.num_tokens,
@@ -72,10 +68,6 @@ class TrajectoryView:
     def unpad(self, padded: Tensor) -> Tensor:
         """[R, T] as a token column of the batch; 0 on tokens that the view leaves out."""
         return padded.new_zeros(self.num_tokens).index_copy(0, self.positions, unpad(padded, self.offsets))
-
-    def of_rows(self, per_row: Tensor) -> Tensor:
-        """[B] -> [R], for what all rows of a trajectory have in common."""
-        return per_row[self.first_rows]
 
     def to_rows(self, per_trajectory: Tensor) -> Tensor:
         """[R] -> [B]"""

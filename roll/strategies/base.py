@@ -42,7 +42,10 @@ class LossFn:
     """A pure loss over per-token model outputs; it never sees logits or the parallel layout."""
 
     compute: Callable[[TokenOutputs, TokenBatch, Denominators], LossTerms]
-    """(outputs of one micro-batch with gradients, its rows, sizes of the whole mini-batch) -> terms."""
+    """(outputs of one micro-batch with gradients, its rows, sizes of the whole mini-batch) -> terms.
+
+    The rows of a unit (`TokenBatch.unit_ids`) come in one call, so a loss may compare them: `batch.units()`.
+    """
     needs: tuple[OutputName, ...]
     """Outputs that the strategy must produce for it."""
     has_gradient: Callable[[TokenBatch], Tensor] | None = None
@@ -75,7 +78,10 @@ class TrainSpec:
 
 
 class TrainStrategy(ABC):
-    """One training backend. `*_infer` variants are built without an optimizer and only `forward`."""
+    """One training backend. `*_infer` variants are built without an optimizer and only `forward`.
+
+    A rank whose batch has no rows still takes part in every pass: there may be fewer units than ranks.
+    """
 
     layout: RankLayout
 

@@ -66,7 +66,10 @@ class CommonStrategy(TrainStrategy):
     # --- micro-batches ---------------------------------------------------------------------------------------------
 
     def _plan(self, batch: TokenBatch, *, training: bool) -> list[list[int]]:
-        """Rows of each micro-batch. As many on every rank: an empty one stands for a padding row."""
+        """Return the rows of each micro-batch, as many on every rank: an empty one stands for a padding row.
+
+        Training keeps the rows of a unit in one micro-batch, where the loss sees them together.
+        """
         worker = self._spec.worker
         if training:
             dynamic = self._trained.use_dynamic_batching_in_train
@@ -77,6 +80,7 @@ class CommonStrategy(TrainStrategy):
             tokens = worker.max_tokens_per_microbatch_in_infer
         parts = plan_micro_batches(
             batch.lengths.tolist(),
+            (batch if training else batch.with_row_units()).units(),
             max_rows=None if dynamic else rows,
             max_tokens=tokens if dynamic else None,
             packed=worker.use_sequence_packing,

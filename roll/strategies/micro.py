@@ -16,34 +16,40 @@ from roll.utils.partition import pack_first_fit_decreasing
 
 
 def plan_micro_batches(
-    lengths: Sequence[int], *, max_rows: int | None, max_tokens: int | None, packed: bool = False
+    lengths: Sequence[int],
+    units: Sequence[Sequence[int]],
+    *,
+    max_rows: int | None,
+    max_tokens: int | None,
+    packed: bool = False,
 ) -> list[list[int]]:
-    """Rows sorted by length and cut so that a micro-batch stays within the limits.
+    """Sort units by length and cut them so that a micro-batch stays within the limits.
 
     Args:
         lengths: tokens per row.
+        units: rows that stay together; a unit beyond the limits is alone in its micro-batch.
         max_rows: rows in a micro-batch, or None.
-        max_tokens: tokens in a micro-batch, padding included, or None; a longer row is alone in its micro-batch.
+        max_tokens: tokens in a micro-batch, padding included, or None.
         packed: rows are laid end to end, so that only their own tokens count.
 
     Returns:
         Row positions per micro-batch, longest rows first: a run that would not fit in memory fails at its start.
     """
     if packed and max_tokens is not None:
-        bins = pack_first_fit_decreasing(lengths, max_tokens)
-        return sorted(bins, key=lambda rows: (-sum(lengths[i] for i in rows), rows[0]))
-    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    parts: list[list[int]] = []
-    for i in order:
-        part = parts[-1] if parts else None
-        # The first row of a part is its longest, so it sets the padded width.
-        fits = part is not None and (max_rows is None or len(part) < max_rows)
-        if fits and part is not None and max_tokens is not None:
-            fits = lengths[part[0]] * (len(part) + 1) <= max_tokens
-        if fits and part is not None:
-            part.append(i)
+        bins = pack_first_fit_decreasing([sum(lengths[i] for i in unit) for unit in units], max_tokens)
+        parts = [sorted(i for number in numbers for i in units[number]) for numbers in bins]
+        return sorted(parts, key=lambda rows: (-sum(lengths[i] for i in rows), rows[0]))
+    widths = [max(lengths[i] for i in unit) for unit in units]
+    parts, width = [], 0
+    for number in sorted(range(len(units)), key=lambda number: (-widths[number], units[number][0])):
+        unit = units[number]
+        rows = len(parts[-1]) + len(unit) if parts else 0
+        fits = bool(parts) and (max_rows is None or rows <= max_rows)
+        if fits and (max_tokens is None or width * rows <= max_tokens):
+            parts[-1] += unit
         else:
-            parts.append([i])
+            parts.append(list(unit))
+            width = widths[number]  # the first unit of a part has its longest row
     return parts
 
 
@@ -117,7 +123,7 @@ def lay_out(batch: TokenBatch, device: torch.device, *, packed: bool = False, mu
 
 
 def padding_row(batch: TokenBatch) -> TokenBatch:
-    """A row without any meaning, for a rank that must take part in a collective pass but has nothing to compute."""
+    """Return a row that counts nowhere, for a rank that must take part in a pass but has nothing to compute."""
     return TokenBatch(
         row_ids=("padding",),
         group_ids=("padding",),
@@ -128,10 +134,12 @@ def padding_row(batch: TokenBatch) -> TokenBatch:
 
 
 def rows_to_compute(batch: TokenBatch, loss_fn: LossFn) -> list[int]:
-    """Rows that a training step must run: those with a gradient, and at least one to report on."""
+    """Return the rows that a training step must run: units with a gradient, and at least one to report on."""
     if loss_fn.has_gradient is None:
         return list(range(len(batch)))
-    return loss_fn.has_gradient(batch).nonzero()[:, 0].tolist() or list(range(len(batch)))[:1]
+    found, units = loss_fn.has_gradient(batch).tolist(), batch.units()
+    kept = [unit for unit in units if any(found[row] for row in unit)] or units[:1]
+    return sorted(row for unit in kept for row in unit)
 
 
 def nonfinite_rows(outputs: TokenOutputs, batch: TokenBatch) -> set[str]:
@@ -145,10 +153,11 @@ def nonfinite_rows(outputs: TokenOutputs, batch: TokenBatch) -> set[str]:
 
 
 def denominators(batch: TokenBatch) -> Denominators:
-    """This rank's share of the mini-batch's tokens and sequences; rows of weight 0 don't count."""
+    """Return this rank's share of the mini-batch's tokens, sequences and units; rows of weight 0 don't count."""
     counted = batch.loss_mask if batch.loss_mask is not None else batch.action_mask
     rows = torch.repeat_interleave(torch.arange(len(batch)), batch.lengths)
     per_row = torch.zeros(len(batch), dtype=torch.float64).index_add_(0, rows, counted.double())
     if batch.loss_weight is not None:
         per_row = torch.where(batch.loss_weight != 0, per_row, torch.zeros_like(per_row))
-    return Denominators(tokens=float(per_row.sum()), sequences=float((per_row > 0).sum()))
+    units = {unit for unit, tokens in zip(batch.unit_ids, per_row.tolist(), strict=True) if tokens > 0}
+    return Denominators(tokens=float(per_row.sum()), sequences=float((per_row > 0).sum()), units=float(len(units)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -20,6 +20,9 @@ class TokenBatch(Ragged):
     """
 
     group_ids: tuple[str, ...]
+    unit_ids: tuple[str, ...] = ()
+    """Rows that share one are dealt out together, to a mini-batch, a rank and a micro-batch: a preference pair, a
+    listwise group, the rows of an episode. Left out: every row is a unit by itself."""
     token_ids: Tensor
     """int64 [N]"""
     action_mask: Tensor
@@ -40,12 +43,10 @@ class TokenBatch(Ragged):
     returns: Tensor | None = token_column()
     importance_weights: Tensor | None = token_column()
     """float32 [N], train/infer correction weights, constant in the loss."""
-    scores: Tensor | None = row_column()
-    """float32 [B], raw rewards as the reward functions gave them."""
     rewards: Tensor | None = row_column()
     """float32 [B], after shaping, normalisation and clipping."""
     loss_weight: Tensor | None = row_column()
-    """float32 [B]; 0 for a duplicated padding row, which also leaves the denominators."""
+    """float32 [B]; a row of weight 0 leaves the denominators, too."""
 
     @classmethod
     def _levels(cls) -> dict[str, str]:
@@ -55,9 +56,25 @@ class TokenBatch(Ragged):
         super().__post_init__()
         if len(self.group_ids) != len(self.row_ids):
             raise ValueError(f"{len(self.row_ids)} rows but {len(self.group_ids)} group ids")
+        if not self.unit_ids:
+            object.__setattr__(self, "unit_ids", self.row_ids)
+        if len(self.unit_ids) != len(self.row_ids):
+            raise ValueError(f"{len(self.row_ids)} rows but {len(self.unit_ids)} unit ids")
 
     def _row_values(self, rows: Sequence[int]) -> dict[str, Any]:
-        return {**super()._row_values(rows), "group_ids": tuple(self.group_ids[i] for i in rows)}
+        names = {"group_ids": self.group_ids, "unit_ids": self.unit_ids}
+        return {**super()._row_values(rows), **{name: tuple(ids[i] for i in rows) for name, ids in names.items()}}
+
+    def units(self) -> list[list[int]]:
+        """Return the rows of each unit, ascending, in the order of the units' first rows."""
+        rows: dict[str, list[int]] = {}
+        for row, unit in enumerate(self.unit_ids):
+            rows.setdefault(unit, []).append(row)
+        return list(rows.values())
+
+    def with_row_units(self) -> TokenBatch:
+        """Return the same rows, each a unit by itself: for passes and losses that take rows one by one."""
+        return replace(self, unit_ids=self.row_ids)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -81,5 +98,7 @@ class Denominators:
     """Tokens with `loss_mask` in rows of non-zero weight."""
     sequences: float
     """Rows of non-zero weight with at least one such token."""
+    units: float
+    """Units with at least one such row."""
     computed_tokens: float | None = None
     """Of `tokens`, those in rows that are computed; None: all. For means in metrics only."""

@@ -89,6 +89,10 @@ class Ragged:
             raise ValueError(f"column {name!r} is not filled; present: {sorted(self.columns())}")
         return column
 
+    def units(self) -> list[list[int]]:
+        """Return the rows of each unit, ascending. What cuts a batch deals out units; here every row is one."""
+        return [[row] for row in range(len(self))]
+
     def row(self, name: str, index: int) -> Tensor:
         """One row of a token column, [T_i]."""
         return self.require(name)[int(self.offsets[index]) : int(self.offsets[index + 1])]

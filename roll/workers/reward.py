@@ -193,11 +193,10 @@ class RewardModelClient:
         _fail(waiting, error, attempts=tries + 1)
 
     def _forward(self, texts: Sequence[EncodedText]) -> list[float]:
-        """One call of the cluster. Every rank needs a text, so a short list is filled up with its first."""
-        filled = [*texts, *[texts[0]] * (self._cluster.world_size - len(texts))]
-        names = tuple(str(i) for i in range(len(filled)))
-        last = torch.tensor([len(text.ids) for text in filled]).cumsum(0) - 1
-        ids = torch.tensor([token for text in filled for token in text.ids])
+        """Score all texts in one call of the cluster."""
+        names = tuple(str(i) for i in range(len(texts)))
+        last = torch.tensor([len(text.ids) for text in texts]).cumsum(0) - 1
+        ids = torch.tensor([token for text in texts for token in text.ids])
         batch = TokenBatch(
             row_ids=names,
             group_ids=names,
@@ -208,7 +207,7 @@ class RewardModelClient:
         limit = _RPC_TIMEOUT_FRACTION * self._cluster.rpc_timeout
         outputs = self._cluster.call(ForwardWorker.forward, batch, ("values",), timeout=limit)
         scores: list[float] = outputs.require("values")[last].tolist()
-        return scores[: len(texts)]
+        return scores
 
 
 def _finish(waiting: _Waiting, text: EncodedText, score: float, *, attempts: int = 1) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.distributed.dispatch import check_layouts, split_rows
+from roll.distributed.dispatch import check_layouts, split_units
 from roll.distributed.executors import make_executor
 from roll.distributed.layout import RankLayout
 from roll.distributed.placement import RolePlacement, num_slots
@@ -16,27 +16,35 @@ from roll.distributed.worker import Worker
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(1, 6), st.booleans())
-def test_every_row_goes_to_exactly_one_rank_and_no_rank_is_idle(lengths: list[int], ranks: int, balance: bool) -> None:
-    if len(lengths) < ranks:
-        with pytest.raises(ValueError, match="can't be split"):
-            split_rows(lengths, ranks, balance=balance)
-        return
-    parts = split_rows(lengths, ranks, balance=balance)
+def test_every_row_goes_to_exactly_one_rank_and_only_the_last_ranks_are_idle(
+    lengths: list[int], ranks: int, balance: bool
+) -> None:
+    parts = split_units(lengths, [[i] for i in range(len(lengths))], ranks, balance=balance)
     assert len(parts) == ranks
     assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
-    assert all(parts)
+    assert [bool(part) for part in parts] == [rank < len(lengths) for rank in range(ranks)]
     assert all(part == sorted(part) for part in parts)
     if len(lengths) % ranks == 0:
         assert {len(part) for part in parts} == {len(lengths) // ranks}
 
 
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 50)), min_size=1, max_size=30), st.integers(1, 6))
+def test_rows_of_a_unit_go_to_one_rank(rows: list[tuple[int, int]], ranks: int) -> None:
+    units = [[i for i, (unit, _) in enumerate(rows) if unit == wanted] for wanted in dict(rows)]
+    for balance in (False, True):
+        parts = split_units([length for _, length in rows], units, ranks, balance=balance)
+        assert sorted(row for part in parts for row in part) == list(range(len(rows)))
+        assert all(sum(bool(set(unit) & set(part)) for part in parts) == 1 for unit in units)
+
+
 def test_balancing_evens_out_tokens_and_not_balancing_keeps_the_order() -> None:
     lengths = [8, 7, 6, 1, 1, 1]
     # Equal row counts: 8 + 1 + 1 = 10 or so against 7 + 6 + 1 = 14; in order it is 21 against 3.
-    balanced = split_rows(lengths, 2, balance=True)
+    units = [[i] for i in range(len(lengths))]
+    balanced = split_units(lengths, units, 2, balance=True)
     loads = sorted(sum(lengths[row] for row in part) for part in balanced)
     assert loads == [10, 14]
-    assert split_rows(lengths, 2, balance=False) == [[0, 1, 2], [3, 4, 5]]
+    assert split_units(lengths, units, 2, balance=False) == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_calls_of_two_threads_reach_all_ranks_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ def test_rows_of_a_trajectory_are_its_contexts_with_its_reward():
     batch = rollouts.batch
     assert batch.row_ids == ("maze#0/0", "maze#0/1", "maze#1")
     assert batch.group_ids == ("maze",) * 3
-    assert batch.scores.tolist() == [1.0, 1.0, 2.0]
+    assert rollouts.rewards[rollouts.row_trajectory].tolist() == [1.0, 1.0, 2.0]
     assert rollouts.row_trajectory.tolist() == [0, 0, 1]
     assert rollouts.row_turns == (range(0, 2), range(2, 3), range(0, 1))
     assert len(rollouts.trajectories) == len(rollouts.tasks) == len(rollouts.group_index) == 2

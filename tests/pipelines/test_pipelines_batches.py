@@ -14,13 +14,12 @@ from roll.configs.schema.worker_config import ActorInferConfig, ActorTrainConfig
 from roll.distributed.cluster import Cluster
 from roll.distributed.layout import RankLayout
 from roll.distributed.placement import RolePlacement
-from roll.pipelines.assemble import assemble, pad_to_ranks
+from roll.pipelines.assemble import assemble
 from roll.pipelines.loop import Loop
 from roll.pipelines.offload import DeviceOffloader
 from roll.pipelines.rlvr import query_filter
 from roll.pipelines.update import mini_batches, old_logprobs_source, train
 from roll.pipelines.validation import pass_at_k, validation_metrics
-from roll.strategies.micro import denominators
 from roll.types.batch import TokenOutputs
 from roll.types.metrics import Metrics
 from roll.workers.train import TrainWorker
@@ -48,20 +47,9 @@ def test_assembled_rows_are_the_survivors_with_their_columns_aligned():
     assert batch.row("action_mask", 0).tolist() == [False, False, True, True]
     assert batch.row("sampling_logprobs", 0).tolist() == [0.0, 0.0, -1.0, -1.0]
     assert batch.row("versions", 0).tolist() == [-1, -1, 3, 3]
-    assert batch.scores.tolist() == [1.0, 0.0, 2.0]
+    assert rollouts.rewards.tolist() == [1.0, 0.0, 2.0]
     assert rollouts.response_lengths.tolist() == [2, 1, 1]
     assert rollouts.truncated.tolist() == [False, True, False]
-
-
-def test_padding_rows_make_up_rows_that_count_nowhere():
-    batch = make_rollouts(*FOUR).batch
-    assert pad_to_ranks(batch, 4) is batch
-    filled = pad_to_ranks(batch, 6)
-    assert filled.row_ids[:4] == batch.row_ids
-    assert len(set(filled.row_ids)) == 6
-    assert filled.loss_weight.tolist() == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0]
-    assert not filled.pad("loss_mask", False)[4:].any()
-    assert denominators(filled) == denominators(batch)
 
 
 # --- update -----------------------------------------------------------------------------------------------------------
@@ -69,15 +57,13 @@ def test_padding_rows_make_up_rows_that_count_nowhere():
 
 def test_mini_batches_have_every_row_once_with_all_its_columns():
     batch = make_rollouts([R(float(i)) for i in range(7)]).batch
-    pieces = list(mini_batches(batch, range(7), 3, 2, "key", 1))
-    real = [[row for row in piece.row_ids if not row.startswith("padding")] for piece in pieces]
-    assert [len(rows) for rows in real] == [3, 3, 1]
-    assert sorted(row for rows in real for row in rows) == sorted(batch.row_ids)
-    assert [len(piece) for piece in pieces] == [3, 3, 2]
+    pieces = list(mini_batches(batch, 3, "key", 1))
+    assert [len(piece) for piece in pieces] == [3, 3, 1]
+    assert sorted(row for piece in pieces for row in piece.row_ids) == sorted(batch.row_ids)
     assert all(set(piece.columns()) >= set(batch.columns()) for piece in pieces)
-    orders = {tuple(p.row_ids for p in mini_batches(batch, range(7), 3, 1, "key", i)) for i in range(5)}
+    orders = {tuple(p.row_ids for p in mini_batches(batch, 3, "key", i)) for i in range(5)}
     assert len(orders) > 1
-    whole = list(mini_batches(batch, range(7), 7, 1, "key", 1))
+    whole = list(mini_batches(batch, 7, "key", 1))
     assert [piece.row_ids for piece in whole] == [batch.row_ids]
 
 
@@ -116,15 +102,15 @@ class TwoRanks(Cluster):
 
 
 @pytest.mark.parametrize("dp_size", [1, 2])
-def test_a_small_batch_is_filled_up_to_the_data_parallel_ranks_and_no_further(dp_size):
-    # One row: peers that share a model both work on it, ranks with rows of their own need a padding row. One row each.
+def test_a_small_batch_leaves_data_parallel_ranks_without_rows(dp_size):
+    # One row: ranks that share a model both work on it; of ranks with rows of their own, the second has none.
     rollouts = make_rollouts([R(1.0)])
     batch = rollouts.batch
     cluster = TwoRanks(dp_size)
     alone = SimpleNamespace(offloader=DeviceOffloader(()))
     assert Loop.forward(alone, cluster, batch, "logprobs").row_ids == batch.row_ids
     train(cluster, make_config(), rollouts, 1)
-    assert cluster.rows == [[1, 1], [1, 1]]
+    assert cluster.rows == [[1, 0] if dp_size == 2 else [1, 1]] * 2
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,7 @@ def test_what_shaping_adds_joins_the_last_turn():
 def test_an_episode_paid_beyond_its_turns_gets_the_rest_at_its_end():
     rollouts = rollouts_of([[T(0.5), T(0.0)]])
     paid = replace(rollouts.trajectories[0], reward=2.0)
-    rollouts = replace(rollouts, trajectories=(paid,), batch=rollouts.batch.with_columns(scores=torch.tensor([2.0])))
+    rollouts = replace(rollouts, trajectories=(paid,))
     assert on_tokens(assigned(rollouts)[0], "token_rewards") == [0.5, 1.5]
 
 
@@ -240,7 +240,8 @@ THREE = (
 def test_rewards_are_compared_with_those_of_the_grouping_and_never_per_row(grouping, tags, expected, carried):
     rollouts = rollouts_of(*THREE, tags=tags, carried=carried)
     batch, _ = assigned(rollouts, method="mean", grouping=grouping)
-    first = TrajectoryView.of(rollouts).of_rows(batch.rewards)
+    owners = rollouts.row_trajectory.tolist()
+    first = batch.rewards[[owners.index(i) for i in range(len(rollouts.trajectories))]]
     assert first.tolist() == close(*expected)
     assert torch.equal(batch.rewards, first[rollouts.row_trajectory])
 

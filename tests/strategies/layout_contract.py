@@ -13,6 +13,7 @@ import torch
 from train_contract import LOSS, build, make_batch, make_spec
 
 from roll.configs.schema.strategy_config import STRATEGIES, StrategyArgs
+from roll.types.batch import TokenOutputs
 
 STEPS = 5
 LEARNING_RATE = 1e-3
@@ -47,8 +48,13 @@ def reference(path) -> Run:
     return by_hand(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32))
 
 
-def by_hand(model) -> Run:
-    """Five optimizer steps on what trains of a causal language model."""
+def contract_loss(logprobs, batch):
+    """`train_contract.LOSS` of a whole batch."""
+    return -(logprobs * batch.advantages).sum() / batch.loss_mask.sum()
+
+
+def by_hand(model, loss_of=contract_loss) -> Run:
+    """Five optimizer steps on what trains of a causal language model; `loss_of(log-probs, batch)`."""
     batch = make_batch()
     decayed = [p for p in model.parameters() if p.requires_grad and p.dim() > 1]
     plain = [p for p in model.parameters() if p.requires_grad and p.dim() <= 1]
@@ -70,7 +76,7 @@ def by_hand(model) -> Run:
     losses, norms = [], []
     for _ in range(STEPS):
         optimizer.zero_grad()
-        loss = -(scored()[0] * batch.advantages).sum() / batch.loss_mask.sum()
+        loss = loss_of(scored()[0], batch)
         loss.backward()
         losses.append(float(loss.detach()))
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)))
@@ -95,13 +101,14 @@ def shard_of(dp_rank: int, dp_size: int) -> list[int]:
     return list(range(6 - dp_size + 1)) if dp_rank == 0 else [6 - dp_size + dp_rank]
 
 
-def play(info, spec, look=None) -> dict:
-    """One rank's part of the run; `look(strategy)` is asked at its end."""
-    strategy, batch = build(spec, info), make_batch()
+def play(info, spec, look=None, make=make_batch, loss=LOSS, split=None) -> dict:
+    """One rank's part of the run; `look(strategy)` is asked at its end. `split(batch, dp_rank, dp_size)`: its rows."""
+    strategy, batch = build(spec, info), make()
     layout = strategy.layout
-    mine = batch.select(shard_of(layout.dp_rank, layout.dp_size))
+    place = layout.dp_rank, layout.dp_size
+    mine = batch.select(shard_of(*place) if split is None else split(batch, *place))
     outputs = strategy.forward(mine, ("logprobs", "entropy"))
-    history = [strategy.train_step(mine, LOSS) for _ in range(STEPS)]
+    history = [strategy.train_step(mine, loss) for _ in range(STEPS)]
     weights = {name: tensor.detach().clone() for name, tensor in strategy.named_weights()}
     return {
         "layout": layout,
@@ -118,9 +125,10 @@ def run_layout(ranks, spec, world: int, look=None, play=play) -> Run:
     answers = ranks.run(play, world, spec, look)
     kept = sorted((a for a in answers if a["layout"].collects), key=lambda a: a["layout"].dp_rank)
     assert [a["layout"].dp_rank for a in kept] == list(range(kept[0]["layout"].dp_size))
+    outputs = TokenOutputs.concat([a["outputs"] for a in kept]).reorder(make_batch().row_ids)
     return Run(
-        logprobs=torch.cat([a["outputs"].logprobs for a in kept]),
-        entropy=torch.cat([a["outputs"].entropy for a in kept]),
+        logprobs=outputs.logprobs,
+        entropy=outputs.entropy,
         losses=[sum(parts) for parts in zip(*(a["losses"] for a in kept), strict=True)],
         norms=answers[0]["norms"],
         weights=answers[0]["weights"],

@@ -115,7 +115,8 @@ def test_a_budget_counts_the_tokens_of_packed_rows_without_padding(model_of):
         passes[packed] = sizes_of_passes(strategy, lambda s=strategy: s.train_step(batch, LOSS))
     assert passes[True] == [(1, 20), (1, 19)]
     assert passes[False] == [(1, 20), (4, 5), (1, 3)]
-    assert len(plan_micro_batches(batch.lengths.tolist(), max_rows=None, max_tokens=20, packed=True)) == 2
+    lengths, units = batch.lengths.tolist(), batch.units()
+    assert len(plan_micro_batches(lengths, units, max_rows=None, max_tokens=20, packed=True)) == 2
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -216,7 +216,7 @@ def test_a_critic_starts_at_zero_and_learns_its_target(tiny_model):
     ],
 )
 def test_micro_batches_keep_within_rows_and_padded_tokens(limits, expected):
-    assert plan_micro_batches([7, 12, 5, 9, 20, 3], **limits) == expected
+    assert plan_micro_batches([7, 12, 5, 9, 20, 3], [[i] for i in range(6)], **limits) == expected
 
 
 def two_ranks(info, spec, folder):

@@ -29,7 +29,7 @@ def make(lengths, prefix="r", **columns):
         action_mask=torch.arange(total) % 2 == 0,
         old_logprobs=-torch.arange(total, dtype=torch.float32),
         versions=torch.arange(total) * 3,
-        scores=torch.arange(len(lengths), dtype=torch.float32),
+        rewards=torch.arange(len(lengths), dtype=torch.float32),
         **columns,
     )
 
@@ -39,7 +39,7 @@ def contents(batch):
     return {
         row_id: (
             batch.group_ids[i],
-            float(batch.scores[i]),
+            float(batch.rewards[i]),
             [batch.row(name, i).tolist() for name in TOKEN_COLUMNS],
         )
         for i, row_id in enumerate(batch.row_ids)
@@ -184,7 +184,7 @@ def test_gradients_flow_through_padding():
         ({"row_ids": ("a", "a")}, "'a' appears twice"),
         ({"group_ids": ("g",)}, "2 rows but 1 group ids"),
         ({"token_ids": torch.arange(4)}, r"'token_ids' has 4 entries, expected 3 \(one per token\)"),
-        ({"scores": torch.zeros(3)}, r"'scores' has 3 entries, expected 2 \(one per row\)"),
+        ({"rewards": torch.zeros(3)}, r"'rewards' has 3 entries, expected 2 \(one per row\)"),
     ],
 )
 def test_a_batch_that_does_not_fit_together_is_refused(change, message):
@@ -227,7 +227,7 @@ def test_columns_can_be_set_and_cleared():
 def test_a_carrier_moves_to_a_device_with_its_offsets_on_the_cpu():
     moved = make([1, 2]).to("meta")
     assert moved.token_ids.device.type == "meta"
-    assert moved.scores.device.type == "meta"
+    assert moved.rewards.device.type == "meta"
     assert moved.offsets.device.type == "cpu"
 
 

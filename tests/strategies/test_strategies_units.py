@@ -1,0 +1,140 @@
+"""Losses that compare rows: pairs train like a plain loop on every backend, whatever cuts the batch."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from layout_contract import STEPS, by_hand, differences, layout_spec, run_layout
+from test_deepspeed_steps import STAGES
+from test_megatron_layouts import CP2, OVERLAP, PACKED, PLAIN, PP2, SP, TP2
+from test_strategies_layouts import FSDP
+from train_contract import make_batch
+
+from roll.distributed.dispatch import split_units
+from roll.strategies.base import LossFn, LossTerms
+from roll.strategies.micro import plan_micro_batches
+from roll.types.metrics import Metrics
+
+BETA = 0.5
+PAIRS = ("ab", "bc", "ab", "ca", "bc", "ca")
+"""Units of the contract's six rows, no two neighbours alike: of each, the first row is the chosen one."""
+TOKENS = {"use_dynamic_batching_in_train": True, "max_tokens_per_microbatch_in_train": 24}
+
+
+def pair_batch():
+    batch = make_batch()
+    return type(batch)(
+        row_ids=batch.row_ids, group_ids=batch.group_ids, unit_ids=PAIRS, offsets=batch.offsets, **batch.columns()
+    )
+
+
+def preference_loss(outputs, batch, sizes):
+    """-log sigmoid(beta * (log p(chosen) - log p(rejected))), averaged over the pairs of the mini-batch."""
+    rows = torch.repeat_interleave(torch.arange(len(batch)), batch.lengths)
+    sums = torch.zeros(len(batch)).index_add(0, rows, outputs.logprobs * batch.loss_mask)
+    units = batch.units()
+    torn = [batch.unit_ids[unit[0]] for unit in units if len(unit) != 2]
+    if torn:
+        raise ValueError(f"a micro-batch has one row of pairs {torn}")
+    chosen, rejected = torch.tensor(units).T
+    loss = -F.logsigmoid(BETA * (sums[chosen] - sums[rejected])).sum() / sizes.units
+    metrics = Metrics()
+    metrics.add_sum("loss", float(loss.detach()))
+    return LossTerms(loss, metrics)
+
+
+PAIR_LOSS = LossFn(compute=preference_loss, needs=("logprobs",))
+
+
+def pair_loss_by_hand(logprobs, batch):
+    sums = torch.stack([part.sum() for part in logprobs.split(batch.lengths.tolist())])
+    return -F.logsigmoid(BETA * (sums[[0, 1, 3]] - sums[[2, 4, 5]])).mean()
+
+
+@functools.cache
+def reference(path):
+    from transformers import AutoModelForCausalLM
+
+    return by_hand(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32), pair_loss_by_hand)
+
+
+def dealt(batch, dp_rank, dp_size):
+    """The rows that a call of the cluster would send to a rank. Three pairs: on two ranks one has two of them."""
+    return split_units(batch.lengths.tolist(), batch.units(), dp_size, balance=True)[dp_rank]
+
+
+def check_pairs(ranks, path, strategy, options, world, *, tolerance=1e-4, **changes):
+    run = run_layout(ranks, layout_spec(path, strategy, options, **changes), world, None, pair_batch, PAIR_LOSS, dealt)
+    wrong = {name: value for name, value in differences(run, reference(path)).items() if not value <= tolerance}
+    assert len(run.losses) == STEPS
+    assert not wrong, f"{strategy} {options} on {world} rank(s): relative differences {wrong}, allowed {tolerance}"
+
+
+MICRO = {
+    "a row is less than a pair": {"training": {"per_device_train_batch_size": 1}},
+    "three rows": {"training": {"per_device_train_batch_size": 3}},
+    "all rows": {"training": {"per_device_train_batch_size": 6}},
+    "token budget": {"worker": TOKENS},
+    "token budget, packed": {"worker": {**TOKENS, "use_sequence_packing": True}},
+}
+
+
+@pytest.mark.parametrize("micro", MICRO)
+def test_pairs_in_micro_batches_of_any_size(ranks, model_of, micro):
+    check_pairs(ranks, model_of("llama"), "fsdp2_train", {}, 1, **MICRO[micro])
+
+
+@pytest.mark.parametrize("layout", FSDP)
+def test_pairs_on_fsdp2(ranks, model_of, layout):
+    world, options = FSDP[layout]
+    check_pairs(ranks, model_of("llama"), "fsdp2_train", options, world)
+
+
+def test_pairs_on_ranks_that_share_sequences_and_on_more_ranks_than_pairs(ranks, model_of):
+    ulysses = {"model": {"ulysses_size": 2}}
+    check_pairs(ranks, model_of("llama"), "fsdp2_train", {}, 2, **ulysses)
+    check_pairs(ranks, model_of("llama"), "fsdp2_train", {}, 4)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_pairs_on_deepspeed(ranks, model_of, stage):
+    check_pairs(ranks, model_of("llama"), "deepspeed_train", {"zero_optimization": STAGES[stage]}, 2)
+
+
+MEGATRON = {
+    "one rank": (1, {}, {}),
+    "data 2": (2, {}, {}),
+    "data 2, whole optimizer": (2, PLAIN, {}),
+    "data 2, overlapped": (2, OVERLAP, {}),
+    "data 4": (4, {}, {}),
+    "tensor 2, sequence": (2, {**TP2, **SP}, {}),
+    "pipeline 2": (2, PP2, {}),
+    "context 2": (2, CP2, {}),
+    "context 2, packed": (2, CP2, PACKED),
+    "tensor 2 x data 2, sequence": (4, {**TP2, **SP}, {}),
+    "pipeline 2 x data 2, packed": (4, PP2, PACKED),
+}
+
+
+@pytest.mark.parametrize("layout", MEGATRON)
+def test_pairs_on_megatron(ranks, model_of, layout):
+    world, options, changes = MEGATRON[layout]
+    check_pairs(ranks, model_of("llama"), "megatron_train", options, world, **changes)
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        # Rows of 7, 12, 5, 9, 20, 3 tokens in pairs (0, 2), (1, 4), (3, 5): widest first.
+        ({"max_rows": 4, "max_tokens": None}, [[1, 4, 3, 5], [0, 2]]),
+        ({"max_rows": 3, "max_tokens": None}, [[1, 4], [3, 5], [0, 2]]),
+        ({"max_rows": 1, "max_tokens": None}, [[1, 4], [3, 5], [0, 2]]),
+        ({"max_rows": None, "max_tokens": 36}, [[1, 4], [3, 5, 0, 2]]),
+        ({"max_rows": None, "max_tokens": 24, "packed": True}, [[1, 4], [0, 2, 3, 5]]),
+    ],
+)
+def test_micro_batches_keep_pairs_together(limits, expected):
+    assert plan_micro_batches([7, 12, 5, 9, 20, 3], pair_batch().units(), **limits) == expected
