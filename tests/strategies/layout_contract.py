@@ -106,7 +106,7 @@ def play(info, spec, look=None, make=make_batch, loss=LOSS, split=None) -> dict:
     strategy, batch = build(spec, info), make()
     layout = strategy.layout
     place = layout.dp_rank, layout.dp_size
-    mine = batch.select(shard_of(*place) if split is None else split(batch, *place))
+    mine = batch.select(shard_of(*place)) if split is None else split(batch, *place)
     outputs = strategy.forward(mine, ("logprobs", "entropy"))
     history = [strategy.train_step(mine, loss) for _ in range(STEPS)]
     weights = {name: tensor.detach().clone() for name, tensor in strategy.named_weights()}

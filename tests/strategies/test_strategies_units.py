@@ -13,7 +13,8 @@ from test_megatron_layouts import CP2, OVERLAP, PACKED, PLAIN, PP2, SP, TP2
 from test_strategies_layouts import FSDP
 from train_contract import make_batch
 
-from roll.distributed.dispatch import split_units
+from roll.distributed.dispatch import split_batch
+from roll.distributed.layout import RankLayout
 from roll.strategies.base import LossFn, LossTerms
 from roll.strategies.micro import plan_micro_batches
 from roll.types.metrics import Metrics
@@ -62,8 +63,8 @@ def reference(path):
 
 
 def dealt(batch, dp_rank, dp_size):
-    """The rows that a call of the cluster would send to a rank. Three pairs: on two ranks one has two of them."""
-    return split_units(batch.lengths.tolist(), batch.units(), dp_size, balance=True)[dp_rank]
+    """What a call of the cluster sends to a rank. Three pairs: on two ranks one has two of them."""
+    return split_batch(batch, [RankLayout(rank, dp_size) for rank in range(dp_size)], balance=True)[dp_rank]
 
 
 def check_pairs(ranks, path, strategy, options, world, *, tolerance=1e-4, **changes):
