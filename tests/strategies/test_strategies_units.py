@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
-from layout_contract import STEPS, by_hand, differences, layout_spec, run_layout
+from layout_contract import STEPS, by_hand, differences, layout_spec, play, run_layout
 from test_deepspeed_steps import STAGES
 from test_megatron_layouts import CP2, OVERLAP, PACKED, PLAIN, PP2, SP, TP2
 from test_strategies_layouts import FSDP
@@ -67,8 +67,12 @@ def dealt(batch, dp_rank, dp_size):
     return split_batch(batch, [RankLayout(rank, dp_size) for rank in range(dp_size)], balance=True)[dp_rank]
 
 
+def play_pairs(info, spec, look):
+    return play(info, spec, look, pair_batch, PAIR_LOSS, dealt)
+
+
 def check_pairs(ranks, path, strategy, options, world, *, tolerance=1e-4, **changes):
-    run = run_layout(ranks, layout_spec(path, strategy, options, **changes), world, None, pair_batch, PAIR_LOSS, dealt)
+    run = run_layout(ranks, layout_spec(path, strategy, options, **changes), world, play=play_pairs)
     wrong = {name: value for name, value in differences(run, reference(path)).items() if not value <= tolerance}
     assert len(run.losses) == STEPS
     assert not wrong, f"{strategy} {options} on {world} rank(s): relative differences {wrong}, allowed {tolerance}"
