@@ -143,13 +143,14 @@ def rows_to_compute(batch: TokenBatch, loss_fn: LossFn) -> list[int]:
 
 
 def nonfinite_rows(outputs: TokenOutputs, batch: TokenBatch) -> set[str]:
-    """Return the rows of non-zero weight that have an output of -inf, inf or NaN at a token of the loss mask."""
+    """Return the rows of units in which a row of non-zero weight has an output of -inf, inf or NaN at a loss token."""
     counted = batch.loss_mask if batch.loss_mask is not None else batch.action_mask
     broken = torch.stack([~column.detach().isfinite() for column in outputs.columns().values()]).any(0).cpu() & counted
     if not bool(broken.any()):
         return set()
     rows = torch.repeat_interleave(torch.arange(len(batch)), batch.lengths)[broken].unique().tolist()
-    return {batch.row_ids[row] for row in rows if batch.loss_weight is None or bool(batch.loss_weight[row] != 0)}
+    units = {batch.unit_ids[row] for row in rows if batch.loss_weight is None or bool(batch.loss_weight[row] != 0)}
+    return {row for row, unit in zip(batch.row_ids, batch.unit_ids, strict=True) if unit in units}
 
 
 def denominators(batch: TokenBatch) -> Denominators:

@@ -16,7 +16,8 @@ from train_contract import make_batch
 from roll.distributed.dispatch import split_batch
 from roll.distributed.layout import RankLayout
 from roll.strategies.base import LossFn, LossTerms
-from roll.strategies.micro import plan_micro_batches
+from roll.strategies.micro import nonfinite_rows, plan_micro_batches
+from roll.types.batch import TokenOutputs
 from roll.types.metrics import Metrics
 
 BETA = 0.5
@@ -143,3 +144,12 @@ def test_pairs_on_megatron(ranks, model_of, layout):
 )
 def test_micro_batches_keep_pairs_together(limits, expected):
     assert plan_micro_batches([7, 12, 5, 9, 20, 3], pair_batch().units(), **limits) == expected
+
+
+def test_a_row_without_a_finite_output_takes_its_pair_along():
+    batch = pair_batch()
+    logprobs = torch.zeros(batch.num_tokens)
+    logprobs[batch.offsets[1] - 1] = -torch.inf  # the last token of row 0, which pair "ab" has with row 2
+    outputs = TokenOutputs(row_ids=batch.row_ids, offsets=batch.offsets, logprobs=logprobs)
+    assert nonfinite_rows(outputs, batch) == {"row0", "row2"}
+    assert nonfinite_rows(outputs, batch.with_row_units()) == {"row0"}
