@@ -149,6 +149,19 @@ def test_every_link_of_a_page_leads_to_a_file(page: Path):
     assert not broken, f"{page.name} links to {broken}"
 
 
+def anchors(page: Path) -> set[str]:
+    """What a link's `#...` may name: a page's headings, as GitHub writes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_into_a_page_leads_to_a_heading(page: Path):
+    links = re.findall(r"\]\((?!https?:)([^)#]*\.md|)#([^)]+)\)", page.read_text("utf-8"))
+    broken = [f"{file}#{name}" for file, name in links if name not in anchors(page.parent / file if file else page)]
+    assert not broken, f"{page.name} links to {broken}"
+
+
 def test_the_readme_names_six_files_to_read_and_they_exist():
     section = (ROOT / "README.md").read_text("utf-8").split("## Read these six files")[1].split("\n## ")[0]
     files = re.findall(r"^\d\. \[`([^`]+)`\]\(\1\)", section, re.MULTILINE)
