@@ -84,7 +84,7 @@ class EnvWorkload(Workload):
         return EnvTasks(tags, config.partition_of(manager), env_types, seed=config.seed, split=split)
 
     def _start_pools(self) -> dict[Split, EnvPool]:
-        """A pool for training and validation together, or one each where they differ in what an action costs."""
+        """Start one pool for training and validation, or one each where they differ in what an action costs."""
         workers = self._config.env_processes
         start = partial(
             EnvPool,
@@ -169,7 +169,7 @@ class EnvWorkload(Workload):
         return metrics
 
     def validation_metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Success, reward and length by tag. An episode without a reward counts as failed and is left out of means."""
+        """Return success, reward and length by tag. An episode without a reward counts as failed, and in no mean."""
         values: dict[str, float] = {}
         tags: dict[str, list[Group]] = defaultdict(list)
         for group in groups:

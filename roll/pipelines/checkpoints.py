@@ -65,7 +65,7 @@ class Checkpoints:
             raise CheckpointError(f"{error}; {rest}") from error
 
     def _set_model_aside(self) -> None:
-        """Before a run that starts from scratch writes: keep the model that an earlier one left in the same place."""
+        """Move the model of an earlier run out of the way, before a run that starts from scratch writes its own."""
         earlier = self._starts_fresh and self._config.exports
         if earlier and (aside := set_aside(self._config.export_path)) is not None:
             logger.warning("the model of an earlier run was moved to %s", aside)
@@ -122,6 +122,6 @@ class Checkpoints:
             )
 
     def latest(self) -> Path | None:
-        """The newest complete checkpoint."""
+        """Return the newest complete checkpoint."""
         checkpoint = self._store.latest()
         return None if checkpoint is None else checkpoint.path

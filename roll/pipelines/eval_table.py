@@ -117,7 +117,7 @@ def table(results: Sequence[TagResult]) -> RenderableType:
 
 
 def _short(text: str) -> str:
-    """Without the middle: a traceback says at its end what happened."""
+    """Cut the middle out of a long text: a traceback says at its end what happened."""
     return text if len(text) <= _NOTE else f"{text[: _NOTE // 4]} [...] {text[-_NOTE * 3 // 4 :]}"
 
 

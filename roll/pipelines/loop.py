@@ -45,15 +45,15 @@ class Loop(ABC):
 
     @abstractmethod
     def step(self, step: int) -> None:
-        """One step, `conclude` included; raises `OutOfTasks` when there is nothing left to train on."""
+        """Walk one step, `conclude` included; raises `OutOfTasks` when there is nothing left to train on."""
 
     @abstractmethod
     def evaluate(self, step: int) -> dict[str, float]:
-        """Validation metrics under the current weights."""
+        """Return validation metrics under the current weights."""
 
     @abstractmethod
     def save_state(self, folder: Path) -> dict[str, Any]:
-        """The pipeline's own state, JSON-able: at least the cursor of its data. What is large goes into `folder`."""
+        """Return the pipeline's own state, JSON-able: at least its data's cursor. What is large goes into `folder`."""
 
     @abstractmethod
     def load_state(self, state: dict[str, Any], folder: Path) -> None:
@@ -73,7 +73,7 @@ class Loop(ABC):
     # --- the loop -------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """From the start, or from a checkpoint, to the last step."""
+        """Walk from the start, or from a checkpoint, to the last step."""
         self.restore()
         only_validates = self.config.only_validates
         # A mere validation of an old checkpoint must not cut off what is on record after it.
@@ -91,7 +91,7 @@ class Loop(ABC):
             self.report.close()
 
     def train(self) -> None:
-        """All steps that are left."""
+        """Walk all steps that are left."""
         if 0 < self.total_steps <= self.start_step:
             logger.warning(
                 "nothing is left to do: the checkpoint is that of step %d, of %d; raise max_steps to go on",
@@ -119,20 +119,20 @@ class Loop(ABC):
             self.save(step)
 
     def conclude_late(self, step: int) -> None:
-        """What is due at the last step and wasn't done at it, because nobody knew that the tasks would end there."""
+        """Do what is due at the last step, where nobody knew in time that the tasks would end there."""
         if self.config.eval_steps and step % self.config.eval_steps:
             self.report.row(step, self.validated(step))
         if self.config.save_steps and step % self.config.save_steps:
             self.save(step)
 
     def is_due(self, step: int, period: int | None) -> bool:
-        """Whether something with this period happens at this step; what happens at all also happens at the last."""
+        """Return whether something with this period is due; what is ever due is also due at the last step."""
         if not period:
             return False
         return step % period == 0 or step == self.total_steps
 
     def validated(self, step: int) -> dict[str, float]:
-        """`evaluate`, timed."""
+        """Return what `evaluate` gives, and time it."""
         with self.timers.span("validate", waits=True):
             return self.evaluate(step)
 

@@ -65,7 +65,7 @@ def old_logprobs_source(config: RLConfig) -> OldLogprobs:
 
 
 def staleness_of(batch: TokenBatch, step: int, ratio: float) -> Tensor:
-    """int64 [B, T]: how many weight updates before this step's weights each token was sampled; 0 on other tokens.
+    """Return each token's age in weight updates when this step trains it, int64 [B, T]; 0 on prompt tokens.
 
     Args:
         batch: rows with `versions`.
@@ -92,7 +92,7 @@ def staleness_of(batch: TokenBatch, step: int, ratio: float) -> Tensor:
 
 
 def staleness_metrics(staleness: Tensor, mask: Tensor) -> Metrics:
-    """Mean, largest value and shares of the action tokens' staleness."""
+    """Return mean, largest value and shares of the action tokens' staleness."""
     metrics, found = Metrics(), staleness[mask]
     if not len(found):
         return metrics
@@ -106,7 +106,7 @@ def staleness_metrics(staleness: Tensor, mask: Tensor) -> Metrics:
 
 
 def corrected(config: RLConfig, batch: TokenBatch, mask: Tensor, staleness: Tensor) -> Correction:
-    """The configured weights and filters, from `old_logprobs` of source `forward` and `sampling_logprobs`.
+    """Return the configured weights and filters, from `old_logprobs` of source `forward` and `sampling_logprobs`.
 
     With `decoupled_ppo` the loss applies the weight itself: here it is only measured, and the weights are 1.
     """

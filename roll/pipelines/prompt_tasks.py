@@ -20,7 +20,7 @@ TasksByDomain = dict[str, list[Task]]
 def load_domains(
     config: RLVRConfig, data: DataArgs, *, split: str, exclude: Mapping[str, Collection[str]]
 ) -> TasksByDomain:
-    """All tasks of `data` by domain.
+    """Return all tasks of `data` by domain.
 
     Args:
         config: the run's.
@@ -80,7 +80,7 @@ def _by_domain(config: RLVRConfig, prompts: PromptSet) -> TasksByDomain:
 
 
 def training_data(config: RLVRConfig, tokenizer: Any) -> tuple[TaskSource, PromptSet]:
-    """The endless (or `num_train_epochs` long) sequence of training tasks, and their prompts."""
+    """Return the endless (or `num_train_epochs` long) sequence of training tasks, and their prompts."""
     data = config.actor_train.data_args
     prompts = _encoded(config, data, load_domains(config, data, split="train", exclude={}), tokenizer)
     domains = _by_domain(config, prompts)
@@ -95,7 +95,7 @@ def training_data(config: RLVRConfig, tokenizer: Any) -> tuple[TaskSource, Promp
 
 
 def validation_data(config: RLVRConfig, tokenizer: Any, training: PromptSet | None) -> PromptSet:
-    """Held-out tasks in the order of their files; generated ones repeat no training question."""
+    """Return held-out tasks in the order of their files; generated ones repeat no training question."""
     assert config.validation is not None
     exclude: dict[str, set[str]] = {}
     for task in training.tasks if training is not None else ():

@@ -71,7 +71,7 @@ class Report:
         self._unshown: tuple[int, dict[str, float]] = (-1, {})
 
     def row(self, step: int, values: Mapping[str, float], *, due: bool = True) -> None:
-        """One line in every tracker: a step's metrics, its timings and counters. Called every step, shown when due.
+        """Write a step's metrics, timings and counters as one line to every tracker. Called every step, shown when due.
 
         The last row is always shown: at the latest by `finish`.
         """
@@ -113,12 +113,12 @@ class Report:
         self._unshown = (step, {})
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Some responses for people."""
+        """Show some responses to people."""
         if samples:
             self._trackers.log_samples(step, samples)
 
     def dropped(self, group: Group, reason: str) -> None:
-        """A group that won't be trained on."""
+        """Record a group that won't be trained on."""
         shown = max(group.trajectories, key=lambda t: t.num_response_tokens)
         word = "filtered_group" if reason.startswith("filter") else "failed_group"
         for trajectory in group.trajectories:
@@ -137,7 +137,7 @@ class Report:
         )
 
     def failed(self, group: Group) -> None:
-        """Members that failed, of a group that is trained on without them."""
+        """Record the members that failed, of a group that is trained on without them."""
         for trajectory in group.trajectories:
             if not trajectory.trainable:
                 sample = {"domain": group.task.domain, "status": trajectory.status, "response": self._text(trajectory)}
@@ -145,7 +145,7 @@ class Report:
                 self._warn(trajectory)
 
     def _warn(self, trajectory: Trajectory) -> None:
-        """Of the first failure of each kind; the others are counted."""
+        """Warn of the first failure of each kind; the others are counted."""
         if trajectory.status not in self._warned:
             self._warned.add(trajectory.status)
             logger.warning(
@@ -160,7 +160,7 @@ class Report:
         self._eval_results = results
 
     def rollouts(self, step: int, rollouts: Rollouts) -> None:
-        """Every training row of a step to parquet, if asked for."""
+        """Write every training row of a step to parquet, if asked for."""
         if self._writer is not None:
             rows = range(len(rollouts.batch))
             self._writer.write(step, [self._rollout_row(step, rollouts, i) for i in rows])

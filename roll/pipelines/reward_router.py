@@ -19,7 +19,7 @@ RULE_PART = "rule"
 
 
 def reward_spec(config: RLVRConfig, domain: str) -> RewardSpec:
-    """Which function scores a domain."""
+    """Return which function scores a domain."""
     reward = config.rewards[domain]
     if reward.name == "custom":
         custom = config.custom_reward_function
@@ -107,7 +107,7 @@ def _when_both(
 
 
 def combined(rule: RewardResult, model: RewardResult, reward: RewardConfig) -> RewardResult:
-    """rule_weight * rule + reward_model_weight * model, with both and their own parts as parts.
+    """Return rule_weight * rule + reward_model_weight * model, with both and their own parts as parts.
 
     A failure of either is a failure of the score: half of a sum says nothing about the response.
     """

@@ -12,7 +12,7 @@ from roll.types.metrics import Metrics
 
 
 def rollout_metrics(rollouts: Rollouts) -> Metrics:
-    """Metrics of the episodes that will be trained on; one with several rows counts once."""
+    """Return metrics of the episodes that will be trained on; one with several rows counts once."""
     metrics, trajectories = Metrics(), rollouts.trajectories
     rewards = [t.reward for t in trajectories]
     lengths = [t.num_response_tokens for t in trajectories]
@@ -80,7 +80,7 @@ def _domains(rollouts: Rollouts, metrics: Metrics) -> None:
 
 
 def episode_counts(trajectory: Trajectory) -> dict[str, float]:
-    """What an environment counted, summed over the turns. Whether it succeeded isn't a count: see `successes`."""
+    """Return what an environment counted, summed over the turns. Success isn't a count: see `successes`."""
     counts: dict[str, float] = defaultdict(float)
     for turn in trajectory.turns:
         for name, value in turn.metrics.items():

@@ -47,7 +47,7 @@ class SFTData:
     held_out: tuple[TaughtRow, ...] = ()
 
     def first_metrics(self) -> dict[str, float]:
-        """What is to be said once."""
+        """Return what is logged once."""
         held_out = {"data/rows_held_out": float(len(self.held_out))} if self.held_out else {}
         return {**self.training.metrics(), **held_out}
 
@@ -71,7 +71,7 @@ class SFTPipeline(Loop):
         return self.config.val_before_train
 
     def step(self, step: int) -> None:
-        """One optimizer step."""
+        """Take one optimizer step."""
         metrics = Metrics()
         if step == self.start_step + 1:
             metrics.update(self._data.first_metrics())
@@ -91,12 +91,12 @@ class SFTPipeline(Loop):
         self.conclude(step, metrics.result())
 
     def _rows_of_next_step(self) -> int:
-        """A whole mini-batch, but no more than `num_train_epochs` have left."""
+        """Return the size of a whole mini-batch, but no more than `num_train_epochs` have left."""
         rows, epochs = self.config.rows_per_step, self.config.num_train_epochs
         return min(rows, epochs * len(self._data.training.rows) - self._order.taken) if epochs else rows
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """Loss, perplexity and accuracy on the held-out rows, over their taught tokens."""
+        """Return loss, perplexity and accuracy on the held-out rows, over their taught tokens."""
         del step
         cluster = self.clusters.actor_train
         rows = self._data.held_out
@@ -118,7 +118,7 @@ class SFTPipeline(Loop):
         }
 
     def save_state(self, folder: Path) -> dict[str, Any]:
-        """The cursor of the rows."""
+        """Return the cursor of the rows."""
         del folder
         return {"rows": self._order.state_dict()}
 
@@ -169,8 +169,9 @@ def _rows(config: SFTConfig, data: SFTDataArgs, tokenizer: Any) -> TaughtRows:
 
 
 def planned_steps(config: SFTConfig, rows: Sequence[TaughtRow]) -> int:
-    """Steps of the run: `max_steps`, or what `num_train_epochs` take (the last step may be a smaller one), or the
-    fewer of both.
+    """Return the steps of the run: the fewer of `max_steps` and what `num_train_epochs` take.
+
+    The last step may be a smaller one.
     """
     limits = [config.max_steps] if config.max_steps else []
     if config.num_train_epochs:

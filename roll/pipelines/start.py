@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 def planned_steps(config: RLVRConfig, source: TaskSource) -> int:
-    """Steps of the run: `max_steps`, or what `num_train_epochs` give, or what comes first."""
+    """Return the steps of the run: the fewer of `max_steps` and what `num_train_epochs` give."""
     limits = [config.max_steps] if config.max_steps else []
     if source.remaining is not None:
         if source.remaining < config.rollout_batch_size:
@@ -84,7 +84,7 @@ def _log_plan(config: RLConfig, total_steps: int) -> None:
 def _reward_model(
     config: RLVRConfig, clusters: Clusters, texts: RewardTexts | None
 ) -> Iterator[RewardModelClient | None]:
-    """The reward model if any domain uses one."""
+    """Start the reward model if any domain uses one."""
     if clusters.reward_model is None or texts is None:
         yield None
         return
@@ -93,7 +93,7 @@ def _reward_model(
 
 
 def _has_training_data(config: RLVRConfig) -> bool:
-    """`val_only` may do without."""
+    """Return whether there is any: `val_only` may do without."""
     data = config.actor_train.data_args
     return bool(data.file_name or data.procedural)
 

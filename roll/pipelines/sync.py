@@ -84,7 +84,7 @@ class WeightSync:
         """Of the last sync."""
 
     def __call__(self, version: int) -> None:
-        """All engines go on with the trainer's weights under this version.
+        """Bring all engines to the trainer's weights under this version.
 
         Raises:
             WeightSyncError: an engine has got something else than was sent, or says something else than the trainer.
@@ -98,7 +98,7 @@ class WeightSync:
             self.metrics = {"sync/gigabytes": gigabytes, "throughput/sync_gb_per_second": gigabytes / seconds}
 
     def _parts(self) -> tuple[WeightPart, ...]:
-        """What the engines lack of the trainer's weights."""
+        """Return what the engines lack of the trainer's weights."""
         if self._config.lora_sync == "merged":
             return ("merged",)
         return ("adapters",) if "base" in self._last else ("base", "adapters")
@@ -116,7 +116,7 @@ class WeightSync:
         return summary
 
     def verify(self, version: int) -> None:
-        """With `verify_weight_sync: logprob`: engines and trainer say the same under this version.
+        """Check, with `verify_weight_sync: logprob`, that engines and trainer agree under this version.
 
         Raises `WeightSyncError` naming the engine if they don't.
         """
@@ -124,7 +124,7 @@ class WeightSync:
             compare_logprobs(self._config, self._clusters, self._tokenizer, version)
 
     def leave(self) -> None:
-        """The trainer is about to work, and leaves the version that the engines have.
+        """Note that the trainer is about to work, and leaves the version that the engines have.
 
         Where no copy was kept, an engine that is replaced from now on can't get that version. It needn't: it gets the
         next one before it samples. What is being sent again is waited for: the trainer is one thread's at a time.
@@ -134,7 +134,7 @@ class WeightSync:
                 self._last = {part: last for part, last in self._last.items() if part == "base"}
 
     def resend(self, rank: int) -> None:
-        """One engine, which has just been replaced, gets the version that the others have.
+        """Bring one engine, which has just been replaced, to the version that the others have.
 
         Before the first sync there is nothing to do: all engines still have the weights they start with. Nor is there
         after `leave`, when all will get others.
@@ -224,7 +224,7 @@ class WeightSync:
     def _carry(
         self, route: Route, receive: Callable[[Route, list[Handle]], list[TransferSummary]]
     ) -> tuple[Sent, list[TransferSummary]]:
-        """Both ends of a transfer, one after the other or at once."""
+        """Run both ends of a transfer, one after the other or at once."""
         if route.transport not in STREAMING:
             sent: Sent = self._trainer.call(TrainWorker.send_weights, route)[0]
             return sent, receive(route, sent.handles)
@@ -272,7 +272,7 @@ class WeightSync:
 
 
 def choose_transport(wanted: str, homes: Sequence[Ping], *, keeps: bool, fits: bool) -> str:
-    """The way for weights from the first of `homes`, the trainer's rank 0, to the others.
+    """Return the way for weights from the first of `homes`, the trainer's rank 0, to the others.
 
     Args:
         wanted: the key's value.
@@ -303,7 +303,7 @@ def _fits_shared_memory(size: int) -> bool:
 
 
 def _address(homes: Sequence[Ping]) -> str:
-    """Where the workers reach this process."""
+    """Return where the workers reach this process."""
     if {home.node for home in homes} == {socket.gethostname()}:
         return "127.0.0.1"
     import ray
@@ -316,6 +316,6 @@ def _line(error: BaseException) -> str:
 
 
 def _root_cause(first: BaseException, calls: Sequence[Future[Any]]) -> BaseException:
-    """A death, when there is one: peers fail of it, and may say so earlier."""
+    """Return a death, when there is one: peers fail of it, and may say so earlier."""
     errors = [call.exception() for call in calls if call.done()]
     return next((error for error in errors if isinstance(error, WorkerDied)), first)

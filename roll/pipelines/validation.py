@@ -14,14 +14,14 @@ from roll.types.episode import Group, Trajectory
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
-    """Chance that at least one of k responses, drawn from n of which `right` are right, is right (arXiv:2107.03374)."""
+    """Return the chance that one of k responses, drawn from n with `right` right ones, is right (arXiv:2107.03374)."""
     if not 1 <= k <= n:
         raise ValueError(f"pass@{k} needs at least {k} responses, got {n}")
     return 1.0 - math.comb(n - right, k) / math.comb(n, k)
 
 
 def validation_metrics(groups: Sequence[Group], config: ValidationConfig) -> dict[str, float]:
-    """Metrics by name. A response without a score counts as failed, and is left out of every mean."""
+    """Return metrics by name. A response without a score counts as failed, and is left out of every mean."""
     domains: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
         domains[group.task.domain].append(group)
@@ -53,12 +53,12 @@ def validation_metrics(groups: Sequence[Group], config: ValidationConfig) -> dic
 
 
 def episode_success(trajectory: Trajectory) -> float | None:
-    """1 or 0 as was said at the end; None where nothing was."""
+    """Return 1 or 0 as the last turn says; None where it doesn't."""
     return trajectory.turns[-1].metrics.get("success") if trajectory.turns else None
 
 
 def successes(trajectories: Sequence[Trajectory]) -> list[float]:
-    """1 or 0 for every episode of one environment; empty where it doesn't say what success is.
+    """Return 1 or 0 for every episode of one environment; empty where it doesn't say what success is.
 
     An environment that says it of some of the episodes that it ended means no for the others, and for those that were
     cut off. Where all were cut off, all are 0; but not those of a reward function, which has nothing to say (and counts
@@ -73,7 +73,7 @@ def successes(trajectories: Sequence[Trajectory]) -> list[float]:
 
 
 def validation_samples(groups: Sequence[Group], tokenizer: Any, count: int) -> list[Sample]:
-    """The first episode with a reward of the first `count` tasks, as text: the first prompt, then all that was said."""
+    """Return an episode with a reward of each of the first `count` tasks, as text: first prompt, then all else."""
     samples = []
     for group in groups[:count]:
         for trajectory in group.survivors[:1]:

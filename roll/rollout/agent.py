@@ -22,7 +22,7 @@ class FirstPrompt(Protocol):
     """Renders the first prompt of a task; `data.PromptEncoder` does it for dataset rows."""
 
     def __call__(self, task: Task, observation: Observation, /) -> tuple[int, ...]:
-        """Token ids; raises `PromptTooLong`."""
+        """Return token ids; raises `PromptTooLong`."""
 
 
 class Agent:
@@ -50,18 +50,20 @@ class Agent:
         self._keep_stop_string = keep_stop_string
 
     def start(self, task: Task, observation: Observation) -> tuple[int, ...]:
-        """Tokens of the first prompt."""
+        """Return the tokens of the first prompt."""
         if self._first_prompt is None:
             return self.prompt(observation.messages)
         return self._first_prompt(task, observation)
 
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Tokens of a conversation, up to where the response begins; raises `TemplateError`."""
+        """Return the tokens of a conversation, up to where the response begins; raises `TemplateError`."""
         return self._rendering.prompt(messages)
 
     def reply(self, observation: Observation, sampled: Sequence[int]) -> tuple[int, ...]:
-        """Tokens that the environment's reply adds after the `sampled` response: its turn's closing, the reply, and
-        the opening of the next response."""
+        """Return the tokens that the environment's reply adds after the `sampled` response.
+
+        They are its turn's closing, the reply, and the opening of the next response.
+        """
         return self._rendering.reply(observation.messages, sampled)
 
     def check_carries(self, thinking_tags: tuple[str, str] | None = None) -> None:
@@ -71,7 +73,7 @@ class Agent:
             check_template(self._tokenizer, thinking_tags)
 
     def forced_think_prefix(self, thinking_tags: tuple[str, str] | None) -> str:
-        """The opening tag, if the chat template writes it at the end of every prompt; else nothing.
+        """Return the opening tag, if the chat template writes it at the end of every prompt; else nothing.
 
         Raises `ValueError` for tags that a response's text doesn't show.
         """
@@ -83,19 +85,18 @@ class Agent:
                     f"thinking_tags: {tag!r} is a special token of this tokenizer, which is left out of a response's "
                     "text: what is thought would be taken for the answer; expected tags of plain text, or null"
                 )
-        opens = isinstance(self._rendering, ChatTemplate) and self._rendering.opens_with(thinking_tags)
-        return thinking_tags[0] if opens else ""
+        return thinking_tags[0] if self._rendering.opens_with(thinking_tags) else ""
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of a text as it stands."""
+        """Return the token ids of a text as it stands."""
         return tuple(self._tokenizer(text, add_special_tokens=False).input_ids)
 
     def action(self, completion: Completion, params: SamplingParams) -> str:
-        """What a response says; see `decode_response`."""
+        """Return what a response says; see `decode_response`."""
         return self.decode_response(completion.token_ids, params.stop_strings)
 
     def decode_response(self, token_ids: Sequence[int], stop_strings: Sequence[str]) -> str:
-        """Text of a response, without special tokens."""
+        """Return the text of a response, without special tokens."""
         text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
         if self._keep_stop_string:
             return text

@@ -66,7 +66,7 @@ class AsyncPlan:
         return max(1, math.floor(self.ratio * self.groups))
 
     def fits(self, group: Group) -> bool:
-        """Whether a group is one that this plan could have given."""
+        """Return whether a group is one that this plan could have given."""
         whole = len(group.trajectories) in (self.group_size, self.group_size + self.redundancy)
         return whole and len(group.survivors) <= self.group_size
 
@@ -156,7 +156,7 @@ class AsyncRolloutScheduler:
         self._stopped = False
 
     def _new_window(self) -> None:
-        """Budget, counters and reasons count from one batch to the next."""
+        """Start counting budget, metrics and reasons again: they are those between two batches."""
         self._group_filter = GroupFilter(
             min_survivors=self._plan.min_survivors,
             keep=self._keep,
@@ -168,7 +168,7 @@ class AsyncRolloutScheduler:
     # --- from the controller's thread -----------------------------------------------------------------------------
 
     def collect(self, step: int) -> Collected:
-        """The groups of one training step, as soon as enough are there; generation goes on afterwards.
+        """Return the groups of one training step, as soon as enough are there; generation goes on afterwards.
 
         Raises:
             FilterBudgetExhausted: too many groups in a row were dropped.
@@ -177,11 +177,11 @@ class AsyncRolloutScheduler:
         return self._engines.run(self.collecting(step))
 
     def set_version(self, version: int) -> None:
-        """The engines sample with these weights from now on."""
+        """Note that the engines sample with these weights from now on."""
         self._engines.run(self.setting_version(version))
 
     def state(self) -> AsyncState:
-        """What a checkpoint keeps; between two calls of `collect`."""
+        """Return what a checkpoint keeps; between two calls of `collect`."""
         return self._engines.run(self._state())
 
     def restore(self, state: AsyncState) -> None:
@@ -212,7 +212,7 @@ class AsyncRolloutScheduler:
     # --- on the event loop ----------------------------------------------------------------------------------------
 
     async def collecting(self, step: int) -> Collected:
-        """`collect` as a coroutine."""
+        """Do what `collect` does, as a coroutine."""
         assert step == self._version + 1, f"step {step} trains weights {step - 1}, the engines have {self._version}"
         self._begun = True
         self._wanted = self._plan.groups
@@ -227,13 +227,13 @@ class AsyncRolloutScheduler:
         return self._hand_over(chosen)
 
     async def setting_version(self, version: int) -> None:
-        """`set_version` as a coroutine."""
+        """Do what `set_version` does, as a coroutine."""
         self._version = version
         if self._begun:
             self._fill()
 
     async def stopping(self) -> None:
-        """`stop` as a coroutine."""
+        """Do what `stop` does, as a coroutine."""
         self._stopped = True  # aborted episodes end, but their groups aren't judged and nothing takes their place
         if self._open:
             await self._engines.abort({name for group in self._open.values() for name in group.names})
@@ -273,7 +273,7 @@ class AsyncRolloutScheduler:
             self._window_started += 1
 
     def _completed(self, group: OpenGroup) -> None:
-        """Enough episodes of a group have ended."""
+        """Decide about a group of which enough episodes have ended."""
         if self._stopped:
             return
         del self._open[group.position]
@@ -293,7 +293,7 @@ class AsyncRolloutScheduler:
         return sum(map(len, self._ready.values()))
 
     def _choose(self, step: int) -> list[ReadyGroup] | None:
-        """This step's groups, or None while it has to wait. O(R) while it waits."""
+        """Return this step's groups, or None while it has to wait. O(R) while it waits."""
         batch = self._plan.groups
         if self._num_ready < batch:
             return None

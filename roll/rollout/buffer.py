@@ -25,7 +25,7 @@ def save_groups(path: Path, groups: Iterable[ReadyGroup]) -> None:
 
 
 def load_groups(path: Path, task: Callable[[str], Task]) -> list[ReadyGroup]:
-    """What `save_groups` wrote; `task` finds a task by its id."""
+    """Return what `save_groups` wrote; `task` finds a task by its id."""
     import pyarrow.parquet as pq
 
     members: dict[int, list[Trajectory]] = {}
@@ -40,7 +40,7 @@ def load_groups(path: Path, task: Callable[[str], Task]) -> list[ReadyGroup]:
 
 
 def _row(trajectory: Trajectory) -> dict[str, Any]:
-    """Mappings become lists of pairs: parquet has no columns whose keys differ by row."""
+    """Write mappings as lists of pairs: parquet has no columns whose keys differ by row."""
     turns = [{**asdict(turn), "metrics": list(turn.metrics.items())} for turn in trajectory.turns]
     return {
         "member": trajectory.member,

@@ -33,10 +33,13 @@ class Rendering(Protocol):
     """How messages become tokens."""
 
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """A whole prompt, up to where the response begins."""
+        """Return a whole prompt, up to where the response begins."""
 
     def reply(self, messages: Sequence[Message], sampled: Sequence[int]) -> tuple[int, ...]:
-        """What comes between the `sampled` response and the next one: its closing, the messages, the next opening."""
+        """Return what stands between the `sampled` response and the next: its closing, the messages, an opening."""
+
+    def opens_with(self, tags: tuple[str, str]) -> bool:
+        """Return whether every prompt ends inside a thought that the template itself has opened."""
 
 
 class PlainText:
@@ -53,6 +56,11 @@ class PlainText:
         """See `Rendering`."""
         del sampled
         return self._encode(messages)
+
+    def opens_with(self, tags: tuple[str, str]) -> bool:
+        """See `Rendering`."""
+        del tags
+        return False
 
     def _encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
         text = "".join(message.content for message in messages)
@@ -83,14 +91,16 @@ class ChatTemplate:
         return ids
 
     def text(self, messages: Sequence[Message]) -> str:
-        """The template's text of a conversation, up to where the response begins; raises `TemplateError`, also when it
-        leaves out a message that isn't the assistant's."""
+        """Return the template's text of a conversation, up to where the response begins.
+
+        Raises `TemplateError`, also when it leaves out a message that isn't the assistant's.
+        """
         text = self.unchecked(messages)
         _check_shown(text, messages)
         return text
 
     def unchecked(self, messages: Sequence[Message]) -> str:
-        """`text`, whatever it leaves out."""
+        """Return `text`, whatever it leaves out."""
         history = [{"role": message.role, "content": message.content} for message in messages]
         try:
             return render_chat(self._tokenizer, history, opens_answer=True)
@@ -102,7 +112,7 @@ class ChatTemplate:
             ) from error
 
     def reply_text(self, messages: Sequence[Message]) -> str:
-        """What the template writes after a response, when these messages follow it.
+        """Return what the template writes after a response, when these messages follow it.
 
         Read off a conversation of a word and a mark in the response's place, so the template does with the messages
         whatever it does (strip them, wrap them, join several) and adds to the first exchange what it likes.
@@ -114,7 +124,7 @@ class ChatTemplate:
         return after
 
     def opens_with(self, tags: tuple[str, str]) -> bool:
-        """Whether the template itself opens a thought where the response begins."""
+        """See `Rendering`."""
         text = self.text([Message("user", "-")])
         return text.rfind(tags[0]) > text.rfind(tags[1])
 
@@ -122,7 +132,7 @@ class ChatTemplate:
         return tuple(self._tokenizer(text, add_special_tokens=False).input_ids)
 
     def _encode_after(self, text: str) -> tuple[int, ...]:
-        """Token ids of a text that has something before it."""
+        """Return the token ids of a text that has something before it."""
         ids, anchor = self._encode(_ANCHOR + text), self._anchor
         return ids[len(anchor) :] if ids[: len(anchor)] == anchor else self._encode(text)
 
@@ -131,7 +141,7 @@ class ChatTemplate:
         return self._encode(_ANCHOR)
 
     def _closing(self, ids: Sequence[int]) -> int:
-        """How many tokens of what follows a response close it: up to its special token. 0: there is none."""
+        """Count the tokens that close a response: up to its special token; 0 if there is none."""
         for i, token in enumerate(ids):
             if token in self._special:
                 return i + 1
@@ -145,7 +155,7 @@ class ChatTemplate:
 
 
 def _check_shown(text: str, messages: Sequence[Message]) -> None:
-    """A template without a branch for a role writes nothing for it."""
+    """Refuse a template without a branch for a role: it writes nothing for it."""
     shown = [{"role": m.role, "content": m.content} for m in messages if m.role != "assistant"]
     lost = missing_from(text, shown)
     if lost is not None:
@@ -191,7 +201,7 @@ def _check(template: ChatTemplate, responses: Sequence[str], what: str) -> None:
 
 
 def _difference(rendered: str, carried: str) -> str:
-    """Where two texts part."""
+    """Return where two texts differ first."""
     at = next(i for i, (a, b) in enumerate(zip_longest(rendered, carried)) if a != b)
     start = max(0, at - 20)
     return f"where the policy saw {carried[start : at + 40]!r} it writes {rendered[start : at + 40]!r} later"

@@ -370,7 +370,7 @@ class ContinuousDriver(EngineDriver):
     # --- engines that die -----------------------------------------------------------------------------------------
 
     def _failed(self, engine: _EngineState, error: BaseException) -> None:
-        """An engine can't go on: replace it, or end the run."""
+        """Replace an engine that can't go on, or end the run."""
         if self._error is not None or engine.rank not in self._router.up_ranks:
             return  # known already, from its other call
         if not self._is_death(error) or engine.restarts >= self._max_restarts:
@@ -421,7 +421,7 @@ class ContinuousDriver(EngineDriver):
         self._dispatch(engine.rank)
 
     def _fail_all(self, error: BaseException) -> None:
-        """Nothing more will come: everybody who waits gets the error."""
+        """Give the error to everybody who waits: nothing more will come."""
         self._error = error
         for entry in list(self._in_flight.values()):
             if not entry.future.done():

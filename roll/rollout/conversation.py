@@ -53,7 +53,7 @@ class Conversation:
 
     @classmethod
     def of(cls, tag: str, env: CustomEnv, *, instructions: str, sample_unit: SampleUnit) -> Conversation:
-        """From a section of `custom_envs`."""
+        """Read a section of `custom_envs`."""
         return cls(
             tag=tag,
             instructions=instructions,
@@ -77,7 +77,7 @@ class Conversation:
             )
 
     def system(self) -> tuple[Message, ...]:
-        """The system message, if there is one."""
+        """Return the system message, if there is one."""
         values = {
             "instructions": self.instructions,
             "max_steps": self.max_steps,
@@ -87,7 +87,7 @@ class Conversation:
         return (Message("system", text),) if text else ()
 
     def shown(self, observation: Observation, step: int, max_tokens: int) -> tuple[Message, ...]:
-        """What the policy is told in a turn; `step` counts from 1."""
+        """Return what the policy is told in a turn; `step` counts from 1."""
         *before, last = observation.messages
         values = {
             "observation": last.content,
@@ -100,7 +100,7 @@ class Conversation:
         return (*before, replace(last, content=filled(self.turn_template, values)))
 
     def remembered(self, response: str) -> str:
-        """A response as later prompts show it."""
+        """Return a response as later prompts show it."""
         return response if self.thinking_tags is None else without_thoughts(response, self.thinking_tags).strip()
 
     @property
@@ -109,7 +109,7 @@ class Conversation:
         return self.sample_unit == "trajectory" or (self.sample_unit == "concat" and self.history_length != 0)
 
     def resets_context(self, turn: int) -> bool:
-        """Whether this turn (from 0) has a whole prompt of its own."""
+        """Return whether this turn (from 0) has a whole prompt of its own."""
         if self.sample_unit == "step" or turn == 0:
             return True
         if self.sample_unit == "trajectory" or self.history_length is None:
@@ -149,7 +149,7 @@ class ConversationRollout:
         self._opened = agent.forced_think_prefix(conversation.thinking_tags)
 
     async def play(self, episode: Episode) -> None:
-        """Until the environment ends the episode."""
+        """Play until the environment ends the episode."""
         spec = self._conversation
         limit = spec.max_tokens_per_step or episode.params.max_new_tokens
         observation = await episode.reset()

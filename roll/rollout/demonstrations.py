@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 
 def demonstrations(config: AgenticConfig, episodes: int, *, response: str | None = None) -> Iterator[Row]:
-    """Rows with `messages` of solved episodes of the configuration's environments, in the order of their tasks.
+    """Yield rows with `messages` of solved episodes of the configuration's environments, in the order of their tasks.
 
     Seeds are of neither training nor validation tasks, but drawn likewise. Episodes that the solver can't solve within
     `max_steps` are left out, so there may be rows of fewer than `episodes`.
@@ -49,7 +49,7 @@ def demonstrations(config: AgenticConfig, episodes: int, *, response: str | None
 
 
 def _usual_response(tag: str, pattern: str | None) -> str:
-    """The shortest text that the pattern finds an action in."""
+    """Return the shortest text that the pattern finds an action in."""
     text, places = re.subn(r"\(\.[*+]\??\)", "{action}", "(.*)" if pattern is None else pattern)
     if places != 1:
         raise ValueError(
@@ -88,7 +88,7 @@ class _Teacher:
         self._played.close()
 
     def rows(self, seed: int) -> list[Row]:
-        """One per turn for `sample_unit: step`, else one; none without a solution."""
+        """Return one row per turn for `sample_unit: step`, else one; none without a solution."""
         self._bare.reset(seed, {})
         actions = self._bare.solution(self._section.max_steps * self._section.max_actions_per_step)
         exchanges = None if actions is None else self._exchanges(seed, actions)
@@ -97,7 +97,7 @@ class _Teacher:
         return [self._row(exchanges[first:last], seed) for first, last in self._spans(len(exchanges))]
 
     def _exchanges(self, seed: int, actions: Sequence[str]) -> list[tuple[tuple[Message, ...], Message]] | None:
-        """(what the policy is shown, what it says) by turn; None if the solution takes too long."""
+        """Return (what the policy is shown, what it says) by turn; None if the solution takes too long."""
         size, spec = self._section.max_actions_per_step, self._conversation
         observation: Observation | None = self._played.reset(seed, {})
         result: StepResult | None = None
@@ -115,7 +115,7 @@ class _Teacher:
         return exchanges if solved else None
 
     def _name_of(self, action: str) -> str:
-        """What the policy calls an action."""
+        """Return what the policy calls an action."""
         if self._names and action not in self._names:
             raise ValueError(
                 f"custom_envs.{self._conversation.tag}.action_lookup: solutions need {action!r}, for which it has no "
@@ -124,7 +124,7 @@ class _Teacher:
         return self._names.get(action, action)
 
     def _check(self, result: StepResult, said: str, chosen: Sequence[str]) -> None:
-        """What a row teaches must be what the environment understands."""
+        """Refuse a row that teaches what the environment doesn't understand."""
         unread = any(result.metrics[name] for name in ("format_errors", "invalid_actions", "surplus_actions"))
         if unread or (result.metrics["actions"] != len(chosen) and not result.terminated):
             raise ValueError(
@@ -133,7 +133,7 @@ class _Teacher:
             )
 
     def _spans(self, turns: int) -> Iterator[tuple[int, int]]:
-        """First turn and end of what each row shows."""
+        """Yield first turn and end of what each row shows."""
         spec = self._conversation
         for turn in range(turns):
             if spec.sample_unit == "step":

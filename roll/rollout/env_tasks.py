@@ -57,7 +57,7 @@ class EnvTasks:
         self._returned: deque[Task] = deque()
 
     def take(self, n: int) -> list[Task]:
-        """The next `n` tasks: those put back first."""
+        """Return the next `n` tasks: those put back first."""
         if n < 0:
             raise ValueError(f"can't take {n} tasks")
         tasks = [self._returned.popleft() for _ in range(min(n, len(self._returned)))]
@@ -65,7 +65,7 @@ class EnvTasks:
         return tasks + [self._numbered(number, self._split) for number in range(first, self._next)]
 
     def put_back(self, tasks: Sequence[Task]) -> None:
-        """Tasks that were taken but not used: the next `take` gives them again, in this order."""
+        """Take back tasks that were not used: the next `take` gives them again, in this order."""
         waiting = {task.id for task in self._returned}
         for task in tasks:
             if self._parse(task.id)[1] >= self._next:
@@ -81,16 +81,16 @@ class EnvTasks:
         return None
 
     def task(self, task_id: str) -> Task:
-        """The task of this id; raises `ValueError` for one that isn't of this source."""
+        """Return the task of this id; raises `ValueError` for one that isn't of this source."""
         tag, number = self._parse(task_id)
         return self._task(tag, number, self._split)
 
     def validation_tasks(self, n: int) -> list[Task]:
-        """The first `n` tasks of the split `val`: the same in every validation of every run with this seed."""
+        """Return the first `n` tasks of the split `val`: the same in every validation of every run with this seed."""
         return [self._numbered(number, "val") for number in range(n)]
 
     def state_dict(self, unfinished: Sequence[Task] = ()) -> dict[str, Any]:
-        """The cursor, as plain JSON values, as if the `unfinished` tasks had been put back."""
+        """Return the cursor, as plain JSON values, as if the `unfinished` tasks had been put back."""
         return {
             "kind": _KIND,
             "version": _STATE_VERSION,
@@ -166,7 +166,7 @@ def _check(tags: Sequence[str], partition: Sequence[int], env_types: Mapping[str
 
 
 def _spread(tags: Sequence[str], partition: Sequence[int]) -> tuple[str, ...]:
-    """The tag of every slot: each tag's groups at equal distances, so that a part of the slots has its share of all."""
+    """Return the tag of every slot, each tag's groups at equal distances: any part of them has its share of all."""
     positions = [
         ((2 * k + 1) / (2 * groups), i, tag)
         for i, (tag, groups) in enumerate(zip(tags, partition, strict=True))

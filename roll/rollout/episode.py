@@ -62,11 +62,11 @@ class ThreadedEnv:
         self._timeout = timeout
 
     async def reset(self, task: Task) -> Observation:
-        """The environment gets the task's seed and payload."""
+        """Reset the environment with the task's seed and payload."""
         return await self._run(lambda: self._env.reset(task.seed, task.payload))
 
     async def step(self, action: Action) -> StepResult:
-        """The environment gets the text."""
+        """Give the text to the environment."""
         return await self._run(lambda: self._env.step(action.text))
 
     async def _run(self, call: Callable[[], T]) -> T:
@@ -95,15 +95,15 @@ class EpisodeKey:
     member: int
 
     def name(self, task: Task) -> str:
-        """Unique name of the episode within a run."""
+        """Return the unique name of the episode within a run."""
         return f"{self.group_name(task)}#{self.member}"
 
     def group_name(self, task: Task) -> str:
-        """Name that the episodes of one group share."""
+        """Return the name that the episodes of one group share."""
         return f"{self.purpose}/{self.step}/{task.id}"
 
     def request_seed(self, task: Task, turn: int) -> int:
-        """128-bit key of one response."""
+        """Return the 128-bit key of one response."""
         return stable_hash(self.seed, "sample", self.purpose, self.step, task.id, self.member, turn, bits=128)
 
 
@@ -171,15 +171,15 @@ class Episode:
         return self._agent.start(self.task, await self.reset())
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of a text that is put between responses, as it stands: no chat template."""
+        """Return the token ids of a text that is put between responses, as it stands: no chat template."""
         return self._agent.encode(text)
 
     def text(self, completion: Completion) -> str:
-        """What a response says."""
+        """Return what a response says."""
         return self._agent.action(completion, self.params)
 
     async def generate(self, prompt_ids: Sequence[int], *, reset_context: bool = False, **changes: Any) -> Completion:
-        """One response to everything so far plus `prompt_ids`, which may be empty.
+        """Return one response to everything so far plus `prompt_ids`, which may be empty.
 
         Args:
             prompt_ids: tokens to add first; the policy isn't trained on them.
@@ -235,7 +235,7 @@ class Episode:
         self._recorder.fail(status, error)
 
     def finished(self) -> Trajectory:
-        """What was played."""
+        """Return what was played."""
         self._flush(None)
         return self._recorder.trajectory()
 
@@ -247,7 +247,7 @@ class Episode:
 
 
 def _state_of(observation: Observation) -> str:
-    """A short name for what is shown."""
+    """Return a short name for what is shown."""
     shown = observation.state or observation.text
     return f"{stable_hash('state', shown):016x}" if shown else ""
 
@@ -265,7 +265,7 @@ class AgentRollout:
         self._max_turns = max_turns
 
     async def play(self, episode: Episode) -> None:
-        """Until the environment ends the episode, or `max_turns` are over."""
+        """Play until the environment ends the episode, or `max_turns` are over."""
         prompt = await episode.first_prompt()
         for _ in range(self._max_turns):
             completion = await episode.generate(prompt)
@@ -309,7 +309,7 @@ class EpisodePlayer:
         self._rollouts = dict(rollouts or {})
 
     async def play(self, task: Task, key: EpisodeKey, params: SamplingParams) -> Trajectory:
-        """One episode. Never raises for what goes wrong inside it: that is the trajectory's status.
+        """Play one episode. Never raises for what goes wrong inside it: that is the trajectory's status.
 
         The engines are told what it waits for, so that a stall can be explained. An exception of a user's rollout ends
         the run with its name: it is a bug, not an outcome.

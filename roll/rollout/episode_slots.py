@@ -31,7 +31,7 @@ class EpisodeSlots:
 
     @contextlib.asynccontextmanager
     async def acquire(self, episode: str) -> AsyncIterator[None]:
-        """A place from here to the end of the block; waits for one."""
+        """Hold a slot from here to the end of the block; waits for one."""
         await self._take(episode)
         try:
             yield
@@ -55,7 +55,7 @@ class EpisodeSlots:
             raise
 
     def _give(self) -> None:
-        """The place goes to the next in the queue, who is busy from this moment and not from when they wake up."""
+        """Hand the slot to the next in the queue, who is busy from this moment and not from when they wake up."""
         while self._waiting:
             episode, place = self._waiting.popleft()
             if not place.done():

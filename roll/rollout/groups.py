@@ -35,7 +35,7 @@ class TaskSource(Protocol):
     """Where tasks come from."""
 
     def take(self, n: int) -> list[Task]:
-        """Up to `n` next tasks; fewer means that the last epoch has ended."""
+        """Return up to `n` next tasks; fewer means that the last epoch has ended."""
 
     def put_back(self, tasks: Sequence[Task]) -> None:
         """Hand back tasks that were not played to their end; they come first next time."""
@@ -45,7 +45,7 @@ class ResumableTaskSource(TaskSource, Protocol):
     """A source whose cursor goes into checkpoints."""
 
     def state_dict(self, unfinished: Sequence[Task] = ()) -> dict[str, Any]:
-        """The cursor, as plain JSON values, as if the `unfinished` tasks had been put back."""
+        """Return the cursor, as plain JSON values, as if the `unfinished` tasks had been put back."""
 
 
 REPLACED = "failed, and redundant members took their place"
@@ -99,8 +99,9 @@ class OpenGroup:
         return self.trainable >= self.size or len(self.ended) == len(self.names)
 
     def outcome(self) -> GroupOutcome:
-        """The first `size` that ended well, by (round, member): who was faster within a round says nothing about the
-        plan, and must not decide. If there are fewer, all that were played.
+        """Return the first `size` members that ended well, by (round, member); if they are fewer, all members.
+
+        Who was faster within a round says nothing about the plan, and must not decide.
         """
         assert self.complete, f"the group of {self.task.id} is decided about before it is complete"
         well = sorted((number, member) for member, (number, t) in self.ended.items() if t.trainable)
@@ -204,7 +205,7 @@ class GroupStarter:
         self._failure = self._failure or error
 
     def raise_failed(self) -> None:
-        """A bug in the player must not look like a group that never completes."""
+        """Raise what failed in a player: a bug must not look like a group that never completes."""
         if self._failure is not None:
             raise self._failure
 
@@ -217,7 +218,7 @@ class GroupStarter:
                 self._cancel(name)
 
     def stop_soon(self, names: Collection[str]) -> None:
-        """`stop` without waiting for it; its failure is one of `raise_failed`."""
+        """Start `stop` without waiting for it; `raise_failed` raises its failure."""
 
         async def stop() -> None:
             try:
@@ -231,7 +232,7 @@ class GroupStarter:
             task.add_done_callback(self._stops.discard)
 
     def _cancel(self, name: str) -> None:
-        """Once: a second time would cut its environment's `close` short."""
+        """Cancel an episode once: a second time would cut its environment's `close` short."""
         task = self._tasks.get(name)
         if task is not None and name not in self._stopped:
             self._stopped.add(name)
@@ -273,7 +274,7 @@ class GroupFilter:
         return sum(self._reasons.values())
 
     def accept(self, outcome: GroupOutcome, metrics: Metrics) -> bool:
-        """Whether the group is trained on; if not, it is counted in `metrics` and reported."""
+        """Return whether the group is trained on; if not, it is counted in `metrics` and reported."""
         group = outcome.group
         self._any_well = self._any_well or bool(group.survivors)
         for trajectory in (*group.trajectories, *outcome.replaced):
@@ -302,7 +303,7 @@ class GroupFilter:
         return False
 
     def check_failure_rate(self, *, step: int, needed: int) -> None:
-        """`AllEpisodesFailed` once so many whole groups have failed, and no episode has ended well."""
+        """Raise `AllEpisodesFailed` once so many whole groups have failed, and no episode has ended well."""
         if self._failed and not self._any_well and self.dropped >= max(needed, _MIN_FAILED_GROUPS):
             raise self._all_failed(step)
 
@@ -314,7 +315,7 @@ class GroupFilter:
         )
 
     def exhausted(self, *, step: int, started: int, kept: int, needed: int) -> FilterBudgetExhausted:
-        """The error that ends a step whose budget is spent."""
+        """Return the error that ends a step whose budget is spent."""
         if self._failed and not self._any_well:
             return self._all_failed(step)
         reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(self._reasons.items()))
@@ -328,7 +329,7 @@ class GroupFilter:
 
 
 def histogram(values: Sequence[float], bins: int = 5) -> str:
-    """Counts of `values` in equal bins as text, e.g. `[0, 0.5): 7, [0.5, 1]: 1`."""
+    """Return counts of `values` in equal bins as text, e.g. `[0, 0.5): 7, [0.5, 1]: 1`."""
     if not values:
         return "none"
     low, high = min(values), max(values)

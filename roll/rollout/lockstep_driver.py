@@ -106,7 +106,7 @@ class LockstepDriver(EngineDriver):
         self._resolve([completion for result in results for completion in result])
 
     async def _place(self) -> None:
-        """Queued requests to the least loaded engine, in plan order; siblings stay together for their shared prefix."""
+        """Send queued requests to the least loaded engine, in plan order; siblings stay together for their prefix."""
         if not self._queued:
             return
         load = [0] * self._ranks.world_size

@@ -28,7 +28,7 @@ class PooledEnv:
             raise EpisodeError(error.status, str(error)) from error
 
     async def step(self, action: Action) -> StepResult:
-        """The environment gets the text."""
+        """Give the text to the environment."""
         try:
             return await self._pool.step(self._name, action.text)
         except EnvFailed as error:

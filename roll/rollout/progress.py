@@ -33,13 +33,13 @@ class Progress:
         self._timer: asyncio.TimerHandle | None = None
 
     def made(self) -> None:
-        """Something has happened: wake those who wait, or else the next who does."""
+        """Note that something has happened: wake those who wait, or else the next who does."""
         self._made = True
         for waiter in self._take_waiters():
             waiter.set_result(None)
 
     async def wait(self) -> None:
-        """Until something happens; at once if it has since the last wait."""
+        """Wait until something happens; return at once if it has since the last wait."""
         if not self._made:
             self._waits_since = self._loop.time()
             if self._timer is None:
@@ -50,7 +50,7 @@ class Progress:
         self._made = False
 
     def _look(self) -> None:
-        """The limit may have passed since a wait that is long over."""
+        """Raise for those who wait if the limit has passed; the wait that set the timer may be long over."""
         self._timer = None
         self._waiters = [waiter for waiter in self._waiters if not waiter.done()]
         if not self._waiters:
@@ -70,7 +70,7 @@ class Progress:
 def result_from(
     thread: threading.Thread, loop: asyncio.AbstractEventLoop, future: concurrent.futures.Future[T], timeout: float
 ) -> T:
-    """The result of a coroutine on the loop of another thread.
+    """Return the result of a coroutine on the loop of another thread.
 
     Raises `RolloutStalled` with the line that the thread is at when the loop itself stands still for `timeout` seconds;
     no limit that is kept on the loop can act then.

@@ -40,11 +40,11 @@ class Recorder:
         self.truncated = False
 
     def span(self, name: str) -> Span:
-        """Measures a block."""
+        """Measure a block."""
         return Span(self._spans, name)
 
     def add(self, response: Response, result: StepResult | None) -> None:
-        """One turn, with what the environment said to it if it was asked."""
+        """Add one turn, with what the environment said to it if it was asked."""
         completion = response.completion
         self._turns.append(
             Turn(
@@ -84,7 +84,7 @@ class Recorder:
         self._status, self._error = status, error
 
     def trajectory(self) -> Trajectory:
-        """What was played."""
+        """Return what was played."""
         status = "truncated" if self._status == "ok" and self.truncated else self._status
         return Trajectory(
             task_id=self._task.id,

@@ -26,7 +26,7 @@ class RewardEnv:
         self._name = name
 
     async def reset(self, task: Task) -> Observation:
-        """The row's messages; a plain prompt is one user message."""
+        """Return the row's messages; a plain prompt is one user message."""
         messages = task.payload.get("messages")
         if messages is None:
             return Observation((Message("user", str(task.payload.get("prompt", ""))),))
@@ -53,4 +53,4 @@ class RewardEnv:
         )
 
     async def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""

@@ -27,7 +27,7 @@ class Router:
         self._most_homes = 4 * engines * capacity + 1024
 
     def place(self, affinity: str) -> int | None:
-        """The engine of this prefix if it has room, else the least loaded one; None when all are full or down."""
+        """Take room on this prefix's engine, or else on the least loaded; return it, None when all are full or down."""
         home = self.home(affinity)
         rank = home if home is not None and self.has_room(home) else self._least_loaded()
         if rank is None:
@@ -44,26 +44,26 @@ class Router:
         self._change(rank, 1)
 
     def home(self, affinity: str) -> int | None:
-        """The engine that has seen this prefix."""
+        """Return the engine that has seen this prefix."""
         return self._homes.get(affinity) if affinity else None
 
     def has_room(self, rank: int) -> bool:
-        """Whether this engine can take one more."""
+        """Return whether this engine can take one more."""
         return self._up[rank] and self.load[rank] < self.capacity
 
     def release(self, rank: int) -> None:
-        """A request of this engine is over."""
+        """Note that a request of this engine is over."""
         assert self.load[rank] > 0, f"engine {rank} has nothing to release"
         self._change(rank, -1)
 
     def down(self, rank: int) -> None:
-        """Nothing goes to this engine until `up`; what it had cached is gone."""
+        """Send nothing to this engine until `up`, and forget what it had cached."""
         self._up[rank] = False
         for affinity in [a for a, home in self._homes.items() if home == rank]:
             del self._homes[affinity]
 
     def up(self, rank: int) -> None:
-        """This engine is there (again)."""
+        """Note that this engine is there (again)."""
         self._up[rank] = True
         heapq.heappush(self._heap, (self.load[rank], rank))
 

@@ -98,7 +98,7 @@ class RolloutScheduler:
         return self._engines.run(self.collecting(source, plan))
 
     async def collecting(self, source: TaskSource, plan: CollectPlan) -> Collected:
-        """`collect` as a coroutine on the engines' loop."""
+        """Do what `collect` does, as a coroutine on the engines' loop."""
         group_filter = GroupFilter(min_survivors=plan.min_survivors, keep=self._keep, on_drop=self._on_drop)
         collection = _Collection(self._engines, source, plan, group_filter)
         starter = GroupStarter(

@@ -31,7 +31,7 @@ class WaitingRequests:
         return len(self._affinities)
 
     def add(self, request_id: str, order: tuple[int, ...], affinity: str, home: int | None) -> None:
-        """`home` is the engine that has the prefix, None if there is none."""
+        """Add a request; `home` is the engine that has the prefix, None if there is none."""
         self._arrivals += 1
         entry = (order, self._arrivals, request_id)
         self._affinities[request_id] = affinity
@@ -44,7 +44,7 @@ class WaitingRequests:
             self._siblings.setdefault(affinity, {})[request_id] = entry
 
     def discard(self, request_id: str) -> None:
-        """It doesn't wait any more: placed, or given up."""
+        """Remove a request that was placed or given up."""
         affinity = self._affinities.pop(request_id, "")
         siblings = self._siblings.get(affinity)
         if siblings is not None:
@@ -53,12 +53,12 @@ class WaitingRequests:
                 del self._siblings[affinity]
 
     def settle(self, affinity: str, home: int) -> None:
-        """This engine has the prefix from now on: what waits with it belongs there."""
+        """Note that this engine has the prefix from now on: what waits with it belongs there."""
         for entry in self._siblings.pop(affinity, {}).values():
             heapq.heappush(self._at_home.setdefault(home, []), entry)
 
     def lose(self, home: int) -> None:
-        """This engine is gone, and the prefixes it had."""
+        """Note that this engine is gone, and the prefixes it had."""
         for entry in self._at_home.pop(home, ()):
             affinity = self._affinities.get(entry[2])
             if affinity is not None:
@@ -67,12 +67,14 @@ class WaitingRequests:
                     self._siblings.setdefault(affinity, {})[entry[2]] = entry
 
     def first(self) -> str | None:
-        """The first in the plan."""
+        """Return the first in the plan."""
         return self._top(self._all)
 
     def first_for(self, rank: int) -> str | None:
-        """What should get a free place on this engine: the first whose prefix it has; else the first whose prefix no
-        engine has; else the first of all."""
+        """Return what should get a free slot on this engine.
+
+        That is the first whose prefix it has; else the first whose prefix no engine has; else the first of all.
+        """
         return self._top(self._at_home.get(rank, [])) or self._top_fresh() or self.first()
 
     def _top(self, heap: list[_Entry]) -> str | None:
@@ -81,7 +83,7 @@ class WaitingRequests:
         return heap[0][2] if heap else None
 
     def _top_fresh(self) -> str | None:
-        """Siblings of a request that was placed stay in the heap until they come up here."""
+        """Return the first request whose prefix no engine has; drop siblings of placed ones on the way."""
         while (top := self._top(self._fresh)) is not None:
             affinity = self._affinities[top]
             if not affinity or affinity in self._siblings:

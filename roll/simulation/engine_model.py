@@ -29,7 +29,7 @@ class EngineModel:
             raise ValueError(f"an engine's times must be positive, got {self}")
 
     def steps_per_second(self, running: int) -> float:
-        """Tokens per second of each of `running` requests."""
+        """Return tokens per second of each of `running` requests."""
         return 1.0 / (self.step_seconds + self.step_seconds_per_request * running)
 
     @property
@@ -50,7 +50,7 @@ class LognormalLengths:
     sigma: float
 
     def __call__(self, request: Request) -> int:
-        """The same request has the same length, whoever runs it."""
+        """Return the same length for the same request, whoever runs it."""
         return max(1, round(self.median * math.exp(self.sigma * _NORMAL.inv_cdf(_uniform(request)))))
 
 
@@ -62,7 +62,7 @@ class ParetoLengths:
     alpha: float
 
     def __call__(self, request: Request) -> int:
-        """The same request has the same length, whoever runs it."""
+        """Return the same length for the same request, whoever runs it."""
         return max(1, round(min(1e9, self.shortest * _uniform(request) ** (-1.0 / self.alpha))))
 
 
@@ -70,7 +70,7 @@ _NORMAL = NormalDist()
 
 
 def _uniform(request: Request) -> float:
-    """In (0, 1): a request's seed is a hash already, so its upper bits serve as a draw."""
+    """Return a number in (0, 1): a request's seed is a hash already, so its upper bits serve as a draw."""
     return ((request.seed >> 75 & (1 << 53) - 1) + 0.5) / (1 << 53)
 
 
@@ -92,7 +92,7 @@ class EngineUse:
     """Most requests at once that were running or waiting inside the engine."""
 
     def add(self, other: EngineUse) -> None:
-        """Sum up, and keep the larger of what is `most`."""
+        """Add another engine's sums, and keep the larger of what is `most`."""
         self.busy_request_seconds += other.busy_request_seconds
         self.tokens += other.tokens
         self.thrown_away += other.thrown_away
@@ -102,7 +102,7 @@ class EngineUse:
         self.most_submitted = max(self.most_submitted, other.most_submitted)
 
     def since(self, earlier: EngineUse) -> EngineUse:
-        """What came after an `earlier` look; `most` are over the whole time."""
+        """Return what came after an `earlier` look; `most` are over the whole time."""
         return EngineUse(
             busy_request_seconds=self.busy_request_seconds - earlier.busy_request_seconds,
             tokens=self.tokens - earlier.tokens,

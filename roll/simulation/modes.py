@@ -24,7 +24,7 @@ COLUMNS = ("mode", "engines", "step s", "responses/s", "engines busy", "of peak 
 
 
 def with_mode(scenario: Scenario, mode: str) -> Scenario:
-    """`sync`, `over-sampled:<extra prompts>` or `async:<async_generation_ratio>`."""
+    """Return the scenario in mode `sync`, `over-sampled:<extra prompts>` or `async:<async_generation_ratio>`."""
     name, _, number = mode.partition(":")
     try:
         if name == "sync" and not number:
@@ -39,7 +39,7 @@ def with_mode(scenario: Scenario, mode: str) -> Scenario:
 
 
 def row(mode: str, outcome: Outcome) -> tuple[str, ...]:
-    """One line of the table."""
+    """Return one line of the table."""
     scenario, total = outcome.scenario, max(1, outcome.trained_tokens)
     staleness = ", ".join(f"{age}: {tokens / total:.0%}" for age, tokens in sorted(outcome.staleness.items()))
     return (
@@ -57,13 +57,13 @@ def row(mode: str, outcome: Outcome) -> tuple[str, ...]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Markdown."""
+    """Return the rows as Markdown."""
     lines = [COLUMNS, ["---"] * len(COLUMNS), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
+    """Run the command line."""
     args = _parser().parse_args(arguments)
     lengths: Lengths = LognormalLengths(median=args.median, sigma=args.sigma)
     if args.pareto is not None:

@@ -169,7 +169,7 @@ class Simulation:
         self.outcome = Outcome(scenario)
 
     def run(self) -> Outcome:
-        """All steps."""
+        """Play all steps."""
         try:
             if self.scenario.async_ratio:
                 self._run_ahead()
@@ -284,7 +284,7 @@ def simulate(scenario: Scenario) -> Outcome:
 
 
 def _runs(versions: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """(version, tokens); versions never fall within a turn, so equal ends mean one run."""
+    """Return (version, tokens); versions never fall within a turn, so equal ends mean one run."""
     if versions and versions[0] == versions[-1]:
         return iter([(versions[0], len(versions))])
     return ((version, sum(1 for _ in run)) for version, run in itertools.groupby(versions))

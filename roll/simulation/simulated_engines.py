@@ -98,7 +98,7 @@ class _SimulatedEngine:
         self._pass(now)
 
     def abort(self, request_ids: Iterable[str]) -> list[Completion]:
-        """Unknown and finished ones are ignored."""
+        """Stop requests; unknown and finished ones are ignored."""
         stopped = []
         for request_id in request_ids:
             entry = self.submitted.pop(request_id, None)
@@ -131,12 +131,12 @@ class _SimulatedEngine:
             state.clear()
 
     def take(self) -> list[Completion]:
-        """What is finished."""
+        """Return what is finished."""
         finished, self.finished = self.finished, []
         return finished
 
     def next_end(self) -> float | None:
-        """When the next response will be finished if nothing else happens; None when nothing runs."""
+        """Return when the next response will be finished if nothing else happens; None when nothing runs."""
         while self.ends and self.ends[0][2] not in self.running:
             heapq.heappop(self.ends)
         if not self.ends:
@@ -183,7 +183,7 @@ class _SimulatedEngine:
         self.stalled_until = max(self.stalled_until, self.at) + unread / self.model.prefill_tokens_per_second
 
     def _remember(self, entry: _Running) -> None:
-        """The episode's next turn begins with this one."""
+        """Cache this turn: the episode's next turn begins with it."""
         request = entry.request
         if request.affinity and len(request.order) > 1:
             self.cached[request.affinity, request.order[:-1]] = len(request.prompt_ids) + entry.length
@@ -203,7 +203,7 @@ class _SimulatedEngine:
         )
 
     def _versions(self, start: float, tokens: int) -> tuple[int, ...]:
-        """A token belongs to the weights in use when its step ended."""
+        """Return each token's version: that of the weights in use when its step ended."""
         first = bisect.bisect_right(self.updates, start + _EPSILON, key=lambda update: update[0])
         if first == len(self.updates):
             return _repeat(self.updates[-1][1], tokens)
@@ -263,7 +263,7 @@ class SimulatedRanks:
         self._look_again(rank)
 
     async def poll(self, rank: int, budget: float) -> list[Completion]:
-        """What has finished; waits up to `budget` simulated seconds for something."""
+        """Return what has finished; waits up to `budget` simulated seconds for something."""
         engine = self._alive("poll", rank, budget)
         if not engine.finished and budget > 0:
             woken = self._polls[rank] = self._loop.create_future()
@@ -285,7 +285,7 @@ class SimulatedRanks:
         return stopped
 
     async def update_weights(self, version: int, seconds: float = 0.0) -> None:
-        """All engines stand still for `seconds` and go on with `version`."""
+        """Hold all engines for `seconds`, then go on with `version`."""
         if self.calls is not None:
             self.calls.append((self._loop.time(), "update", version, seconds))
         self.version = version
@@ -297,7 +297,7 @@ class SimulatedRanks:
         await asyncio.sleep(seconds)
 
     async def restart(self, rank: int, seconds: float = 0.0) -> None:
-        """A new engine in place of a dead one, with the weights of its peers, after `seconds`."""
+        """Put a new engine in place of a dead one, with the weights of its peers, after `seconds`."""
         await asyncio.sleep(seconds)
         old = self._engines[rank]
         self._engines[rank] = _SimulatedEngine(
@@ -306,7 +306,7 @@ class SimulatedRanks:
         )  # fmt: skip
 
     def use(self) -> EngineUse:
-        """What all engines did until now."""
+        """Return what all engines did until now."""
         total = EngineUse()
         for engine in self._engines:
             if not engine.dead:
@@ -315,7 +315,7 @@ class SimulatedRanks:
         return total
 
     def _alive(self, call: str | None, rank: int, argument: object) -> _SimulatedEngine:
-        """The engine in its state of now."""
+        """Return the engine in its state of now."""
         if self.calls is not None and call is not None:
             self.calls.append((self._loop.time(), call, rank, argument))
         engine = self._engines[rank]
@@ -367,5 +367,5 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 @lru_cache(maxsize=16_384)
 def _repeat(value: float, count: int) -> tuple[Any, ...]:
-    """Shared, so that a hundred thousand responses don't each hold their tokens."""
+    """Return a shared tuple, so that a hundred thousand responses don't each hold their tokens."""
     return (value,) * count

@@ -48,7 +48,7 @@ class SimulatedTasks:
         self.put = 0
 
     def take(self, n: int) -> list[Task]:
-        """`n` tasks; those that were put back come first."""
+        """Return `n` tasks; those that were put back come first."""
         tasks = []
         for _ in range(n):
             if self._returned:
@@ -61,12 +61,12 @@ class SimulatedTasks:
         return tasks
 
     def put_back(self, tasks: Sequence[Task]) -> None:
-        """They come first next time, in this order."""
+        """Take tasks back; they come first next time, in this order."""
         self._returned.extendleft(reversed(tasks))
         self.put += len(tasks)
 
     def state_dict(self, unfinished: Sequence[Task] = ()) -> dict[str, Any]:
-        """The cursor, as if the `unfinished` tasks had been put back."""
+        """Return the cursor, as if the `unfinished` tasks had been put back."""
         return {"next": self._next, "returned": [task.id for task in (*unfinished, *self._returned)]}
 
 
@@ -83,12 +83,12 @@ class SimulatedAgent(Agent):
         return self._prompt
 
     def reply(self, observation: Observation, sampled: Sequence[int]) -> tuple[int, ...]:
-        """The environment's turn."""
+        """Return the environment's turn."""
         del observation, sampled
         return self._reply
 
     def action(self, completion: Completion, params: SamplingParams) -> str:
-        """Nothing."""
+        """Return no text."""
         del completion, params
         return ""
 
@@ -107,12 +107,12 @@ class SimulatedEnv:
         self._turn = 0
 
     async def reset(self, task: Task) -> Observation:
-        """At once."""
+        """Return at once."""
         del task
         return _NOTHING
 
     async def step(self, action: Action) -> StepResult:
-        """Reward 0 or 1 by a keyed draw, so that filters have something to do."""
+        """Give reward 0 or 1 by a keyed draw, so that filters have something to do."""
         del action
         self._turn += 1
         if self._model.env_seconds:
@@ -125,7 +125,7 @@ class SimulatedEnv:
         )
 
     async def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""
 
     def _draw(self, what: str) -> float:
         return stable_hash(what, self._name, self._turn) / 2**64
