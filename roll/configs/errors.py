@@ -24,13 +24,29 @@ class Violation:
     path: str
     """Dotted path of the key."""
     expected: str
+    """What should be there; or, with `problem`, nothing."""
     fix: str = ""
     value: Any = NO_VALUE
+    problem: str = ""
+    """What is wrong as a sentence of its own, where "expected ..." would be none."""
 
     def __str__(self) -> str:
+        if self.problem:
+            got = "" if self.value is NO_VALUE else f" (got {_short(self.value)})"
+            return f"{self.path}: {self.problem}{got}" + (f"\n      fix: {self.fix}" if self.fix else "")
         got = "" if self.value is NO_VALUE else f"got {_short(self.value)}, "
         fix = f"\n      fix: {self.fix}" if self.fix else ""
         return f"{self.path}: {got}expected {self.expected}{fix}"
+
+
+def problem(path: str, sentence: str, fix: str = "", value: Any = NO_VALUE) -> Violation:
+    """Return a violation that says in a sentence what is wrong."""
+    return Violation(path, "", fix, value, sentence)
+
+
+def no_effect(path: str, why: str, fix: str = "remove it", value: Any = NO_VALUE) -> Violation:
+    """Return the violation of a key that would do nothing; `why` goes on after "this key has no effect"."""
+    return problem(path, f"this key has no effect{why}", fix, value)
 
 
 class ConfigError(ValueError):

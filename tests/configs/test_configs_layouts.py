@@ -172,7 +172,7 @@ BROKEN = [
      NO_GPU, f"{OPTIONS}.recompute_modules", ["dense has no experts"]),
     ("a recomputed shared expert that isn't there",
      megatron(1, "experts", recompute_granularity="selective", recompute_modules=["shared_experts"]), NO_GPU,
-     f"{OPTIONS}.recompute_modules", ["nothing of a shared expert"]),
+     f"{OPTIONS}.recompute_modules", ["no shared expert to recompute"]),
     ("ranks that shards don't divide",
      [*ray(3), f"{ACTOR}={{strategy_name: fsdp2_train, strategy_config: {{fsdp_size: 2}}}}"], NO_GPU,
      f"{OPTIONS}.fsdp_size", ["2"]),
@@ -184,7 +184,7 @@ BROKEN = [
      megatron(2, "experts", tensor_model_parallel_size=2), NO_GPU, f"{OPTIONS}.sequence_parallel",
      ["experts has experts", "sequence_parallel=true"]),
     ("an overlap with a shared expert that isn't there", megatron(1, "experts", moe_shared_expert_overlap=True), H200,
-     f"{OPTIONS}.moe_shared_expert_overlap", ["nothing of a shared expert: experts has none"]),
+     f"{OPTIONS}.moe_shared_expert_overlap", ["no effect, because experts has no shared expert"]),
     ("a family that Megatron's weights can't be mapped for", megatron(1, "gemma"), NO_GPU, f"{ACTOR}.strategy_name",
      ["type 'gemma2'", "megatron_* knows llama, qwen2", "fsdp2_*"]),
     # the machine

@@ -10,7 +10,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from roll.configs.errors import NO_VALUE, Violation, did_you_mean
+from roll.configs.errors import NO_VALUE, Violation, did_you_mean, problem
 from roll.configs.parsing.key_hints import FOREIGN_KEYS, OTHER_PIPELINE_KEYS, UNSUPPORTED_KEYS, UNSUPPORTED_VALUES
 
 T = TypeVar("T")
@@ -120,7 +120,8 @@ class _Builder:
         meta, value = spec.metadata, tree[spec.name]
         refused = _later_value(spec.name, value)
         if refused:
-            return self._wrong(path, value, f"another value: {refused}")
+            self.violations.append(problem(path, f"this value isn't supported: {refused}", value=value))
+            return _BAD
         if "typed_by" in meta:
             chosen = tree.get(meta["typed_by"])
             if chosen not in meta["table"]:

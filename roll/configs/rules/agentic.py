@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from roll.catalog.estimators import ESTIMATORS
-from roll.configs.errors import Violation, did_you_mean
+from roll.configs.errors import Violation, did_you_mean, no_effect, problem
 from roll.configs.rules.rewards import filter_rules
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.env_config import CustomEnv, EnvManager, EnvWorkers
@@ -106,7 +106,7 @@ def manager_rules(config: AgenticConfig) -> Iterator[Violation]:
     if val is not None:
         yield from _manager(config, "val_env_manager", val)
         if val.group_filter.type != "no_filter":
-            yield Violation("val_env_manager.group_filter", "nothing: validation counts every group", "remove it")
+            yield no_effect("val_env_manager.group_filter", ": validation counts every group", "remove it")
         if val.group_size_redundancy:
             expected = "0: validation plays what it is asked for"
             yield Violation("val_env_manager.group_size_redundancy", expected, "remove it", val.group_size_redundancy)
@@ -160,8 +160,8 @@ def _manager(config: AgenticConfig, path: str, manager: EnvManager) -> Iterator[
     for key in own if manager.max_env_num_per_worker is not None else ():
         value = getattr(config.env_workers, key)
         if value != EnvWorkers.__dataclass_fields__[key].default:
-            expected = f"nothing, because {path}.max_env_num_per_worker says how many processes there are"
-            yield Violation(f"env_workers.{key}", expected, "keep one of the two", value)
+            why = f", because {path}.max_env_num_per_worker says how many processes there are"
+            yield no_effect(f"env_workers.{key}", why, "keep one of the two", value)
     if manager.max_traj_per_env == 0:
         yield Violation(f"{path}.max_traj_per_env", "-1 for no limit, or at least 1", f"{path}.max_traj_per_env=-1", 0)
     for key in ("format_penalty", "invalid_action_penalty"):
@@ -176,8 +176,8 @@ def turn_credit_rules(config: AgenticConfig) -> Iterator[Violation]:
     rule, name = config.reward_normalization, config.adv_estimator
     estimator = config.estimator
     if estimator.needs_greedy:
-        expected = f"another one: the greedy response of {name} is one for one prompt, and episodes have several turns"
-        yield Violation("adv_estimator", expected, "adv_estimator=reinforce", name)
+        what = f"{name} compares with the greedy response to one prompt, and episodes have several turns"
+        yield problem("adv_estimator", what, "adv_estimator=reinforce", name)
     elif estimator.compares_group and not estimator.credits_turns and rule.method != "identity":
         expected = f"identity with adv_estimator {name}, which compares the members of a group itself"
         fix = "reward_normalization.method=identity, or adv_estimator=reinforce"
@@ -210,9 +210,9 @@ def sample_rules(config: AgenticConfig) -> Iterator[Violation]:
     for spec in fields(data):
         value = getattr(data, spec.name)
         if value != getattr(defaults, spec.name):
-            expected = "nothing in pipeline agentic: tasks are environments and seeds (custom_envs)"
+            why = " in pipeline agentic: tasks are environments and seeds (custom_envs)"
             shown = list(map(str, value)) if isinstance(value, tuple) else value
-            yield Violation(f"actor_train.data_args.{spec.name}", expected, "remove it", shown)
+            yield no_effect(f"actor_train.data_args.{spec.name}", why, "remove it", shown)
     if config.num_train_epochs:
         expected = "null: environments have no epochs"
         yield Violation("num_train_epochs", expected, "max_steps=100", config.num_train_epochs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from roll.configs.errors import NO_VALUE, Violation, did_you_mean
+from roll.configs.errors import NO_VALUE, Violation, did_you_mean, no_effect
 from roll.configs.rules.verifiers import WHAT_TO_DO, WHY_REFUSED, verifier_that_executes
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.worker_config import TEMPLATES, DataArgs, ProceduralTask
@@ -28,9 +28,9 @@ def data_rules(config: RLVRConfig) -> Iterator[Violation]:
             )
         yield from _source_rules(config, path, data)
         if data.domain_interleave_probs:
-            expected = "nothing: validation plays every row once"
-            yield Violation(
-                f"{path}.domain_interleave_probs", expected, "remove it", data.domain_interleave_probs
+            why = ": validation plays every row once"
+            yield no_effect(
+                f"{path}.domain_interleave_probs", why, "remove it", data.domain_interleave_probs
             )
     yield from _template_rules(config)
     yield from _supply_rules(config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from roll.configs.errors import Violation, did_you_mean
+from roll.configs.errors import Violation, did_you_mean, no_effect
 from roll.configs.schema.deepspeed_config import OFFLOAD_KEYS, REFUSED_ZERO_KEYS, ZERO_KEYS, DeepSpeedConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import TrainConfig, WorkerConfig
@@ -34,21 +34,21 @@ def deepspeed_rules(config: RunConfig) -> Iterator[Violation]:
             for name in _OF_TRAINING:
                 given = getattr(options, name)
                 if given not in (None, "auto"):
-                    yield Violation(f"{path}.{name}", f"nothing: {role} doesn't train", "remove it", given)
+                    yield no_effect(f"{path}.{name}", f": {role} doesn't train", "remove it", given)
         for name, instead in (
             ("scheduler", f"{role}.training_args.lr_scheduler_type and its neighbours"),
             ("activation_checkpointing", f"{role}.model_args.disable_gradient_checkpointing"),
         ):
             if getattr(options, name) is not None:
-                expected = f"nothing: {instead} say it for every backend"
-                yield Violation(f"{path}.{name}", expected, "remove it", getattr(options, name))
+                why = f": {instead} say it for every backend"
+                yield no_effect(f"{path}.{name}", why, "remove it", getattr(options, name))
 
 
 def _zero(path: str, options: DeepSpeedConfig) -> Iterator[Violation]:
     given = options.zero_optimization
     for key, value in given.items():
         if key in REFUSED_ZERO_KEYS:
-            yield Violation(f"{path}.{key}", f"nothing: {REFUSED_ZERO_KEYS[key]}", "remove it", value)
+            yield no_effect(f"{path}.{key}", f": {REFUSED_ZERO_KEYS[key]}", "remove it", value)
     yield from _unknown(path, given.keys() - REFUSED_ZERO_KEYS.keys(), frozenset(ZERO_KEYS), given)
     stage = given.get("stage", 0)
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
@@ -78,8 +78,8 @@ def _zero(path: str, options: DeepSpeedConfig) -> Iterator[Violation]:
 def _of_stage(path: str, stage: int, given: Mapping[str, Any]) -> Iterator[Violation]:
     for key, stages in ZERO_KEYS.items():
         if key in given and stage not in stages and key not in OFFLOAD_KEYS:
-            expected = f"nothing with stage {stage}: it acts in stage {' or '.join(map(str, stages))}"
-            yield Violation(f"{path}.{key}", expected, "remove it", given[key])
+            why = f" with stage {stage}: it acts in stage {' or '.join(map(str, stages))}"
+            yield no_effect(f"{path}.{key}", why, "remove it", given[key])
     if given.get("allgather_partitions", True) not in (True, "auto"):
         expected = "true: DeepSpeed gathers partitions, it no longer sends them around"
         yield Violation(f"{path}.allgather_partitions", expected, "remove it", given["allgather_partitions"])
@@ -142,14 +142,14 @@ def _division(path: str, options: DeepSpeedConfig) -> Iterator[Violation]:
         if not value or (value == 1.0 and value is not True):
             continue
         if options.stage == 3:
-            expected = "nothing with stage 3, which always divides before the sum"
-            yield Violation(f"{path}.{name}", expected, "remove it", value)
+            why = " with stage 3, which always divides before the sum"
+            yield no_effect(f"{path}.{name}", why, "remove it", value)
         elif options.stage and options.zero_optimization.get("reduce_scatter", True):
-            expected = "nothing with reduce_scatter, which divides before the sum"
-            yield Violation(f"{path}.{name}", expected, f"{path}.zero_optimization.reduce_scatter=false", value)
+            why = " with reduce_scatter, which divides before the sum"
+            yield no_effect(f"{path}.{name}", why, f"{path}.zero_optimization.reduce_scatter=false", value)
     if early and factor is not None:
-        expected = "nothing with prescale_gradients, which divides by all ranks before the sum"
-        yield Violation(f"{path}.gradient_predivide_factor", expected, "keep one of the two", factor)
+        why = " with prescale_gradients, which divides by all ranks before the sum"
+        yield no_effect(f"{path}.gradient_predivide_factor", why, "keep one of the two", factor)
     elif factor is not None and factor <= 0:
         yield Violation(f"{path}.gradient_predivide_factor", "a number above 0", "remove it", factor)
 

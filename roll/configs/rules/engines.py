@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 
-from roll.configs.errors import Violation
+from roll.configs.errors import Violation, no_effect
 from roll.configs.schema.engine_config import (
     GONE,
     RESERVED_SGLANG,
@@ -61,10 +61,10 @@ def _arguments(name: str, options: EngineConfig) -> Iterator[Violation]:
     for key, value in options.engine_args.items():
         path = f"{_OPTIONS}.{key}"
         if key in declared:
-            expected = f"nothing in engine_args: {key} is a key of the section itself"
-            yield Violation(f"{_OPTIONS}.engine_args.{key}", expected, f"{path}={value}", value)
+            why = f" in engine_args: {key} is a key of the section itself"
+            yield no_effect(f"{_OPTIONS}.engine_args.{key}", why, f"{path}={value}", value)
         elif key in _RESERVED[name]:
-            yield Violation(path, f"nothing: the run itself tells {engine}", _RESERVED[name][key], value)
+            yield no_effect(path, f": the run itself tells {engine}", _RESERVED[name][key], value)
         elif key in GONE[name]:
             yield Violation(path, f"an argument of {engine}", GONE[name][key], value)
     stages = options.engine_args.get(options.pipeline_key, 1)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from roll.configs.errors import Violation
+from roll.configs.errors import Violation, no_effect, problem
 from roll.configs.schema.engine_config import EngineConfig, VllmConfig
 from roll.configs.schema.megatron_config import RECOMPUTED, UNEVEN, MegatronConfig
 from roll.configs.schema.model_shape import MEGATRON_MODEL_TYPES, ModelShape
@@ -104,7 +104,7 @@ def _unused_without_training(role: str, path: str, options: MegatronConfig) -> I
     for key in _OF_TRAINING:
         value = getattr(options, key)
         if value:
-            yield Violation(f"{path}.{key}", f"nothing: {role} doesn't train", "remove it", value)
+            yield no_effect(f"{path}.{key}", f": {role} doesn't train", "remove it", value)
 
 
 def _recompute(role: str, worker: WorkerConfig, options: MegatronConfig) -> Iterator[Violation]:
@@ -230,11 +230,12 @@ def _experts(path: str, model: str, options: MegatronConfig, shape: ModelShape) 
         expected = f"true, because {model} has experts and tensor_model_parallel_size is {tp}: Megatron wants both"
         yield Violation(f"{path}.sequence_parallel", expected, f"{path}.sequence_parallel=true", False)
     if not shape.shared_expert:
-        expected = f"nothing of a shared expert: {model} has none"
+        why = f", because {model} has no shared expert"
         if options.moe_shared_expert_overlap:
-            yield Violation(f"{path}.moe_shared_expert_overlap", expected, "remove it", True)
+            yield no_effect(f"{path}.moe_shared_expert_overlap", why, "remove it", True)
         if "shared_experts" in (options.recompute_modules or ()):
-            yield Violation(f"{path}.recompute_modules", expected, "remove it", "shared_experts")
+            what = f"{model} has no shared expert to recompute"
+            yield problem(f"{path}.recompute_modules", what, "remove it", "shared_experts")
 
 
 _OF_EXPERTS: dict[str, Any] = {
@@ -253,8 +254,8 @@ _OF_EXPERTS: dict[str, Any] = {
 def _no_experts(path: str, model: str, options: MegatronConfig) -> Iterator[Violation]:
     named = [name for name in options.recompute_modules or () if name in ("moe", "moe_act", "shared_experts")]
     if named:
-        yield Violation(f"{path}.recompute_modules", f"other modules: {model} has no experts", "remove them", named)
+        yield problem(f"{path}.recompute_modules", f"{model} has no experts to recompute", "remove them", named)
     for key, idle in _OF_EXPERTS.items():
         value = getattr(options, key)
         if value != idle:
-            yield Violation(f"{path}.{key}", f"nothing: {model} has no experts", "remove it", value)
+            yield no_effect(f"{path}.{key}", f": {model} has no experts", "remove it", value)

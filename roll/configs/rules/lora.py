@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from roll.configs.errors import Violation
+from roll.configs.errors import Violation, no_effect
 from roll.configs.schema.engine_config import VLLM_LORA_RANKS, VllmConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
@@ -31,13 +31,13 @@ def lora_rules(config: RunConfig) -> Iterator[Violation]:
         path = f"{role}.model_args"
         if not isinstance(worker, TrainConfig):
             for key, value in given.items():
-                yield Violation(f"{path}.{key}", f"nothing for {role}: {_WHY_NOT[role]}", "remove it", value)
+                yield no_effect(f"{path}.{key}", f" for {role}: {_WHY_NOT[role]}", "remove it", value)
         elif worker.model_args.uses_lora:
             yield from _training_rules(path, worker)
         else:
-            expected = "nothing, because there are no adapters: lora_rank is 0 and adapter_name_or_path is null"
+            why = ", because there are no adapters: lora_rank is 0 and adapter_name_or_path is null"
             for key, value in given.items():
-                yield Violation(f"{path}.{key}", expected, f"{path}.lora_rank=16, or remove it", value)
+                yield no_effect(f"{path}.{key}", why, f"{path}.lora_rank=16, or remove it", value)
 
 
 def lora_sync_rules(config: RLConfig) -> Iterator[Violation]:
@@ -74,9 +74,9 @@ def _training_rules(path: str, worker: TrainConfig) -> Iterator[Violation]:
             getattr(args, key),
         )
     if args.freeze_module_prefix:
-        yield Violation(
+        yield no_effect(
             f"{path}.freeze_module_prefix",
-            "nothing with adapters, which freeze the whole base model",
+            " with adapters, which freeze the whole base model",
             "choose the layers that train with lora_target",
             list(args.freeze_module_prefix),
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from roll.catalog.entries import OWN_PATH, Entry
 from roll.catalog.estimators import ESTIMATORS
 from roll.catalog.losses import LOSSES
-from roll.configs.errors import Violation, did_you_mean
+from roll.configs.errors import Violation, did_you_mean, problem
 from roll.configs.schema.policy_config import PolicyOptimisation
 from roll.configs.schema.rl_config import RLConfig
 
@@ -47,7 +47,9 @@ def _named(value: str, path: str, known: tuple[str, ...]) -> Iterator[Violation]
     near = did_you_mean(value, known)
     expected = f"one of {', '.join(known)}; or your own as package.module:name or file.py:name"
     if value in ESTIMATORS and path == "adv_estimator":
-        expected = f"another one: it credits the turns of an environment, in pipeline agentic; {expected}"
+        what = f"{value} credits the turns of an environment, which only pipeline agentic has"
+        yield problem(path, what, f"use {expected}")
+        return
     yield Violation(path, expected, near if near.startswith("did") else "", value)
 
 

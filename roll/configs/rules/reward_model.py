@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from roll.configs.errors import NO_VALUE, Violation
+from roll.configs.errors import NO_VALUE, Violation, no_effect
 from roll.configs.schema.reward_config import REWARD_MODEL, RewardConfig, RewardModelConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 
@@ -61,8 +61,8 @@ def _idle_keys(path: str, reward: RewardConfig) -> Iterator[Violation]:
         expected = f"{default:g} (untouched) with name {REWARD_MODEL}: rpc_timeout limits the model's calls"
         yield Violation(f"{path}.timeout_s", expected, "rpc_timeout=...", reward.timeout_s)
     if reward.reward_kwargs:
-        expected = f"nothing with name {REWARD_MODEL}: its options stand in the section reward_model"
-        yield Violation(f"{path}.reward_kwargs", expected, "remove it", reward.reward_kwargs)
+        why = f" with name {REWARD_MODEL}: its options stand in the section reward_model"
+        yield no_effect(f"{path}.reward_kwargs", why, "remove it", reward.reward_kwargs)
 
 
 def _model_rules(model: RewardModelConfig) -> Iterator[Violation]:

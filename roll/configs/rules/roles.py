@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from roll.configs.errors import Violation
+from roll.configs.errors import Violation, no_effect, problem
 from roll.configs.rules.layout import layout_rules
 from roll.configs.schema.engine_config import EngineConfig
 from roll.configs.schema.run_config import RunConfig
@@ -51,12 +51,12 @@ def _model_rules(config: RunConfig, role: str, worker: WorkerConfig) -> Iterator
         key = f"{path}.dtype" if args.dtype == "fp16" else f"{role}.strategy_args.strategy_config.param_dtype"
         yield Violation(key, expected, f"{key}=bf16", "fp16")
     if args.attn_implementation == "fa2" and args.dtype == "fp32":
-        expected = "another kernel with dtype fp32: flash attention computes in half precision"
-        yield Violation(f"{path}.attn_implementation", expected, f"{path}.dtype=bf16, or sdpa", "fa2")
+        what = "flash attention computes in half precision, and dtype is fp32"
+        yield problem(f"{path}.attn_implementation", what, f"{path}.dtype=bf16, or sdpa", "fa2")
     if args.freeze_module_prefix and role not in ("actor_train", "critic"):
-        expected = f"nothing: {role} doesn't train"
-        yield Violation(
-            f"{path}.freeze_module_prefix", expected, "remove it", list(args.freeze_module_prefix)
+        why = f": {role} doesn't train"
+        yield no_effect(
+            f"{path}.freeze_module_prefix", why, "remove it", list(args.freeze_module_prefix)
         )
 
 

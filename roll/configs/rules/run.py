@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from roll.configs.errors import Violation
+from roll.configs.errors import Violation, no_effect
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import GeneratingArgs, TrainConfig
@@ -138,13 +138,13 @@ def name_rules(config: RunConfig) -> Iterator[Violation]:
         if config.track_with.count(tracker) > 1:
             yield Violation("track_with", "each tracker once", "remove one", tracker)
     if config.tracker_kwargs.stdout is not None and "stdout" not in config.track_with:
-        expected = f"nothing, because track_with is {', '.join(config.track_with) or 'empty'}"
-        yield Violation("tracker_kwargs.stdout", expected, "add stdout to track_with")
+        why = f", because track_with is {', '.join(config.track_with) or 'empty'}"
+        yield no_effect("tracker_kwargs.stdout", why, "add stdout to track_with")
     sections = {"": config.system_envs}
     sections.update({f"{role}.": worker.system_envs for role, worker in config.roles.items()})
     for prefix, variables in sections.items():
         if variables and config.executor == "inline":
-            expected = "nothing with executor inline: this process has already read its environment"
-            yield Violation(
-                f"{prefix}system_envs", expected, "set them in the shell, or executor=ray", variables
+            why = " with executor inline: this process has already read its environment"
+            yield no_effect(
+                f"{prefix}system_envs", why, "set them in the shell, or executor=ray", variables
             )

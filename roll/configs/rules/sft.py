@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from roll.configs.errors import NO_VALUE, Violation, did_you_mean
+from roll.configs.errors import NO_VALUE, Violation, did_you_mean, no_effect
 from roll.configs.schema.sft_config import SFTConfig, SFTDataArgs
 from roll.configs.schema.worker_config import TEMPLATES
 
@@ -52,8 +52,8 @@ def _source_rules(path: str, data: SFTDataArgs) -> Iterator[Violation]:
     if data.messages is not None:
         for key, column in (("prompt", data.prompt), ("response", data.response)):
             if column is not None:
-                expected = f"nothing, because messages ({data.messages!r}) holds whole conversations"
-                yield Violation(f"{path}.{key}", expected, f"{path}.{key}=null, or {path}.messages=null", column)
+                why = f", because messages ({data.messages!r}) holds whole conversations"
+                yield no_effect(f"{path}.{key}", why, f"{path}.{key}=null, or {path}.messages=null", column)
     elif data.prompt is None and data.response is None:
         expected = "a column with conversations, or columns with prompt and response"
         fix = f"{path}.messages=messages, or {path}.prompt=question {path}.response=answer"
