@@ -36,7 +36,7 @@ from roll.types.metrics import Metrics
 
 
 def gae(rewards: Tensor, values: Tensor, action_mask: Tensor, *, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """Generalized advantage estimation over action tokens (arXiv:1506.02438).
+    """Estimate advantages over action tokens by GAE (arXiv:1506.02438).
 
     delta_t = r_t + gamma V_{t+1} - V_t,   A_t = delta_t + gamma lam A_{t+1}
 
@@ -66,7 +66,7 @@ def gae(rewards: Tensor, values: Tensor, action_mask: Tensor, *, gamma: float, l
 
 
 def reinforce_return(rewards: Tensor, action_mask: Tensor, *, gamma: float) -> Tensor:
-    """Discounted reward-to-go over action tokens, G_t = r_t + gamma G_{t+1}; [B, T], zero elsewhere."""
+    """Return the discounted reward-to-go over action tokens, G_t = r_t + gamma G_{t+1}; [B, T], zero elsewhere."""
     advantages, _ = gae(rewards, torch.zeros_like(at_least_float32(rewards)), action_mask, gamma=gamma, lam=1.0)
     return advantages
 
@@ -74,7 +74,7 @@ def reinforce_return(rewards: Tensor, action_mask: Tensor, *, gamma: float) -> T
 def turn_gae(
     token_rewards: Tensor, values: Tensor, steps: StepInputs, action_mask: Tensor, *, gamma: float, lam: float
 ) -> tuple[Tensor, Tensor]:
-    """GAE whose steps are turns: gamma and lam act once per turn, however many tokens it has.
+    """Estimate advantages by GAE over turns: gamma and lam act once per turn, however many tokens it has.
 
     delta_n = r_n + gamma V_{n+1} - V_n,   A_n = delta_n + gamma lam A_{n+1}
 
@@ -94,31 +94,31 @@ def turn_gae(
 
 
 def turn_return(token_rewards: Tensor, steps: StepInputs, action_mask: Tensor, *, gamma: float) -> Tensor:
-    """Reward-to-go whose steps are turns, G_n = r_n + gamma G_{n+1}; [B, T], the same on all tokens of a turn."""
+    """Return the reward-to-go over turns, G_n = r_n + gamma G_{n+1}; [B, T], the same on all tokens of a turn."""
     values = torch.zeros_like(at_least_float32(token_rewards))
     return turn_gae(token_rewards, values, steps, action_mask, gamma=gamma, lam=1.0)[0]
 
 
 def grpo(rewards: Tensor, group_index: Tensor, *, eps: float = 1e-6) -> Tensor:
-    """(r - mean_g) / (std_g + eps), unbiased std (arXiv:2402.03300). `rewards`, `group_index` [B] -> [B]."""
+    """Return (r - mean_g) / (std_g + eps), unbiased std (arXiv:2402.03300); `rewards`, `group_index` [B] -> [B]."""
     group = group_moments(rewards, group_index)
     return _like((rewards - group.mean) / (group.std + eps), rewards)
 
 
 def dr_grpo(rewards: Tensor, group_index: Tensor) -> Tensor:
-    """r - mean_g without the std (arXiv:2503.20783), [B]; its loss goes with `seq-mean-token-sum-norm`."""
+    """Return r - mean_g without the std (arXiv:2503.20783), [B]; its loss goes with `seq-mean-token-sum-norm`."""
     return _like(rewards - group_moments(rewards, group_index).mean, rewards)
 
 
 def rloo(rewards: Tensor, group_index: Tensor) -> Tensor:
-    """r_i - mean of the others of the group (arXiv:2402.14740), [B]; 0 in a group of one."""
+    """Return r_i - mean of the others of the group (arXiv:2402.14740), [B]; 0 in a group of one."""
     group = group_moments(rewards, group_index)
     # r_i - (n mean - r_i) / (n - 1) = (r_i - mean) n / (n - 1)
     return _like((rewards - group.mean) * group.size / (group.size - 1).clamp(min=1), rewards)
 
 
 def opo(rewards: Tensor, lengths: Tensor, group_index: Tensor) -> Tensor:
-    """r - sum(l r) / sum(l) over the group: the optimal baseline weighs by length (arXiv:2505.23585).
+    """Return r - sum(l r) / sum(l), a baseline weighted by length over the group (arXiv:2505.23585).
 
     `rewards`, `lengths` (action tokens), `group_index` are [B]. A group of empty responses uses the plain
     mean.
@@ -133,7 +133,7 @@ def opo(rewards: Tensor, lengths: Tensor, group_index: Tensor) -> Tensor:
 
 
 def gpg(rewards: Tensor, group_index: Tensor) -> Tensor:
-    """alpha (r - mean_g), alpha = rows / rows in groups with signal (arXiv:2504.02546), [B].
+    """Return alpha (r - mean_g), alpha = rows / rows in groups with signal (arXiv:2504.02546), [B].
 
     The factor makes up for the groups whose members all agree and so add nothing to the batch's gradient.
     """
@@ -143,7 +143,7 @@ def gpg(rewards: Tensor, group_index: Tensor) -> Tensor:
 
 
 def reinforce_plus_plus_baseline(rewards: Tensor, action_mask: Tensor, group_index: Tensor) -> Tensor:
-    """REINFORCE++ with baseline (arXiv:2501.03262): r - mean_g on the action tokens, whitened over the batch.
+    """Return r - mean_g on the action tokens, whitened over the batch (arXiv:2501.03262).
 
     A group of one has no baseline: it gets 0 and doesn't count in the whitening. `rewards` [B] -> [B, T].
     """
@@ -152,7 +152,7 @@ def reinforce_plus_plus_baseline(rewards: Tensor, action_mask: Tensor, group_ind
 
 
 def to_tokens(per_row: Tensor, action_mask: Tensor) -> Tensor:
-    """[B] -> [B, T]: the row's number on each of its action tokens, 0 elsewhere."""
+    """Spread [B] to [B, T]: the row's number on each of its action tokens, 0 elsewhere."""
     require_shape("per_row", per_row, (action_mask.shape[0],), "[B]")
     return zero_outside(per_row.unsqueeze(1).expand(action_mask.shape), action_mask)
 

@@ -26,7 +26,7 @@ def aggregate(
     norm_length: float | None = None,
     row_weights: Tensor | None = None,
 ) -> Tensor:
-    """This micro-batch's share of the mini-batch loss.
+    """Reduce a loss per token to this micro-batch's share of the mini-batch loss.
 
     token-mean                sum_i w_i sum_t l_it / tokens                       (DAPO, arXiv:2503.14476)
     seq-mean-token-sum        sum_i w_i sum_t l_it / sequences
@@ -72,7 +72,7 @@ def _positive_length(norm_length: float | None) -> float:
 
 
 def denominators_of(mask: Tensor, row_weights: Tensor | None = None) -> Denominators:
-    """Sizes of a batch that is all here: masked tokens, rows with at least one; rows of weight 0 left out."""
+    """Return the sizes of a batch that is all here: masked tokens, rows with at least one, not those of weight 0."""
     mask = as_bool(mask)
     if row_weights is not None:
         require_shape("row_weights", row_weights, (mask.shape[0],), "[B]")
@@ -89,7 +89,7 @@ def aggregate_whole(
     norm_length: float | None = None,
     row_weights: Tensor | None = None,
 ) -> Tensor:
-    """`aggregate` for a batch that is all here: the denominators come from its own mask."""
+    """Aggregate a batch that is all here: the denominators come from its own mask."""
     require_shape("mask", mask, tuple(loss.shape), "the shape of loss")
     sizes = denominators_of(mask, row_weights)
     return aggregate(loss, mask, sizes, mode=mode, norm_length=norm_length, row_weights=row_weights)

@@ -33,14 +33,14 @@ Rejection = Literal["mask", "icepop"]
 
 
 def log_ratio_of(train_logprobs: Tensor, infer_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """log pi_train - log pi_infer, [B, T], zero outside `mask`."""
+    """Return log pi_train - log pi_infer, [B, T], zero outside `mask`."""
     require_shape("infer_logprobs", infer_logprobs, tuple(train_logprobs.shape), "[B, T]")
     require_shape("mask", mask, tuple(train_logprobs.shape), "[B, T]")
     return zero_outside(train_logprobs, mask) - zero_outside(infer_logprobs, mask)
 
 
 def at_level(log_ratio: Tensor, mask: Tensor, level: Level, versions: Tensor | None = None) -> Tensor:
-    """The log-ratio of each token's unit at `level`, on every token of the unit; [B, T], zero outside `mask`.
+    """Return the log-ratio of each token's unit at `level`, on every token of the unit; [B, T], zero outside `mask`.
 
     Differentiable, so the policy losses use it too. With `versions` (int [B, T]) a segment also ends where the version
     changes; without, where the action tokens do.
@@ -79,7 +79,7 @@ def _previous(column: Tensor) -> Tensor:
 def importance_weights(
     log_ratio: Tensor, mask: Tensor, *, level: Level, cap: float, versions: Tensor | None = None
 ) -> Tensor:
-    """min(ratio, cap) at `level`: truncated importance sampling; [B, T], detached, zero outside `mask`.
+    """Return min(ratio, cap) at `level`, truncated importance sampling; [B, T], detached, zero outside `mask`.
 
     An undefined ratio, of a token that both sides give probability 0 or of a unit with ratios 0 and infinity, weighs 0.
     """
@@ -92,7 +92,7 @@ def importance_weights(
 def keep_by_ratio(
     log_ratio: Tensor, mask: Tensor, *, level: Level, low: float, high: float, versions: Tensor | None = None
 ) -> Tensor:
-    """Tokens whose unit has low <= ratio <= high; bool [B, T], a subset of `mask`."""
+    """Return the tokens whose unit has low <= ratio <= high; bool [B, T], a subset of `mask`."""
     _check_bounds(low, high)
     unit = at_level(log_ratio.detach(), mask, level, versions)
     at_least = -math.inf if low <= 0 else math.log(low)
@@ -109,7 +109,7 @@ def keep_by_difference(
     high: float,
     versions: Tensor | None = None,
 ) -> Tensor:
-    """Tokens whose unit has low <= pi_train - pi_infer <= high; bool [B, T], a subset of `mask`.
+    """Return the tokens whose unit has low <= pi_train - pi_infer <= high; bool [B, T], a subset of `mask`.
 
     Levels other than `token` compare the unit's mean difference (a product of probabilities has no
     difference).
@@ -162,7 +162,7 @@ def correct(
     versions: Tensor | None = None,
     fresh: Tensor | None = None,
 ) -> Correction:
-    """Weights and keep-mask for a batch, with the mismatch measured.
+    """Compute weights and keep-mask of a batch, and measure the mismatch.
 
     Args:
         train_logprobs: [B, T], of the trainer before the update.
@@ -214,7 +214,7 @@ def _passes(
 
 
 def effective_share(weights: Tensor, mask: Tensor) -> float:
-    """Kish's effective sample size of the weights over `mask`, as a share of its tokens: (sum w)^2 / (n sum w^2).
+    """Return Kish's effective sample size of the weights, as a share of the tokens: (sum w)^2 / (n sum w^2).
 
     1 if all weights are equal, 1/n if one has all the weight; 0 if there is none.
     """
@@ -224,7 +224,7 @@ def effective_share(weights: Tensor, mask: Tensor) -> float:
 
 
 def mismatch_metrics(log_ratio: Tensor, mask: Tensor, fresh: Tensor | None = None) -> Metrics:
-    """How far the sampler is from the trainer: KL(sampler || trainer) by k3, mean |log-ratio|, extreme ratios.
+    """Measure how far the sampler is from the trainer: KL(sampler || trainer) by k3, log-ratios, extreme ratios.
 
     A token that both give probability 0 has no ratio and isn't counted; an infinite log-ratio counts as +-20.
 

@@ -54,7 +54,7 @@ class StepInputs:
 
 
 def step_returns(turn_rewards: Tensor, turn_mask: Tensor, *, gamma: float) -> Tensor:
-    """Discounted reward-to-go per turn, G_n = r_n + gamma G_{n+1}; [B, N], zero outside `turn_mask`."""
+    """Return the discounted reward-to-go per turn, G_n = r_n + gamma G_{n+1}; [B, N], zero outside `turn_mask`."""
     require_shape("turn_mask", turn_mask, tuple(turn_rewards.shape), "[B, N]")
     mask = as_bool(turn_mask)
     rewards = zero_outside(turn_rewards, mask)
@@ -67,7 +67,7 @@ def step_returns(turn_rewards: Tensor, turn_mask: Tensor, *, gamma: float) -> Te
 
 
 def step_groups(group_index: Tensor, state_index: Tensor) -> Tensor:
-    """int64 [B, N]: turns agree when they are in the same state *of the same task group*.
+    """Number the turns, int64 [B, N]: two agree when they are in the same state *of the same task group*.
 
     The same picture in another task (another goal, another seed) is another state.
     """
@@ -76,7 +76,7 @@ def step_groups(group_index: Tensor, state_index: Tensor) -> Tensor:
 
 
 def gigpo(rewards: Tensor, group_index: Tensor, steps: StepInputs, action_mask: Tensor) -> Tensor:
-    """A = w_e A_episode + w_s A_step (arXiv:2505.10978).
+    """Return A = w_e A_episode + w_s A_step (arXiv:2505.10978).
 
     A_episode compares the episode rewards of a task group (or of `steps.comparison_groups`); A_step compares the step
     returns of the turns that met the same state within the same task group. A group of one, of episodes or of turns,
@@ -103,7 +103,7 @@ def gigpo(rewards: Tensor, group_index: Tensor, steps: StepInputs, action_mask: 
 
 
 def step_reinforce(steps: StepInputs, action_mask: Tensor) -> Tensor:
-    """Step-level REINFORCE: every token of a turn gets the turn's discounted reward-to-go, [B, T].
+    """Give every token of a turn the turn's discounted reward-to-go, [B, T].
 
     `steps.method` normalises the returns over all turns of the batch, or over those of the rows that agree in
     `steps.comparison_groups`; `identity` leaves them as they are.

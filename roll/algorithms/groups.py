@@ -33,23 +33,23 @@ class GroupMoments:
 
 
 def index_of(names: Sequence[str]) -> Tensor:
-    """int64 [B]: equal names get equal numbers, counted in order of appearance."""
+    """Number names, int64 [B]: equal names get equal numbers, counted in order of appearance."""
     numbers: dict[str, int] = {}
     return torch.tensor([numbers.setdefault(name, len(numbers)) for name in names], dtype=torch.int64)
 
 
 def batch_index(values: Tensor) -> Tensor:
-    """int64 [B] of zeros: the whole batch as one group."""
+    """Return int64 [B] of zeros: the whole batch as one group."""
     return torch.zeros(values.shape[0], dtype=torch.int64, device=values.device)
 
 
 def joint_index(*indices: Tensor) -> Tensor:
-    """int64 [B]: rows agree exactly when they agree in every one of `indices` (each [B])."""
+    """Number rows, int64 [B]: two agree exactly when they agree in every one of `indices` (each [B])."""
     return torch.unique(torch.stack(indices, dim=1), dim=0, return_inverse=True)[1]
 
 
 def group_sum(values: Tensor, inverse: Tensor, num_groups: int) -> Tensor:
-    """float64 [G], the sum of each group, independent of the order of rows."""
+    """Return the sum of each group, float64 [G], independent of the order of rows."""
     values = values.to(torch.float64)
     order = values.argsort()
     sums = torch.zeros(num_groups, dtype=torch.float64, device=values.device)
@@ -57,7 +57,7 @@ def group_sum(values: Tensor, inverse: Tensor, num_groups: int) -> Tensor:
 
 
 def group_moments(values: Tensor, group_index: Tensor) -> GroupMoments:
-    """Mean, unbiased std and size of each row's group. `values` [B], `group_index` int64 [B]."""
+    """Return mean, unbiased std and size of each row's group. `values` [B], `group_index` int64 [B]."""
     require_shape("group_index", group_index, tuple(values.shape), "[B]")
     if values.dim() != 1:
         raise ValueError(f"group statistics need one value per row, got shape {tuple(values.shape)}")

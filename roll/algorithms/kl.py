@@ -26,7 +26,7 @@ two are further apart the gradient stays what it is at the bound."""
 def kl_divergence(
     logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, *, kind: KLKind, gradient: KLGradient = "own"
 ) -> Tensor:
-    """Per-token KL(policy || reference); gradients flow into `logprobs` only.
+    """Estimate KL(policy || reference) per token; gradients flow into `logprobs` only.
 
     Args:
         logprobs: [B, T] of the sampled tokens; for `full` [B, T, V] log-probs (or logits) over the vocabulary.
@@ -61,7 +61,7 @@ def kl_loss(
     sampled_logprobs: Tensor | None = None,
     cap: float = math.inf,
 ) -> Tensor:
-    """The KL as a term of the loss: `kl_divergence` with a gradient that pulls towards the reference; [B, T].
+    """Return the KL as a term of the loss: `kl_divergence` with a gradient towards the reference; [B, T].
 
     With `sampled_logprobs` each token's estimate is multiplied by min(pi / pi_sampled, cap), and the ratio's gradient
     counts. Averaged over the sampler that is the KL of the policy (`mse`, `abs`: the mean of d^2 / 2, |d|) and, for
@@ -84,7 +84,7 @@ def kl_loss(
 
 
 def clamped_tokens(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> int:
-    """Tokens of `mask` whose log-ratio to the reference is beyond the clamp."""
+    """Count the tokens of `mask` whose log-ratio to the reference is beyond the clamp."""
     return int((_log_ratio(logprobs, ref_logprobs, mask).abs() > CLAMP).sum())
 
 
@@ -115,7 +115,7 @@ def _with_gradient(value: Tensor, logprobs: Tensor, slope: Tensor, mask: Tensor)
 
 
 def full_kl(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """sum_v p_v (log p_v - log q_v), exact; a token that the policy gives probability 0 adds 0.
+    """Return sum_v p_v (log p_v - log q_v), exact; a token that the policy gives probability 0 adds 0.
 
     Args:
         logprobs: [B, T, V] log-probs or logits of the policy.

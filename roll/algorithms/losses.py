@@ -87,7 +87,7 @@ def ppo(
     dual_clip: float | None = None,
     ratio_type: RatioType = "token",
 ) -> PolicyLoss:
-    """PPO: max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)) (arXiv:1707.06347).
+    """Return PPO: max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)) (arXiv:1707.06347).
 
     Args:
         inputs: the micro-batch.
@@ -101,7 +101,7 @@ def ppo(
 
 
 def gspo(inputs: PolicyLossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> PolicyLoss:
-    """GSPO (arXiv:2507.18071), token form: PPO's clip on s_t = sg(s) exp(logp_t - sg(logp_t)).
+    """Return GSPO (arXiv:2507.18071) in its token form: PPO's clip on s_t = sg(s) exp(logp_t - sg(logp_t)).
 
     s = exp(mean log-ratio of the response).
     The sequence ratio decides clipping and scale, each token's gradient is weighed by its own advantage; the
@@ -121,7 +121,7 @@ def decoupled_ppo(
     ratio_type: RatioType = "token",
     behave_cap: float | None = None,
 ) -> PolicyLoss:
-    """PPO around the proximal policy, weighted by min(pi_prox / pi_behave, behave_cap) (arXiv:2505.24298).
+    """Return PPO around the proximal policy, times min(pi_prox / pi_behave, behave_cap) (arXiv:2505.24298).
 
     `old_logprobs` are the proximal policy's, `rollout_logprobs` the behaviour policy's. The clip bounds how far this
     step moves, the weight how much a token counts that older weights sampled; PPO with the behaviour policy in both
@@ -139,7 +139,7 @@ def decoupled_ppo(
 
 
 def cispo(inputs: PolicyLossInputs, *, clip_low: float = 1.0, clip_high: float = 0.28) -> PolicyLoss:
-    """CISPO: -sg(clip(rho, 1 - clip_low, 1 + clip_high)) A logp (arXiv:2506.13585).
+    """Return CISPO: -sg(clip(rho, 1 - clip_low, 1 + clip_high)) A logp (arXiv:2506.13585).
 
     No token loses its gradient. The paper sets no lower bound, which is `clip_low: 1`.
     """
@@ -148,7 +148,7 @@ def cispo(inputs: PolicyLossInputs, *, clip_low: float = 1.0, clip_high: float =
 
 
 def tis(inputs: PolicyLossInputs, *, lower: float = 0.0, upper: float = 1.0) -> PolicyLoss:
-    """Truncated importance sampling as a policy loss: -sg(clip(rho, lower, upper)) A logp."""
+    """Return truncated importance sampling as a policy loss: -sg(clip(rho, lower, upper)) A logp."""
     if not 0 <= lower < upper:
         raise ValueError(f"policy loss 'tis' needs 0 <= lower < upper, got lower={lower}, upper={upper}")
     ratio = bounded_exp(inputs.log_ratio)
@@ -162,7 +162,7 @@ def topr(
     negative_weight: float = 1.0,
     level: Literal["sequence", "token"] = "sequence",
 ) -> PolicyLoss:
-    """Tapered off-policy REINFORCE (arXiv:2503.14286): -w sg(taper) A logp.
+    """Return tapered off-policy REINFORCE (arXiv:2503.14286): -w sg(taper) A logp.
 
     The taper is 1 for A >= 0, and for A < 0 the ratio of the whole trajectory, prod_t rho_t, clamped to [0,
     1]. With `level: token` it is each token's own ratio, a different algorithm of the same shape.
@@ -174,14 +174,14 @@ def topr(
 
 
 def reinforce(inputs: PolicyLossInputs) -> PolicyLoss:
-    """-A logp: the plain policy gradient, without any ratio (also the loss of GPG, arXiv:2504.02546)."""
+    """Return -A logp, the plain policy gradient without any ratio (also the loss of GPG, arXiv:2504.02546)."""
     return _weighted_reinforce(inputs, bounded_exp(inputs.log_ratio), torch.ones_like(inputs.logprobs))
 
 
 def kimi15(
     inputs: PolicyLossInputs, *, tau: float = 0.1, level: Literal["sequence", "token"] = "sequence"
 ) -> PolicyLoss:
-    """Kimi k1.5's mirror descent: -A logp + tau / 2 (log-ratio)^2 (arXiv:2501.12599, equation 3).
+    """Return Kimi k1.5's mirror descent: -A logp + tau / 2 (log-ratio)^2 (arXiv:2501.12599, equation 3).
 
     The paper's log-ratio is the whole response's; its square is spread evenly over the response's n tokens,
     so `seq-mean-token-sum` gives the paper's loss. With `level: token` each token has its own square.
@@ -197,7 +197,7 @@ def kimi15(
 
 
 def sapo(inputs: PolicyLossInputs, *, tau_pos: float = 1.0, tau_neg: float = 1.05) -> PolicyLoss:
-    """SAPO: -A (4 / tau) sigmoid(tau (rho - 1)), tau_pos for A > 0, else tau_neg (arXiv:2511.20347).
+    """Return SAPO: -A (4 / tau) sigmoid(tau (rho - 1)), tau_pos for A > 0, else tau_neg (arXiv:2511.20347).
 
     A soft gate instead of a clip: the gradient is that of -A rho at rho = 1 and fades smoothly away from it.
     """
@@ -271,7 +271,7 @@ def policy_loss(name: str, inputs: PolicyLossInputs, options: Mapping[str, Any] 
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, *, clip: float | None
 ) -> tuple[Tensor, Metrics]:
-    """0.5 max((V - R)^2, (clip(V, V_old +- clip) - R)^2) per token (PPO's value clipping).
+    """Return 0.5 max((V - R)^2, (clip(V, V_old +- clip) - R)^2) per token, PPO's value clipping.
 
     Args:
         values: [B, T], with gradient.
@@ -300,7 +300,7 @@ def value_loss(
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float | None:
-    """1 - Var(returns - values) / Var(returns) over `mask`: 1 is a perfect critic, 0 one that knows only the mean.
+    """Return 1 - Var(returns - values) / Var(returns): 1 is a perfect critic, 0 one that knows only the mean.
 
     None where the returns have no spread. All arguments are [B, T].
     """
@@ -310,12 +310,12 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float |
 
 
 def entropy_loss(entropy: Tensor, mask: Tensor) -> Tensor:
-    """-entropy per token: minimising it keeps the policy random. [B, T], zero outside `mask`."""
+    """Return -entropy per token: minimising it keeps the policy random. [B, T], zero outside `mask`."""
     require_shape("mask", mask, tuple(entropy.shape), "[B, T]")
     return -zero_outside(entropy, mask)
 
 
 def sft_loss(logprobs: Tensor, mask: Tensor) -> Tensor:
-    """-logp per token: imitate these tokens. [B, T], zero outside `mask`."""
+    """Return -logp per token: imitate these tokens. [B, T], zero outside `mask`."""
     require_shape("mask", mask, tuple(logprobs.shape), "[B, T]")
     return -zero_outside(logprobs, mask)

@@ -14,37 +14,37 @@ LOG_RATIO_BOUND = 20.0
 
 
 def as_bool(mask: Tensor) -> Tensor:
-    """`mask` as bool; 0/1 masks of any dtype are accepted."""
+    """Return `mask` as bool; 0/1 masks of any dtype are accepted."""
     return mask if mask.dtype == torch.bool else mask != 0
 
 
 def at_least_float32(values: Tensor) -> Tensor:
-    """Half precision and integers as float32; float32 and float64 unchanged."""
+    """Return half precision and integers as float32; float32 and float64 stay."""
     wide = values.dtype in (torch.float32, torch.float64)
     return values if wide else values.to(torch.float32)
 
 
 def zero_outside(values: Tensor, mask: Tensor) -> Tensor:
-    """`values` where `mask`, else 0, in at least float32; the gradient outside is exactly 0."""
+    """Return `values` where `mask`, else 0, in at least float32; the gradient outside is exactly 0."""
     values = at_least_float32(values)
     return torch.where(as_bool(mask), values, torch.zeros((), dtype=values.dtype, device=values.device))
 
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Sum over `mask`; 0 where the mask is empty."""
+    """Return the sum over `mask`; 0 where the mask is empty."""
     kept = zero_outside(values, mask)
     return kept.sum() if dim is None else kept.sum(dim)
 
 
 def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Mean over `mask`; 0 where the mask is empty."""
+    """Return the mean over `mask`; 0 where the mask is empty."""
     mask = as_bool(mask)
     count = mask.sum() if dim is None else mask.sum(dim)
     return masked_sum(values, mask, dim) / count.clamp(min=1)
 
 
 def masked_moments(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """(mean, unbiased variance) over `mask` as float64 scalars; fewer than two entries have variance 0."""
+    """Return (mean, unbiased variance) over `mask`, float64 scalars; fewer than two entries have variance 0."""
     kept = values[as_bool(mask)].to(torch.float64)
     if kept.numel() == 0:
         zero = torch.zeros((), dtype=torch.float64, device=values.device)
@@ -54,7 +54,7 @@ def masked_moments(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def bounded_exp(log_ratio: Tensor) -> Tensor:
-    """exp of a log-ratio clamped to +-20; beyond the bound the gradient is 0."""
+    """Return exp of a log-ratio clamped to +-20; beyond the bound the gradient is 0."""
     return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
 
 

@@ -43,7 +43,7 @@ class RunningMoments:
         return self.merge(RunningMoments(wide.numel(), float(mean), float((wide - mean).square().sum())))
 
     def merge(self, other: RunningMoments) -> RunningMoments:
-        """The moments of both sets of values together."""
+        """Return the moments of both sets of values together."""
         count = self.count + other.count
         if count == 0:
             return self
@@ -52,7 +52,7 @@ class RunningMoments:
         return RunningMoments(count, mean, self.m2 + other.m2 + delta**2 * self.count * other.count / count)
 
     def state(self) -> dict[str, float]:
-        """Plain numbers for a checkpoint; `RunningMoments(**state)` restores."""
+        """Return plain numbers for a checkpoint; `RunningMoments(**state)` restores."""
         return asdict(self)
 
 
@@ -65,7 +65,7 @@ def normalize_rewards(
     running: RunningMoments | None = None,
     eps: float = 1e-6,
 ) -> Tensor:
-    """(r - mean) / (std + eps), mean and std each from its own source; unbiased std.
+    """Return (r - mean) / (std + eps), mean and std each from its own source; unbiased std.
 
     Args:
         rewards: [B].
@@ -104,7 +104,7 @@ def _moments(
 
 
 def normalize_grouped(scores: Tensor, group_index: Tensor | None, *, method: GroupMethod, eps: float = 1e-6) -> Tensor:
-    """Agentic reward normalisation (RAGEN, arXiv:2504.20073).
+    """Normalise agentic rewards (RAGEN, arXiv:2504.20073).
 
     The grouping is the index: state, task group (`traj_group`), tag (`tags`, `inductive`), or None for the
     batch.
@@ -128,7 +128,7 @@ def normalize_grouped(scores: Tensor, group_index: Tensor | None, *, method: Gro
 
 
 def whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True, eps: float = 1e-8) -> Tensor:
-    """(x - mean) / sqrt(var + eps) over all masked entries of the batch; unbiased variance.
+    """Return (x - mean) / sqrt(var + eps) over all masked entries of the batch; unbiased variance.
 
     Args:
         values: [B, T].
@@ -148,7 +148,7 @@ def whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True, eps: float 
 
 
 def clip_to(values: Tensor, bound: float, mask: Tensor | None = None) -> tuple[Tensor, float]:
-    """Values clamped to [-bound, bound], and the share of entries (of `mask`) that the clamp changed."""
+    """Clamp values to [-bound, bound], and return the share of entries (of `mask`) that changed, too."""
     if bound <= 0:
         raise ValueError(f"a clip bound must be > 0, got {bound}; null disables clipping")
     counted = torch.ones_like(values, dtype=torch.bool) if mask is None else as_bool(mask)

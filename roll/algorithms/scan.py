@@ -22,20 +22,20 @@ class PackedRows:
         self._place = ranks + shift.repeat_interleave(lengths)
 
     def pack(self, values: Tensor) -> Tensor:
-        """[B, T] -> [B, n], zeros behind each row's last entry."""
+        """Move the masked entries of [B, T] to [B, n], zeros behind each row's last entry."""
         packed = values.new_zeros(len(self._mask) * self._width, dtype=torch.float64)
         packed.index_copy_(0, self._place, values.flatten()[self._source].to(torch.float64))
         return packed.view(len(self._mask), self._width)
 
     def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
-        """[B, n] -> [B, T], zeros outside the mask."""
+        """Move [B, n] back to [B, T], zeros outside the mask."""
         values = torch.zeros(self._mask.numel(), dtype=dtype, device=packed.device)
         values[self._source] = packed.flatten()[self._place].to(dtype)
         return values.view(self._mask.shape)
 
 
 def discounted_sums(terms: Tensor, factor: float) -> Tensor:
-    """sum_{s >= t} factor^(s - t) terms_s along each row, [B, n]; chunk by chunk, from right to left."""
+    """Return sum_{s >= t} factor^(s - t) terms_s along each row, [B, n]; chunk by chunk, from right to left."""
     rows, width = terms.shape
     chunks = -(-width // _CHUNK)
     padded = F.pad(terms, (0, chunks * _CHUNK - width)).view(rows, chunks, _CHUNK)

@@ -19,7 +19,7 @@ PFMethod = Literal["pow", "max_min", "max_random"]
 
 
 def place_on_last_token(rewards: Tensor, action_mask: Tensor) -> Tensor:
-    """[B] -> [B, T]: the row's reward on its last action token, 0 elsewhere and in a row without any."""
+    """Put the row's reward on its last action token, [B] -> [B, T]; 0 elsewhere and in a row without any."""
     mask = as_bool(action_mask)
     require_shape("rewards", rewards, (mask.shape[0],), "[B]")
     later = mask.flip(1).cumsum(1).flip(1)  # action tokens from here on
@@ -27,13 +27,13 @@ def place_on_last_token(rewards: Tensor, action_mask: Tensor) -> Tensor:
 
 
 def token_rewards(rewards: Tensor, action_mask: Tensor, *, kl: Tensor | None = None, kl_coef: float = 0.0) -> Tensor:
-    """The row's reward on its last action token, minus `kl_coef` * KL on every action token; [B, T]."""
+    """Return the row's reward on its last action token, minus `kl_coef` * KL on every action token; [B, T]."""
     placed = place_on_last_token(rewards, action_mask)
     return placed if kl is None else placed - kl_coef * zero_outside(kl.detach(), action_mask)
 
 
 def overlong_penalty(lengths: Tensor, *, max_length: int, buffer: int) -> Tensor:
-    """DAPO's soft overlong punishment (arXiv:2503.14476): 0 up to L - c, linear to -1 at L, -1 beyond; [B].
+    """Return DAPO's overlong punishment (arXiv:2503.14476): 0 up to L - c, linear to -1 at L, -1 beyond; [B].
 
     Args:
         lengths: [B], tokens of the response.
@@ -47,7 +47,7 @@ def overlong_penalty(lengths: Tensor, *, max_length: int, buffer: int) -> Tensor
 
 
 def repetition_penalty(responses: Sequence[Sequence[int]], *, ngram: int, max_penalty: float) -> Tensor:
-    """-max_penalty * (1 - distinct n-grams / n-grams), the n-gram penalty of arXiv:2502.03373; float32 [B].
+    """Return -max_penalty * (1 - distinct n-grams / n-grams) (arXiv:2502.03373); float32 [B].
 
     A response shorter than one n-gram can't repeat itself: 0.
     """
@@ -64,7 +64,7 @@ def _repeated(tokens: Sequence[int], ngram: int) -> float:
 
 
 def length_reward(lengths: Tensor, correct: Tensor, group_index: Tensor) -> Tensor:
-    """Kimi k1.5's length reward (arXiv:2501.12599): lambda = 0.5 - (l - min_g) / (max_g - min_g); [B].
+    """Return Kimi k1.5's length reward (arXiv:2501.12599), lambda = 0.5 - (l - min_g) / (max_g - min_g); [B].
 
     A right answer gets lambda, a wrong one min(0, lambda). 0 in a group whose responses are all equally long.
     """
@@ -81,12 +81,12 @@ def length_reward(lengths: Tensor, correct: Tensor, group_index: Tensor) -> Tens
 
 
 def difficulty_weights(difficulty: Tensor) -> Tensor:
-    """0.5 + 1.5 * difficulty (clamped to [0, 1]), scaled to mean 1: hard prompts count more; [B]."""
+    """Return 0.5 + 1.5 * difficulty (clamped to [0, 1]), scaled to mean 1: hard prompts count more; [B]."""
     return mean_one(0.5 + 1.5 * at_least_float32(difficulty).clamp(0.0, 1.0))
 
 
 def length_weights(lengths: Tensor) -> Tensor:
-    """1.5 for the shortest response of the batch, linear to 0.5 for the longest, scaled to mean 1; [B]."""
+    """Return 1.5 for the shortest response of the batch, linear to 0.5 for the longest, scaled to mean 1; [B]."""
     lengths = at_least_float32(lengths)
     if lengths.numel() == 0:
         return lengths
@@ -96,14 +96,14 @@ def length_weights(lengths: Tensor) -> Tensor:
 
 
 def mean_one(weights: Tensor) -> Tensor:
-    """Weights >= 0 scaled so that their mean is 1; all zeros stay zeros."""
+    """Scale weights >= 0 so that their mean is 1; all zeros stay zeros."""
     weights = at_least_float32(weights)
     total = weights.sum()
     return weights * (weights.numel() / total) if total > 0 else weights
 
 
 def within_difficulty(scores: Tensor, group_index: Tensor, *, low: float, high: float) -> Tensor:
-    """bool [B], True for rows of groups with low < mean score < high (`difficulty_mask`)."""
+    """Return bool [B], True for rows of groups with low < mean score < high (`difficulty_mask`)."""
     if not low < high:
         raise ValueError(f"difficulty_mask needs low < high, got {low} and {high}")
     mean = group_moments(scores, group_index).mean
@@ -111,13 +111,13 @@ def within_difficulty(scores: Tensor, group_index: Tensor, *, low: float, high: 
 
 
 def mask_long_errors(scores: Tensor, lengths: Tensor, *, max_error_length: int) -> Tensor:
-    """bool [B], False for a wrong answer (score <= 0) that is too long (`error_max_len_clip`)."""
+    """Return bool [B], False for a wrong answer (score <= 0) that is too long (`error_max_len_clip`)."""
     require_shape("lengths", lengths, tuple(scores.shape), "[B]")
     return (scores > 0) | (lengths < max_error_length)
 
 
 def pf_ppo_weights(scores: Tensor, *, method: PFMethod, power: float = 2.0) -> Tensor:
-    """Sampling weights of PF-PPO (arXiv:2409.06957), scaled to mean 1; [B].
+    """Return the sampling weights of PF-PPO (arXiv:2409.06957), scaled to mean 1; [B].
 
     `pow` |score|^power; `max_min` 1 for the best and the worst scores, else 0; `max_random` 0.4 for the best,
     else 0.1. Where all weights are 0 there is nothing to prefer: all become 1.
@@ -138,7 +138,7 @@ def pf_ppo_weights(scores: Tensor, *, method: PFMethod, power: float = 2.0) -> T
 
 
 def resample_counts(weights: Tensor, generator: torch.Generator) -> Tensor:
-    """How often each row is drawn in B draws with replacement; float32 [B], to be used as loss weights.
+    """Draw B rows with replacement; return how often each was drawn, float32 [B], as weights of the loss.
 
     The same as training on the resampled batch, without copies of rows.
     """

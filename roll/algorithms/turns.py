@@ -13,13 +13,13 @@ from roll.algorithms.masking import as_bool, at_least_float32, require_shape, ze
 
 
 def turns_to_tokens(per_turn: Tensor, turn_index: Tensor, action_mask: Tensor) -> Tensor:
-    """[B, N] -> [B, T]: each action token gets the number of its turn, others 0."""
+    """Give each action token the number of its turn, [B, N] -> [B, T]; others 0."""
     mask, turns = _checked(turn_index, action_mask, per_turn.shape[1])
     return zero_outside(at_least_float32(per_turn).gather(1, turns), mask)
 
 
 def sum_over_turns(per_token: Tensor, turn_index: Tensor, action_mask: Tensor, num_turns: int) -> Tensor:
-    """[B, T] -> [B, N]: the sum over each turn's action tokens; 0 where there was no turn."""
+    """Return the sum over each turn's action tokens, [B, T] -> [B, N]; 0 where there was no turn."""
     mask, turns = _checked(turn_index, action_mask, num_turns)
     require_shape("per_token", per_token, tuple(mask.shape), "[B, T]")
     values = zero_outside(per_token, mask)
@@ -27,18 +27,18 @@ def sum_over_turns(per_token: Tensor, turn_index: Tensor, action_mask: Tensor, n
 
 
 def turns_present(turn_index: Tensor, action_mask: Tensor, num_turns: int) -> Tensor:
-    """bool [B, N], True for a turn with at least one action token."""
+    """Return bool [B, N], True for a turn with at least one action token."""
     return sum_over_turns(torch.ones_like(turn_index), turn_index, action_mask, num_turns) > 0
 
 
 def at_first_tokens(per_token: Tensor, turn_index: Tensor, action_mask: Tensor, num_turns: int) -> Tensor:
-    """[B, T] -> [B, N]: what each turn's first action token has; 0 where there was no turn."""
+    """Return what each turn's first action token has, [B, T] -> [B, N]; 0 where there was no turn."""
     first = _edges(turn_index, action_mask, num_turns, "amin")
     return sum_over_turns(per_token, turn_index, first, num_turns)
 
 
 def place_on_turns(turn_rewards: Tensor, turn_index: Tensor, action_mask: Tensor) -> Tensor:
-    """[B, N] -> [B, T]: a turn's reward on its last action token, 0 elsewhere."""
+    """Put a turn's reward on its last action token, [B, N] -> [B, T]; 0 elsewhere."""
     last = _edges(turn_index, action_mask, turn_rewards.shape[1], "amax")
     return turns_to_tokens(turn_rewards, turn_index, last)
 

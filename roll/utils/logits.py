@@ -94,7 +94,7 @@ def _statistics(
 def logprobs_from_logits(
     logits: Tensor, tokens: Tensor, *, temperature: float = 1.0, slice_rows: int | None = None
 ) -> Tensor:
-    """log softmax(logits / temperature) at `tokens`.
+    """Return log softmax(logits / temperature) at `tokens`.
 
     Args:
         logits: [..., V], any float dtype; half precision is upcast slice by slice.
@@ -111,13 +111,13 @@ def logprobs_from_logits(
 def logprobs_and_entropy(
     logits: Tensor, tokens: Tensor, *, temperature: float = 1.0, slice_rows: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """`logprobs_from_logits`, and the entropy of each distribution in nats; both [...]."""
+    """Return `logprobs_from_logits`, and the entropy of each distribution in nats; both [...]."""
     return _statistics(logits, tokens, temperature, slice_rows, with_entropy=True)
 
 
 @torch.no_grad()
 def likeliest(hidden: Tensor, head: Callable[[Tensor], Tensor], targets: Tensor) -> Tensor:
-    """float32 [N]: 1 where `head(hidden)` [N, V] has no larger logit than that of `targets` [N], else 0. In chunks."""
+    """Return float32 [N]: 1 where no logit of `head(hidden)` [N, V] is larger than that of `targets` [N], else 0."""
     rows = _chunk_rows(head)
     parts = []
     for start in range(0, len(hidden), rows):
@@ -141,7 +141,7 @@ def token_logprobs(
     softcap: float | None = None,
     with_entropy: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Apply `head` to `hidden` [N, D] in chunks; log-probs of `targets` [N] under logits / temperature.
+    """Return log-probs of `targets` [N] under head(hidden) / temperature, in chunks of `hidden` [N, D].
 
     Returns:
         (log-probs [N], entropies [N] or None), float32. With gradients on, more than one chunk means that each chunk's

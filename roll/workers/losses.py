@@ -26,7 +26,7 @@ from roll.types.metrics import Metrics
 
 
 def objective(config: RunConfig, kind: Literal["policy", "value", "reward"]) -> LossFn:
-    """What a role is trained on."""
+    """Return what a role is trained on."""
     if isinstance(config, SFTConfig):
         return sft_objective()
     assert isinstance(config, RLConfig)
@@ -34,7 +34,7 @@ def objective(config: RunConfig, kind: Literal["policy", "value", "reward"]) -> 
 
 
 def sft_objective() -> LossFn:
-    """Mean negative log-likelihood over the taught tokens of the mini-batch. Reads `loss_mask`, `loss_weight`."""
+    """Return the mean negative log-likelihood over the taught tokens. Reads `loss_mask`, `loss_weight`."""
 
     def compute(outputs: TokenOutputs, batch: TokenBatch, sizes: Denominators) -> LossTerms:
         mask = batch.pad("loss_mask", False)
@@ -55,7 +55,7 @@ def _policy_loss_fn(config: RLConfig) -> PolicyLossFn:
 
 
 def actor_loss(config: RLConfig) -> LossFn:
-    """Policy loss, KL and entropy terms and imitation of good responses, as the configuration weighs them.
+    """Return policy loss, KL and entropy terms and imitation of good responses, as the configuration weighs them.
 
     Reads `loss_mask`, `advantages`, and where present `old_logprobs` (else the log-probs of this very forward pass: the
     batch gets a single optimizer step), `sampling_logprobs`, `ref_logprobs`, `importance_weights`, `loss_weight`.
@@ -124,7 +124,7 @@ def _has_advantage(batch: TokenBatch) -> Tensor:
 
 
 def with_mismatch_metrics(loss_fn: LossFn, version: int, *, mixed_versions: bool) -> LossFn:
-    """The same loss, which also measures how far the sampler is from the weights of this very pass.
+    """Return the same loss, which also measures how far the sampler is from the weights of this very pass.
 
     Args:
         loss_fn: it needs log-probs.
@@ -144,7 +144,7 @@ def with_mismatch_metrics(loss_fn: LossFn, version: int, *, mixed_versions: bool
 
 
 def critic_loss(config: RLConfig) -> LossFn:
-    """Clipped value loss. Reads `values` (before the update), `returns`, `loss_mask`, `loss_weight`."""
+    """Return the clipped value loss. Reads `values` (before the update), `returns`, `loss_mask`, `loss_weight`."""
 
     def compute(outputs: TokenOutputs, batch: TokenBatch, sizes: Denominators) -> LossTerms:
         mask = batch.pad("loss_mask", False)
