@@ -92,13 +92,13 @@ def tokenizer(template: str | None, *, words: bool = False) -> Any:
 
 
 def taught(template: str, messages: Any, *, train_on: Any = "last", words: bool = False) -> list[str]:
-    """The texts of the stretches that are taught."""
+    """The texts that are trained."""
     own = tokenizer(template, words=words)
     marked = ConversationEncoder(own, train_on=train_on).encode(messages)
-    return stretches(own, marked)
+    return trained_texts(own, marked)
 
 
-def stretches(own: Any, marked: MarkedTokens) -> list[str]:
+def trained_texts(own: Any, marked: MarkedTokens) -> list[str]:
     found: list[list[int]] = []
     for k, (token, trained) in enumerate(zip(marked.token_ids, marked.trained, strict=True)):
         if trained and k and marked.trained[k - 1]:
@@ -208,7 +208,7 @@ def test_a_plain_template_is_prompt_then_response_then_the_end_token() -> None:
     own = tokenizer(None)
     marked = ConversationEncoder(own, template="Q: {prompt}\nA:").encode(ONE)
     assert own.decode(marked.token_ids) == "Q: Hi\nA:Yes</s>"
-    assert stretches(own, marked) == ["Yes</s>"]
+    assert trained_texts(own, marked) == ["Yes</s>"]
     assert marked.token_ids[-1] == own.eos_token_id
 
 
