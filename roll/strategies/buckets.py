@@ -1,26 +1,40 @@
-"""Weights from one process to several on the same machine, through a piece of shared memory of bounded size.
+"""Weights from an engine's owner to the engine's worker processes on the same machine, through shared memory.
 
-One process writes a bucket and tells the others what is in it; they copy it out and answer; it writes the next one.
-The memory has no name (`memfd`): it is gone with the processes, however they end, and no small `/dev/shm` limits it.
+What lies in shared memory already, as the trainer's buckets of `weight_transport: shared_memory` do, the workers read
+where it is: the owner tells them the place and copies nothing. Everything else is written into one bucket of bounded
+size first. Its memory has no name (`memfd`): it is gone with the processes, however they end, and no small `/dev/shm`
+limits it. In both cases the owner waits for the workers' answer before the memory is written again.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-Piece = list[Any]
-"""[name, dtype's name, shape, first byte inside the tensor, first byte inside the bucket, number of bytes]: a tensor or
+from roll.distributed.transports.bucket_layout import tensor_of
+from roll.distributed.transports.shm_segments import attach, locate
+
+Piece: TypeAlias = list[Any]
+"""[name, dtype's name, shape, first byte inside the tensor, first byte inside the memory, number of bytes]: a tensor or
 a part of one. A list, because it travels as a message."""
+
+Batch: TypeAlias = tuple[str, list[Piece]]
+"""Path of the memory, and what is in it."""
+
+_ALIGN = 64
+"""Bytes; a multiple of every element's size, which a typed view needs."""
+_MAPS = 3
+"""Memory that a reader keeps open: the two segments that the trainer fills in turn, and the owner's bucket."""
 
 
 class SharedBucket:
-    """Shared memory of `size` bytes, and what writes tensors into it."""
+    """Shared memory of `size` bytes, and what tells the workers where tensors are."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -33,39 +47,65 @@ class SharedBucket:
             os.close(self._fd)
             raise
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._own_path = f"/proc/{os.getpid()}/fd/{self._fd}"
+        self._reset(self._own_path)
 
-    @property
-    def path(self) -> str:
-        """Where other processes of this machine and user open it."""
-        return f"/proc/{os.getpid()}/fd/{self._fd}"
+    def _reset(self, path: str) -> None:
+        self._path = path
+        self._pieces: list[Piece] = []
+        self._used = 0
+        self._held: list[Tensor] = []
+        """Tensors that lie elsewhere: while they live, nobody writes there."""
 
-    async def fill(self, weights: AsyncIterator[tuple[str, Tensor]]) -> AsyncIterator[list[Piece]]:
-        """Write tensors one after the other; yields what the bucket holds whenever it is full, and at the end.
+    async def fill(self, weights: AsyncIterator[tuple[str, Tensor]]) -> AsyncIterator[Batch]:
+        """Yield what the workers are to read next: whenever a bucket is full or complete, and at the end.
 
-        After each yield the memory is overwritten.
+        After each yield the memory may be written again.
         """
-        pieces: list[Piece] = []
-        used = 0
         async for name, tensor in weights:
-            data = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
-            done = 0
-            while done < len(data) or not len(data):
-                if used == self.size:
-                    yield pieces
-                    pieces, used = [], 0
-                count = min(len(data) - done, self.size - used)
-                self._bytes[used : used + count] = data[done : done + count]
-                dtype = str(tensor.dtype).removeprefix("torch.")
-                pieces.append([name, dtype, list(tensor.shape), done, used, count])
-                done, used = done + count, used + count
-                if not len(data):
-                    break
-        if pieces:
-            yield pieces
+            for batch in self._add(name, tensor):
+                yield batch
+            del tensor  # it would keep the trainer's bucket in use while the next one is waited for
+        if self._pieces:
+            yield self._path, self._pieces
+            self._reset(self._own_path)
+
+    def _add(self, name: str, tensor: Tensor) -> Iterator[Batch]:
+        place = locate(tensor)
+        path = self._own_path if place is None else place.path
+        if path != self._path:
+            if self._pieces:
+                yield self._path, self._pieces
+            self._reset(path)
+        dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+        if place is None:
+            yield from self._copy(name, dtype, shape, tensor)
+            return
+        self._pieces.append([name, dtype, shape, 0, place.start, tensor.nbytes])
+        self._held.append(tensor)
+        if place.is_last:
+            yield path, self._pieces
+            self._reset(path)
+
+    def _copy(self, name: str, dtype: str, shape: list[int], tensor: Tensor) -> Iterator[Batch]:
+        data = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
+        self._used = -(-self._used // _ALIGN) * _ALIGN
+        done = 0
+        while done < len(data) or not len(data):
+            if self._used >= self.size:
+                yield self._path, self._pieces
+                self._reset(self._own_path)
+            count = min(len(data) - done, self.size - self._used)
+            self._bytes[self._used : self._used + count] = data[done : done + count]
+            self._pieces.append([name, dtype, shape, done, self._used, count])
+            done, self._used = done + count, self._used + count
+            if not len(data):
+                break
 
     def close(self) -> None:
         """Give the memory back."""
         if self._fd >= 0:
+            self._reset(self._own_path)
             del self._bytes
             self._map.close()
             os.close(self._fd)
@@ -73,31 +113,50 @@ class SharedBucket:
 
 
 class BucketReader:
-    """The other side: tensors out of buckets. Remembers the beginning of a tensor that spans two of them."""
+    """A worker's side: tensors out of shared memory. Lives for one update, whose paths never change their meaning."""
 
     def __init__(self) -> None:
+        self._maps: OrderedDict[str, Tensor] = OrderedDict()
         self._name = ""
         self._begun: Tensor | None = None
+        """A tensor that spans several buckets, filled up to `_bytes_done`."""
         self._bytes_done = 0
 
     def read(self, path: str, pieces: Sequence[Piece]) -> Iterator[tuple[str, Tensor]]:
-        """The tensors that are complete with this bucket, as copies."""
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
-            for name, dtype, shape, done, start, count in pieces:
-                if done == 0:
-                    self._begun, self._name = torch.empty(shape, dtype=getattr(torch, dtype)), name
-                if self._begun is None or name != self._name or done != self._bytes_done * (done > 0):
-                    raise RuntimeError(f"a part of weight {name!r} came without the part before it")
-                if count:
-                    with memoryview(memory)[start : start + count] as view:
-                        flat = self._begun.reshape(-1).view(torch.uint8)
-                        flat[done : done + count] = torch.frombuffer(bytearray(view), dtype=torch.uint8)
-                self._bytes_done = done + count
-                if self._bytes_done == self._begun.nbytes:
-                    tensor, self._begun = self._begun, None
-                    yield name, tensor
+        """Yield the tensors that are complete with these pieces.
+
+        They may lie in the shared memory: copy them before the next bucket is asked for, and never write to them.
+        """
+        memory = self._open(path)
+        for name, dtype, shape, done, start, count in pieces:
+            kind = getattr(torch, dtype)
+            part = memory[start : start + count]
+            if done == 0 and self._begun is not None:
+                raise RuntimeError(f"weight {self._name!r} is incomplete where {name!r} begins")
+            if done == 0 and count == torch.Size(shape).numel() * kind.itemsize:
+                yield name, part.view(kind).view(shape)
+                continue
+            if done == 0:
+                self._begun, self._name, self._bytes_done = torch.empty(shape, dtype=kind), name, 0
+            if self._begun is None or name != self._name or done != self._bytes_done:
+                raise RuntimeError(f"a part of weight {name!r} came without the part before it")
+            self._begun.reshape(-1).view(torch.uint8)[done : done + count] = part
+            self._bytes_done = done + count
+            if self._bytes_done == self._begun.nbytes:
+                tensor, self._begun = self._begun, None
+                yield name, tensor
+
+    def _open(self, path: str) -> Tensor:
+        # Kept open: the trainer takes the name of a segment away once everybody has had it, and uses it on.
+        if path not in self._maps:
+            self._maps[path] = tensor_of(attach({"path": path, "size": 0}))
+        self._maps.move_to_end(path)
+        if len(self._maps) > _MAPS:
+            self._maps.popitem(last=False)
+        return self._maps[path]
 
     def finish(self) -> None:
-        """Raise if a tensor is incomplete."""
+        """Let go of the memory; raises if a tensor is incomplete."""
+        self._maps.clear()
         if self._begun is not None:
             raise RuntimeError(f"weight {self._name!r} is incomplete at the end of the update")

@@ -80,6 +80,7 @@ class WeightFeed(AsyncIterator[T], Generic[T]):
                 self._loop.call_soon_threadsafe(_fail, wanted, error)
             else:
                 self._loop.call_soon_threadsafe(_fulfil, wanted, answer)
+                del answer  # a weight's memory is used again once nobody holds the weight
 
 
 def _fulfil(wanted: asyncio.Future[tuple[T, ...]], answer: tuple[T, ...]) -> None:

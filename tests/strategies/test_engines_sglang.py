@@ -93,8 +93,8 @@ def test_what_sglang_refuses_is_reported_in_its_words(under_test):
     async def bucket():
         memory = SharedBucket(1024)
         try:
-            async for pieces in memory.fill(one_tensor()):
-                await backend._call("bucket", memory.path, pieces)
+            async for path, pieces in memory.fill(one_tensor()):
+                await backend._call("bucket", path, pieces)
         finally:
             memory.close()
 

@@ -24,7 +24,6 @@ from safetensors.torch import load_file
 
 from roll.configs.schema.engine_config import VllmConfig
 from roll.configs.schema.worker_config import ModelArgs
-from roll.strategies.buckets import BucketReader, SharedBucket
 from roll.strategies.engine_processes import MARK, OWNER, kill_marked, marked_processes
 from roll.strategies.hf.checkpoint_names import checkpoint_tensors
 from roll.strategies.hf.description import describe_model
@@ -106,50 +105,6 @@ def test_on_a_cpu_a_model_with_small_heads_is_refused_before_the_engine_dies_of_
 async def stream(tensors):
     for name, tensor in tensors.items():
         yield name, tensor
-
-
-@pytest.mark.parametrize("size", [7, 64, 10_000])
-def test_tensors_come_out_of_buckets_of_any_size_as_they_went_in(size):
-    sent = {
-        "matrix": torch.randn(13, 5),
-        "half": torch.randn(4, 3).to(torch.bfloat16),
-        "number": torch.tensor(3.5),
-        "transposed": torch.randn(6, 4).T,
-        "empty": torch.empty(0, 3),
-        "whole": torch.arange(9),
-    }
-
-    async def send():
-        bucket, reader, got = SharedBucket(size), BucketReader(), {}
-        try:
-            async for pieces in bucket.fill(stream(sent)):
-                assert sum(piece[-1] for piece in pieces) <= size
-                got.update(reader.read(bucket.path, pieces))
-            reader.finish()
-        finally:
-            bucket.close()
-        return got
-
-    received = asyncio.run(send())
-    assert list(received) == list(sent)
-    for name, tensor in sent.items():
-        assert received[name].dtype == tensor.dtype
-        assert torch.equal(received[name], tensor)
-
-
-def test_a_tensor_that_is_cut_off_is_an_error():
-    async def send():
-        bucket, reader = SharedBucket(8), BucketReader()
-        try:
-            async for pieces in bucket.fill(stream({"w": torch.ones(3)})):
-                list(reader.read(bucket.path, pieces))
-                break
-            reader.finish()
-        finally:
-            bucket.close()
-
-    with pytest.raises(RuntimeError, match="'w' is incomplete"):
-        asyncio.run(send())
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "qwen2_moe"])

@@ -190,6 +190,7 @@ class WeightStream:
         for name, tensor in self._stream:
             self._stats.add(name, tensor)
             yield name, tensor
+            del tensor
         self._ended = True
 
     def __enter__(self) -> WeightStream:

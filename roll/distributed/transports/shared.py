@@ -14,7 +14,7 @@ from roll.distributed.handles import Handle
 from roll.distributed.transports import NamedWeights, Route
 from roll.distributed.transports.bucket_layout import buffer_size, packed, tensor_of, unpacked
 from roll.distributed.transports.rendezvous import TransferChannel
-from roll.distributed.transports.shm_segments import DeviceSegment, ShmSegment, attach, make
+from roll.distributed.transports.shm_segments import DeviceSegment, ShmSegment, attach, make, register
 from roll.distributed.weights import WeightSyncError
 
 if TYPE_CHECKING:
@@ -136,7 +136,10 @@ def receive(route: Route, handles: Sequence[Handle], rank: int) -> Iterator[tupl
             base = _opened(attached, notice["segment"])
             view = base[: notice["used"]]
             leases.lend(index, _released(view))
-            flat = view if isinstance(view, torch.Tensor) else tensor_of(view)
+            on_host = not isinstance(view, torch.Tensor)
+            if on_host:
+                register(notice["segment"], view)
+            flat = tensor_of(view) if on_host else view
             del view
             for name, tensor in unpacked(flat, notice["entries"]):
                 yield name, tensor
@@ -144,7 +147,8 @@ def receive(route: Route, handles: Sequence[Handle], rank: int) -> Iterator[tupl
                 leases.settle(below=index, required=index - 1)
             del flat
             index += 1
-            leases.settle(below=index - 1, required=index - 1)
+            # On the host it is known whether the bucket just read is still in use; on a device it may be.
+            leases.settle(below=index if on_host else index - 1, required=index - 1)
         leases.close()
     except BaseException as error:
         channel.abort(error)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from roll.configs.schema.worker_config import ModelArgs
+from roll.strategies.hf.checkpoint_names import checkpoint_tensors
 from roll.strategies.hf.hf_model import (
     context_length,
     eos_token_ids,
@@ -50,8 +51,17 @@ class ModelDescription:
                 raise ValueError(f"weight {name!r} has shape {tuple(tensor.shape)}, expected {self.shapes[name]}")
             missing.discard(name)
             yield name, tensor
+            del tensor  # its memory may be used again once nobody holds it
         if missing:
             raise ValueError(f"weight update left {len(missing)} tensors untouched, e.g. {sorted(missing)[:3]}")
+
+    async def checkpoint(self, weights: AsyncIterator[tuple[str, Tensor]]) -> AsyncIterator[tuple[str, Tensor]]:
+        """Yield `complete` weights under the names of checkpoints."""
+        async for name, tensor in self.complete(weights):
+            for part in checkpoint_tensors(self.model_type, name, tensor):
+                yield part
+                del part
+            del tensor
 
 
 def describe_model(args: ModelArgs) -> ModelDescription:

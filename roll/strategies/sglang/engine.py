@@ -31,10 +31,10 @@ from roll.strategies.base import EnginePart, Request, SamplingParams
 from roll.strategies.buckets import SharedBucket
 from roll.strategies.engine_backend import EngineBackend, Sampled
 from roll.strategies.engine_processes import MARK, kill_marked
-from roll.strategies.hf.checkpoint_names import checkpoint_tensors
 from roll.strategies.hf.description import ModelDescription, describe_model
 from roll.strategies.hf.hf_model import load_config
 from roll.strategies.sglang.channel import LENGTH, START_CALL, frame
+from roll.strategies.sglang.loader import LOADER
 from roll.strategies.stopping import ResponseRules
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -118,6 +118,7 @@ def build(
         **({"attention_backend": options.attention_backend} if options.attention_backend else {}),
         **options.engine_args,
     }
+    arguments["custom_weight_loader"] = [*(arguments.get("custom_weight_loader") or ()), LOADER]
     backend = SglangBackend(
         {key: value for key, value in arguments.items() if value is not None},
         description,
@@ -297,16 +298,11 @@ class SglangBackend(EngineBackend):
         total = sum(8 * int(torch.Size(shape).numel()) for shape in self._description.shapes.values())
         bucket = SharedBucket(max(1, min(self._update_buffer_bytes, total)))
         try:
-            async for pieces in bucket.fill(self._checkpoint(weights)):
-                await self._call("bucket", bucket.path, pieces)
+            async for path, pieces in bucket.fill(self._description.checkpoint(weights)):
+                await self._call("bucket", path, pieces)
         finally:
             bucket.close()
         await self._call("end", version)
-
-    async def _checkpoint(self, weights: AsyncIterator[tuple[str, Tensor]]) -> AsyncIterator[tuple[str, Tensor]]:
-        async for name, tensor in self._description.complete(weights):
-            for part in checkpoint_tensors(self._description.model_type, name, tensor):
-                yield part
 
     async def sleep(self, parts: Sequence[EnginePart]) -> int:
         """Give these parts back, each with a tag of its own in SGLang; bytes freed, 0 without an accelerator."""

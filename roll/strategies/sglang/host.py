@@ -14,10 +14,14 @@ import signal
 import socket
 import sys
 import threading
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from roll.strategies.buckets import BucketReader, Piece
+from torch import Tensor
+
+from roll.strategies.buckets import Piece
+from roll.strategies.sglang import loader
 from roll.strategies.sglang.channel import LENGTH, START_CALL, frame
 
 _IDLE_TIMEOUT = 60.0
@@ -37,7 +41,7 @@ class _Host:
         self._file = connection.makefile("rb")
         self._early: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._reader = BucketReader()
+        self._update = ""
         self._tasks: set[asyncio.Task[None]] = set()
         threading.Thread(target=self._read, name="owner", daemon=True).start()
 
@@ -136,27 +140,22 @@ class _Host:
         """Open a weight update. SGLang itself lets it wait for the end of every request."""
         from sglang.srt.managers import io_struct
 
-        self._reader = BucketReader()
+        self._update = uuid.uuid4().hex
         # Versions before 0.5.21 have no such session.
         if hasattr(self._manager, "begin_weight_update"):
             _check("begin", await self._manager.begin_weight_update(io_struct.BeginWeightUpdateReqInput(), None))
 
     async def do_bucket(self, path: str, pieces: list[Piece]) -> None:
-        """Load the tensors that are complete with this bucket."""
+        """Let every rank load the tensors that are complete with this bucket."""
+        await self._load(loader.message(self._update, path, pieces))
+
+    async def _load(self, content: list[tuple[str, Tensor]]) -> None:
         from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
         from sglang.srt.utils import MultiprocessingSerializer
-        from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
 
-        tensors = list(self._reader.read(path, pieces))
-        if not tensors:
-            return
-        # SGLang lays them out without gaps: large elements first, so that each begins at a multiple of its size.
-        tensors.sort(key=lambda named: -named[1].element_size())
-        bucket = FlattenedTensorBucket(named_tensors=tensors)
-        content = {"flattened_tensor": bucket.get_flattened_tensor(), "metadata": bucket.get_metadata()}
         request = UpdateWeightsFromTensorReqInput(
             serialized_named_tensors=[MultiprocessingSerializer.serialize(content) for _ in range(self._tp_size)],
-            load_format="flattened_bucket",
+            load_format=loader.LOADER,
             flush_cache=False,
         )
         _check("bucket", await self._manager.update_weights_from_tensor(request, None))
@@ -165,7 +164,7 @@ class _Host:
         """Close the weight update, forget cached keys and values, name the version."""
         from sglang.srt.managers import io_struct
 
-        self._reader.finish()
+        await self._load(loader.message(self._update))
         if hasattr(self._manager, "end_weight_update"):
             _check("end", await self._manager.end_weight_update(io_struct.EndWeightUpdateReqInput(), None))
         await self._settle()

@@ -35,7 +35,6 @@ from roll.strategies.base import ENGINE_PARTS, EnginePart, Request, SamplingPara
 from roll.strategies.buckets import SharedBucket
 from roll.strategies.engine_backend import EngineBackend, Sampled
 from roll.strategies.engine_processes import MARK, OWNER, kill_marked
-from roll.strategies.hf.checkpoint_names import checkpoint_tensors
 from roll.strategies.hf.description import ModelDescription, describe_model
 from roll.strategies.stopping import ResponseRules
 from roll.strategies.vllm.adapters import AdapterFiles
@@ -272,8 +271,8 @@ class VllmBackend(EngineBackend):
         await engine.start_weight_update(**_known(engine.start_weight_update, is_checkpoint_format=True))
         bucket = SharedBucket(self._bucket_size())
         try:
-            async for pieces in bucket.fill(self._checkpoint(weights)):
-                info = {"path": bucket.path, "pieces": pieces}
+            async for path, pieces in bucket.fill(self._description.checkpoint(weights)):
+                info = {"path": path, "pieces": pieces}
                 await engine.update_weights(_request("WeightTransferUpdateRequest", update_info=info))
         finally:
             bucket.close()
@@ -315,11 +314,6 @@ class VllmBackend(EngineBackend):
         """No more than what the weights need, in case all of them are small."""
         total = sum(8 * _numel(shape) for shape in self._description.shapes.values())
         return max(1, min(self._update_buffer_bytes, total))
-
-    async def _checkpoint(self, weights: AsyncIterator[tuple[str, Tensor]]) -> AsyncIterator[tuple[str, Tensor]]:
-        async for name, tensor in self._description.complete(weights):
-            for part in checkpoint_tensors(self._description.model_type, name, tensor):
-                yield part
 
     async def sleep(self, parts: Sequence[EnginePart]) -> int:
         """vLLM frees both parts at once, or the KV cache alone where it can; bytes freed on all its devices."""

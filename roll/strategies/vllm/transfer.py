@@ -68,7 +68,9 @@ class HostWeightTransferEngine(WeightTransferEngine[HostInitInfo, HostUpdateInfo
 
     def receive_weights(self, update_info: HostUpdateInfo, *_: Any) -> None:
         """Load the tensors that are complete with this bucket."""
-        tensors = [(n, t.to(self.device)) for n, t in self._reader.read(update_info.path, update_info.pieces)]
+        # Copies: vLLM keeps what it is given until all weights of a layer are there.
+        pieces = self._reader.read(update_info.path, update_info.pieces)
+        tensors = [(name, tensor.to(self.device, copy=True)) for name, tensor in pieces]
         # Models give back the names of the parameters that they filled, or nothing.
         load: Any = self.model.load_weights
         loaded = load(tensors)
