@@ -34,21 +34,21 @@ _MAPS = 3
 
 
 class SharedBucket:
-    """Shared memory of `size` bytes, and what tells the workers where tensors are."""
+    """Tells the workers where tensors are; has shared memory of `size` bytes from when it is needed."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._fd = os.memfd_create("weights")
-        try:
+        self._fd = -1
+        self._reset("")
+
+    def _own_path(self) -> str:
+        if self._fd < 0:
+            self._fd = os.memfd_create("weights")
             # Reserved now: memory that turns out to be missing later would end the process without a message.
-            os.posix_fallocate(self._fd, 0, size)
-            self._map = mmap.mmap(self._fd, size)
-        except BaseException:
-            os.close(self._fd)
-            raise
-        self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._own_path = f"/proc/{os.getpid()}/fd/{self._fd}"
-        self._reset(self._own_path)
+            os.posix_fallocate(self._fd, 0, self.size)
+            self._map = mmap.mmap(self._fd, self.size)
+            self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        return f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def _reset(self, path: str) -> None:
         self._path = path
@@ -68,11 +68,11 @@ class SharedBucket:
             del tensor  # it would keep the trainer's bucket in use while the next one is waited for
         if self._pieces:
             yield self._path, self._pieces
-            self._reset(self._own_path)
+            self._reset("")
 
     def _add(self, name: str, tensor: Tensor) -> Iterator[Batch]:
         place = locate(tensor)
-        path = self._own_path if place is None else place.path
+        path = self._own_path() if place is None else place.path
         if path != self._path:
             if self._pieces:
                 yield self._path, self._pieces
@@ -85,7 +85,7 @@ class SharedBucket:
         self._held.append(tensor)
         if place.is_last:
             yield path, self._pieces
-            self._reset(path)
+            self._reset("")
 
     def _copy(self, name: str, dtype: str, shape: list[int], tensor: Tensor) -> Iterator[Batch]:
         data = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
@@ -94,7 +94,7 @@ class SharedBucket:
         while done < len(data) or not len(data):
             if self._used >= self.size:
                 yield self._path, self._pieces
-                self._reset(self._own_path)
+                self._reset(self._path)
             count = min(len(data) - done, self.size - self._used)
             self._bytes[self._used : self._used + count] = data[done : done + count]
             self._pieces.append([name, dtype, shape, done, self._used, count])
@@ -104,10 +104,9 @@ class SharedBucket:
 
     def close(self) -> None:
         """Give the memory back."""
+        self._reset("")
         if self._fd >= 0:
-            self._reset(self._own_path)
-            del self._bytes
-            self._map.close()
+            self._bytes = self._map = None  # type: ignore[assignment]
             os.close(self._fd)
             self._fd = -1
 
