@@ -32,6 +32,8 @@ class Rollouts:
     """int64 [B], the trajectory of each row."""
     row_turns: tuple[range, ...]
     """[B], the row's turns, by their positions in its trajectory."""
+    shaped_rewards: Tensor | None = None
+    """float32 [R], after shaping, normalisation and clipping; None before credit."""
 
     @property
     def rewards(self) -> Tensor:

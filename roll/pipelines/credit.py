@@ -55,7 +55,7 @@ from roll.utils.seeding import stable_hash
 
 
 class CreditAssigner:
-    """Fills `rewards`, `token_rewards`, `advantages`, `returns`, `loss_mask`, `loss_weight`, `importance_weights`."""
+    """Fill a batch: `token_rewards`, `advantages`, `returns`, `loss_mask`, `loss_weight`, `importance_weights`."""
 
     def __init__(self, config: RLConfig) -> None:
         self._config = config
@@ -81,8 +81,8 @@ class CreditAssigner:
 
     def assign(
         self, rollouts: Rollouts, *, step: int, greedy_scores: Tensor | None = None
-    ) -> tuple[TokenBatch, Metrics]:
-        """The batch ready for the update.
+    ) -> tuple[Rollouts, Metrics]:
+        """Return the rollouts with a batch that is ready for the update, and what to log.
 
         Args:
             rollouts: rows with `ref_logprobs`, `old_logprobs`, `values` where the configuration reads them.
@@ -100,7 +100,7 @@ class CreditAssigner:
         shaped = self._shaped(scores, scores * factor, rollouts, metrics)
         rewards = self._normalised(shaped, rollouts, metrics)
         mask = view.pad(batch.action_mask, False)
-        kl_cost = self._kl_cost(view, batch, mask, metrics)
+        kl_cost = self._kl_cost(view, batch, metrics)
         steps = self._steps(rollouts, mask, factor, shaped - scores * factor, metrics)
         per_token = self._token_rewards(rewards, mask, steps, kl_cost)
         if steps is not None and kl_cost is not None:
@@ -139,15 +139,14 @@ class CreditAssigner:
             metrics.add_sum("rollout/failed_greedy", float(greedy_scores.isnan().sum()))
         loss_mask, importance = self._loss_mask(batch, view.to_rows(keep), step, metrics)
         filled = batch.with_columns(
-            rewards=view.to_rows(rewards),
             token_rewards=view.unpad(per_token),
             advantages=view.unpad(advantages),
             returns=view.unpad(returns),
-            loss_mask=unpad(loss_mask, batch.offsets),
-            importance_weights=None if importance is None else unpad(importance, batch.offsets),
+            loss_mask=loss_mask,
+            importance_weights=importance,
             loss_weight=self._row_weights(rollouts, view, scores, loss_mask, step),
         )
-        return filled, metrics
+        return replace(rollouts, batch=filled, shaped_rewards=rewards), metrics
 
     def _shaped(self, scores: Tensor, weighted: Tensor, rollouts: Rollouts, metrics: Metrics) -> Tensor:
         """Weighted scores plus the configured penalties and bonuses, each logged on its own."""
@@ -193,8 +192,8 @@ class CreditAssigner:
             metrics.merge(state_metrics(steps, rollouts.group_index))
         return steps
 
-    def _kl_cost(self, view: TrajectoryView, batch: TokenBatch, mask: Tensor, metrics: Metrics) -> Tensor | None:
-        """[R, T], what the KL takes off the reward of each token; the coefficient adapts for the next step."""
+    def _kl_cost(self, view: TrajectoryView, batch: TokenBatch, metrics: Metrics) -> Tensor | None:
+        """Return [R, T], what the KL takes off the reward of each token; adapt the coefficient for the next step."""
         config = self._config
         if not config.add_token_level_kl:
             return None
@@ -202,14 +201,14 @@ class CreditAssigner:
         # A coefficient that starts at 0 can only grow from 0: then no reference was asked.
         if batch.ref_logprobs is None:
             return None
-        old, reference = view.pad(batch.require("old_logprobs")), view.pad(batch.ref_logprobs)
+        old, reference, mask = batch.require("old_logprobs"), batch.ref_logprobs, batch.action_mask
         kl = kl_divergence(old, reference, mask, kind=config.kl_penalty)
         cost = self._kl_coef * zero_outside(kl.detach(), mask)
         mean_kl = float(kl.sum()) / max(float(mask.sum()), 1.0)
         share = clamped_tokens(old, reference, mask) / max(float(mask.sum()), 1.0)
         metrics.update({"kl/reference": mean_kl, "kl/clamped_share": share})
-        self._kl_coef = self._controller.update(self._kl_coef, mean_kl, len(mask))
-        return cost
+        self._kl_coef = self._controller.update(self._kl_coef, mean_kl, view.num_trajectories)
+        return view.pad(cost)
 
     def _token_rewards(self, rewards: Tensor, mask: Tensor, steps: StepInputs | None, cost: Tensor | None) -> Tensor:
         """[R, T]: rewards of turns at their ends, or that of the episode at its end; minus the KL's cost."""
@@ -240,35 +239,32 @@ class CreditAssigner:
     def _loss_mask(
         self, batch: TokenBatch, keep: Tensor, step: int, metrics: Metrics
     ) -> tuple[Tensor, Tensor | None]:
-        """(tokens that count in the loss, importance weights) of the rows.
+        """Return (bool [N], the tokens that count in the loss; float [N], importance weights).
 
         Filters shrink numerator and denominators alike.
         """
-        mask = batch.pad("action_mask", False)
-        counted = mask & keep[:, None]
-        keeps, weights = self._correction(batch, mask, step, metrics)
+        counted = batch.action_mask & keep.repeat_interleave(batch.lengths)
+        keeps, weights = self._correction(batch, step, metrics)
         return counted if keeps is None else counted & keeps, weights
 
-    def _correction(
-        self, batch: TokenBatch, mask: Tensor, step: int, metrics: Metrics
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """(tokens that the filters keep, importance weights), None where there are none; and how old the tokens are."""
+    def _correction(self, batch: TokenBatch, step: int, metrics: Metrics) -> tuple[Tensor | None, Tensor | None]:
+        """Return [N] (tokens that the filters keep, importance weights), None where there are none; log staleness."""
         config = self._config
         staleness = staleness_of(batch, step, config.async_generation_ratio)
         if config.async_generation_ratio > 0:
-            metrics.merge(staleness_metrics(staleness, mask))
+            metrics.merge(staleness_metrics(staleness, batch.action_mask))
         if self._old_logprobs != "forward":
             return None, None  # the update measures the mismatch in its first forward pass
-        found = corrected(config, batch, mask, staleness)
+        found = corrected(config, batch, staleness)
         metrics.merge(found.metrics)
         if config.train_infer_correction is None:
             return None, None
-        return found.keep, found.weights
+        return unpad(found.keep, batch.offsets), unpad(found.weights, batch.offsets)
 
     def _row_weights(
         self, rollouts: Rollouts, view: TrajectoryView, scores: Tensor, loss_mask: Tensor, step: int
     ) -> Tensor | None:
-        """[B]; the rows of a trajectory have the same weight, and are drawn together."""
+        """Return [B]: the rows of a trajectory have the same weight, and are drawn together."""
         config = self._config
         weights = torch.ones(len(scores))
         if config.difficulty_loss_weight:
@@ -281,7 +277,7 @@ class CreditAssigner:
             generator = torch.Generator().manual_seed(stable_hash(config.seed, "pf_ppo", step, bits=56))
             counts = view.to_rows(resample_counts(drawn, generator))
             # Rows that weren't drawn leave the denominators, in which the others count once, however often drawn.
-            tokens = loss_mask.sum(1).float()
+            tokens = view.row_sums(loss_mask)
             sizes = tokens if config.loss_agg_mode == "token-mean" else (tokens > 0).float()
             weights = weights * counts * ((sizes * (counts > 0)).sum() / (sizes * counts).sum().clamp(min=1))
         uses = config.difficulty_loss_weight or config.length_loss_weight or config.pf_ppo is not None

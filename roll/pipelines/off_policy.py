@@ -20,6 +20,7 @@ from roll.configs.schema.policy_config import TrainInferCorrection
 from roll.configs.schema.rl_config import RLConfig
 from roll.types.batch import TokenBatch
 from roll.types.metrics import Metrics
+from roll.types.ragged import pad_flat
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def old_logprobs_source(config: RLConfig) -> OldLogprobs:
 
 
 def staleness_of(batch: TokenBatch, step: int, ratio: float) -> Tensor:
-    """Return each token's age in weight updates when this step trains it, int64 [B, T]; 0 on prompt tokens.
+    """Return each token's age in weight updates when this step trains it, int64 [N]; 0 on prompt tokens.
 
     Args:
         batch: rows with `versions`.
@@ -76,17 +77,18 @@ def staleness_of(batch: TokenBatch, step: int, ratio: float) -> Tensor:
         RuntimeError: a token is older than that, or newer than the weights. Not the user's fault: whoever collected
             the rows let it through.
     """
-    acting, versions = batch.pad("action_mask", False), batch.pad("versions", -1)
-    staleness = torch.where(acting, step - 1 - versions, 0)
+    versions = batch.require("versions")
+    staleness = torch.where(batch.action_mask, step - 1 - versions, 0)
     limit = math.ceil(ratio)
-    wrong = ((staleness < 0) | (staleness > limit)).nonzero()
+    wrong = ((staleness < 0) | (staleness > limit)).nonzero()[:, 0]
     if len(wrong):
-        row, token = wrong[0].tolist()
+        rows = torch.searchsorted(batch.offsets, wrong, right=True) - 1
+        place, row = int(wrong[0]), int(rows[0])
         raise RuntimeError(
-            f"internal error: row {batch.row_ids[row]!r} has a token (position {token}) of weight version "
-            f"{int(versions[row, token])} in step {step}, which trains version {step - 1}: staleness "
-            f"{int(staleness[row, token])}, expected 0 to {limit} (async_generation_ratio {ratio:g}); "
-            f"{len(set(wrong[:, 0].tolist()))} row(s) are concerned"
+            f"internal error: row {batch.row_ids[row]!r} has a token (position {place - int(batch.offsets[row])}) of "
+            f"weight version {int(versions[place])} in step {step}, which trains version {step - 1}: staleness "
+            f"{int(staleness[place])}, expected 0 to {limit} (async_generation_ratio {ratio:g}); "
+            f"{len(rows.unique())} row(s) are concerned"
         )
     return staleness
 
@@ -105,8 +107,8 @@ def staleness_metrics(staleness: Tensor, mask: Tensor) -> Metrics:
     return metrics
 
 
-def corrected(config: RLConfig, batch: TokenBatch, mask: Tensor, staleness: Tensor) -> Correction:
-    """Return the configured weights and filters, from `old_logprobs` of source `forward` and `sampling_logprobs`.
+def corrected(config: RLConfig, batch: TokenBatch, staleness: Tensor) -> Correction:
+    """Return the configured weights and filters [B, T], from `old_logprobs` of a forward pass and `sampling_logprobs`.
 
     With `decoupled_ppo` the loss applies the weight itself: here it is only measured, and the weights are 1.
     """
@@ -114,6 +116,7 @@ def corrected(config: RLConfig, batch: TokenBatch, mask: Tensor, staleness: Tens
     decoupled = config.loss.decouples
     level: Level = "token" if rule is None or decoupled else rule.level
     weighs, cap = decoupled, config.loss_options.get("behave_cap")
+    mask = batch.pad("action_mask", False)
     if rule is not None and not decoupled:
         weighs, cap = rule.importance_upper is not None, rule.importance_upper
     found = correct(
@@ -125,7 +128,7 @@ def corrected(config: RLConfig, batch: TokenBatch, mask: Tensor, staleness: Tens
         filters=() if rule is None else _filters(rule),
         rejection="mask" if rule is None else rule.rejection,
         versions=batch.pad("versions", -1),
-        fresh=staleness == 0 if config.async_generation_ratio > 0 else None,
+        fresh=pad_flat(staleness, batch.offsets) == 0 if config.async_generation_ratio > 0 else None,
     )
     if not decoupled:
         return found

@@ -92,8 +92,7 @@ class RLPipeline(Loop):
             metrics = rollout_metrics(rollouts).merge(collected.metrics)
             rollouts = self.compute_logprobs(rollouts)
             with self.timers.span("credit"):
-                batch, credit_metrics = self.credit.assign(rollouts, step=step, greedy_scores=greedy)
-            rollouts = replace(rollouts, batch=batch)
+                rollouts, credit_metrics = self.credit.assign(rollouts, step=step, greedy_scores=greedy)
             metrics.merge(credit_metrics).merge(self.update(rollouts, step))
             self.sync_weights(step)
             metrics.update(self.weight_sync.metrics)

@@ -38,8 +38,8 @@ class TrajectoryView:
     """int64 [K], where in a flat column the tokens of the view are, trajectory by trajectory."""
     offsets: Tensor
     """int64 [R + 1], into `positions`."""
-    num_tokens: int
-    """Tokens of all rows."""
+    row_offsets: Tensor
+    """int64 [B + 1], of the batch."""
 
     @classmethod
     def of(cls, rollouts: Rollouts) -> TrajectoryView:
@@ -47,7 +47,7 @@ class TrajectoryView:
         batch, owner = rollouts.batch, rollouts.row_trajectory
         trajectories = len(rollouts.trajectories)
         if torch.equal(owner, torch.arange(trajectories)):
-            return cls(owner, torch.arange(batch.num_tokens), batch.offsets, batch.num_tokens)
+            return cls(owner, torch.arange(batch.num_tokens), batch.offsets, batch.offsets)
         order = sorted(range(len(batch)), key=lambda row: (int(owner[row]), rollouts.row_turns[row].start))
         starts, ends = batch.offsets[:-1].tolist(), batch.offsets[1:].tolist()
         tokens = torch.cat([torch.arange(starts[row], ends[row]) for row in order])
@@ -58,7 +58,7 @@ class TrajectoryView:
             row_trajectory=owner,
             positions=tokens[acting],
             offsets=torch.cat([counts.new_zeros(1), counts.cumsum(0)]),
-            num_tokens=batch.num_tokens,
+            row_offsets=batch.offsets,
         )
 
     def pad(self, column: Tensor, value: float = 0.0) -> Tensor:
@@ -67,7 +67,17 @@ class TrajectoryView:
 
     def unpad(self, padded: Tensor) -> Tensor:
         """[R, T] as a token column of the batch; 0 on tokens that the view leaves out."""
-        return padded.new_zeros(self.num_tokens).index_copy(0, self.positions, unpad(padded, self.offsets))
+        return padded.new_zeros(int(self.row_offsets[-1])).index_copy(0, self.positions, unpad(padded, self.offsets))
+
+    @property
+    def num_trajectories(self) -> int:
+        """R."""
+        return len(self.offsets) - 1
+
+    def row_sums(self, column: Tensor) -> Tensor:
+        """Add up a token column [N] of the batch over each row: float32 [B]."""
+        rows = torch.arange(len(self.row_trajectory)).repeat_interleave(self.row_offsets.diff())
+        return torch.zeros(len(self.row_trajectory)).index_add_(0, rows, column.float())
 
     def to_rows(self, per_trajectory: Tensor) -> Tensor:
         """[R] -> [B]"""

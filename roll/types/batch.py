@@ -43,8 +43,6 @@ class TokenBatch(Ragged):
     returns: Tensor | None = token_column()
     importance_weights: Tensor | None = token_column()
     """float32 [N], train/infer correction weights, constant in the loss."""
-    rewards: Tensor | None = row_column()
-    """float32 [B], after shaping, normalisation and clipping."""
     loss_weight: Tensor | None = row_column()
     """float32 [B]; a row of weight 0 leaves the denominators, too."""
 

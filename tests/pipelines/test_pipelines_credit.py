@@ -21,16 +21,21 @@ FOUR = ([R(1.0), R(0.0)], [R(0.0), R(3.0)])
 HALF = math.sqrt(0.5)
 
 
-def assigned(rollouts, step=1, greedy_scores=None, **keys):
+def credited(rollouts, step=1, greedy_scores=None, **keys):
     return CreditAssigner(make_config(**keys)).assign(fresh(rollouts, step), step=step, greedy_scores=greedy_scores)
 
 
+def assigned(rollouts, **keys):
+    found, metrics = credited(rollouts, **keys)
+    return found.batch, metrics
+
+
 def rewards_of(rollouts, **keys):
-    batch, _ = assigned(rollouts, **keys)
+    found, _ = credited(rollouts, **keys)
     # `reinforce` with gamma 1 puts the row's reward on every action token.
-    advantages = batch.pad("advantages")
-    assert_close(advantages.sum(1), batch.rewards * rollouts.response_lengths)
-    return batch.rewards.tolist()
+    advantages = found.batch.pad("advantages")
+    assert_close(advantages.sum(1), found.shaped_rewards * rollouts.response_lengths)
+    return found.shaped_rewards.tolist()
 
 
 def close(*values):
@@ -42,8 +47,7 @@ def close(*values):
 
 def test_a_domain_weight_multiplies_rewards_and_leaves_scores_alone():
     rollouts = make_rollouts([R(1.0), R(0.5)], [R(1.0), R(-1.0)], domains="ab")
-    batch, _ = assigned(rollouts)
-    assert batch.rewards.tolist() == [1.0, 0.5, 2.0, -2.0]
+    assert credited(rollouts)[0].shaped_rewards.tolist() == [1.0, 0.5, 2.0, -2.0]
     assert rollouts.rewards.tolist() == [1.0, 0.5, 1.0, -1.0]
 
 
@@ -99,7 +103,7 @@ def test_running_statistics_remember_earlier_steps_and_a_checkpoint_holds_them()
     resumed = CreditAssigner(make_config(reward_norm="running"))
     resumed.load_state_dict(state)
     for assigner in (credit, resumed):
-        assert assigner.assign(fresh(second, 2), step=2)[0].rewards.tolist() == close(*[0.858395] * 4)
+        assert assigner.assign(fresh(second, 2), step=2)[0].shaped_rewards.tolist() == close(*[0.858395] * 4)
 
 
 def with_kl(*, step_coef=None, **keys):
@@ -124,7 +128,7 @@ KL = {
 @pytest.mark.parametrize("kind", KL)
 def test_the_kl_penalty_is_taken_off_every_token_and_the_score_stays_on_the_last(kind):
     credit, rows = with_kl(kl_penalty=kind)
-    batch, _ = credit.assign(fresh(rows, 1), step=1)
+    batch = credit.assign(fresh(rows, 1), step=1)[0].batch
     k = KL[kind]
     expected = (-0.1 * k[0], 1.0 - 0.1 * k[1], -0.1 * k[2], 0.0 - 0.1 * k[3])
     assert batch.token_rewards[batch.action_mask].tolist() == close(*expected)
@@ -151,11 +155,11 @@ def test_without_a_target_the_kl_coefficient_stays():
 )
 def test_the_kl_coefficient_adapts_once_per_step_over_all_domains(target, factor):
     credit, rows = with_kl(target_kl=target, kl_horizon=10)
-    batch, _ = credit.assign(fresh(rows, 1), step=1)
+    batch = credit.assign(fresh(rows, 1), step=1)[0].batch
     # This step still uses the coefficient it began with.
     assert batch.token_rewards[batch.action_mask].tolist()[0] == pytest.approx(-0.1 * 0.5)
     assert credit.state_dict()["kl_coef"] == pytest.approx(0.1 * factor)
-    batch, _ = credit.assign(fresh(rows, 2), step=2)
+    batch = credit.assign(fresh(rows, 2), step=2)[0].batch
     assert batch.token_rewards[batch.action_mask].tolist()[0] == pytest.approx(-0.1 * factor * 0.5)
 
 

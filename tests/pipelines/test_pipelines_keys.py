@@ -240,7 +240,7 @@ def test_the_rollout_dump_holds_exactly_what_was_trained(saved):
             assert row.action_mask == batch.row("action_mask", i).tolist()
             assert row.advantages == batch.row("advantages", i).tolist()
             assert row.sampling_logprobs == batch.row("sampling_logprobs", i).tolist()
-            assert row.reward == float(batch.rewards[i])
+            assert row.reward == float(batch.row("token_rewards", i).sum())
             assert row.prompt.endswith("=") and row.response
 
 

@@ -35,8 +35,8 @@ def rows(versions, old=(), sampled=()):
 
 def assigned(rollouts, ratio=2.0, **keys):
     config = make_config(async_generation_ratio=ratio, allow_uncorrected_async=True, **keys)
-    batch, metrics = CreditAssigner(config).assign(rollouts, step=STEP)
-    return batch, metrics.result()
+    found, metrics = CreditAssigner(config).assign(rollouts, step=STEP)
+    return found.batch, metrics.result()
 
 
 # --- how old ----------------------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ def assigned(rollouts, ratio=2.0, **keys):
 def test_staleness_is_counted_per_token_and_reaches_the_ratio_rounded_up(ratio, versions, staleness):
     rollouts = rows(versions)
     found = staleness_of(rollouts.batch, STEP, ratio)
-    assert tuple(found[rollouts.batch.pad("action_mask", False)].tolist()) == staleness
+    assert tuple(found[rollouts.batch.action_mask].tolist()) == staleness
     assert int(found.sum()) == sum(staleness)  # and 0 on the prompt, whose version is -1
     assigned(rollouts, ratio)
 
@@ -215,7 +215,7 @@ def test_decoupled_ppo_is_ppo_with_a_token_weight_and_equals_a_loop(seed, length
     weighted = make_config(async_generation_ratio=2.0, train_infer_correction=weight)
     found = []
     for config in (decoupled, weighted):
-        batch, _ = CreditAssigner(config).assign(rollouts, step=STEP)
+        batch = CreditAssigner(config).assign(rollouts, step=STEP)[0].batch
         found.append(slopes(config, batch, seed))
     assert_close(found[0], found[1], rtol=1e-6, atol=1e-6)  # columns are float32
     logprobs = -1 + 0.6 * draw(seed + 9, len(batch.token_ids))
@@ -238,7 +238,8 @@ def test_order_and_micro_batches_change_no_gradient_of_a_corrected_batch(seed, l
     rule = TrainInferCorrection(level=level, importance_upper=upper, ratio_high=4.0, difference_low=-0.9)
     keys = {"policy_loss": "decoupled_ppo" if decoupled else "ppo", "train_infer_correction": rule}
     config, rollouts = make_config(async_generation_ratio=2.0, **keys), drawn_rows(seed, lengths)
-    batch, metrics = CreditAssigner(config).assign(rollouts, step=STEP)
+    found, metrics = CreditAssigner(config).assign(rollouts, step=STEP)
+    batch = found.batch
     loss, gradient = slopes(config, batch, seed)
     order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(seed)).tolist()
     shuffled = replace(
@@ -249,7 +250,7 @@ def test_order_and_micro_batches_change_no_gradient_of_a_corrected_batch(seed, l
     )
     again, other = CreditAssigner(config).assign(shuffled, step=STEP)
     for name in ("importance_weights", "loss_mask", "advantages"):
-        assert torch.equal(getattr(again.reorder(batch.row_ids), name), getattr(batch, name))
+        assert torch.equal(getattr(again.batch.reorder(batch.row_ids), name), getattr(batch, name))
     assert other.result() == pytest.approx(metrics.result())
     middle = len(batch) // 2
     for parts in ([[i] for i in range(len(batch))], [range(middle, len(batch)), range(middle)]):

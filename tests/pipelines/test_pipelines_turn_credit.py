@@ -92,8 +92,17 @@ def make_config(method: str = "identity", grouping: str = "traj_group", **keys: 
     return AgenticConfig(pipeline="agentic", pretrain="none", **{**defaults, **keys})
 
 
-def assigned(rollouts: Rollouts, **keys: Any):
+def credited(rollouts: Rollouts, **keys: Any):
     return CreditAssigner(make_config(**keys)).assign(fresh(rollouts, 1), step=1)
+
+
+def assigned(rollouts: Rollouts, **keys: Any):
+    found, metrics = credited(rollouts, **keys)
+    return found.batch, metrics
+
+
+def shaped(rollouts: Rollouts, **keys: Any):
+    return credited(rollouts, **keys)[0].shaped_rewards
 
 
 def on_tokens(batch, name="advantages"):
@@ -116,7 +125,7 @@ def test_with_identity_a_turns_reward_is_on_its_last_token_and_gamma_counts_toke
     batch, _ = assigned(rollouts_of(PAIR), gamma=0.5)
     assert on_tokens(batch, "token_rewards") == [0, 0, 1, -0.5, 0]
     assert on_tokens(batch) == close(0.25, 0.5, 1, -0.5, 0)
-    assert batch.rewards.tolist() == [1.0, -0.5]
+    assert shaped(rollouts_of(PAIR), gamma=0.5).tolist() == [1.0, -0.5]
 
 
 def test_a_discount_over_turns_acts_once_per_turn():
@@ -168,9 +177,9 @@ def test_other_normalisation_makes_the_reward_the_episodes_as_well(keys):
 
 def test_what_shaping_adds_joins_the_last_turn():
     # Limit 10, buffer 9: three tokens cost 2/9, two 1/9.
-    batch, _ = assigned(rollouts_of(PAIR), overlong_shaping=OverlongShaping(buffer=9, penalty=1.0))
-    assert on_tokens(batch, "token_rewards") == close(0, 0, 1 - 2 / 9, -0.5, -1 / 9)
-    assert batch.rewards.tolist() == close(1 - 2 / 9, -0.5 - 1 / 9)
+    found, _ = credited(rollouts_of(PAIR), overlong_shaping=OverlongShaping(buffer=9, penalty=1.0))
+    assert on_tokens(found.batch, "token_rewards") == close(0, 0, 1 - 2 / 9, -0.5, -1 / 9)
+    assert found.shaped_rewards.tolist() == close(1 - 2 / 9, -0.5 - 1 / 9)
 
 
 def test_an_episode_paid_beyond_its_turns_gets_the_rest_at_its_end():
@@ -239,28 +248,24 @@ THREE = (
 )
 def test_rewards_are_compared_with_those_of_the_grouping_and_never_per_row(grouping, tags, expected, carried):
     rollouts = rollouts_of(*THREE, tags=tags, carried=carried)
-    batch, _ = assigned(rollouts, method="mean", grouping=grouping)
-    owners = rollouts.row_trajectory.tolist()
-    first = batch.rewards[[owners.index(i) for i in range(len(rollouts.trajectories))]]
-    assert first.tolist() == close(*expected)
-    assert torch.equal(batch.rewards, first[rollouts.row_trajectory])
+    assert shaped(rollouts, method="mean", grouping=grouping).tolist() == close(*expected)
 
 
 def test_methods_of_normalisation():
     # Rewards 0, 0, 0, 0, 10: mean 2, std sqrt(80 / 4) = 4.47214.
     group = [[T(0.0)], [T(0.0)], [T(0.0)], [T(0.0)], [T(10.0)]]
     low, high = -2 / math.sqrt(20), 8 / math.sqrt(20)
-    assert assigned(rollouts_of(group), method="mean_std")[0].rewards.tolist() == close(*[low] * 4, high)
+    assert shaped(rollouts_of(group), method="mean_std").tolist() == close(*[low] * 4, high)
     # 20 of them: mean 0.5, squares 19 * 0.25 + 90.25, std sqrt(95 / 19) = 2.23607: 9.5 / 2.23607 = 4.2 -> 3.
     many = [[T(0.0)]] * 19 + [[T(10.0)]]
-    assert assigned(rollouts_of(many), method="asym_clip")[0].rewards[-1] == 3.0
-    assert assigned(rollouts_of(group), method="identity")[0].rewards.tolist() == [0, 0, 0, 0, 10]
+    assert shaped(rollouts_of(many), method="asym_clip")[-1] == 3.0
+    assert shaped(rollouts_of(group), method="identity").tolist() == [0, 0, 0, 0, 10]
 
 
 def test_penalties_are_part_of_what_is_normalised():
     # Both episodes won; one had a format penalty of 0.5 on the way: rewards 1 and 0.5.
-    batch, _ = assigned(rollouts_of([[T(0.0), T(1.0)], [T(-0.5), T(1.0)]]), method="mean_std")
-    assert batch.rewards.tolist() == close(HALF, -HALF)
+    rewards = shaped(rollouts_of([[T(0.0), T(1.0)], [T(-0.5), T(1.0)]]), method="mean_std")
+    assert rewards.tolist() == close(HALF, -HALF)
 
 
 # --- turns compared with turns ----------------------------------------------------------------------------------------
@@ -273,7 +278,7 @@ def test_gigpo_compares_episodes_and_the_turns_that_met_the_same_state(carried):
     keys = {"adv_estimator": "gigpo", "method": "mean", "step_reward_gamma": 0.5, "step_reward_weight": 2.0}
     batch, metrics = assigned(rollouts_of(PAIR, carried=carried), **keys)
     assert on_tokens(batch) == close(1.75, 1.75, 1.75, -1.75, -1.75)
-    assert batch.rewards.tolist()[0] == 1.0, "gigpo normalises on its own"
+    assert shaped(rollouts_of(PAIR, carried=carried), **keys).tolist()[0] == 1.0, "gigpo normalises on its own"
     assert metrics.result()["advantage/step_groups_of_one_share"] == 0.0
     # 1 turn, 4 turns: mean of 0, 1, -0.5, 0
     assert metrics.result()["reward/turn_mean"] == pytest.approx(0.125)
@@ -409,15 +414,17 @@ def test_an_episode_gets_the_same_credit_whatever_rows_it_is_cut_into(number, pl
     keys = {"gamma": 0.9, **SETTINGS[number], **extra}
     tags = "aba"[: len(played)]
     rollouts = with_models(rollouts_of(*played, tags=tags))
-    whole, whole_metrics = assigned(rollouts, **keys)
+    found, whole_metrics = credited(rollouts, **keys)
+    whole = found.batch
     expected = {name: torch.tensor(on_tokens(whole, name)) for name in ("advantages", "returns", "token_rewards")}
     for carried in (0, 1, 2):
         rows = with_models(rollouts_of(*played, tags=tags, carried=carried))
-        batch, metrics = assigned(rows, **keys)
+        cut, metrics = credited(rows, **keys)
+        batch = cut.batch
         for name, column in expected.items():
             assert_close(torch.tensor(on_tokens(batch, name)), column, rtol=1e-4, atol=1e-5)
         assert not batch.advantages[~batch.action_mask].any()
-        assert_close(batch.rewards, whole.rewards[rows.row_trajectory])
+        assert_close(cut.shaped_rewards, found.shaped_rewards)
         if whole.loss_weight is not None:
             assert_close(batch.loss_weight, whole.loss_weight[rows.row_trajectory])
         numbers = metrics.result()
@@ -440,7 +447,7 @@ def test_rows_may_come_in_any_order(played, seed):
         expected, _ = assigned(rollouts, **keys)
         found = assigned(shuffled, **keys)[0].reorder(expected.row_ids)
         assert_close(found.advantages, expected.advantages)
-        assert_close(found.rewards, expected.rewards)
+        assert_close(shaped(shuffled, **keys), shaped(rollouts, **keys))
 
 
 def test_a_view_of_rows_puts_back_what_it_took():
@@ -467,7 +474,7 @@ def test_pf_ppo_draws_episodes_with_all_their_rows():
     kept = set()
     for step in range(1, 12):
         credit = CreditAssigner(make_config(pf_ppo=PfPpo()))
-        weights = credit.assign(fresh(rollouts, step), step=step)[0].loss_weight
+        weights = credit.assign(fresh(rollouts, step), step=step)[0].batch.loss_weight
         for i in range(4):
             assert len(set(weights[rollouts.row_trajectory == i].tolist())) == 1
         kept |= set(rollouts.row_trajectory[weights > 0].tolist())

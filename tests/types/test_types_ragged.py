@@ -29,7 +29,7 @@ def make(lengths, prefix="r", **columns):
         action_mask=torch.arange(total) % 2 == 0,
         old_logprobs=-torch.arange(total, dtype=torch.float32),
         versions=torch.arange(total) * 3,
-        rewards=torch.arange(len(lengths), dtype=torch.float32),
+        loss_weight=torch.arange(len(lengths), dtype=torch.float32),
         **columns,
     )
 
@@ -39,7 +39,7 @@ def contents(batch):
     return {
         row_id: (
             batch.group_ids[i],
-            float(batch.rewards[i]),
+            float(batch.loss_weight[i]),
             [batch.row(name, i).tolist() for name in TOKEN_COLUMNS],
         )
         for i, row_id in enumerate(batch.row_ids)
@@ -184,7 +184,7 @@ def test_gradients_flow_through_padding():
         ({"row_ids": ("a", "a")}, "'a' appears twice"),
         ({"group_ids": ("g",)}, "2 rows but 1 group ids"),
         ({"token_ids": torch.arange(4)}, r"'token_ids' has 4 entries, expected 3 \(one per token\)"),
-        ({"rewards": torch.zeros(3)}, r"'rewards' has 3 entries, expected 2 \(one per row\)"),
+        ({"loss_weight": torch.zeros(3)}, r"'loss_weight' has 3 entries, expected 2 \(one per row\)"),
     ],
 )
 def test_a_batch_that_does_not_fit_together_is_refused(change, message):
@@ -193,7 +193,7 @@ def test_a_batch_that_does_not_fit_together_is_refused(change, message):
 
 
 def test_unknown_columns_are_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match=r"unknown columns \['reward'\].*'rewards'"):
+    with pytest.raises(ValueError, match=r"unknown columns \['reward'\].*'token_rewards'"):
         make([1]).with_columns(reward=torch.zeros(1))
 
 
@@ -227,7 +227,7 @@ def test_columns_can_be_set_and_cleared():
 def test_a_carrier_moves_to_a_device_with_its_offsets_on_the_cpu():
     moved = make([1, 2]).to("meta")
     assert moved.token_ids.device.type == "meta"
-    assert moved.rewards.device.type == "meta"
+    assert moved.loss_weight.device.type == "meta"
     assert moved.offsets.device.type == "cpu"
 
 
