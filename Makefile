@@ -95,6 +95,7 @@ check: $(INSTALLED_TEST)
 # Pages that are written from code; tests compare them with it.
 docs: $(INSTALLED)
 	$(PY) -m roll.configs.parsing.reference_page docs/configuration.md
+	$(PY) -m roll.configs.parsing.json_schema configs/schema.json
 	$(PY) -c 'from pathlib import Path; from roll.tracking.names import update_page; update_page(Path("docs/metrics.md"))'
 
 clean:

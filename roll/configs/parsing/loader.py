@@ -45,18 +45,23 @@ def load_config(
         ConfigError: With every violation that could be found.
     """
     file = find_file(Path(config_path), config_name)
-    tree, presets = _compose(file, overrides)
-    plain, violations = _resolve(tree)
-    if violations:
-        raise ConfigError(violations, str(file))
-    cls = _pipeline_of(plain, str(file))
-    plain = _drop_variables(plain, tree, presets, cls)
+    plain, cls = compose_file(file, overrides)
     config, violations = build(cls, plain, pipelines=PIPELINES)
     if config is not None and check:
         violations = [*violations, *validate(config)]
     if violations or config is None:
         raise ConfigError(violations, str(file))
     return config
+
+
+def compose_file(file: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], type[RunConfig]]:
+    """Return what a file says once it is composed, without names of its own, and the class of its pipeline."""
+    tree, presets = _compose(file, overrides)
+    plain, violations = _resolve(tree)
+    if violations:
+        raise ConfigError(violations, str(file))
+    cls = _pipeline_of(plain, str(file))
+    return _drop_variables(plain, tree, presets, cls), cls
 
 
 def to_yaml(config: RunConfig) -> str:

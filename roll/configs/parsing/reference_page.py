@@ -37,6 +37,13 @@ A job is one YAML file, composed by Hydra: a `defaults` list brings presets in, 
 other unknown key, a wrong type or a contradiction ends the start within a second, all problems at once:
 first those of the keys themselves, then those between keys, then those of the machine (files, models, functions).
 `--print_config` shows every key with its value, `--check` the batch arithmetic and the placement.
+
+**In an editor** with a YAML language server, this line at the top of a file (with the way to `configs/` from there)
+completes keys, shows what they mean and marks what is unknown or of a wrong type. Names of your own are marked, too.
+
+```yaml
+# yaml-language-server: $schema=../../configs/schema.json
+```
 """
 
 
