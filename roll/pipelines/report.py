@@ -166,8 +166,8 @@ class Report:
             self._writer.write(step, [self._rollout_row(step, rollouts, i) for i in rows])
 
     def _rollout_row(self, step: int, rollouts: Rollouts, i: int) -> RolloutRow:
-        place = int(rollouts.row_trajectory[i])
-        batch, trajectory, task = rollouts.batch, rollouts.trajectories[place], rollouts.tasks[place]
+        number = int(rollouts.row_trajectory[i])
+        batch, trajectory, task = rollouts.batch, rollouts.trajectories[number], rollouts.tasks[number]
         ids = batch.row("token_ids", i).tolist()
         first = len(trajectory.turns[rollouts.row_turns[i].start].prompt_ids)
         optional = {

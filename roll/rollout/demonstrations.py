@@ -50,8 +50,8 @@ def demonstrations(config: AgenticConfig, episodes: int, *, response: str | None
 
 def _usual_response(tag: str, pattern: str | None) -> str:
     """Return the shortest text that the pattern finds an action in."""
-    text, places = re.subn(r"\(\.[*+]\??\)", "{action}", "(.*)" if pattern is None else pattern)
-    if places != 1:
+    text, actions = re.subn(r"\(\.[*+]\??\)", "{action}", "(.*)" if pattern is None else pattern)
+    if actions != 1:
         raise ValueError(
             f"response: needed, a text with {{action}}; what fits custom_envs.{tag}.action_pattern, {pattern!r}, isn't "
             "plain from it"

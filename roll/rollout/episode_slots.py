@@ -1,4 +1,4 @@
-"""Room for so many episodes at once.
+"""A fair semaphore: so many episodes at once, first come, first served.
 
 Waiting happens here, on the engines' event loop, and not in a pool of environments: lockstep engines must know that an
 episode waits for another one to end, or each would wait for the other. Who comes first is served first, so which
@@ -16,7 +16,7 @@ from roll.rollout.engine_driver import EngineDriver
 
 
 class EpisodeSlots:
-    """EpisodeSlots that episodes hold while they have an environment.
+    """Slots that episodes hold while they have an environment.
 
     Args:
         engines: are told who waits.
@@ -24,7 +24,7 @@ class EpisodeSlots:
     """
 
     def __init__(self, engines: EngineDriver, count: int) -> None:
-        assert count >= 1, "without a place nothing is ever played"
+        assert count >= 1, "without a slot nothing is ever played"
         self._engines = engines
         self._free = count
         self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
@@ -42,24 +42,24 @@ class EpisodeSlots:
         if self._free:
             self._free -= 1
             return
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((episode, place))
+        slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((episode, slot))
         self._engines.mark_blocked(episode)
         try:
-            await place
+            await slot
         except asyncio.CancelledError:
-            if place.cancelled():
+            if slot.cancelled():
                 self._engines.mark_busy(episode, "cancelled")  # live until it has ended
-            else:  # it got the place in the same moment
+            else:  # it got the slot in the same moment
                 self._give()
             raise
 
     def _give(self) -> None:
         """Hand the slot to the next in the queue, who is busy from this moment and not from when they wake up."""
         while self._waiting:
-            episode, place = self._waiting.popleft()
-            if not place.done():
+            episode, slot = self._waiting.popleft()
+            if not slot.done():
                 self._engines.mark_busy(episode, "starting")
-                place.set_result(None)
+                slot.set_result(None)
                 return
         self._free += 1

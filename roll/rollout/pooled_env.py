@@ -35,5 +35,5 @@ class PooledEnv:
             raise EpisodeError(error.status, str(error)) from error
 
     async def close(self) -> None:
-        """Free its place."""
+        """Free its slot in the pool."""
         await self._pool.close(self._name)

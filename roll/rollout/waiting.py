@@ -1,6 +1,6 @@
-"""Requests that wait for a place on an engine, and which of them a place that becomes free goes to. O(log n) each.
+"""Requests that wait for a slot on an engine, and which of them gets a slot that becomes free. O(log n) each.
 
-An engine that has read a prompt should get the other requests with that prompt too. When every engine is full, places
+An engine that has read a prompt should get the other requests with that prompt too. When every engine is full, slots
 become free one by one all over the engines; in plain order of the plan, siblings would end up everywhere.
 """
 

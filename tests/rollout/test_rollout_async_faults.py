@@ -119,6 +119,18 @@ def test_what_a_run_with_other_settings_had_ready_is_used_once_and_in_time_or_pl
     engines.close()
 
 
+def test_nothing_is_played_before_a_step_asks_for_groups():
+    ranks = Engines(length=lambda request: 1)
+    engines, source, rollouts = ahead(ranks)
+    ranks.version = 3
+    rollouts.restore(AsyncState(version=3))
+    rollouts.set_version(3)  # the sync of a resumed run; its validation may follow before the first step
+    assert len(source.tasks) == 100
+    assert len(rollouts.collect(4).groups) == 4
+    assert rollouts.state().version == 3
+    engines.close()
+
+
 class Faulty:
     """A rollout of the user's which always ends in the same way."""
 

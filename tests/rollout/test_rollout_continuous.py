@@ -15,10 +15,11 @@ from roll.rollout.buffer import load_groups, save_groups
 from roll.rollout.continuous_driver import ContinuousDriver, EngineLost
 from roll.rollout.engine_driver import RolloutStalled
 from roll.rollout.episode import EpisodePlayer
+from roll.rollout.lockstep_driver import LockstepDriver
 from roll.rollout.reward_env import RewardEnv
 from roll.rollout.routing import Router
 from roll.rollout.scheduler import RolloutScheduler
-from roll.strategies.base import Request, SamplingParams
+from roll.strategies.base import EngineCounters, Request, SamplingParams
 from roll.types.episode import Group, Trajectory, Turn
 
 
@@ -62,6 +63,26 @@ def make_driver():
         driver.close()
         driver.close()  # a second call does nothing
     assert not [thread for thread in threading.enumerate() if thread.name == "rollout"]
+
+
+def test_metrics_hold_what_happened_to_engines_since_the_last_call(make_driver):
+    driver = make_driver(Ranks(), take_counters=lambda: [EngineCounters(1, 0, 0), EngineCounters(2, 3, 40)])
+    assert driver.take_metrics().result() == {
+        "rollout/engine_restarts": 0,
+        "rollout/reissued_requests": 0,
+        "rollout/resumed_responses": 3,
+        "rollout/restarted_responses": 3,
+        "rollout/discarded_tokens": 40,
+    }
+
+
+def test_a_driver_that_replaces_no_engines_counts_nothing_and_raises_a_death_as_it_is():
+    driver = LockstepDriver(Ranks())
+    driver.run(driver.wait_all_up())
+    assert driver.take_metrics().result() == {}
+    with pytest.raises(Death, match="gone"):
+        driver.run(driver.mark_dead(0, Death("gone")))
+    driver.close()
 
 
 def scheduler(driver, submit=None, **options):
