@@ -35,10 +35,16 @@ FULL = (
     "pipelines/test_pipelines_lora_sync.py*",
     # Clusters of several processes, and what kills them.
     "benchmarks/test_benchmarks_runs.py*",
+    "distributed/test_distributed_executors.py::test_a_dead_rank*",
+    "distributed/test_distributed_executors.py::test_a_hanging_rank*",
+    "distributed/test_distributed_executors.py::test_a_killed_rank*",
+    "distributed/test_distributed_executors.py::test_one_failing_rank*",
     "distributed/test_distributed_gpu_slots.py*",
     "distributed/test_distributed_processes.py*",
     "pipelines/test_pipelines_async.py*",
-    "pipelines/test_pipelines_faults.py::test_an_engine_process_that_is_killed*",
+    "envs/test_envs_pool_faults.py*",
+    "pipelines/test_pipelines_agentic_faults.py*",
+    "pipelines/test_pipelines_faults.py*",
     "pipelines/test_pipelines_keys_training.py::test_ranks_slots_and_environment_on_ray",
     "pipelines/test_pipelines_lora.py::test_*killed*",
     "pipelines/test_pipelines_lora.py::test_ray*",
@@ -50,7 +56,8 @@ FULL = (
     "pipelines/test_pipelines_sync.py::test_a_process_that_is_killed*",
     "pipelines/test_pipelines_sync.py::test_every_transport*",
     "pipelines/test_pipelines_sync.py::test_two_runs*",
-    # Learning runs, and a real model.
+    # Learning runs, a real model, benchmarks.
+    "benchmarks/*",
     "pipelines/test_pipelines_agentic.py::test_the_game_is_learnt*",
     "pipelines/test_pipelines_agentic_runs.py*",
     "pipelines/test_pipelines_backends.py*",
