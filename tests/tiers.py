@@ -31,6 +31,8 @@ FULL = (
     "strategies/test_engines_vllm*",
     "strategies/test_engines_sglang*",
     "strategies/test_hf_compile.py::test_a_compiled_role*",
+    "strategies/test_megatron_quiet.py*",
+    "strategies/test_strategies_quiet.py*",
     "pipelines/test_pipelines_vllm.py*",
     "pipelines/test_pipelines_lora_sync.py*",
     # Clusters of several processes, and what kills them.
