@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +54,7 @@ class Report:
         self._tokenizer = tokenizer
         self._started = time.monotonic()
         folder = config.logging_path
-        chosen = config.tracker_kwargs.stdout
-        kwargs = {"stdout": asdict(chosen)} if chosen is not None else {}
-        self._trackers = build_trackers(config.track_with, kwargs, folder, resume_step)
+        self._trackers = build_trackers(config.track_with, config.tracker_kwargs, folder, resume_step)
         self._drops = DropLog(folder, resume_step)
         dump = config.extra_output_dirs.get("rollout_dump_dir")
         self._writer = RolloutWriter(Path(dump)) if dump else None

@@ -1,26 +1,16 @@
-"""Trackers by name, and the one object a pipeline logs to."""
+"""The trackers that a run names, and the one object a pipeline logs to."""
 
 from __future__ import annotations
 
-import difflib
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from roll.catalog.entries import implementation, nearest
+from roll.catalog.trackers import TRACKERS
 from roll.tracking.base import Destination, Sample, Tracker, TrackingError
-from roll.tracking.jsonl import JsonlTracker
 from roll.tracking.names import check_names
-from roll.tracking.stdout import StdoutTracker
-from roll.tracking.tensorboard import TensorboardTracker
-
-TRACKERS: dict[str, Callable[..., Tracker]] = {
-    "jsonl": JsonlTracker,
-    "stdout": StdoutTracker,
-    "tensorboard": TensorboardTracker,
-}
-
-_NOT_OPTIONS = frozenset({"self", "destination", "file"})
+from roll.utils.signatures import signature_of
 
 
 class MultiTracker(Tracker):
@@ -77,19 +67,31 @@ def check_trackers(names: Sequence[str], kwargs: Mapping[str, Mapping[str, Any]]
         kwargs: `tracker_kwargs`: options by tracker name.
     """
     for name in names:
-        if name not in TRACKERS:
-            expected = f"expected one of {sorted(TRACKERS)}{_near(name, TRACKERS)}"
-            raise ValueError(f"track_with: unknown tracker {name!r}; {expected}")
         if list(names).count(name) > 1:
             raise ValueError(f"track_with: {name!r} is named twice in {list(names)}")
-    for name, options in kwargs.items():
+        _tracker_class(name, kwargs.get(name, {}))
+    for name in kwargs:
         if name not in names:
             raise ValueError(f"tracker_kwargs.{name}: track_with is {list(names)}; add {name!r} or remove these")
-        known = _options(TRACKERS[name])
+
+
+def _tracker_class(name: str, options: Mapping[str, Any]) -> Callable[..., Tracker]:
+    """The class that a name of `track_with` stands for; it takes these options."""
+    found: Callable[..., Tracker] = implementation(TRACKERS, name, key="track_with")
+    if name in TRACKERS:
+        known = list(TRACKERS[name].options)
         for option in options:
             if option not in known:
                 expected = f"expected one of {known}" if known else f"{name!r} has no options"
-                raise ValueError(f"tracker_kwargs.{name}.{option}: unknown option; {expected}{_near(option, known)}")
+                raise ValueError(
+                    f"tracker_kwargs.{name}.{option}: unknown option; {expected}. {nearest(option, known)}".rstrip()
+                )
+        return found
+    if not isinstance(found, type) or not issubclass(found, Tracker):
+        raise ValueError(f"track_with: {name} isn't a tracker; derive its class from roll.tracking.base.Tracker")
+    for option, problem in signature_of(found, skip=1).problems(options):
+        raise ValueError(f"tracker_kwargs.{name}.{option}: {problem}")
+    return found
 
 
 def build_trackers(
@@ -101,7 +103,7 @@ def build_trackers(
     """Open the trackers of a run.
 
     Args:
-        names: `track_with`, any of `TRACKERS`; empty for none.
+        names: `track_with`; empty for none.
         kwargs: `tracker_kwargs`: options by tracker name.
         folder: Where trackers write; made if absent.
         resume_step: Step of the checkpoint this run goes on from: records of later steps are discarded.
@@ -118,19 +120,11 @@ def build_trackers(
     trackers: dict[str, Tracker] = {}
     for name in names:
         try:
-            trackers[name] = TRACKERS[name](destination, **kwargs.get(name, {}))
+            options = kwargs.get(name, {})
+            trackers[name] = _tracker_class(name, options)(destination, **options)
         except (OSError, ImportError) as error:
             raise _failed(name, f"opening {folder}", error) from error
     return MultiTracker(trackers)
-
-
-def _options(tracker: Callable[..., Tracker]) -> list[str]:
-    return [name for name in inspect.signature(tracker).parameters if name not in _NOT_OPTIONS]
-
-
-def _near(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f". Did you mean {near[0]!r}?" if near else ""
 
 
 def _failed(name: str, doing: str, error: Exception) -> TrackingError:

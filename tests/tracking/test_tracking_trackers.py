@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from roll.catalog.trackers import TRACKERS
 from roll.tracking.base import Destination, Sample, Tracker, TrackingError
-from roll.tracking.registry import TRACKERS, MultiTracker, build_trackers, check_trackers
+from roll.tracking.registry import MultiTracker, build_trackers, check_trackers
 from roll.tracking.stdout import StdoutTracker
 from roll.tracking.steplines import read_steps
 from roll.utils.logging import setup_logging
@@ -76,14 +77,14 @@ def test_no_tracker_at_all_is_fine(tmp_path: Path):
         (
             ["tensorbord"],
             {},
-            r"track_with: unknown tracker 'tensorbord'; expected one of .*Did you mean 'tensorboard'",
+            r"track_with: unknown name 'tensorbord'; did you mean 'tensorboard'",
         ),
         (["jsonl", "jsonl"], {}, r"'jsonl' is named twice"),
         (["jsonl"], {"stdout": {"rows": 3}}, r"tracker_kwargs\.stdout: track_with is \['jsonl'\]"),
         (
             ["stdout"],
             {"stdout": {"row": 3}},
-            r"tracker_kwargs\.stdout\.row: unknown option; .*Did you mean 'rows'",
+            r"tracker_kwargs\.stdout\.row: unknown option; .*did you mean 'rows'",
         ),
         (
             ["jsonl"],

@@ -270,6 +270,10 @@ def function_checks(config: RunConfig) -> Iterator[Violation]:
     """Functions of the user's own exist; nothing is imported."""
     if config.prepare is not None:
         yield from _named("prepare", config.prepare)
+    for tracker in config.track_with:
+        if OWN_PATH.match(tracker):
+            args = config.tracker_kwargs.get(tracker, {})
+            yield from _named("track_with", tracker, "class", args, args_key=f"tracker_kwargs.{tracker}")
 
 
 def algorithm_checks(config: RLConfig) -> Iterator[Violation]:
@@ -303,7 +307,7 @@ def env_checks(config: AgenticConfig) -> Iterator[Violation]:
 
 
 def _named(
-    key: str, value: str, kind: str = "function", args: Mapping[str, Any] | None = None
+    key: str, value: str, kind: str = "function", args: Mapping[str, Any] | None = None, args_key: str = ""
 ) -> Iterator[Violation]:
     """There is such an object; one in a file takes `args` besides its first parameter."""
     where, name = value.rsplit(":", 1)
@@ -318,7 +322,8 @@ def _named(
     made = (ast.FunctionDef, ast.ClassDef)
     node = next((node for node in tree.body if isinstance(node, made) and node.name == name), tree)
     for arg, said in signature_in_source(node, skip=1).problems(args):
-        yield Violation(f"{key}_args.{arg}", f"an argument of {value}: {said}", f"see {where}", args.get(arg, NO_VALUE))
+        path = f"{args_key or f'{key}_args'}.{arg}"
+        yield Violation(path, f"an argument of {value}: {said}", f"see {where}", args.get(arg, NO_VALUE))
 
 
 def _in_package(path: str, dotted: str) -> Iterator[Violation]:

@@ -10,6 +10,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from roll.catalog.entries import Entry
 from roll.configs.errors import NO_VALUE, Violation, did_you_mean, problem
 from roll.configs.parsing.key_hints import FOREIGN_KEYS, OTHER_PIPELINE_KEYS, UNSUPPORTED_KEYS, UNSUPPORTED_VALUES
 
@@ -59,6 +60,8 @@ class _Builder:
             if name in tree:
                 if "args_of" in spec.metadata:
                     values[name] = self._arguments(spec, tree, known[spec.metadata["args_of"]].default, below)
+                elif "args_by_name" in spec.metadata:
+                    values[name] = self._arguments_by_name(spec.metadata["args_by_name"], tree[name], below)
                 else:
                     values[name] = self._field(spec, hints[name], tree, below)
                 failed |= values[name] is _BAD
@@ -73,37 +76,59 @@ class _Builder:
         """The section with `key: {name: x, option: y}` as `key: x` and the options under the key that takes them."""
         for name, spec in known.items():
             home, value = spec.metadata.get("args"), tree.get(name)
-            if home is None or not isinstance(value, Mapping):
+            many = spec.metadata.get("one_or_many", False)
+            entries = value if isinstance(value, (list, tuple)) and many else [value]
+            if home is None or not any(isinstance(entry, Mapping) for entry in entries):
                 continue
-            below = f"{path}.{name}" if path else name
+            below, names, args = f"{path}.{name}" if path else name, [], {}
+            for entry in entries:
+                if isinstance(entry, Mapping) and isinstance(entry.get("name"), str):
+                    args[entry["name"]] = {key: given for key, given in entry.items() if key != "name"}
+                    entry = entry["name"]
+                if isinstance(entry, Mapping):
+                    self._wrong(below, dict(entry), "a name, or a section with a name and options", "add name: ...")
+                else:
+                    names.append(entry)
             tree = {key: given for key, given in tree.items() if key != name}
-            if not isinstance(value.get("name"), str):
-                self._wrong(below, dict(value), "a name, or a section with a name and options", "add name: ...")
-                continue
-            if home in tree:
-                both = f"{path}.{home}" if path else home
-                self._wrong(both, tree[home], f"options in one place; {name} has some too")
-            tree |= {name: value["name"], home: {key: given for key, given in value.items() if key != "name"}}
+            both = args.keys() & tree.get(home, {}).keys() if many else tree.get(home)
+            if both:
+                given = f"{path}.{home}" if path else home
+                self._wrong(given, tree[home], f"options in one place; {name} has some too")
+            if many:
+                tree |= {name: names, home: {**tree.get(home, {}), **args}}
+            elif names:
+                tree |= {name: names[0], home: args[names[0]]}
         return tree
 
     def _arguments(self, spec: Field[Any], tree: Mapping[str, Any], default: Any, path: str) -> Any:
         """Options of the entry that the sibling names, each of its declared type."""
-        values = self.convert(dict[str, Any], tree[spec.name], path)
         chosen = tree.get(spec.metadata["args_of"], default)
         entry = spec.metadata["entries"].get(chosen) if isinstance(chosen, str) else None
+        return self._options(entry, chosen, tree[spec.name], path)
+
+    def _arguments_by_name(self, entries: Mapping[str, Entry], value: Any, path: str) -> Any:
+        values = self.convert(dict[str, Any], value, path)
+        if values is _BAD:
+            return _BAD
+        # null is what a section says that has no keys.
+        found = {n: self._options(entries.get(n), n, v, f"{path}.{n}") for n, v in values.items() if v is not None}
+        return _BAD if any(options is _BAD for options in found.values()) else found
+
+    def _options(self, entry: Entry | None, chosen: str, value: Any, path: str) -> Any:
+        values = self.convert(dict[str, Any], value, path)
         if values is _BAD or entry is None:
             return values  # one of the user's own is compared with its signature where it is found
         result = {}
-        for name, value in values.items():
+        for name, given in values.items():
             option, below = entry.options.get(name), f"{path}.{name}"
             if option is None:
                 known = f"an option of {chosen}, which has {', '.join(entry.options) or 'none'}"
-                result[name] = self._wrong(below, value, known, did_you_mean(name, entry.options) or "remove it")
+                result[name] = self._wrong(below, given, known, did_you_mean(name, entry.options) or "remove it")
                 continue
-            result[name] = self.convert(option.hint, value, below)
+            result[name] = self.convert(option.hint, given, below)
             if result[name] is not _BAD:
                 result[name] = self._bounded(result[name], option.bounds, below)
-        return _BAD if any(value is _BAD for value in result.values()) else result
+        return _BAD if any(option is _BAD for option in result.values()) else result
 
     def _closed(self, tree: Mapping[str, Any], path: str, known: Mapping[str, Field[Any]]) -> Mapping[str, Any]:
         """An open section with its undeclared keys moved into the mapping that takes them up."""

@@ -20,6 +20,7 @@ from typing import Any, get_type_hints
 from roll.catalog.entries import Entry
 from roll.catalog.estimators import ESTIMATORS
 from roll.catalog.losses import LOSSES
+from roll.catalog.trackers import TRACKERS
 from roll.configs.parsing.build_config import describe, sections_of
 from roll.configs.parsing.loader import PIPELINES
 from roll.configs.schema.agentic_config import AgenticConfig
@@ -74,9 +75,13 @@ def reference() -> str:
     for cls, where in places.items():
         parts.append(f"\n## {', '.join(where)}\n\n{inspect.cleandoc(cls.__doc__ or '')}\n")
         parts.extend(_table(cls, fields(cls)) if fields(cls) else ["No keys."])
-    tables: dict[str, Mapping[str, Entry]] = {"adv_estimator": ESTIMATORS, "policy_loss": LOSSES}
-    for key, entries in tables.items():
-        parts += [f"\n## Options of `{key}`\n", *_options(key, entries)]
+    tables: dict[str, tuple[str, Mapping[str, Entry]]] = {
+        "track_with": ("tracker_kwargs.<name>", TRACKERS),
+        "adv_estimator": ("adv_estimator_args", ESTIMATORS),
+        "policy_loss": ("policy_loss_args", LOSSES),
+    }
+    for key, (home, entries) in tables.items():
+        parts += [f"\n## Options of `{key}`\n", *_options(key, home, entries)]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -121,8 +126,8 @@ def _table(cls: type, shown: Sequence[Field[Any]]) -> Iterator[str]:
         yield f"| `{spec.name}` | {_value(spec, hints[spec.name])} | {_default(spec)} | {_cell(texts[spec.name])} |"
 
 
-def _options(key: str, entries: Mapping[str, Entry]) -> Iterator[str]:
-    yield f"Under `{key}_args`, or beside the name: `{key}: {{name: ..., option: ...}}`.\n"
+def _options(key: str, home: str, entries: Mapping[str, Entry]) -> Iterator[str]:
+    yield f"Under `{home}`, or beside the name: `{key}: {{name: ..., option: ...}}`.\n"
     yield f"| `{key}` | option | value | default |\n|---|---|---|---|"
     for name, entry in entries.items():
         for option, spec in entry.options.items():

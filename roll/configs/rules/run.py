@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from roll.configs.errors import Violation, no_effect
+from roll.catalog.entries import OWN_PATH
+from roll.catalog.trackers import TRACKERS
+from roll.configs.errors import Violation, did_you_mean, no_effect
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import GeneratingArgs, TrainConfig
@@ -137,9 +139,14 @@ def name_rules(config: RunConfig) -> Iterator[Violation]:
     for tracker in sorted(set(config.track_with)):
         if config.track_with.count(tracker) > 1:
             yield Violation("track_with", "each tracker once", "remove one", tracker)
-    if config.tracker_kwargs.stdout is not None and "stdout" not in config.track_with:
-        why = f", because track_with is {', '.join(config.track_with) or 'empty'}"
-        yield no_effect("tracker_kwargs.stdout", why, "add stdout to track_with")
+        if tracker not in TRACKERS and not OWN_PATH.match(tracker):
+            near = did_you_mean(tracker, TRACKERS)
+            expected = f"{', '.join(TRACKERS)}, or your own as package.module:Name or file.py:Name"
+            yield Violation("track_with", expected, near if near.startswith("did") else "", tracker)
+    for tracker in config.tracker_kwargs:
+        if tracker not in config.track_with:
+            why = f", because track_with is {', '.join(config.track_with) or 'empty'}"
+            yield no_effect(f"tracker_kwargs.{tracker}", why, f"add {tracker} to track_with")
     sections = {"": config.system_envs}
     sections.update({f"{role}.": worker.system_envs for role, worker in config.roles.items()})
     for prefix, variables in sections.items():

@@ -22,9 +22,12 @@ def number(
     return field(default=default, metadata={"bounds": {k: v for k, v in bounds.items() if v is not None}})
 
 
-def one_or_many(default: tuple[Any, ...] = ()) -> Any:
-    """A tuple that a YAML author may also write as a single value."""
-    return field(default=default, metadata={"one_or_many": True})
+def one_or_many(default: tuple[Any, ...] = (), *, args: str | None = None) -> Any:
+    """A tuple that a YAML author may also write as a single value.
+
+    With `args` its entries are names, as in `named`, and that field holds options by name.
+    """
+    return field(default=default, metadata={"one_or_many": True, **({"args": args} if args else {})})
 
 
 def choice(choices: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,6 +53,11 @@ def named(default: str, *, args: str) -> Any:
 def args_of(sibling: str, entries: Mapping[str, Entry]) -> Any:
     """Options of what the field `sibling` names, typed by its entry; those of the user's own are taken as they are."""
     return field(default_factory=dict, metadata={"args_of": sibling, "entries": entries})
+
+
+def args_by_name(entries: Mapping[str, Entry]) -> Any:
+    """Options by name, typed by the entry of that name; those of the user's own are taken as they are."""
+    return field(default_factory=dict, metadata={"args_by_name": entries})
 
 
 def open_section() -> dict[str, Any]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from roll.catalog.trackers import TRACKERS
 from roll.configs.schema.batch_plan import BatchPlan
-from roll.configs.schema.fields import number, one_or_many
+from roll.configs.schema.fields import args_by_name, number, one_or_many
 from roll.configs.schema.placement_plan import PlacementPlan
 from roll.configs.schema.worker_config import TrainConfig, WorkerConfig
-
-TrackerName = Literal["tensorboard", "stdout", "jsonl"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,25 +25,6 @@ class CheckpointConfig:
 
     save_hf_model: bool = False
     """Also write the actor as a Hugging Face folder into every checkpoint."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StdoutArgs:
-    """Options of the `stdout` tracker."""
-
-    live: bool | None = None
-    """true: a table that is redrawn; false: one line a step; null: the table if the output is a terminal."""
-
-    rows: int = number(20, ge=1)
-    """Steps that the table shows, the latest."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrackerKwargs:
-    """Options by tracker; `jsonl` and `tensorboard` have none."""
-
-    stdout: StdoutArgs | None = None
-    """Of `stdout`. null: its defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +59,12 @@ class RunConfig:
     system_envs: dict[str, str] = field(default_factory=dict)
     """Environment variables of every worker process (quote numbers). Not with `executor: inline`."""
 
-    track_with: tuple[TrackerName, ...] = one_or_many(("stdout", "jsonl"))
-    """Where metrics go: `tensorboard`, `stdout` (a live table), `jsonl`; one or several."""
+    track_with: tuple[str, ...] = one_or_many(("stdout", "jsonl"), args="tracker_kwargs")
+    """Where metrics go, one or several: `tensorboard`, `stdout` (a live table), `jsonl`, or a class of your own as
+    `package.module:Name` or `path/to/file.py:Name`. With options: `{name: stdout, rows: 5}`."""
 
-    tracker_kwargs: TrackerKwargs = field(default_factory=TrackerKwargs)
-    """Options by tracker."""
+    tracker_kwargs: dict[str, Any] = args_by_name(TRACKERS)
+    """Options by tracker, see below. One of your own gets them as keyword arguments."""
 
     num_nodes: int = number(1, ge=1)
     """Machines. With more than one the run joins the Ray cluster that `ray start` made of them: the one that this
