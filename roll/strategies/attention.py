@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 _SMALLEST_BLOCK = 128
 """Queries taken together under a sliding window, so that a narrow one doesn't mean many small calls."""
@@ -78,7 +79,7 @@ class _AllToAll(torch.autograd.Function):
     """Chunk r along `scatter` goes to rank r; what arrives is joined along `gather`. Its own inverse, swapped."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: Any, scatter: int, gather: int) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, group: ProcessGroup | None, scatter: int, gather: int) -> Tensor:
         ctx.group, ctx.scatter, ctx.gather = group, scatter, gather
         return _exchange(tensor, group, scatter, gather)
 
@@ -87,7 +88,7 @@ class _AllToAll(torch.autograd.Function):
         return _exchange(grad, ctx.group, ctx.gather, ctx.scatter), None, None, None
 
 
-def _exchange(tensor: Tensor, group: Any, scatter: int, gather: int) -> Tensor:
+def _exchange(tensor: Tensor, group: ProcessGroup | None, scatter: int, gather: int) -> Tensor:
     size = dist.get_world_size(group)
     sent = torch.stack([part.contiguous() for part in tensor.chunk(size, dim=scatter)])
     received = torch.empty_like(sent)
@@ -95,12 +96,12 @@ def _exchange(tensor: Tensor, group: Any, scatter: int, gather: int) -> Tensor:
     return torch.cat(list(received), dim=gather)
 
 
-def sequence_to_heads(tensor: Tensor, group: Any) -> Tensor:
+def sequence_to_heads(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
     """[N / ranks, H, D], every rank a shard of the sequence -> [N, H / ranks, D], every rank some of the heads."""
     return _AllToAll.apply(tensor, group, 1, 0)
 
 
-def heads_to_sequence(tensor: Tensor, group: Any) -> Tensor:
+def heads_to_sequence(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
     """The way back: [N, H / ranks, D] -> [N / ranks, H, D]."""
     return _AllToAll.apply(tensor, group, 0, 1)
 
@@ -120,7 +121,7 @@ def split_attention(
     key: Tensor,
     value: Tensor,
     lengths: Sequence[int],
-    group: Any,
+    group: ProcessGroup | None,
     *,
     scale: float,
     window: int | None = None,
@@ -144,7 +145,7 @@ class _Gather(torch.autograd.Function):
     """All ranks' shards joined; every rank computes the same loss from them, so each keeps its part's gradient."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, group: ProcessGroup | None) -> Tensor:
         ctx.group = group
         parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
         dist.all_gather(parts, tensor.contiguous(), group=group)
@@ -155,7 +156,7 @@ class _Gather(torch.autograd.Function):
         return grad.chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)], None
 
 
-def gather_sequence(tensor: Tensor, group: Any) -> Tensor:
+def gather_sequence(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
     """[N / ranks, ...] -> [N, ...] on every rank. Summing parameter gradients over the ranks gives the whole one."""
     return _Gather.apply(tensor, group)
 
@@ -165,7 +166,7 @@ class _Join(torch.autograd.Function):
     each keeps the gradient of its own."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:  # noqa: ARG004 - torch's signature
+    def forward(ctx: Any, tensor: Tensor, group: ProcessGroup | None) -> Tensor:  # noqa: ARG004 - torch's signature
         if dist.get_world_size(group) == 1:
             return tensor.view_as(tensor)
         joined = tensor.clone()
@@ -177,7 +178,7 @@ class _Join(torch.autograd.Function):
         return grad, None
 
 
-def join_shards(scored: Tensor, place: Tensor, total: int, group: Any) -> Tensor:
+def join_shards(scored: Tensor, place: Tensor, total: int, group: ProcessGroup | None) -> Tensor:
     """Join the values of every rank's shard in one order: [total] on every rank.
 
     Summing parameter gradients over the ranks gives the whole one.

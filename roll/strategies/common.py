@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from roll.configs.schema.worker_config import TrainConfig
 from roll.distributed.layout import RankLayout
@@ -42,7 +43,7 @@ class CommonStrategy(TrainStrategy):
         self._info = info
         self._device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
         self.layout = RankLayout(dp_rank=info.rank, dp_size=info.world_size)
-        self._group: Any = None
+        self._group: ProcessGroup | None = None
         """Process group of the data-parallel ranks that this rank's results are summed over; None: all ranks."""
         self._nonfinite: set[str] = set()
         """Rows of this rank that had an output of -inf or NaN at a loss token in the step's last attempt."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from roll.strategies.base import LossFn
 from roll.types.batch import Denominators, TokenBatch, TokenOutputs
@@ -78,7 +78,7 @@ class MicroLayout:
     packed: bool = False
     padding: int = 0
     """Tokens that belong to no row, at the end of a packed line."""
-    group: Any = None
+    group: ProcessGroup | None = None
     """Process group whose ranks hold one shard of a packed line each; `lengths` and `padding` are the whole line's,
     everything else this rank's. None: this rank has it all."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import Tensor
 
@@ -59,7 +58,7 @@ class TokenBatch(Ragged):
         if len(self.unit_ids) != len(self.row_ids):
             raise ValueError(f"{len(self.row_ids)} rows but {len(self.unit_ids)} unit ids")
 
-    def _row_values(self, rows: Sequence[int]) -> dict[str, Any]:
+    def _row_values(self, rows: Sequence[int]) -> dict[str, tuple[str, ...]]:
         names = {"group_ids": self.group_ids, "unit_ids": self.unit_ids}
         return {**super()._row_values(rows), **{name: tuple(ids[i] for i in rows) for name, ids in names.items()}}
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from roll.strategies.attention import gather_sequence, split_attention, varlen_attention
 from roll.strategies.hf.ulysses import SequenceGroup
@@ -40,7 +41,7 @@ class PackedRows:
 
     lengths: tuple[int, ...]
     """Tokens of each row of the whole line, padding included."""
-    group: Any
+    group: ProcessGroup | None
     """Ranks that hold a shard of it each, or None."""
 
 

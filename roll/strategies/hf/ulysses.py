@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from roll.distributed.layout import RankLayout
 from roll.distributed.worker import WorkerInfo
@@ -27,9 +28,9 @@ class SequenceGroup:
     rank: int
     """Index of its shard."""
     size: int
-    group: Any
+    group: ProcessGroup | None
     """Process group of the ranks that share its rows."""
-    peers: Any
+    peers: ProcessGroup | None
     """Process group of the ranks with the same shard of other rows: all rows, each once."""
     layout: RankLayout
 

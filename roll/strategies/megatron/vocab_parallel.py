@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup
 
 _CHUNK_ELEMENTS = 1 << 25
 """Logits of this rank computed at a time: 128 MiB of float32."""
@@ -23,7 +24,7 @@ def vocab_parallel_logprobs(
     targets: Tensor,
     *,
     temperature: float,
-    group: Any,
+    group: ProcessGroup | None,
     vocab_start: int,
     vocab: int,
     with_entropy: bool,
@@ -55,7 +56,7 @@ def vocab_parallel_logprobs(
 
 @torch.no_grad()
 def vocab_parallel_correct(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, group: Any, vocab_start: int, vocab: int
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, group: ProcessGroup | None, vocab_start: int, vocab: int
 ) -> Tensor:
     """float32 [S]: 1 where no token has a larger logit than the target, else 0. Arguments as above."""
     rows = max(1, _CHUNK_ELEMENTS // max(1, len(weight)))
@@ -75,7 +76,7 @@ def vocab_parallel_correct(
 class _Shard:
     """This rank's part of the vocabulary."""
 
-    def __init__(self, group: Any, start: int, real: int, temperature: float, rows: int) -> None:
+    def __init__(self, group: ProcessGroup | None, start: int, real: int, temperature: float, rows: int) -> None:
         self.group = group if group is not None and dist.get_world_size(group) > 1 else None
         self.start, self.real, self.temperature, self.rows = start, real, temperature, rows
 
