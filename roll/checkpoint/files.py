@@ -42,7 +42,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """What `write_json` wrote; raises `CheckpointError` when the file is absent or isn't JSON."""
+    """Return what `write_json` wrote; raises `CheckpointError` when the file is absent or isn't JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -52,12 +52,12 @@ def read_json(path: Path) -> Any:
 
 
 def files_below(folder: Path) -> list[str]:
-    """Relative paths of all files below `folder`, sorted, with `/` between parts."""
+    """Return the relative paths of all files below `folder`, sorted, with `/` between parts."""
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
 def hash_files(folder: Path, names: Iterable[str], *, flush: bool = False) -> dict[str, FileRecord]:
-    """Size and hash of each file; several at a time, since hashing runs without the interpreter's lock.
+    """Return size and hash of each file; several at a time, since hashing runs without the interpreter's lock.
 
     `flush` also waits until the disk has each file, whichever process of this machine wrote it.
     """

@@ -44,7 +44,7 @@ def write_manifest(checkpoint: Checkpoint) -> None:
 
 
 def read_manifest(path: Path) -> Checkpoint:
-    """The checkpoint at `path`; raises `CheckpointError` unless all files are there with the right sizes."""
+    """Return the checkpoint at `path`; raises `CheckpointError` unless all files are there with the right sizes."""
     content = read_json(path / MANIFEST)
     try:
         if content["format"] != FORMAT:
@@ -70,7 +70,7 @@ def read_manifest(path: Path) -> Checkpoint:
 
 
 def verify(path: Path) -> Checkpoint:
-    """`read_manifest`, and every file's hash."""
+    """Read the manifest, and check every file's hash."""
     checkpoint = read_manifest(path)
     found = hash_files(path, checkpoint.files)
     wrong = sorted(name for name, record in checkpoint.files.items() if found[name] != record)

@@ -71,7 +71,7 @@ def _move(source: Path, target: Path) -> None:
 
 
 def _names(folder: Path) -> list[str]:
-    """What a folder holds besides models that were set aside and one that isn't finished."""
+    """Return what a folder holds besides models that were set aside and one that isn't finished."""
     if not folder.is_dir():
         return []
     return [path.name for path in folder.iterdir() if not path.name.startswith(("earlier.", _UNFINISHED))]

@@ -41,7 +41,7 @@ class CheckpointStore:
     """Writes, finds and prunes the checkpoints below one folder. One process writes at a time."""
 
     def __init__(self, root: Path, max_to_keep: int | None = None) -> None:
-        """`max_to_keep` newest checkpoints stay (None: all)."""
+        """Keep the `max_to_keep` newest checkpoints (None: all)."""
         if max_to_keep is not None and max_to_keep < 1:
             raise ValueError(
                 f"checkpoint_config.max_to_keep must be >= 1, or null for all, got {max_to_keep}"
@@ -51,7 +51,7 @@ class CheckpointStore:
 
     @contextlib.contextmanager
     def writing(self, step: int, meta: Mapping[str, Any] | None = None) -> Iterator[Path]:
-        """A folder to write the checkpoint of `step` into; complete once the block ends without an exception.
+        """Yield a folder to write the checkpoint of `step` into; complete once the block ends without an exception.
 
         `meta` is kept in the manifest (JSON values). Raises `CheckpointError` when the disk is full or
         refuses, or when another process writes here; earlier checkpoints are untouched then.
@@ -86,7 +86,7 @@ class CheckpointStore:
         return aside
 
     def complete(self) -> list[Checkpoint]:
-        """All complete checkpoints, newest (saved last) first; sizes are checked, hashes aren't."""
+        """Return all complete checkpoints, newest (saved last) first; sizes are checked, hashes aren't."""
         self._recover()
         found = []
         for path in self._named():
@@ -97,11 +97,11 @@ class CheckpointStore:
         return sorted(found, key=lambda checkpoint: checkpoint.serial, reverse=True)
 
     def latest(self) -> Checkpoint | None:
-        """The complete checkpoint that was saved last."""
+        """Return the complete checkpoint that was saved last."""
         return next(iter(self.complete()), None)
 
     def resolve(self, resume: bool | str | Path) -> Checkpoint | None:
-        """The checkpoint to resume from, its hashes verified; None to start afresh.
+        """Return the checkpoint to resume from, its hashes verified; None to start afresh.
 
         False: none. True: the newest intact one, which must exist. `auto`: the newest intact one, if any. A
         path: that one, also relative to the store's folder. A damaged newer checkpoint is skipped with a
@@ -141,7 +141,7 @@ class CheckpointStore:
         return ", ".join(path.name for path in self._named()) or "no checkpoint-<step> folder"
 
     def _named(self) -> list[Path]:
-        """Folders with a checkpoint's name, by step."""
+        """Return the folders with a checkpoint's name, by step."""
         if not self.root.is_dir():
             return []
         named = [path for path in self.root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]

@@ -81,7 +81,7 @@ class ConversationEncoder:
         self._opens_answers = self._render(question, opens_answer=True) != self._render(question)
 
     def encode(self, messages: Messages) -> MarkedTokens:
-        """Tokens of a conversation that ends with the assistant; raises `TemplateError` when the template can't say
+        """Encode a conversation that ends with the assistant; raises `TemplateError` when the template can't say
         which of them are the assistant's.
         """
         assert messages and messages[-1]["role"] == "assistant"
@@ -106,7 +106,7 @@ class ConversationEncoder:
         return MarkedTokens(ids, (False, *trained[1:]))
 
     def _encode_plain(self, prompts: PromptEncoder, messages: Messages) -> MarkedTokens:
-        """Prompt and response are tokenised apart: so they are when the model is asked."""
+        """Tokenise prompt and response separately, as at inference."""
         if len(messages) != 2:
             raise TemplateError(
                 f"a conversation of {len(messages)} messages doesn't fit a template with {{prompt}}, which holds a "
@@ -147,7 +147,7 @@ class ConversationEncoder:
         return _Span(start, content_end, len(whole))
 
     def _header_end(self, before: Messages, whole: str) -> int | None:
-        """Where the generation prompt ends; None without one, or if answers don't begin with it."""
+        """Return where the generation prompt ends; None without one, or if answers don't begin with it."""
         if not self._opens_answers or not before:
             return None
         prompt = self._render(before, opens_answer=True)
@@ -182,7 +182,7 @@ def _left_out(messages: Messages, index: int) -> str:
 
 
 def _char_ranges(offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """First and last character (exclusive) of each token.
+    """Return first and last character (exclusive) of each token.
 
     Some tokenizers leave the blanks out that a token begins with, and a token of nothing else has no width then; it
     begins where the token before ends.

@@ -65,7 +65,7 @@ class ProceduralSpec:
 
 
 def procedural_tasks(spec: ProceduralSpec, *, seed: int, exclude: Collection[str] = ()) -> list[Task]:
-    """`spec.size` tasks with different questions, none of them in `exclude` (see `questions_of`) or among the
+    """Make `spec.size` tasks with different questions, none of them in `exclude` (see `questions_of`) or among the
     examples.
 
     The payload holds `prompt`, `messages` (None), `question`, `ground_truth` and, for the reward
@@ -113,7 +113,7 @@ def procedural_tasks(spec: ProceduralSpec, *, seed: int, exclude: Collection[str
 
 
 def questions_of(tasks: Sequence[Task]) -> set[str]:
-    """The questions of procedural tasks, to exclude from another split."""
+    """Return the questions of procedural tasks, to exclude from another split."""
     return {task.payload["question"] for task in tasks}
 
 

@@ -60,7 +60,7 @@ class PromptSet:
         return len(self.tasks)
 
     def prompt_ids(self, task: Task) -> tuple[int, ...]:
-        """Prompt token ids; a repeat in a later epoch has those of the first."""
+        """Return the prompt's token ids; a repeat in a later epoch has those of the first."""
         try:
             return self._ids[base_id(task.id)]
         except KeyError:

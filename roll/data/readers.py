@@ -55,7 +55,7 @@ _BATCH_ROWS = 1024
 
 
 def resolve_sources(files: str | Sequence[str]) -> list[Source]:
-    """The sources meant by file names, folders, globs and Hub ids, in this order (a folder or glob: sorted by
+    """Return the sources meant by file names, folders, globs and Hub ids, in this order (a folder or glob: sorted by
     name).
 
     `data.jsonl`; `data/*.parquet`; a folder of such files; a folder written by `save_to_disk`; a Hub dataset
@@ -124,7 +124,7 @@ def _format(path: Path) -> str:
 
 
 def read_rows(source: Source) -> Iterator[Row | BadRow]:
-    """The rows of a source; a row that can't be read comes as a `BadRow`, a file that can't raises
+    """Yield the rows of a source; a row that can't be read comes as a `BadRow`, a file that can't raises
     `DataError`.
     """
     return _READERS[source.format](source)

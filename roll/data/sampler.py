@@ -77,7 +77,7 @@ class TaskSource:
         self._quota_drawn = dict.fromkeys(self._shares, 0)
 
     def take(self, n: int) -> list[Task]:
-        """The next `n` tasks: those put back first. Fewer, or none, when `num_train_epochs` are over."""
+        """Return the next `n` tasks: those put back first. Fewer, or none, when `num_train_epochs` are over."""
         if n < 0:
             raise ValueError(f"can't take {n} tasks")
         tasks = [self._returned.popleft() for _ in range(min(n, len(self._returned)))]
@@ -89,7 +89,7 @@ class TaskSource:
         return tasks
 
     def put_back(self, tasks: Sequence[Task]) -> None:
-        """Tasks that were taken but not used: the next `take` gives them again, in this order. Quotas count
+        """Return unused tasks: the next `take` gives them again, in this order. Quotas count
         draws, so they don't change.
         """
         waiting = {task.id for task in self._returned}
@@ -114,7 +114,7 @@ class TaskSource:
         return {name: n / len(self._domains[name]) for name, n in self._drawn.items()}
 
     def state_dict(self, unfinished: Sequence[Task] = ()) -> dict[str, Any]:
-        """The cursor, as plain JSON values, as if the `unfinished` tasks had been put back."""
+        """Return the cursor, as plain JSON values, as if the `unfinished` tasks had been put back."""
         return {
             "version": _STATE_VERSION,
             "identity": self._identity,
@@ -148,7 +148,7 @@ class TaskSource:
             raise ValueError(f"task {task_id!r} is not one of this source")
 
     def task(self, task_id: str) -> Task:
-        """The task of this id; raises `ValueError` for one that isn't of this source."""
+        """Return the task of this id; raises `ValueError` for one that isn't of this source."""
         self._check_known(task_id)
         return replace(self._by_id[base_id(task_id)], id=task_id)
 
@@ -187,7 +187,7 @@ class TaskSource:
 
 
 def _shares(domains: Mapping[str, Sequence[Task]], probs: Mapping[str, float] | None) -> dict[str, Fraction]:
-    """Exact share of each domain that takes part, in the order of `domains`; raises `DataError`."""
+    """Return the exact share of each domain that takes part, in the order of `domains`; raises `DataError`."""
     if not domains:
         raise DataError("there are no domains to take tasks from")
     if probs is None:
@@ -209,7 +209,7 @@ def _shares(domains: Mapping[str, Sequence[Task]], probs: Mapping[str, float] | 
 
 
 def _fingerprint(tasks: Sequence[Task]) -> str:
-    """Depends on the tasks, what they ask and expect, and their order."""
+    """Hash the tasks, what they ask and expect, and their order."""
     content = (
         json.dumps(
             [task.id, task.payload.get("prompt"), task.payload.get("messages"), str(task.payload.get("ground_truth"))]

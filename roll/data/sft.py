@@ -87,7 +87,7 @@ class TaughtRows:
         }
 
     def split(self, share: float, seed: int) -> tuple[TaughtRows, tuple[TaughtRow, ...]]:
-        """These rows without the held-out ones, and the latter: the nearest number to `share`, at least one, drawn by
+        """Split off held-out rows: the nearest number to `share`, at least one, drawn by
         (seed, row id), which is file and number.
         """
         count = max(1, round(share * len(self.rows)))
@@ -108,7 +108,7 @@ class TaughtRows:
 
 
 def read_conversations(files: str | Sequence[str], columns: ConversationColumns) -> list[Conversation]:
-    """All rows of all files, in file and row order; raises `DataError` naming file and line of the first bad one."""
+    """Return all rows of all files, in order; raises `DataError` naming file and line of the first bad one."""
     found: list[Conversation] = []
     for source in resolve_sources(files):
         before = len(found)
@@ -254,7 +254,7 @@ class RowOrder:
         return self.taken / len(self._rows)
 
     def take(self, count: int) -> TokenBatch:
-        """The next `count` rows. One that comes again in a later epoch has that in its id."""
+        """Return the next `count` rows. One that comes again in a later epoch has that in its id."""
         picked: list[tuple[str, TaughtRow]] = []
         for position in range(self.taken, self.taken + count):
             epoch, place = divmod(position, len(self._rows))
@@ -264,7 +264,7 @@ class RowOrder:
         return batch_of(picked)
 
     def state_dict(self) -> dict[str, Any]:
-        """The cursor, as plain JSON values."""
+        """Return the cursor, as plain JSON values."""
         return {"taken": self.taken, "identity": self._identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -290,7 +290,7 @@ class RowOrder:
 
 
 def fingerprint(rows: Sequence[TaughtRow]) -> str:
-    """Depends on the rows' ids, tokens and masks, and their order."""
+    """Hash the rows' ids, tokens and masks, and their order."""
     digest = hashlib.blake2b(digest_size=8)
     for row in rows:
         for part in (row.id.encode(), row.token_ids.tobytes(), row.trained.tobytes()):
@@ -299,7 +299,7 @@ def fingerprint(rows: Sequence[TaughtRow]) -> str:
 
 
 def batch_of(rows: Sequence[tuple[str, TaughtRow]]) -> TokenBatch:
-    """Rows, under these ids, as a training batch."""
+    """Return rows, under these ids, as a training batch."""
     ids = tuple(row_id for row_id, _ in rows)
     trained = torch.from_numpy(np.concatenate([row.trained for _, row in rows]))
     return TokenBatch(

@@ -115,7 +115,7 @@ def _check_unique(task_id: str, where: str, seen: dict[str, str], id_column: str
 
 
 def _roles(columns: Columns, row: Row, default_tag: str | None) -> dict[str, str | None]:
-    """Column of each role in this row's file; raises when a named one isn't there."""
+    """Return the column of each role in this row's file; raises when a named one isn't there."""
     there = set(row.values)
     roles: dict[str, str | None] = {}
     for role in ("prompt", "messages", "ground_truth", "id", "tag"):
@@ -175,7 +175,7 @@ def _task(row: Row, source: Source, roles: Mapping[str, str | None], seed: int, 
 
 
 def _label(row: Row, column: str | None) -> str | None:
-    """An id or a tag as text; raises when the row leaves it empty."""
+    """Return an id or a tag as text; raises when the row leaves it empty."""
     if column is None:
         return None
     value = row.values[column]
@@ -191,7 +191,7 @@ def _prompt(value: Any, where: str) -> str:
 
 
 def encodable(text: str, where: str) -> str:
-    """`text`, unless it holds what no tokenizer takes: JSON can spell half of a surrogate pair."""
+    """Return `text`, unless it holds what no tokenizer takes: JSON can spell half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -201,7 +201,7 @@ def encodable(text: str, where: str) -> str:
 
 
 def parse_messages(value: Any, where: str) -> list[dict[str, str]]:
-    """Chat messages from a list or a JSON string; raises `DataError` unless a model could answer them."""
+    """Parse chat messages from a list or a JSON string; raises `DataError` unless a model could answer them."""
     messages = parse_conversation(value, where)
     if messages[-1]["role"] == "assistant":
         raise DataError(f"{where}: the last message is the assistant's, so there is nothing to answer; drop it")
@@ -213,7 +213,7 @@ _SAID_ELSEWHERE = ("tool_calls", "function_call", "reasoning_content")
 
 
 def parse_conversation(value: Any, where: str) -> list[dict[str, str]]:
-    """Chat messages from a list or a JSON string, whoever has the last word; raises `DataError`."""
+    """Parse chat messages from a list or a JSON string, whoever speaks last; raises `DataError`."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -240,7 +240,7 @@ def parse_conversation(value: Any, where: str) -> list[dict[str, str]]:
 
 
 def _text_of(content: Any) -> str | None:
-    """A message's text, written as a string or as a list of text parts; None for anything else."""
+    """Return a message's text, written as a string or as a list of text parts; None for anything else."""
     if isinstance(content, str) or not isinstance(content, Sequence):
         return content if isinstance(content, str) else None
     text_parts = [part for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
@@ -249,7 +249,7 @@ def _text_of(content: Any) -> str | None:
 
 
 def route_by_tag(tasks: Iterable[Task], tag_included: Mapping[str, Sequence[str]]) -> dict[str, list[Task]]:
-    """Tasks by domain, `tag_included` being the tags of each domain; the domain is written into the task.
+    """Group tasks by domain, `tag_included` being the tags of each domain; the domain is written into the task.
 
     Raises `DataError` for a tag that belongs to no domain or to two. A domain may end up empty: generated tasks may
     fill it, and `TaskSource` refuses it otherwise.

@@ -10,16 +10,16 @@ _SUFFIX = re.compile(r"@e(\d+)$")
 
 
 def with_epoch(task_id: str, epoch: int) -> str:
-    """The id of a task in an epoch, counted from 0."""
+    """Return the id of a task in an epoch, counted from 0."""
     return f"{task_id}@e{epoch}" if epoch else task_id
 
 
 def base_id(task_id: str) -> str:
-    """The id without its epoch: the same for every repeat of a task."""
+    """Return the id without its epoch: the same for every repeat of a task."""
     return _SUFFIX.sub("", task_id)
 
 
 def epoch_of(task_id: str) -> int:
-    """The epoch in an id, 0 without one."""
+    """Return the epoch in an id, 0 without one."""
     match = _SUFFIX.search(task_id)
     return int(match.group(1)) if match else 0

@@ -57,7 +57,7 @@ class PromptEncoder:
         self._bos: tuple[int, ...] = (bos,) if bos is not None and empty[:1] == [bos] else ()
 
     def encode(self, task: Task, response: str | None = None) -> tuple[int, ...]:
-        """Token ids of a task's prompt, or with `response` of the whole exchange; raises `TemplateError` when the
+        """Encode a task's prompt, or with `response` the whole exchange; raises `TemplateError` when the
         template doesn't fit the task.
         """
         template = self._by_tag.get(task.tag, self._template)
@@ -76,7 +76,7 @@ class PromptEncoder:
         return ids
 
     def render(self, task: Task, response: str | None = None) -> str:
-        """The text that is tokenised. A response is the conversation's last message, or follows a plain text."""
+        """Return the text that is tokenised. A response is the conversation's last message, or follows a plain text."""
         template = self._by_tag.get(task.tag, self._template)
         messages, prompt = task.payload.get("messages"), task.payload.get("prompt")
         if is_plain(template):
@@ -91,7 +91,7 @@ class PromptEncoder:
 def render_chat(
     tokenizer: Any, messages: Sequence[Mapping[str, str]], *, template: str = "", opens_answer: bool = False
 ) -> str:
-    """The text of a conversation under a Jinja template, or under the tokenizer's own; raises jinja2's errors.
+    """Render a conversation with a Jinja template, or with the tokenizer's own; raises jinja2's errors.
 
     Templates that write the date get `TEMPLATE_DATE`: the same conversation is the same text on any day.
     """
@@ -106,7 +106,7 @@ def render_chat(
 
 
 def missing_from(text: str, messages: Sequence[Mapping[str, str]]) -> int | None:
-    """The first of these messages whose content isn't in the text after the one before; blanks don't count.
+    """Return the first of these messages whose content isn't in the text after the one before; blanks don't count.
 
     A system message may be anywhere: some templates put it before the last question. A content may be written as JSON.
     """
@@ -125,12 +125,12 @@ def missing_from(text: str, messages: Sequence[Mapping[str, str]]) -> int | None
 
 
 def is_plain(template: str) -> bool:
-    """Whether a resolved template is a text with `{prompt}` and no Jinja."""
+    """Return whether a resolved template is a text with `{prompt}` and no Jinja."""
     return _SLOT in template and "{%" not in template and "{{" not in template
 
 
 def resolve_template(template: str, tokenizer: Any) -> str:
-    """The text of a template; "" for the tokenizer's own. Raises `TemplateError` for one that isn't any."""
+    """Return the text of a template; "" for the tokenizer's own. Raises `TemplateError` for one that isn't any."""
     if template == "native":
         if not getattr(tokenizer, "chat_template", None):
             raise TemplateError(

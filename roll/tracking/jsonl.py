@@ -44,6 +44,6 @@ class JsonlTracker(Tracker):
 
 
 def comparable_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a `metrics.jsonl` without timings: equal for two runs that computed the same."""
+    """Return the records of a `metrics.jsonl` without timings: equal for two runs that computed the same."""
     records = read_steps(path)
     return [{name: value for name, value in record.items() if not is_timing(name)} for record in records]

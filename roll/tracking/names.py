@@ -238,12 +238,12 @@ _BEGIN, _END = "<!-- table: begin (make docs) -->", "<!-- table: end -->"
 
 
 def is_timing(name: str) -> bool:
-    """True for a metric that depends on the machine's mood, and is left out when runs are compared."""
+    """Return True for a metric that depends on the machine; comparisons of runs leave it out."""
     return name.startswith(TIMING_PREFIXES)
 
 
 def undocumented(names: Iterable[str]) -> list[str]:
-    """Those of `names` that the table doesn't have."""
+    """Return those of `names` that the table doesn't have."""
     return [name for name in names if not _matches(name)]
 
 
@@ -261,7 +261,7 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def markdown_table() -> str:
-    """The table as `docs/metrics.md` shows it."""
+    """Return the table as `docs/metrics.md` shows it."""
     lines: list[str] = []
     for title, group in GROUPS.items():
         lines += [f"### {title}", "", "| name | unit | meaning | aggregation |", "|---|---|---|---|"]
@@ -271,7 +271,7 @@ def markdown_table() -> str:
 
 
 def with_table(page: str) -> str:
-    """`page` with what stands between its markers replaced by the table."""
+    """Return `page` with the text between its markers replaced by the table."""
     before, begin, rest = page.partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if not begin or not end:

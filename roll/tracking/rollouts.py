@@ -75,7 +75,7 @@ class RolloutWriter:
 
 
 def read_rollouts(path: Path) -> list[RolloutRow]:
-    """The rows of a file that `RolloutWriter` wrote."""
+    """Return the rows of a file that `RolloutWriter` wrote."""
     import pyarrow.parquet as pq
 
     records = pq.read_table(path, schema=_schema()).to_pylist()

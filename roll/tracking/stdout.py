@@ -32,7 +32,7 @@ class _Column:
     format: Callable[[float], str]
 
     def cell(self, metrics: Mapping[str, float]) -> str:
-        """What stands in a row of the table."""
+        """Return the cell of a row of the table."""
         name = next((name for name in self.metrics if name in metrics), None)
         return _MISSING if name is None else self.format(metrics[name])
 
@@ -141,5 +141,5 @@ class StdoutTracker(Tracker):
 
 
 def _can_redraw(file: TextIO) -> bool:
-    """True for a terminal that moves its cursor; an editor's shell often doesn't, and says so in TERM."""
+    """Return True for a terminal that moves its cursor; an editor's shell often doesn't, and says so in TERM."""
     return file.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")

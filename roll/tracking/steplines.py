@@ -14,7 +14,7 @@ _ESCAPED = "backslashreplace"
 
 
 def _plain(value: Any) -> Any:
-    """Non-finite numbers as words: JSON has no NaN, and `null` would lose which one it was."""
+    """Return non-finite numbers as words: JSON has no NaN, and `null` would lose which one it was."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
@@ -25,7 +25,7 @@ def _plain(value: Any) -> Any:
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """The records of a file, in order. A last line torn by a kill is left out.
+    """Return the records of a file, in order. A last line torn by a kill is left out.
 
     Raises:
         ValueError: when another line isn't a JSON object with an integer `step`; names file and line.

@@ -35,7 +35,7 @@ class RunSummary:
     """Where things are, by what they are."""
 
     def metrics(self) -> dict[str, float]:
-        """The final numbers, for `Tracker.finish`."""
+        """Return the final numbers, for `Tracker.finish`."""
         values = {f"accuracy_before/{domain}": value for domain, value in self.accuracy_before.items()}
         values.update({f"accuracy_after/{domain}": value for domain, value in self.accuracy_after.items()})
         values.update(steps=self.steps, wall_seconds=self.wall_seconds)
@@ -49,7 +49,7 @@ class RunSummary:
 
 
 def render(summary: RunSummary) -> RenderableType:
-    """Something for `rich` to print."""
+    """Return an object for `rich` to print."""
     only_validated = not summary.steps and summary.accuracy_after
     did = "validation, no training," if only_validated else f"{summary.steps} steps"
     parts: list[RenderableType] = [Text(f"{summary.exp_name}: {did} in {_duration(summary.wall_seconds)}", "bold")]
@@ -95,7 +95,7 @@ def _times(summary: RunSummary) -> Table:
 
 
 def _files(summary: RunSummary) -> Table:
-    """Without a frame and folded: a path must survive a narrow terminal and be easy to copy."""
+    """List the files without a frame and folded: a path must survive a narrow terminal and be easy to copy."""
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(overflow="fold")

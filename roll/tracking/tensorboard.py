@@ -28,7 +28,7 @@ class TensorboardTracker(Tracker):
         self._writer.flush()
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """One text entry a domain."""
+        """Write one text entry per domain."""
         by_domain: dict[str, list[Sample]] = {}
         for sample in samples:
             by_domain.setdefault(sample.domain, []).append(sample)
@@ -46,7 +46,7 @@ class TensorboardTracker(Tracker):
 
 
 def _markdown(sample: Sample) -> str:
-    """Indented as code, so that what a model wrote is shown and never rendered."""
+    """Indent as code, so that what a model wrote is shown and never rendered."""
     text = f"{sample.prompt}\n>>> {sample.response}"
     code = "\n".join(f"    {line}" for line in text.splitlines())
     return f"reward {sample.reward:.3g}\n\n{code}"

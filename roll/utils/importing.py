@@ -12,7 +12,7 @@ from typing import Any
 
 
 def load_object(path: str, *, key: str) -> Any:
-    """The object that `path` names.
+    """Return the object that `path` names.
 
     Args:
         path: `package.module:name` or `path/to/file.py:name`.

@@ -64,7 +64,7 @@ class _TokenStatistics(torch.autograd.Function):
 
 
 def _p_log_p(logp: Tensor) -> Tensor:
-    """p log p with 0 log 0 = 0: a token ruled out by a logit of -inf adds nothing."""
+    """Return p log p with 0 log 0 = 0: a token ruled out by a logit of -inf adds nothing."""
     return torch.where(logp > -torch.inf, logp.exp() * logp, torch.zeros_like(logp))
 
 

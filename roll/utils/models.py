@@ -31,18 +31,18 @@ class ModelUnavailable(ValueError):
 
 
 def default_cache() -> Path:
-    """The folder for things that are made once: `$ROLL_CACHE`, or `~/.cache/roll`."""
+    """Return the cache folder: `$ROLL_CACHE`, or `~/.cache/roll`."""
     chosen = os.environ.get(CACHE_VARIABLE)
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "roll"
 
 
 def smollm2_path(cache_dir: Path | None = None) -> Path:
-    """Where `prepare_smollm2` puts the model, whether or not it is there yet."""
+    """Return where `prepare_smollm2` puts the model, whether or not it is there yet."""
     return (default_cache() if cache_dir is None else cache_dir) / "models" / SMOLLM2_FOLDER
 
 
 def is_prepared(folder: Path) -> bool:
-    """True when `folder` holds a finished conversion: every file of its manifest is there, in full size."""
+    """Return True when `folder` holds a finished conversion: every file of its manifest is there, in full size."""
     try:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):
@@ -54,7 +54,7 @@ def is_prepared(folder: Path) -> bool:
 
 
 def prepare_smollm2(cache_dir: Path | None = None) -> Path:
-    """The folder of SmolLM2-135M-Instruct that `from_pretrained` loads; made at the first call (about 40 s).
+    """Return the folder of SmolLM2-135M-Instruct that `from_pretrained` loads; made at the first call (about 40 s).
 
     Two processes may call it at once: each converts into a folder of its own, and the first to finish wins.
 
@@ -81,7 +81,7 @@ def prepare_smollm2(cache_dir: Path | None = None) -> Path:
 
 
 def find_gguf(package: str) -> Path:
-    """The GGUF file inside an installed distribution, found without importing it."""
+    """Return the GGUF file inside an installed distribution, found without importing it."""
     try:
         files = metadata.distribution(package).files or []
     except metadata.PackageNotFoundError:
@@ -113,7 +113,7 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 
 def _write_manifest(folder: Path, gguf: Path) -> None:
-    """Last of all: its presence says that the rest is complete."""
+    """Write the manifest last: its presence says that the rest is complete."""
     manifest = {
         "conversion": _CONVERSION,
         "source": gguf.name,

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def stable_hash(*key: KeyPart, bits: int = 64) -> int:
-    """A `bits`-bit integer that depends on `key` alone; `1` and `"1"` are different parts."""
+    """Return a `bits`-bit integer that depends on `key` alone; `1` and `"1"` are different parts."""
     digest = hashlib.blake2b(digest_size=bits // 8)
     for part in key:
         encoded = f"{type(part).__name__}:{part}".encode()
@@ -26,10 +26,10 @@ def stable_hash(*key: KeyPart, bits: int = 64) -> int:
 
 
 def keyed_rng(*key: KeyPart) -> np.random.Generator:
-    """A counter-based (Philox) generator for this key."""
+    """Return a counter-based (Philox) generator for this key."""
     return np.random.Generator(np.random.Philox(key=stable_hash(*key, bits=128)))
 
 
 def keyed_shuffle(items: Sequence[T], *key: KeyPart) -> list[T]:
-    """`items` in an order that depends on `key` alone."""
+    """Return `items` in an order that depends on `key` alone."""
     return [items[i] for i in keyed_rng(*key).permutation(len(items))]

@@ -78,7 +78,7 @@ class Timers:
             self._close(frame, seconds, waits, stack)
 
     def result(self) -> dict[str, float]:
-        """Seconds since the last call, by metric name, and start from scratch.
+        """Return the seconds since the last call, by metric name, and start again at 0.
 
         `time/<span>` includes the spans inside; `time/<span>/self`, present where there were any,
         doesn't. When a `step` span was closed, `time/controller` is the part of it not spent waiting, on
