@@ -82,7 +82,7 @@ class ConversationEncoder:
 
     def encode(self, messages: Messages) -> MarkedTokens:
         """Encode a conversation that ends with the assistant; raises `TemplateError` when the template can't say
-        which of them are the assistant's.
+        which tokens are the assistant's.
         """
         assert messages and messages[-1]["role"] == "assistant"
         if self._prompts is not None:

@@ -89,7 +89,7 @@ class TaskSource:
         return tasks
 
     def put_back(self, tasks: Sequence[Task]) -> None:
-        """Return unused tasks: the next `take` gives them again, in this order. Quotas count
+        """Take back tasks that were not used: the next `take` gives them again, in this order. Quotas count
         draws, so they don't change.
         """
         waiting = {task.id for task in self._returned}

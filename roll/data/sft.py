@@ -87,7 +87,7 @@ class TaughtRows:
         }
 
     def split(self, share: float, seed: int) -> tuple[TaughtRows, tuple[TaughtRow, ...]]:
-        """Split off held-out rows: the nearest number to `share`, at least one, drawn by
+        """Return the rows to train on, and the held-out ones: the nearest number to `share`, at least one, drawn by
         (seed, row id), which is file and number.
         """
         count = max(1, round(share * len(self.rows)))
