@@ -162,6 +162,15 @@ def test_every_link_into_a_page_leads_to_a_heading(page: Path):
     assert not broken, f"{page.name} links to {broken}"
 
 
+# A changelog names the files of its time.
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
+def test_every_file_that_a_page_names_exists(page: Path):
+    code = re.findall(r"`((?:[\w.]+/)+[\w.]+\.(?:py|yaml|sh|md))(?:::?\w+)?`", page.read_text("utf-8"))
+    named = [path for path in code if not path.startswith("path/to/")]
+    missing = [path for path in named if not any((folder / path).exists() for folder in (ROOT, ROOT / "roll"))]
+    assert not missing, f"{page.name} names {missing}"
+
+
 def test_the_readme_names_six_files_to_read_and_they_exist():
     section = (ROOT / "README.md").read_text("utf-8").split("## Read these six files")[1].split("\n## ")[0]
     files = re.findall(r"^\d\. \[`([^`]+)`\]\(\1\)", section, re.MULTILINE)
