@@ -6,7 +6,10 @@ leave the engine idle and usable; the functions after them end it.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
+import uuid
 from dataclasses import dataclass, field
 
 import psutil
@@ -14,11 +17,30 @@ import pytest
 import torch
 
 from roll.configs.schema.worker_config import ModelArgs
+from roll.distributed.transports import Route, receive, send
+from roll.distributed.transports.rendezvous import RendezvousStore
 from roll.strategies.base import EngineDied, InferEngine, Request, SamplingParams
 from roll.strategies.hf.hf_model import load_causal_lm, load_tokenizer, named_tensors
 from roll.utils.seeding import stable_hash
 
 TOLERANCE = 1e-5
+
+
+@contextlib.contextmanager
+def by_shared_memory(version, weights):
+    """The stream at an engine's end of a transfer whose other end is a thread of this process."""
+    store = RendezvousStore("127.0.0.1")
+    route = Route(transport="shared_memory", version=version, transfer=uuid.uuid4().hex, rendezvous=store.address,
+                  bucket_bytes=100_000, timeout=300.0, checksum=True)  # fmt: skip
+    sent = []
+    sender = threading.Thread(target=lambda: sent.append(send(route, weights)))
+    sender.start()
+    try:
+        with receive(route, [], 0) as incoming:
+            yield incoming
+    finally:
+        sender.join(60)
+    assert incoming.summary() == sent[0].summary
 
 
 @dataclass
@@ -77,7 +99,12 @@ class EngineUnderTest:
             for tensor in self.model.parameters():
                 tensor.mul_(1 + 0.3 * torch.randn(tensor.shape, generator=generator))
         version = self.engine.version + 1
-        self.engine.update_weights(version, ((n, t.detach()) for n, t in named_tensors(self.model)))
+        weights = lambda: ((n, t.detach()) for n, t in named_tensors(self.model))  # noqa: E731
+        if version % 2:
+            self.engine.update_weights(version, weights())
+        else:
+            with by_shared_memory(version, weights) as incoming:
+                self.engine.update_weights(version, incoming)
         assert self.engine.version == version
         self.remember()
 
