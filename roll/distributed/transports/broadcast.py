@@ -20,11 +20,12 @@ import torch
 
 from roll.distributed.handles import Handle
 from roll.distributed.transports import NamedWeights, Route
-from roll.distributed.transports.bucket_layout import buffer_size, packed, tensor_of, unpacked
+from roll.distributed.transports.bucket_layout import Entry, buffer_size, packed, tensor_of, unpacked
 from roll.distributed.transports.rendezvous import ABORT_POLL_SECONDS, TransferChannel
 from roll.distributed.weights import WeightSyncError
 
 if TYPE_CHECKING:
+    import torch.distributed as dist
     from torch import Tensor
 
 _SLOTS = 2
@@ -41,7 +42,7 @@ class _Member:
 
         self.name = route.group
         self.device = device
-        self._works: dict[int, Any] = {}
+        self._works: dict[int, dist.Work] = {}
         """Under way, by number. They and the group live here alone: connections close when the last reference goes,
         and a traceback may hold the variables of a function for long."""
         self._numbers = itertools.count()
@@ -199,9 +200,9 @@ class _Inbox:
         self._member = member
         self._buffers = _Buffers(member.device)
         self._index = 0
-        self._ahead: tuple[Tensor, Any, int] | None = None
+        self._ahead: tuple[Tensor, list[Entry], int] | None = None
 
-    def next(self) -> tuple[Tensor, Any] | None:
+    def next(self) -> tuple[Tensor, list[Entry]] | None:
         """The next bucket's buffer and entries; None at the end."""
         begun = self._ahead or self._begin()
         self._ahead = None
@@ -215,7 +216,7 @@ class _Inbox:
             self._ahead = self._begin()
         return flat, entries
 
-    def _begin(self) -> tuple[Tensor, Any, int] | None:
+    def _begin(self) -> tuple[Tensor, list[Entry], int] | None:
         notice = self._channel.wait(f"bucket/{self._index}", f"bucket {self._index} from the trainer")
         if notice is None:
             return None
@@ -228,7 +229,7 @@ class _Buffers:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._slots: list[tuple[Any, Callable[[], Any]]] = []
+        self._slots: list[tuple[np.ndarray, Callable[[], object]]] = []
 
     def take(self, size: int) -> Tensor:
         """A uint8 tensor of this size."""
@@ -258,7 +259,7 @@ def _leave(rank: int) -> None:
         member.drop()
 
 
-def _gloo(route: Route, store: Any, rank: int, size: int) -> Any:
+def _gloo(route: Route, store: dist.Store, rank: int, size: int) -> Any:
     import torch.distributed as dist
 
     group: Any = dist.ProcessGroupGloo
@@ -268,7 +269,7 @@ def _gloo(route: Route, store: Any, rank: int, size: int) -> Any:
     return group(store, rank, size, options)
 
 
-def _nccl(route: Route, store: Any, rank: int, size: int) -> Any:
+def _nccl(route: Route, store: dist.Store, rank: int, size: int) -> Any:
     import torch.distributed as dist
 
     options = dist.ProcessGroupNCCL.Options()

@@ -14,7 +14,7 @@ from roll.distributed.handles import Handle
 from roll.distributed.transports import NamedWeights, Route
 from roll.distributed.transports.bucket_layout import buffer_size, packed, tensor_of, unpacked
 from roll.distributed.transports.rendezvous import TransferChannel
-from roll.distributed.transports.shm_segments import DeviceSegment, ShmSegment, attach, make, register
+from roll.distributed.transports.shm_segments import Bytes, DeviceSegment, ShmSegment, Token, attach, make, register
 from roll.distributed.weights import WeightSyncError
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def receive(route: Route, handles: Sequence[Handle], rank: int) -> Iterator[tupl
     del handles
     channel = TransferChannel(route, f"engine {rank}")
     leases = BucketLeases(channel)
-    attached: OrderedDict[str, Any] = OrderedDict()
+    attached: OrderedDict[str, Bytes | Tensor] = OrderedDict()
     index = 0
     try:
         while (notice := channel.wait(f"bucket/{index}", f"bucket {index} from the trainer")) is not None:
@@ -137,9 +137,11 @@ def receive(route: Route, handles: Sequence[Handle], rank: int) -> Iterator[tupl
             view = base[: notice["used"]]
             leases.lend(index, _released(view))
             on_host = not isinstance(view, torch.Tensor)
-            if on_host:
+            if isinstance(view, torch.Tensor):
+                flat = view
+            else:
                 register(notice["segment"], view)
-            flat = tensor_of(view) if on_host else view
+                flat = tensor_of(view)
             del view
             for name, tensor in unpacked(flat, notice["entries"]):
                 yield name, tensor
@@ -155,7 +157,7 @@ def receive(route: Route, handles: Sequence[Handle], rank: int) -> Iterator[tupl
         raise
 
 
-def _opened(attached: OrderedDict[str, Any], token: Any) -> Any:
+def _opened(attached: OrderedDict[str, Bytes | Tensor], token: Token) -> Bytes | Tensor:
     key = str(token)
     if key not in attached:
         attached[key] = attach(token)
@@ -165,7 +167,7 @@ def _opened(attached: OrderedDict[str, Any], token: Any) -> Any:
     return attached[key]
 
 
-def _released(view: Any) -> Callable[[], bool]:
+def _released(view: Bytes | Tensor) -> Callable[[], bool]:
     """Tells whether the memory of a bucket is out of use: its tensors keep the array `view` alive."""
     if isinstance(view, torch.Tensor):  # on a device: all that was queued before has to be through
         device = view.device

@@ -19,9 +19,10 @@ import time
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from roll.distributed.transports.bucket_layout import tensor_of
@@ -29,6 +30,11 @@ from roll.distributed.weights import WeightSyncError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Token: TypeAlias = dict[str, Any]
+"""What another process opens a segment by: a path and a size, or the parts of a CUDA handle. Travels as JSON."""
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 FOLDER = Path("/dev/shm")
 PREFIX = "roll-weights-"
@@ -67,7 +73,7 @@ class ShmSegment:
                 f"{shutil.disk_usage(FOLDER).free / 2**20:.0f} MiB free: lower model_update_buffer_size_mb, give the "
                 "container a larger one (docker: --shm-size), or set weight_transport to broadcast or file"
             ) from error
-        self.token: Any = {"path": str(self._path), "size": size}
+        self.token: Token = {"path": str(self._path), "size": size}
 
     def forget(self) -> None:
         """Take the name away: nobody else will open it."""
@@ -91,7 +97,7 @@ class DeviceSegment:
     def __init__(self, size: int, device: torch.device) -> None:
         self.flat: Tensor = torch.empty(size, dtype=torch.uint8, device=device)
         parts = self.flat.untyped_storage()._share_cuda_()
-        self.token: Any = {
+        self.token: Token = {
             "cuda": [part.hex() if isinstance(part, bytes) else part for part in parts],
             "bytes": [isinstance(part, bytes) for part in parts],
             "size": size,
@@ -112,7 +118,7 @@ def make(transfer: str, size: int, device: torch.device, *, on_device: bool) -> 
     return ShmSegment(transfer, size)
 
 
-def attach(token: Any) -> Any:
+def attach(token: Token) -> Bytes | Tensor:
     """Open a segment by its `token` in any process of the machine: a read-only numpy array, or a tensor on the device.
 
     Writing into what is read-only ends the process; a private copy of a page would go stale unseen.
@@ -140,11 +146,11 @@ class Place:
     """Whether the bucket ends with it."""
 
 
-_buckets: dict[str, weakref.ref[Any]] = {}
+_buckets: dict[str, weakref.ref[Bytes]] = {}
 """Path of a segment -> the bucket in it that this process reads, a numpy array."""
 
 
-def register(token: Any, bucket: Any) -> None:
+def register(token: Token, bucket: Bytes) -> None:
     """Let `locate` find the tensors of a bucket for as long as one of them lives."""
     path = token["path"]
     _buckets[path] = weakref.ref(bucket, lambda ref: _buckets.pop(path) if _buckets.get(path) is ref else None)
