@@ -72,7 +72,7 @@ class Cluster(ABC):
     async def call_rank_async(
         self, rank: int, method: Method, *args: Any, timeout: float | None = None
     ) -> Any:
-        """`call_rank` for the event loop: other coroutines run on while the worker works.
+        """Do `call_rank` on the event loop: other coroutines run on while the worker works.
 
         Calls of one rank run in the order they were made. Cancelling the await doesn't stop the worker.
         """
@@ -84,7 +84,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def _run(self, name: str, args: Mapping[int, tuple[Any, ...]], timeout: float | None) -> list[Any]:
-        """Results by the order of `args` (rank -> arguments); raises at the first rank that fails."""
+        """Return results by the order of `args` (rank -> arguments); raises at the first rank that fails."""
 
     @abstractmethod
     async def _run_async(self, name: str, rank: int, args: tuple[Any, ...], timeout: float | None) -> Any: ...
@@ -161,7 +161,7 @@ class Executor(ABC):
 
     @abstractmethod
     def put(self, payload: Any) -> Handle:
-        """A handle for `roll.distributed.handles.resolve` in any worker, so that a payload is shipped
+        """Return a handle for `roll.distributed.handles.resolve` in any worker, so that a payload is shipped
         once."""
 
     @abstractmethod

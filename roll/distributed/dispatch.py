@@ -49,7 +49,7 @@ def dispatch(mode: Dispatch) -> Callable[[F], F]:
 
 
 def mode_of(method: Callable[..., Any]) -> Dispatch:
-    """The declared mode; a method without one is no remote method."""
+    """Return the declared mode; a method without one is no remote method."""
     mode = getattr(method, _ATTRIBUTE, None)
     if mode is None:
         name = getattr(method, "__qualname__", repr(method))
@@ -77,7 +77,7 @@ def split_units(
 
 
 def split_batch(batch: Ragged, layouts: Sequence[RankLayout], *, balance: bool) -> list[Ragged]:
-    """One piece per rank; ranks of the same data-parallel rank get the same object."""
+    """Return one piece per rank; ranks of the same data-parallel rank get the same object."""
     dp_size = layouts[0].dp_size
     if dp_size == 1:
         return [batch] * len(layouts)
@@ -87,7 +87,7 @@ def split_batch(batch: Ragged, layouts: Sequence[RankLayout], *, balance: bool) 
 
 
 def check_layouts(role: str, layouts: Sequence[RankLayout]) -> None:
-    """Every data-parallel rank must have exactly one rank that collects."""
+    """Raise `ValueError` unless every data-parallel rank has exactly one rank that collects."""
     collecting = sorted(layout.dp_rank for layout in layouts if layout.collects)
     sizes = {layout.dp_size for layout in layouts}
     if len(sizes) != 1 or collecting != list(range(layouts[0].dp_size)):
@@ -95,7 +95,7 @@ def check_layouts(role: str, layouts: Sequence[RankLayout]) -> None:
 
 
 def merge_results(results: Sequence[Any], layouts: Sequence[RankLayout], batch: Ragged) -> Any:
-    """Results of a split call as one: rows in the order of `batch`, metrics merged in rank order, or None."""
+    """Return results of a split call as one: rows in the order of `batch`, metrics merged in rank order, or None."""
     from roll.types.metrics import Metrics
     from roll.types.ragged import Ragged
 

@@ -84,12 +84,12 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """What there is to say about an exception."""
+        """Return what there is to say about an exception."""
         text = "".join(traceback.format_exception(error))
         return cls(type(error).__name__, str(error), text, isinstance(error, ValueError))
 
     def error(self, role: str, rank: int, call: str, *, show: bool = True) -> WorkerFailed:
-        """The exception to raise in the controller; `show` puts the worker's traceback into its message."""
+        """Return the exception to raise in the controller; `show` puts the worker's traceback into its message."""
         kind = WorkerRefused if self.user_error else WorkerFailed
         return kind(
             role=role,

@@ -14,18 +14,18 @@ Handle: TypeAlias = Any
 
 
 def crosses_processes() -> bool:
-    """True where handles lead to other processes: what they hold is then copied on the way."""
+    """Return whether handles lead to other processes: what they hold is then copied on the way."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
 
 
 def put(payload: Any) -> Handle:
-    """A handle to `payload`, which must not be changed afterwards."""
+    """Return a handle to `payload`, which must not be changed afterwards."""
     return sys.modules["ray"].put(payload) if crosses_processes() else payload
 
 
 def resolve(handle: Handle, *, timeout: float = 600.0) -> Any:
-    """The payload behind a handle; waits at most `timeout` seconds for it to arrive from another machine."""
+    """Return the payload behind a handle; waits at most `timeout` seconds for it to arrive from another machine."""
     ray = sys.modules.get("ray")
     if ray is None or not isinstance(handle, ray.ObjectRef):
         return handle

@@ -71,7 +71,7 @@ class InlineExecutor(Executor):
         return cluster
 
     def put(self, payload: Any) -> Handle:
-        """The payload itself."""
+        """Return the payload itself."""
         return payload
 
     def shutdown(self) -> None:

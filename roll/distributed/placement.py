@@ -47,5 +47,5 @@ class RolePlacement:
 
 
 def num_slots(placements: Iterable[RolePlacement]) -> int:
-    """Slots the cluster must offer: one more than the largest slot named by any role."""
+    """Return how many slots the cluster must offer: one more than the largest slot named by any role."""
     return max((slot + 1 for p in placements for rank in p.ranks for slot in rank), default=0)

@@ -28,7 +28,7 @@ def release_port(port: int) -> None:
 
 
 def single_rank_group(backend: str) -> None:
-    """A process group of this process alone, for libraries that insist on one; takes no port.
+    """Form a process group of this process alone, for libraries that insist on one; takes no port.
 
     Roles that share a process share it: one that is there already is kept.
     """

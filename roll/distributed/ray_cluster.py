@@ -136,7 +136,7 @@ class RayCluster(Cluster):
         return self._peers[rank].shell.invoke.remote(name, args)
 
     def _collect(self, refs: Mapping[Any, int], call: str, timeout: float | None) -> list[Any]:
-        """Results by the order of `refs` (reference -> rank)."""
+        """Return results by the order of `refs` (reference -> rank)."""
         import ray
 
         limit = self._limit(timeout)
@@ -169,7 +169,7 @@ class RayCluster(Cluster):
         return value
 
     def _root_cause(self, error: WorkerError, pending: Mapping[Any, int], call: str) -> WorkerError:
-        """The death of a peer, when that is what made a rank fail."""
+        """Return the death of a peer, when that is what made a rank fail."""
         import ray
 
         if not pending:
@@ -185,7 +185,7 @@ class RayCluster(Cluster):
         return error
 
     def _attributed(self, error: Exception, rank: int, call: str) -> WorkerError:
-        """What Ray says, in our words."""
+        """Return the worker error that an error of Ray stands for."""
         from ray import exceptions
 
         if isinstance(error, exceptions.RayTaskError):
@@ -219,7 +219,7 @@ class RayCluster(Cluster):
         return WorkerTimeout(role=self.role, rank=ranks[0], call=call, seconds=seconds, doing=doing)
 
     def _stacks(self, peer: Peer) -> str:
-        """Stacks of a worker's threads; empty where its process or log can't be reached from here."""
+        """Return stacks of a worker's threads; empty where its process or log can't be reached from here."""
         from roll.distributed.ray_worker import STACKS_SIGNAL
 
         if peer.home is None or peer.home.host != socket.gethostname():
@@ -234,7 +234,7 @@ class RayCluster(Cluster):
 
 
 def _tail(path: Path, start: int = 0) -> str:
-    """Last lines of a file, none of them from before byte `start`; empty where there is no such file."""
+    """Return the last lines of a file, none of them from before byte `start`; empty where there is no such file."""
     try:
         with open(path, "rb") as file:
             file.seek(max(start, path.stat().st_size - _TAIL_BYTES))
@@ -256,7 +256,7 @@ def _running_calls(stacks: str) -> str:
 
 
 def _reason(text: str) -> str:
-    """The part of Ray's message that says why, without its table of ids."""
+    """Return the part of Ray's message that says why, without its table of ids."""
     lines = [
         line
         for line in _COLOURS.sub("", text).splitlines()

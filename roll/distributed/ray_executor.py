@@ -87,7 +87,7 @@ class RayExecutor(Executor):
         return cluster
 
     def put(self, payload: Any) -> Handle:
-        """A reference into the object store."""
+        """Return a reference into the object store."""
         import ray
 
         return ray.put(payload)
@@ -108,7 +108,7 @@ class RayExecutor(Executor):
         session.close()
 
     def _reserve(self, count: int) -> tuple[bool, list[_Slot]]:
-        """Whether slots are accelerators, and the device behind each slot."""
+        """Reserve the slots; whether they are accelerators, and the device behind each slot."""
         import ray
         from ray.util.placement_group import placement_group, placement_group_table
 
@@ -133,7 +133,7 @@ class RayExecutor(Executor):
         return gpus > 0, sorted(_Slot(nodes[bundle], devices[bundle], bundle) for bundle in range(count))
 
     def _devices(self, count: int) -> list[int]:
-        """The accelerator that Ray gave each bundle; only a task inside the bundle can tell."""
+        """Return the accelerator that Ray gave each bundle; only a task inside the bundle can tell."""
         import ray
 
         def which() -> list[int]:

@@ -42,7 +42,7 @@ class WorkerShell:
         faulthandler.register(STACKS_SIGNAL, all_threads=True)
 
     def home(self) -> Home:
-        """Where this process runs."""
+        """Return where this process runs."""
         import ray
 
         return Home(ray.util.get_node_ip_address(), socket.gethostname(), os.getpid())
@@ -64,7 +64,7 @@ class WorkerShell:
         return None
 
     def invoke(self, name: str, args: tuple[Any, ...]) -> Any:
-        """Result of the worker's method, or the `Failure` it ended with."""
+        """Return the result of the worker's method, or the `Failure` it ended with."""
         try:
             return getattr(self._worker, name)(*args)
         except Exception as error:  # noqa: BLE001 - attributed to the worker by the controller

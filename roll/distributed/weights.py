@@ -75,14 +75,14 @@ class BucketWriter:
         self._size = 0
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """The next tensor; one that is larger than a bucket has a bucket of its own."""
+        """Add the next tensor; one that is larger than a bucket has a bucket of its own."""
         if self._waiting and self._size + tensor.nbytes > self._bucket_bytes:
             self._flush(last=False)
         self._waiting.append((name, tensor.detach().clone() if self._copies else tensor.detach()))
         self._size += tensor.nbytes
 
     def finish(self) -> list[Handle]:
-        """Handles of all buckets, in stream order."""
+        """Return the handles of all buckets, in stream order."""
         self._flush(last=True)
         return self._handles
 
@@ -94,7 +94,7 @@ class BucketWriter:
 def send_weights(
     named: Iterable[tuple[str, Tensor]], bucket_bytes: int = DEFAULT_BUCKET_BYTES, version: int = 0
 ) -> list[Handle]:
-    """Handles of buckets of about `bucket_bytes`, in stream order; see `BucketWriter`."""
+    """Put a stream into buckets of about `bucket_bytes` and return their handles in order; see `BucketWriter`."""
     writer = BucketWriter(bucket_bytes, version)
     for name, tensor in named:
         writer.add(name, tensor)
@@ -102,7 +102,7 @@ def send_weights(
 
 
 def receive_weights(handles: Sequence[Handle], version: int = 0) -> Iterator[tuple[str, Tensor]]:
-    """The (name, tensor) stream that `send_weights` took, on the CPU if it crossed processes.
+    """Yield the (name, tensor) stream that `send_weights` took, on the CPU if it crossed processes.
 
     The tensors may lie in memory that others read: copy them into the model, never write to them or keep
     them. Raises `WeightMismatch` for another version, or for buckets that are missing, doubled or out of
@@ -138,12 +138,12 @@ class Checksum:
         self._digests.append(digest.digest())
 
     def hexdigest(self) -> str:
-        """32 characters."""
+        """Return the hash of all tensors so far, 32 characters."""
         return hashlib.blake2b(b"".join(sorted(self._digests)), digest_size=16).hexdigest()
 
 
 def weights_checksum(named: Iterable[tuple[str, Tensor]]) -> str:
-    """`Checksum` of a whole stream."""
+    """Return `Checksum` of a whole stream."""
     checksum = Checksum()
     for name, tensor in named:
         checksum.add(name, tensor)
@@ -157,7 +157,7 @@ def _put(version: int, index: int, tensors: Sequence[tuple[str, Tensor]], *, las
 
 
 def _bytes_of(tensor: Tensor) -> Any:
-    """The tensor's content as a flat numpy uint8 array; no copy for a contiguous tensor on the CPU."""
+    """Return the tensor's content as a flat numpy uint8 array; no copy for a contiguous tensor on the CPU."""
     import torch
 
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

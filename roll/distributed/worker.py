@@ -51,19 +51,19 @@ class Worker:
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def ping(self) -> Ping:
-        """Who and where this worker is, and how much memory its process holds."""
+        """Return who and where this worker is, and how much memory its process holds."""
         return Ping(self.info.role, self.info.rank, socket.gethostname(), os.getpid(), _rss_bytes())
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def device(self) -> str:
-        """`cuda` where this process sees an accelerator, else `cpu`."""
+        """Return `cuda` where this process sees an accelerator, else `cpu`."""
         import torch
 
         return "cuda" if torch.cuda.is_available() else "cpu"
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def layout(self) -> RankLayout:
-        """This rank's place in the data-parallel split; asked once, before the first split call."""
+        """Return this rank's place in the data-parallel split; asked once, before the first split call."""
         return RankLayout(dp_rank=self.info.rank, dp_size=self.info.world_size)
 
     def close(self) -> None:

@@ -94,7 +94,7 @@ class AsyncEngine(InferEngine):
             loop.thread.post(loop.start_responses, list(requests))
 
     def poll(self, budget: float) -> list[Completion]:
-        """What has finished since the last call; waits for something at most `budget` seconds.
+        """Return what has finished since the last call; waits for something at most `budget` seconds.
 
         Raises:
             EngineDied: the engine is gone, and what finished before has been handed out.
@@ -140,7 +140,7 @@ class AsyncEngine(InferEngine):
         self._loop.result(future, f"for {self._name} to load weights of version {version}")
 
     def take_counters(self) -> EngineCounters:
-        """What weight updates did to responses on their way, since the last call."""
+        """Return what weight updates did to responses on their way, since the last call."""
         counters, self._loop.counters = self._loop.counters, EngineCounters()
         return counters
 

@@ -33,7 +33,7 @@ class EngineBackend(ABC):
     def stream(
         self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, seed: int
     ) -> AsyncGenerator[Sampled, None]:
-        """An async generator that samples one response.
+        """Sample one response, as an async generator.
 
         `request_id` is new for every stream. `params` is ready for use: its `stop_token_ids` hold the end-of-sequence
         tokens, `ignore_eos` is set, `stop_strings` are empty (both are `AsyncEngine`'s business), `max_new_tokens` fits

@@ -183,7 +183,7 @@ class EngineLoop:
             self.die(error)
 
     async def _run_stream(self, response: InFlightResponse) -> FinishReason | None:
-        """One stream, from the tokens so far; why the response is over, or None when the stream was interrupted."""
+        """Sample from the tokens so far; why the response is over, or None when the stream was interrupted."""
         request, version = response.request, self.version
         response.stream_id = f"{request.id}/{next(self._stream_numbers)}"  # never twice: engines remember aborted ids
         response.idle.clear()
@@ -334,7 +334,7 @@ class EngineLoop:
             self._gate.set()
 
     async def _exclusive(self, coroutine: Coroutine[Any, Any, T], what: str) -> T:
-        """`coroutine`'s result, unless the engine dies or the time is over first."""
+        """Return the result of `coroutine`, unless the engine dies or the time is over first."""
         task = asyncio.ensure_future(coroutine)
         death = asyncio.ensure_future(self._dead.wait())
         try:

@@ -18,7 +18,7 @@ MARK = "ROLL_ENGINE_MARK"
 
 
 def marked_processes(mark: str) -> list[int]:
-    """Ids of the processes that were started with this mark. Linux only; elsewhere none is found."""
+    """Return the ids of the processes that were started with this mark. Linux only; elsewhere none is found."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):

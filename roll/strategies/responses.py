@@ -21,7 +21,7 @@ class Response:
         self.versions: list[int] = []
 
     def completion(self, reason: FinishReason) -> Completion:
-        """What has been sampled, as a finished response."""
+        """Return what has been sampled, as a finished response."""
         return Completion(
             id=self.request.id,
             token_ids=tuple(self.tokens),

@@ -41,17 +41,17 @@ class ResponseRules:
             raise ValueError(f"request {request.id!r} has stop strings, which need a tokenizer: pass `decode`")
 
     def stop_token_ids(self, request: Request) -> tuple[int, ...]:
-        """Every token that ends this request's response."""
+        """Return every token that ends this request's response."""
         eos = () if request.params.ignore_eos else self.eos_token_ids
         return tuple(sorted({*eos, *request.params.stop_token_ids}))
 
     def tokens_left(self, request: Request, num_sampled: int) -> int:
-        """How many more tokens the response may get."""
+        """Return how many more tokens the response may get."""
         room = self.max_context - len(request.prompt_ids)
         return min(request.params.max_new_tokens, room) - num_sampled
 
     def finish_reason(self, request: Request, tokens: Sequence[int]) -> FinishReason | None:
-        """Why the response is over after the last of `tokens`; None: it isn't."""
+        """Return why the response is over after the last of `tokens`; None: it isn't."""
         params, token = request.params, tokens[-1]
         if (token in self.eos_token_ids and not params.ignore_eos) or token in params.stop_token_ids:
             return "stop"

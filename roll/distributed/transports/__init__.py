@@ -203,12 +203,12 @@ class WeightStream:
         self._stream.close()
 
     def summary(self) -> TransferSummary:
-        """What arrived; raises `WeightSyncError` if the engine didn't read to the end."""
+        """Return what arrived; raises `WeightSyncError` if the engine didn't read to the end."""
         if not self._ended:
             raise WeightSyncError(f"{self._where}: the engine stopped reading after {self._stats.summary()}")
         return self._stats.summary()
 
 
 def receive(route: Route, handles: Sequence[Handle], rank: int) -> WeightStream:
-    """The engine's end; `rank` is its place among the `receivers`."""
+    """Open the engine's end; `rank` is its place among the `receivers`."""
     return WeightStream(route, handles, rank)

@@ -128,7 +128,7 @@ class _Outbox:
         self._index = -1
 
     def take(self, size: int, device: torch.device) -> Tensor:
-        """The next bucket's buffer."""
+        """Return the next bucket's buffer."""
         if self._member is None:
             self._channel.publish("device", device.type)
             self._member = _join(self._route, self._channel, 0, device)
@@ -203,7 +203,7 @@ class _Inbox:
         self._ahead: tuple[Tensor, list[Entry], int] | None = None
 
     def next(self) -> tuple[Tensor, list[Entry]] | None:
-        """The next bucket's buffer and entries; None at the end."""
+        """Return the next bucket's buffer and entries; None at the end."""
         begun = self._ahead or self._begin()
         self._ahead = None
         if begun is None:
@@ -232,7 +232,7 @@ class _Buffers:
         self._slots: list[tuple[np.ndarray, Callable[[], object]]] = []
 
     def take(self, size: int) -> Tensor:
-        """A uint8 tensor of this size."""
+        """Return a uint8 tensor of this size."""
         if self._device.type != "cpu":
             return torch.empty(size, dtype=torch.uint8, device=self._device)
         idle = [slot for slot in self._slots if slot[1]() is None]
@@ -278,7 +278,7 @@ def _nccl(route: Route, store: dist.Store, rank: int, size: int) -> Any:
 
 
 def _own_address(route: Route) -> str:
-    """The address of this machine that the controller's machine can reach."""
+    """Return the address of this machine that the controller's machine can reach."""
     assert route.rendezvous is not None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(route.rendezvous)  # sends nothing

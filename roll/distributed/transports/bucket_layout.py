@@ -26,7 +26,7 @@ Entry: TypeAlias = "list[Any]"
 
 
 def buffer_size(index: int, bucket_bytes: int, device: torch.device) -> int:
-    """Bytes of the buffer for bucket `index`: a few small ones, then larger ones, never above `bucket_bytes`."""
+    """Return the size of buffer `index`: a few small ones, then larger ones, never above `bucket_bytes`."""
     limit = min(bucket_bytes, _LARGEST) if device.type == "cpu" else bucket_bytes
     return min(limit, _FIRST << (2 * min(index // 2, 16)))
 
@@ -57,7 +57,7 @@ def packed(
 
 
 def unpacked(flat: Tensor, entries: Sequence[Entry]) -> NamedWeights:
-    """The tensors of a bucket, as views of its buffer."""
+    """Return the tensors of a bucket, as views of its buffer."""
     for name, type_name, shape, start in entries:
         dtype = getattr(torch, type_name)
         size = torch.Size(shape).numel() * dtype.itemsize
@@ -65,7 +65,7 @@ def unpacked(flat: Tensor, entries: Sequence[Entry]) -> NamedWeights:
 
 
 def tensor_of(array: Any) -> Tensor:
-    """A tensor on the memory of a numpy array, which it keeps alive; the array may be read-only."""
+    """Return a tensor on the memory of a numpy array, which it keeps alive; the array may be read-only."""
     with warnings.catch_warnings():
         # Whoever gets the tensor is told not to write.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")

@@ -73,11 +73,11 @@ class TransferChannel:
         self._own.set(key, json.dumps([self._route.version, content]))
 
     def has(self, key: str) -> bool:
-        """Whether it has been said already."""
+        """Return whether something was published under `key` already."""
         return bool(self._own.check([key]))
 
     def wait(self, key: str, whom: str) -> Any:
-        """What was published under `key`; raises `WeightSyncError` when somebody gives up, is gone, or is late."""
+        """Wait for what is published under `key`; raises `WeightSyncError` if somebody gives up, is gone or late."""
         import torch.distributed as dist
 
         start = look = time.monotonic()
@@ -108,7 +108,7 @@ class TransferChannel:
             )
 
     def done(self, index: int) -> None:
-        """This receiver needs bucket `index` no more; the last of them says so to the sender."""
+        """Report that this receiver needs bucket `index` no more; the last one tells the sender."""
         if self._own.add(f"done/{index}", 1) == self._route.receivers:
             self.publish(f"free/{index}", None)
 

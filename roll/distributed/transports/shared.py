@@ -51,7 +51,7 @@ class _Ring:
         self._index = -1
 
     def take(self, size: int, device: torch.device) -> Tensor:
-        """The next bucket's buffer."""
+        """Return the next bucket's buffer."""
         self._index += 1
         if self._index >= _SLOTS:
             self._free(self._index - _SLOTS)
@@ -98,7 +98,7 @@ class BucketLeases:
         self._open: deque[tuple[int, Callable[[], bool]]] = deque()
 
     def lend(self, index: int, is_free: Callable[[], bool]) -> None:
-        """Bucket `index` is about to be handed out."""
+        """Note that bucket `index` is about to be handed out."""
         self._open.append((index, is_free))
 
     def settle(self, *, below: int, required: int) -> None:
@@ -168,7 +168,7 @@ def _opened(attached: OrderedDict[str, Bytes | Tensor], token: Token) -> Bytes |
 
 
 def _released(view: Bytes | Tensor) -> Callable[[], bool]:
-    """Tells whether the memory of a bucket is out of use: its tensors keep the array `view` alive."""
+    """Return a function that tells whether a bucket is out of use: its tensors keep the array `view` alive."""
     if isinstance(view, torch.Tensor):  # on a device: all that was queued before has to be through
         device = view.device
 

@@ -47,7 +47,7 @@ _numbers = itertools.count()
 
 
 def available() -> bool:
-    """Whether this system has shared memory of this kind."""
+    """Return whether this system has shared memory of this kind."""
     return sys.platform == "linux" and os.access(FOLDER, os.W_OK)
 
 
@@ -104,7 +104,7 @@ class DeviceSegment:
         }
 
     def forget(self) -> None:
-        """There is no name."""
+        """Do nothing: there is no name."""
 
     def close(self) -> None:
         """Let go."""
@@ -112,7 +112,7 @@ class DeviceSegment:
 
 
 def make(transfer: str, size: int, device: torch.device, *, on_device: bool) -> ShmSegment | DeviceSegment:
-    """A segment for tensors of this device."""
+    """Make a segment for tensors of this device."""
     if on_device and device.type == "cuda":
         return DeviceSegment(size, device)
     return ShmSegment(transfer, size)

@@ -23,12 +23,12 @@ class _WeightsRef:
 
 
 def hand_to_engine(route: Route, weights: Weights) -> list[Handle]:
-    """A handle to the trainer's weights themselves: valid until its next step, and in this process alone."""
+    """Return a handle to the trainer's weights themselves: valid until its next step, and in this process alone."""
     return [_WeightsRef(route.version, weights)]
 
 
 def send(route: Route, stream: NamedWeights) -> list[Handle]:
-    """Handles of buckets; in one process they lead to copies."""
+    """Return handles of buckets; in one process they lead to copies."""
     writer = BucketWriter(route.bucket_bytes, route.version, copies=True)
     for name, tensor in stream:
         writer.add(name, tensor)

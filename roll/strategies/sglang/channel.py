@@ -24,6 +24,6 @@ START_CALL = 0
 
 
 def frame(message: tuple[Any, ...]) -> bytes:
-    """A message as bytes, its length first."""
+    """Return a message as bytes, its length first."""
     data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     return LENGTH.pack(len(data)) + data

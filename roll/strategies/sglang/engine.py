@@ -132,7 +132,7 @@ def build(
 
 
 def _cpu_environment(num_ranks: int) -> dict[str, str]:
-    """What SGLang needs to run without an accelerator: each rank its own cores, if there are several."""
+    """Return what SGLang needs to run without an accelerator: each rank its own cores, if there are several."""
     if num_ranks == 1:
         return dict(_CPU_DEFAULTS)
     cores = sorted(os.sched_getaffinity(0))
@@ -338,7 +338,7 @@ class SglangBackend(EngineBackend):
 
 
 def _free_port() -> int:
-    """A port that nobody uses now: engines that start at once would find the same one by themselves."""
+    """Return a port that nobody uses now: engines that start at once would find the same one by themselves."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -29,7 +29,7 @@ _IDLE_TIMEOUT = 60.0
 
 
 def _end_with_everything() -> None:
-    """This process leads the group of SGLang's processes; nobody is left who could use them."""
+    """Kill the group of SGLang's processes, which this one leads: nobody is left who could use them."""
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
@@ -214,7 +214,7 @@ def _number(value: Any) -> float:
 
 
 def _end(meta: dict[str, Any]) -> tuple[str | None, str]:
-    """(why a response ends or None, what went wrong or "")."""
+    """Return why a response ends, or None, and what went wrong, or ""."""
     reason = meta.get("finish_reason")
     if reason is None:
         return None, ""
@@ -224,7 +224,7 @@ def _end(meta: dict[str, Any]) -> tuple[str | None, str]:
 
 
 def _check(what: str, result: tuple[Any, ...]) -> None:
-    """SGLang reports a failed update in what it returns, and goes on with the old weights."""
+    """Raise for a failed update, which SGLang reports in what it returns and goes on with the old weights."""
     success, message = result[0], result[1]
     if not success:
         raise RuntimeError(f"SGLang refused a weight update ({what}): {message}")

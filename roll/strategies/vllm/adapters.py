@@ -52,7 +52,7 @@ class AdapterFiles:
         (folder / "adapter_config.json").write_text(json.dumps(config))
 
     def _check(self, tensors: Mapping[str, Tensor]) -> dict[str, int]:
-        """Rank by layer."""
+        """Return the rank by layer."""
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         if self._shapes and shapes != self._shapes:
             odd = sorted(dict(shapes.items() ^ self._shapes.items()))

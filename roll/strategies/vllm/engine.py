@@ -138,7 +138,7 @@ def build(
 
 
 def _whole_prompts(arguments: dict[str, Any], length: int) -> bool:
-    """On a CPU: read every prompt in one pass where that is possible and nothing else was asked for; whether it is.
+    """Make vLLM on a CPU read every prompt in one pass unless something else was asked for; whether it will.
 
     When vLLM 0.32 cuts the prompt of a response with a seed, it rewinds the generator, which one on a CPU can't do: the
     engine dies. So responses only get their seeds when no prompt is cut.
@@ -311,7 +311,7 @@ class VllmBackend(EngineBackend):
         await self._engine.resume_generation()
 
     def _bucket_size(self) -> int:
-        """No more than what the weights need, in case all of them are small."""
+        """Return no more than what the weights need, in case all of them are small."""
         total = sum(8 * _numel(shape) for shape in self._description.shapes.values())
         return max(1, min(self._update_buffer_bytes, total))
 
@@ -368,7 +368,7 @@ def _numel(shape: Sequence[int]) -> int:
 
 
 def _known(function: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
-    """Those arguments that this version's function has."""
+    """Return those arguments that this version's function has."""
     parameters = inspect.signature(function).parameters
     return {name: value for name, value in arguments.items() if name in parameters}
 

@@ -46,7 +46,7 @@ class HostWeightTransferEngine(WeightTransferEngine[HostInitInfo, HostUpdateInfo
     update_info_cls = HostUpdateInfo
 
     def init_transfer_engine(self, init_info: HostInitInfo) -> None:
-        """Nothing to do."""
+        """Do nothing."""
         del init_info
 
     def start_weight_update(self) -> None:
@@ -105,7 +105,7 @@ class HostWeightTransferEngine(WeightTransferEngine[HostInitInfo, HostUpdateInfo
         finalize_layerwise_reload(self.model, self.model_config)
 
     def shutdown(self) -> None:
-        """Nothing is held between updates."""
+        """Do nothing: nothing is held between updates."""
 
     @staticmethod
     def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
@@ -126,7 +126,7 @@ def _tied_names(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, list[
 
 
 def _plain(name: str) -> str:
-    """The name by which a model loads a parameter: layers that hold adapters keep it one level further down."""
+    """Return the name by which a model loads a parameter: layers that hold adapters keep it one level further down."""
     return name.replace(".base_layer.", ".")
 
 
@@ -134,7 +134,7 @@ class WorkerExtension:
     """Methods that vLLM's workers get; callable with `collective_rpc`."""
 
     def free_device_memory(self) -> int:
-        """Bytes free on this worker's device; 0 on the CPU, where nothing is ever given back."""
+        """Return bytes free on this worker's device; 0 on the CPU, where nothing is ever given back."""
         return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
 
 
