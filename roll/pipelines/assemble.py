@@ -52,8 +52,11 @@ class Rollouts:
 
 
 def assemble(groups: Sequence[Group]) -> Rollouts:
-    """The survivors of all groups. A row's id is its trajectory's, with `/k` for context k of several; its group id is
-    the task's. A context in which the policy chose no token is left out."""
+    """Cut the survivors of all groups into rows, one per context.
+
+    A row's id is its trajectory's, with `/k` for context k of several; its group id is the task's. A context in which
+    the policy chose no token is left out.
+    """
     members = [(index, group.task, trajectory) for index, group in enumerate(groups) for trajectory in group.survivors]
     rows = _Rows()
     for place, (_, task, trajectory) in enumerate(members):
@@ -83,7 +86,7 @@ class _Rows:
         }  # fmt: skip
 
     def add(self, place: int, task: Task, trajectory: Trajectory) -> None:
-        """The rows of the trajectory at this place."""
+        """Add the rows of the trajectory at this place."""
         contexts, first = trajectory.contexts, 0
         for k, context in enumerate(contexts):
             turns = range(first, first + len(context))
@@ -107,7 +110,7 @@ class _Rows:
         columns["versions"] += [-1] * given + list(turn.versions)
 
     def batch(self) -> TokenBatch:
-        """What was collected."""
+        """Return what was collected."""
         columns = self._columns
         return TokenBatch(
             row_ids=tuple(self._ids),

@@ -75,7 +75,7 @@ class CreditAssigner:
         return {"running": self._running.state(), "kl_coef": self._kl_coef}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """What `state_dict` gave."""
+        """Restore what `state_dict` gave."""
         self._running = RunningMoments(**state["running"])
         self._kl_coef = state["kl_coef"]
 
@@ -180,7 +180,7 @@ class CreditAssigner:
     def _steps(
         self, rollouts: Rollouts, mask: Tensor, factor: Tensor, extra: Tensor, metrics: Metrics
     ) -> StepInputs | None:
-        """The turns that were played; None where episodes are one response."""
+        """Return the turns that were played; None where episodes are one response."""
         credit = self._config.turn_credit
         if credit is None:
             return None

@@ -43,7 +43,7 @@ class TrajectoryView:
 
     @classmethod
     def of(cls, rollouts: Rollouts) -> TrajectoryView:
-        """The view of these rollouts."""
+        """Return the view of these rollouts."""
         batch, owner = rollouts.batch, rollouts.row_trajectory
         trajectories = len(rollouts.trajectories)
         if torch.equal(owner, torch.arange(trajectories)):
@@ -62,7 +62,7 @@ class TrajectoryView:
         )
 
     def pad(self, column: Tensor, value: float = 0.0) -> Tensor:
-        """A token column of the batch as [R, T], right-padded with `value`."""
+        """Return a token column of the batch as [R, T], right-padded with `value`."""
         return pad_flat(column[self.positions], self.offsets, value)
 
     def unpad(self, padded: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class TrajectoryView:
 def turn_inputs(
     rollouts: Rollouts, action_mask: Tensor, credit: TurnCredit, *, factor: Tensor, extra: Tensor
 ) -> StepInputs:
-    """The turns of the trajectories with their rewards, penalties included, and states.
+    """Return the turns of the trajectories with their rewards, penalties included, and states.
 
     Rewards are float64, so that turns whose rewards-to-go agree on paper agree closely enough to have no spread.
 
@@ -187,7 +187,7 @@ def _require_states(rollouts: Rollouts, reader: str, *, first_only: bool) -> Non
 
 
 def turn_metrics(steps: StepInputs) -> Metrics:
-    """The mean reward of a turn."""
+    """Return the mean reward of a turn."""
     metrics, present = Metrics(), steps.turn_mask
     metrics.add_mean("reward/turn_mean", float(steps.turn_rewards[present].sum()), float(present.sum()))
     return metrics

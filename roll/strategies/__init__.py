@@ -22,7 +22,7 @@ _TRAIN = {
 
 
 def build_train_strategy(spec: TrainSpec, info: WorkerInfo) -> TrainStrategy:
-    """The backend that `spec.worker.strategy_args` names, on this rank."""
+    """Return the backend that `spec.worker.strategy_args` names, on this rank."""
     module, name = _TRAIN[spec.worker.strategy_args.strategy_name].split(":")
     strategy: TrainStrategy = getattr(import_module(module), name)(spec, info)
     return strategy
@@ -49,7 +49,7 @@ def build_engine(
     slots: Sequence[int],
     update_buffer_bytes: int,
 ) -> InferEngine:
-    """The engine that `worker.strategy_args` names, on these device slots.
+    """Return the engine that `worker.strategy_args` names, on these device slots.
 
     Args:
         args: the role's model, with its name resolved.

@@ -51,7 +51,7 @@ def _row_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, wind
 
 
 def _sliding(query: Tensor, key: Tensor, value: Tensor, window: int, scale: float) -> Tensor:
-    """A block of queries at a time against the keys it can see, so that no mask is as large as the row squared."""
+    """Compute a block of queries at a time against the keys it sees, so that no mask is as large as the row squared."""
     block = max(window, _SMALLEST_BLOCK)
     parts = []
     for start in range(0, query.shape[2], block):
@@ -102,7 +102,7 @@ def sequence_to_heads(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
 
 
 def heads_to_sequence(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
-    """The way back: [N, H / ranks, D] -> [N / ranks, H, D]."""
+    """Undo `sequence_to_heads`: [N, H / ranks, D] -> [N / ranks, H, D]."""
     return _AllToAll.apply(tensor, group, 0, 1)
 
 

@@ -207,7 +207,7 @@ class InferEngine(ABC):
 
     @abstractmethod
     def poll(self, budget: float) -> list[Completion]:
-        """What has finished since the last call.
+        """Return what has finished since the last call.
 
         Lockstep: works for at most `budget` decode steps. Others: returns as soon as there is something, at the latest
         after `budget` seconds; raises `EngineDied` when the engine is gone.
@@ -238,11 +238,11 @@ class InferEngine(ABC):
         """Version of the weights in use."""
 
     def loaded_weights(self) -> NamedWeights | None:
-        """The tensors that the model holds, under the names of `update_weights`. Default: None, it can't tell."""
+        """Return the tensors that the model holds, under the names of `update_weights`. Default: None (unknown)."""
         return None
 
     def take_counters(self) -> EngineCounters:
-        """What weight updates did to responses on their way, since the last call. Default: nothing."""
+        """Return what weight updates did to responses on their way, since the last call. Default: nothing."""
         return EngineCounters()
 
     def sleep(self, parts: Sequence[EnginePart] = ENGINE_PARTS) -> int:

@@ -160,7 +160,7 @@ class CommonStrategy(TrainStrategy):
         return "critic" if self._spec.kind == "value" else "actor"
 
     def _computed_rows(self, batch: TokenBatch, loss_fn: LossFn) -> tuple[TokenBatch, Denominators]:
-        """(this rank's rows that the step must run, sizes of the whole mini-batch with all its rows)."""
+        """Return (this rank's rows that the step must run, sizes of the whole mini-batch with all its rows)."""
         self._nonfinite = set()
         mine = denominators(batch)
         batch = batch.select(rows_to_compute(batch, loss_fn))
@@ -169,7 +169,7 @@ class CommonStrategy(TrainStrategy):
     def _loss_of(
         self, outputs: TokenOutputs, micro: TokenBatch, loss_fn: LossFn, whole: Denominators, *, is_padding: bool
     ) -> tuple[Tensor, Metrics]:
-        """(this rank's share of the loss, its metrics) of one micro-batch.
+        """Return (this rank's share of the loss, its metrics) of one micro-batch.
 
         A padding row gives 0 that depends on every output: its backward pass takes part in collectives. A row without a
         finite output gives NaN: no rank takes a step then, and `train_step` leaves the row out.
@@ -228,10 +228,10 @@ class CommonStrategy(TrainStrategy):
 
     @abstractmethod
     def _hf_model(self) -> Any:
-        """The role's model as transformers has it, to say how its folder looks; its weights aren't read."""
+        """Return the role's model as transformers has it, to say how its folder looks; its weights aren't read."""
 
     def export(self, path: Path) -> None:
-        """A Hugging Face folder with weights and tokenizer; rank 0 writes."""
+        """Write a Hugging Face folder with weights and tokenizer; rank 0 writes."""
         assert self._spec.kind == "policy", "a critic has no Hugging Face form"
         weights = {}
         for name, tensor in self.named_weights():
@@ -244,6 +244,6 @@ class CommonStrategy(TrainStrategy):
 
 
 def no_outputs(outputs: Sequence[OutputName]) -> TokenOutputs:
-    """Outputs of no rows."""
+    """Return outputs of no rows."""
     columns = {name: torch.zeros(0) for name in outputs}
     return TokenOutputs(row_ids=(), offsets=torch.zeros(1, dtype=torch.int64), **columns)

@@ -175,7 +175,7 @@ class Fsdp2Strategy(HfTrainStrategy):
         return [part for part in parts if self._shelves[part]]
 
     def _resident(self, part: StatePart) -> Iterable[Tensor]:
-        """The tensors of a part."""
+        """Return the tensors of a part."""
         from torch.distributed.fsdp import FSDPModule
 
         if part == "parameters":
@@ -259,7 +259,7 @@ class Fsdp2Strategy(HfTrainStrategy):
 
 
 def _flat_names(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """The names under which torch's distributed checkpoint stores a state."""
+    """Return the names under which torch's distributed checkpoint stores a state."""
     for key, value in tree.items():
         if isinstance(value, dict):
             yield from _flat_names(value, f"{prefix}{key}.")

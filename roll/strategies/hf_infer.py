@@ -125,7 +125,7 @@ class HfInfer(InferEngine):
         return self._version
 
     def loaded_weights(self) -> NamedWeights | None:
-        """The model's own tensors."""
+        """Return the model's own tensors."""
         return named_tensors(self._model)
 
     def submit(self, requests: Sequence[Request]) -> None:
@@ -169,7 +169,7 @@ class HfInfer(InferEngine):
         self._version = version
 
     def take_counters(self) -> EngineCounters:
-        """What weight updates did to responses on their way, since the last call."""
+        """Return what weight updates did to responses on their way, since the last call."""
         counters, self._counters = self._counters, EngineCounters()
         return counters
 
@@ -314,7 +314,7 @@ def build(
     slots: Sequence[int],
     update_buffer_bytes: int,
 ) -> HfInfer:
-    """An engine with the model of `args`, on the accelerator if there is one.
+    """Return an engine with the model of `args`, on the accelerator if there is one.
 
     Requests bring their own seeds, and memory grows with what runs, so that the rest says nothing here.
     """

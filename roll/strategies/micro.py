@@ -89,7 +89,7 @@ class MicroLayout:
 
 
 def lay_out(batch: TokenBatch, device: torch.device, *, packed: bool = False, multiple: int = 1) -> MicroLayout:
-    """The layout of a micro-batch in which every action token is scored.
+    """Return the layout of a micro-batch in which every action token is scored.
 
     `multiple` rounds up the padded width, or the packed length.
     """

@@ -12,12 +12,12 @@ from torch.autograd.graph import saved_tensors_hooks
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a sharded tensor; a plain tensor itself."""
+    """Return this rank's part of a sharded tensor; a plain tensor itself."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def storages(tensors: Iterable[Tensor], device: torch.device) -> list[torch.UntypedStorage]:
-    """The memory behind tensors, each piece once, as far as it is on `device`."""
+    """Return the memory behind tensors, each piece once, as far as it is on `device`."""
     found = {}
     for tensor in map(local, tensors):
         if tensor.device.type == device.type:
@@ -76,7 +76,7 @@ class OnHost:
     expanded."""
 
     def restore(self) -> Tensor:
-        """The tensor back on its device."""
+        """Bring the tensor back to its device."""
         tensor = torch.empty_strided(self.copy.shape, self.stride, dtype=self.copy.dtype, device=self.device)
         tensor.copy_(self.copy, non_blocking=self.device.type == "cuda")
         return tensor.expand(self.size)

@@ -36,7 +36,7 @@ def lr_factor(
 
 
 def schedule_from(training_args: Any, total_steps: int) -> Callable[[int], float]:
-    """The factor function of a role's `training_args`."""
+    """Return the factor function of a role's `training_args`."""
     warmup = training_args.warmup_steps
     if not warmup and training_args.warmup_ratio:
         warmup = math.ceil(training_args.warmup_ratio * total_steps)

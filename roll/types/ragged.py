@@ -16,12 +16,12 @@ R = TypeVar("R", bound="Ragged")
 
 
 def token_column() -> Any:
-    """An optional column with one entry per token."""
+    """Return an optional column with one entry per token."""
     return field(default=None, metadata={"level": "token"})
 
 
 def row_column() -> Any:
-    """An optional column with one entry per row."""
+    """Return an optional column with one entry per row."""
     return field(default=None, metadata={"level": "row"})
 
 
@@ -66,7 +66,7 @@ class Ragged:
         return {f.name: f.metadata["level"] for f in fields(cls) if "level" in f.metadata}
 
     def columns(self) -> dict[str, Tensor]:
-        """The columns that are present, by name."""
+        """Return the columns that are present, by name."""
         return {name: getattr(self, name) for name in self._levels() if getattr(self, name) is not None}
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ class Ragged:
         return self.offsets.diff()
 
     def require(self, name: str) -> Tensor:
-        """The column called `name`; raises when nobody has filled it."""
+        """Return the column called `name`; raises when nobody has filled it."""
         column = getattr(self, name)
         if column is None:
             raise ValueError(f"column {name!r} is not filled; present: {sorted(self.columns())}")
@@ -108,7 +108,7 @@ class Ragged:
         return {"row_ids": tuple(self.row_ids[i] for i in rows)}
 
     def select(self: R, rows: Sequence[int]) -> R:
-        """The rows at these positions, in this order (each at most once)."""
+        """Return the rows at these positions, in this order (each at most once)."""
         token_index = self._token_index(rows)
         row_index = torch.as_tensor(list(rows), dtype=torch.int64)
         picked = {
@@ -121,7 +121,7 @@ class Ragged:
         return replace(self, offsets=offsets, **changes)
 
     def reorder(self: R, row_ids: Sequence[str]) -> R:
-        """The same rows in the order of `row_ids`; raises `RowMismatch` unless they are the same set."""
+        """Return the same rows in the order of `row_ids`; raises `RowMismatch` unless they are the same set."""
         if len(row_ids) != len(self) or set(row_ids) != set(self.row_ids):
             absent = sorted(set(row_ids) - set(self.row_ids))[:3]
             extra = sorted(set(self.row_ids) - set(row_ids))[:3]
@@ -160,7 +160,7 @@ class Ragged:
         return replace(parts[0], offsets=torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]), **changes)
 
     def with_columns(self: R, **columns: Tensor | None) -> R:
-        """The same rows with these columns set (aligned with this carrier)."""
+        """Return the same rows with these columns set (aligned with this carrier)."""
         unknown = set(columns) - set(self._levels())
         if unknown:
             raise ValueError(f"unknown columns {sorted(unknown)}; known: {sorted(self._levels())}")
@@ -180,7 +180,7 @@ class Ragged:
         return self.with_columns(**{mine: aligned.require(theirs) for mine, theirs in names.items()})
 
     def pad(self, name: str, value: float = 0.0) -> Tensor:
-        """A token column as [B, T], right-padded with `value`; gradients flow."""
+        """Return a token column as [B, T], right-padded with `value`; gradients flow."""
         return pad_flat(self.require(name), self.offsets, value)
 
     def valid(self) -> Tensor:

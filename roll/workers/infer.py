@@ -85,7 +85,7 @@ class InferWorker(Worker):
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def take_counters(self) -> EngineCounters:
-        """What weight updates did to responses on their way, since the last call."""
+        """Return what weight updates did to responses on their way, since the last call."""
         return self.engine.take_counters()
 
     @dispatch(Dispatch.ONE_TO_ALL)

@@ -24,7 +24,7 @@ class LoadedCheck:
         self._expected = Checksum()
 
     def watch(self, stream: Iterable[tuple[str, Tensor]]) -> NamedWeights:
-        """The stream itself, each tensor hashed in the type that the model keeps it in."""
+        """Yield the stream itself, each tensor hashed in the type that the model keeps it in."""
         for name, tensor in stream:
             if name in self._dtypes:
                 self._expected.add(name, tensor.to(self._dtypes[name]))
@@ -60,7 +60,7 @@ class Probes:
         self._held: list[Completion] = []
 
     def poll(self, budget: float) -> list[Completion]:
-        """The engine's `poll` without probes, and with what came up while a probe ran."""
+        """Return the engine's `poll` without probes, and with what came up while a probe ran."""
         with self._lock:
             held, self._held = self._held, []
         return held + self._without_probes(self._engine.poll(0 if held else budget))

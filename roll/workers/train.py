@@ -23,7 +23,7 @@ from roll.workers.losses import objective, with_mismatch_metrics
 
 
 def resolved_model_args(config: RunConfig, role: str) -> ModelArgs:
-    """A role's `model_args` with the model filled in that the role itself may leave to others."""
+    """Return a role's `model_args` with the model filled in that the role itself may leave to others."""
     return replace(config.sections[role].model_args, model_name_or_path=config.model_path(role))
 
 
@@ -35,7 +35,7 @@ def train_spec(
     trains: bool,
     total_optimizer_steps: int,
 ) -> TrainSpec:
-    """What a backend is told about a role: its section with the model filled in, and the run's constants."""
+    """Return what a backend is told about a role: its section with the model filled in, and the run's constants."""
     worker = config.sections[role]
     assert isinstance(worker, ForwardConfig), f"{role} has no forward passes of its own"
     return TrainSpec(
@@ -61,7 +61,7 @@ class ForwardWorker(Worker):
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def layout(self) -> RankLayout:
-        """This rank's place in the data-parallel split, as its backend laid it out."""
+        """Return this rank's place in the data-parallel split, as its backend laid it out."""
         return self.strategy.layout
 
     @dispatch(Dispatch.SPLIT_BY_DP)

@@ -88,7 +88,7 @@ def engine_json(spec: TrainSpec, options: DeepSpeedConfig, device: torch.device)
 
 
 def exact_weights(module: nn.Module, computed: torch.dtype) -> dict[nn.Parameter, Tensor]:
-    """Copies of trained weights that lose something in the type that computes.
+    """Return copies of trained weights that lose something in the type that computes.
 
     ZeRO makes its float32 weights from the rounded ones. Weights that were published in bf16 lose nothing and cost
     nothing here.

@@ -136,7 +136,7 @@ class DeepSpeedStrategy(HfTrainStrategy):
         return whole_weight(self._engine, tensor)
 
     def _kept(self) -> list[tuple[str, Tensor]]:
-        """What a checkpoint holds: of a model with adapters, those alone."""
+        """Return what a checkpoint holds: of a model with adapters, those alone."""
         named = list(named_tensors(self._model))
         return [(n, t) for n, t in named if self._adapters is None or self._adapters.keeps(n)]
 

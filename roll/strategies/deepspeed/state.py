@@ -16,7 +16,7 @@ from roll.strategies.optim import MOMENTS
 
 
 def whole_weight(engine: Any, parameter: Any) -> Tensor:
-    """The float32 weight of a trained parameter, the weight as it is of a frozen one."""
+    """Return the float32 weight of a trained parameter, the weight as it is of a frozen one."""
     import deepspeed
     from deepspeed.utils import safe_get_full_fp32_param
 
@@ -44,7 +44,7 @@ def set_weight(engine: Any, parameter: Any, value: Tensor) -> None:
 
 
 def whole_moment(engine: Any, parameter: Any, name: str) -> Tensor:
-    """A moment of a trained parameter, after the first optimizer step."""
+    """Return a moment of a trained parameter, after the first optimizer step."""
     from deepspeed.utils import safe_get_full_optimizer_state
 
     if not _sharded(engine):
@@ -170,7 +170,7 @@ def _whole_gradients(engine: Any) -> bool:
 
 
 def _trained_tensors(engine: Any) -> list[Tensor]:
-    """What the optimizer updates: flat parts of this rank, or the parameters themselves."""
+    """Return what the optimizer updates: flat parts of this rank, or the parameters themselves."""
     optimizer = engine.optimizer
     if not _sharded(engine):
         return [p for group in optimizer.param_groups for p in group["params"]]

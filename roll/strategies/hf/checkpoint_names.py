@@ -18,7 +18,7 @@ _APART = {
 
 
 def checkpoint_tensors(model_type: str, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The tensor or tensors of a checkpoint that hold `tensor` of the module; views, nothing is copied."""
+    """Return the tensor or tensors of a checkpoint that hold `tensor` of the module; views, nothing is copied."""
     if model_type == "mixtral":
         name = name.replace(".mlp.", ".block_sparse_moe.")
     folder, _, last = name.rpartition(".")

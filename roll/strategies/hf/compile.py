@@ -8,7 +8,7 @@ from torch import nn
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """The modules that transformers itself names as the ones that stay on one device: decoder layers, mostly."""
+    """Return the modules that transformers itself names as the ones that stay on one device: decoder layers, mostly."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     return (module for module in model.modules() if type(module).__name__ in names)
 

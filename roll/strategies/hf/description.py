@@ -88,7 +88,7 @@ def _head_size(config: Any) -> int:
 
 
 def _generation_config(args: ModelArgs, model: Any) -> Any:
-    """The folder's generation settings; without such a file those that the model's configuration implies."""
+    """Return the folder's generation settings; without such a file those that the model's configuration implies."""
     from transformers import GenerationConfig
 
     try:

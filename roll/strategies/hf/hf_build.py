@@ -24,7 +24,7 @@ def build_module(
     device: torch.device,
     sequence: SequenceGroup | None = None,
 ) -> PolicyModel | ValueModel:
-    """The module of a role on `device`, its weights in `stored`, ready to be wrapped by a backend.
+    """Return the module of a role on `device`, its weights in `stored`, ready to be wrapped by a backend.
 
     With `sequence`, whose ranks must all call this, its layouts are shards of packed lines.
     """
@@ -71,7 +71,7 @@ def hf_module(module: PolicyModel | ValueModel) -> nn.Module:
 
 
 def _decoder(module: PolicyModel | ValueModel) -> nn.Module:
-    """The part of it that makes hidden states from tokens."""
+    """Return the part of it that makes hidden states from tokens."""
     decoder: nn.Module = module.lm.get_decoder() if isinstance(module, PolicyModel) else module.backbone
     return decoder
 

@@ -51,7 +51,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def load_tokenizer(args: ModelArgs) -> Any:
-    """The tokenizer of a model; one without a padding token pads with its end-of-sequence token."""
+    """Return the tokenizer of a model; one without a padding token pads with its end-of-sequence token."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     source = _source(args)
@@ -81,7 +81,7 @@ def _names_generic_tokenizer(name: str) -> bool:
 
 
 def load_causal_lm(args: ModelArgs, dtype: torch.dtype) -> PreTrainedModel:
-    """A causal language model on the CPU, in eval mode."""
+    """Return a causal language model on the CPU, in eval mode."""
     from transformers import AutoModelForCausalLM
 
     with quiet_transformers():
@@ -89,7 +89,7 @@ def load_causal_lm(args: ModelArgs, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def load_backbone(args: ModelArgs, dtype: torch.dtype) -> PreTrainedModel:
-    """The same architecture without its language-model head, on the CPU, in eval mode."""
+    """Return the same architecture without its language-model head, on the CPU, in eval mode."""
     from transformers import AutoModel
 
     with quiet_transformers():
@@ -97,7 +97,7 @@ def load_backbone(args: ModelArgs, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def load_classifier(args: ModelArgs, dtype: torch.dtype) -> PreTrainedModel:
-    """A sequence classifier on the CPU, in eval mode; raises `ValueError` where transformers would invent its head."""
+    """Return a sequence classifier on the CPU in eval mode; raise `ValueError` where its head would be invented."""
     from transformers import AutoModelForSequenceClassification
 
     with quiet_transformers():
@@ -117,7 +117,7 @@ _ATTENTION = {"eager": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}
 
 
 def load_config(args: ModelArgs) -> Any:
-    """The model's own configuration with the user's changes."""
+    """Return the model's own configuration with the user's changes."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(**_source(args))
@@ -131,7 +131,7 @@ def load_config(args: ModelArgs) -> Any:
 
 
 def _model_kwargs(args: ModelArgs) -> dict[str, Any]:
-    """The configuration and the attention kernel."""
+    """Return the configuration and the attention kernel."""
     attention = {}
     if args.attn_implementation != "auto":
         attention["attn_implementation"] = _ATTENTION[args.attn_implementation]
@@ -148,7 +148,7 @@ def eos_token_ids(model: nn.Module, tokenizer: Any) -> frozenset[int]:
 
 
 def text_config(model: nn.Module) -> Any:
-    """The model's configuration; of a multimodal one, that of its language model."""
+    """Return the model's configuration; of a multimodal one, that of its language model."""
     config: Any = model.config
     return config.get_text_config()
 
@@ -165,7 +165,7 @@ def context_length(model: nn.Module) -> int:
 
 
 def logit_factor(model: nn.Module) -> float:
-    """What the model multiplies the output of its head with: Cohere has a factor, Granite a divisor."""
+    """Return what the model multiplies the output of its head with: Cohere has a factor, Granite a divisor."""
     config = text_config(model)
     return float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
 

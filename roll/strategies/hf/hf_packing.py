@@ -74,7 +74,7 @@ def packed_attention(
     packed_rows: PackedRows | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function as transformers' `AttentionInterface` wants it.
+    """Compute attention as transformers' `AttentionInterface` wants it.
 
     Args:
         query: [1, H, N, D]; `key` and `value` alike, with a divisor of H heads.

@@ -71,7 +71,7 @@ class RewardModel(ValueModel):
 
 
 def build_reward_model(spec: TrainSpec, dtype: torch.dtype) -> RewardModel:
-    """The classifier of a reward model's role on the CPU; raises `ValueError` for a model that is none."""
+    """Return the classifier of a reward model's role on the CPU; raises `ValueError` for a model that is none."""
     assert isinstance(spec.worker, RewardModelConfig)
     classifier = load_classifier(spec.worker.model_args, dtype)
     labels: dict[int, str] = dict(classifier.config.id2label)  # type: ignore[arg-type]

@@ -93,7 +93,7 @@ class HfTrainStrategy(CommonStrategy):
 
     @abstractmethod
     def _full(self, name: str, tensor: Tensor) -> Tensor:
-        """The whole of a sharded tensor; every rank calls it for the same tensors in the same order."""
+        """Return the whole of a sharded tensor; every rank calls it for the same tensors in the same order."""
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         """Around forward passes, where the wrapper itself doesn't cast."""
@@ -170,7 +170,7 @@ class HfTrainStrategy(CommonStrategy):
         return hf_module(self._model)
 
     def export(self, path: Path) -> None:
-        """A Hugging Face folder with weights and tokenizer, and `adapter/` with LoRA; rank 0 writes."""
+        """Write a Hugging Face folder with weights and tokenizer, and `adapter/` with LoRA; rank 0 writes."""
         super().export(path)
         if self._adapters is not None:
             self._adapters.export(path / "adapter", self._full, writes=self._info.rank == 0)

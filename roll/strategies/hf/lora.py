@@ -128,7 +128,7 @@ class Adapters:
                     dropout.eval()
 
     def weights(self, model: nn.Module, full: Full, part: WeightPart) -> NamedWeights:
-        """A part of the weights; `merged` is W + scaling * B A for adapted layers in float32.
+        """Return a part of the weights; `merged` is W + scaling * B A for adapted layers in float32.
 
         `merged` and `base` have the tensors and names of the plain model. `adapters` have peft's names; B is scaled.
         """
@@ -155,7 +155,7 @@ class Adapters:
         return a, b
 
     def export(self, folder: Path, full: Full, *, writes: bool) -> None:
-        """A folder that `peft.PeftModel.from_pretrained` loads onto the base model; every rank calls, one `writes`."""
+        """Write a folder that `peft.PeftModel.from_pretrained` loads onto the base model; every rank calls."""
         import copy
 
         from safetensors.torch import save_file
@@ -290,7 +290,7 @@ def _new_config(model: nn.Module, args: ModelArgs, chosen: list[str]) -> LoraCon
 
 
 def _saved_config(args: ModelArgs, folder: Path) -> LoraConfig:
-    """What the folder says of its adapters, with this run's dropout."""
+    """Return what the folder says of its adapters, with this run's dropout."""
     from peft import LoraConfig, PeftConfig
 
     if not (folder / "adapter_config.json").is_file():

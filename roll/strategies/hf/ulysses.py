@@ -64,7 +64,7 @@ class SequenceGroup:
             raise ValueError(f"model_args.ulysses_size: {type(model).__name__}: {error}") from None
 
     def shard(self, layout: MicroLayout) -> MicroLayout:
-        """This rank's part of a packed layout whose length is a multiple of the group's size."""
+        """Return this rank's part of a packed layout whose length is a multiple of the group's size."""
         width = layout.ids.shape[1] // self.size
         part = slice(self.rank * width, (self.rank + 1) * width)
         mine = self._mine(layout)

@@ -30,7 +30,7 @@ class ContextShard:
     """int64 [S], their numbers among the scored tokens of the whole layout."""
 
     def through(self, chunk: Any, *, with_entropy: bool, with_correct: bool = False) -> Any:
-        """What a chunk of the model gives for it, see `TokenGPT.forward`."""
+        """Return what a chunk of the model gives for it, see `TokenGPT.forward`."""
         return chunk(
             self.ids,
             self.positions,

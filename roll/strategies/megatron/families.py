@@ -81,7 +81,7 @@ assert tuple(_FAMILIES) == MEGATRON_MODEL_TYPES
 
 
 def architecture(config: Any) -> Architecture:
-    """What a transformers configuration describes.
+    """Return what a transformers configuration describes.
 
     Raises:
         ValueError: the model type isn't one of the supported ones, or the configuration asks for something that

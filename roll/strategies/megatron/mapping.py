@@ -49,7 +49,7 @@ class Entry:
     """Number of experts that have such a parameter; 0: not one of the experts."""
 
     def share(self, rank: int, ranks: int) -> list[Segment]:
-        """The segments that `rank` of `ranks` holds, in order."""
+        """Return the segments that `rank` of `ranks` holds, in order."""
         if self.dim is None:
             return list(self.segments)
         total = sum(segment.size for segment in self.segments)

@@ -82,7 +82,7 @@ _OF_TRANSFORMER_ENGINE = ("cpu_offloading", "fp4", "fp8", "tp_comm_")
 def transformer_config(
     arch: Architecture, options: MegatronConfig, *, dtype: torch.dtype, trains: bool, recompute: bool
 ) -> Any:
-    """The `TransformerConfig` of a role.
+    """Return the `TransformerConfig` of a role.
 
     Raises:
         ValueError: a size doesn't divide the model, or `additional_configs` has a field that doesn't exist, that

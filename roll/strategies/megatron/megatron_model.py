@@ -194,7 +194,7 @@ def build_chunks(
     temperature: float,
     recompute: bool,
 ) -> list[TokenGPT]:
-    """This rank's part of the model, one chunk per virtual pipeline stage, its parameters not yet loaded.
+    """Return this rank's part of the model, one chunk per virtual pipeline stage, its parameters not yet loaded.
 
     Call it with Megatron's process groups initialised, without an accelerator inside `cpu_platform`.
 

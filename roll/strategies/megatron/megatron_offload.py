@@ -32,7 +32,7 @@ class Memory:
         return freed
 
     def wake(self, parts: Sequence[StatePart]) -> None:
-        """What is asleep of these comes back; gradients as zeros."""
+        """Bring back what is asleep of these; gradients as zeros."""
         for part in parts:
             if part == "gradients":
                 for storage, size in self._emptied:
@@ -48,7 +48,7 @@ class Memory:
         return [part for part in parts if (self._emptied if part == "gradients" else self._shelves[part])]
 
     def _gradients(self) -> list[Tensor]:
-        """The buffers that all gradients are views of."""
+        """Return the buffers that all gradients are views of."""
         if self._optimizer is None:
             return []
         return [buffer.grad_data for chunk in self._chunks for buffer in chunk.buffers + chunk.expert_parallel_buffers]

@@ -16,7 +16,7 @@ from roll.strategies.optim import MOMENTS
 
 
 def wrap_chunks(chunks: Sequence[nn.Module], options: MegatronConfig) -> list[Any]:
-    """The chunks with gradient buffers that are summed over data- and context-parallel ranks."""
+    """Return the chunks with gradient buffers that are summed over data- and context-parallel ranks."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 
     config = DistributedDataParallelConfig(
@@ -97,7 +97,7 @@ class Optimizer:
             group["weight_decay"] = self._decay * group["wd_mult"]
 
     def _mains(self) -> Iterator[Tensor]:
-        """The float32 weights (or this rank's shards of them) that AdamW steps on."""
+        """Return the float32 weights (or this rank's shards of them) that AdamW steps on."""
         for group in self.megatron.param_groups:
             yield from group["params"]
 
@@ -167,7 +167,7 @@ class Optimizer:
 
     @torch.no_grad()
     def take_state(self, parameter: nn.Parameter, state: dict[str, Tensor]) -> None:
-        """This rank's part of what `whole_state` returned."""
+        """Return this rank's part of what `whole_state` returned."""
         main, moments, part = self._place(parameter)
         if main is not None:
             for name, tensor in state.items():
@@ -175,7 +175,7 @@ class Optimizer:
                 target.copy_(tensor.flatten()[part].view(target.shape))
 
     def set_steps(self, steps: int) -> None:
-        """The number of steps that the moments have seen, where the optimizer counts them itself."""
+        """Return the number of steps that the moments have seen, where the optimizer counts them itself."""
         for optimizer in self.megatron.chained_optimizers:
             inner = optimizer.optimizer
             if inner is None:
@@ -210,7 +210,7 @@ MASTER = "master"
 
 
 def state_names(parameter: nn.Parameter) -> tuple[str, ...]:
-    """What a checkpoint keeps of a trained parameter besides its value."""
+    """Return what a checkpoint keeps of a trained parameter besides its value."""
     return MOMENTS if parameter.dtype == torch.float32 else (*MOMENTS, MASTER)
 
 

@@ -114,7 +114,7 @@ def _check_same(info: WorkerInfo, options: MegatronConfig) -> None:
 
 
 def send_from_last_stage(value: Any) -> Any:
-    """What the last pipeline stage holds, on every stage. Metrics and the like: it is pickled."""
+    """Return what the last pipeline stage holds, on every stage. Metrics and the like: it is pickled."""
     from megatron.core import parallel_state
 
     group = parallel_state.get_pipeline_model_parallel_group()

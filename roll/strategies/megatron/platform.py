@@ -40,7 +40,7 @@ class _Stream:
         """Nothing to remember."""
 
     def record_event(self, event: Any = None) -> _Stream:
-        """An event that has happened."""
+        """Return an event that has happened."""
         return self if event is None else event
 
     def synchronize(self) -> None:
@@ -143,7 +143,7 @@ def _gathered_unevenly(gather: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _scattered_unevenly(scatter: Callable[..., Any]) -> Callable[..., Any]:
-    """The way back: every rank has the sum of its part."""
+    """Give every rank the sum of its part, the reverse of gathering."""
 
     def reduce_scatter(output: Tensor, inputs: list[Tensor], *args: Any, group: Any = None, **kwargs: Any) -> Any:
         if all(part.shape == output.shape for part in inputs):

@@ -19,7 +19,7 @@ _STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",
 
 
 def backbone_name(name: str) -> str:
-    """The name in a backbone module of a tensor in a checkpoint; Mixtral's checkpoints have names of their own."""
+    """Return the name in a backbone module of a tensor in a checkpoint; Mixtral's checkpoints have other names."""
     name = name.removeprefix("model.").replace(".block_sparse_moe.", ".mlp.")
     return re.sub(r"(\.experts\.\d+\.)(w[123])\.", lambda m: f"{m[1]}{_EXPERT_PARTS[m[2]]}.", name)
 
@@ -76,7 +76,7 @@ class WeightSource:
 
 @contextlib.contextmanager
 def open_weights(source: str | Path | Mapping[str, Tensor]) -> Iterator[WeightSource]:
-    """The weights of a folder, a hub id, a GGUF file, or tensors that are there already.
+    """Return the weights of a folder, a hub id, a GGUF file, or tensors that are there already.
 
     Only GGUF files and folders without safetensors are loaded as a whole, by transformers.
     """
@@ -108,7 +108,7 @@ def _loaded(path: str) -> dict[str, Tensor]:
 
 
 def _safetensors(path: str) -> list[Path]:
-    """The safetensors files of a folder or hub model; none where it has other formats only."""
+    """Return the safetensors files of a folder or hub model; none where it has other formats only."""
     from transformers.utils import cached_file
 
     def find(name: str) -> Path | None:

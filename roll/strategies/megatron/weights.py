@@ -141,7 +141,7 @@ def _entries(table: WeightTable, kind: str) -> Iterator[Entry]:
 
 
 def _held(chunk: TokenGPT, table: WeightTable, ranks: _Ranks) -> Iterator[_Held]:
-    """What of the table this chunk holds; every parameter but a value head's exactly once."""
+    """Return what of the table this chunk holds; every parameter but a value head's exactly once."""
     parameters = dict(chunk.named_parameters())
     parameters.pop("value_head.weight", None)
     left = set(parameters)
@@ -165,7 +165,7 @@ def _of_stack(matrix: Tensor, name: str, expert: int, experts: int, hidden: int)
 
 
 def _places(chunk: TokenGPT, table: WeightTable) -> Iterator[tuple[str, Entry]]:
-    """(what stands before the parameter's name, entry) for what the chunk was built with."""
+    """Return (what stands before the parameter's name, entry) for what the chunk was built with."""
     if chunk.pre_process:
         yield "", table.embedding
     for i, layer in enumerate(chunk.decoder.layers):
@@ -212,7 +212,7 @@ def _key(entry: Entry) -> tuple[str, str]:
 
 
 def _owners(mine: list[bool], pipeline: Any, device: torch.device) -> list[int]:
-    """The pipeline rank that holds each entry."""
+    """Return the pipeline rank that holds each entry."""
     rank = dist.get_rank(pipeline)
     owners = torch.tensor([rank if here else -1 for here in mine], device=device)
     dist.all_reduce(owners, op=dist.ReduceOp.MAX, group=pipeline)
@@ -228,7 +228,7 @@ def _spread(whole: Tensor, owner: int, pipeline: Any) -> Tensor:
 
 
 def _joined(entry: Entry, matrices: list[Tensor], ranks: _Ranks) -> list[Tensor]:
-    """The entry's tensors from the shares of the ranks of this pipeline stage."""
+    """Return the entry's tensors from the shares of the ranks of this pipeline stage."""
     group = ranks.sharing(entry)
     mine = torch.stack(matrices) if entry.experts else matrices[0]
     shares = [mine] if entry.dim is None else _all_gathered(mine, group)
@@ -248,7 +248,7 @@ def _all_gathered(tensor: Tensor, group: Any) -> list[Tensor]:
 
 
 def _assembled(entry: Entry, shares: list[Tensor]) -> list[Tensor]:
-    """The reverse of `_fill`, for the shares of all ranks; experts are stacked in front."""
+    """Undo `_fill`, for the shares of all ranks; experts are stacked in front."""
     leading = shares[0].shape[:1] if entry.experts else ()
     if entry.dim is None:
         return shares
