@@ -4,9 +4,9 @@
     python benchmarks/agentic_learning.py examples/sokoban/agentic_sokoban_cpu.yaml --seeds 1 2 3
     python benchmarks/agentic_learning.py FILE --seeds 1 2 3 --plot docs/learning/sokoban.png
 
-Every seed is a run of `examples/start_pipeline.py` in a process of its own; the time is that of the whole command. Its
-validation plays rooms or maps that training never meets. Beside it, on the same validation seeds: an agent that acts
-at random, and the environment's own solver. Finished runs below `--output` aren't run again.
+Every seed is a run of `examples/start_pipeline.py` in a process of its own; the time is that of the whole command.
+Validation plays rooms or maps that training never plays. For comparison, an agent that acts at random and the
+environment's own solver play the same validation seeds. Finished runs below `--output` aren't run again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Curve:
 
 
 def run(file: Path, seed: int, folder: Path, overrides: Sequence[str]) -> Curve:
-    """Run one seed, unless it has been run, and read what it logged."""
+    """Run one seed, unless its run is finished, and read its log."""
     settings = [f"seed={seed}", f"output_dir={folder}", *overrides]
     done = folder / "seconds.json"
     if not done.is_file():
@@ -68,7 +68,7 @@ def run(file: Path, seed: int, folder: Path, overrides: Sequence[str]) -> Curve:
 
 
 def baselines(config: AgenticConfig) -> tuple[float, float | None]:
-    """Success of the random agent and of the solver on the validation tasks, mean over tags."""
+    """Return the success of the random agent and of the solver on the validation tasks, mean over tags."""
     manager = config.val_env_manager
     assert manager is not None, "a run without validation shows nothing"
     tags = config.tags_of(manager)
@@ -89,7 +89,7 @@ def baselines(config: AgenticConfig) -> tuple[float, float | None]:
 
 
 def table(curves: Sequence[Curve]) -> str:
-    """The runs in Markdown."""
+    """Return the runs as a Markdown table."""
     lines = ["| seed | random | warm start | trained | gain | solver | minutes |", "|---|---|---|---|---|---|---|"]
     for curve in curves:
         first, last = curve.success[0], curve.success[-1]
@@ -102,7 +102,7 @@ def table(curves: Sequence[Curve]) -> str:
 
 
 def plot(curves: Sequence[Curve], title: str, path: Path) -> None:
-    """Success over training steps."""
+    """Draw success over training steps."""
     import matplotlib
 
     matplotlib.use("Agg")

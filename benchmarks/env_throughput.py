@@ -1,18 +1,19 @@
-"""How fast environments step behind the pool of processes, beside what they could do at best.
+"""How fast environments step in the process pool, compared with upper bounds.
 
     python benchmarks/env_throughput.py --rounds 5
     python benchmarks/env_throughput.py --only concurrent
 
 The policy is a stub: a random valid response, drawn from the episode's seed, so that all ways play the same episodes
-(gymnasium's own maps and dynamics excepted). In the same rounds, by turns, so that a busy machine is busy for all:
+(except gymnasium, which has its own maps and dynamics). The ways take turns in each round, so that the load of the
+machine affects all alike:
 
-* bare loop: our environment in this process, without wrappers: `step` gets an action's name. The bound.
-* wrapped loop: the same as an episode plays it: the action is found in a response's text, and the time is limited.
-* pool: as a run plays it: the wrapped environments in child processes, `--concurrent` episodes under way at once.
-* gymnasium: its FrozenLake-v1 in its vector environments, with `--concurrent` of them: Async has a process for each.
+* bare loop: our environment in this process, without wrappers; `step` gets the name of an action. This is the bound.
+* wrapped loop: the same with wrappers, which find the action in a response's text and limit the number of turns.
+* pool: as in a run: the wrapped environments in child processes, with `--concurrent` episodes in flight.
+* gymnasium: its FrozenLake-v1 in its vector environments, with `--concurrent` copies. Async has a process for each.
 
-`concurrent` then holds thousands of episodes of Sokoban open at once, and compares the memory of the processes with
-what they take when empty.
+`concurrent` then holds thousands of episodes of Sokoban open at once, and measures the memory of the processes beyond
+that of empty ones.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ LAKE = EnvSpec(tag="env", env_type="frozen_lake-v1", env_config={"slippery": Tru
 SOKOBAN = EnvSpec(tag="env", env_type="sokoban-v1", env_config={"dim_room": 6, "num_boxes": 1}, max_steps=STEPS)
 
 Measure = Callable[[Sequence[int]], int]
-"""Plays the episodes of these seeds: steps taken."""
+"""Plays the episodes of these seeds and returns the number of steps."""
 
 
 @dataclass(frozen=True, slots=True)

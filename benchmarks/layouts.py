@@ -3,8 +3,8 @@
     python benchmarks/layouts.py
     python benchmarks/layouts.py --layouts "FSDP2, 2 ranks" --families llama qwen3
 
-The check is the one of `tests/strategies/layout_contract.py`, which fails above 1e-4; this prints what was reached: the
-largest relative difference over the families, dense and packed, of log-probs, entropy, loss, gradient norm and weights.
+The check is that of `tests/strategies/layout_contract.py`, which fails above 1e-4. The table shows the largest relative
+difference of log-probs, entropy, loss, gradient norm and weights over the families, dense and packed.
 """
 
 from __future__ import annotations

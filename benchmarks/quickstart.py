@@ -3,7 +3,7 @@
     python benchmarks/quickstart.py --seeds 42 1 2 --out /tmp/quickstart
 
 Runs the shipped configuration through `examples/start_pipeline.py`, one process a seed, and prints the two tables of
-`docs/benchmarks.md`. `--only-report` reads runs that are already there.
+`docs/benchmarks.md`. `--only-report` reads finished runs.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
     python benchmarks/rollout_vs_trl.py --trl-python /tmp/trl/bin/python                # responses of one length
     python benchmarks/rollout_vs_trl.py --trl-python /tmp/trl/bin/python --mean-length 64   # few are long
 
-Each side is a process of its own for the whole run, and they take their steps in turn on the same machine. A round is
-one step of either, then the parts of our step by themselves (`bare`). Reported are medians over the rounds, and of each
-round's own ratios; start-up and the first steps are left out. Processor seconds are those of a side's own process: on a
-busy machine they say what wall time doesn't, but they miss engines in processes of their own (vLLM).
+Each side is one process for the whole run, and the sides take turns on the same machine. A round is one step of each,
+then the parts of our step by themselves (`bare`). The report has medians over the rounds, and medians of each round's
+ratios. Start-up and the first steps are left out. Processor seconds are those of a side's own process. They are more
+reliable than wall time on a busy machine, but they miss engines in processes of their own (vLLM).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Side:
         return f"{what}; the end of its output:\n{self._log.read()[-3000:]}"
 
     def ask(self, command: str) -> dict[str, Any]:
-        """Let it do something; its figures."""
+        """Send a command and return its figures."""
         self._connection.send(command)
         return self._answer(STEP_SECONDS)
 
@@ -92,7 +92,7 @@ class Side:
 
 
 def measure(options: argparse.Namespace, task: Task, folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Figures of every round, by `trl`, `ours` and `bare`."""
+    """Return the figures of every round, by `trl`, `ours` and `bare`."""
     write_files(folder, task)
     per_device = str(options.trl_per_device or task.rows)
     cache = ["--cache", options.trl_cache] if options.trl_cache else []
@@ -120,7 +120,7 @@ def measure(options: argparse.Namespace, task: Task, folder: Path) -> dict[str, 
 
 
 def spread(values: list[float]) -> str:
-    """Median with the quartiles around it."""
+    """Return the median with the quartiles."""
     low, middle, high = quantiles(values, n=4, method="inclusive") if len(values) > 1 else (values[0],) * 3
     return f"{middle:.2f} ({low:.2f}-{high:.2f})"
 
@@ -157,13 +157,13 @@ def report(task: Task, figures: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def per_token(rows: list[dict[str, Any]]) -> tuple[float, float]:
-    """Seconds and processor seconds per trained token, over all rounds together."""
+    """Return seconds and processor seconds per trained token, over all rounds together."""
     tokens = sum(sum(row["lengths"]) for row in rows)
     return sum(row["seconds"] for row in rows) / tokens, sum(row["processor"] for row in rows) / tokens
 
 
 def ratios(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> str:
-    """Of the rounds' seconds and processor seconds."""
+    """Return the ratios of the rounds' seconds and processor seconds."""
     pairs = list(zip(first, second, strict=True))
     wall, processor = ([a[unit] / b[unit] for a, b in pairs] for unit in ("seconds", "processor"))
     return f"{spread(wall)}, in processor seconds {spread(processor)}"

@@ -5,8 +5,8 @@
 
 The scheduler, the episode player and the driver of engines are those of a run; engines and trainer are simulated in
 virtual time (`roll/simulation`). `CPU per request` is the process's CPU time less that of the simulated
-engines alone, which are driven a second time by the very calls of the first, at the same virtual times. Making and
-judging episodes, tokens into turns, routing and the event loop are in it.
+engines alone, which are driven a second time by the same calls at the same virtual times. It includes making episodes,
+filtering groups, turning tokens into turns, routing and the event loop.
 """
 
 from __future__ import annotations

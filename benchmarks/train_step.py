@@ -4,8 +4,8 @@
     python benchmarks/train_step.py --world 2 --backends fsdp2 zero3 megatron-tp
     python benchmarks/train_step.py --shape qwen2.5-0.5b --dtype bf16   # on an accelerator also prints MFU
 
-Every contender lives in its own process (or processes) for the whole run and takes its steps in turn with the others,
-so that noise of the machine meets all alike. A figure is the median over the rounds; `vs bare` is the median of the
+Every contender has its own process (or processes) for the whole run and takes turns with the others, so that the load
+of the machine affects all alike. A figure is the median over the rounds; `vs bare` is the median of the
 rounds' own ratios. Memory is the peak of a process above what it held before the model was loaded.
 """
 
@@ -65,7 +65,7 @@ CONTENDERS = {
 
 @dataclass(frozen=True)
 class Job:
-    """What every contender is asked to do."""
+    """The work of every contender."""
 
     model: str
     dtype: str
@@ -113,7 +113,7 @@ def make_batch(job: Job, vocabulary: int) -> Any:
 
 
 def bare_step(job: Job, contender: Contender) -> Any:
-    """The loop that anyone would write: transformers' own packing by position ids, log-softmax over all logits."""
+    """Build the plain loop: transformers' own packing by position ids, log-softmax over all logits."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -152,7 +152,7 @@ def bare_step(job: Job, contender: Contender) -> Any:
 
 
 def strategy_step(job: Job, contender: Contender, rank: int, world: int, port: int) -> Any:
-    """The same step through a backend."""
+    """Build the same step with a backend."""
     import torch
     from transformers import AutoConfig
 
@@ -187,7 +187,7 @@ def strategy_step(job: Job, contender: Contender, rank: int, world: int, port: i
 
 
 def held_bytes() -> int:
-    """The most memory this process ever held: of the accelerator where there is one."""
+    """Return the peak memory of this process: of the accelerator if there is one."""
     import torch
 
     if torch.cuda.is_available():

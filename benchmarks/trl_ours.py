@@ -1,4 +1,4 @@
-"""The side of `rollout_vs_trl.py` that runs this framework: `run_pipeline` on a configuration, nothing left out.
+"""Our side of `rollout_vs_trl.py`: `run_pipeline` on a complete configuration.
 
 The pipeline waits for the benchmark before each step. Asked for `bare`, it measures what the parts of the last step
 cost by themselves: its engine called directly with the same prompts and lengths, and a plain PyTorch loop over the same

@@ -1,16 +1,16 @@
-"""How fast new weights get from a trainer to engines, for every transport, beside what the machine can do at best.
+"""How fast weight sync is for every transport, compared with what the machine can do at best.
 
     python benchmarks/weight_sync.py --gigabytes 0.1 0.5 --engines 1 2 --rounds 5
     python benchmarks/weight_sync.py --vllm MODEL --rounds 5
 
-One trainer and some engines, each in a process of its own under `ray`; an engine copies every tensor into a model it
-holds, as engines do. In the same rounds, by turns, so that a busy machine is busy for all:
+One trainer and some engines, each in a process of its own under `ray`. An engine copies every tensor into its own model.
+Transports and bounds take turns in each round, so that the load of the machine affects all alike:
 
-* memcpy: one copy of as many bytes inside the trainer, the least that any transport costs;
-* disk: the bytes written to a file, flushed, and read back, the least that `file` costs once they are on disk.
+* memcpy: one copy of as many bytes inside the trainer, the lower bound of any transport;
+* disk: the bytes written to a file, flushed, and read back, the lower bound of `file`.
 
-A transport through a buffer costs two copies, one at either end, so half of memcpy is its bound when both ends have to
-share a core, and memcpy when they don't. With `--vllm` the receiver is a real vLLM engine on the model in that folder.
+A transport through a buffer costs two copies, one at each end. Its bound is half of memcpy's speed when both ends share
+a core, and memcpy's speed when they don't. With `--vllm` the receiver is a real vLLM engine on the model in that folder.
 """
 
 from __future__ import annotations
