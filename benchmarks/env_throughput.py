@@ -116,7 +116,7 @@ def in_pool(pool: EnvPool, actions: Sequence[str], concurrent: int, seeds: Seque
 
 
 def in_gymnasium(env: object, concurrent: int, seeds: Sequence[int]) -> int:
-    """As many steps as the others' episodes have at most, over all copies; an ended one starts over by itself."""
+    """Take as many steps as the other ways' episodes have at most; gymnasium restarts an ended copy by itself."""
     draw = random.Random(seeds[0])
     rounds = max(1, len(seeds) * STEPS // concurrent)
     env.reset(seed=seeds[0])

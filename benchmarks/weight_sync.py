@@ -3,14 +3,14 @@
     python benchmarks/weight_sync.py --gigabytes 0.1 0.5 --engines 1 2 --rounds 5
     python benchmarks/weight_sync.py --vllm MODEL --rounds 5
 
-One trainer and some engines, each in a process of its own under `ray`. An engine copies every tensor into its own model.
+One trainer and some engines, each in a process of its own under `ray`. An engine copies each tensor into its own model.
 Transports and bounds take turns in each round, so that the load of the machine affects all alike:
 
 * memcpy: one copy of as many bytes inside the trainer, the lower bound of any transport;
 * disk: the bytes written to a file, flushed, and read back, the lower bound of `file`.
 
 A transport through a buffer costs two copies, one at each end. Its bound is half of memcpy's speed when both ends share
-a core, and memcpy's speed when they don't. With `--vllm` the receiver is a real vLLM engine on the model in that folder.
+a core, and memcpy's speed otherwise. With `--vllm` the receiver is a real vLLM engine on the model in that folder.
 """
 
 from __future__ import annotations
