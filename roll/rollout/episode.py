@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-from roll.envs.base import Env, Observation, StepResult
+from roll.envs.base import Observation, StepResult
 from roll.rollout.agent import Agent, PromptTooLong
 from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.episode_slots import EpisodeSlots
@@ -16,8 +15,6 @@ from roll.rollout.recorder import Recorder, Response
 from roll.strategies.base import Completion, Request, SamplingParams
 from roll.types.episode import FinishReason, Status, Task, Trajectory
 from roll.utils.seeding import stable_hash
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,36 +47,6 @@ class EpisodeEnv(Protocol):
 
     async def close(self) -> None:
         """Release resources."""
-
-
-class ThreadedEnv:
-    """Runs a plain `Env` in a thread, with a time limit per call."""
-
-    waits_for = "environment"
-
-    def __init__(self, env: Env, timeout: float = 600.0) -> None:
-        self._env = env
-        self._timeout = timeout
-
-    async def reset(self, task: Task) -> Observation:
-        """Reset the environment with the task's seed and payload."""
-        return await self._run(lambda: self._env.reset(task.seed, task.payload))
-
-    async def step(self, action: Action) -> StepResult:
-        """Give the text to the environment."""
-        return await self._run(lambda: self._env.step(action.text))
-
-    async def _run(self, call: Callable[[], T]) -> T:
-        try:
-            return await asyncio.wait_for(asyncio.to_thread(call), self._timeout)
-        except asyncio.TimeoutError:
-            raise EpisodeError("timeout", f"{type(self._env).__name__} took over {self._timeout:g} s") from None
-        except Exception as error:
-            raise EpisodeError("env_error", f"{type(self._env).__name__}: {type(error).__name__}: {error}") from error
-
-    async def close(self) -> None:
-        """Close the environment."""
-        self._env.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

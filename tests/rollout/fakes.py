@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import Future
 
 from roll.envs.base import Message, Observation, StepResult
 from roll.rewards.base import Reward, RewardResult
 from roll.rollout.agent import Agent
-from roll.rollout.episode import EpisodePlayer
+from roll.rollout.episode import EpisodeError, EpisodePlayer
 from roll.rollout.lockstep_driver import LockstepDriver
 from roll.rollout.reward_env import RewardEnv
 from roll.rollout.scheduler import CollectPlan, RolloutScheduler
@@ -156,3 +157,30 @@ class EchoEnv:
 
     def close(self):
         pass
+
+
+class ThreadedEnv:
+    """Runs a plain `Env` in a thread, with a time limit per call."""
+
+    waits_for = "environment"
+
+    def __init__(self, env, timeout=600.0):
+        self._env = env
+        self._timeout = timeout
+
+    async def reset(self, task):
+        return await self._run(lambda: self._env.reset(task.seed, task.payload))
+
+    async def step(self, action):
+        return await self._run(lambda: self._env.step(action.text))
+
+    async def _run(self, call):
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(call), self._timeout)
+        except asyncio.TimeoutError:
+            raise EpisodeError("timeout", f"{type(self._env).__name__} took over {self._timeout:g} s") from None
+        except Exception as error:
+            raise EpisodeError("env_error", f"{type(self._env).__name__}: {type(error).__name__}: {error}") from error
+
+    async def close(self):
+        self._env.close()

@@ -11,6 +11,7 @@ from fakes import (
     NumberTokenizer,
     ScriptedRanks,
     Source,
+    ThreadedEnv,
     first_prompt,
     instant,
     make_plan,
@@ -21,7 +22,7 @@ from tiny_models import char_tokenizer
 
 from roll.envs.base import Message, Observation
 from roll.rollout.agent import Agent
-from roll.rollout.episode import EpisodePlayer, ThreadedEnv
+from roll.rollout.episode import EpisodePlayer
 from roll.rollout.lockstep_driver import LockstepDriver
 from roll.rollout.reward_env import RewardEnv
 from roll.rollout.scheduler import RolloutScheduler

@@ -7,11 +7,10 @@ import time
 from concurrent.futures import Future
 
 import pytest
-from fakes import EchoEnv, ScriptedRanks, Source, instant, make_plan, make_scheduler, make_tasks
+from fakes import EchoEnv, ScriptedRanks, Source, ThreadedEnv, instant, make_plan, make_scheduler, make_tasks
 
 from roll.rewards.base import Reward, RewardResult
 from roll.rollout.engine_driver import RolloutStalled
-from roll.rollout.episode import ThreadedEnv
 from roll.rollout.groups import FilterBudgetExhausted, histogram
 from roll.strategies.base import SamplingParams
 
