@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from roll.utils.importing import load_object
+from roll.utils.importing import Kind, load_object, suggested_path
 from roll.utils.signatures import signature_of
 
 OWN_PATH = re.compile(r"^(?:[A-Za-z_][\w.]*|[^:]+\.py):[A-Za-z_]\w*$")
@@ -44,13 +44,14 @@ class Entry:
 E = TypeVar("E", bound=Entry)
 
 
-def implementation(table: Mapping[str, Entry], name: str, *, key: str) -> Any:
+def implementation(table: Mapping[str, Entry], name: str, *, key: str, kind: Kind = "object") -> Any:
     """Import what `name` stands for: an entry of the table, or a path of the user's own.
 
     Args:
         table: entries by name.
         name: what YAML says.
         key: the configuration's key, for error messages.
+        kind: what is wanted, for error messages.
 
     Raises:
         ValueError: there is no such entry, file, module or object.
@@ -58,8 +59,9 @@ def implementation(table: Mapping[str, Entry], name: str, *, key: str) -> Any:
     if name in table:
         return load_object(table[name].path, key=key)
     if not OWN_PATH.match(name):
-        raise ValueError(f"{key}: unknown name {name!r}; {nearest(name, table)}known: {', '.join(table)}")
-    return load_object(name, key=key)
+        known = f"{nearest(name, table)}known: {', '.join(table)}; your own is {suggested_path(name)}"
+        raise ValueError(f"{key}: unknown name {name!r}; {known}")
+    return load_object(name, key=key, kind=kind)
 
 
 def chosen(table: Mapping[str, Entry], name: str, args: Mapping[str, Any], *, key: str, skip: int = 1) -> Any:

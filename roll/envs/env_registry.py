@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from roll.configs.errors import did_you_mean
 from roll.configs.schema.env_config import CustomEnv, EnvManager
 from roll.envs.base import Env
-from roll.envs.wrappers import FILE_MODULE, ActionRules, ResponseActions, TimeLimit
-from roll.utils.seeding import stable_hash
+from roll.envs.wrappers import ActionRules, ResponseActions, TimeLimit
+from roll.utils.importing import load_object, suggested_path
 
 if TYPE_CHECKING:
     from roll.configs.schema.agentic_config import AgenticConfig
@@ -124,18 +119,16 @@ def bare_env(spec: EnvSpec) -> Env:
 
 def load_env(env_type: str) -> type[Env]:
     """The class of an environment; raises `EnvLoadError`."""
-    where, _, name = ENVS.get(env_type, env_type).rpartition(":")
-    if not where or not name:
+    if env_type not in ENVS and ":" not in env_type:
         raise EnvLoadError(
             f"no environment {env_type!r}; {did_you_mean(env_type, ENVS)} (`roll envs list` shows all; for a class of "
-            "your own write package.module:Class or path/to/file.py:Class)"
+            f"your own write {suggested_path(env_type)})"
         )
-    module = _module_of_file(where) if where.endswith(".py") else _module_of_name(where)
-    found = getattr(module, name, None)
-    if found is None:
-        types = {key: value for key, value in vars(module).items() if isinstance(value, type)}
-        classes = [key for key, value in types.items() if value.__module__ == module.__name__]
-        raise EnvLoadError(f"{where} has no class {name!r}; {did_you_mean(name, classes) or 'it has none'}")
+    try:
+        found = load_object(ENVS.get(env_type, env_type), kind="class")
+    except ValueError as error:
+        raise EnvLoadError(str(error)) from error.__cause__
+    name = env_type.rpartition(":")[2]
     if not isinstance(found, type) or not issubclass(found, Env):
         raise EnvLoadError(f"{env_type}: {name} is not an environment; derive its class from roll.envs.base.Env")
     if found.__abstractmethods__:
@@ -176,30 +169,3 @@ def _place_of(key: str, tag: str) -> str:
     if key in CustomEnv.__dataclass_fields__:
         return f"It belongs at custom_envs.{tag}.{key}"
     return f"It belongs at train_env_manager.{key}" if key in EnvManager.__dataclass_fields__ else ""
-
-
-def _module_of_name(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except Exception as error:
-        raise EnvLoadError(f"can't import {name!r}: {type(error).__name__}: {error}") from error
-
-
-def _module_of_file(path: str) -> ModuleType:
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise EnvLoadError(f"there is no file {str(file)!r} (looked from {str(Path.cwd())!r})")
-    # One module per file and process, so that its instances share what the module holds.
-    name = f"{FILE_MODULE}{stable_hash(str(file.resolve())):016x}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None, file
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look their module up here
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise EnvLoadError(f"{str(file)!r} fails to import: {type(error).__name__}: {error}") from error
-    return module

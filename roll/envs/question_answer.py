@@ -32,7 +32,7 @@ class QuestionAnswer(Env):
     Args:
         file_name: file, folder, glob or Hub id, or several (jsonl, json, csv, parquet), as in `data_args.file_name`.
         prompt, messages, ground_truth: columns, as in `data_args`.
-        reward: name of a reward function (`math_rule`, `gsm8k`, ...), `package.module.function`, or
+        reward: name of a reward function (`math_rule`, `gsm8k`, ...), `package.module:function`, or
             `path/to/file.py:function`.
         reward_kwargs: its keyword arguments.
         right_from: rewards from here on count as right.
@@ -133,5 +133,4 @@ def _tasks(files: tuple[str, ...], columns: Columns) -> tuple[Task, ...]:
 
 
 def _loaded(reward: str, kwargs: Mapping[str, Any]) -> LoadedReward:
-    path, _, name = reward.rpartition(":")
-    return load_reward(RewardSpec(name=name, path=path or None, kwargs=dict(kwargs)))
+    return load_reward(RewardSpec(name=reward, kwargs=dict(kwargs)))

@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 
 from roll.envs.base import Env, InvalidAction, Message, Observation, ResetNeeded, StepResult
+from roll.utils.importing import FILE_MODULE
 
 _SHOWN = 60
 """Characters of a wrong action that are repeated to the policy."""
-FILE_MODULE = "custom_env_"
-"""What the module of a file is called, before a number."""
 SEARCHED = 20_000
 """Characters at the end of a response in which actions are looked for: some patterns take time with their square."""
 _PLAIN = re.compile(r"[^\\.^$*+?{}\[\]|()]+(?![*+?{])")

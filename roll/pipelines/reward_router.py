@@ -24,9 +24,10 @@ def reward_spec(config: RLVRConfig, domain: str) -> RewardSpec:
     if reward.name == "custom":
         custom = config.custom_reward_function
         assert custom is not None, "configuration checks make sure that there is one"
-        return RewardSpec(name=custom.name, path=custom.path, kwargs={**custom.reward_kwargs, **reward.reward_kwargs})
+        kwargs = {**custom.reward_kwargs, **reward.reward_kwargs}
+        return RewardSpec(name=f"{custom.path}:{custom.name}", kwargs=kwargs, key="custom_reward_function")
     assert reward.name is not None, "configuration checks make sure that a domain names its reward"
-    return RewardSpec(name=reward.name, kwargs=reward.reward_kwargs)
+    return RewardSpec(name=reward.name, kwargs=reward.reward_kwargs, key=f"rewards.{domain}.name")
 
 
 class RewardProcesses:

@@ -1,4 +1,4 @@
-"""Reward functions and the processes that run them. One file per reward; `reward_registry.py` lists their names.
+"""Reward functions and the processes that run them. One file per reward; `roll/catalog/rewards.py` lists their names.
 
 Importing this package loads neither torch nor a verifier: each reward imports what it needs when it is
 called.

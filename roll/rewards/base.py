@@ -36,15 +36,13 @@ class RewardSpec:
     """Which function scores a domain, and with which keyword arguments."""
 
     name: str
-    """A name from `registry.REWARDS`, a dotted path (`package.module.function`), or, with `path`, a function
-    there.
-    """
-    path: str | None = None
-    """A Python file; null: `name` is a registered name or a dotted path."""
+    """A name of `catalog.rewards.REWARDS`, or `package.module:function` or `path/to/file.py:function`."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Passed to every call (`reward_kwargs`); a name that the function doesn't take is refused when it is
     loaded.
     """
+    key: str = "reward"
+    """The configuration's key that names it, for error messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,44 +2,74 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib
 import importlib.util
+import inspect
+import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
+
+Kind = Literal["function", "class", "object"]
+
+FILE_MODULE = "roll_user_"
+"""How the names of modules begin that were imported from a file."""
+
+_KINDS: dict[str, Callable[[Any], bool]] = {"function": inspect.isfunction, "class": inspect.isclass}
 
 
-def load_object(path: str, *, key: str) -> Any:
-    """Return the object that `path` names.
+def load_object(path: str, *, key: str = "", kind: Kind = "object") -> Any:
+    """Import the object that `path` names.
 
     Args:
-        path: `package.module:name` or `path/to/file.py:name`.
+        path: `package.module:name` or `path/to/file.py:name`; a relative file is looked for in the working directory.
         key: the configuration key it came from, for error messages.
+        kind: what is wanted, for error messages.
 
     Raises:
         ValueError: no such file, module or name, or the module fails to import.
     """
     source, _, name = path.rpartition(":")
+    at = f"{key}: " if key else ""
     if not source or not name:
-        raise ValueError(f"{key}: {path!r} is not a path; expected package.module:name or path/to/file.py:name")
-    try:
-        module = _from_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
-    except Exception as error:
-        raise ValueError(f"{key}: importing {source!r} failed: {type(error).__name__}: {error}") from error
+        raise ValueError(f"{at}{path!r} is not a path; write {suggested_path(path)}")
+    module = _from_file(Path(source).expanduser(), at) if source.endswith(".py") else _from_name(source, at)
     try:
         return getattr(module, name)
     except AttributeError:
-        known = [n for n in vars(module) if not n.startswith("_")]
-        raise ValueError(f"{key}: {source!r} defines no {name!r}; it has {', '.join(sorted(known)[:20])}") from None
+        wanted = _KINDS.get(kind)
+        own = {n: value for n, value in vars(module).items() if not n.startswith("_")}
+        if wanted is not None:
+            own = {n: v for n, v in own.items() if wanted(v) and v.__module__ == module.__name__}
+        near = difflib.get_close_matches(name, own, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        has = f"it has {', '.join(sorted(own)[:20])}" if own else "it has none"
+        raise ValueError(f"{at}{source} has no {kind} {name!r}; {hint}{has}") from None
 
 
-def _from_file(file: Path) -> ModuleType:
+def suggested_path(text: str) -> str:
+    """Return how a path is written; for `package.module.name`, that one."""
+    if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", text) and not text.endswith(".py"):
+        return f"{text.rpartition('.')[0]}:{text.rpartition('.')[2]}"
+    return "package.module:name or path/to/file.py:name"
+
+
+def _from_name(name: str, at: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise ValueError(f"{at}can't import {name!r}: {type(error).__name__}: {error}") from error
+
+
+def _from_file(file: Path, at: str) -> ModuleType:
     if not file.is_file():
-        raise FileNotFoundError(f"no file {file}")
+        raise ValueError(f"{at}there is no file {str(file)!r} (looked from {str(Path.cwd())!r})")
     # One module per file, found again by pickle and by a second lookup.
-    name = f"roll_user_{hashlib.blake2b(str(file.resolve()).encode(), digest_size=8).hexdigest()}"
+    name = f"{FILE_MODULE}{hashlib.blake2b(str(file.resolve()).encode(), digest_size=8).hexdigest()}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)
@@ -48,7 +78,9 @@ def _from_file(file: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException as error:
         del sys.modules[name]
-        raise
+        if not isinstance(error, Exception):
+            raise
+        raise ValueError(f"{at}{str(file)!r} fails to import: {type(error).__name__}: {error}") from error
     return module

@@ -34,8 +34,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pool(folder: Path) -> Iterator[RewardPool]:
     specs = {
-        "obey": RewardSpec(path=CUSTOM, name="obey", kwargs={"folder": str(folder)}),
-        "finish": RewardSpec(path=CUSTOM, name="by_finish"),
+        "obey": RewardSpec(name=f"{CUSTOM}:obey", kwargs={"folder": str(folder)}),
+        "finish": RewardSpec(name=f"{CUSTOM}:by_finish"),
         "gsm8k": RewardSpec(name="gsm8k"),
     }
     with RewardPool(specs, num_processes=2, timeout_s=1.5, retries=1) as pool:
@@ -154,7 +154,7 @@ def test_a_large_response_goes_through(pool: RewardPool) -> None:
 
 
 def test_processes_are_recycled_after_their_calls(folder: Path) -> None:
-    specs = {"obey": RewardSpec(path=CUSTOM, name="obey")}
+    specs = {"obey": RewardSpec(name=f"{CUSTOM}:obey")}
     with RewardPool(specs, num_processes=1, recycle_after=2) as pool:
         pids = [r.reward.value for r in pool.score([request("pid", i) for i in range(5)]) if r.reward]
         assert pids[0] == pids[1] != pids[2] == pids[3] != pids[4]
@@ -162,7 +162,7 @@ def test_processes_are_recycled_after_their_calls(folder: Path) -> None:
 
 
 def test_a_function_that_cannot_be_loaded_stops_the_run() -> None:
-    with RewardPool({"obey": RewardSpec(path=CUSTOM, name="lenght")}, num_processes=1) as pool:
+    with RewardPool({"obey": RewardSpec(name=f"{CUSTOM}:lenght")}, num_processes=1) as pool:
         for _ in range(2):
             with pytest.raises(RewardLoadError, match="no function 'lenght'"):
                 pool.wait_ready()
@@ -171,7 +171,7 @@ def test_a_function_that_cannot_be_loaded_stops_the_run() -> None:
 
 
 def test_a_closed_pool_leaves_no_process_and_takes_no_request() -> None:
-    pool = RewardPool({"obey": RewardSpec(path=CUSTOM, name="obey")}, num_processes=1)
+    pool = RewardPool({"obey": RewardSpec(name=f"{CUSTOM}:obey")}, num_processes=1)
     result = one(pool, "pid")
     pool.close()
     assert result.reward is not None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.catalog.entries import OWN_PATH
+from roll.catalog.rewards import REWARDS
 from roll.configs.checks.engine_arguments import argument_checks
 from roll.configs.checks.machine import Machine, machine_checks, this_machine
 from roll.configs.errors import NO_VALUE, ConfigError, Violation, did_you_mean
@@ -272,8 +273,8 @@ def function_checks(config: RunConfig) -> Iterator[Violation]:
         yield from _named("prepare", config.prepare)
     for tracker in config.track_with:
         if OWN_PATH.match(tracker):
-            args = config.tracker_kwargs.get(tracker, {})
-            yield from _named("track_with", tracker, "class", args, args_key=f"tracker_kwargs.{tracker}")
+            args = (f"tracker_kwargs.{tracker}", config.tracker_kwargs.get(tracker, {}))
+            yield from _named("track_with", tracker, "class", args)
 
 
 def algorithm_checks(config: RLConfig) -> Iterator[Violation]:
@@ -281,19 +282,26 @@ def algorithm_checks(config: RLConfig) -> Iterator[Violation]:
     for key in ("adv_estimator", "policy_loss"):
         value = getattr(config, key)
         if OWN_PATH.match(value):
-            yield from _named(key, value, args=getattr(config, f"{key}_args"))
+            yield from _named(key, value, args=(f"{key}_args", getattr(config, f"{key}_args")))
 
 
 def reward_checks(config: RLVRConfig) -> Iterator[Violation]:
-    """So do rewards and rollouts."""
+    """So do rewards, with their options, and rollouts."""
+    custom = config.custom_reward_function
     for domain, reward in config.rewards.items():
-        if "." in reward.name:
-            yield from _in_package(f"rewards.{domain}.name", reward.name)
+        args = (f"rewards.{domain}.reward_kwargs", reward.reward_kwargs)
+        if OWN_PATH.match(reward.name):
+            yield from _named(f"rewards.{domain}.name", reward.name, args=args, skip=2)
+        elif reward.name in REWARDS:
+            module, _, name = REWARDS[reward.name].path.rpartition(":")
+            file = Path(__file__).parents[3] / (module.replace(".", "/") + ".py")
+            yield from _arguments(file, name, reward.name, args, skip=2)
+        elif reward.name == "custom" and custom is not None:
+            path = f"{custom.path}:{custom.name}"
+            args = (args[0], {**custom.reward_kwargs, **args[1]})
+            yield from _named("custom_reward_function.path", path, args=args, skip=2)
         if reward.rollout is not None:
             yield from _named(f"rewards.{domain}.rollout", reward.rollout, "class")
-    custom = config.custom_reward_function
-    if custom is not None:
-        yield from _in_file("custom_reward_function.path", Path(custom.path), custom.name)
 
 
 def env_checks(config: AgenticConfig) -> Iterator[Violation]:
@@ -306,24 +314,34 @@ def env_checks(config: AgenticConfig) -> Iterator[Violation]:
         yield Violation("warm_start", expected, "check the path", config.warm_start)
 
 
+Arguments = tuple[str, Mapping[str, Any]]
+"""The key of keyword arguments, and what it says."""
+
+
 def _named(
-    key: str, value: str, kind: str = "function", args: Mapping[str, Any] | None = None, args_key: str = ""
+    key: str, value: str, kind: str = "function", args: Arguments | None = None, skip: int = 1
 ) -> Iterator[Violation]:
-    """There is such an object; one in a file takes `args` besides its first parameter."""
+    """There is such an object; one in a file takes `args` besides its first `skip` parameters."""
     where, name = value.rsplit(":", 1)
     if not where.endswith(".py"):
         yield from _in_package(key, where)
         return
     missing = list(_in_file(key, Path(where), name, kind))
     yield from missing
-    if args is None or missing:
-        return
-    tree = ast.parse(Path(where).expanduser().read_text(encoding="utf-8"))
+    if args is not None and not missing:
+        yield from _arguments(Path(where).expanduser(), name, value, args, skip)
+
+
+def _arguments(file: Path, name: str, value: str, args: Arguments, skip: int) -> Iterator[Violation]:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
     made = (ast.FunctionDef, ast.ClassDef)
     node = next((node for node in tree.body if isinstance(node, made) and node.name == name), tree)
-    for arg, said in signature_in_source(node, skip=1).problems(args):
-        path = f"{args_key or f'{key}_args'}.{arg}"
-        yield Violation(path, f"an argument of {value}: {said}", f"see {where}", args.get(arg, NO_VALUE))
+    signature = signature_in_source(node, skip=skip)
+    key, given = args
+    if skip == 2 and "finish_reason" in signature.annotations:  # the process gives it
+        given = {"finish_reason": "stop", **given}
+    for arg, said in signature.problems(given):
+        yield Violation(f"{key}.{arg}", f"an argument of {value}: {said}", f"see {file}", given.get(arg, NO_VALUE))
 
 
 def _in_package(path: str, dotted: str) -> Iterator[Violation]:

@@ -89,9 +89,8 @@ def _source_rules(config: RLVRConfig, path: str, data: DataArgs) -> Iterator[Vio
             yield Violation(f"{here}.tag", expected, "add it to rewards.<domain>.tag_included", task.tag)
         yield from _procedural_rules(here, task)
         executed = verifier_that_executes(task.dataset, task.config)
-        domain = config.domain_of(task.tag)
         # Another reward may score these tasks: the verifier is what is unsafe. It may be named by its path as well.
-        if executed and domain is not None and config.rewards[domain].name.endswith("reasoning_gym"):
+        if executed and _reward_of(config, task.tag).endswith("reasoning_gym"):
             expected = f"a dataset that can be scored safely; {executed}: {WHY_REFUSED}"
             yield Violation(f"{here}.dataset", expected, WHAT_TO_DO, task.dataset)
     if data.default_tag is not None and data.default_tag not in known:
@@ -99,6 +98,13 @@ def _source_rules(config: RLVRConfig, path: str, data: DataArgs) -> Iterator[Vio
         yield Violation(
             f"{path}.default_tag", expected, did_you_mean(data.default_tag, known), data.default_tag
         )
+
+
+def _reward_of(config: RLVRConfig, tag: str) -> str:
+    """Return the name of the function that scores a tag."""
+    domain = config.domain_of(tag)
+    name = config.rewards[domain].name if domain is not None else ""
+    return config.custom_reward_function.name if name == "custom" and config.custom_reward_function else name
 
 
 def _procedural_rules(path: str, task: ProceduralTask) -> Iterator[Violation]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from roll.catalog.entries import OWN_PATH
+from roll.catalog.rewards import REWARDS
 from roll.configs.errors import NO_VALUE, Violation, did_you_mean
-from roll.configs.schema.reward_config import REWARD_MODEL, REWARDS, QueryFilterConfig
+from roll.configs.schema.reward_config import REWARD_MODEL, QueryFilterConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
+from roll.utils.importing import suggested_path
 
 
 def reward_rules(config: RLVRConfig) -> Iterator[Violation]:
@@ -37,17 +38,17 @@ def reward_rules(config: RLVRConfig) -> Iterator[Violation]:
 
 
 def _reward_name(config: RLVRConfig, path: str, name: str) -> Iterator[Violation]:
-    known = (*REWARDS, REWARD_MODEL)
+    known = (*REWARDS, "custom", REWARD_MODEL)
     if name == "custom" and config.custom_reward_function is None:
         expected = "a path and a name, because a domain has name: custom"
         yield Violation(
             "custom_reward_function", expected, "custom_reward_function: {path: my.py, name: score}", NO_VALUE
         )
-    if name in known or re.match(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$", name):
+    if name in known or OWN_PATH.match(name):
         return
     near = did_you_mean(name, known)
-    expected = f"one of {', '.join(known)}; or package.module.function"
-    yield Violation(f"{path}.name", expected, near if near.startswith("did") else "", name)
+    expected = f"one of {', '.join(known)}; or package.module:function or path/to/file.py:function"
+    yield Violation(f"{path}.name", expected, near if near.startswith("did") else suggested_path(name), name)
 
 
 def filter_rules(path: str, rule: QueryFilterConfig) -> Iterator[Violation]:

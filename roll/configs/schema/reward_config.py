@@ -9,9 +9,6 @@ from roll.configs.schema.fields import number, one_or_many
 from roll.configs.schema.strategy_config import StrategyArgs
 from roll.configs.schema.worker_config import DataArgs, ForwardConfig, GeneratingArgs
 
-REWARDS = ("math_rule", "gsm8k", "reasoning_gym", "custom")
-"""Reward functions that `rewards.<domain>.name` may name; `custom` is the one in `custom_reward_function`."""
-
 REWARD_MODEL = "reward_model"
 """The value of `rewards.<domain>.name` that means the model of the section of this name."""
 
@@ -48,7 +45,8 @@ class RewardConfig:
 
     name: str
     """A built-in reward: math_rule, gsm8k, reasoning_gym; `custom`, see `custom_reward_function`; `reward_model`, see
-    there; or a function of your own as `package.module.function`."""
+    there; or a function of your own as `package.module:function` or
+    `path/to/file.py:function`."""
 
     rule_weight: float | None = None
     """Score = rule_weight * what `name` gives + reward_model_weight * what the reward model gives. Both or neither.
