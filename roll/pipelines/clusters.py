@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from roll.catalog.strategies import is_lockstep
 from roll.configs.schema.run_config import RunConfig
 from roll.distributed.cluster import Cluster, Executor
 from roll.distributed.executors import make_executor
 from roll.distributed.placement import RolePlacement
 from roll.distributed.ray_session import RayOptions
 from roll.pipelines.offload import DeviceOffloader
-from roll.strategies import LOCKSTEP_ENGINES
 from roll.workers.infer import InferWorker
 from roll.workers.train import ForwardWorker, TrainWorker, train_spec
 
@@ -62,7 +62,7 @@ def placements(config: RunConfig) -> list[RolePlacement]:
     result = []
     for role, worker in config.roles.items():
         env = {**config.system_envs, **worker.system_envs}
-        engine = role == "actor_infer" and worker.strategy_args.strategy_name not in LOCKSTEP_ENGINES
+        engine = role == "actor_infer" and not is_lockstep(worker.strategy_args.strategy_name)
         calls = _ENGINE_CALLS if engine else 1
         result.append(RolePlacement(role=role, ranks=plan.roles[role], env=env, max_concurrency=calls))
     return result

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from roll.catalog.strategies import is_lockstep
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.worker_config import GeneratingArgs
 from roll.distributed.cluster import Cluster
 from roll.rollout.continuous_driver import ContinuousDriver
 from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.lockstep_driver import LockstepDriver
-from roll.strategies import LOCKSTEP_ENGINES
 from roll.strategies.base import SamplingParams
 from roll.workers.infer import ClusterEngines, InferWorker, engine_died, uses_lockstep_driver
 
@@ -26,7 +26,7 @@ def make_engine_driver(config: RLConfig, cluster: Cluster, resend: Callable[[int
     ranks = ClusterEngines(cluster)
     if uses_lockstep_driver(config):
         return LockstepDriver(ranks, round_steps=_DECODE_STEPS, timeout=config.rpc_timeout)
-    lockstep = config.actor_infer.strategy_args.strategy_name in LOCKSTEP_ENGINES
+    lockstep = is_lockstep(config.actor_infer.strategy_args.strategy_name)
 
     async def restart(rank: int) -> None:
         await cluster.call_rank_async(rank, InferWorker.restart)

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from roll.catalog.strategies import is_lockstep
 from roll.configs.schema.rl_config import RLConfig
 from roll.distributed.errors import WorkerDied
 from roll.distributed.handles import Handle
@@ -34,7 +35,6 @@ from roll.distributed.weights import WeightPart, WeightSyncError
 from roll.distributed.worker import Ping, Worker
 from roll.pipelines.clusters import Clusters
 from roll.pipelines.probe import compare_logprobs
-from roll.strategies import LOCKSTEP_ENGINES
 from roll.workers.infer import InferWorker
 from roll.workers.train import TrainWorker
 
@@ -69,7 +69,7 @@ class WeightSync:
         self._engines = clusters.actor_infer
         self._tokenizer = tokenizer
         restarts = config.engine_restarts > 0
-        lockstep = config.actor_infer.strategy_args.strategy_name in LOCKSTEP_ENGINES
+        lockstep = is_lockstep(config.actor_infer.strategy_args.strategy_name)
         self._keeps = restarts and not lockstep and config.async_generation_ratio > 0
         self._folder = (config.output_path / "weights").absolute()
         self._run = uuid.uuid4().hex[:12]

@@ -3,39 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Literal
+
+from roll.catalog.entries import implementation
+from roll.catalog.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from roll.configs.schema.worker_config import ModelArgs, WorkerConfig
     from roll.distributed.worker import WorkerInfo
     from roll.strategies.base import InferEngine, TrainSpec, TrainStrategy
 
-_TRAIN = {
-    "fsdp2_train": "roll.strategies.fsdp2:Fsdp2Strategy",
-    "fsdp2_infer": "roll.strategies.fsdp2:Fsdp2Strategy",
-    "deepspeed_train": "roll.strategies.deepspeed.deepspeed_strategy:DeepSpeedStrategy",
-    "deepspeed_infer": "roll.strategies.deepspeed.deepspeed_strategy:DeepSpeedStrategy",
-    "megatron_train": "roll.strategies.megatron.megatron_strategy:MegatronStrategy",
-    "megatron_infer": "roll.strategies.megatron.megatron_strategy:MegatronStrategy",
-}
+_KEY = "strategy_args.strategy_name"
 
 
 def build_train_strategy(spec: TrainSpec, info: WorkerInfo) -> TrainStrategy:
     """Return the backend that `spec.worker.strategy_args` names, on this rank."""
-    module, name = _TRAIN[spec.worker.strategy_args.strategy_name].split(":")
-    strategy: TrainStrategy = getattr(import_module(module), name)(spec, info)
-    return strategy
-
-
-_ENGINES = {
-    "hf_infer": "roll.strategies.hf_infer",
-    "vllm": "roll.strategies.vllm.engine",
-    "sglang": "roll.strategies.sglang.engine",
-}
-
-LOCKSTEP_ENGINES = frozenset({"hf_infer"})
-"""Engines that compute only inside `poll`."""
+    made: TrainStrategy = implementation(STRATEGIES, spec.worker.strategy_args.strategy_name, key=_KEY)(spec, info)
+    return made
 
 
 def build_engine(
@@ -58,8 +42,8 @@ def build_engine(
         partial_rollout: what a weight update does to responses on their way.
         update_buffer_bytes: memory through which weights go to an engine's own processes.
     """
-    module = import_module(_ENGINES[worker.strategy_args.strategy_name])
-    engine: InferEngine = module.build(
+    build = implementation(STRATEGIES, worker.strategy_args.strategy_name, key=_KEY)
+    engine: InferEngine = build(
         args,
         worker.strategy_args.strategy_config,
         max_running_requests=max_running_requests,

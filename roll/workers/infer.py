@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from roll.catalog.strategies import is_lockstep
 from roll.configs.schema.rl_config import RLConfig
 from roll.distributed.cluster import Cluster
 from roll.distributed.dispatch import Dispatch, dispatch
@@ -12,7 +13,7 @@ from roll.distributed.errors import WorkerFailed
 from roll.distributed.handles import Handle
 from roll.distributed.transports import Route, TransferSummary, receive
 from roll.distributed.worker import Worker, WorkerInfo
-from roll.strategies import LOCKSTEP_ENGINES, build_engine
+from roll.strategies import build_engine
 from roll.strategies.base import Completion, EngineCounters, EngineDied, EnginePart, InferEngine, Request
 from roll.strategies.hf.lora import largest_rank
 from roll.workers.probe import LoadedCheck, Probes
@@ -135,4 +136,4 @@ def engine_died(error: BaseException) -> bool:
 
 def uses_lockstep_driver(config: RLConfig) -> bool:
     """Whether the scheduler decides when engines compute; with generation ahead of training nobody may wait so."""
-    return config.actor_infer.strategy_args.strategy_name in LOCKSTEP_ENGINES and config.async_generation_ratio == 0
+    return is_lockstep(config.actor_infer.strategy_args.strategy_name) and config.async_generation_ratio == 0

@@ -18,7 +18,7 @@ from roll.configs.rules.validate import warnings_of
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.env_config import CustomEnv, EnvManager
 from roll.configs.schema.rlvr_config import RLVRConfig
-from roll.configs.schema.strategy_config import STRATEGIES, StrategyArgs
+from roll.configs.schema.strategy_config import STRATEGIES, OwnStrategyConfig, StrategyArgs
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = sorted(path for path in (REPOSITORY / "examples").rglob("*.yaml"))
@@ -101,7 +101,7 @@ def sections(cls: type = RLVRConfig) -> set[type]:
     for hint in get_type_hints(cls).values():
         for section, _ in sections_of(hint):
             found |= sections(section)
-    return found | set(STRATEGIES.values())
+    return found | {*STRATEGIES.values(), OwnStrategyConfig}
 
 
 def test_every_key_says_what_it_means():

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from roll.catalog.strategies import STRATEGIES
 from roll.configs.errors import Violation
 from roll.configs.rules.memory_options import FLASH_MISSING, LIGER_MISSING, accelerator_needs
 from roll.configs.schema.megatron_config import MegatronConfig
@@ -35,7 +36,6 @@ MISSING = {
 }
 """Packages that only some configurations need, by the name they are imported under, and what to say without one."""
 
-_OF_STRATEGIES = {"deepspeed": "deepspeed", "megatron": "megatron.core", "vllm": "vllm", "sglang": "sglang"}
 _BEFORE_BF16 = re.compile(r"\b(P4|P40|P100|V100|T4|GTX|TITAN|RTX 20\d\d|RTX [3-8]000)\b(?! Ada)")
 """Accelerators of compute capability below 8, which have no bf16 arithmetic."""
 
@@ -100,7 +100,7 @@ def machine_checks(config: RunConfig, machine: Machine) -> Iterator[Violation]:
 
 def _backend(role: str, worker: WorkerConfig, machine: Machine) -> Iterator[Violation]:
     key, name = f"{role}.strategy_args.strategy_name", worker.strategy_args.strategy_name
-    package = _OF_STRATEGIES.get(name.split("_")[0])
+    package = STRATEGIES[name].package if name in STRATEGIES else None
     if package is not None and package not in machine.packages:
         other = "hf_infer" if role == "actor_infer" else "fsdp2_*"
         yield Violation(key, f"its package; {MISSING[package]}", f"install it, or choose {other}", name)

@@ -271,6 +271,9 @@ def function_checks(config: RunConfig) -> Iterator[Violation]:
     """Functions of the user's own exist; nothing is imported."""
     if config.prepare is not None:
         yield from _named("prepare", config.prepare)
+    for role, worker in config.roles.items():
+        if OWN_PATH.match(worker.strategy_args.strategy_name):
+            yield from _named(f"{role}.strategy_args.strategy_name", worker.strategy_args.strategy_name)
     for tracker in config.track_with:
         if OWN_PATH.match(tracker):
             args = (f"tracker_kwargs.{tracker}", config.tracker_kwargs.get(tracker, {}))

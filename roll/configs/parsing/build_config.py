@@ -10,7 +10,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from roll.catalog.entries import Entry
+from roll.catalog.entries import OWN_PATH, Entry
 from roll.configs.errors import NO_VALUE, Violation, did_you_mean, problem
 from roll.configs.parsing.key_hints import FOREIGN_KEYS, OTHER_PIPELINE_KEYS, UNSUPPORTED_KEYS, UNSUPPORTED_VALUES
 
@@ -149,9 +149,10 @@ class _Builder:
             return _BAD
         if "typed_by" in meta:
             chosen = tree.get(meta["typed_by"])
-            if chosen not in meta["table"]:
+            own = isinstance(chosen, str) and OWN_PATH.match(chosen)
+            if chosen not in meta["table"] and not own:
                 return _BAD  # reported at the sibling's own path
-            return self.convert(meta["table"][chosen], value, path)
+            return self.convert(meta["own_table"] if own else meta["table"][chosen], value, path)
         if "parser" in meta:
             return self._parse(meta["parser"], meta["expected"], hint, value, path)
         if meta.get("one_or_many") and value is not None and not isinstance(value, (list, tuple, Mapping)):
@@ -159,7 +160,8 @@ class _Builder:
         result = self.convert(hint, value, path)
         if result is _BAD:
             return _BAD
-        if "choices" in meta and result not in meta["choices"]:
+        own = meta.get("own") and OWN_PATH.match(result)
+        if "choices" in meta and result not in meta["choices"] and not own:
             return self._wrong(path, result, _choices(meta["choices"], result), "")
         return self._bounded(result, meta.get("bounds", {}), path)
 

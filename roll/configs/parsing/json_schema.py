@@ -78,14 +78,17 @@ def _define(cls: type, definitions: dict[str, Schema]) -> Schema:
 def _key(spec: Field[Any], hint: Any, definitions: dict[str, Schema]) -> Schema:
     meta = spec.metadata
     if "table" in meta:
-        found = [_define(section, definitions) for section in dict.fromkeys(meta["table"].values())]
+        tables = dict.fromkeys([*meta["table"].values(), meta["own_table"]])
+        found = [_define(section, definitions) for section in tables]
     elif "parser" in meta:
         found = [{"description": meta["expected"]}]  # a notation of its own
     elif "choices" in meta:
-        found = [{"enum": list(meta["choices"])}]
+        found = [{"enum": list(meta["choices"])}, *([{"type": "string", "pattern": ":"}] if meta["own"] else [])]
     elif "args" in meta:
         named = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
         found = [{"type": "string"}, named]
+        if meta.get("one_or_many"):
+            found = [{"type": "array", "items": {"anyOf": [*found, REFERENCE]}}, *found]
     else:
         found = _types(hint, definitions, meta.get("bounds", {}))
         if meta.get("one_or_many"):

@@ -113,6 +113,7 @@ def _collect(cls: type, path: str, places: dict[type, list[str]]) -> None:
         found = [(section, f"`{key}{suffix}`") for section, suffix in sections_of(hints[spec.name])]
         if "table" in spec.metadata:
             found = [(section, f"`{spec.name}` of `{name}`") for name, section in spec.metadata["table"].items()]
+            found.append((spec.metadata["own_table"], f"`{spec.name}` of your own"))
         for section, place in found:
             known = places.setdefault(section, [])
             known.extend([place] if place not in known else [])
@@ -137,7 +138,8 @@ def _options(key: str, home: str, entries: Mapping[str, Entry]) -> Iterator[str]
 
 def _value(spec: Field[Any], hint: Any) -> str:
     if "choices" in spec.metadata:
-        return _cell(", ".join(f"`{name}`" for name in spec.metadata["choices"]))
+        names = ", ".join(f"`{name}`" for name in spec.metadata["choices"])
+        return _cell(f"{names}, or your own" if spec.metadata["own"] else names)
     if "expected" in spec.metadata:
         return _cell(spec.metadata["expected"])
     many = ", or one of its entries" if spec.metadata.get("one_or_many") else ""

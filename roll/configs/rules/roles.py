@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from roll.catalog.entries import OWN_PATH
+from roll.catalog.strategies import strategies_for
 from roll.configs.errors import Violation, no_effect, problem
 from roll.configs.rules.layout import layout_rules
 from roll.configs.schema.engine_config import EngineConfig
@@ -11,24 +13,12 @@ from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.strategy_config import Fsdp2Config
 from roll.configs.schema.worker_config import TrainConfig, WorkerConfig
 
-_TRAIN = ("fsdp2_train", "deepspeed_train", "megatron_train")
-_INFER = ("fsdp2_infer", "deepspeed_infer", "megatron_infer")
-ROLE_STRATEGIES = {
-    "actor_train": _TRAIN,
-    "critic": _TRAIN,
-    "reference": _INFER,
-    "reward_model": ("fsdp2_infer", "deepspeed_infer"),
-    "actor_infer": ("hf_infer", "vllm", "sglang"),
-}
-"""Backends that can do a role's work."""
-
 
 def role_rules(config: RunConfig) -> Iterator[Violation]:
     """Each configured role by itself."""
     for role, worker in config.sections.items():
-        allowed = ROLE_STRATEGIES[role]
-        name = worker.strategy_args.strategy_name
-        if name not in allowed:
+        allowed, name = strategies_for(role), worker.strategy_args.strategy_name
+        if name not in allowed and not OWN_PATH.match(name):
             path = f"{role}.strategy_args.strategy_name"
             expected = f"{' or '.join(allowed)}, which can do the work of {role}"
             twin = [other for other in allowed if other.split("_")[0] == name.split("_")[0]]

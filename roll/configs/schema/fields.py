@@ -30,9 +30,9 @@ def one_or_many(default: tuple[Any, ...] = (), *, args: str | None = None) -> An
     return field(default=default, metadata={"one_or_many": True, **({"args": args} if args else {})})
 
 
-def choice(choices: Mapping[str, Any]) -> dict[str, Any]:
-    """Metadata of a text that must be a key of `choices`."""
-    return {"choices": choices}
+def choice(choices: Mapping[str, Any], *, own: bool = False) -> dict[str, Any]:
+    """Metadata of a text that must be a key of `choices`, or with `own` a path of the user's own."""
+    return {"choices": choices, "own": own}
 
 
 def parsed(default: Any, parser: Callable[[Any], Any], expected: str) -> Any:
@@ -40,9 +40,9 @@ def parsed(default: Any, parser: Callable[[Any], Any], expected: str) -> Any:
     return field(default=default, metadata={"parser": parser, "expected": expected})
 
 
-def typed_by(sibling: str, table: Mapping[str, type]) -> dict[str, Any]:
-    """Metadata of a section whose dataclass `table` picks by the value of the field called `sibling`."""
-    return {"typed_by": sibling, "table": table}
+def typed_by(sibling: str, table: Mapping[str, type], *, own: type) -> dict[str, Any]:
+    """Metadata of a section whose dataclass `table` picks by the field called `sibling`; `own` is that of a path."""
+    return {"typed_by": sibling, "table": table, "own_table": own}
 
 
 def named(default: str, *, args: str) -> Any:

@@ -1,15 +1,14 @@
-"""Backends by name, each with typed options. A new one adds a dataclass and a line in `STRATEGIES`."""
+"""Options of the backends that `roll/catalog/strategies.py` lists."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from roll.configs.schema.deepspeed_config import DeepSpeedConfig
-from roll.configs.schema.engine_config import SglangConfig, VllmConfig
-from roll.configs.schema.fields import choice, number, typed_by
-from roll.configs.schema.megatron_config import MegatronConfig
+from roll.catalog import strategies as catalog
+from roll.configs.schema.fields import choice, number, open_section, typed_by
 from roll.configs.schema.strategy_options import StrategyConfig
+from roll.utils.importing import load_object
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 
@@ -42,32 +41,34 @@ class HfInferConfig(StrategyConfig):
     """Batched generation in PyTorch with a Hugging Face model; `max_running_requests` is its batch size."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class OwnStrategyConfig(StrategyConfig):
+    """Options of a backend of your own, which reads them itself."""
+
+    options: dict[str, Any] = field(default_factory=dict, metadata=open_section())
+    """Any keys; they may stand in the section itself."""
+
+
 STRATEGIES: dict[str, type[StrategyConfig]] = {
-    "fsdp2_train": Fsdp2Config,
-    "fsdp2_infer": Fsdp2Config,
-    "deepspeed_train": DeepSpeedConfig,
-    "deepspeed_infer": DeepSpeedConfig,
-    "megatron_train": MegatronConfig,
-    "megatron_infer": MegatronConfig,
-    "hf_infer": HfInferConfig,
-    "vllm": VllmConfig,
-    "sglang": SglangConfig,
+    name: load_object(entry.config, key="strategy_name") for name, entry in catalog.STRATEGIES.items()
 }
+"""Options by name. They are classes of this package: no backend is imported."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyArgs:
     """Which backend a role runs on."""
 
-    strategy_name: str = field(metadata=choice(STRATEGIES))
+    strategy_name: str = field(metadata=choice(STRATEGIES, own=True))
     """Backend: one that ends in `_train` for roles that train, in `_infer` for forward passes only; `hf_infer`, `vllm`
-    or `sglang` for generation. Roles may differ."""
+    or `sglang` for generation; or your own as `package.module:name` or `path/to/file.py:name`, a subclass of
+    `TrainStrategy` or a function that builds an engine. Roles may differ."""
 
     strategy_config: StrategyConfig = field(
-        default_factory=StrategyConfig, metadata=typed_by("strategy_name", STRATEGIES)
+        default_factory=StrategyConfig, metadata=typed_by("strategy_name", STRATEGIES, own=OwnStrategyConfig)
     )
     """Options of that backend, see below. Default: the backend's own defaults."""
 
     def __post_init__(self) -> None:
-        if type(self.strategy_config) is StrategyConfig and self.strategy_name in STRATEGIES:
-            object.__setattr__(self, "strategy_config", STRATEGIES[self.strategy_name]())
+        if type(self.strategy_config) is StrategyConfig:
+            object.__setattr__(self, "strategy_config", STRATEGIES.get(self.strategy_name, OwnStrategyConfig)())
