@@ -46,7 +46,7 @@ def make_route(rendezvous: RendezvousStore, tmp_path: Path) -> Callable[..., Rou
             version=3,
             transfer=name,
             bucket_bytes=1000,
-            timeout=5.0,
+            timeout=30.0,
             rendezvous=rendezvous.address,
             group=f"group-{name}",
             folder=str(tmp_path / "weights"),
