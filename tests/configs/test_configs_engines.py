@@ -103,7 +103,7 @@ REFUSED = [
      f"{MODEL}.disable_gradient_checkpointing", ["no backward pass"]),
     ("split sequences", [*vllm(), *WIDE, f"{MODEL}.ulysses_size=2"], f"{MODEL}.ulysses_size",
      ["vllm doesn't split sequences"]),
-    ("compiled layers", [*vllm(), f"{MODEL}.torch_compile=true"], f"{MODEL}.torch_compile", ["false with vllm"]),
+    ("compiled layers", [*vllm(), f"{MODEL}.torch_compile=true"], f"{MODEL}.torch_compile", ["not with vllm"]),
     ("dummies to validate", [*vllm(load_format="dummy"), "val_only=true"], f"{OPTIONS}.load_format", ["val_only"]),
     ("an engine that trains", ["actor_train.strategy_args={strategy_name: vllm}"],
      "actor_train.strategy_args.strategy_name", ["fsdp2_train or deepspeed_train", "do the work of actor_train"]),

@@ -402,7 +402,7 @@ def test_additional_prompts_are_started_and_given_back(small):
     # What was given back comes first in the next step.
     first, second = ([r.id.split("/", 2)[2] for r in batch] for batch in run.submitted)
     assert [name.split("#")[0] for name in first[4:]] == [name.split("#")[0] for name in second[:6]]
-    plain = small("max_additional_running_prompts=3")
+    plain = small()
     assert len(plain.submitted[0]) == 4
 
 

@@ -18,6 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from roll.configs.parsing.loader import PIPELINES
 from roll.configs.parsing.reference_page import docstrings
+from roll.configs.schema.acts_if import line_of
 
 Schema = dict[str, Any]
 
@@ -65,7 +66,7 @@ def _define(cls: type, definitions: dict[str, Schema]) -> Schema:
         section = definitions[cls.__name__] = {"type": "object"}
         hints, texts = get_type_hints(cls), docstrings(cls)
         section["properties"] = {
-            spec.name: {**_key(spec, hints[spec.name], definitions), "description": texts[spec.name]}
+            spec.name: {**_key(spec, hints[spec.name], definitions), "description": texts[spec.name] + line_of(spec)}
             for spec in fields(cls)
         }
         required = [s.name for s in fields(cls) if s.default is MISSING and s.default_factory is MISSING]

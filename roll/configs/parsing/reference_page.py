@@ -23,6 +23,7 @@ from roll.catalog.losses import LOSSES
 from roll.catalog.trackers import TRACKERS
 from roll.configs.parsing.build_config import describe, sections_of
 from roll.configs.parsing.loader import PIPELINES
+from roll.configs.schema.acts_if import line_of
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
@@ -124,7 +125,8 @@ def _table(cls: type, shown: Sequence[Field[Any]]) -> Iterator[str]:
     hints, texts = get_type_hints(cls), docstrings(cls)
     yield "| key | value | default | meaning |\n|---|---|---|---|"
     for spec in shown:
-        yield f"| `{spec.name}` | {_value(spec, hints[spec.name])} | {_default(spec)} | {_cell(texts[spec.name])} |"
+        meaning = _cell(texts[spec.name] + line_of(spec))
+        yield f"| `{spec.name}` | {_value(spec, hints[spec.name])} | {_default(spec)} | {meaning} |"
 
 
 def _options(key: str, home: str, entries: Mapping[str, Entry]) -> Iterator[str]:

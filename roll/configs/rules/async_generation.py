@@ -13,7 +13,6 @@ _AHEAD = "async_generation_ratio"
 def async_rules(config: RLConfig) -> Iterator[Violation]:
     """What can, and what can't, go on while weights change. That something corrects for it is `loss_rules`'s matter."""
     if config.async_generation_ratio == 0:
-        yield from _without_async(config)
         return
     engine = config.actor_infer.strategy_args.strategy_name
     if config.executor == "inline" and engine == "hf_infer":
@@ -31,15 +30,6 @@ def async_rules(config: RLConfig) -> Iterator[Violation]:
         if config.train_infer_correction is not None or config.loss.corrects_staleness:
             expected = f"false, because {correction} corrects for older weights"
             yield Violation("allow_uncorrected_async", expected, "remove it", True)
-
-
-def _without_async(config: RLConfig) -> Iterator[Violation]:
-    if config.allow_uncorrected_async:
-        expected = f"false, because {_AHEAD} is 0 and no sample is of older weights"
-        yield Violation("allow_uncorrected_async", expected, f"{_AHEAD}=1, or remove it", True)
-    if config.partial_rollout != "resume":
-        expected = f"resume, because {_AHEAD} is 0 and no response is on its way when weights change"
-        yield Violation("partial_rollout", expected, f"{_AHEAD}=1, or remove it", config.partial_rollout)
 
 
 def transport_rules(config: RLConfig) -> Iterator[Violation]:

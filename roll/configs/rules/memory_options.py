@@ -13,9 +13,6 @@ from roll.configs.schema.worker_config import TrainConfig, WorkerConfig
 LIGER_MISSING = "liger-kernel is not installed: pip install -e '.[liger]'"
 FLASH_MISSING = "flash-attn is not installed: pip install flash-attn --no-build-isolation"
 
-_SWITCHES = ("activation_offload", "torch_compile", "use_liger", "use_fused_kernels")
-_HUGGING_FACE = ("fsdp2", "deepspeed")
-
 
 def memory_rules(config: RunConfig) -> Iterator[Violation]:
     """Each configured role by itself."""
@@ -27,18 +24,7 @@ def memory_rules(config: RunConfig) -> Iterator[Violation]:
 
 
 def _switch_rules(role: str, worker: WorkerConfig) -> Iterator[Violation]:
-    args, strategy = worker.model_args, worker.strategy_args.strategy_name
-    on = [key for key in _SWITCHES if getattr(args, key)]
-    for key in on:
-        path = f"{role}.model_args.{key}"
-        if not strategy.startswith(_HUGGING_FACE):
-            expected = f"false with {strategy}: only fsdp2_* and deepspeed_* have it"
-            yield Violation(path, expected, "remove it", True)
-        elif key == "activation_offload" and not isinstance(worker, TrainConfig):
-            yield Violation(path, f"false: {role} has no backward pass to keep activations for", "remove it", True)
-        elif key == "use_fused_kernels" and role not in ("actor_train", "reference"):
-            yield Violation(path, f"false: {role} computes no log-probs", "remove it", True)
-    if "torch_compile" in on and "use_liger" in on:
+    if worker.model_args.torch_compile and worker.model_args.use_liger:
         expected = "one of torch_compile and use_liger: the compiler makes fused norms and MLPs of its own"
         yield Violation(f"{role}.model_args.use_liger", expected, "remove one of them", True)
 

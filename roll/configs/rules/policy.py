@@ -28,14 +28,6 @@ def estimator_rules(config: RLConfig) -> Iterator[Violation]:
     if config.uses_critic and config.critic is None:
         expected = f"a critic, because adv_estimator is {config.adv_estimator}"
         yield Violation("critic", expected, "add a critic section", None)
-    if config.critic is not None and not config.uses_critic:
-        expected = f"no critic, because adv_estimator {config.adv_estimator} has no use for one"
-        yield Violation("critic", expected, "critic=null, or adv_estimator=gae")
-    if config.critic_warmup and not config.uses_critic:
-        expected = "0, because there is no critic to warm up"
-        yield Violation(
-            "critic_warmup", expected, "critic_warmup=0, or adv_estimator=gae", config.critic_warmup
-        )
     if config.max_steps and config.critic_warmup >= config.max_steps:
         expected = f"less than max_steps ({config.max_steps}), or the actor never trains"
         yield Violation("critic_warmup", expected, "", config.critic_warmup)
@@ -76,19 +68,10 @@ def _needs_group(config: RLConfig) -> Iterator[tuple[str, str]]:
 
 def reward_norm_rules(config: RLConfig) -> Iterator[Violation]:
     """Switches that refer to each other."""
-    if config.reward_norm is None:
-        for key in ("reward_shift", "reward_scale"):
-            if getattr(config, key):
-                expected = "false, because reward_norm is null and there is nothing to choose a part of"
-                yield Violation(key, expected, "reward_norm=group (or batch, running)", True)
     if config.use_reward_scaling and config.reward_norm is not None:
         expected = "false, because reward_norm already divides scores"
         yield Violation(
             "use_reward_scaling", expected, "keep one: reward_norm=null or use_reward_scaling=false", True
-        )
-    if config.use_reward_norm and not config.use_reward_scaling:
-        yield Violation(
-            "use_reward_norm", "false without use_reward_scaling", "use_reward_scaling=true", True
         )
     name = config.adv_estimator
     if config.whiten_rewards and not config.estimator.reads_tokens:
@@ -121,9 +104,6 @@ def kl_rules(config: RLConfig) -> Iterator[Violation]:
         yield Violation(
             "reference", f"a reference, because {key} is on", f"add a reference section, or {key}=false", None
         )
-    if config.target_kl is not None and not config.add_token_level_kl:
-        expected = "null, because it steers the KL in the reward, which is off"
-        yield Violation("target_kl", expected, "add_token_level_kl=true", config.target_kl)
     if config.target_kl is not None and config.init_kl_coef == 0:
         expected = "more than 0, because the adaptive controller only multiplies it"
         yield Violation("init_kl_coef", expected, "init_kl_coef=0.2", 0.0)

@@ -73,9 +73,6 @@ def _model_rules(model: RewardModelConfig) -> Iterator[Violation]:
     if model.use_dynamic_batching_in_infer and budget is None:
         expected = "a number of tokens, because use_dynamic_batching_in_infer is on"
         yield Violation("reward_model.max_tokens_per_microbatch_in_infer", expected, "", None)
-    if budget is not None and not model.use_dynamic_batching_in_infer:
-        expected = "null, because use_dynamic_batching_in_infer is off"
-        yield Violation("reward_model.max_tokens_per_microbatch_in_infer", expected, "", budget)
     if model.use_sequence_packing and model.infer_batch_size == 1 and not model.use_dynamic_batching_in_infer:
         expected = "false, because infer_batch_size is 1 and there is nothing to lay end to end"
         fix = "reward_model.infer_batch_size=8, or use_dynamic_batching_in_infer"

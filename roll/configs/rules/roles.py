@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from roll.catalog.entries import OWN_PATH
 from roll.catalog.strategies import strategies_for
-from roll.configs.errors import Violation, no_effect, problem
+from roll.configs.errors import Violation, problem
 from roll.configs.rules.layout import layout_rules
 from roll.configs.schema.engine_config import EngineConfig
 from roll.configs.schema.run_config import RunConfig
@@ -43,11 +43,6 @@ def _model_rules(config: RunConfig, role: str, worker: WorkerConfig) -> Iterator
     if args.attn_implementation == "fa2" and args.dtype == "fp32":
         what = "flash attention computes in half precision, and dtype is fp32"
         yield problem(f"{path}.attn_implementation", what, f"{path}.dtype=bf16, or sdpa", "fa2")
-    if args.freeze_module_prefix and role not in ("actor_train", "critic"):
-        why = f": {role} doesn't train"
-        yield no_effect(
-            f"{path}.freeze_module_prefix", why, "remove it", list(args.freeze_module_prefix)
-        )
 
 
 def _size_rules(config: RunConfig, role: str, worker: WorkerConfig) -> Iterator[Violation]:

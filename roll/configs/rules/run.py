@@ -9,7 +9,7 @@ from roll.catalog.trackers import TRACKERS
 from roll.configs.errors import Violation, did_you_mean, no_effect
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
-from roll.configs.schema.worker_config import GeneratingArgs, TrainConfig
+from roll.configs.schema.worker_config import GeneratingArgs
 
 
 def length_rules(config: RLConfig) -> Iterator[Violation]:
@@ -112,15 +112,6 @@ def schedule_rules(config: RunConfig) -> Iterator[Violation]:
     if config.eval_steps and not config.validates:
         section = config.validation_key
         yield Violation("eval_steps", f"0, because there is no {section}", f"add {section}", config.eval_steps)
-    for role, worker in config.sections.items():
-        if isinstance(worker, TrainConfig) and worker.training_args.warmup_steps and worker.training_args.warmup_ratio:
-            path = f"{role}.training_args.warmup_ratio"
-            yield Violation(
-                path,
-                "0, because warmup_steps is set",
-                "keep one of the two",
-                worker.training_args.warmup_ratio,
-            )
     if isinstance(config.resume_from_checkpoint, str) and config.resume_from_checkpoint.lower() in (
         "true",
         "false",
@@ -147,11 +138,3 @@ def name_rules(config: RunConfig) -> Iterator[Violation]:
         if tracker not in config.track_with:
             why = f", because track_with is {', '.join(config.track_with) or 'empty'}"
             yield no_effect(f"tracker_kwargs.{tracker}", why, f"add {tracker} to track_with")
-    sections = {"": config.system_envs}
-    sections.update({f"{role}.": worker.system_envs for role, worker in config.roles.items()})
-    for prefix, variables in sections.items():
-        if variables and config.executor == "inline":
-            why = " with executor inline: this process has already read its environment"
-            yield no_effect(
-                f"{prefix}system_envs", why, "set them in the shell, or executor=ray", variables
-            )

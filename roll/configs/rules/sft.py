@@ -25,9 +25,6 @@ def data_rules(config: SFTConfig) -> Iterator[Violation]:
         for name in sorted(held):
             expected = "a file that isn't trained on: it wouldn't tell what the model does with new rows"
             yield Violation("validation.data_args.file_name", expected, "validation_share=0.05 instead", name)
-        if config.validation_share:
-            expected = "0, because validation.data_args says what is held out"
-            yield Violation("validation_share", expected, "keep one of the two", config.validation_share)
 
 
 def validation_rules(config: SFTConfig) -> Iterator[Violation]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from roll.configs.errors import Violation
 from roll.configs.rules import (
+    acts_if,
     agentic,
     async_generation,
     data,
@@ -39,6 +40,7 @@ def _batch_rules(config: RLConfig) -> Iterator[Violation]:
 
 
 _RUN: tuple[Rule, ...] = (
+    acts_if.acts_if_rules,
     run.end_rules,
     run.schedule_rules,
     run.name_rules,

@@ -7,6 +7,7 @@ from dataclasses import field
 from typing import Any
 
 from roll.catalog.entries import Entry
+from roll.configs.schema.acts_if import ActsIf, acting
 
 
 def number(
@@ -16,18 +17,22 @@ def number(
     gt: float | None = None,
     le: float | None = None,
     lt: float | None = None,
+    acts_if: tuple[ActsIf, ...] = (),
 ) -> Any:
     """A number within bounds; a null that the type allows passes."""
     bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt}
-    return field(default=default, metadata={"bounds": {k: v for k, v in bounds.items() if v is not None}})
+    return acting(default, *acts_if, bounds={k: v for k, v in bounds.items() if v is not None})
 
 
-def one_or_many(default: tuple[Any, ...] = (), *, args: str | None = None) -> Any:
+def one_or_many(
+    default: tuple[Any, ...] = (), *, args: str | None = None, acts_if: tuple[ActsIf, ...] = ()
+) -> Any:
     """A tuple that a YAML author may also write as a single value.
 
     With `args` its entries are names, as in `named`, and that field holds options by name.
     """
-    return field(default=default, metadata={"one_or_many": True, **({"args": args} if args else {})})
+    more: dict[str, Any] = {"args": args} if args else {}
+    return acting(default, *acts_if, one_or_many=True, **more)
 
 
 def choice(choices: Mapping[str, Any], *, own: bool = False) -> dict[str, Any]:

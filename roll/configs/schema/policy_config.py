@@ -8,11 +8,15 @@ from typing import Any, Literal
 from roll.catalog.entries import Entry
 from roll.catalog.estimators import ESTIMATORS, Estimator, estimator_of
 from roll.catalog.losses import LOSSES, Loss, loss_of
+from roll.configs.schema.acts_if import acting, needs
 from roll.configs.schema.fields import args_of, named, number
 
 NormLevel = Literal["batch", "group", "running"]
 LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 KlEstimator = Literal["kl", "abs", "mse", "low_var_kl"]
+
+USES_CRITIC = needs("uses_critic", words="with `adv_estimator` gae", fix="adv_estimator=gae, or remove it")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainInferCorrection:
@@ -100,17 +104,17 @@ class PolicyOptimisation:
     """Normalise scores before the estimator: subtract the mean and divide by the standard deviation of the
     whole batch, of the prompt's group, or of all scores so far. null: off."""
 
-    reward_shift: bool = False
-    """With `reward_norm`: only subtract the mean (with `reward_scale` too: both, as with neither)."""
+    reward_shift: bool = acting(False, needs("reward_norm", fix="reward_norm=group (or batch, running)"))
+    """Only subtract the mean (with `reward_scale` too: both, as with neither)."""
 
-    reward_scale: bool = False
-    """With `reward_norm`: only divide by the standard deviation."""
+    reward_scale: bool = acting(False, needs("reward_norm", fix="reward_norm=group (or batch, running)"))
+    """Only divide by the standard deviation."""
 
     use_reward_scaling: bool = False
     """Divide scores by the standard deviation of all scores so far. Instead of `reward_norm`."""
 
-    use_reward_norm: bool = False
-    """With `use_reward_scaling`: also subtract the mean of all scores so far."""
+    use_reward_norm: bool = acting(False, needs("use_reward_scaling"))
+    """Also subtract the mean of all scores so far."""
 
     reward_clip: float | None = number(None, gt=0)
     """Clamp normalised scores to +- this. null: off."""
@@ -134,11 +138,11 @@ class PolicyOptimisation:
     init_kl_coef: float = number(0.2, ge=0)
     """Coefficient of that penalty, or its first value when `target_kl` is set."""
 
-    target_kl: float | None = number(None, gt=0)
+    target_kl: float | None = number(None, gt=0, acts_if=(needs("add_token_level_kl"),))
     """Mean KL per token that the adaptive controller steers to, once per step. null: the coefficient stays."""
 
-    kl_horizon: int = number(10_000, ge=1)
-    """Responses over which the adaptive controller reacts. Acts with `target_kl`."""
+    kl_horizon: int = number(10_000, ge=1, acts_if=(needs("target_kl"),))
+    """Responses over which the adaptive controller reacts."""
 
     use_kl_loss: bool = False
     """Add a KL term towards the reference to the loss. Needs a `reference`."""
@@ -175,8 +179,8 @@ class PolicyOptimisation:
     dual_clip_loss: bool = False
     """Bound the `ppo` loss of tokens with negative advantage at `dual_clip_c` times the advantage."""
 
-    dual_clip_c: float = number(3.0, gt=1)
-    """That bound. Acts with `dual_clip_loss`."""
+    dual_clip_c: float = number(3.0, gt=1, acts_if=(needs("dual_clip_loss"),))
+    """That bound."""
 
     loss_agg_mode: LossAggMode = "token-mean"
     """From token losses to one number: mean over the mini-batch's tokens; mean over rows of the token sum; of
@@ -241,7 +245,7 @@ class PolicyOptimisation:
     """How far the critic may move from its old value before the loss stops pulling. null: plain squared
     error."""
 
-    critic_warmup: int = number(0, ge=0)
+    critic_warmup: int = number(0, ge=0, acts_if=(USES_CRITIC,))
     """First steps in which only the critic trains. 0: none."""
 
     difficulty_loss_weight: bool = False
@@ -262,23 +266,25 @@ class PolicyOptimisation:
     difficulty_mask: bool = False
     """Leave groups out of the loss whose mean score isn't between the two thresholds."""
 
-    difficulty_low_threshold: float = 0.1
-    """Groups up to this mean score are left out. Acts with `difficulty_mask`."""
+    difficulty_low_threshold: float = acting(0.1, needs("difficulty_mask"))
+    """Groups up to this mean score are left out."""
 
-    difficulty_high_threshold: float = 0.95
-    """Groups from this mean score on are left out. Acts with `difficulty_mask`."""
+    difficulty_high_threshold: float = acting(0.95, needs("difficulty_mask"))
+    """Groups from this mean score on are left out."""
 
     error_max_len_clip: bool = False
     """Leave wrong answers (score <= 0) of `error_max_len_threshold` tokens or more out of the loss."""
 
-    error_max_len_threshold: int | None = number(None, ge=1)
+    error_max_len_threshold: int | None = number(None, ge=1, acts_if=(needs("error_max_len_clip"),))
     """That length. Required by `error_max_len_clip`."""
 
     train_infer_correction: TrainInferCorrection | None = None
     """Importance weights and rejection filters between sampler and trainer. null: none, the mismatch is only
     measured."""
 
-    allow_uncorrected_async: bool = False
+    allow_uncorrected_async: bool = acting(
+        False, needs("async_generation_ratio", fix="async_generation_ratio=1, or remove it")
+    )
     """Permit `async_generation_ratio` above 0 without `train_infer_correction` and without a `policy_loss` made for it
     (decoupled_ppo, tis, topr, cispo): only the loss's own clip then knows that samples are of older weights."""
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from roll.configs.errors import did_you_mean
+from roll.configs.schema.acts_if import acting, needs
 from roll.configs.schema.batch_plan import BatchPlan, plan_batches
 from roll.configs.schema.env_config import TurnCredit
 from roll.configs.schema.fields import number, parsed
-from roll.configs.schema.policy_config import PolicyOptimisation
+from roll.configs.schema.policy_config import USES_CRITIC, PolicyOptimisation
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import (
     ActorInferConfig,
@@ -76,8 +77,8 @@ class RLConfig(PolicyOptimisation, RunConfig):
     is_use_additional_prompts: bool = False
     """Start more prompts than a step needs; when enough groups are complete the rest is aborted."""
 
-    max_additional_running_prompts: int = number(16, ge=0)
-    """How many more. Acts with the switch."""
+    max_additional_running_prompts: int = number(16, ge=0, acts_if=(needs("is_use_additional_prompts"),))
+    """How many more."""
 
     max_num_gen_batches: int = number(10, ge=1)
     """Budget of dynamic filtering and of failed groups: a step may start this many times `rollout_batch_size`
@@ -91,8 +92,10 @@ class RLConfig(PolicyOptimisation, RunConfig):
     old. 0: generation and training take turns. Above 0 they work at once, on slots of their own, and the loss needs
     `train_infer_correction`, `policy_loss: decoupled_ppo` or `allow_uncorrected_async`."""
 
-    partial_rollout: Literal["resume", "restart"] = "resume"
-    """What a weight update does to responses on their way, with `async_generation_ratio` above 0: `resume` goes on from
+    partial_rollout: Literal["resume", "restart"] = acting(
+        "resume", needs("async_generation_ratio", fix="async_generation_ratio=1, or remove it")
+    )
+    """What a weight update does to responses on their way: `resume` goes on from
     the tokens that are there, `restart` throws them away and starts over under the new weights."""
 
     engine_restarts: int = number(1, ge=0)
@@ -131,7 +134,7 @@ class RLConfig(PolicyOptimisation, RunConfig):
     """The frozen policy of the KL terms; started only if one of them is on. null: with LoRA, `actor_train` with its
     adapters off."""
 
-    critic: TrainConfig | None = None
+    critic: TrainConfig | None = acting(None, USES_CRITIC)
     """The value model of `adv_estimator: gae`; started only for it."""
 
     @property

@@ -10,7 +10,7 @@ from roll.catalog.trackers import TRACKERS
 from roll.configs.schema.batch_plan import BatchPlan
 from roll.configs.schema.fields import args_by_name, number, one_or_many
 from roll.configs.schema.placement_plan import PlacementPlan
-from roll.configs.schema.worker_config import TrainConfig, WorkerConfig
+from roll.configs.schema.worker_config import OF_PROCESSES, TrainConfig, WorkerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +56,8 @@ class RunConfig:
     """Seconds a call to a worker (with `executor: ray`) may take, or responses may wait for their rewards, before
     an error that names who was waited for."""
 
-    system_envs: dict[str, str] = field(default_factory=dict)
-    """Environment variables of every worker process (quote numbers). Not with `executor: inline`."""
+    system_envs: dict[str, str] = field(default_factory=dict, metadata=OF_PROCESSES)
+    """Environment variables of every worker process (quote numbers)."""
 
     track_with: tuple[str, ...] = one_or_many(("stdout", "jsonl"), args="tracker_kwargs")
     """Where metrics go, one or several: `tensorboard`, `stdout` (a live table), `jsonl`, or a class of your own as

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from roll.configs.schema.acts_if import unless
 from roll.configs.schema.batch_plan import BatchPlan, plan_batches
 from roll.configs.schema.fields import number, one_or_many
 from roll.configs.schema.run_config import RunConfig
@@ -87,7 +88,7 @@ class SFTConfig(RunConfig):
     validation: SFTValidationConfig | None = None
     """Held-out rows, for loss, token accuracy and perplexity. null: `validation_share` decides."""
 
-    validation_share: float = number(0.0, ge=0, lt=1)
+    validation_share: float = number(0.0, ge=0, lt=1, acts_if=(unless("validation"),))
     """Share of the training rows that is held out instead, drawn by the seed. 0: none."""
 
     val_before_train: bool = False

@@ -6,9 +6,18 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from roll.configs.schema.acts_if import BACKEND, ROLE, TRAINS, acting, needs, unless
 from roll.configs.schema.fields import number, one_or_many, parsed
 from roll.configs.schema.placement_plan import parse_device_mapping
 from roll.configs.schema.strategy_config import Dtype, StrategyArgs
+
+HUGGING_FACE = needs(BACKEND, "fsdp2", "deepspeed")
+OF_PROCESSES = {
+    "acts_if": (needs("^executor", "ray", why="this process has already read its environment",
+                      fix="set them in the shell, or executor=ray"),),
+    "idle": (),
+}  # fmt: skip
+"""Metadata of environment variables: `inline` starts no processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,29 +44,31 @@ class ModelArgs:
     """Overrides of the model's own `config.json`, e.g. `{rope_theta: 1000000}`; an unknown name is refused
     when the model is loaded."""
 
-    freeze_module_prefix: tuple[str, ...] = one_or_many()
-    """Parameters whose name starts with one of these are not trained. Training roles only. Empty: none."""
+    freeze_module_prefix: tuple[str, ...] = one_or_many(acts_if=(TRAINS,))
+    """Parameters whose name starts with one of these are not trained. Empty: none."""
 
     trust_remote_code: bool = False
     """Allow Python code that comes with the model's folder to run."""
 
-    activation_offload: bool = False
+    activation_offload: bool = acting(False, HUGGING_FACE, TRAINS)
     """Keep what the forward pass saves for the backward pass in host memory; with gradient checkpointing these are the
-    inputs of the layers. For `fsdp2_train` and `deepspeed_train`. Changes memory and time only; without an accelerator
+    inputs of the layers. Changes memory and time only; without an accelerator
     it only costs time."""
 
-    torch_compile: bool = False
-    """Compile the decoder layers with torch.compile, once for all lengths. For `fsdp2_*` and `deepspeed_*`. The first
+    torch_compile: bool = acting(False, HUGGING_FACE)
+    """Compile the decoder layers with torch.compile, once for all lengths. The first
     passes wait for the compiler; numbers differ by rounding."""
 
-    use_liger: bool = False
+    use_liger: bool = acting(False, HUGGING_FACE)
     """Compute norms and gated MLPs with the Triton kernels of liger-kernel. Llama, Mistral, Qwen2, Qwen3; of Mixtral
-    and Qwen3-MoE the norms. For `fsdp2_*` and `deepspeed_*`. Needs an accelerator; not with `torch_compile`."""
+    and Qwen3-MoE the norms. Needs an accelerator; not with `torch_compile`."""
 
-    use_fused_kernels: bool = False
+    use_fused_kernels: bool = acting(
+        False, HUGGING_FACE, needs(ROLE, "actor_train", "reference", why="others compute no log-probs")
+    )
     """Compute log-probs from hidden states with liger-kernel's fused kernel. Passes that also want entropies, and
-    models with soft-capped logits, use the chunks of logits as ever. For `fsdp2_*` and `deepspeed_*`, roles with
-    log-probs. Needs an accelerator."""
+    models with soft-capped logits, use the chunks of logits as ever. Needs an
+    accelerator."""
 
     ulysses_size: int = number(1, ge=1)
     """Ranks that share every sequence (Ulysses sequence parallelism): attention exchanges heads for tokens between
@@ -106,9 +117,9 @@ class TrainingArgs:
     taken."""
 
     warmup_steps: int = number(0, ge=0)
-    """Optimizer steps of linear warm-up. Not together with `warmup_ratio`."""
+    """Optimizer steps of linear warm-up."""
 
-    warmup_ratio: float = number(0.0, ge=0, lt=1)
+    warmup_ratio: float = number(0.0, ge=0, lt=1, acts_if=(unless("warmup_steps"),))
     """Warm-up as a share of all planned optimizer steps. 0: off."""
 
     weight_decay: float = number(0.0, ge=0)
@@ -272,9 +283,8 @@ class WorkerConfig:
     num_gpus_per_worker: int = number(1, ge=1)
     """Slots per rank."""
 
-    system_envs: dict[str, str] = field(default_factory=dict)
-    """Environment variables of this role's processes, over the pipeline's own `system_envs`. Not with
-    `executor: inline`."""
+    system_envs: dict[str, str] = field(default_factory=dict, metadata=OF_PROCESSES)
+    """Environment variables of this role's processes, over the pipeline's own `system_envs`."""
 
     model_args: ModelArgs = field(default_factory=ModelArgs)
     """Model of this role."""
@@ -321,7 +331,9 @@ class ForwardConfig(WorkerConfig):
     use_dynamic_batching_in_infer: bool = False
     """Fill forward passes up to a token budget instead of a number of responses."""
 
-    max_tokens_per_microbatch_in_infer: int | None = number(None, ge=1)
+    max_tokens_per_microbatch_in_infer: int | None = number(
+        None, ge=1, acts_if=(needs("use_dynamic_batching_in_infer"),)
+    )
     """That budget, padding included; at least the longest sequence. Required by the switch."""
 
     sequence_length_round_in_infer: int = number(1, ge=1)
@@ -353,7 +365,9 @@ class TrainConfig(ForwardConfig):
     """Fill forward/backward passes up to a token budget instead of `per_device_train_batch_size` responses;
     the mini-batch stays the same."""
 
-    max_tokens_per_microbatch_in_train: int | None = number(None, ge=1)
+    max_tokens_per_microbatch_in_train: int | None = number(
+        None, ge=1, acts_if=(needs("use_dynamic_batching_in_train"),)
+    )
     """That budget, padding included; at least the longest sequence. Required by the switch."""
 
     sequence_length_round_in_train: int = number(1, ge=1)

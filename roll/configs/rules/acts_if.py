@@ -1,0 +1,82 @@
+"""Keys that act only under a condition, which stands on their field (schema/acts_if.py), are refused without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any
+
+from roll.configs.errors import Violation, problem
+from roll.configs.schema.acts_if import BACKEND, ROLE, ActsIf
+from roll.configs.schema.run_config import RunConfig
+
+
+def acts_if_rules(config: RunConfig) -> Iterator[Violation]:
+    """Every key that is set, of every section, against the first of its conditions that doesn't hold."""
+    for path, section in _sections(config, ""):
+        for spec in fields(section):
+            conditions, value = spec.metadata.get("acts_if", ()), getattr(section, spec.name)
+            if not conditions or value == _default(spec) or value in spec.metadata["idle"]:
+                continue
+            key = f"{path}.{spec.name}" if path else spec.name
+            for condition in conditions:
+                found = _found(config, path, section, condition)
+                if not condition.holds(found):
+                    yield _violation(key, path, value, condition, found)
+                    break
+
+
+def _sections(section: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every dataclass of the tree with its path."""
+    yield path, section
+    for spec in fields(section):
+        value, below = getattr(section, spec.name), f"{path}.{spec.name}" if path else spec.name
+        inside = {below: value}
+        if isinstance(value, dict):
+            inside = {f"{below}.{name}": entry for name, entry in value.items()}
+        elif isinstance(value, tuple):
+            inside = {f"{below}[{i}]": entry for i, entry in enumerate(value)}
+        for place, entry in inside.items():
+            if is_dataclass(entry):
+                yield from _sections(entry, place)
+
+
+def _default(spec: Field[Any]) -> Any:
+    return spec.default_factory() if spec.default_factory is not MISSING else spec.default
+
+
+def _found(config: RunConfig, path: str, section: Any, condition: ActsIf) -> Any:
+    role = path.split(".")[0]
+    if condition.key == ROLE:
+        return role
+    if condition.key == BACKEND:
+        return config.sections[role].strategy_args.strategy_name
+    return getattr(config, condition.key[1:]) if condition.key.startswith("^") else getattr(section, condition.key)
+
+
+def _violation(key: str, path: str, value: Any, condition: ActsIf, found: Any) -> Violation:
+    named = {ROLE: f"not for {found}", BACKEND: f"not with {found}"}.get(condition.key)
+    top = condition.key.startswith("^") or not path
+    place = condition.key.removeprefix("^") if top else f"{path}.{condition.key}"
+    now = named or (f"and {place} is {_yaml(found)}" if not condition.words else "")
+    why = condition.why if isinstance(condition.why, str) else condition.why.get(str(found), "")
+    sentence = f"this key acts only {condition.phrase.replace('`', '')}"
+    sentence += (f", {now}" if now else "") + (f": {why}" if why else "")
+    if condition.fix or named:
+        fix = condition.fix or "remove it"
+    elif condition.unless:
+        fix = "keep one of the two"
+    else:
+        wanted = condition.values[0] if condition.values else "true" if found is False else "..."
+        fix = f"{place}={wanted}, or remove it"
+    if is_dataclass(value):
+        return problem(key, sentence, fix)
+    return problem(key, sentence, fix, list(value) if isinstance(value, tuple) else value)
+
+
+def _yaml(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "empty"
+    if is_dataclass(value):
+        return "there"
+    return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
