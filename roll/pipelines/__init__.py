@@ -14,6 +14,7 @@ def run_pipeline(config: RunConfig) -> None:
     # Before torch starts its threads: ones that spin while they wait slow each other down many times over as soon as
     # anything else runs on the machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from roll.pipelines.start import RUNS
+    from roll.catalog.pipelines import pipeline_of
+    from roll.utils.importing import load_object
 
-    RUNS[config.pipeline](config)
+    load_object(pipeline_of(config.pipeline).path, key="pipeline")(config)

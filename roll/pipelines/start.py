@@ -8,9 +8,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.parsing.loader import load_config
@@ -132,7 +131,3 @@ def warm_start(config: AgenticConfig) -> None:
     check_prerequisites(first)
     logger.info("warm start with %s", file)
     run_sft(first)
-
-
-RUNS: dict[str, Callable[[Any], None]] = {"rlvr": run_rlvr, "agentic": run_agentic, "sft": run_sft}
-"""What runs a configuration, by its `pipeline`."""

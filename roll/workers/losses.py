@@ -17,23 +17,27 @@ from roll.algorithms.losses import PolicyLossFn, PolicyLossInputs, entropy_loss,
 from roll.algorithms.masking import masked_sum
 from roll.catalog.entries import chosen
 from roll.catalog.losses import LOSSES
+from roll.catalog.pipelines import pipeline_of
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
-from roll.configs.schema.sft_config import SFTConfig
 from roll.strategies.base import LossFn, LossTerms
 from roll.types.batch import Denominators, TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
+from roll.utils.importing import load_object
 
 
 def objective(config: RunConfig, kind: Literal["policy", "value", "reward"]) -> LossFn:
     """Return what a role is trained on."""
-    if isinstance(config, SFTConfig):
-        return sft_objective()
-    assert isinstance(config, RLConfig)
+    made: LossFn = load_object(pipeline_of(config.pipeline).objective, key="pipeline")(config, kind)
+    return made
+
+
+def rl_objective(config: RLConfig, kind: Literal["policy", "value", "reward"]) -> LossFn:
+    """Return the actor's or the critic's loss."""
     return actor_loss(config) if kind == "policy" else critic_loss(config)
 
 
-def sft_objective() -> LossFn:
+def sft_objective(config: RunConfig, kind: Literal["policy", "value", "reward"]) -> LossFn:  # noqa: ARG001
     """Return the mean negative log-likelihood over the taught tokens. Reads `loss_mask`, `loss_weight`."""
 
     def compute(outputs: TokenOutputs, batch: TokenBatch, sizes: Denominators) -> LossTerms:

@@ -9,11 +9,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from roll.catalog.entries import OWN_PATH
+from roll.catalog.pipelines import pipeline_of
 from roll.catalog.rewards import REWARDS
 from roll.configs.checks.engine_arguments import argument_checks
 from roll.configs.checks.machine import Machine, machine_checks, this_machine
@@ -28,6 +29,7 @@ from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.sft_config import SFTConfig, SFTDataArgs
 from roll.configs.schema.worker_config import DataArgs
+from roll.utils.importing import load_object
 from roll.utils.models import SMOLLM2_FOLDER
 from roll.utils.signatures import signature_in_source
 
@@ -37,7 +39,8 @@ _HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 
 def check_prerequisites(config: RunConfig, machine: Machine | None = None) -> None:
     """Raise `ConfigError` with everything the configuration needs and `machine` (None: this one) doesn't have."""
-    violations = [violation for check in CHECKS[config.pipeline] for violation in check(config)]
+    checks = load_object(pipeline_of(config.pipeline).checks, key="pipeline")
+    violations = [violation for check in checks for violation in check(config)]
     violations.extend(machine_checks(config, machine or this_machine()))
     if violations:
         raise ConfigError(violations, "what the configuration refers to")
@@ -393,12 +396,10 @@ def _top_level_names(tree: ast.Module) -> Iterator[str]:
 
 
 _RUN = (model_checks, shape_checks, adapter_checks, folder_checks, export_checks, function_checks)
-CHECKS: dict[str, tuple[Callable[[Any], Iterator[Violation]], ...]] = {
-    "rlvr": (data_checks, argument_checks, algorithm_checks, reward_checks, *_RUN),
-    "agentic": (argument_checks, algorithm_checks, env_checks, *_RUN),
-    "sft": (sft_data_checks, *_RUN),
-}
-"""All but those of `machine_checks`, by pipeline, in the order of their messages."""
+RLVR_CHECKS = (data_checks, argument_checks, algorithm_checks, reward_checks, *_RUN)
+AGENTIC_CHECKS = (argument_checks, algorithm_checks, env_checks, *_RUN)
+SFT_CHECKS = (sft_data_checks, *_RUN)
+"""All but those of `machine_checks`, in the order of their messages."""
 
 
 def _nearby(file: Path) -> str:

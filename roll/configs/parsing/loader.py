@@ -13,16 +13,18 @@ from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from roll.configs.errors import NO_VALUE, ConfigError, Violation, did_you_mean
+from roll.catalog import pipelines as catalog
+from roll.catalog.entries import OWN_PATH
+from roll.configs.errors import NO_VALUE, ConfigError, Violation, did_you_mean, problem
 from roll.configs.parsing.build_config import build
 from roll.configs.parsing.key_hints import UNSUPPORTED_VALUES
 from roll.configs.rules.validate import validate
-from roll.configs.schema.agentic_config import AgenticConfig
-from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.run_config import RunConfig
-from roll.configs.schema.sft_config import SFTConfig
+from roll.utils.importing import load_object
 
-PIPELINES: dict[str, type[RunConfig]] = {"rlvr": RLVRConfig, "agentic": AgenticConfig, "sft": SFTConfig}
+PIPELINES: dict[str, type[RunConfig]] = {
+    name: load_object(entry.config, key="pipeline") for name, entry in catalog.PIPELINES.items()
+}
 """Configuration class by the value of `pipeline`."""
 
 _VARIABLE = re.compile(r"\$\{\s*([A-Za-z_]\w*)")
@@ -237,6 +239,12 @@ def _pipeline_of(plain: Mapping[str, Any], source: str) -> type[RunConfig]:
     name = plain.get("pipeline", NO_VALUE)
     if isinstance(name, str) and name in PIPELINES:
         return PIPELINES[name]
+    if isinstance(name, str) and OWN_PATH.match(name):
+        try:
+            own: type[RunConfig] = load_object(catalog.pipeline_of(name).config, key="pipeline")
+        except ValueError as error:
+            raise ConfigError([problem("pipeline", str(error).removeprefix("pipeline: "), "", name)], source) from error
+        return own
     known = ", ".join(PIPELINES)
     later = UNSUPPORTED_VALUES["pipeline"].get(str(name), "")
     likely = max(PIPELINES, key=lambda known: len(plain.keys() & PIPELINES[known].__dataclass_fields__.keys()))

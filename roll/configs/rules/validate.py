@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
+from roll.catalog.pipelines import pipeline_of
 from roll.configs.errors import Violation
 from roll.configs.rules import (
     acts_if,
@@ -28,6 +29,7 @@ from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import ForwardConfig
+from roll.utils.importing import load_object
 
 Rule = Callable[[Any], Iterator[Violation]]
 
@@ -66,29 +68,33 @@ _ROLLOUTS: tuple[Rule, ...] = (
     async_generation.transport_rules,
     _batch_rules,
 )
-RULES: dict[str, tuple[Rule, ...]] = {
-    "rlvr": (
-        *_ROLLOUTS,
-        rewards.reward_rules,
-        reward_model.reward_model_rules,
-        data.data_rules,
-        data.validation_rules,
-        *_RUN,
-    ),
-    "agentic": (*_ROLLOUTS, *agentic.RULES, *_RUN),
-    "sft": (*sft.RULES, *_RUN),
-}
-"""By pipeline, in the order of their messages."""
+RLVR_RULES: tuple[Rule, ...] = (
+    *_ROLLOUTS,
+    rewards.reward_rules,
+    reward_model.reward_model_rules,
+    data.data_rules,
+    data.validation_rules,
+    *_RUN,
+)
+AGENTIC_RULES: tuple[Rule, ...] = (*_ROLLOUTS, *agentic.RULES, *_RUN)
+SFT_RULES: tuple[Rule, ...] = (*sft.RULES, *_RUN)
+"""In the order of their messages; `roll/catalog/pipelines.py` says whose they are."""
+
+
+def _listed(config: RunConfig, kind: Literal["rules", "warnings"]) -> tuple[Callable[[Any], Iterator[Any]], ...]:
+    found: tuple[Callable[[Any], Iterator[Any]], ...]
+    found = load_object(getattr(pipeline_of(config.pipeline), kind), key="pipeline")
+    return found
 
 
 def validate(config: RunConfig) -> list[Violation]:
     """Everything that contradicts itself or can't act."""
-    return [violation for rule in RULES[config.pipeline] for violation in rule(config)]
+    return [violation for rule in _listed(config, "rules") for violation in rule(config)]
 
 
 def warnings_of(config: RunConfig) -> list[str]:
     """What is allowed but probably not meant."""
-    found = [warning for of in WARNINGS[config.pipeline] for warning in of(config)]
+    found = [warning for of in _listed(config, "warnings") for warning in of(config)]
     for role, worker in config.trained_roles.items():
         if worker.model_args.dtype == "fp16":
             found.append(f"{role} trains in fp16 without loss scaling: small gradients vanish; bf16 is safer")
@@ -151,9 +157,7 @@ def _engine_warnings(config: RLConfig) -> Iterator[str]:
         )
 
 
-WARNINGS: dict[str, tuple[Callable[[Any], Iterator[str]], ...]] = {
-    "rlvr": (_rollout_warnings, _rlvr_warnings),
-    "agentic": (_rollout_warnings, agentic.warnings),
-    "sft": (sft.sft_warnings,),
-}
-"""By pipeline, besides what holds for every run."""
+RLVR_WARNINGS = (_rollout_warnings, _rlvr_warnings)
+AGENTIC_WARNINGS = (_rollout_warnings, agentic.warnings)
+SFT_WARNINGS = (sft.sft_warnings,)
+"""Besides what holds for every run."""
