@@ -111,7 +111,7 @@ def test_preference_pairs_train_two_steps(job, capsys):
         ("pipeline=own.py:run", "own.py:run isn't a pipeline"),
         ("pipeline=own.py:gone", "own.py has no object 'gone'"),
         ("pipeline=sfft", "which pipeline the file is for"),
-        ("bate=1", "did you mean 'beta'"),
+        ("betta=1", "did you mean 'beta'"),
         ("beta=0", "a number > 0"),
         ("max_steps=0", "max_steps"),
     ],
