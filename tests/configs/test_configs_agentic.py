@@ -362,3 +362,9 @@ def test_the_command_checks_environments(play, capsys):
     assert "4 groups x 4 episodes = 16 episodes per step" in capsys.readouterr().out
     assert main([*job, f"{LAKE}.env_config.sise=5"]) == 2
     assert "has no such argument" in capsys.readouterr().err
+
+
+def test_the_estimator_may_be_written_with_its_options(play):
+    config = load_config(play, "job", ["adv_estimator={name: reinforce, gamma: 0.5}"])
+    assert config.adv_estimator == "reinforce"
+    assert config.estimator_options == {"gamma": 0.5}

@@ -16,7 +16,7 @@ from roll.configs.schema.env_config import (
     ValEnvManager,
     split_evenly,
 )
-from roll.configs.schema.fields import number
+from roll.configs.schema.fields import named, number
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.worker_config import GeneratingArgs
 
@@ -54,7 +54,7 @@ class AgenticConfig(RLConfig):
     """How episodes' rewards are compared before `adv_estimator`, or by `gigpo` and `step_reinforce`. Estimators that
     compare the members of a group themselves (grpo, rloo, ...) take `method: identity`."""
 
-    adv_estimator: str = "reinforce"
+    adv_estimator: str = named("reinforce", args="adv_estimator_args")
     """As in `pipeline: rlvr`, and gigpo, step_reinforce. The default leaves the comparison of episodes to
     `reward_normalization`."""
 
