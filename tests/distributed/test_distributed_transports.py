@@ -17,7 +17,8 @@ import pytest
 import torch
 from distributed_workers import weights as made_weights
 
-from roll.distributed.transports import STREAMING, TRANSPORTS, Route, Sent, WeightStream, receive, send, shm_segments
+from roll.catalog.transports import TRANSPORTS
+from roll.distributed.transports import STREAMING, Route, Sent, WeightStream, receive, send, shm_segments
 from roll.distributed.transports import files as files_module
 from roll.distributed.transports.bucket_layout import buffer_size
 from roll.distributed.transports.rendezvous import RendezvousStore, TransferChannel

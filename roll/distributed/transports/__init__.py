@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from roll.catalog.transports import TRANSPORTS
 from roll.distributed.handles import Handle
 from roll.distributed.weights import BucketWriter, Checksum, WeightPart, WeightSyncError
 
@@ -43,18 +44,7 @@ NamedWeights: TypeAlias = "Iterator[tuple[str, Tensor]]"
 Weights: TypeAlias = Callable[[], "NamedWeights"]
 """Begins the stream of full tensors; every rank of the trainer must go through it."""
 
-TRANSPORTS = {
-    "in_process": "roll.distributed.transports.stored",
-    "object_store": "roll.distributed.transports.stored",
-    "file": "roll.distributed.transports.files",
-    "shared_memory": "roll.distributed.transports.shared",
-    "broadcast": "roll.distributed.transports.broadcast",
-}
-"""Module by name; it has `send(route, weights, note) -> handles` and `receive(route, handles, rank) -> stream`."""
-
-STREAMING = frozenset({"shared_memory", "broadcast"})
-SNAPSHOTS = frozenset({"object_store", "file"})
-"""Transports whose handles stay what they are while the trainer goes on."""
+STREAMING = frozenset(name for name, transport in TRANSPORTS.items() if transport.streams)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +135,7 @@ def send(route: Route, weights: Weights, *, writes: bool = True) -> Sent:
 
 
 def _send(route: Route, weights: Weights, stream: NamedWeights) -> Sent:
-    module = importlib.import_module(TRANSPORTS[route.transport])
+    module = importlib.import_module(TRANSPORTS[route.transport].path)
     if route.transport == "in_process" and not route.keep:
         # Every engine begins the stream itself and pulls it tensor by tensor: nothing is ever held.
         return Sent(module.hand_to_engine(route, weights), _summarised(weights()) if route.checksum else None, [])
@@ -180,7 +170,7 @@ class WeightStream:
     """
 
     def __init__(self, route: Route, handles: Sequence[Handle], rank: int) -> None:
-        module = importlib.import_module(TRANSPORTS[route.transport])
+        module = importlib.import_module(TRANSPORTS[route.transport].path)
         self._stream: Any = module.receive(route, handles, rank)
         self._stats = TransferStats(checksum=route.checksum)
         self._where = f"engine {rank}, weights of version {route.version} by {route.transport}"
