@@ -31,6 +31,7 @@ def set_aside(target: Path) -> Path | None:
         return None
     aside = next(path for n in itertools.count(1) if not (path := target / f"earlier.{n}").exists())
     aside.mkdir()
+    (target / RECORD).touch()  # the user's own model has none; after a kill it says whose folder this is
     _move(target, aside)
     return aside
 
@@ -64,9 +65,12 @@ def write_model(target: Path, write: Callable[[Path], None], record: dict[str, A
 
 
 def _move(source: Path, target: Path) -> None:
-    """Move what is in `source`: `config.json` leaves a finished model first, and arrives last in a new one."""
+    """Move what is in `source`: the record, then the files, then `config.json`; a finished model leaves in reverse.
+
+    So a kill leaves a folder that has one of the two, without which a start refuses it.
+    """
     leaves = source.name != _UNFINISHED
-    for name in sorted(_names(source), key=lambda name: ((name == CONFIG) != leaves, name)):
+    for name in sorted(_names(source), key=lambda name: (name == CONFIG, name != RECORD, name), reverse=leaves):
         os.rename(source / name, target / name)
 
 

@@ -57,8 +57,9 @@ def test_a_failure_leaves_what_was_there(tmp_path, failure):
     ]  # fmt: skip
 
 
-def test_wherever_it_is_killed_a_folder_with_a_config_is_whole(tmp_path, monkeypatch):
-    """Every rename may be the last thing that happens; the next run mends what is left."""
+@pytest.mark.parametrize("earlier", ["of a run", "of the user's"])
+def test_wherever_it_is_killed_a_folder_with_a_config_is_whole(tmp_path, monkeypatch, earlier):
+    """Every rename may be the last thing that happens; the next run starts, and mends what is left."""
 
     class Killed(BaseException):
         pass
@@ -67,6 +68,8 @@ def test_wherever_it_is_killed_a_folder_with_a_config_is_whole(tmp_path, monkeyp
     for limit in range(9):
         place = tmp_path / str(limit)
         write_model(place, writer("one"), {"exp_name": "a"})
+        if earlier == "of the user's":
+            (place / "roll_export.json").unlink()
         left = iter(range(limit))
 
         def rename(source: str, target: str, left=left) -> None:
@@ -85,6 +88,8 @@ def test_wherever_it_is_killed_a_folder_with_a_config_is_whole(tmp_path, monkeyp
         assert killed == (limit < 8)
         if (place / "config.json").exists():
             assert whole <= {path.name for path in place.iterdir()}
+        names = {path.name for path in place.iterdir() if not path.name.startswith((".", "earlier."))}
+        assert not names or names & {"config.json", "roll_export.json"}, "`export_checks` refuses it"
         texts = [path.read_text() for path in place.rglob("model.safetensors")]
         assert "one" in texts or (place / "config.json").exists()
         write_model(place, writer("three"), {"exp_name": "a"})

@@ -224,6 +224,15 @@ BROKEN: list[tuple[str, list[str], str, list[str]]] = [
      ["no package"]),
     ("a folder of other things for the model", ["export_dir=."], "export_dir", ["holds", "name a new folder"]),
     ("the model's own folder", ["export_dir=model"], "export_dir", ["other than that of the model of actor_train"]),
+    ("the run's folder for the model", ["export_dir=output"], "export_dir",
+     ["for the trained model alone, not that of output_dir or one around it", "name a new folder"]),
+    ("a folder around the run's for the model", ["export_dir=new", "output_dir=new/deep/run"], "export_dir",
+     ["not that of output_dir"]),
+    ("the logs' folder for the model", ["export_dir=output/../output/logs"], "export_dir", ["not that of logging_dir"]),
+    ("a folder around the checkpoints for the model", ["export_dir=m", "checkpoint_config.output_dir=m/c"],
+     "export_dir", ["not that of checkpoint_config.output_dir"]),
+    ("the rollouts' folder for the model", ["export_dir=dump", "rollout_dump_dir=dump"], "export_dir",
+     ["not that of rollout_dump_dir"]),
     ("an estimator in no package", ["adv_estimator='nowhere_to_be.found:mine'"], "adv_estimator", ["no package"]),
 ]
 

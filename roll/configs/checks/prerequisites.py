@@ -201,16 +201,8 @@ def adapter_checks(config: RunConfig) -> Iterator[Violation]:
 
 def folder_checks(config: RunConfig) -> Iterator[Violation]:
     """Folders can be written; the checkpoint to resume from is there."""
-    folders: Mapping[str, Path | None] = {
-        "output_dir": config.output_path,
-        "logging_dir": config.logging_path,
-        "checkpoint_config.output_dir": config.checkpoint_path,
-        **{key: Path(name) if name else None for key, name in config.extra_output_dirs.items()},
-    }
     told: set[Path] = set()
-    for key, folder in folders.items():
-        if folder is None:
-            continue
+    for key, folder in _output_folders(config).items():
         there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
         if there in told:
             continue
@@ -223,6 +215,16 @@ def folder_checks(config: RunConfig) -> Iterator[Violation]:
                 key, f"a folder that can be written; {there} can't", "choose another place", str(folder)
             )
     yield from _resume(config)
+
+
+def _output_folders(config: RunConfig) -> dict[str, Path]:
+    """Folders that the run writes into, by their keys."""
+    return {
+        "output_dir": config.output_path,
+        "logging_dir": config.logging_path,
+        "checkpoint_config.output_dir": config.checkpoint_path,
+        **{key: Path(name) for key, name in config.extra_output_dirs.items() if name},
+    }
 
 
 def export_checks(config: RunConfig) -> Iterator[Violation]:
@@ -241,6 +243,14 @@ def export_checks(config: RunConfig) -> Iterator[Violation]:
         if names and not {"config.json", "roll_export.json"} & set(names):
             expected = f"a folder for the trained model alone; {folder} holds {names[0]}"
             yield Violation("export_dir", expected, "name a new folder", config.export_dir)
+            return
+    for key, other in _output_folders(config).items():
+        place = other.resolve()
+        if key != "export_dir" and folder.resolve() in (place, *place.parents):
+            # What is there when the model arrives is moved away, or deleted.
+            expected = f"a folder for the trained model alone, not that of {key} or one around it"
+            yield Violation("export_dir", expected, "name a new folder", str(config.export_path))
+            return
     there = next(place for place in (folder, *folder.parents) if place.is_dir())
     model = Path(models["actor_train"]).expanduser()
     needed = sum(file.stat().st_size for file in model.glob("*.safetensors")) if model.is_dir() else 0
