@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiers import EVIDENCE, FULL, RANKS, SMALL_REAL_RUNS, is_named, tier_of
+from tiers import CLUSTERS, EVIDENCE, FULL, SMALL_REAL_RUNS, is_named, tier_of
 
 TESTS = Path(__file__).parent
 
@@ -21,12 +21,12 @@ def test_every_pattern_still_names_a_test(pattern: str):
 
 def test_small_real_runs_are_fast_although_they_need_ranks():
     for test in SMALL_REAL_RUNS:
-        assert tier_of(test, {RANKS}) == "fast"
+        assert tier_of(test, CLUSTERS) == "fast"
 
 
 def test_what_no_line_claims_is_fast_unless_it_needs_a_process_per_rank():
     assert tier_of("utils/test_x.py::test_y") == "fast"
-    assert tier_of("utils/test_x.py::test_y", {RANKS}) == "full"
+    assert tier_of("utils/test_x.py::test_y", CLUSTERS) == "full"
     assert tier_of("evidence/test_evidence_kills.py::test_y") == "evidence"
     assert tier_of("pipelines/test_pipelines_async.py::test_y[a-1]") == "full"
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 TIERS = ("fast", "full", "evidence")
 
-RANKS = "ranks"
-"""Fixture of a process per rank: what asks for it is full unless `SMALL_REAL_RUNS` names it."""
+CLUSTERS = frozenset({"ranks", "duo", "ray_executor"})
+"""Fixtures of several processes: what asks for one is full unless `SMALL_REAL_RUNS` names it."""
 
 EVIDENCE = (
     "evidence/*",
@@ -37,10 +37,7 @@ FULL = (
     "pipelines/test_pipelines_lora_sync.py*",
     # Clusters of several processes, and what kills them.
     "benchmarks/test_benchmarks_runs.py*",
-    "distributed/test_distributed_executors.py::test_a_dead_rank*",
-    "distributed/test_distributed_executors.py::test_a_hanging_rank*",
-    "distributed/test_distributed_executors.py::test_a_killed_rank*",
-    "distributed/test_distributed_executors.py::test_one_failing_rank*",
+    "distributed/test_distributed_executors.py::*[ray]",
     "distributed/test_distributed_gpu_slots.py*",
     "distributed/test_distributed_processes.py*",
     "pipelines/test_pipelines_async.py*",
@@ -55,12 +52,14 @@ FULL = (
     "pipelines/test_pipelines_reward_model.py::test_two_reward_ranks*",
     "pipelines/test_pipelines_sft.py::test_every_backend*",
     "pipelines/test_pipelines_sft.py::test_two_ranks*",
+    "pipelines/test_pipelines_start.py::test_a_failure*",
     "pipelines/test_pipelines_sync.py::test_a_process_that_is_killed*",
     "pipelines/test_pipelines_sync.py::test_every_transport*",
     "pipelines/test_pipelines_sync.py::test_two_runs*",
     # Learning runs, a real model, benchmarks.
     "benchmarks/*",
     "pipelines/test_pipelines_agentic.py::test_the_game_is_learnt*",
+    "pipelines/test_pipelines_agentic.py::test_the_schedule*",
     "pipelines/test_pipelines_agentic_runs.py*",
     "pipelines/test_pipelines_backends.py*",
     "pipelines/test_pipelines_learning.py*",
@@ -88,7 +87,7 @@ def tier_of(test_id: str, fixtures: Collection[str] = ()) -> str:
         return "evidence"
     if _matches(test_id, SMALL_REAL_RUNS):
         return "fast"
-    return "full" if RANKS in fixtures or _matches(test_id, FULL) else "fast"
+    return "full" if CLUSTERS & set(fixtures) or _matches(test_id, FULL) else "fast"
 
 
 def _matches(test_id: str, patterns: Sequence[str]) -> bool:

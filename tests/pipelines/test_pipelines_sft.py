@@ -304,11 +304,14 @@ BAD_CONFIGS = {
         "actor_train.data_args.messages: got null, expected a column with conversations, or",
     ),
     "half a pair": (("actor_train.data_args.response=null",), "response: got null, expected a column that goes with"),
-    "both": (("actor_train.data_args.messages=messages",), "data_args.prompt: got 'question', expected nothing"),
+    "both": (
+        ("actor_train.data_args.messages=messages",),
+        "data_args.prompt: this key has no effect, because messages",
+    ),
     "template": (("actor_train.data_args.template=natve",), "template: got 'natve'.*\n.*did you mean 'native'"),
     "held out twice": (
         ("validation_share=0.1", "validation.data_args={file_name: x.jsonl, messages: m}", "eval_steps=1"),
-        "validation_share: got 0.1, expected 0, because validation.data_args",
+        "validation_share: this key acts only without validation, and validation is there",
     ),
     "nothing held out": (("eval_steps=1",), "eval_steps.*there is no validation or validation_share"),
     "trained and held out": (
