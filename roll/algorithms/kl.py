@@ -89,11 +89,12 @@ def clamped_tokens(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> int:
 
 
 def _log_ratio(logprobs: Tensor, other: Tensor, mask: Tensor) -> Tensor:
-    """logprobs - other, constant; 0 outside `mask` and where both give probability 0."""
+    """logprobs - other, constant; 0 outside `mask` and where both give probability 0. What is no number stays NaN."""
     require_shape("ref_logprobs", other, tuple(logprobs.shape), "the shape of logprobs")
     require_shape("mask", mask, tuple(logprobs.shape), "[B, T]")
-    diff = zero_outside(logprobs.detach(), mask) - zero_outside(other.detach(), mask)
-    return zero_outside(diff, ~diff.isnan())
+    mine, theirs = zero_outside(logprobs.detach(), mask), zero_outside(other.detach(), mask)
+    both_impossible = (mine == -torch.inf) & (theirs == -torch.inf)
+    return zero_outside(mine - theirs, ~both_impossible)
 
 
 def _estimate(diff: Tensor, kind: KLKind) -> tuple[Tensor, Tensor]:

@@ -263,7 +263,7 @@ def policy_loss(name: str, inputs: PolicyLossInputs, options: Mapping[str, Any] 
     options, known = options or {}, LOSSES[name].options if name in LOSSES else ()
     unknown = sorted(set(options) - set(known))
     loss: PolicyLossFn = implementation(LOSSES, name, key="policy_loss")
-    if unknown:
+    if unknown and name in LOSSES:
         raise ValueError(f"policy loss {name!r} has no option {unknown}; it has {sorted(known)}")
     return loss(inputs, **options)
 

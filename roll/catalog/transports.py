@@ -9,7 +9,7 @@ from roll.catalog.entries import Entry
 
 @dataclass(frozen=True, kw_only=True)
 class Transport(Entry):
-    """`path` is a module with `send(route, weights, note) -> handles` and `receive(route, handles, rank) -> stream`."""
+    """`path` is a module with `send(route, stream) -> handles` and `receive(route, handles, rank) -> stream`."""
 
     streams: bool = False
     """Both ends are at work at the same time; the handles of the others stay what they are."""

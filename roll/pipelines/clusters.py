@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from roll.catalog.strategies import is_lockstep
+from roll.catalog.strategies import STRATEGIES, is_lockstep
 from roll.configs.schema.run_config import RunConfig
 from roll.distributed.cluster import Cluster, Executor
 from roll.distributed.executors import make_executor
@@ -62,7 +62,9 @@ def placements(config: RunConfig) -> list[RolePlacement]:
     result = []
     for role, worker in config.roles.items():
         env = {**config.system_envs, **worker.system_envs}
-        engine = role == "actor_infer" and not is_lockstep(worker.strategy_args.strategy_name)
+        name = worker.strategy_args.strategy_name
+        # One of the user's own may not be made for calls from several threads at once.
+        engine = role == "actor_infer" and name in STRATEGIES and not is_lockstep(name)
         calls = _ENGINE_CALLS if engine else 1
         result.append(RolePlacement(role=role, ranks=plan.roles[role], env=env, max_concurrency=calls))
     return result

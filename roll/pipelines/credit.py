@@ -203,6 +203,11 @@ class CreditAssigner:
             return None
         old, reference, mask = batch.require("old_logprobs"), batch.ref_logprobs, batch.action_mask
         kl = kl_divergence(old, reference, mask, kind=config.kl_penalty)
+        if not bool(kl.isfinite().all()):
+            raise FloatingPointError(
+                "the reference or the actor gives log-probs that are not a number, so there is no KL to take off the "
+                "reward: look at the weights of both, and at `dtype` of the reference's model_args"
+            )
         cost = self._kl_coef * zero_outside(kl.detach(), mask)
         mean_kl = float(kl.sum()) / max(float(mask.sum()), 1.0)
         share = clamped_tokens(old, reference, mask) / max(float(mask.sum()), 1.0)

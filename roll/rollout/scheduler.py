@@ -8,9 +8,9 @@
                               |
                               +--dropped: counted, shown to `on_drop`, replaced by a new task within a budget
 
-Who waits for whom: `collect` waits for the moment of decision (`engines.quiet`: for lockstep engines, when every
+Who waits for whom: `collect` waits for the moment of decision (`engines.wait_idle`: for lockstep engines, when every
 episode waits for tokens or has ended), settles what is complete in the order of the plan, then waits for progress
-(`engines.round`). On lockstep engines, which groups make a step, which members make a group and what is aborted never
+(`engines.advance`). On lockstep engines, which groups make a step, which members make a group and what is aborted never
 depends on timing.
 
 `async_scheduler.py` is its counterpart for generation that runs on while the trainer works.

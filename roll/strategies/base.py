@@ -195,8 +195,8 @@ class InferEngine(ABC):
     """One inference engine: requests go in with `submit`, come out of `poll`, in any order.
 
     Batched calls keep the number of remote calls per response far below one. `lockstep` engines compute only inside
-    `poll`, so what they batch together is decided by the caller and never by timing. The others compute on their own,
-    and their methods may be called from several threads at once.
+    `poll`, so what they batch together is decided by the caller and never by timing. The others compute on their own;
+    the methods of `vllm` and `sglang` are called from several threads at once, those of one's own from one at a time.
     """
 
     lockstep: bool = False

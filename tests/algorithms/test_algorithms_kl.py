@@ -290,3 +290,15 @@ def test_a_kl_that_is_not_a_number_does_not_reach_the_coefficient():
 def test_a_controller_that_cannot_work_is_refused(target, horizon):
     with pytest.raises(ValueError, match="target_kl > 0"):
         AdaptiveKL(target=target, horizon=horizon)
+
+
+@pytest.mark.parametrize("kind", ["kl", "abs", "mse", "low_var_kl"])
+def test_a_log_prob_that_is_no_number_is_not_taken_for_agreement(kind):
+    logprobs, mask = torch.tensor([[-1.0, -2.0, -torch.inf]]), torch.ones(1, 3, dtype=torch.bool)
+    reference = torch.tensor([[-1.5, torch.nan, -torch.inf]])
+    for found in (
+        kl_divergence(logprobs, reference, mask, kind=kind),
+        kl_loss(logprobs, reference, mask, kind=kind, sampled_logprobs=torch.tensor([[-1.0, -2.0, -1.0]])),
+    ):
+        assert found.isnan().tolist() == [[False, True, False]]
+        assert float(found[0, 2]) == 0  # both say that it can't be

@@ -167,7 +167,7 @@ class Optimizer:
 
     @torch.no_grad()
     def take_state(self, parameter: nn.Parameter, state: dict[str, Tensor]) -> None:
-        """Return this rank's part of what `whole_state` returned."""
+        """Take over this rank's part of what `whole_state` returned."""
         main, moments, part = self._place(parameter)
         if main is not None:
             for name, tensor in state.items():
@@ -175,7 +175,7 @@ class Optimizer:
                 target.copy_(tensor.flatten()[part].view(target.shape))
 
     def set_steps(self, steps: int) -> None:
-        """Return the number of steps that the moments have seen, where the optimizer counts them itself."""
+        """Set the number of steps that the moments have seen, where the optimizer counts them itself."""
         for optimizer in self.megatron.chained_optimizers:
             inner = optimizer.optimizer
             if inner is None:
