@@ -343,6 +343,11 @@ def test_environments_are_checked_before_anything_starts(play, overrides, fragme
     assert str(caught.value).count("custom_envs.lake") == 1
 
 
+def test_an_environment_in_no_module_is_refused_with_its_key(play):
+    with pytest.raises(ConfigError, match=r"custom_envs\.lake\.env_type.*package\.module:name or path/to/file"):
+        check_prerequisites(load_config(play, "job", [f"{LAKE}.env_type=':X'"]))
+
+
 def test_only_environments_that_are_played_are_checked(play):
     from roll.envs.env_registry import check_envs
 

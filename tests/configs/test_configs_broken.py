@@ -233,6 +233,12 @@ BROKEN: list[tuple[str, list[str], str, list[str]]] = [
      "export_dir", ["not that of checkpoint_config.output_dir"]),
     ("the rollouts' folder for the model", ["export_dir=dump", "rollout_dump_dir=dump"], "export_dir",
      ["not that of rollout_dump_dir"]),
+    ("a preparation without a colon", ["prepare=foo"], "prepare", ["package.module:name or path/to/file.py:name"]),
+    ("a preparation in no module", ["prepare='.:foo'"], "prepare", ["no package ''"]),
+    ("options beside no section of trackers", ["track_with=[{name: stdout, rows: 5}]", "tracker_kwargs=null"],
+     "tracker_kwargs", ["a section with keys", "has no value in the file"]),
+    ("options beside text for trackers", ["track_with=[{name: stdout, rows: 5}]", "tracker_kwargs=text"],
+     "tracker_kwargs", ["a section with keys"]),
     ("an estimator in no package", ["adv_estimator='nowhere_to_be.found:mine'"], "adv_estimator", ["no package"]),
 ]
 

@@ -338,7 +338,10 @@ def _named(
     key: str, value: str, kind: str = "function", args: Arguments | None = None, skip: int = 1
 ) -> Iterator[Violation]:
     """There is such an object; one in a file takes `args` besides its first `skip` parameters."""
-    where, name = value.rsplit(":", 1)
+    where, _, name = value.rpartition(":")
+    if not where or not name:
+        yield Violation(key, "package.module:name or path/to/file.py:name", "", value)
+        return
     if not where.endswith(".py"):
         yield from _in_package(key, where)
         return
@@ -362,7 +365,7 @@ def _arguments(file: Path, name: str, value: str, args: Arguments, skip: int) ->
 
 def _in_package(path: str, dotted: str) -> Iterator[Violation]:
     package = dotted.split(".")[0]
-    if importlib.util.find_spec(package) is None:
+    if not package or importlib.util.find_spec(package) is None:
         expected = f"something that can be imported; there is no package {package!r}"
         yield Violation(path, expected, "install it, or put its folder on PYTHONPATH", dotted)
 

@@ -81,18 +81,21 @@ class _Builder:
             if home is None or not any(isinstance(entry, Mapping) for entry in entries):
                 continue
             below, names, args = f"{path}.{name}" if path else name, [], {}
+            given = f"{path}.{home}" if path else home
+            if many and not isinstance(tree.get(home, {}), Mapping):
+                self._wrong(given, tree[home], "a section with keys", _null_fix(tree[home], given))
+                tree = {**tree, home: {}}
             for entry in entries:
                 if isinstance(entry, Mapping) and isinstance(entry.get("name"), str):
-                    args[entry["name"]] = {key: given for key, given in entry.items() if key != "name"}
+                    args[entry["name"]] = {key: option for key, option in entry.items() if key != "name"}
                     entry = entry["name"]
                 if isinstance(entry, Mapping):
                     self._wrong(below, dict(entry), "a name, or a section with a name and options", "add name: ...")
                 else:
                     names.append(entry)
-            tree = {key: given for key, given in tree.items() if key != name}
+            tree = {key: value for key, value in tree.items() if key != name}
             both = args.keys() & tree.get(home, {}).keys() if many else tree.get(home)
             if both:
-                given = f"{path}.{home}" if path else home
                 self._wrong(given, tree[home], f"options in one place; {name} has some too")
             if many:
                 tree |= {name: names, home: {**tree.get(home, {}), **args}}

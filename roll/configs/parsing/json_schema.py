@@ -53,7 +53,7 @@ def json_schema() -> Schema:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Configuration of a run",
         "type": "object",
-        "properties": {"pipeline": {"enum": list(PIPELINES)}},
+        "properties": {"pipeline": {"anyOf": [{"enum": list(PIPELINES)}, {"type": "string", "pattern": ":"}]}},
         "required": ["pipeline"],
         "allOf": chosen,
         "$defs": definitions,
