@@ -7,6 +7,7 @@ import functools
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 from rich.console import Console
@@ -71,22 +72,45 @@ def _spec(env: str, config: Path | None, arguments: Sequence[str]) -> EnvSpec:
     if config is not None:
         if not config.is_file():
             raise ValueError(f"--config: there is no file {str(config)!r}")
-        content = yaml.safe_load(config.read_text("utf-8")) or {}
+        content = _yaml(config.read_text("utf-8"), f"--config: {config}") or {}
         if not isinstance(content, dict):
             raise ValueError(f"--config: {config} holds {type(content).__name__}, expected keys and values")
         sections = content.get("custom_envs")
-        if isinstance(sections, dict) and env in sections:
-            env_type, env_config = sections[env]["env_type"], dict(sections[env].get("env_config") or {})
-        elif sections is not None:
-            raise ValueError(f"--config: custom_envs in {config} has no tag {env!r}; it has {', '.join(sections)}")
-        else:
+        if sections is None:
             env_config = content
+        else:
+            env_type, env_config = _section(sections, env, config)
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if not equals:
             raise ValueError(f"got {argument!r}, expected key=value, e.g. size=5")
-        env_config[key] = yaml.safe_load(value)
+        env_config[key] = _yaml(value, argument)
     return EnvSpec(tag=Path(env).stem if ".py" in env else env, env_type=env_type, env_config=env_config)
+
+
+def _section(sections: Any, env: str, config: Path) -> tuple[str, dict[str, Any]]:
+    """Return the id and the arguments that `custom_envs` of a file has for the tag `env`."""
+
+    def keys(value: Any, key: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise ValueError(f"--config: {key} in {config} is {value!r}, expected keys and values")
+        return value
+
+    if env not in keys(sections, "custom_envs"):
+        tags = ", ".join(map(str, sections))
+        raise ValueError(f"--config: custom_envs in {config} has no tag {env!r}; it has {tags}")
+    section = keys(sections[env], f"custom_envs.{env}")
+    env_type = section.get("env_type")
+    if not isinstance(env_type, str):
+        raise ValueError(f"--config: custom_envs.{env}.env_type in {config} is {env_type!r}, expected text")
+    return env_type, dict(keys(section.get("env_config") or {}, f"custom_envs.{env}.env_config"))
+
+
+def _yaml(text: str, source: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{source} is no YAML: {error}") from None
 
 
 def _argument(parameter: inspect.Parameter) -> str:

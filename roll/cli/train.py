@@ -103,6 +103,9 @@ def run(config: RunConfig) -> int:
         return Exit.INTERRUPTED
     except Exception as error:  # noqa: BLE001 - as in `guarded`, with a file for the traceback
         details = config.logging_path / "error.txt"
-        details.write_text(traceback.format_exc(), encoding="utf-8")
+        try:
+            details.write_text(traceback.format_exc(), encoding="utf-8")
+        except OSError:  # a full disk, which may be what went wrong
+            return report(error)
         return report(error, details)
     return Exit.DONE

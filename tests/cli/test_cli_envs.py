@@ -111,6 +111,25 @@ def test_arguments_may_come_from_a_file(capsys, tmp_path):
     assert (status, "has no tag 'sea'; it has lake" in err) == (2, True)
 
 
+MISTAKES = [
+    ("size: [", [], "no YAML"),
+    ("custom_envs: {x: {env_config: {}}}", [], "custom_envs.x.env_type in"),
+    ("custom_envs: {x: {env_type: 3}}", [], "custom_envs.x.env_type in"),
+    ("custom_envs: {x: {env_type: frozen_lake-v1, env_config: 5}}", [], "custom_envs.x.env_config in"),
+    ("custom_envs: {x: frozen_lake-v1}", [], "custom_envs.x in"),
+    ("custom_envs: 5", [], "custom_envs in"),
+    ("custom_envs: {x: {env_type: frozen_lake-v1}}", ["size=["], "size=[ is no YAML"),
+]
+
+
+@pytest.mark.parametrize(("text", "arguments", "message"), MISTAKES, ids=[row[0] for row in MISTAKES])
+def test_a_mistake_in_the_file_or_an_argument_ends_with_2(capsys, tmp_path, text, arguments, message):
+    file = tmp_path / "envs.yaml"
+    file.write_text(text)
+    status, _, err = ran(capsys, "test", "x", f"--config={file}", *arguments)
+    assert (status, message in err) == (2, True), err
+
+
 def test_the_module_runs_as_a_command():
     done = subprocess.run(
         [sys.executable, "-m", "roll.cli", "envs", "test", "nothing"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -163,6 +164,16 @@ def test_a_run_ends_with_one_code_for_each_kind_of_end(toy, capsys, monkeypatch,
     assert "most recent call" not in said
     if code != 130:
         assert "most recent call" in (toy / "output" / "logs" / "error.txt").read_text()
+
+
+def test_an_error_is_said_though_its_traceback_cannot_be_written(toy, capsys, monkeypatch):
+    def run(config):
+        shutil.rmtree(config.logging_path)
+        raise RuntimeError("a worker died")
+
+    monkeypatch.setattr("roll.pipelines.run_pipeline", run)
+    assert main(["train", "toy"]) == 1
+    assert capsys.readouterr().err.endswith("error: RuntimeError: a worker died\n(--debug shows the traceback)\n")
 
 
 @pytest.mark.parametrize(
