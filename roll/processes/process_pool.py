@@ -160,7 +160,8 @@ class ProcessPool(ABC, Generic[T]):
                 return
             process = min(free, key=lambda p: (len(p.assigned), not p.is_ready, p.index))
             if process.gone:  # it couldn't be started the last time
-                if self.loaded[process.index].exception() is not None:
+                loaded = self.loaded[process.index]
+                if loaded.done() and loaded.exception() is not None:
                     self.loaded[process.index] = Future()
                 process = self._processes[process.index] = self._new_process(process.index)
             self._begin(process, self._queue.popleft())
@@ -198,6 +199,7 @@ class ProcessPool(ABC, Generic[T]):
         """Replace a process that is gone."""
         self._alive.remove(process)
         items = list(process.assigned.values())
+        process.assigned.clear()  # so it has room, should it be started again
         self.counters["timeouts"] += ended.status == "timeout"
         was_retired = process in self._retired
         self._retired.discard(process)
@@ -212,7 +214,11 @@ class ProcessPool(ABC, Generic[T]):
                 self.place()
                 return
         self.counters["restarts"] += 1
-        successor = self._new_process(process.index)
+        try:
+            successor = self._new_process(process.index)
+        except BaseException:
+            self._queue.extend(items)  # `_stop` tells whoever waits for them
+            raise
         if was_retired:
             self._retired.add(successor)
         else:
@@ -262,15 +268,17 @@ class ProcessPool(ABC, Generic[T]):
     def _stop(self) -> None:
         try:
             self._serve()  # what was asked before the end is told about it
-        finally:
-            for item in [*self._queue, *(item for process in self._alive for item in process.assigned.values())]:
-                self._abandon(item, self.ended_because)
-            for process in self._alive:
-                process.kill()
-            for loaded in self.loaded:
-                if not loaded.done():
-                    loaded.set_exception(RuntimeError(self.ended_because))
-            self._loop.stop()
+        except BaseException:
+            self._loop.call_soon(self._stop)  # for what was asked after the request that failed
+            raise
+        for item in [*self._queue, *(item for process in self._alive for item in process.assigned.values())]:
+            self._abandon(item, self.ended_because)
+        for process in self._alive:
+            process.kill()
+        for loaded in self.loaded:
+            if not loaded.done():
+                loaded.set_exception(RuntimeError(self.ended_because))
+        self._loop.stop()
 
     def _broken(self, _: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
         """A bug of ours, or no further process can be started: better an end than calls that are never answered."""

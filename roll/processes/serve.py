@@ -34,7 +34,7 @@ class Handler(Protocol):
     """What the process is for."""
 
     def answer(self, request: tuple[Any, ...], restart_clock: Callable[[], None]) -> tuple[Any, ...]:
-        """Return the answer to one request, made of plain values (`frames.py`).
+        """Return the answer to one request: a kind and what it is about, made of plain values (`frames.py`).
 
         What it raises ends the process. `restart_clock` begins the call's time limit anew.
         """

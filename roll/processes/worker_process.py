@@ -155,7 +155,8 @@ class WorkerProcess(Generic[T]):
             return
         if self._child.has_ended():
             self._read_rest()
-            self._died()
+            if not self.gone:
+                self._died()
             return
         self._child.limit_stderr()
         now = time.monotonic()
@@ -231,24 +232,40 @@ class WorkerProcess(Generic[T]):
         try:
             messages = self._frames.feed(piece)
         except pickle.UnpicklingError as error:
-            self._end("died", f"its process was killed: {error}", self._running()[0])
+            self._refuse(str(error))
             return
         for message in messages:
             if self.is_ready:
                 self._hand_on(message)
-            elif message[0] == "ready":
-                self.is_ready, self.resident_mb = True, message[1]
-                self._owner.ready(self)
             else:
-                self._end("died", f"its process can't load {self._what}:\n{message[1]}", load_error=True)
+                self._note_start(message)
             if self.gone:
                 return
 
-    def _hand_on(self, answers: list[tuple[Any, ...]]) -> None:
-        for answer in answers:
-            call = self._calls.pop(answer[0])
-            self.answers += 1
-            self._owner.answered(self, call, answer[1:])
+    def _note_start(self, message: Any) -> None:
+        match message:
+            case ("ready", float(resident_mb)):
+                self.is_ready, self.resident_mb = True, resident_mb
+                self._owner.ready(self)
+            case ("failed", str(why)):
+                self._end("died", f"its process can't load {self._what}:\n{why}", load_error=True)
+            case _:
+                self._refuse("it sent an unknown message")
+
+    def _hand_on(self, answers: Any) -> None:
+        """What runs in the process can write to its pipe, too: so an answer is looked at before it is believed."""
+        for answer in answers if isinstance(answers, list) else [None]:
+            match answer:
+                case (int(number), _, _, *_) if number in self._calls:
+                    self.answers += 1
+                    self._owner.answered(self, self._calls.pop(number), answer[1:])
+                case _:
+                    self._refuse("it answered what it wasn't asked")
+            if self.gone:
+                return
+
+    def _refuse(self, why: str) -> None:
+        self._end("died", f"its process was killed: {why}", self._running()[0])
 
     def _died(self) -> None:
         running = self._running()[0]

@@ -20,7 +20,7 @@ from typing import Any
 
 from roll.processes.process_pool import ProcessPool, require_at_least
 from roll.processes.worker_process import Call, Ended, WorkerProcess
-from roll.rewards.base import ResultStatus, Reward, RewardLoadError, RewardRequest, RewardResult, RewardSpec
+from roll.rewards.base import ResultStatus, Reward, RewardLoadError, RewardRequest, RewardResult, RewardSpec, as_reward
 
 logger = logging.getLogger(__name__)
 
@@ -158,10 +158,15 @@ class _Jobs(ProcessPool[_Job]):
 
     def answered(self, process: WorkerProcess[_Job], call: Call, answer: tuple[Any, ...]) -> None:
         job = process.assigned.pop(call.key)
-        if answer[0] == "ok":
-            self._finish(job, "ok", Reward(*answer[1:]))
+        try:
+            reward = as_reward(Reward(*answer[1:]), job.request.domain) if answer[0] == "ok" else None
+        except (TypeError, ValueError, OverflowError) as error:
+            self._retry(job, f"its process gave no reward: {error}")
         else:
-            self._retry(job, answer[1])
+            if reward is None:
+                self._retry(job, answer[1] if isinstance(answer[1], str) else "its process gave no reward")
+            else:
+                self._finish(job, "ok", reward)
         if self._recycle_after and process.answers >= self._recycle_after:
             self.retire(process)
         self.place()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from roll.processes.child import child_environment
+from roll.processes.child import ChildProcess, child_environment
 from roll.processes.frames import Frames, frame
 from roll.processes.process_pool import ProcessPool
 from roll.processes.worker_process import Call, Ended, WorkerProcess
@@ -91,9 +92,99 @@ def test_an_answer_cannot_make_the_parent_run_code(tmp_path: Path) -> None:
         Frames().feed(frame(os.system))
     pool = Words(tmp_path)
     try:
-        with pytest.raises(RuntimeError, match=r"a message holds a pathlib\.PosixPath, expected plain values"):
+        with pytest.raises(RuntimeError, match=r"it holds a pathlib\.PosixPath, expected plain values"):
             pool.ask("object").result(30.0)
         assert pool.ask("again").result(30.0) == ("ok", "again")
+    finally:
+        pool.shutdown("the test is over")
+
+
+NO_MESSAGES = [
+    (bytes(8), "a message can't be read: EOFError"),
+    (struct.pack("!Q", 1 << 62), "a message of 4611686018427387904 bytes, expected at most"),
+    (struct.pack("!Q", 3) + b"\x80\xff.", "a message can't be read: ValueError"),
+    (struct.pack("!Q", 4) + b"\x8c\x01\xff.", "a message can't be read: UnicodeDecodeError"),
+    (frame(5), "it answered what it wasn't asked"),
+    (frame([5]), "it answered what it wasn't asked"),
+    (frame([(1, "ok")]), "it answered what it wasn't asked"),
+    (frame([("x", "ok", "word")]), "it answered what it wasn't asked"),
+    (frame([(999, "ok", "word")]), "it answered what it wasn't asked"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), NO_MESSAGES, ids=range(len(NO_MESSAGES)))
+def test_whatever_a_process_writes_only_its_own_call_fails(tmp_path: Path, content: bytes, message: str) -> None:
+    pool = Words(tmp_path)
+    try:
+        with pytest.raises(RuntimeError, match=f"its process was killed: {message}"):
+            pool.ask(f"write {content.hex()}").result(30.0)
+        assert pool.ask("again").result(30.0) == ("ok", "again")
+        assert (pool.counters["restarts"], pool.counters["timeouts"]) == (1, 0)
+    finally:
+        pool.shutdown("the test is over")
+
+
+@pytest.mark.parametrize("message", [5, ("ready",), ("ready", "much"), ("failed", 5), ("what", "word")])
+def test_a_process_that_starts_with_an_unknown_message_is_replaced(tmp_path: Path, message: Any) -> None:
+    (tmp_path / "write").write_bytes(frame(message))
+    pool = Words(tmp_path)
+    try:
+        pool.wait_ready()
+        assert pool.ask("word").result(30.0) == ("ok", "word")
+        assert pool.counters["restarts"] == 1
+    finally:
+        pool.shutdown("the test is over")
+
+
+def test_a_process_that_is_killed_for_its_last_words_ends_once(tmp_path: Path) -> None:
+    pool = Words(tmp_path)
+    answer: Future[Any] = Future()
+
+    def ask_and_check_after_the_end() -> None:
+        pool.enqueue((1, f"last words {bytes(8).hex()}", answer))
+        (process,) = pool._processes
+        process._write()
+        while not process._child.has_ended():
+            time.sleep(0.01)
+        process.check()
+
+    try:
+        pool.wait_ready()
+        pool.post(ask_and_check_after_the_end)
+        with pytest.raises(RuntimeError, match="its process was killed: a message can't be read"):
+            answer.result(30.0)
+        assert pool.ask("again").result(30.0) == ("ok", "again")
+    finally:
+        pool.shutdown("the test is over")
+
+
+@pytest.mark.parametrize("loads", [True, False])
+def test_nobody_waits_for_ever_when_no_process_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loads: bool
+) -> None:
+    if not loads:
+        (tmp_path / "exit").touch()
+    started: list[ChildProcess] = []
+    late: list[Future[Any]] = []
+
+    def start(*arguments: Any) -> ChildProcess:
+        if not started:
+            started.append(ChildProcess(*arguments))
+            return started[0]
+        if not late:
+            late.extend([pool.ask("late"), pool.ask("later")])
+        raise OSError("no more processes")
+
+    monkeypatch.setattr("roll.processes.worker_process.ChildProcess", start)
+    pool = Words(tmp_path)
+    try:
+        asked = pool.ask("hang")
+        with pytest.raises(RuntimeError, match="no more processes"):
+            asked.result(10.0)
+        assert len(late) == 2
+        for answer in late:
+            with pytest.raises(RuntimeError, match="no more processes"):
+                answer.result(10.0)
     finally:
         pool.shutdown("the test is over")
 

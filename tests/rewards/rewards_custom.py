@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.rewards.base import Reward
+from roll.rewards.reward_worker import RewardHandler
 from roll.types.episode import Task
 
 
@@ -77,6 +79,13 @@ def _fork_and_exit(argument: str, folder: Path) -> float:
     os._exit(0)
 
 
+def _answer(argument: str, folder: Path) -> float:
+    """This process's next two answers are the argument."""
+    left, honest = [ast.literal_eval(argument)] * 2, RewardHandler.answer
+    RewardHandler.answer = lambda *arguments: left.pop() if left else honest(*arguments)  # type: ignore[method-assign]
+    return 0.0
+
+
 def _print(argument: str, folder: Path) -> float:
     for _ in range(200):
         print("x" * 10_000)  # noqa: T201
@@ -103,4 +112,5 @@ _ACTIONS = {
     "hang_with_child": _hang_with_child,
     "fork_and_exit": _fork_and_exit,
     "print": _print,
+    "answer": _answer,
 }

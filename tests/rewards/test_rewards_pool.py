@@ -166,8 +166,26 @@ def test_a_function_that_cannot_be_loaded_stops_the_run() -> None:
         for _ in range(2):
             with pytest.raises(RewardLoadError, match="no function 'lenght'"):
                 pool.wait_ready()
-        with pytest.raises(RewardLoadError, match="no function 'lenght'"):
-            one(pool, "value 1")
+        for _ in range(3):
+            with pytest.raises(RewardLoadError, match="no function 'lenght'"):
+                pool.submit(request("value 1")).result(30.0)
+
+
+NO_REWARDS = [
+    ("ok", 1.0, {}, 0), ("ok", "x", {}), ("ok", 1.0, 5), ("ok", 10**400, {}), ("ok", 1.0, {1: 1.0}), ("error", 5),
+    ("what", 1.0),
+]  # fmt: skip
+
+
+def test_an_answer_that_is_no_reward_is_an_error_after_a_retry() -> None:
+    with RewardPool({"obey": RewardSpec(name=f"{CUSTOM}:obey")}, num_processes=1) as pool:
+        for answer in NO_REWARDS:
+            assert one(pool, f"answer {answer}").status == "ok"
+            result = pool.submit(request("value 1")).result(30.0)
+            assert (result.status, result.reward, result.attempts) == ("error", None, 2)
+            assert "its process gave no reward" in result.error
+        assert one(pool, "value 1").status == "ok"
+        assert pool.counters()["restarts"] == 0
 
 
 def test_a_closed_pool_leaves_no_process_and_takes_no_request() -> None:
