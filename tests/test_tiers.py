@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from thinned import THINNED
 from tiers import CLUSTERS, EVIDENCE, FULL, SMALL_REAL_RUNS, is_named, tier_of
 
 TESTS = Path(__file__).parent
 
 
-@pytest.mark.parametrize("pattern", [*EVIDENCE, *FULL, *SMALL_REAL_RUNS])
+@pytest.mark.parametrize("pattern", [*EVIDENCE, *FULL, *SMALL_REAL_RUNS, *THINNED])
 def test_every_pattern_still_names_a_test(pattern: str):
     file, _, name = pattern.partition("::")
     found = list(TESTS.glob(file if file.endswith((".py", "*")) else f"{file}*"))

@@ -10,6 +10,8 @@ from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from thinned import THINNED
+
 TIERS = ("fast", "full", "evidence")
 
 CLUSTERS = frozenset({"ranks", "duo", "ray_executor"})
@@ -83,7 +85,7 @@ SMALL_REAL_RUNS = (
 
 def tier_of(test_id: str, fixtures: Collection[str] = ()) -> str:
     """Return the tier of a test such as `strategies/test_x.py::test_y[z]`, which uses `fixtures`."""
-    if _matches(test_id, EVIDENCE):
+    if test_id in THINNED or _matches(test_id, EVIDENCE):
         return "evidence"
     if _matches(test_id, SMALL_REAL_RUNS):
         return "fast"
