@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from thinned import THINNED
 from tiers import TIERS, is_named, tier_of
 from tiny_models import build_tiny_model
 
@@ -48,6 +49,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept, left_out = [], []
     for item in items:
         test_id = f"{item.path.relative_to(TESTS).as_posix()}::{item.nodeid.partition('::')[2]}"
+        if test_id in THINNED:
+            item.extra_keyword_matches.add("cells")  # make evidence EVIDENCE=cells
         tier = tier_of(test_id, getattr(item, "fixturenames", ()))
         chosen = tier == wanted if wanted else tier != "evidence"
         (kept if chosen or is_named(test_id, named) else left_out).append(item)
