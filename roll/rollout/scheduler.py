@@ -39,7 +39,7 @@ class CollectPlan:
     group_size: int
     params: SamplingParams
     extra_prompts: int = 0
-    """Prompts in flight beyond those needed; when enough groups are complete the rest is aborted."""
+    """Over-sampling: prompts in flight beyond those needed; when enough groups are complete the rest is aborted."""
     max_prompts: int
     """Budget: prompts that may be started before the step fails."""
     min_survivors: int = 1
