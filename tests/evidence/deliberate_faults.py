@@ -136,7 +136,7 @@ FAULTS = (
     _fault(
         "each rank divides by its own sizes",
         "strategies/common.py",
-        "dist.all_reduce(sizes, group=self._group)",
+        "dist.all_reduce(sums, group=self._group)",
         "dist.barrier(group=self._group)",
         "strategies/test_fsdp2_ranks.py",
     ),
