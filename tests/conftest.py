@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,18 @@ def hydras_own_files_are_read_once():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ConfigRepository, "load_config", load_config)
         yield
+
+
+@pytest.fixture(autouse=True)
+def root_logger_is_left_as_it_was() -> Iterator[None]:
+    """Take back what a run in this process does to the root logger: its log file goes with the test's folder."""
+    root = logging.getLogger()
+    level, before = root.level, root.handlers[:]
+    yield
+    root.setLevel(level)
+    for handler in [handler for handler in root.handlers if handler not in before]:
+        root.removeHandler(handler)
+        handler.close()
 
 
 @pytest.fixture(scope="session")

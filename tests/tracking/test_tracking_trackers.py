@@ -233,17 +233,12 @@ def test_the_table_fits_eighty_columns(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_log_lines_appear_above_the_table_and_none_is_overwritten(tmp_path: Path):
     out = io.StringIO()
-    level = logging.getLogger().level
-    handlers = logging.getLogger().handlers[:]
     setup_logging()
-    try:
-        tracker = StdoutTracker(Destination(tmp_path, None), live=True, file=out)
-        for step in (1, 2):
-            tracker.log(step, STEP)
-            logging.getLogger("roll.test").info("line of step %d", step)
-        tracker.finish({})
-    finally:
-        logging.basicConfig(level=level, handlers=handlers, force=True)
+    tracker = StdoutTracker(Destination(tmp_path, None), live=True, file=out)
+    for step in (1, 2):
+        tracker.log(step, STEP)
+        logging.getLogger("roll.test").info("line of step %d", step)
+    tracker.finish({})
     assert out.getvalue().count("line of step 1") == 1
     assert out.getvalue().count("line of step 2") == 1
 

@@ -1,23 +1,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from roll.utils.logging import setup_logging
-
-
-@pytest.fixture(autouse=True)
-def _restored() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    root.handlers[:] = []
-    yield
-    for handler in root.handlers:
-        handler.close()
-    root.handlers[:], root.level = handlers, level
 
 
 def test_a_line_says_which_process_and_module_wrote_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
