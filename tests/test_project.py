@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import re
 import subprocess
@@ -239,3 +240,18 @@ def test_hooks_run_declared_tools_of_the_environment_and_download_nothing():
         if program != "git":
             assert (program, words[0]) == (".venv/bin/python", "-m")
             assert modules.get(words[1], words[1]) in declared()["test"], hook["id"]
+
+
+def test_every_deliberate_fault_can_be_planted():
+    """The campaign runs seldom; a fault whose line was rewritten would only be noticed then."""
+    path = ROOT / "tests" / "evidence" / "deliberate_faults.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    table = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = table  # dataclasses look their module up
+    spec.loader.exec_module(table)
+    for fault in table.FAULTS:
+        text = (ROOT / "roll" / fault.file).read_text("utf-8")
+        assert text.count(fault.old) == 1, f"{fault.name}: {fault.file} has {text.count(fault.old)} times {fault.old!r}"
+        missing = [name for name in fault.where if not (ROOT / "tests" / name).exists()]
+        assert not missing, f"{fault.name}: no tests {missing}"
+    assert len(table.FAULTS) >= 25
