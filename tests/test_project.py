@@ -255,3 +255,45 @@ def test_every_deliberate_fault_can_be_planted():
         missing = [name for name in fault.where if not (ROOT / "tests" / name).exists()]
         assert not missing, f"{fault.name}: no tests {missing}"
     assert len(table.FAULTS) >= 25
+
+
+def methods_without_docstring(sources: list[str]) -> list[str]:
+    """Public methods of public classes that say nothing and override nothing, as `Class.method`.
+
+    What derives from a class outside of `sources`, or bears the name of a protocol's method, may override.
+    """
+    classes = {c.name: c for source in sources for c in ast.walk(ast.parse(source)) if isinstance(c, ast.ClassDef)}
+    methods = {
+        name: {f.name: f for f in c.body if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef))}
+        for name, c in classes.items()
+    }
+    bases = {name: [ast.unparse(base).split("[")[0] for base in c.bases] for name, c in classes.items()}
+    of_protocols = {method for name in classes if "Protocol" in bases[name] for method in methods[name]}
+
+    def overrides(name: str, method: str) -> bool:
+        return any(
+            method in methods[base] or overrides(base, method)
+            if base in classes
+            else base not in ("Protocol", "Generic", "ABC", "Enum")
+            for base in bases[name]
+        )
+
+    return [
+        f"{name}.{method}"
+        for name in classes
+        for method, function in methods[name].items()
+        if not name.startswith("_") and not method.startswith("_") and ast.get_docstring(function) is None
+        if "Protocol" in bases[name] or (method not in of_protocols and not overrides(name, method))
+    ]
+
+
+def test_every_public_method_says_what_it_does_where_it_is_first_declared():
+    assert methods_without_docstring([p.read_text("utf-8") for p in sorted((ROOT / "roll").rglob("*.py"))]) == []
+
+
+def test_only_overrides_go_without_a_docstring():
+    base = "class A(ABC):\n  def f(self): pass\n  def g(self): 'Return g.'\n  def _h(self): pass\n"
+    child = "class B(A):\n  def f(self): pass\n  def g(self): pass\n  def k(self): pass\n"
+    foreign = "class C(torch.nn.Module):\n  def forward(self): pass\nclass P(Protocol):\n  def k(self): 'K.'\n"
+    assert methods_without_docstring([base, child]) == ["A.f", "B.k"]
+    assert methods_without_docstring([base, child, foreign]) == ["A.f"]

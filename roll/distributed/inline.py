@@ -59,7 +59,6 @@ class InlineExecutor(Executor):
         rpc_timeout: float | None = None,
         balance: bool = True,
     ) -> Cluster:
-        """See `Executor`."""
         cluster = InlineCluster(
             self._known(placement),
             worker_cls,

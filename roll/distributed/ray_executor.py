@@ -72,7 +72,6 @@ class RayExecutor(Executor):
         rpc_timeout: float | None = None,
         balance: bool = True,
     ) -> Cluster:
-        """See `Executor`."""
         self._known(placement)
         peers = [self._start_shell(placement, rank) for rank in range(placement.world_size)]
         cluster = RayCluster(

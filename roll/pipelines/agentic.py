@@ -108,7 +108,6 @@ class EnvWorkload(Workload):
         return Agent(self._tokenizer, keep_stop_string=args.include_stop_str_in_output)
 
     def player(self, driver: EngineDriver, split: Split) -> EpisodePlayer:
-        """See the base class."""
         config = self._config
         args = config.actor_infer.generating_args
         if split == "val":
@@ -125,7 +124,6 @@ class EnvWorkload(Workload):
         )
 
     def keep(self, group: Group) -> str | None:
-        """See the base class."""
         return query_filter(group, self._config.train_env_manager.group_filter)
 
     def warn(self, groups: Sequence[Group]) -> None:
@@ -157,7 +155,6 @@ class EnvWorkload(Workload):
                 )
 
     def take_metrics(self) -> Metrics:
-        """See the base class: what happened to environments."""
         totals: dict[str, int] = defaultdict(int)
         for pool in set(self._pools.values()):
             for name, count in pool.counters().items():
@@ -197,7 +194,7 @@ class EnvWorkload(Workload):
         return values
 
     def samples(self, step: int, groups: Sequence[Group]) -> list[Sample]:
-        """See the base class; pictures are drawn of the same episodes."""
+        """Pictures are drawn of the same episodes."""
         count = self._config.log_val_generations
         if self._renderer is not None:
             assert self._config.val_env_manager is not None

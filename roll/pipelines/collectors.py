@@ -85,7 +85,6 @@ class SyncCollector(Collector):
         self._scheduler = RolloutScheduler(driver, player, seed=config.seed, keep=keep, on_drop=on_drop)
 
     def collect(self, step: int) -> Collected:
-        """See the base class."""
         config = self._config
         plan = CollectPlan(
             step=step,
@@ -102,12 +101,11 @@ class SyncCollector(Collector):
         return self._scheduler.collect(self._source, plan)
 
     def state(self, folder: Path) -> dict[str, Any]:
-        """See the base class."""
         del folder
         return {"tasks": self._source.state_dict()}
 
     def restore(self, state: dict[str, Any], folder: Path) -> None:
-        """See the base class. The prompts of groups that an asynchronous run had ready are played again."""
+        """The prompts of groups that an asynchronous run had ready are played again."""
         self._source.load_state_dict(state["tasks"])
         if (folder / READY_GROUPS).is_file():
             tasks = [ready.group.task for ready in load_groups(folder / READY_GROUPS, self._source.task)]
@@ -152,21 +150,19 @@ class AsyncCollector(Collector):
         )
 
     def collect(self, step: int) -> Collected:
-        """See the base class."""
         return self._scheduler.collect(step)
 
     def set_version(self, version: int) -> None:
-        """See the base class; groups that are started from now on carry this version."""
+        """Groups that are started from now on carry this version."""
         self._scheduler.set_version(version)
 
     def state(self, folder: Path) -> dict[str, Any]:
-        """See the base class; groups that are ready go into a file."""
+        """Groups that are ready go into a file."""
         state = self._scheduler.state()
         save_groups(folder / READY_GROUPS, state.ready)
         return {"tasks": state.cursor, "started": state.started}
 
     def restore(self, state: dict[str, Any], folder: Path) -> None:
-        """See the base class."""
         self._source.load_state_dict(state["tasks"])
         ready = load_groups(folder / READY_GROUPS, self._source.task) if (folder / READY_GROUPS).is_file() else []
         self._scheduler.restore(AsyncState(version=state["step"], started=state.get("started", 0), ready=ready))
@@ -177,16 +173,14 @@ class NoCollector(Collector):
     """Stands for the collector in a run that only validates."""
 
     def collect(self, step: int) -> Collected:
-        """See the base class."""
         raise AssertionError(f"step {step} of a run that only validates")
 
     def state(self, folder: Path) -> dict[str, Any]:
-        """See the base class."""
         del folder
         return {}
 
     def restore(self, state: dict[str, Any], folder: Path) -> None:
-        """See the base class."""
+        pass
 
 
 class FixedTasks:

@@ -196,12 +196,10 @@ class RLPipeline(Loop):
         return self.config.val_before_train
 
     def validated(self, step: int) -> dict[str, float]:
-        """See the base class."""
         self.offloader.onload(ENGINE)
         return super().validated(step)
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """See the base class."""
         groups = self.validation_groups(step)
         self.report.samples(step, self.workload.samples(step, groups))
         if self.config.val_only:
@@ -226,11 +224,9 @@ class RLPipeline(Loop):
     # --- state ----------------------------------------------------------------------------------------------------
 
     def save_state(self, folder: Path) -> dict[str, Any]:
-        """See the base class: the cursor of the training tasks, and the running quantities of credit."""
         return {**self.collector.state(folder), "credit": self.credit.state_dict()}
 
     def load_state(self, state: dict[str, Any], folder: Path) -> None:
-        """See the base class."""
         self.credit.load_state_dict(state["credit"])
         self.collector.restore(state, folder)
 

@@ -52,7 +52,6 @@ class PromptWorkload(Workload):
         self.validation_group_size = (section.generating_args.num_return_sequences or 1) if section else 1
 
     def player(self, driver: EngineDriver, split: Split) -> EpisodePlayer:
-        """See the base class."""
         config, prompts = self._config, self._prompts[split]
         assert prompts is not None
         args = config.actor_infer.generating_args
@@ -77,7 +76,6 @@ class PromptWorkload(Workload):
         )
 
     def keep(self, group: Group) -> str | None:
-        """See the base class."""
         return query_filter(group, self._config.rewards[group.task.domain].query_filter_config)
 
     def first_metrics(self) -> Metrics:
@@ -88,10 +86,8 @@ class PromptWorkload(Workload):
         return metrics
 
     def validation_metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """See the base class."""
         assert self._config.validation is not None
         return validation_metrics(groups, self._config.validation)
 
     def samples(self, step: int, groups: Sequence[Group]) -> list[Sample]:  # noqa: ARG002 - shown as they are
-        """See the base class."""
         return validation_samples(groups, self._tokenizer, self._config.log_val_generations)

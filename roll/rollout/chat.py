@@ -49,16 +49,14 @@ class PlainText:
         self._tokenizer = tokenizer
 
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """See `Rendering`. Begins with the token that the tokenizer itself puts before a text, if any."""
+        """Begins with the token that the tokenizer itself puts before a text, if any."""
         return (*self._begin, *self._encode(messages))
 
     def reply(self, messages: Sequence[Message], sampled: Sequence[int]) -> tuple[int, ...]:
-        """See `Rendering`."""
         del sampled
         return self._encode(messages)
 
     def opens_with(self, tags: tuple[str, str]) -> bool:
-        """See `Rendering`."""
         del tags
         return False
 
@@ -79,11 +77,10 @@ class ChatTemplate:
         self._tokenizer = tokenizer
 
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """See `Rendering`."""
         return self._encode(self.text(messages))
 
     def reply(self, messages: Sequence[Message], sampled: Sequence[int]) -> tuple[int, ...]:
-        """See `Rendering`. A response that ends with the very token that closes it isn't closed twice."""
+        """A response that ends with the very token that closes it isn't closed twice."""
         ids = self._encode_after(self.reply_text(messages))
         closing = self._closing(ids)
         if closing and sampled and sampled[-1] == ids[closing - 1]:
@@ -124,7 +121,6 @@ class ChatTemplate:
         return after
 
     def opens_with(self, tags: tuple[str, str]) -> bool:
-        """See `Rendering`."""
         text = self.text([Message("user", "-")])
         return text.rfind(tags[0]) > text.rfind(tags[1])
 

@@ -157,20 +157,16 @@ class ContinuousDriver(EngineDriver):
     # --- what episodes and schedulers use -------------------------------------------------------------------------
 
     def mark_busy(self, episode: str, doing: str) -> None:
-        """See the base class; only for the explanation of a stall."""
         self._busy[episode] = doing
 
     def mark_blocked(self, episode: str) -> None:
-        """See the base class."""
         self._busy[episode] = "waiting for another episode to end"
 
     def mark_ended(self, episode: str) -> None:
-        """See the base class."""
         self._busy.pop(episode, None)
         self._progress.made()
 
     async def generate(self, episode: str, request: Request) -> Completion:
-        """See the base class."""
         if request.id in self._in_flight:
             raise ValueError(f"request id {request.id!r} is already running; ids must be unique")
         if self._error is not None:
@@ -199,7 +195,6 @@ class ContinuousDriver(EngineDriver):
             raise self._error
 
     async def abort(self, episodes: Collection[str]) -> int:
-        """See the base class."""
         chosen = [entry for entry in self._in_flight.values() if entry.episode in episodes]
         born = [engine.restarts for engine in self._engines]
         submitting = [e.submitting for e in self._engines if e.submitting is not None]
@@ -240,7 +235,6 @@ class ContinuousDriver(EngineDriver):
             raise self._error
 
     async def mark_dead(self, rank: int, error: BaseException) -> None:
-        """See the base class."""
         self._failed(self._engines[rank], error)
 
     def take_counts(self) -> Counts:

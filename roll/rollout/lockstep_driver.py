@@ -41,7 +41,6 @@ class LockstepDriver(EngineDriver):
         self._idle.set()
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """See the base class."""
         task = self._loop.create_task(main)
         try:
             return self._loop.run_until_complete(task)
@@ -52,26 +51,23 @@ class LockstepDriver(EngineDriver):
                     self._loop.run_until_complete(task)
 
     def close(self) -> None:
-        """See the base class."""
         self._loop.close()
 
     def mark_busy(self, episode: str, doing: str) -> None:
-        """See the base class; no round starts until it is done."""
+        """No round starts until it is done."""
         self._busy[episode] = doing
         self._idle.clear()
 
     def mark_blocked(self, episode: str) -> None:
-        """See the base class; rounds go on without it."""
+        """Rounds go on without it."""
         del self._busy[episode]
         self._set_if_idle()
 
     def mark_ended(self, episode: str) -> None:
-        """See the base class."""
         del self._busy[episode]
         self._set_if_idle()
 
     async def generate(self, episode: str, request: Request) -> Completion:
-        """See the base class."""
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._futures[request.id] = (future, episode)
         self._queued.append(request)
@@ -123,7 +119,6 @@ class LockstepDriver(EngineDriver):
         await asyncio.gather(*(self._ranks.submit(r, batch) for r, batch in enumerate(batches) if batch))
 
     async def abort(self, episodes: Collection[str]) -> int:
-        """See the base class."""
         chosen = {request_id for request_id, (_, episode) in self._futures.items() if episode in episodes}
         by_rank: dict[int, list[str]] = {}
         for request_id, rank in self._placed.items():

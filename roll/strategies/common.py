@@ -110,7 +110,7 @@ class CommonStrategy(TrainStrategy):
     # --- optimizer steps -------------------------------------------------------------------------------------------
 
     def train_step(self, batch: TokenBatch, loss_fn: LossFn) -> Metrics:
-        """See the base class. A step whose gradient isn't finite is skipped and counted.
+        """A step whose gradient isn't finite is skipped and counted.
 
         Rows for which the model gives an output of -inf or NaN at a loss token leave the step, and are counted: it is
         taken again without them, with the denominators of the others. So the loss is the same in every layout, and a

@@ -154,7 +154,7 @@ class Fsdp2Strategy(HfTrainStrategy):
     # --- sleep -----------------------------------------------------------------------------------------------------
 
     def sleep(self, parts: Sequence[StatePart] = STATE_PARTS) -> int:
-        """See the base class. Without an accelerator only gradients can go."""
+        """Without an accelerator only gradients can go."""
         freed = 0
         if "gradients" in parts and self._optimizer is not None:
             freed += num_bytes((p.grad for p in self._module.parameters() if p.grad is not None), self._device)
@@ -167,7 +167,6 @@ class Fsdp2Strategy(HfTrainStrategy):
         return freed
 
     def wake(self, parts: Sequence[StatePart] = STATE_PARTS) -> None:
-        """See the base class."""
         for part in parts:
             self._shelves[part].restore()
 

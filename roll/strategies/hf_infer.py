@@ -59,7 +59,6 @@ class _Sequence(Response):
         self.rng = np.random.Generator(np.random.Philox(key=request.seed))
 
     def restart(self) -> int:
-        """See the base class; the draws that come are others."""
         lost = super().restart()
         key = stable_hash(self.request.seed, "restart", lost, bits=128)
         self.rng = np.random.Generator(np.random.Philox(key=key))

@@ -76,12 +76,10 @@ class AgenticConfig(RLConfig):
 
     @property
     def group_size(self) -> int:
-        """See the base class."""
         return self.train_env_manager.group_size
 
     @property
     def groups_per_step(self) -> int:
-        """See the base class."""
         return self.rollout_batch_size // self.group_size
 
     @property
@@ -102,12 +100,10 @@ class AgenticConfig(RLConfig):
 
     @property
     def group_size_key(self) -> str:
-        """See the base class."""
         return "train_env_manager.group_size"
 
     @property
     def needs_group(self) -> tuple[tuple[str, str], ...]:
-        """See the base class."""
         found = []
         rule = self.reward_normalization
         per_episode = self.adv_estimator != "step_reinforce"  # compares turns, of which one episode has several
@@ -119,14 +115,12 @@ class AgenticConfig(RLConfig):
 
     @property
     def validation_sampling(self) -> tuple[str, GeneratingArgs] | None:
-        """See the base class."""
         if self.val_env_manager is None:
             return None
         return "val_env_manager.generating_args", self.val_env_manager.generating_args
 
     @property
     def validation_key(self) -> str:
-        """See the base class."""
         return "val_env_manager"
 
     @property
@@ -140,49 +134,42 @@ class AgenticConfig(RLConfig):
         return self.warm_start_path / "hf_model"
 
     def default_model(self, role: str) -> str | None:
-        """See the base class. The model of a warm start stands for `pretrain`."""
+        """The model of a warm start stands for `pretrain`."""
         return super().default_model(role) or (str(self.warm_model_path) if self.warm_start is not None else None)
 
     @property
     def makes_model(self) -> bool:
-        """See the base class."""
         return self.warm_start is not None or super().makes_model
 
     @property
     def extra_output_dirs(self) -> dict[str, str | None]:
-        """See the base class."""
         return {**super().extra_output_dirs, "render_save_dir": self.render_save_dir}
 
     @property
     def batch(self) -> BatchPlan:
-        """See the base class."""
         return replace(super().batch, words=("groups", "episodes"), size_unit=self.group_size)
 
     @property
     def redundancy(self) -> int:
-        """See the base class."""
         return self.train_env_manager.group_size_redundancy
 
     @property
     def max_open_groups(self) -> int | None:
-        """See the base class."""
         return self.train_env_manager.num_env_groups
 
     @property
     def task_budget(self) -> int:
-        """See the base class; `max_traj_per_env` may bound it too."""
+        """`max_traj_per_env` may bound it too."""
         each = self.train_env_manager.max_traj_per_env
         budget = super().task_budget
         return budget if each < 0 else min(budget, each * self.train_env_manager.num_env_groups)
 
     @property
     def validation_chunk(self) -> int | None:
-        """See the base class."""
         return None if self.val_env_manager is None else self.val_env_manager.num_env_groups
 
     @property
     def turn_credit(self) -> TurnCredit | None:
-        """See the base class."""
         return TurnCredit(
             normalization=self.reward_normalization,
             step_reward_gamma=self.step_reward_gamma,
@@ -192,7 +179,7 @@ class AgenticConfig(RLConfig):
         )
 
     def domain_weight(self, domain: str) -> float:
-        """See the base class: rewards of environments are taken as they are."""
+        """Rewards of environments are taken as they are."""
         assert domain in self.custom_envs
         return 1.0
 

@@ -173,12 +173,10 @@ class RLConfig(PolicyOptimisation, RunConfig):
 
     @property
     def max_sequence_length(self) -> int:
-        """See the base class."""
         return self.sequence_length or self.prompt_length + self.response_length
 
     @property
     def sections(self) -> dict[str, WorkerConfig]:
-        """See the base class."""
         given = {
             "actor_train": self.actor_train,
             "actor_infer": self.actor_infer,
@@ -189,45 +187,37 @@ class RLConfig(PolicyOptimisation, RunConfig):
 
     @property
     def roles(self) -> dict[str, WorkerConfig]:
-        """See the base class."""
         idle = {"reference": not self.uses_reference, "critic": not self.uses_critic}
         return {role: worker for role, worker in self.sections.items() if not idle.get(role, False)}
 
     @property
     def only_validates(self) -> bool:
-        """See the base class."""
         return self.val_only
 
     @property
     def extra_output_dirs(self) -> dict[str, str | None]:
-        """See the base class."""
         return {**super().extra_output_dirs, "rollout_dump_dir": self.rollout_dump_dir}
 
     @property
     def critic_warmup_steps(self) -> int:
-        """See the base class."""
         return self.critic_warmup if self.uses_critic else 0
 
     @property
     def temperature(self) -> float:
-        """See the base class: the sampler's."""
         return self.actor_infer.generating_args.temperature
 
     @property
     def l2_coef(self) -> float:
-        """See the base class."""
         return self.l2
 
     @property
     def batch(self) -> BatchPlan:
-        """See the base class."""
         return plan_batches(
             self.trained_roles, tasks=self.groups_per_step, group_size=self.group_size, passes=self.ppo_epochs
         )
 
     @property
     def validates(self) -> bool:
-        """See the base class."""
         return self.validation_sampling is not None
 
     @property
@@ -236,7 +226,7 @@ class RLConfig(PolicyOptimisation, RunConfig):
         return self.uses_reference and self.reference is None and self.actor_train.model_args.uses_lora
 
     def default_model(self, role: str) -> str | None:
-        """See the base class. The policy's model is no classifier, so it is nothing for a reward model."""
+        """The policy's model is no classifier, so it is nothing for a reward model."""
         if role == "reward_model":
             return self.reward_pretrain
         own = self.reward_pretrain if role == "critic" else None

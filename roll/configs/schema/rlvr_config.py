@@ -41,22 +41,18 @@ class RLVRConfig(RLConfig):
 
     @property
     def group_size(self) -> int:
-        """See the base class."""
         return self.num_return_sequences_in_group
 
     @property
     def groups_per_step(self) -> int:
-        """See the base class."""
         return self.rollout_batch_size
 
     @property
     def group_size_key(self) -> str:
-        """See the base class."""
         return "num_return_sequences_in_group"
 
     @property
     def needs_group(self) -> tuple[tuple[str, str], ...]:
-        """See the base class."""
         filters = {domain: reward.query_filter_config.type for domain, reward in self.rewards.items()}
         return tuple(
             (f"rewards.{domain}.query_filter_config std_filter", "drops groups of one")
@@ -66,13 +62,11 @@ class RLVRConfig(RLConfig):
 
     @property
     def validation_sampling(self) -> tuple[str, GeneratingArgs] | None:
-        """See the base class."""
         if self.validation is None:
             return None
         return "validation.generating_args", self.validation.generating_args
 
     def domain_weight(self, domain: str) -> float:
-        """See the base class."""
         return self.rewards[domain].weight
 
     @property
@@ -82,13 +76,11 @@ class RLVRConfig(RLConfig):
 
     @property
     def sections(self) -> dict[str, WorkerConfig]:
-        """See the base class."""
         reward_model = {} if self.reward_model is None else {"reward_model": self.reward_model}
         return {**super().sections, **reward_model}
 
     @property
     def roles(self) -> dict[str, WorkerConfig]:
-        """See the base class."""
         return {role: w for role, w in super().roles.items() if role != "reward_model" or self.reward_model_domains}
 
     def tags_of(self, domain: str) -> tuple[str, ...]:

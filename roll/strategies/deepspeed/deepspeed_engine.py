@@ -163,7 +163,6 @@ class Engine(nn.Module):
         self.engine = engine
 
     def forward(self, layout: MicroLayout, entropy: bool, correct: bool = False) -> HeadOutputs:
-        """See `PolicyModel`."""
         logprobs, entropies, hits, values = self.engine(vars(layout).copy(), entropy, correct)
         return HeadOutputs(logprobs=logprobs, entropy=entropies, correct=hits, values=values)
 

@@ -179,11 +179,10 @@ class DeepSpeedStrategy(HfTrainStrategy):
     # --- memory ----------------------------------------------------------------------------------------------------
 
     def sleep(self, parts: Sequence[StatePart] = STATE_PARTS) -> int:
-        """See the base class. What ZeRO already offloads stays where it is."""
+        """What ZeRO already offloads stays where it is."""
         return self._memory.sleep(parts)
 
     def wake(self, parts: Sequence[StatePart] = STATE_PARTS) -> None:
-        """See the base class."""
         self._memory.wake(parts)
 
 

@@ -103,7 +103,7 @@ class HfTrainStrategy(CommonStrategy):
 
     @torch.no_grad()
     def forward(self, batch: TokenBatch, outputs: Sequence[OutputName], *, adapters: bool = True) -> TokenOutputs:
-        """See the base class. Tokens the policy didn't choose hold 0."""
+        """Tokens the policy didn't choose hold 0."""
         self._require_awake("parameters")
         assert adapters or self._adapters is not None, f"{self._spec.role} has no adapters to leave out"
         scored = []

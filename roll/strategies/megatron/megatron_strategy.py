@@ -154,7 +154,7 @@ class MegatronStrategy(CommonStrategy):
     @_on_platform
     @torch.no_grad()
     def forward(self, batch: TokenBatch, outputs: Sequence[OutputName], *, adapters: bool = True) -> TokenOutputs:
-        """See the base class. Tokens the policy didn't choose hold 0."""
+        """Tokens the policy didn't choose hold 0."""
         self._require_awake("parameters")
         assert adapters, "Megatron has no adapters to leave out; the configuration refuses LoRA"
 
@@ -278,14 +278,13 @@ class MegatronStrategy(CommonStrategy):
 
     @_on_platform
     def sleep(self, parts: Sequence[StatePart] = STATE_PARTS) -> int:
-        """See the base class. Without an accelerator only gradients can go."""
+        """Without an accelerator only gradients can go."""
         if not self._memory.asleep("parameters"):
             self._settle()
         return self._memory.sleep(parts)
 
     @_on_platform
     def wake(self, parts: Sequence[StatePart] = STATE_PARTS) -> None:
-        """See the base class."""
         self._memory.wake(parts)
 
     def _asleep(self, *parts: StatePart) -> list[StatePart]:
