@@ -19,14 +19,7 @@ from torch import Tensor
 
 from roll.algorithms.gigpo import StepInputs
 from roll.algorithms.groups import group_moments, group_sum
-from roll.algorithms.masking import (
-    as_bool,
-    at_least_float32,
-    masked_mean,
-    masked_sum,
-    require_shape,
-    zero_outside,
-)
+from roll.algorithms.masking import as_bool, at_least_float32, masked_mean, masked_sum, require_shape, zero_outside
 from roll.algorithms.normalization import whiten
 from roll.algorithms.scan import PackedRows, discounted_sums
 from roll.algorithms.turns import at_first_tokens, sum_over_turns, turns_present, turns_to_tokens
@@ -120,8 +113,7 @@ def rloo(rewards: Tensor, group_index: Tensor) -> Tensor:
 def opo(rewards: Tensor, lengths: Tensor, group_index: Tensor) -> Tensor:
     """Return r - sum(l r) / sum(l), a baseline weighted by length over the group (arXiv:2505.23585).
 
-    `rewards`, `lengths` (action tokens), `group_index` are [B]. A group of empty responses uses the plain
-    mean.
+    `rewards`, `lengths` (action tokens), `group_index` are [B]. A group of empty responses uses the plain mean.
     """
     require_shape("lengths", lengths, tuple(rewards.shape), "[B]")
     _, inverse, size = torch.unique(group_index, return_inverse=True, return_counts=True)

@@ -1,8 +1,7 @@
 """From a loss per token to one number, with the sizes of the *whole* mini-batch given by the caller.
 
-Every mode is a sum over rows divided by global sizes, so adding up micro-batches and ranks gives exactly the
-loss (and the gradient) of the whole mini-batch, however it was split. In every mode the mask multiplies the
-loss.
+Every mode is a sum over rows divided by global sizes, so adding up micro-batches and ranks gives exactly the loss (and
+the gradient) of the whole mini-batch, however it was split. In every mode the mask multiplies the loss.
 """
 
 from __future__ import annotations
@@ -82,12 +81,7 @@ def denominators_of(mask: Tensor, row_weights: Tensor | None = None) -> Denomina
 
 
 def aggregate_whole(
-    loss: Tensor,
-    mask: Tensor,
-    *,
-    mode: AggMode,
-    norm_length: float | None = None,
-    row_weights: Tensor | None = None,
+    loss: Tensor, mask: Tensor, *, mode: AggMode, norm_length: float | None = None, row_weights: Tensor | None = None
 ) -> Tensor:
     """Aggregate a batch that is all here: the denominators come from its own mask."""
     require_shape("mask", mask, tuple(loss.shape), "the shape of loss")

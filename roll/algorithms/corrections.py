@@ -111,8 +111,7 @@ def keep_by_difference(
 ) -> Tensor:
     """Return the tokens whose unit has low <= pi_train - pi_infer <= high; bool [B, T], a subset of `mask`.
 
-    Levels other than `token` compare the unit's mean difference (a product of probabilities has no
-    difference).
+    Levels other than `token` compare the unit's mean difference (a product of probabilities has no difference).
     """
     _check_bounds(low, high)
     inside = as_bool(mask)

@@ -1,7 +1,6 @@
 """Step-level credit for multi-turn episodes: GiGPO (arXiv:2505.10978) and step-level REINFORCE.
 
-B rows (trajectories), N turns, T tokens. A turn is one response of the policy; its state is what it was
-shown.
+B rows (trajectories), N turns, T tokens. A turn is one response of the policy; its state is what it was shown.
 """
 
 from __future__ import annotations
@@ -116,4 +115,3 @@ def step_reinforce(steps: StepInputs, action_mask: Tensor) -> Tensor:
     per_turn = torch.zeros_like(returns)
     per_turn[present] = normalize_grouped(returns[present], index, method=steps.method).to(returns.dtype)
     return turns_to_tokens(per_turn, steps.turn_index, action_mask)
-

@@ -67,8 +67,7 @@ def group_moments(values: Tensor, group_index: Tensor) -> GroupMoments:
     mean = group_sum(wide, inverse, groups) / size
     squares = group_sum((wide - mean[inverse]).square(), inverse, groups)
     std = (squares / (size - 1).clamp(min=1)).sqrt()
-    # n equal float64 values need not average to that value exactly; without this a group without spread gets
-    # 1e-11.
+    # n equal float64 values need not average to that value exactly; without this a group without spread gets 1e-11.
     empty = wide.new_zeros(groups)
     low = empty.scatter_reduce(0, inverse, wide, "amin", include_self=False)
     high = empty.scatter_reduce(0, inverse, wide, "amax", include_self=False)

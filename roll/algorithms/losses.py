@@ -1,9 +1,8 @@
 """Policy and value losses per token; `aggregation.aggregate` makes one number of them.
 
-With rho = exp(logp - old_logp), A the advantage and sg a stop-gradient. Every loss returns [B, T], zero
-outside the mask, and metrics that add up over micro-batches and ranks. To add a loss, write a function
-`(PolicyLossInputs, *, options...) -> PolicyLoss`, and an entry in `roll/catalog/losses.py`; its keyword options are its
-hyper-parameters.
+With rho = exp(logp - old_logp), A the advantage and sg a stop-gradient. Every loss returns [B, T], zero outside the
+mask, and metrics that add up over micro-batches and ranks. To add a loss, write a function `(PolicyLossInputs, *,
+options...) -> PolicyLoss`, and an entry in `roll/catalog/losses.py`; its keyword options are its hyper-parameters.
 """
 
 from __future__ import annotations

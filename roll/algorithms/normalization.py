@@ -106,8 +106,7 @@ def _moments(
 def normalize_grouped(scores: Tensor, group_index: Tensor | None, *, method: GroupMethod, eps: float = 1e-6) -> Tensor:
     """Normalise agentic rewards (RAGEN, arXiv:2504.20073).
 
-    The grouping is the index: state, task group (`traj_group`), tag (`tags`, `inductive`), or None for the
-    batch.
+    The grouping is the index: state, task group (`traj_group`), tag (`tags`, `inductive`), or None for the batch.
 
     Args:
         scores: [B].

@@ -1,7 +1,6 @@
 """Parts of the reward other than correctness, and weights and masks of samples.
 
-Each function gives one named part, [B], to be added to the reward and logged on its own, before
-normalisation.
+Each function gives one named part, [B], to be added to the reward and logged on its own, before normalisation.
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@ from roll.catalog.entries import Entry, implementation
 class Pipeline(Entry):
     """A pipeline: `path` is the function that runs a configuration to its end.
 
-    One of the user's own is such an object in their file, with paths to what is there or here:
-    `pipeline: my.py:pairs`.
+    One of the user's own is such an object in their file, with paths to what is there or here: `pipeline: my.py:pairs`.
     """
 
     config: str

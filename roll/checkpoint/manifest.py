@@ -54,12 +54,8 @@ def read_manifest(path: Path) -> Checkpoint:
                 f"{path} is of checkpoint version {content['version']}, newer than the "
                 f"{VERSION} that this program reads; upgrade, or resume from another checkpoint"
             )
-        files = {
-            str(name): FileRecord(int(r["size"]), str(r["sha256"])) for name, r in content["files"].items()
-        }
-        checkpoint = Checkpoint(
-            path, int(content["step"]), int(content["serial"]), dict(content["meta"]), files
-        )
+        files = {str(name): FileRecord(int(r["size"]), str(r["sha256"])) for name, r in content["files"].items()}
+        checkpoint = Checkpoint(path, int(content["step"]), int(content["serial"]), dict(content["meta"]), files)
     except CheckpointError:
         raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:

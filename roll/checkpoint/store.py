@@ -7,10 +7,9 @@
 
     checkpoint = store.resolve("auto")  # None, or the newest complete one
 
-A checkpoint is written into a hidden sibling, flushed, described by a manifest with the size and hash of
-every file, and renamed to `checkpoint-<step>`. The rename is atomic: a kill at any point leaves the whole
-checkpoint or nothing of it, and the ones before it untouched. What a killed writer left behind is removed by
-the next one.
+A checkpoint is written into a hidden sibling, flushed, described by a manifest with the size and hash of every file,
+and renamed to `checkpoint-<step>`. The rename is atomic: a kill at any point leaves the whole checkpoint or nothing of
+it, and the ones before it untouched. What a killed writer left behind is removed by the next one.
 """
 
 from __future__ import annotations
@@ -43,9 +42,7 @@ class CheckpointStore:
     def __init__(self, root: Path, max_to_keep: int | None = None) -> None:
         """Keep the `max_to_keep` newest checkpoints (None: all)."""
         if max_to_keep is not None and max_to_keep < 1:
-            raise ValueError(
-                f"checkpoint_config.max_to_keep must be >= 1, or null for all, got {max_to_keep}"
-            )
+            raise ValueError(f"checkpoint_config.max_to_keep must be >= 1, or null for all, got {max_to_keep}")
         self.root = root
         self.max_to_keep = max_to_keep
 
@@ -103,9 +100,8 @@ class CheckpointStore:
     def resolve(self, resume: bool | str | Path) -> Checkpoint | None:
         """Return the checkpoint to resume from, its hashes verified; None to start afresh.
 
-        False: none. True: the newest intact one, which must exist. `auto`: the newest intact one, if any. A
-        path: that one, also relative to the store's folder. A damaged newer checkpoint is skipped with a
-        warning.
+        False: none. True: the newest intact one, which must exist. `auto`: the newest intact one, if any. A path: that
+        one, also relative to the store's folder. A damaged newer checkpoint is skipped with a warning.
         """
         if resume is False:
             return None
@@ -133,9 +129,7 @@ class CheckpointStore:
                 inside = sorted(p.name for p in place.iterdir() if _NAME.fullmatch(p.name))
                 hint = f"; it holds {inside}: name one of them" if inside else f": it has no {MANIFEST}"
                 raise CheckpointError(f"resume_from_checkpoint: {place} isn't a complete checkpoint{hint}")
-        raise CheckpointError(
-            f"resume_from_checkpoint: {path} doesn't exist; {self.root} holds {self._listing()}"
-        )
+        raise CheckpointError(f"resume_from_checkpoint: {path} doesn't exist; {self.root} holds {self._listing()}")
 
     def _listing(self) -> str:
         return ", ".join(path.name for path in self._named()) or "no checkpoint-<step> folder"
@@ -170,9 +164,7 @@ class CheckpointStore:
             read_manifest(final)
         except CheckpointError as error:
             kept = final.with_name(f"{final.name}.kept-{secrets.token_hex(4)}")
-            _logger.warning(
-                "%s is in the way and isn't a complete checkpoint (%s); renamed to %s", final, error, kept
-            )
+            _logger.warning("%s is in the way and isn't a complete checkpoint (%s); renamed to %s", final, error, kept)
             os.rename(final, kept)
             return None
         old = self._hidden(step, "replaced")
@@ -180,8 +172,7 @@ class CheckpointStore:
         return old
 
     def _prune(self, written: int) -> None:
-        """Delete the oldest beyond `max_to_keep`, never the one just written, never a folder without our
-        manifest."""
+        """Delete the oldest beyond `max_to_keep`, never the one just written, never a folder without our manifest."""
         if self.max_to_keep is None:
             return
         for checkpoint in self.complete()[self.max_to_keep :]:
@@ -189,8 +180,7 @@ class CheckpointStore:
                 continue
             doomed = self._hidden(checkpoint.step, "removed")
             try:
-                # Renamed first: a kill in the middle of deleting must not leave half of a checkpoint under
-                # its name.
+                # Renamed first: a kill in the middle of deleting must not leave half of a checkpoint under its name.
                 os.rename(checkpoint.path, doomed)
                 shutil.rmtree(doomed)
             except OSError as error:

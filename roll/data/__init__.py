@@ -1,3 +1,2 @@
-"""From files and generators to tokenised prompts in a resumable order. Imports torch, transformers or
-datasets nowhere at import time.
-"""
+"""From files and generators to tokenised prompts in a resumable order. Imports torch, transformers or datasets nowhere
+at import time."""

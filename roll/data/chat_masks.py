@@ -81,9 +81,8 @@ class ConversationEncoder:
         self._opens_answers = self._render(question, opens_answer=True) != self._render(question)
 
     def encode(self, messages: Messages) -> MarkedTokens:
-        """Encode a conversation that ends with the assistant; raises `TemplateError` when the template can't say
-        which tokens are the assistant's.
-        """
+        """Encode a conversation that ends with the assistant; raises `TemplateError` when the template can't say which
+        tokens are the assistant's."""
         assert messages and messages[-1]["role"] == "assistant"
         if self._prompts is not None:
             return self._encode_plain(self._prompts, messages)
@@ -153,9 +152,7 @@ class ConversationEncoder:
         prompt = self._render(before, opens_answer=True)
         return len(prompt) if whole.startswith(prompt) else None
 
-    def _mark(
-        self, span: _Span, ids: Sequence[int], ranges: Sequence[tuple[int, int]], trained: list[bool]
-    ) -> None:
+    def _mark(self, span: _Span, ids: Sequence[int], ranges: Sequence[tuple[int, int]], trained: list[bool]) -> None:
         for k, (first, last) in enumerate(ranges):
             if last <= span.start or first >= span.end:
                 continue

@@ -1,6 +1,4 @@
-"""Tasks from the generators of reasoning-gym, with few-shot examples and a held-out set that doesn't
-overlap.
-"""
+"""Tasks from the generators of reasoning-gym, with few-shot examples and a held-out set that doesn't overlap."""
 
 from __future__ import annotations
 

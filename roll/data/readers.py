@@ -19,9 +19,7 @@ class DataError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One file or dataset. `name` is short and unique among the sources of a run: it becomes part of task
-    ids.
-    """
+    """One file or dataset. `name` is short and unique among the sources of a run: it becomes part of task ids."""
 
     name: str
     location: str
@@ -124,9 +122,7 @@ def _format(path: Path) -> str:
 
 
 def read_rows(source: Source) -> Iterator[Row | BadRow]:
-    """Yield the rows of a source; a row that can't be read comes as a `BadRow`, a file that can't raises
-    `DataError`.
-    """
+    """Yield the rows of a source: a `BadRow` for one that can't be read; raise `DataError` for such a file."""
     return _READERS[source.format](source)
 
 

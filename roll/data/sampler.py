@@ -1,10 +1,9 @@
-"""The order in which tasks are played: domains in exact proportion, epochs shuffled by key, a cursor that
-resumes.
+"""The order in which tasks are played: domains in exact proportion, epochs shuffled by key, a cursor that resumes.
 
-Each domain is a stream of its tasks, epoch after epoch, each epoch in an order that depends on (seed, domain,
-epoch) alone. Which domain gives the next task follows the quota method of Balinski and Young (1975): among
-the domains behind their upper quota, the one with the smallest (drawn + 1) / share. After any number of
-tasks, every domain has been drawn from less than one task more or less than its share.
+Each domain is a stream of its tasks, epoch after epoch, each epoch in an order that depends on (seed, domain, epoch)
+alone. Which domain gives the next task follows the quota method of Balinski and Young (1975): among the domains behind
+their upper quota, the one with the smallest (drawn + 1) / share. After any number of tasks, every domain has been drawn
+from less than one task more or less than its share.
 """
 
 from __future__ import annotations
@@ -27,10 +26,9 @@ _STATE_VERSION = 1
 class TaskSource:
     """An endless (or, with `num_train_epochs`, finite) sequence of tasks.
 
-    The n-th pass over a domain gives its tasks the id suffix `@e<n>` (none in the first pass), so an id never
-    occurs twice. With `num_train_epochs` every task is drawn exactly that often: a domain that has had its
-    passes drops out, the others share what it leaves; `take` then returns fewer tasks than asked for, and
-    `[]` at the end.
+    The n-th pass over a domain gives its tasks the id suffix `@e<n>` (none in the first pass), so an id never occurs
+    twice. With `num_train_epochs` every task is drawn exactly that often: a domain that has had its passes drops out,
+    the others share what it leaves; `take` then returns fewer tasks than asked for, and `[]` at the end.
     """
 
     def __init__(
@@ -89,9 +87,8 @@ class TaskSource:
         return tasks
 
     def put_back(self, tasks: Sequence[Task]) -> None:
-        """Take back tasks that were not used: the next `take` gives them again, in this order. Quotas count
-        draws, so they don't change.
-        """
+        """Take back tasks that were not used: the next `take` gives them again, in this order. Quotas count draws, so
+        they don't change."""
         waiting = {task.id for task in self._returned}
         for task in tasks:
             self._check_known(task.id)
@@ -124,9 +121,7 @@ class TaskSource:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken; raises `DataError` when the data or its order isn't the
-        same.
-        """
+        """Continue where `state_dict` was taken; raises `DataError` when the data or its order isn't the same."""
         if state.get("version") != _STATE_VERSION:
             raise DataError(f"data cursor has version {state.get('version')!r}, this program reads {_STATE_VERSION}")
         mine, saved = self._identity, state["identity"]

@@ -1,6 +1,6 @@
 """Rows of prompts with responses, or of conversations, as tokens to be taught; and the order in which they come.
 
-    files --read_conversations--> Conversation --ConversationEncoder--> TaughtRow --RowOrder--> TokenBatch
+files --read_conversations--> Conversation --ConversationEncoder--> TaughtRow --RowOrder--> TokenBatch
 """
 
 from __future__ import annotations
@@ -88,8 +88,7 @@ class TaughtRows:
 
     def split(self, share: float, seed: int) -> tuple[TaughtRows, tuple[TaughtRow, ...]]:
         """Return the rows to train on, and the held-out ones: the nearest number to `share`, at least one, drawn by
-        (seed, row id), which is file and number.
-        """
+        (seed, row id), which is file and number."""
         count = max(1, round(share * len(self.rows)))
         if count >= len(self.rows):
             raise DataError(
@@ -198,10 +197,7 @@ def encode_rows(
         )
     cut = truncation == "right"
     return TaughtRows(
-        rows=tuple(rows),
-        filtered=0 if cut else len(long),
-        truncated=len(long) if cut else 0,
-        untaught=untaught,
+        rows=tuple(rows), filtered=0 if cut else len(long), truncated=len(long) if cut else 0, untaught=untaught
     )
 
 

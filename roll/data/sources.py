@@ -1,7 +1,6 @@
 """Dataset rows as tasks, each error with the file and the line it is about.
 
-`load_tasks` = `resolve_sources` (files, folders, globs, Hub ids) -> `readers.read_rows` -> one `Task` per
-row.
+`load_tasks` = `resolve_sources` (files, folders, globs, Hub ids) -> `readers.read_rows` -> one `Task` per row.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ class Columns:
     """Which columns of a dataset mean what. A column that is named must be there; null means the default."""
 
     prompt: str | None = None
-    """A string; default `prompt`. Exactly one of `prompt` and `messages` is used: a dataset that has both
-    needs one named.
-    """
+    """A string; default `prompt`. Exactly one of `prompt` and `messages` is used: a dataset that has both needs one
+    named."""
     messages: str | None = None
     """A list of {"role", "content"}, or the same as a JSON string; default `messages`."""
     ground_truth: str | None = None
@@ -68,12 +66,11 @@ def load_tasks(
     """Read one or many sources (see `resolve_sources`) into tasks, in file and row order.
 
     A task's id is `<tag>:<id column>` or, without an id column, `<file>:<row number from 1>`; its seed depends on
-    `seed` and the id alone. Its payload holds `prompt`, `messages` (one of them None), `ground_truth` where the
-    dataset has one, and every other column. `default_tag` is the tag of rows in files without a tag column.
+    `seed` and the id alone. Its payload holds `prompt`, `messages` (one of them None), `ground_truth` where the dataset
+    has one, and every other column. `default_tag` is the tag of rows in files without a tag column.
 
-    Raises `DataError` naming file and line for a bad row (with `on_bad_row="skip"` it is left out and
-    reported), for a named column that isn't there, for an id that occurs twice, and for a source without
-    rows.
+    Raises `DataError` naming file and line for a bad row (with `on_bad_row="skip"` it is left out and reported), for a
+    named column that isn't there, for an id that occurs twice, and for a source without rows.
     """
     if on_bad_row not in ("error", "skip"):
         raise ValueError(f"on_bad_row must be error or skip, got {on_bad_row!r}")

@@ -1,6 +1,4 @@
-"""Ids of tasks that are played in more than one epoch: `gsm8k:12` first, then `gsm8k:12@e1`,
-`gsm8k:12@e2`.
-"""
+"""Ids of tasks that are played in more than one epoch: `gsm8k:12` first, then `gsm8k:12@e1`, `gsm8k:12@e2`."""
 
 from __future__ import annotations
 

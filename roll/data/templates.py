@@ -1,12 +1,11 @@
 """From a task to prompt token ids.
 
-Templates are data, never evaluated as Python. A string with `{prompt}` has that word replaced, literally and
-once; a string with `{%` or `{{` is Jinja over `messages`, rendered in the sandbox of transformers' chat
-templates.
+Templates are data, never evaluated as Python. A string with `{prompt}` has that word replaced, literally and once; a
+string with `{%` or `{{` is Jinja over `messages`, rendered in the sandbox of transformers' chat templates.
 
-Beginning-of-sequence token: a chat template (`native` or Jinja) writes its own, so none is added. To `plain`
-and `{prompt}` texts it is added where the tokenizer itself does so for plain text. A prompt that starts with
-two is refused.
+Beginning-of-sequence token: a chat template (`native` or Jinja) writes its own, so none is added. To `plain` and
+`{prompt}` texts it is added where the tokenizer itself does so for plain text. A prompt that starts with two is
+refused.
 """
 
 from __future__ import annotations
@@ -57,9 +56,8 @@ class PromptEncoder:
         self._bos: tuple[int, ...] = (bos,) if bos is not None and empty[:1] == [bos] else ()
 
     def encode(self, task: Task, response: str | None = None) -> tuple[int, ...]:
-        """Encode a task's prompt, or with `response` the whole exchange; raises `TemplateError` when the
-        template doesn't fit the task.
-        """
+        """Encode a task's prompt, or with `response` the whole exchange; raises `TemplateError` when the template
+        doesn't fit the task."""
         template = self._by_tag.get(task.tag, self._template)
         text = self.render(task, response)
         ids = tuple(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])

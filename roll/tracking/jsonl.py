@@ -30,12 +30,10 @@ class JsonlTracker(Tracker):
         self._metrics.append({"step": step, **dict(sorted(metrics.items()))})
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Append a line a sample."""
         for sample in samples:
             self._samples.append({"step": step, **asdict(sample)})
 
     def finish(self, summary: Mapping[str, float]) -> None:
-        """Write the summary, if there is one, and close."""
         self._metrics.close()
         self._samples.close()
         if summary:

@@ -39,7 +39,6 @@ class MultiTracker(Tracker):
                 raise _failed(name, f"logging step {step}", error) from error
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Show samples in each tracker that can."""
         for name, tracker in self._trackers.items():
             try:
                 tracker.log_samples(step, samples)
@@ -95,10 +94,7 @@ def _tracker_class(name: str, options: Mapping[str, Any]) -> Callable[..., Track
 
 
 def build_trackers(
-    names: Sequence[str],
-    kwargs: Mapping[str, Mapping[str, Any]],
-    folder: Path,
-    resume_step: int | None,
+    names: Sequence[str], kwargs: Mapping[str, Mapping[str, Any]], folder: Path, resume_step: int | None
 ) -> MultiTracker:
     """Open the trackers of a run.
 

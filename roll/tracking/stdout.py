@@ -53,12 +53,7 @@ class StdoutTracker(Tracker):
     """What a person watches. Missing numbers (no validation at this step, say) show as `-`."""
 
     def __init__(
-        self,
-        destination: Destination,
-        *,
-        live: bool | None = None,
-        rows: int = 20,
-        file: TextIO | None = None,
+        self, destination: Destination, *, live: bool | None = None, rows: int = 20, file: TextIO | None = None
     ) -> None:
         """Choose between table and lines.
 
@@ -83,7 +78,6 @@ class StdoutTracker(Tracker):
             self._line(f"resumed after step {destination.resume_step}")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add a row or print a line."""
         cells = tuple(column.cell(metrics) for column in COLUMNS)
         failed = metrics.get("rollout/failed_episodes", 0)
         if self._live is None:
@@ -97,7 +91,6 @@ class StdoutTracker(Tracker):
         self._live.update(self._table(), refresh=True)
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Print a line a sample: the end of its prompt and the start of its response."""
         for sample in samples:
             prompt, response = sample.prompt[-_SAMPLE_CHARS:], sample.response[:_SAMPLE_CHARS]
             about = f"sample  step {step}  {sample.domain}  reward {sample.reward:.3g}"

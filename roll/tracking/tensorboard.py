@@ -28,7 +28,6 @@ class TensorboardTracker(Tracker):
         self._writer.flush()
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Write one text entry per domain."""
         by_domain: dict[str, list[Sample]] = {}
         for sample in samples:
             by_domain.setdefault(sample.domain, []).append(sample)
@@ -38,7 +37,6 @@ class TensorboardTracker(Tracker):
         self._writer.flush()
 
     def finish(self, summary: Mapping[str, float]) -> None:
-        """Write the summary as a text entry and close."""
         if summary:
             rows = "\n".join(f"| {name} | {value:.6g} |" for name, value in summary.items())
             self._writer.add_text("summary", f"| | |\n|---|---|\n{rows}")

@@ -22,8 +22,7 @@ class _StderrHandler(logging.Handler):
 
 
 def setup_logging(level: str = "INFO", *, name: str = "controller", file: Path | None = None) -> None:
-    """Send the records of this process to stderr, and to `file` where given; a second call replaces the
-    first.
+    """Send the records of this process to stderr, and to `file` where given; a second call replaces the first.
 
     `name` says which process wrote a line, e.g. `actor_train-0`.
     """

@@ -47,8 +47,7 @@ def _differencing(costs: Sequence[float], k: int, equal_size: bool) -> list[list
     order = sorted(range(len(costs)), key=lambda i: (costs[i], i))
     width = k if equal_size else 1
     queue: list[tuple[float, int, list[_Part]]] = []
-    # With equal sizes a partial solution starts with one item in each part; the first may lack some, all
-    # others don't.
+    # With equal sizes a partial solution starts with one item in each part; the first may lack some, all others don't.
     first = len(order) % width or width
     cuts = [0, *range(first, len(order) + 1, width)]
     for number, (start, end) in enumerate(itertools.pairwise(cuts)):

@@ -1,11 +1,10 @@
 """Where the time of a step goes: nested spans, and the controller's own share.
 
-`with timers.span("step"):` around a step and `with timers.span("generate", waits=True):` around the calls
-in it that wait for workers give seconds by name, with and without the spans inside, and what was left to
-the controller.
+`with timers.span("step"):` around a step and `with timers.span("generate", waits=True):` around the calls in it that
+wait for workers give seconds by name, with and without the spans inside, and what was left to the controller.
 
-A span belongs to one thread and to synchronous code. Time spent inside one episode (generation, reward)
-overlaps with that of others, so it belongs to `Trajectory.spans`, not here.
+A span belongs to one thread and to synchronous code. Time spent inside one episode (generation, reward) overlaps with
+that of others, so it belongs to `Trajectory.spans`, not here.
 """
 
 from __future__ import annotations

@@ -211,9 +211,7 @@ def folder_checks(config: RunConfig) -> Iterator[Violation]:
             yield Violation(key, f"a folder; {there} is a file", "choose another name", str(folder))
         elif not os.access(there, os.W_OK | os.X_OK):
             told.add(there)
-            yield Violation(
-                key, f"a folder that can be written; {there} can't", "choose another place", str(folder)
-            )
+            yield Violation(key, f"a folder that can be written; {there} can't", "choose another place", str(folder))
     yield from _resume(config)
 
 
@@ -272,9 +270,7 @@ def _resume(config: RunConfig) -> Iterator[Violation]:
     wanted = config.resume_from_checkpoint
     if wanted is True and not (config.checkpoint_path.is_dir() and any(config.checkpoint_path.iterdir())):
         expected = f"checkpoints in {config.checkpoint_path}, and there are none"
-        yield Violation(
-            "resume_from_checkpoint", expected, "false, auto, or the folder of a checkpoint", True
-        )
+        yield Violation("resume_from_checkpoint", expected, "false, auto, or the folder of a checkpoint", True)
     elif isinstance(wanted, str) and wanted != "auto" and not Path(wanted).expanduser().is_dir():
         expected = f"true, false, auto, or a checkpoint's folder that exists{_nearby(Path(wanted))}"
         yield Violation("resume_from_checkpoint", expected, "check the path", wanted)
@@ -374,10 +370,7 @@ def _in_file(path: str, file: Path, name: str, kind: str = "function") -> Iterat
     file = file.expanduser()
     if not file.is_file():
         yield Violation(
-            path,
-            f"a Python file that exists, seen from {Path.cwd()}{_nearby(file)}",
-            "check the path",
-            str(file),
+            path, f"a Python file that exists, seen from {Path.cwd()}{_nearby(file)}", "check the path", str(file)
         )
         return
     try:

@@ -66,9 +66,7 @@ class _Builder:
                     values[name] = self._field(spec, hints[name], tree, below)
                 failed |= values[name] is _BAD
             elif spec.default is MISSING and spec.default_factory is MISSING:
-                self._wrong(
-                    below, NO_VALUE, f"{describe(hints[name])}; this key is required", f"add {below}"
-                )
+                self._wrong(below, NO_VALUE, f"{describe(hints[name])}; this key is required", f"add {below}")
                 failed = True
         return _BAD if failed else cls(**values)
 

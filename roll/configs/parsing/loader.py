@@ -84,9 +84,7 @@ def find_file(folder: Path, name: str) -> Path:
         there = sorted(path.stem for path in folder.glob("*.yaml"))
         expected = f"the name of a YAML file in {folder}: {', '.join(there) or 'it has none'}"
         near = did_you_mean(stem, there)
-        raise ConfigError(
-            [Violation("--config_name", expected, near if near.startswith("did") else "", name)]
-        )
+        raise ConfigError([Violation("--config_name", expected, near if near.startswith("did") else "", name)])
     return file
 
 
@@ -153,11 +151,7 @@ def _syntax_violation(error: Exception, file: Path) -> Violation:
     problem = getattr(error, "problem", None) or str(error)
     name = file if mark is None or not Path(mark.name).is_file() else mark.name
     where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark is not None else str(file)
-    fix = (
-        "a tab may not indent; use spaces"
-        if "\\t" in problem
-        else "check indentation, colons, quotes, brackets"
-    )
+    fix = "a tab may not indent; use spaces" if "\\t" in problem else "check indentation, colons, quotes, brackets"
     return Violation(where, f"valid YAML; {problem}", fix)
 
 
@@ -252,9 +246,7 @@ def _pipeline_of(plain: Mapping[str, Any], source: str) -> type[RunConfig]:
     raise ConfigError([Violation("pipeline", f"which pipeline the file is for: {known}", fix, name)], source)
 
 
-def _drop_variables(
-    plain: dict[str, Any], tree: Any, presets: set[str], cls: type[RunConfig]
-) -> dict[str, Any]:
+def _drop_variables(plain: dict[str, Any], tree: Any, presets: set[str], cls: type[RunConfig]) -> dict[str, Any]:
     """Without the user's own top-level variables: names that some `${name}` refers to, or of presets.
 
     An unknown name that nothing refers to stays, and is refused as unknown.

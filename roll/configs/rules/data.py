@@ -15,9 +15,7 @@ def data_rules(config: RLVRConfig) -> Iterator[Violation]:
     """Where prompts come from, and whose they are."""
     path, data = "actor_train.data_args", config.actor_train.data_args
     if not data.file_name and not data.procedural and not config.val_only:
-        yield Violation(
-            f"{path}.file_name", "a file, or procedural tasks", f"{path}.file_name=data.jsonl", NO_VALUE
-        )
+        yield Violation(f"{path}.file_name", "a file, or procedural tasks", f"{path}.file_name=data.jsonl", NO_VALUE)
     yield from _source_rules(config, path, data)
     yield from _shares(config, f"{path}.domain_interleave_probs", data)
     if config.validation is not None:
@@ -29,18 +27,14 @@ def data_rules(config: RLVRConfig) -> Iterator[Violation]:
         yield from _source_rules(config, path, data)
         if data.domain_interleave_probs:
             why = ": validation plays every row once"
-            yield no_effect(
-                f"{path}.domain_interleave_probs", why, "remove it", data.domain_interleave_probs
-            )
+            yield no_effect(f"{path}.domain_interleave_probs", why, "remove it", data.domain_interleave_probs)
     yield from _template_rules(config)
     yield from _supply_rules(config)
     tags = {tag for domain in config.rewards for tag in config.tags_of(domain)}
     for tag in config.tag_to_template:
         if tag not in tags:
             yield Violation(
-                f"tag_to_template.{tag}",
-                f"a tag of some domain: {', '.join(sorted(tags))}",
-                did_you_mean(tag, tags),
+                f"tag_to_template.{tag}", f"a tag of some domain: {', '.join(sorted(tags))}", did_you_mean(tag, tags)
             )
 
 
@@ -52,9 +46,7 @@ def validation_rules(config: RLVRConfig) -> Iterator[Violation]:
     count = args.num_return_sequences or 1
     if count > 1 and (args.temperature == 0 or not args.do_sample):
         expected = "1 with greedy decoding: all responses of a prompt would be the same"
-        yield Violation(
-            f"{path}.num_return_sequences", expected, f"{path}.temperature=1, do_sample=true", count
-        )
+        yield Violation(f"{path}.num_return_sequences", expected, f"{path}.temperature=1, do_sample=true", count)
     for k in config.validation.pass_at_k:
         if not 1 <= k <= count:
             expected = f"whole numbers from 1 to num_return_sequences ({count})"
@@ -64,14 +56,10 @@ def validation_rules(config: RLVRConfig) -> Iterator[Violation]:
 def _source_rules(config: RLVRConfig, path: str, data: DataArgs) -> Iterator[Violation]:
     if data.prompt is not None and data.messages is not None:
         expected = f"only one of prompt and messages ({data.messages!r})"
-        yield Violation(
-            f"{path}.prompt", expected, f"{path}.prompt=null, or {path}.messages=null", data.prompt
-        )
+        yield Violation(f"{path}.prompt", expected, f"{path}.prompt=null, or {path}.messages=null", data.prompt)
     if data.file_name and data.prompt is None and data.messages is None:
         expected = "the column with the prompts, or with messages"
-        yield Violation(
-            f"{path}.prompt", expected, f"{path}.prompt=question, or {path}.messages=messages", None
-        )
+        yield Violation(f"{path}.prompt", expected, f"{path}.prompt=question, or {path}.messages=messages", None)
     twice = {name for name in data.file_name if data.file_name.count(name) > 1}
     for name in sorted(twice):
         yield Violation(f"{path}.file_name", "each file once", "remove one", name)
@@ -95,9 +83,7 @@ def _source_rules(config: RLVRConfig, path: str, data: DataArgs) -> Iterator[Vio
             yield Violation(f"{here}.dataset", expected, WHAT_TO_DO, task.dataset)
     if data.default_tag is not None and data.default_tag not in known:
         expected = f"a tag of some domain: {', '.join(sorted(known))}"
-        yield Violation(
-            f"{path}.default_tag", expected, did_you_mean(data.default_tag, known), data.default_tag
-        )
+        yield Violation(f"{path}.default_tag", expected, did_you_mean(data.default_tag, known), data.default_tag)
 
 
 def _reward_of(config: RLVRConfig, tag: str) -> str:
@@ -164,9 +150,7 @@ def _shares(config: RLVRConfig, path: str, data: DataArgs) -> Iterator[Violation
             yield Violation(f"{path}.{domain}", expected, did_you_mean(domain, config.rewards))
     for domain in config.rewards:
         if domain not in shares:
-            yield Violation(
-                f"{path}.{domain}", "a share for every domain of rewards", f"add {domain}: ...", NO_VALUE
-            )
+            yield Violation(f"{path}.{domain}", "a share for every domain of rewards", f"add {domain}: ...", NO_VALUE)
     for domain, share in shares.items():
         if share <= 0:
             yield Violation(f"{path}.{domain}", "a share above 0", "or remove the domain from rewards", share)

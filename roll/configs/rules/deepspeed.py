@@ -116,9 +116,7 @@ def _types(path: str, worker: WorkerConfig, options: DeepSpeedConfig) -> Iterato
         yield Violation(f"{path}.data_types.grad_accum_dtype", expected, "remove it", kind)
 
 
-def _sizes(
-    path: str, role: str, worker: TrainConfig, options: DeepSpeedConfig, limit: float
-) -> Iterator[Violation]:
+def _sizes(path: str, role: str, worker: TrainConfig, options: DeepSpeedConfig, limit: float) -> Iterator[Violation]:
     args, ranks = worker.training_args, worker.data_parallel
     rows, passes = args.per_device_train_batch_size, args.gradient_accumulation_steps
     whole = f"{role}'s per_device_train_batch_size {rows} x gradient_accumulation_steps {passes} x {ranks} rank(s)"

@@ -127,9 +127,7 @@ def _recompute(role: str, worker: WorkerConfig, options: MegatronConfig) -> Iter
     modules = options.recompute_modules
     if modules is not None and effective != "selective":
         expected = f"null, because recompute_granularity is {said}"
-        yield Violation(
-            f"{path}.recompute_modules", expected, f"{path}.recompute_granularity=selective", list(modules)
-        )
+        yield Violation(f"{path}.recompute_modules", expected, f"{path}.recompute_granularity=selective", list(modules))
     for name in modules or ():
         if name not in RECOMPUTED:
             yield Violation(f"{path}.recompute_modules", f"any of {', '.join(RECOMPUTED)}", "", name)

@@ -70,9 +70,7 @@ def reward_norm_rules(config: RLConfig) -> Iterator[Violation]:
     """Switches that refer to each other."""
     if config.use_reward_scaling and config.reward_norm is not None:
         expected = "false, because reward_norm already divides scores"
-        yield Violation(
-            "use_reward_scaling", expected, "keep one: reward_norm=null or use_reward_scaling=false", True
-        )
+        yield Violation("use_reward_scaling", expected, "keep one: reward_norm=null or use_reward_scaling=false", True)
     name = config.adv_estimator
     if config.whiten_rewards and not config.estimator.reads_tokens:
         expected = (
@@ -137,13 +135,9 @@ def loss_rules(config: RLConfig) -> Iterator[Violation]:
         )
         if all(value is None for value in acting):
             expected = "a weight or a filter: all its bounds are null, so it does nothing"
-            yield Violation(
-                "train_infer_correction", expected, "importance_upper=2, or train_infer_correction=null"
-            )
+            yield Violation("train_infer_correction", expected, "importance_upper=2, or train_infer_correction=null")
     if config.error_max_len_clip and config.error_max_len_threshold is None:
-        yield Violation(
-            "error_max_len_threshold", "a length in tokens, because error_max_len_clip is on", "", None
-        )
+        yield Violation("error_max_len_threshold", "a length in tokens, because error_max_len_clip is on", "", None)
 
 
 def _off_policy_rules(config: RLConfig) -> Iterator[Violation]:

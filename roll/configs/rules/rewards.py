@@ -32,9 +32,7 @@ def reward_rules(config: RLVRConfig) -> Iterator[Violation]:
     used = any(reward.name == "custom" for reward in config.rewards.values())
     if config.custom_reward_function is not None and not used:
         expected = "a domain that uses it"
-        yield Violation(
-            "custom_reward_function", expected, "rewards.<domain>.name: custom, or remove the section"
-        )
+        yield Violation("custom_reward_function", expected, "rewards.<domain>.name: custom, or remove the section")
 
 
 def _reward_name(config: RLVRConfig, path: str, name: str) -> Iterator[Violation]:

@@ -57,22 +57,16 @@ def _size_rules(config: RunConfig, role: str, worker: WorkerConfig) -> Iterator[
         yield Violation(f"{role}.device_mapping", expected, fix, list(mapping))
     elif mapping and worker.world_size is not None and worker.world_size * per_rank != len(mapping):
         expected = f"{len(mapping) // per_rank}, the number of slots in device_mapping"
-        yield Violation(
-            f"{role}.world_size", expected, "remove it: device_mapping says enough", worker.world_size
-        )
+        yield Violation(f"{role}.world_size", expected, "remove it: device_mapping says enough", worker.world_size)
     if config.executor == "inline" and worker.ranks > 1:
         expected = f"one rank with executor inline, not {worker.ranks}"
         yield Violation(f"{role}.device_mapping", expected, "executor=ray, or one slot", _given(worker))
     if isinstance(options, Fsdp2Config) and options.fsdp_size and worker.ranks % options.fsdp_size:
         expected = f"a divisor of the role's {worker.ranks} rank(s)"
-        yield Violation(
-            f"{role}.strategy_args.strategy_config.fsdp_size", expected, "remove it", options.fsdp_size
-        )
+        yield Violation(f"{role}.strategy_args.strategy_config.fsdp_size", expected, "remove it", options.fsdp_size)
     beyond = [slot for slot in worker.slots if slot >= config.num_nodes * config.num_gpus_per_node]
     if beyond:
-        slots = (
-            f"{config.num_nodes} x {config.num_gpus_per_node} = {config.num_nodes * config.num_gpus_per_node}"
-        )
+        slots = f"{config.num_nodes} x {config.num_gpus_per_node} = {config.num_nodes * config.num_gpus_per_node}"
         expected = f"slots below num_nodes x num_gpus_per_node = {slots}; {beyond[0]} isn't there"
         fix = f"num_gpus_per_node={-(-(beyond[-1] + 1) // config.num_nodes)}, or fewer slots"
         yield Violation(f"{role}.device_mapping", expected, fix, _given(worker))

@@ -115,9 +115,7 @@ def _rollout_warnings(config: RLConfig) -> Iterator[str]:
     if config.adv_estimator == "dr_grpo" and config.loss_agg_mode != "seq-mean-token-sum-norm":
         yield "dr_grpo was published with loss_agg_mode: seq-mean-token-sum-norm"
     if config.policy_loss == "gspo" and max(_clips(config)) > 0.05:
-        yield (
-            f"gspo with a clip range of {max(_clips(config)):g} never clips; use about pg_clip=3e-4"
-        )
+        yield (f"gspo with a clip range of {max(_clips(config)):g} never clips; use about pg_clip=3e-4")
     idle_kl_loss = config.use_kl_loss and config.kl_loss_coef == 0
     if idle_kl_loss or (config.add_token_level_kl and config.init_kl_coef == 0):
         yield "a KL term has coefficient 0: it does nothing, and no reference is started for it"

@@ -134,7 +134,6 @@ class AgenticConfig(RLConfig):
         return self.warm_start_path / "hf_model"
 
     def default_model(self, role: str) -> str | None:
-        """The model of a warm start stands for `pretrain`."""
         return super().default_model(role) or (str(self.warm_model_path) if self.warm_start is not None else None)
 
     @property
@@ -159,7 +158,6 @@ class AgenticConfig(RLConfig):
 
     @property
     def task_budget(self) -> int:
-        """`max_traj_per_env` may bound it too."""
         each = self.train_env_manager.max_traj_per_env
         budget = super().task_budget
         return budget if each < 0 else min(budget, each * self.train_env_manager.num_env_groups)
@@ -179,7 +177,6 @@ class AgenticConfig(RLConfig):
         )
 
     def domain_weight(self, domain: str) -> float:
-        """Rewards of environments are taken as they are."""
         assert domain in self.custom_envs
         return 1.0
 

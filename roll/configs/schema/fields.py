@@ -24,9 +24,7 @@ def number(
     return acting(default, *acts_if, bounds={k: v for k, v in bounds.items() if v is not None})
 
 
-def one_or_many(
-    default: tuple[Any, ...] = (), *, args: str | None = None, acts_if: tuple[ActsIf, ...] = ()
-) -> Any:
+def one_or_many(default: tuple[Any, ...] = (), *, args: str | None = None, acts_if: tuple[ActsIf, ...] = ()) -> Any:
     """A tuple that a YAML author may also write as a single value.
 
     With `args` its entries are names, as in `named`, and that field holds options by name.

@@ -108,7 +108,6 @@ class MegatronConfig(StrategyConfig):
 
     @property
     def parallel_sizes(self) -> Mapping[str, int]:
-        """Tensor, pipeline and context parallelism: together they hold one copy of the model."""
         return {
             "tp": self.tensor_model_parallel_size,
             "pp": self.pipeline_model_parallel_size,

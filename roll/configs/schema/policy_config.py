@@ -159,8 +159,7 @@ class PolicyOptimisation:
     gradient isn't that of the KL for tokens that older weights sampled, with `low_var_kl` not even for fresh ones."""
 
     allow_both_kl: bool = False
-    """Permit the KL in the reward and in the loss at once; without it the pair is refused as a likely
-    mistake."""
+    """Permit the KL in the reward and in the loss at once; without it the pair is refused as a likely mistake."""
 
     pg_clip: float = number(0.2, gt=0, lt=1)
     """Clip range of the probability ratio, [1 - clip, 1 + clip]; for `ppo` and `gspo`. With `gspo` use the
@@ -211,8 +210,7 @@ class PolicyOptimisation:
     """`topr`: factor on responses with negative advantage."""
 
     topr_level: Literal["sequence", "token"] = "sequence"
-    """`topr`: whether the clamped ratio of negative responses is that of the whole response or of each
-    token."""
+    """`topr`: whether the clamped ratio of negative responses is that of the whole response or of each token."""
 
     tis_lower_bound: float = number(0.0, ge=0)
     """`tis`: smallest importance weight."""
@@ -242,8 +240,7 @@ class PolicyOptimisation:
     """Negative log-likelihood of responses with positive advantage, added to the loss. 0: off."""
 
     value_clip: float | None = number(0.2, gt=0)
-    """How far the critic may move from its old value before the loss stops pulling. null: plain squared
-    error."""
+    """How far the critic may move from its old value before the loss stops pulling. null: plain squared error."""
 
     critic_warmup: int = number(0, ge=0, acts_if=(USES_CRITIC,))
     """First steps in which only the critic trains. 0: none."""

@@ -24,8 +24,7 @@ class FilterArgs:
     """`mean_filter`: keep groups with a mean score below this."""
 
     std_threshold: float = number(0.0, ge=0)
-    """`std_filter`: keep groups whose scores have a standard deviation above this; 0 drops groups of equal
-    scores."""
+    """`std_filter`: keep groups whose scores have a standard deviation above this; 0 drops groups of equal scores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +44,7 @@ class RewardConfig:
 
     name: str
     """A built-in reward: math_rule, gsm8k, reasoning_gym; `custom`, see `custom_reward_function`; `reward_model`, see
-    there; or a function of your own as `package.module:function` or
-    `path/to/file.py:function`."""
+    there; or a function of your own as `package.module:function` or `path/to/file.py:function`."""
 
     rule_weight: float | None = None
     """Score = rule_weight * what `name` gives + reward_model_weight * what the reward model gives. Both or neither.
@@ -136,8 +134,7 @@ class ValidationConfig:
     """Sampling in validation; default greedy, one response per prompt."""
 
     pass_at_k: tuple[int, ...] = one_or_many()
-    """Report the unbiased pass@k for these k <= `generating_args.num_return_sequences`. Empty: mean accuracy
-    only."""
+    """Report the unbiased pass@k for these k <= `generating_args.num_return_sequences`. Empty: mean accuracy only."""
 
     pass_threshold: float = 1.0
     """A response counts as right from this score on."""

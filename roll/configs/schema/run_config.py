@@ -71,8 +71,7 @@ class RunConfig:
     machine belongs to, or that `RAY_ADDRESS` names."""
 
     num_gpus_per_node: int = number(1, ge=1)
-    """Device slots per machine: accelerators, or CPU workers where there are none. Every `device_mapping`
-    must fit."""
+    """Device slots per machine: accelerators, or CPU workers where there are none. Every `device_mapping` must fit."""
 
     max_steps: int | None = number(100, ge=0)
     """Steps of the pipeline. 0 or null: `num_train_epochs` decides; with both, what comes first."""

@@ -96,22 +96,18 @@ class SFTConfig(RunConfig):
 
     @property
     def max_sequence_length(self) -> int:
-        """Longest row in tokens."""
         return self.sequence_length or 1
 
     @property
     def sections(self) -> dict[str, WorkerConfig]:
-        """The model roles, by name."""
         return {"actor_train": self.actor_train}
 
     @property
     def validates(self) -> bool:
-        """Whether rows are held out."""
         return self.validation is not None or self.validation_share > 0
 
     @property
     def validation_key(self) -> str:
-        """What says which rows are held out."""
         return "validation or validation_share"
 
     @property
@@ -123,7 +119,6 @@ class SFTConfig(RunConfig):
 
     @property
     def batch(self) -> BatchPlan:
-        """All rows of a step are one mini-batch."""
         return plan_batches(
             self.trained_roles, tasks=self.rows_per_step, group_size=1, passes=1, words=("rows", "rows")
         )

@@ -29,12 +29,10 @@ class ModelArgs:
     else the model of `actor_train`."""
 
     dtype: Dtype = "fp32"
-    """Type of the forward pass, and of the weights of roles that don't train; trained weights are kept in
-    fp32."""
+    """Type of the forward pass, and of the weights of roles that don't train; trained weights are kept in fp32."""
 
     attn_implementation: Literal["auto", "eager", "sdpa", "fa2"] = "auto"
-    """Attention kernel. `auto`: what transformers picks; `fa2` needs the flash-attn package and an
-    accelerator."""
+    """Attention kernel. `auto`: what transformers picks; `fa2` needs the flash-attn package and an accelerator."""
 
     disable_gradient_checkpointing: bool = False
     """false: a training role recomputes activations in the backward pass (less memory, about a third more
@@ -52,8 +50,7 @@ class ModelArgs:
 
     activation_offload: bool = acting(False, HUGGING_FACE, TRAINS)
     """Keep what the forward pass saves for the backward pass in host memory; with gradient checkpointing these are the
-    inputs of the layers. Changes memory and time only; without an accelerator
-    it only costs time."""
+    inputs of the layers. Changes memory and time only; without an accelerator it only costs time."""
 
     torch_compile: bool = acting(False, HUGGING_FACE)
     """Compile the decoder layers with torch.compile, once for all lengths. The first
@@ -67,8 +64,7 @@ class ModelArgs:
         False, HUGGING_FACE, needs(ROLE, "actor_train", "reference", why="others compute no log-probs")
     )
     """Compute log-probs from hidden states with liger-kernel's fused kernel. Passes that also want entropies, and
-    models with soft-capped logits, use the chunks of logits as ever. Needs an
-    accelerator."""
+    models with soft-capped logits, use the chunks of logits as ever. Needs an accelerator."""
 
     ulysses_size: int = number(1, ge=1)
     """Ranks that share every sequence (Ulysses sequence parallelism): attention exchanges heads for tokens between
@@ -113,8 +109,7 @@ class TrainingArgs:
     """Lowest learning rate as a share of the peak: where `linear`, `cosine` and `wsd` end."""
 
     lr_scheduler_type: Literal["constant", "linear", "cosine", "wsd"] = "constant"
-    """Shape after the warm-up; `wsd` stays and falls over the last tenth. Counts optimizer steps actually
-    taken."""
+    """Shape after the warm-up; `wsd` stays and falls over the last tenth. Counts optimizer steps actually taken."""
 
     warmup_steps: int = number(0, ge=0)
     """Optimizer steps of linear warm-up."""
@@ -271,8 +266,7 @@ class WorkerConfig:
     """Placement, model and backend of one role."""
 
     world_size: int | None = number(None, ge=1)
-    """Number of ranks. null: slots in `device_mapping` / `num_gpus_per_worker`, or 1; if given, equal to
-    that."""
+    """Number of ranks. null: slots in `device_mapping` / `num_gpus_per_worker`, or 1; if given, equal to that."""
 
     device_mapping: tuple[int, ...] | None = parsed(
         None, parse_device_mapping, "slots such as [0, 1], '0-7,12', 'list(range(0, 8))' or 'range(0, 8)'"
