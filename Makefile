@@ -94,9 +94,9 @@ check: $(INSTALLED_TEST)
 
 # Pages that are written from code; tests compare them with it.
 docs: $(INSTALLED)
-	$(PY) -m roll.configs.parsing.reference_page docs/configuration.md
-	$(PY) -m roll.configs.parsing.json_schema configs/schema.json
-	$(PY) -c 'from pathlib import Path; from roll.tracking.names import update_page; update_page(Path("docs/metrics.md"))'
+	$(PY) docs/generate/config_reference.py docs/configuration.md
+	$(PY) docs/generate/config_schema.py configs/schema.json
+	$(PY) docs/generate/metrics_page.py docs/metrics.md
 
 clean:
 	rm -rf $(VENV) $(SGLANG_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

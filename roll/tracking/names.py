@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +233,6 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
 TIMING_PREFIXES = ("time/", "throughput/", "memory/")
 """Names that differ between two runs that computed the same."""
 
-_BEGIN, _END = "<!-- table: begin (make docs) -->", "<!-- table: end -->"
-
 
 def is_timing(name: str) -> bool:
     """Return True for a metric that depends on the machine; comparisons of runs leave it out."""
@@ -258,30 +255,6 @@ def check_names(names: Iterable[str]) -> None:
         f"undocumented metric names {unknown}; nearest to {unknown[0]!r}: {near or 'none'}. "
         "Add a row to roll/tracking/names.py and run `make docs`, or log under custom/"
     )
-
-
-def markdown_table() -> str:
-    """Return the table as `docs/metrics.md` shows it."""
-    lines: list[str] = []
-    for title, group in GROUPS.items():
-        lines += [f"### {title}", "", "| name | unit | meaning | aggregation |", "|---|---|---|---|"]
-        lines += [f"| `{m.pattern}` | {m.unit} | {m.meaning} | {m.aggregation} |" for m in group]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def with_table(page: str) -> str:
-    """Return `page` with the text between its markers replaced by the table."""
-    before, begin, rest = page.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not begin or not end:
-        raise ValueError(f"the page needs the markers {_BEGIN!r} and {_END!r}, in this order")
-    return f"{before}{_BEGIN}\n\n{markdown_table()}\n{_END}{after}"
-
-
-def update_page(path: Path) -> None:
-    """Write the table into the page at `path`, between its markers."""
-    path.write_text(with_table(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def _regex(pattern: str) -> str:

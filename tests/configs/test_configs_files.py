@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from config_reference import docstrings, reference
 
 from roll.configs.parsing.build_config import sections_of
 from roll.configs.parsing.loader import load_config, to_yaml
-from roll.configs.parsing.reference_page import docstrings, reference
 from roll.configs.rules.validate import warnings_of
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.env_config import CustomEnv, EnvManager
@@ -91,7 +91,7 @@ def test_one_example_of_a_pipeline_spells_out_every_key(name):
 
 def test_the_reference_page_is_current():
     committed = (REPOSITORY / "docs" / "configuration.md").read_text(encoding="utf-8")
-    assert committed == reference(), "run: python -m roll.configs.parsing.reference_page docs/configuration.md"
+    assert committed == reference(), "run `make docs`"
 
 
 def sections(cls: type = RLVRConfig) -> set[type]:

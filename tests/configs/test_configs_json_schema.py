@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from config_schema import json_schema, text
 from jsonschema import Draft202012Validator
 from test_configs_files import EXAMPLES, REPOSITORY, answers
 
-from roll.configs.parsing.json_schema import json_schema, text
 from roll.configs.parsing.loader import compose_file
 
 

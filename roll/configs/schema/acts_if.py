@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 ROLE = "role"
@@ -56,12 +56,6 @@ class ActsIf:
 def acting(default: Any, *conditions: ActsIf, idle: tuple[Any, ...] = (), **metadata: Any) -> Any:
     """A field that acts only under conditions. `idle`: values besides the default that ask for nothing."""
     return field(default=default, metadata={"acts_if": conditions, "idle": idle, **metadata})
-
-
-def line_of(spec: Field[Any]) -> str:
-    """Return what the reference page says of a field's conditions; empty for one that always acts."""
-    conditions = spec.metadata.get("acts_if", ())
-    return f" Acts only {' and '.join(condition.phrase for condition in conditions)}." if conditions else ""
 
 
 def needs(key: str, *values: Any, **more: Any) -> ActsIf:

@@ -1,6 +1,6 @@
 """docs/configuration.md, written from the configuration classes themselves.
 
-    python -m roll.configs.parsing.reference_page docs/configuration.md
+    python docs/generate/config_reference.py docs/configuration.md
 
 A test compares the committed file with what this writes.
 """
@@ -23,7 +23,6 @@ from roll.catalog.losses import LOSSES
 from roll.catalog.trackers import TRACKERS
 from roll.configs.parsing.build_config import describe, sections_of
 from roll.configs.parsing.loader import PIPELINES
-from roll.configs.schema.acts_if import line_of
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
@@ -32,7 +31,7 @@ from roll.configs.schema.sft_config import SFTConfig
 
 _HEAD = """# Configuration
 
-Generated from `roll/configs`: `python -m roll.configs.parsing.reference_page docs/configuration.md`.
+Generated from `roll/configs` by `make docs`.
 
 A job is one YAML file, composed by Hydra: a `defaults` list brings presets in, `${name}` refers to another key,
 `key=value` on the command line overrides. A top-level name of your own is allowed if some `${name}` refers to it. Any
@@ -93,6 +92,12 @@ def docstrings(cls: type) -> dict[str, str]:
         if is_dataclass(base):
             texts.update(_own_docstrings(base))
     return texts
+
+
+def line_of(spec: Field[Any]) -> str:
+    """Return what the reference page says of a field's conditions; empty for one that always acts."""
+    conditions = spec.metadata.get("acts_if", ())
+    return f" Acts only {' and '.join(condition.phrase for condition in conditions)}." if conditions else ""
 
 
 @cache

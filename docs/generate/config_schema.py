@@ -1,6 +1,6 @@
 """configs/schema.json, a JSON Schema of the configuration for editors, written from the configuration classes.
 
-    python -m roll.configs.parsing.json_schema configs/schema.json
+    python docs/generate/config_schema.py configs/schema.json
 
 An editor with a YAML language server then completes keys, shows what they mean, and marks unknown ones. Rules between
 keys, and paths, aren't in it: `roll check` has them. A test compares the committed file with what this writes.
@@ -16,9 +16,9 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from config_reference import docstrings, line_of
+
 from roll.configs.parsing.loader import PIPELINES
-from roll.configs.parsing.reference_page import docstrings
-from roll.configs.schema.acts_if import line_of
 
 Schema = dict[str, Any]
 
