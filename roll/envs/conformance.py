@@ -61,11 +61,7 @@ class _Trial:
 
 
 def check_env(
-    make: Callable[[], Env],
-    *,
-    seeds: Sequence[int] = range(8),
-    max_steps: int = 50,
-    timeout_s: float = 30.0,
+    make: Callable[[], Env], *, seeds: Sequence[int] = range(8), max_steps: int = 50, timeout_s: float = 30.0
 ) -> list[Finding]:
     """One finding or more per check, `ok` included.
 

@@ -16,13 +16,7 @@ from roll.processes.child import ChildProcess
 
 
 def save_replay(
-    spec: EnvSpec,
-    seed: int,
-    options: Mapping[str, Any],
-    responses: Sequence[str],
-    folder: Path,
-    *,
-    timeout_s: float,
+    spec: EnvSpec, seed: int, options: Mapping[str, Any], responses: Sequence[str], folder: Path, *, timeout_s: float
 ) -> None:
     """Write `episode.txt`, and where the environment draws pictures `episode.png` (animated) and `first.png`.
 

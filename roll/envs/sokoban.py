@@ -21,9 +21,7 @@ DEFAULT_ROOM = (6, 6)
 # In the order of sokoban_board's signs. The symbols are those that RAGEN (arXiv:2504.20073) shows its policies.
 SIGNS = "# .$*@+"
 SYMBOLS = dict(zip(SIGNS, ("#", "_", "O", "X", "√", "P", "S"), strict=True))
-WORDS = dict(
-    zip(SIGNS, ("wall", "floor", "target", "box", "box_on_target", "player", "player_on_target"), strict=True)
-)
+WORDS = dict(zip(SIGNS, ("wall", "floor", "target", "box", "box_on_target", "player", "player_on_target"), strict=True))
 
 GOAL = """You are solving a Sokoban puzzle: push every box onto a target.
 You push a box by walking into it; it moves one cell in the same direction. You can't pull boxes, can't push two boxes \

@@ -27,9 +27,7 @@ class ProcessEnded(RuntimeError):
     """The other process ended without an answer."""
 
 
-def trace(
-    env: Env, seed: int, num_steps: int, *, render: bool = False, actions_of: int | None = None
-) -> Iterator[str]:
+def trace(env: Env, seed: int, num_steps: int, *, render: bool = False, actions_of: int | None = None) -> Iterator[str]:
     """A line for everything that comes back, over random actions; an episode that ends begins again.
 
     The actions are drawn for the seed, or for `actions_of`. With `render`, pictures are taken on the way.

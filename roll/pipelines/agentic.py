@@ -50,10 +50,7 @@ class EnvWorkload(Workload):
         self._specs["val"] = {} if val is None else self._specs_of(val)
         self._conversations = {
             tag: Conversation.of(
-                tag,
-                config.custom_envs[tag],
-                instructions=bare_env(spec).instructions,
-                sample_unit=config.sample_unit,
+                tag, config.custom_envs[tag], instructions=bare_env(spec).instructions, sample_unit=config.sample_unit
             )
             for specs in self._specs.values()
             for tag, spec in specs.items()

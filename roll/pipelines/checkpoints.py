@@ -54,9 +54,7 @@ class Checkpoints:
         record = {"exp_name": self._config.exp_name, "seed": self._config.seed, "step": step}
         actor = self._trained["actor_train"]
         try:
-            write_model(
-                self._config.export_path, lambda folder: actor.call(TrainWorker.export, str(folder)), record
-            )
+            write_model(self._config.export_path, lambda folder: actor.call(TrainWorker.export, str(folder)), record)
         except CheckpointError as error:
             latest = self.latest()
             rest = "no checkpoint was kept (save_steps is 0)" if latest is None else f"{latest} is intact: "

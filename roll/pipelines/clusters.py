@@ -114,5 +114,3 @@ def _start(executor: Executor, placement: RolePlacement, config: RunConfig, tota
     )
     worker_cls = TrainWorker if learns else ForwardWorker
     return executor.create_cluster(placement, worker_cls, (config, spec), balance=config.balance_batch)
-
-

@@ -79,9 +79,7 @@ class CreditAssigner:
         self._running = RunningMoments(**state["running"])
         self._kl_coef = state["kl_coef"]
 
-    def assign(
-        self, rollouts: Rollouts, *, step: int, greedy_scores: Tensor | None = None
-    ) -> tuple[Rollouts, Metrics]:
+    def assign(self, rollouts: Rollouts, *, step: int, greedy_scores: Tensor | None = None) -> tuple[Rollouts, Metrics]:
         """Return the rollouts with a batch that is ready for the update, and what to log.
 
         Args:
@@ -241,9 +239,7 @@ class CreditAssigner:
         metrics.add_mean("rollout/masked_share", float((~keep).sum()), len(keep))
         return keep
 
-    def _loss_mask(
-        self, batch: TokenBatch, keep: Tensor, step: int, metrics: Metrics
-    ) -> tuple[Tensor, Tensor | None]:
+    def _loss_mask(self, batch: TokenBatch, keep: Tensor, step: int, metrics: Metrics) -> tuple[Tensor, Tensor | None]:
         """Return (bool [N], the tokens that count in the loss; float [N], importance weights).
 
         Filters shrink numerator and denominators alike.

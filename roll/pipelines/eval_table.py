@@ -1,8 +1,8 @@
 """What a run with `val_only` writes: every episode as it was played, and a table of results by tag.
 
-    <output_dir>/scores.json               the table
-    <output_dir>/episodes.jsonl            an episode per line: texts, rewards and what the environment counted, by turn
-    <rollout_dump_dir>/rollouts-*.parquet  the same episodes as tokens, if asked for
+<output_dir>/scores.json               the table
+<output_dir>/episodes.jsonl            an episode per line: texts, rewards and what the environment counted, by turn
+<rollout_dump_dir>/rollouts-*.parquet  the same episodes as tokens, if asked for
 """
 
 from __future__ import annotations

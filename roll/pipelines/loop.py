@@ -156,9 +156,7 @@ class Loop(ABC):
             self.start_step = state["step"]
             self.load_state(state, folder)
 
-    def forward(
-        self, cluster: Cluster, batch: TokenBatch, *outputs: OutputName, adapters: bool = True
-    ) -> TokenOutputs:
+    def forward(self, cluster: Cluster, batch: TokenBatch, *outputs: OutputName, adapters: bool = True) -> TokenOutputs:
         """Run one forward pass over all rows."""
         self.offloader.onload(cluster.role)
         found: TokenOutputs = cluster.call(ForwardWorker.forward, batch.with_row_units(), outputs, adapters)

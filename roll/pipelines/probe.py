@@ -63,9 +63,7 @@ def compare_logprobs(config: RLConfig, clusters: Clusters, tokenizer: Any, versi
             )
 
 
-def _trainer_logprobs(
-    trainer: Cluster, prompt: Sequence[int], completions: Sequence[Completion]
-) -> list[torch.Tensor]:
+def _trainer_logprobs(trainer: Cluster, prompt: Sequence[int], completions: Sequence[Completion]) -> list[torch.Tensor]:
     rows = [[*prompt, *completion.token_ids] for completion in completions]
     given = len(prompt)
     batch = TokenBatch(

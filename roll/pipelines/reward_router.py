@@ -90,9 +90,7 @@ class RewardRouter:
         return _when_both(self._processes.submit(request), model, reward)
 
 
-def _when_both(
-    rule: Future[RewardResult], model: Future[RewardResult], reward: RewardConfig
-) -> Future[RewardResult]:
+def _when_both(rule: Future[RewardResult], model: Future[RewardResult], reward: RewardConfig) -> Future[RewardResult]:
     both: Future[RewardResult] = Future()
 
     def settle(_: object) -> None:
@@ -130,11 +128,7 @@ def combined(rule: RewardResult, model: RewardResult, reward: RewardConfig) -> R
     taken = sorted({RULE_PART, PART, TRUNCATED_PART} & rule.reward.parts.keys())
     if taken:
         error = f"the reward function has parts called {taken}, names that a combined score needs; rename them"
-        return RewardResult(
-            id=rule.id, status="error", reward=None, error=error, attempts=attempts, seconds=seconds
-        )
+        return RewardResult(id=rule.id, status="error", reward=None, error=error, attempts=attempts, seconds=seconds)
     value = reward.rule_weight * rule.reward.value + reward.reward_model_weight * model.reward.value
     parts = {**rule.reward.parts, RULE_PART: rule.reward.value, **model.reward.parts}
-    return RewardResult(
-        id=rule.id, status="ok", reward=Reward(value, parts), attempts=attempts, seconds=seconds
-    )
+    return RewardResult(id=rule.id, status="ok", reward=Reward(value, parts), attempts=attempts, seconds=seconds)

@@ -124,9 +124,7 @@ class RLPipeline(Loop):
     def greedy_scores(self, step: int, rollouts: Rollouts) -> torch.Tensor:
         """Return the reward of one greedy response to each trajectory's task, float32 [R]; NaN where that failed."""
         config, tasks = self.config, list({task.id: task for task in rollouts.tasks}.values())
-        params = sampling_params(
-            replace(config.actor_infer.generating_args, do_sample=False), config.response_length
-        )
+        params = sampling_params(replace(config.actor_infer.generating_args, do_sample=False), config.response_length)
         with self.timers.span("generate_greedy", waits=True):
             groups = play_all(self._greedy, tasks, step=step, purpose="greedy", group_size=1, params=params)
         rewards = {group.task.id: t.reward if t.trainable else math.nan for group in groups for t in group.trajectories}

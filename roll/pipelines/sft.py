@@ -1,7 +1,7 @@
 """Supervised fine-tuning: rows in, one optimizer step per step, a Hugging Face folder out.
 
-    rows -> RowOrder.take -> TrainWorker.train_step       every step
-    held-out rows -> ForwardWorker.forward                every eval_steps
+rows -> RowOrder.take -> TrainWorker.train_step       every step
+held-out rows -> ForwardWorker.forward                every eval_steps
 """
 
 from __future__ import annotations

@@ -273,12 +273,7 @@ class WorkerProcess(Generic[T]):
         self._end("died", f"its process {self._child.how_it_ended(when)}", running)
 
     def _end(
-        self,
-        status: Literal["died", "timeout"],
-        reason: str,
-        running: Call | None = None,
-        *,
-        load_error: bool = False,
+        self, status: Literal["died", "timeout"], reason: str, running: Call | None = None, *, load_error: bool = False
     ) -> None:
         self.kill()
         self._owner.ended(self, Ended(status, reason, running, self.is_ready, load_error))

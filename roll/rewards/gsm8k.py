@@ -33,8 +33,7 @@ def gsm8k(response: str, task: Task, *, mode: Literal["strict", "flexible"] = "s
     stated = marked if marked is not None or mode == "strict" else last_number(response)
     correct = float(stated is not None and _same(stated, expected))
     return Reward(
-        correct,
-        {"correct": correct, "answered": float(stated is not None), "format": float(marked is not None)},
+        correct, {"correct": correct, "answered": float(stated is not None), "format": float(marked is not None)}
     )
 
 

@@ -32,12 +32,7 @@ _EXPLOSIVE = re.compile(
 
 
 def math_rule(
-    response: str,
-    task: Task,
-    *,
-    think: ThinkMode = "auto",
-    require_boxed: bool = False,
-    format_weight: float = 0.0,
+    response: str, task: Task, *, think: ThinkMode = "auto", require_boxed: bool = False, format_weight: float = 0.0
 ) -> Reward:
     r"""1 for an answer equal to `task.payload["ground_truth"]`, else 0, plus `format_weight` for a `\boxed{}`
     answer.

@@ -14,27 +14,8 @@ _CHARACTERS = {
     **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
     **dict.fromkeys("\u00a0\u2007\u2009\u202f\u3000", " "),
     **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", ""),
-    **{
-        "，": ",",
-        "．": ".",
-        "％": "%",
-        "（": "(",
-        "）": ")",
-        "＋": "+",
-        "＝": "=",
-        "／": "/",
-        "⁄": "/",
-        "∕": "/",
-    },
-    **{
-        "×": r"\times ",
-        "÷": "/",
-        "·": r"\cdot ",
-        "π": r"\pi ",
-        "∞": r"\infty ",
-        "≤": r"\leq ",
-        "≥": r"\geq ",
-    },
+    **{"，": ",", "．": ".", "％": "%", "（": "(", "）": ")", "＋": "+", "＝": "=", "／": "/", "⁄": "/", "∕": "/"},
+    **{"×": r"\times ", "÷": "/", "·": r"\cdot ", "π": r"\pi ", "∞": r"\infty ", "≤": r"\leq ", "≥": r"\geq "},
     **{
         "≠": r"\neq ",
         "±": r"\pm ",
@@ -94,24 +75,7 @@ _SHORT_UNITS = frozenset(
     ]
 )
 _MATHS_WORDS = frozenset(
-    [
-        "pi",
-        "phi",
-        "sqrt",
-        "sin",
-        "cos",
-        "tan",
-        "cot",
-        "csc",
-        "log",
-        "ln",
-        "exp",
-        "inf",
-        "infinity",
-        "mod",
-        "and",
-        "or",
-    ]
+    ["pi", "phi", "sqrt", "sin", "cos", "tan", "cot", "csc", "log", "ln", "exp", "inf", "infinity", "mod", "and", "or"]
 )
 
 

@@ -56,8 +56,7 @@ def reasoning_gym(
     score = _score(scorer, answer, entry, name) if answer else 0.0
     correct = float(score >= _FULL_MARKS)
     return Reward(
-        score if partial_credit else correct,
-        {"correct": correct, "answered": float(bool(answer)), "score": score},
+        score if partial_credit else correct, {"correct": correct, "answered": float(bool(answer)), "score": score}
     )
 
 

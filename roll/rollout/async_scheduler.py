@@ -341,4 +341,3 @@ class AsyncRolloutScheduler:
             raise self._group_filter.exhausted(
                 step=step, started=self._window_started, kept=self._num_ready, needed=self._plan.groups
             )
-

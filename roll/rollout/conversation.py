@@ -1,11 +1,11 @@
 """Multi-turn episodes as the policy meets them: what it is told, what it is shown again, where its context is reset.
 
-    sample unit    a turn's prompt                                                        training rows
-    trajectory     what is new; everything before is carried, token by token              one
-    concat         the same, but the context is reset before it would hold more           one per context
-                   than `history_length` earlier exchanges
-    step           re-rendered:  system, the last `history_length` exchanges as text,    one per turn
-                   the new messages
+sample unit    a turn's prompt                                                        training rows
+trajectory     what is new; everything before is carried, token by token              one
+concat         the same, but the context is reset before it would hold more           one per context
+               than `history_length` earlier exchanges
+step           re-rendered:  system, the last `history_length` exchanges as text,    one per turn
+               the new messages
 """
 
 from __future__ import annotations

@@ -162,11 +162,7 @@ class GroupStarter:
             for member in range(self._group_size + self._redundancy)
         ]
         group = OpenGroup(
-            position=position,
-            task=task,
-            size=self._group_size,
-            names=[key.name(task) for key in keys],
-            version=version,
+            position=position, task=task, size=self._group_size, names=[key.name(task) for key in keys], version=version
         )
         for key in keys:
             self._start_episode(group, key)
