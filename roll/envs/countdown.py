@@ -70,7 +70,6 @@ class Countdown(Env):
         )
 
     def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:
-        """Start with the numbers of this seed; there are no options."""
         if options:
             raise ValueError(f"Countdown has no options, got {', '.join(sorted(options))}: leave them out")
         self._numbers, self._target, self._solution = self._draw(seed)
@@ -78,7 +77,6 @@ class Countdown(Env):
         return Observation.of(self._question)
 
     def step(self, action: str) -> StepResult:
-        """One try."""
         if not self._numbers or self._over:
             raise ResetNeeded("no episode under way: call reset first")
         value, used = evaluate(action)
@@ -97,11 +95,9 @@ class Countdown(Env):
         return StepResult(reward=reward, terminated=False, observation=observation, metrics={"valid": valid})
 
     def render(self) -> str:
-        """Numbers and target."""
         return self._question
 
     def solution(self, max_actions: int) -> Sequence[str] | None:  # noqa: ARG002 - it is the same with any time
-        """The expression that the target came from."""
         return None if self._over else [self._solution]
 
     @property

@@ -158,7 +158,6 @@ class EnvPoolState(ProcessPool[PooledEpisode]):
         )
 
     def answered(self, process: EnvProcess, call: Call, answer: tuple[Any, ...]) -> None:
-        """Note what a call gave, or that it failed."""
         if answer[0] == "closed":
             self._closed(process, *answer[1:])
             return

@@ -27,7 +27,6 @@ class EnvHandler:
         self._tags: dict[int, str] = {}
 
     def answer(self, request: tuple[Any, ...], restart_clock: Callable[[], None]) -> tuple[Any, ...]:
-        """Play, or close, an instance."""
         kind, instance, *arguments = request
         if kind == "close":
             error = self._close(instance)

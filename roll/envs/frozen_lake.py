@@ -84,7 +84,6 @@ class FrozenLake(Env):
         )
 
     def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:
-        """Start on the map of this seed; there are no options."""
         if options:
             raise ValueError(f"FrozenLake has no options, got {', '.join(sorted(options))}: leave them out")
         rows = self._rows or room_of_part(self._part, seed, self._random, "".join)
@@ -95,7 +94,6 @@ class FrozenLake(Env):
         return self._observe()
 
     def step(self, action: str) -> StepResult:
-        """Walk, or slip."""
         lake = self._lake
         if lake is None or self._signs[self._cell] in "GH":
             raise ResetNeeded("no episode under way: call reset first")
@@ -130,7 +128,6 @@ class FrozenLake(Env):
         return Observation.of(text, text)
 
     def render(self) -> Pixels:
-        """The lake, 24 pixels a cell."""
         lake = self.lake
         colours = {"S": ICE, "F": ICE, "H": WATER, "G": GOAL}
         picture = np.empty((len(lake.rows) * TILE, lake.width * TILE, 3), dtype=np.uint8)

@@ -76,7 +76,6 @@ class QuestionAnswer(Env):
         self._tries = 0
 
     def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:
-        """Ask the question that this seed picks; there are no options."""
         if options:
             raise ValueError(f"QuestionAnswer has no options, got {', '.join(sorted(options))}: leave them out")
         task = self._tasks[stable_hash("question-answer", seed) % len(self._tasks)]
@@ -84,7 +83,6 @@ class QuestionAnswer(Env):
         return Observation(_question(task), f"{task.id}, no answer yet")
 
     def step(self, action: str) -> StepResult:
-        """Judge an answer."""
         task = self._task
         if task is None:
             raise ResetNeeded("no question is open: call reset first")

@@ -107,7 +107,6 @@ class Sokoban(Env):
         self._player = self._num_boxes = self._num_done = 0
 
     def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:
-        """Start in the room of this seed; there are no options."""
         if options:
             raise ValueError(f"Sokoban has no options, got {', '.join(sorted(options))}: leave them out")
         if self._levels:
@@ -133,7 +132,6 @@ class Sokoban(Env):
         return self._observe()
 
     def step(self, action: str) -> StepResult:
-        """Move, and push what is in the way if it can be pushed."""
         offset = self._offsets.get(action)
         if offset is None:
             raise self._not_an_action(action)
@@ -159,7 +157,6 @@ class Sokoban(Env):
         return StepResult(reward=reward + self._reward_done, terminated=True, metrics=metrics)
 
     def render(self) -> Pixels:
-        """The room, 24 pixels a cell."""
         return draw(self.grid)
 
     def solution(self, max_actions: int) -> Sequence[str] | None:  # noqa: ARG002 - it is the same with any time

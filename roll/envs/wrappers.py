@@ -143,7 +143,6 @@ class ResponseActions(Env):
         self.actions = env.actions
 
     def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:
-        """Start an episode."""
         self._last = None
         observation = checked_observation(self._env, "reset", self._env.reset(seed, options))
         self.instructions = self._env.instructions
@@ -151,7 +150,6 @@ class ResponseActions(Env):
         return observation
 
     def step(self, action: str) -> StepResult:
-        """Do what a response says."""
         if self._last is None:
             raise ResetNeeded(f"{_name(self._env)}.step without an episode: call reset first")
         found = found_actions(action, self._rules)
@@ -212,11 +210,9 @@ class ResponseActions(Env):
         )
 
     def render(self) -> Any:
-        """The environment's picture."""
         return self._env.render()
 
     def close(self) -> None:
-        """Close the environment."""
         self._env.close()
 
 
@@ -236,7 +232,6 @@ class TimeLimit(Env):
         self.actions = env.actions
 
     def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:
-        """Start an episode."""
         self._left = 0
         observation = self._env.reset(seed, options)
         self._left = self._max_steps
@@ -244,7 +239,6 @@ class TimeLimit(Env):
         return observation
 
     def step(self, action: str) -> StepResult:
-        """One response, whatever it does."""
         if self._left == 0:
             raise ResetNeeded(f"step without an episode (or after {self._max_steps} steps): call reset first")
         result = self._env.step(action)
@@ -254,11 +248,9 @@ class TimeLimit(Env):
         return replace(result, truncated=True, observation=None, metrics={"success": 0.0, **result.metrics})
 
     def render(self) -> Any:
-        """The environment's picture."""
         return self._env.render()
 
     def close(self) -> None:
-        """Close the environment."""
         self._env.close()
 
 

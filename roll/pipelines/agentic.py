@@ -191,7 +191,6 @@ class EnvWorkload(Workload):
         return values
 
     def samples(self, step: int, groups: Sequence[Group]) -> list[Sample]:
-        """Pictures are drawn of the same episodes."""
         count = self._config.log_val_generations
         if self._renderer is not None:
             assert self._config.val_env_manager is not None
@@ -206,6 +205,5 @@ class EnvWorkload(Workload):
         return validation_samples(groups, self._tokenizer, count)
 
     def close(self) -> None:
-        """End the processes."""
         for pool in set(self._pools.values()):
             pool.shutdown()

@@ -110,7 +110,6 @@ class _Rows:
         columns["versions"] += [-1] * given + list(turn.versions)
 
     def batch(self) -> TokenBatch:
-        """Return what was collected."""
         columns = self._columns
         return TokenBatch(
             row_ids=tuple(self._ids),

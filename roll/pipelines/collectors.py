@@ -153,11 +153,9 @@ class AsyncCollector(Collector):
         return self._scheduler.collect(step)
 
     def set_version(self, version: int) -> None:
-        """Groups that are started from now on carry this version."""
         self._scheduler.set_version(version)
 
     def state(self, folder: Path) -> dict[str, Any]:
-        """Groups that are ready go into a file."""
         state = self._scheduler.state()
         save_groups(folder / READY_GROUPS, state.ready)
         return {"tasks": state.cursor, "started": state.started}

@@ -75,12 +75,10 @@ class RLPipeline(Loop):
     # --- the loop -------------------------------------------------------------------------------------------------
 
     def train(self) -> None:
-        """Walk all steps that are left."""
         logger.info("old log-probs come from: %s (%s)", self.old_logprobs.source, self.old_logprobs.reason)
         super().train()
 
     def step(self, step: int) -> None:
-        """Walk one step of the loop."""
         with self.timers.span("step"):
             self.offloader.onload(ENGINE)
             with self.timers.span("generate", event_loop=True):
@@ -190,7 +188,6 @@ class RLPipeline(Loop):
 
     @property
     def validates_first(self) -> bool:
-        """Whether the starting model is validated."""
         return self.config.val_before_train
 
     def validated(self, step: int) -> dict[str, float]:
@@ -237,10 +234,8 @@ class RLPipeline(Loop):
             self.sync_weights(self.start_step)
 
     def stop(self) -> None:
-        """End what carries weights."""
         self.weight_sync.close()
 
     def close(self) -> None:
-        """End the event loop that episodes were played on."""
         self.driver.close()
         self.workload.close()

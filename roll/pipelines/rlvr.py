@@ -79,7 +79,6 @@ class PromptWorkload(Workload):
         return query_filter(group, self._config.rewards[group.task.domain].query_filter_config)
 
     def first_metrics(self) -> Metrics:
-        """Return what was left out or cut when the prompts were read."""
         prompts, metrics = self._prompts["train"], Metrics()
         assert prompts is not None
         metrics.update(prompts.report.metrics())

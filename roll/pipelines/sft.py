@@ -67,11 +67,9 @@ class SFTPipeline(Loop):
 
     @property
     def validates_first(self) -> bool:
-        """Whether the starting model is validated."""
         return self.config.val_before_train
 
     def step(self, step: int) -> None:
-        """Take one optimizer step."""
         metrics = Metrics()
         if step == self.start_step + 1:
             metrics.update(self._data.first_metrics())
@@ -118,12 +116,10 @@ class SFTPipeline(Loop):
         }
 
     def save_state(self, folder: Path) -> dict[str, Any]:
-        """Return the cursor of the rows."""
         del folder
         return {"rows": self._order.state_dict()}
 
     def load_state(self, state: dict[str, Any], folder: Path) -> None:
-        """Continue from what `save_state` gave."""
         del folder
         self._order.load_state_dict(state["rows"])
 

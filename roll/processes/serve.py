@@ -111,7 +111,6 @@ class _Server:
         self._flushed_at = time.monotonic_ns()
 
     def serve(self, batch: list[tuple[Any, ...]]) -> None:
-        """Answer requests."""
         for self._number, *request in batch:
             self._restart_clock()
             self._answers.append((self._number, *self._handler.answer(tuple(request), self._restart_clock)))

@@ -22,7 +22,6 @@ class _Tail(io.TextIOBase):
         self.text = ""
 
     def write(self, text: str) -> int:
-        """Append, and drop what is beyond the limit."""
         self.text = (self.text + text[-_MAX_OUTPUT_CHARS:])[-_MAX_OUTPUT_CHARS:]
         return len(text)
 
@@ -38,7 +37,6 @@ class RewardHandler:
         self._functions = {domain: load_reward(spec) for domain, spec in specs.items()}
 
     def answer(self, request: tuple[Any, ...], restart_clock: Callable[[], None]) -> tuple[Any, ...]:  # noqa: ARG002
-        """Score one response."""
         (message,) = request
         asked: RewardRequest = pickle.loads(message)
         output = _Tail()

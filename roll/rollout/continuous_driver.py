@@ -132,7 +132,6 @@ class ContinuousDriver(EngineDriver):
             raise
 
     def close(self) -> None:
-        """Stop polling and end the loop's thread. What still runs on the engines ends with them."""
         if not self._own_thread:
             self._loop.run_until_complete(self._stop())
             return
@@ -221,7 +220,6 @@ class ContinuousDriver(EngineDriver):
         return len(chosen)
 
     async def wait_all_up(self) -> None:
-        """Wait until every dead engine has been replaced; raises what made that impossible."""
 
         async def repaired() -> None:
             while self._repairs and self._error is None:
@@ -243,7 +241,6 @@ class ContinuousDriver(EngineDriver):
         return counts
 
     def take_metrics(self) -> Metrics:
-        """Return those counts, and what weight updates did to responses on their way."""
         metrics, counts = Metrics(), self.take_counts()
         metrics.add_sum("rollout/engine_restarts", counts.restarts)
         metrics.add_sum("rollout/reissued_requests", counts.reissued)

@@ -149,7 +149,6 @@ class ConversationRollout:
         self._opened = agent.forced_think_prefix(conversation.thinking_tags)
 
     async def play(self, episode: Episode) -> None:
-        """Play until the environment ends the episode."""
         spec = self._conversation
         limit = spec.max_tokens_per_step or episode.params.max_new_tokens
         observation = await episode.reset()

@@ -83,7 +83,6 @@ class _Teacher:
         self._limit = self._section.max_tokens_per_step or generating.max_new_tokens or config.response_length
 
     def close(self) -> None:
-        """Close its instances."""
         self._bare.close()
         self._played.close()
 

@@ -77,7 +77,6 @@ class EnvTasks:
 
     @property
     def remaining(self) -> None:
-        """Tasks until the end: there is none."""
         return None
 
     def task(self, task_id: str) -> Task:
@@ -90,7 +89,6 @@ class EnvTasks:
         return [self._numbered(number, "val") for number in range(n)]
 
     def state_dict(self, unfinished: Sequence[Task] = ()) -> dict[str, Any]:
-        """Return the cursor, as plain JSON values, as if the `unfinished` tasks had been put back."""
         return {
             "kind": _KIND,
             "version": _STATE_VERSION,

@@ -232,7 +232,6 @@ class AgentRollout:
         self._max_turns = max_turns
 
     async def play(self, episode: Episode) -> None:
-        """Play until the environment ends the episode, or `max_turns` are over."""
         prompt = await episode.first_prompt()
         for _ in range(self._max_turns):
             completion = await episode.generate(prompt)

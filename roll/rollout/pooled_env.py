@@ -21,19 +21,16 @@ class PooledEnv:
         self._name = name
 
     async def reset(self, task: Task) -> Observation:
-        """Begin, as soon as a process has room."""
         try:
             return await self._pool.reset(self._name, task.tag, task.seed, task.payload)
         except EnvFailed as error:
             raise EpisodeError(error.status, str(error)) from error
 
     async def step(self, action: Action) -> StepResult:
-        """Give the text to the environment."""
         try:
             return await self._pool.step(self._name, action.text)
         except EnvFailed as error:
             raise EpisodeError(error.status, str(error)) from error
 
     async def close(self) -> None:
-        """Free its slot in the pool."""
         await self._pool.close(self._name)

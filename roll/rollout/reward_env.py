@@ -26,14 +26,12 @@ class RewardEnv:
         self._name = name
 
     async def reset(self, task: Task) -> Observation:
-        """Return the row's messages; a plain prompt is one user message."""
         messages = task.payload.get("messages")
         if messages is None:
             return Observation((Message("user", str(task.payload.get("prompt", ""))),))
         return Observation(tuple(Message(m["role"], m["content"]) for m in messages))
 
     async def step(self, action: Action) -> StepResult:
-        """Score the response. A reward function that fails gives no reward at all."""
         request = RewardRequest(
             id=self._name,
             domain=self._task.domain,
@@ -53,4 +51,4 @@ class RewardEnv:
         )
 
     async def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+        pass

@@ -83,7 +83,6 @@ class _SimulatedEngine:
         self._admit()
 
     def advance(self, now: float) -> None:
-        """Work until `now`."""
         while (ends := self.next_end()) is not None and ends <= now + _INSTANT:
             self._pass(min(ends, now))
             self.steps = max(self.steps, self.ends[0][0])
@@ -98,7 +97,6 @@ class _SimulatedEngine:
         self._pass(now)
 
     def abort(self, request_ids: Iterable[str]) -> list[Completion]:
-        """Stop requests; unknown and finished ones are ignored."""
         stopped = []
         for request_id in request_ids:
             entry = self.submitted.pop(request_id, None)
@@ -131,7 +129,6 @@ class _SimulatedEngine:
             state.clear()
 
     def take(self) -> list[Completion]:
-        """Return what is finished."""
         finished, self.finished = self.finished, []
         return finished
 
@@ -253,17 +250,14 @@ class SimulatedRanks:
 
     @property
     def world_size(self) -> int:
-        """Number of engines."""
         return len(self._engines)
 
     async def submit(self, rank: int, requests: Sequence[Request]) -> None:
-        """Queue requests on one engine."""
         engine = self._alive("submit", rank, requests)
         engine.submit(requests)
         self._look_again(rank)
 
     async def poll(self, rank: int, budget: float) -> list[Completion]:
-        """Return what has finished; waits up to `budget` simulated seconds for something."""
         engine = self._alive("poll", rank, budget)
         if not engine.finished and budget > 0:
             woken = self._polls[rank] = self._loop.create_future()
@@ -279,7 +273,6 @@ class SimulatedRanks:
         return engine.take()
 
     async def abort(self, rank: int, request_ids: Sequence[str]) -> list[Completion]:
-        """Stop requests on one engine."""
         stopped = self._alive("abort", rank, list(request_ids)).abort(request_ids)
         self._look_again(rank)
         return stopped

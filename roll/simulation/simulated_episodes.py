@@ -66,7 +66,6 @@ class SimulatedTasks:
         self.put += len(tasks)
 
     def state_dict(self, unfinished: Sequence[Task] = ()) -> dict[str, Any]:
-        """Return the cursor, as if the `unfinished` tasks had been put back."""
         return {"next": self._next, "returned": [task.id for task in (*unfinished, *self._returned)]}
 
 
@@ -83,12 +82,10 @@ class SimulatedAgent(Agent):
         return self._prompt
 
     def reply(self, observation: Observation, sampled: Sequence[int]) -> tuple[int, ...]:
-        """Return the environment's turn."""
         del observation, sampled
         return self._reply
 
     def action(self, completion: Completion, params: SamplingParams) -> str:
-        """Return no text."""
         del completion, params
         return ""
 
@@ -107,7 +104,6 @@ class SimulatedEnv:
         self._turn = 0
 
     async def reset(self, task: Task) -> Observation:
-        """Return at once."""
         del task
         return _NOTHING
 
@@ -125,7 +121,7 @@ class SimulatedEnv:
         )
 
     async def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+        pass
 
     def _draw(self, what: str) -> float:
         return stable_hash(what, self._name, self._turn) / 2**64

@@ -26,7 +26,6 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         super().__init__(_JumpingSelector(self._jump))
 
     def time(self) -> float:
-        """Return simulated seconds since the loop was made."""
         return self._now
 
     def run_in_executor(  # type: ignore[override]
