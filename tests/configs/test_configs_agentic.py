@@ -17,7 +17,6 @@ from roll.configs.rules.validate import warnings_of
 LAKE = "custom_envs.lake"
 TRAIN = "train_env_manager"
 VAL = "val_env_manager"
-DATA = "actor_train.data_args"
 METHOD = "reward_normalization.method"
 
 JOB = {
@@ -124,8 +123,6 @@ REFUSED: list[tuple[str, list[str], str, list[str]]] = [
     ("normalised twice", ["adv_estimator=grpo"], METHOD, ["identity with adv_estimator grpo", f"{METHOD}=identity"]),
     ("a baseline twice", ["adv_estimator=reinforce_plus_plus_baseline"], METHOD, ["compares the members of a group"]),
     ("a greedy response to an episode", ["adv_estimator=remax"], "adv_estimator", ["several turns", "=reinforce"]),
-    ("normalised scores", ["reward_norm=group"], "reward_norm", ["reward_normalization says"]),
-    ("scaled scores", ["use_reward_scaling=true"], "use_reward_scaling", ["reward_normalization says"]),
     ("turns that nobody discounts", ["adv_estimator=grpo", f"{METHOD}=identity", "discount_over=turn"],
      "discount_over", ["doesn't discount by gamma", "adv_estimator=gae"]),
     ("a clip that nothing reads", ["adv_estimator=step_reinforce", "reward_clip=1"], "reward_clip",
@@ -155,20 +152,13 @@ REFUSED: list[tuple[str, list[str], str, list[str]]] = [
      ["checkpoint_config.output_dir"]),
     ("gigpo without either part", ["adv_estimator=gigpo", "episode_reward_weight=0", "step_reward_weight=0"],
      "episode_reward_weight", ["every advantage is 0", "episode_reward_weight=1"]),
-    ("a limit of one response", ["overlong_shaping.buffer=4"], "overlong_shaping", ["an episode has several"]),
     ("GAE without a critic", ["adv_estimator=gae"], "critic", ["add a critic section"]),
     ("an unknown grouping", ["reward_normalization.grouping=trajgroup"], "reward_normalization.grouping",
      ["did you mean 'traj_group'"]),
-    # what is for data sets
-    ("data files", [f"{DATA}.file_name=train.jsonl"], f"{DATA}.file_name", ["custom_envs", "remove it"]),
-    ("procedural data", [f"{DATA}.procedural=[{{tag: a, dataset: chain_sum}}]"], f"{DATA}.procedural",
-     ["tasks are environments"]),
-    ("a template of prompts", [f"{DATA}.template=plain"], f"{DATA}.template", ["no effect in pipeline agentic"]),
-    ("an order of rows", [f"{DATA}.shuffle=false"], f"{DATA}.shuffle", ["no effect in pipeline agentic"]),
-    ("epochs", ["num_train_epochs=1"], "num_train_epochs", ["environments have no epochs", "max_steps=100"]),
-    ("prompts left out", ["truncation=filter"], "truncation", ["ends its episode", "remove it"]),
-    ("retries", ["reward_retries=5"], "reward_retries", ["nothing is retried", "group_size_redundancy"]),
     ("pictures of nothing", ["render_save_dir=pictures"], "render_save_dir", ["log_val_generations=4"]),
+    ("pictures of no validation",
+     ["render_save_dir=pictures", "log_val_generations=4", f"{VAL}=null", "eval_steps=0"], "render_save_dir",
+     ["acts only with val_env_manager"]),
     # warm start
     ("two models to start from", ["warm_start=first.yaml"], "pretrain", ["out of the pretrain of its own file"]),
     ("a model instead of the warm one",
@@ -209,7 +199,13 @@ ELSEWHERE = [
     ("global_template=plain", "a key of pipeline: rlvr; see custom_envs.<tag>.system_template"),
     ("reward_model={}", "a key of pipeline: rlvr"),
     ("train_on=all", "a key of pipeline: sft"),
-    ("actor_train.data_args.response=a", "remove it"),
+    ("actor_train.data_args={file_name: train.jsonl}", "a key of pipeline: rlvr and sft; tasks are environments"),
+    ("num_train_epochs=1", "a key of pipeline: rlvr and sft; environments have no epochs, write max_steps"),
+    ("truncation=filter", "a key of pipeline: rlvr and sft; a context that is too long ends its episode"),
+    ("reward_retries=5", "a key of pipeline: rlvr; a failed environment ends its episode"),
+    ("overlong_shaping={buffer: 4}", "a key of pipeline: rlvr; it knows the limit of one response"),
+    ("reward_norm=group", "a key of pipeline: rlvr; see reward_normalization"),
+    ("use_reward_scaling=true", "a key of pipeline: rlvr; see reward_normalization"),
 ]
 
 

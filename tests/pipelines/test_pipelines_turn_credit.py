@@ -168,18 +168,16 @@ def test_a_normalised_reward_is_the_episodes_and_placed_at_its_end():
     assert on_tokens(turns) == close(0.375, 0.375, 0.75, -0.375, -0.75)
 
 
-@pytest.mark.parametrize("keys", [{"reward_norm": "batch", "reward_shift": True}, {"reward_clip": 0.75}])
-def test_other_normalisation_makes_the_reward_the_episodes_as_well(keys):
-    batch, _ = assigned(rollouts_of(PAIR), **keys)
-    rewards = [0.75, -0.75] if "reward_norm" in keys else [0.75, -0.5]
-    assert on_tokens(batch, "token_rewards") == close(0, 0, rewards[0], 0, rewards[1])
+def test_a_clipped_reward_is_the_episodes_as_well():
+    batch, _ = assigned(rollouts_of(PAIR), reward_clip=0.75)
+    assert on_tokens(batch, "token_rewards") == close(0, 0, 0.75, 0, -0.5)
 
 
 def test_what_shaping_adds_joins_the_last_turn():
-    # Limit 10, buffer 9: three tokens cost 2/9, two 1/9.
-    found, _ = credited(rollouts_of(PAIR), overlong_shaping=OverlongShaping(buffer=9, penalty=1.0))
-    assert on_tokens(found.batch, "token_rewards") == close(0, 0, 1 - 2 / 9, -0.5, -1 / 9)
-    assert found.shaped_rewards.tolist() == close(1 - 2 / 9, -0.5 - 1 / 9)
+    # Of three and two tokens the longer episode loses 0.5; the shorter one is wrong and gains nothing.
+    found, _ = credited(rollouts_of(PAIR), add_len_reward=True)
+    assert on_tokens(found.batch, "token_rewards") == close(0, 0, 0.5, -0.5, 0)
+    assert found.shaped_rewards.tolist() == close(0.5, -0.5)
 
 
 def test_an_episode_paid_beyond_its_turns_gets_the_rest_at_its_end():

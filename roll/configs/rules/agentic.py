@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import fields
 
 from roll.catalog.estimators import ESTIMATORS
 from roll.configs.errors import Violation, did_you_mean, no_effect, problem
@@ -12,7 +11,6 @@ from roll.configs.rules.rewards import filter_rules
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.env_config import CustomEnv, EnvManager, EnvWorkers
 from roll.configs.schema.turn_templates import OTHER_NAMES, SYSTEM_NAMES, TURN_NAMES, names_in, unknown_names
-from roll.configs.schema.worker_config import DataArgs
 
 
 def env_rules(config: AgenticConfig) -> Iterator[Violation]:
@@ -182,10 +180,6 @@ def turn_credit_rules(config: AgenticConfig) -> Iterator[Violation]:
         expected = f"identity with adv_estimator {name}, which compares the members of a group itself"
         fix = "reward_normalization.method=identity, or adv_estimator=reinforce"
         yield Violation("reward_normalization.method", expected, fix, rule.method)
-    for key in ("reward_norm", "use_reward_scaling"):
-        if getattr(config, key):
-            expected = "off in pipeline agentic: reward_normalization says how rewards are normalised"
-            yield Violation(key, expected, "remove it", getattr(config, key))
     if config.discount_over == "turn" and not estimator.reads_tokens:
         expected = f"token with adv_estimator {name}, which doesn't discount by gamma"
         yield Violation("discount_over", expected, "adv_estimator=gae, or remove it", "turn")
@@ -199,35 +193,6 @@ def turn_credit_rules(config: AgenticConfig) -> Iterator[Violation]:
     if "episode_reward_weight" in estimator.reads and not any(weights):
         expected = "more than 0, or step_reward_weight more than 0: without both every advantage is 0"
         yield Violation("episode_reward_weight", expected, "episode_reward_weight=1", 0.0)
-    if config.overlong_shaping is not None:
-        expected = "null in pipeline agentic: it knows the limit of one response, and an episode has several"
-        yield Violation("overlong_shaping", expected, "remove it; max_tokens_per_step bounds a turn")
-
-
-def sample_rules(config: AgenticConfig) -> Iterator[Violation]:
-    """What has a meaning for prompts of data sets only."""
-    data, defaults = config.actor_train.data_args, DataArgs()
-    for spec in fields(data):
-        value = getattr(data, spec.name)
-        if value != getattr(defaults, spec.name):
-            why = " in pipeline agentic: tasks are environments and seeds (custom_envs)"
-            shown = list(map(str, value)) if isinstance(value, tuple) else value
-            yield no_effect(f"actor_train.data_args.{spec.name}", why, "remove it", shown)
-    if config.num_train_epochs:
-        expected = "null: environments have no epochs"
-        yield Violation("num_train_epochs", expected, "max_steps=100", config.num_train_epochs)
-    if config.truncation != "error":
-        expected = "error in pipeline agentic: a context that is too long ends its episode"
-        yield Violation("truncation", expected, "remove it", config.truncation)
-    standard = type(config).__dataclass_fields__["reward_retries"].default
-    if config.reward_retries != standard:
-        expected = f"{standard} in pipeline agentic, where nothing is retried: a failed environment ends its episode"
-        fix = "remove it; group_size_redundancy makes up for episodes that fail"
-        yield Violation("reward_retries", expected, fix, config.reward_retries)
-    if config.render_save_dir and not (config.val_env_manager and config.log_val_generations):
-        expected = "null: pictures are made of the first log_val_generations validation episodes, and there are none"
-        fix = "log_val_generations=4 and a val_env_manager"
-        yield Violation("render_save_dir", expected, fix, config.render_save_dir)
 
 
 def warm_start_rules(config: AgenticConfig) -> Iterator[Violation]:
@@ -261,4 +226,4 @@ def warnings(config: AgenticConfig) -> Iterator[str]:
             )
 
 
-RULES = (env_rules, manager_rules, turn_credit_rules, sample_rules, warm_start_rules)
+RULES = (env_rules, manager_rules, turn_credit_rules, warm_start_rules)

@@ -67,10 +67,7 @@ def _needs_group(config: RLConfig) -> Iterator[tuple[str, str]]:
 
 
 def reward_norm_rules(config: RLConfig) -> Iterator[Violation]:
-    """Switches that refer to each other."""
-    if config.use_reward_scaling and config.reward_norm is not None:
-        expected = "false, because reward_norm already divides scores"
-        yield Violation("use_reward_scaling", expected, "keep one: reward_norm=null or use_reward_scaling=false", True)
+    """Whitening that suits the estimator, thresholds in order."""
     name = config.adv_estimator
     if config.whiten_rewards and not config.estimator.reads_tokens:
         expected = (
@@ -78,11 +75,6 @@ def reward_norm_rules(config: RLConfig) -> Iterator[Violation]:
             "once per token, and the length of a response would count as reward"
         )
         yield Violation("whiten_rewards", expected, "whiten_rewards=false; see whiten_advantages", True)
-    for key in ("reward_norm", "use_reward_scaling"):
-        if config.estimator.needs_greedy and getattr(config, key):
-            off = "null" if key == "reward_norm" else "false"
-            expected = f"{off}, because {name} subtracts the greedy response's score, which stays as it is"
-            yield Violation(key, expected, f"{key}={off}, or another adv_estimator", getattr(config, key))
     if config.difficulty_mask and config.difficulty_low_threshold >= config.difficulty_high_threshold:
         expected = f"less than difficulty_high_threshold ({config.difficulty_high_threshold})"
         yield Violation("difficulty_low_threshold", expected, "", config.difficulty_low_threshold)

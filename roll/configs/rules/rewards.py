@@ -35,6 +35,24 @@ def reward_rules(config: RLVRConfig) -> Iterator[Violation]:
         yield Violation("custom_reward_function", expected, "rewards.<domain>.name: custom, or remove the section")
 
 
+def score_rules(config: RLVRConfig) -> Iterator[Violation]:
+    """What becomes of scores before the estimator."""
+    if config.use_reward_scaling and config.reward_norm is not None:
+        expected = "false, because reward_norm already divides scores"
+        yield Violation("use_reward_scaling", expected, "keep one: reward_norm=null or use_reward_scaling=false", True)
+    for key in ("reward_norm", "use_reward_scaling"):
+        if config.estimator.needs_greedy and getattr(config, key):
+            off = "null" if key == "reward_norm" else "false"
+            why = f"{config.adv_estimator} subtracts the greedy response's score, which stays as it is"
+            expected = f"{off}, because {why}"
+            yield Violation(key, expected, f"{key}={off}, or another adv_estimator", getattr(config, key))
+    shaping = config.overlong_shaping
+    limit = config.actor_infer.generating_args.max_new_tokens or config.response_length
+    if shaping is not None and shaping.buffer > limit:
+        expected = f"at most {limit}, the longest response (max_new_tokens, else response_length)"
+        yield Violation("overlong_shaping.buffer", expected, "", shaping.buffer)
+
+
 def _reward_name(config: RLVRConfig, path: str, name: str) -> Iterator[Violation]:
     known = (*REWARDS, "custom", REWARD_MODEL)
     if name == "custom" and config.custom_reward_function is None:

@@ -19,11 +19,6 @@ def length_rules(config: RLConfig) -> Iterator[Violation]:
         sums = f"{config.prompt_length} + {config.response_length} = {total}"
         expected = f"at least prompt_length + response_length = {sums}"
         yield Violation("sequence_length", expected, "raise it, or remove it", config.sequence_length)
-    shaping = config.overlong_shaping
-    limit = config.actor_infer.generating_args.max_new_tokens or config.response_length
-    if shaping is not None and shaping.buffer > limit:
-        expected = f"at most {limit}, the longest response (max_new_tokens, else response_length)"
-        yield Violation("overlong_shaping.buffer", expected, "", shaping.buffer)
     threshold = config.error_max_len_threshold
     one_response = config.turn_credit is None  # an episode of several may be longer than each of them
     if one_response and config.error_max_len_clip and threshold is not None and threshold > config.response_length:
@@ -103,8 +98,10 @@ def rollout_schedule_rules(config: RLConfig) -> Iterator[Violation]:
 def end_rules(config: RunConfig) -> Iterator[Violation]:
     """A run ends."""
     if not config.max_steps and not config.num_train_epochs and not config.only_validates:
-        expected = "a number of steps, because num_train_epochs is off too"
-        yield Violation("max_steps", expected, "max_steps=100, or num_train_epochs=1", config.max_steps)
+        has_epochs = "num_train_epochs" in type(config).__dataclass_fields__
+        expected = "a number of steps" + (", because num_train_epochs is off too" if has_epochs else "")
+        fix = "max_steps=100" + (", or num_train_epochs=1" if has_epochs else "")
+        yield Violation("max_steps", expected, fix, config.max_steps)
 
 
 def schedule_rules(config: RunConfig) -> Iterator[Violation]:

@@ -70,6 +70,7 @@ _ROLLOUTS: tuple[Rule, ...] = (
 )
 RLVR_RULES: tuple[Rule, ...] = (
     *_ROLLOUTS,
+    rewards.score_rules,
     rewards.reward_rules,
     reward_model.reward_model_rules,
     data.data_rules,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from roll.configs.schema.acts_if import acting, needs
 from roll.configs.schema.batch_plan import BatchPlan
 from roll.configs.schema.env_config import (
     CustomEnv,
@@ -71,7 +72,9 @@ class AgenticConfig(RLConfig):
     """`gae`, `reinforce` and `reinforce_plus_plus`: whether `gamma` and `lambd` discount from token to token or from
     turn to turn."""
 
-    render_save_dir: str | None = None
+    render_save_dir: str | None = acting(
+        None, needs("log_val_generations", fix="log_val_generations=4"), needs("val_env_manager")
+    )
     """Folder for pictures and texts of the first `log_val_generations` validation episodes. null: none."""
 
     @property

@@ -100,22 +100,6 @@ class PolicyOptimisation:
     """Options of the estimator, see below; `adv_estimator: {name: ..., option: ...}` is short for both keys. One of
     your own gets them as keyword arguments."""
 
-    reward_norm: NormLevel | None = None
-    """Normalise scores before the estimator: subtract the mean and divide by the standard deviation of the
-    whole batch, of the prompt's group, or of all scores so far. null: off."""
-
-    reward_shift: bool = acting(False, needs("reward_norm", fix="reward_norm=group (or batch, running)"))
-    """Only subtract the mean (with `reward_scale` too: both, as with neither)."""
-
-    reward_scale: bool = acting(False, needs("reward_norm", fix="reward_norm=group (or batch, running)"))
-    """Only divide by the standard deviation."""
-
-    use_reward_scaling: bool = False
-    """Divide scores by the standard deviation of all scores so far. Instead of `reward_norm`."""
-
-    use_reward_norm: bool = acting(False, needs("use_reward_scaling"))
-    """Also subtract the mean of all scores so far."""
-
     reward_clip: float | None = number(None, gt=0)
     """Clamp normalised scores to +- this. null: off."""
 
@@ -254,9 +238,6 @@ class PolicyOptimisation:
     add_len_reward: bool = False
     """Add a reward in [-0.5, 0.5] for being short within the group; wrong answers only ever lose by it."""
 
-    overlong_shaping: OverlongShaping | None = None
-    """Soft penalty for responses near the length limit. null: off."""
-
     max_len_mask: bool = False
     """Leave responses cut off at the length limit out of the loss."""
 
@@ -306,16 +287,17 @@ class PolicyOptimisation:
     @property
     def reward_mean_over(self) -> NormLevel | None:
         """Over what the subtracted mean score is taken; None: nothing is subtracted."""
-        if self.use_reward_scaling:
-            return "running" if self.use_reward_norm else None
-        return None if self.reward_scale and not self.reward_shift else self.reward_norm
+        return None
 
     @property
     def reward_std_over(self) -> NormLevel | None:
         """Over what the dividing standard deviation is taken; None: no division."""
-        if self.use_reward_scaling:
-            return "running"
-        return None if self.reward_shift and not self.reward_scale else self.reward_norm
+        return None
+
+    @property
+    def overlong_shaping(self) -> OverlongShaping | None:
+        """Soft penalty near the length limit of a response; None: off."""
+        return None
 
     @property
     def uses_reference(self) -> bool:

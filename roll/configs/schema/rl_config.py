@@ -15,7 +15,6 @@ from roll.configs.schema.policy_config import USES_CRITIC, PolicyOptimisation
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import (
     ActorInferConfig,
-    ActorTrainConfig,
     GeneratingArgs,
     ReferenceConfig,
     TrainConfig,
@@ -54,14 +53,10 @@ class RLConfig(PolicyOptimisation, RunConfig):
     round of `val_env_manager`."""
 
     prompt_length: int = number(1024, ge=1)
-    """Longest prompt in tokens; see `truncation`."""
+    """Longest prompt in tokens."""
 
     response_length: int = number(1024, ge=1)
     """Longest response in tokens."""
-
-    truncation: Literal["error", "left", "right", "middle", "filter"] = "error"
-    """What happens to a longer prompt: stop with an error, cut its left, right or middle, or leave the row
-    out (counted)."""
 
     rollout_dump_dir: str | None = None
     """Folder for all responses that are trained on as parquet, one file per step, with tokens, masks,
@@ -83,9 +78,6 @@ class RLConfig(PolicyOptimisation, RunConfig):
     max_num_gen_batches: int = number(10, ge=1)
     """Budget of dynamic filtering and of failed groups: a step may start this many times `rollout_batch_size`
     prompts, then it ends with an error that shows the scores."""
-
-    reward_retries: int = number(2, ge=0)
-    """Further tries after a reward function raised or timed out; then the sample is dropped and counted."""
 
     async_generation_ratio: float = number(0.0, ge=0)
     """How far generation may run ahead of training: no token that is trained on is more than ceil(this) weight versions
@@ -124,7 +116,7 @@ class RLConfig(PolicyOptimisation, RunConfig):
     reward_pretrain: str | None = None
     """Model of the critic and of the reward model if they name none themselves. null: `pretrain` for the critic."""
 
-    actor_train: ActorTrainConfig = field(default_factory=ActorTrainConfig)
+    actor_train: TrainConfig = field(default_factory=TrainConfig)
     """The policy that learns."""
 
     actor_infer: ActorInferConfig = field(default_factory=ActorInferConfig)

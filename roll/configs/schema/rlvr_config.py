@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from roll.configs.schema.acts_if import acting, needs
 from roll.configs.schema.fields import number
+from roll.configs.schema.policy_config import NormLevel, OverlongShaping
 from roll.configs.schema.reward_config import CustomRewardFunction, RewardConfig, RewardModelConfig, ValidationConfig
 from roll.configs.schema.rl_config import RLConfig
-from roll.configs.schema.worker_config import GeneratingArgs, WorkerConfig
+from roll.configs.schema.worker_config import ActorTrainConfig, GeneratingArgs, WorkerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +23,21 @@ class RLVRConfig(RLConfig):
     num_return_sequences_in_group: int = number(8, ge=1)
     """Responses per prompt; they form the group that rewards are compared in."""
 
+    num_train_epochs: int | None = number(None, ge=0)
+    """Passes over the training rows. 0 or null: `max_steps` decides."""
+
+    truncation: Literal["error", "left", "right", "middle", "filter"] = "error"
+    """What happens to a longer prompt: stop with an error, cut its left, right or middle, or leave the row
+    out (counted)."""
+
+    reward_retries: int = number(2, ge=0)
+    """Further tries after a reward function raised or timed out; then the sample is dropped and counted."""
+
     rewards: dict[str, RewardConfig]
     """How each domain is scored, by domain name."""
+
+    actor_train: ActorTrainConfig = field(default_factory=ActorTrainConfig)
+    """The policy that learns."""
 
     custom_reward_function: CustomRewardFunction | None = None
     """A reward function of your own, for domains with `name: custom`."""
@@ -39,6 +54,25 @@ class RLVRConfig(RLConfig):
     reward_model: RewardModelConfig | None = None
     """A sequence classifier that scores responses; started only if a domain uses it."""
 
+    reward_norm: NormLevel | None = None
+    """Normalise scores before the estimator: subtract the mean and divide by the standard deviation of the
+    whole batch, of the prompt's group, or of all scores so far. null: off."""
+
+    reward_shift: bool = acting(False, needs("reward_norm", fix="reward_norm=group (or batch, running)"))
+    """Only subtract the mean (with `reward_scale` too: both, as with neither)."""
+
+    reward_scale: bool = acting(False, needs("reward_norm", fix="reward_norm=group (or batch, running)"))
+    """Only divide by the standard deviation."""
+
+    use_reward_scaling: bool = False
+    """Divide scores by the standard deviation of all scores so far. Instead of `reward_norm`."""
+
+    use_reward_norm: bool = acting(False, needs("use_reward_scaling"))
+    """Also subtract the mean of all scores so far."""
+
+    overlong_shaping: OverlongShaping | None = None
+    """Soft penalty for responses near the length limit. null: off."""
+
     @property
     def group_size(self) -> int:
         return self.num_return_sequences_in_group
@@ -50,6 +84,18 @@ class RLVRConfig(RLConfig):
     @property
     def group_size_key(self) -> str:
         return "num_return_sequences_in_group"
+
+    @property
+    def reward_mean_over(self) -> NormLevel | None:
+        if self.use_reward_scaling:
+            return "running" if self.use_reward_norm else None
+        return None if self.reward_scale and not self.reward_shift else self.reward_norm
+
+    @property
+    def reward_std_over(self) -> NormLevel | None:
+        if self.use_reward_scaling:
+            return "running"
+        return None if self.reward_shift and not self.reward_scale else self.reward_norm
 
     @property
     def needs_group(self) -> tuple[tuple[str, str], ...]:

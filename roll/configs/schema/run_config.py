@@ -74,10 +74,8 @@ class RunConfig:
     """Device slots per machine: accelerators, or CPU workers where there are none. Every `device_mapping` must fit."""
 
     max_steps: int | None = number(100, ge=0)
-    """Steps of the pipeline. 0 or null: `num_train_epochs` decides; with both, what comes first."""
-
-    num_train_epochs: int | None = number(None, ge=0)
-    """Passes over the training rows. 0 or null: `max_steps` decides. Environments have none."""
+    """Steps of the pipeline. 0 or null: `num_train_epochs` decides, in a pipeline that has it; with both, what comes
+    first."""
 
     save_steps: int | None = number(0, ge=0)
     """Steps between checkpoints; the last step is then saved too. 0 or null: none at all."""
@@ -186,6 +184,11 @@ class RunConfig:
     def makes_model(self) -> bool:
         """Whether the run itself makes its starting model if that isn't there."""
         return self.prepare is not None
+
+    @property
+    def num_train_epochs(self) -> int | None:
+        """Passes over the training rows, in a pipeline that has some; 0 or None: `max_steps` decides."""
+        return None
 
     @property
     def extra_output_dirs(self) -> dict[str, str | None]:

@@ -74,6 +74,9 @@ class SFTConfig(RunConfig):
     exp_name: str = "sft"
     """Name of the run in its closing summary and its checkpoints."""
 
+    num_train_epochs: int | None = number(None, ge=0)
+    """Passes over the training rows. 0 or null: `max_steps` decides."""
+
     actor_train: SFTTrainConfig = field(default_factory=SFTTrainConfig)
     """The model that learns."""
 
