@@ -67,9 +67,10 @@ install-test-full: $(INSTALLED_FULL)
 	if $(HAS_ENGINES); then $(MAKE) --no-print-directory install-sglang-cpu; fi
 
 # What is in which tier: tests/tiers.py. The PATH is for ninja, which DeepSpeed calls when it builds its kernels.
-# loadfile keeps the tests of a file on one process, so that a module's engine starts once.
+# loadfile keeps the tests of a file on one process, so that a module's engine starts once; tests/conftest.py has the
+# long files begin first.
 PYTEST := PATH="$(abspath $(VENV))/bin:$$PATH" RAY_USAGE_STATS_ENABLED=0 timeout --kill-after=30 $(TEST_LIMIT) \
-	$(PY) -m pytest --durations=25 -n $(TEST_WORKERS) --dist loadfile
+	$(PY) -m pytest --durations=25 -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: $(INSTALLED_TEST)
 	$(PYTEST) --tier fast $(PYTEST_ARGS)

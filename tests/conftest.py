@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from thinned import THINNED
-from tiers import TIERS, is_named, tier_of
+from tiers import TIERS, is_named, starts_early, tier_of
 from tiny_models import build_tiny_model
 
 # Before torch starts its threads. Tests compare bits, so the number is fixed; processes that share the tests get one.
@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of other tiers."""
+    """Leave out the tests of other tiers, and begin with the files that have long tests."""
     examples = config.getoption("--examples")
     if examples:
         for item in items:
@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (kept if chosen or is_named(test_id, named) else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = kept
+    items[:] = sorted(kept, key=lambda item: not starts_early(item.path.relative_to(TESTS).as_posix(), wanted))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from thinned import THINNED
-from tiers import CLUSTERS, EVIDENCE, FULL, SMALL_REAL_RUNS, is_named, tier_of
+from tiers import CLUSTERS, EVIDENCE, FULL, SMALL_REAL_RUNS, is_named, starts_early, tier_of
 
 TESTS = Path(__file__).parent
 
@@ -47,3 +47,10 @@ def test_what_no_line_claims_is_fast_unless_it_needs_a_process_per_rank():
 )
 def test_a_test_that_is_named_runs_whatever_its_tier(argument: str, named: bool):
     assert is_named("a/test_x.py::test_y[1]", [argument]) is named
+
+
+def test_files_with_long_tests_begin_first():
+    assert starts_early("pipelines/test_pipelines_async.py", "full")
+    assert starts_early("pipelines/test_pipelines_resume.py", "fast")
+    assert not starts_early("pipelines/test_pipelines_async.py", "fast")
+    assert not starts_early("strategies/test_hf_lora.py", "full")

@@ -92,6 +92,12 @@ def tier_of(test_id: str, fixtures: Collection[str] = ()) -> str:
     return "full" if CLUSTERS & set(fixtures) or _matches(test_id, FULL) else "fast"
 
 
+def starts_early(test_id: str, tier: str | None) -> bool:
+    """Return whether the file of a test has long tests in `tier`: begun last, they would keep one core idle."""
+    patterns = SMALL_REAL_RUNS if tier == "fast" else FULL
+    return _matches(test_id.partition("::")[0], [pattern.partition("::")[0].rstrip("*") + "*" for pattern in patterns])
+
+
 def _matches(test_id: str, patterns: Sequence[str]) -> bool:
     # Brackets are parameters here, not character classes.
     return any(fnmatchcase(test_id, pattern.replace("[", "[[]")) for pattern in patterns)
