@@ -26,7 +26,6 @@ class TokenBatch(Ragged):
     """int64 [N]"""
     action_mask: Tensor
     """bool [N], True where the policy chose the token."""
-
     loss_mask: Tensor | None = token_column()
     """bool [N], the action tokens that count in the loss after filters; numerator *and* denominator."""
     sampling_logprobs: Tensor | None = token_column()

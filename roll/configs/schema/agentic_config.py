@@ -28,50 +28,37 @@ class AgenticConfig(RLConfig):
 
     pipeline: Literal["agentic"]
     """Which pipeline the file is for."""
-
     warm_start: str | None = None
     """A configuration file of `pipeline: sft` that is run first, with this run's `seed`, below
     `<output_dir>/warm_start`; what it makes is then `pretrain`. Once its model is there it isn't run again. Relative to
     the working directory. null: none."""
-
     custom_envs: dict[str, CustomEnv]
     """Kinds of environments by tag."""
-
     train_env_manager: EnvManager = field(default_factory=EnvManager)
     """What is played in training. `rollout_batch_size` episodes are a step."""
-
     val_env_manager: ValEnvManager | None = None
     """What is played in validation: with seeds of its own, the same in every validation. null: no validation."""
-
     env_workers: EnvWorkers = field(default_factory=EnvWorkers)
     """The processes that environments live in, of training and validation each."""
-
     sample_unit: Literal["trajectory", "step", "concat"] = "trajectory"
     """What a training row is. `trajectory`: a whole episode; its context is carried on to the end. `step`: a turn; its
     prompt shows the last `history_length` exchanges and the new message. `concat`: turns that follow on one another;
     the context is carried on for `history_length` exchanges and is then reset to the new message."""
-
     reward_normalization: RewardNormalization = field(default_factory=RewardNormalization)
     """How episodes' rewards are compared before `adv_estimator`, or by `gigpo` and `step_reinforce`. Estimators that
     compare the members of a group themselves (grpo, rloo, ...) take `method: identity`."""
-
     adv_estimator: str = named("reinforce", args="adv_estimator_args")
     """As in `pipeline: rlvr`, and gigpo, step_reinforce. The default leaves the comparison of episodes to
     `reward_normalization`."""
-
     episode_reward_weight: float = number(1.0, ge=0)
     """`gigpo`: weight of the advantage of the whole episode."""
-
     step_reward_weight: float = number(1.0, ge=0)
     """`gigpo`: weight of the advantage of a turn among those that met the same state."""
-
     step_reward_gamma: float = number(0.95, ge=0, le=1)
     """`gigpo` and `step_reinforce`: discount per turn."""
-
     discount_over: Literal["token", "turn"] = "token"
     """`gae`, `reinforce` and `reinforce_plus_plus`: whether `gamma` and `lambd` discount from token to token or from
     turn to turn."""
-
     render_save_dir: str | None = acting(
         None, needs("log_val_generations", fix="log_val_generations=4"), needs("val_env_manager")
     )

@@ -15,15 +15,12 @@ class EngineConfig(StrategyConfig):
 
     pipeline_key: ClassVar[str]
     """The engine's own name for the number of pipeline stages, an entry of `engine_args`."""
-
     tensor_parallel_size: int = number(1, ge=1)
     """Devices that share every matrix of one engine; divides the attention heads. `num_gpus_per_worker` is this number
     times the engine's pipeline stages."""
-
     load_format: str = "auto"
     """How weights are read at the start; `dummy` reads none: the first update from the trainer fills them. Not with
     `val_only`."""
-
     engine_args: dict[str, Any] = field(default_factory=dict, metadata=open_section())
     """Any other argument of the engine, which may as well stand next to this key. A name that the installed engine
     doesn't have, or that another key of the run sets, is refused."""
@@ -46,33 +43,25 @@ class VllmConfig(EngineConfig):
     """Share of a device's memory that the engine takes for weights and KV cache. Roles on the same device must fit into
     the rest, or into what `sleep_level` gives back. Without an accelerator the KV cache has 2 GiB, or what
     `kv_cache_memory_bytes` or the environment's VLLM_CPU_KVCACHE_SPACE (GiB) says."""
-
     block_size: int | None = number(None, ge=1)
     """Tokens per block of the KV cache. null: the engine's choice."""
-
     max_model_len: int | None = number(None, ge=1)
     """Longest prompt plus response that the engine takes; at least that of the run. null: that of the run
     (`sequence_length`)."""
-
     max_num_seqs: int | None = number(None, ge=1)
     """Responses that are decoded at once; more wait inside the engine. null: `max_running_requests`, which it may not
     exceed."""
-
     max_num_batched_tokens: int | None = number(None, ge=1)
     """Tokens per forward pass of the engine, prompts and responses together. null: the engine's choice."""
-
     enable_prefix_caching: bool = True
     """Keep the KV cache of prompts for responses that begin alike, as those of one group do. Emptied with every weight
     update."""
-
     enforce_eager: bool | None = None
     """Don't record CUDA graphs: starts sooner, decodes slower. null: true without an accelerator, else false."""
-
     sleep_level: Literal[0, 1, 2] = 1
     """What the engine gives back while others use its device: 0 nothing, 1 the KV cache, with the weights kept in host
     memory, 2 weights and KV cache. The weights of the next step come from the trainer either way. Without an
     accelerator there is nothing to give back."""
-
     quantization: str | None = None
     """How the engine quantises the weights it gets, e.g. `fp8`: faster, and further from the trainer's log-probs. null:
     not at all."""
@@ -87,7 +76,6 @@ class SglangConfig(EngineConfig):
 
     mem_fraction_static: float | None = number(None, gt=0, lt=1)
     """Share of a device's memory for weights and KV cache. null: the engine's choice."""
-
     attention_backend: str | None = None
     """Attention kernels, e.g. `flashinfer`, `fa3`, `torch_native`. null: the engine's choice."""
 

@@ -18,42 +18,31 @@ class CustomEnv:
     env_type: str
     """Id of a bundled environment, e.g. `sokoban-v1` (`roll envs list` shows all), or a class of your own as
     `package.module:Class` or `path/to/file.py:Class`."""
-
     env_config: dict[str, Any] = field(default_factory=dict)
     """Arguments of that class; an unknown one is refused."""
-
     max_steps: int = number(10, ge=1)
     """Responses per episode; then it is cut off (`truncated`)."""
-
     max_tokens_per_step: int | None = number(None, ge=1)
     """Longest response in tokens. null: `generating_args.max_new_tokens`, else `response_length`."""
-
     max_actions_per_step: int = number(1, ge=1)
     """Actions that one response may name; those beyond are not done, and counted."""
-
     action_separator: str = "||"
     """What stands between two actions of one response. Acts with `max_actions_per_step` above 1."""
-
     action_pattern: str | None = "<answer>(.*?)</answer>"
     """Regular expression that finds the action in a response; its first group is the action, and the last match counts.
     A response without a match is a format error. null: the whole response is the action."""
-
     action_lookup: dict[str, str] = field(default_factory=dict)
     """What the policy may call an action, and what the environment calls it; case doesn't count. Empty: the
     environment's own names."""
-
     thinking_tags: tuple[str, str] | None = None
     """Opening and closing tag of text that is thought, e.g. `["<think>", "</think>"]`: no action is looked for in it,
     and it is left out where earlier responses are shown again (`history_length`). null: there are no such tags."""
-
     system_template: str | None = "{instructions}"
     """Text of the system message, with {instructions} of the environment, {max_steps}, {max_actions_per_step}. null, or
     empty when filled in: no system message."""
-
     turn_template: str = "{observation}"
     """Text of every turn's message, with {observation}, {step} (from 1), {steps_left}, {max_steps},
     {max_actions_per_step}, {max_tokens}."""
-
     history_length: int | None = number(None, ge=0)
     """`sample_unit: step`: earlier exchanges (a message and its response) that a prompt shows before the new message.
     `concat`: exchanges that are carried on until the context is reset. null: all."""
@@ -65,33 +54,24 @@ class EnvManager:
 
     num_env_groups: int = number(8, ge=1)
     """Groups of environments that are played at once. The episodes of a group share task and seed."""
-
     group_size: int = number(8, ge=1)
     """Episodes per group."""
-
     group_size_redundancy: int = number(0, ge=0)
     """Further episodes per group; as soon as `group_size` have ended well, the rest is aborted."""
-
     tags: tuple[str, ...] = one_or_many()
     """Names in `custom_envs`. Empty: all of them."""
-
     num_groups_partition: tuple[int, ...] | None = None
     """Groups of each tag, in their order; adds up to `num_env_groups`. null: split evenly."""
-
     max_traj_per_env: int = number(-1, ge=-1)
     """Episodes that one environment plays in a step; a step may start so many times `num_env_groups` groups, those that
     are dropped included. -1: as many as `max_num_gen_batches` permits."""
-
     max_env_num_per_worker: int | None = number(None, ge=1)
     """Environments per process: as many processes as hold all that are played at once. Instead of `env_workers`. null:
     `env_workers` says how many."""
-
     format_penalty: float = 0.0
     """Added to a turn's reward when no action was found in the response; at most 0."""
-
     invalid_action_penalty: float = 0.0
     """Added for every action that the environment doesn't know; at most 0."""
-
     group_filter: QueryFilterConfig = field(default_factory=QueryFilterConfig)
     """Which groups are worth training on. Not in validation."""
 
@@ -107,7 +87,6 @@ class ValEnvManager(EnvManager):
 
     group_size: int = number(1, ge=1)
     """Episodes per task."""
-
     generating_args: GeneratingArgs = field(default_factory=GeneratingArgs)
     """Sampling in validation."""
 
@@ -118,14 +97,11 @@ class EnvWorkers:
 
     world_size: int = number(1, ge=1)
     """Processes."""
-
     max_env_num_per_worker: int | None = number(None, ge=1)
     """Environments that one process holds at once; others wait. 1 keeps those apart that can't share a process. null:
     no limit."""
-
     timeout_s: float = number(60.0, gt=0)
     """Seconds for one `reset` or `step`; beyond, the process is killed and the episode has status `timeout`."""
-
     memory_limit_mb: int = number(4096, ge=64)
     """A process above this gets no further episodes: a successor does, and it is ended after its last one."""
 
@@ -142,7 +118,6 @@ class RewardNormalization:
     grouping: Literal["state", "batch", "inductive", "traj_group", "tags"] = "traj_group"
     """Compare with episodes that began in the same state, with the whole batch, with those of the same tag (`tags`, and
     `inductive`), or with those of the same group."""
-
     method: Literal["mean_std", "mean", "asym_clip", "identity"] = "mean_std"
     """(r - mean) / std; r - mean; the first clamped to [-1, 3]; r itself."""
 

@@ -30,78 +30,56 @@ class MegatronConfig(StrategyConfig):
 
     tensor_model_parallel_size: int = number(1, ge=1)
     """Ranks that share every matrix; divides the attention heads, the MLP's width and the vocabulary (padded to it)."""
-
     pipeline_model_parallel_size: int = number(1, ge=1)
     """Ranks that share the layers, one stage each."""
-
     virtual_pipeline_model_parallel_size: int | None = number(None, ge=1)
     """Virtual pipeline stages per rank, interleaved: shorter bubbles, more messages. null: one."""
-
     context_parallel_size: int = number(1, ge=1)
     """Ranks that share every sequence; attention exchanges heads for tokens between them."""
-
     expert_model_parallel_size: int = number(1, ge=1)
     """Ranks that share the experts of a mixture-of-experts model; divides their number. This size x
     `expert_tensor_parallel_size` x `pipeline_model_parallel_size` divides the role's ranks."""
-
     expert_tensor_parallel_size: int | None = number(None, ge=1)
     """Ranks that share the matrices of one expert. null: `tensor_model_parallel_size`."""
-
     sequence_parallel: bool = False
     """Split activations between tensor-parallel regions along the sequence. Needs tensor parallelism; models with
     experts need it as soon as they have tensor parallelism."""
-
     recompute_granularity: Literal["full", "selective"] | None = None
     """Recompute activations in the backward pass: whole layers, or `recompute_modules`. null: `full` unless
     `model_args.disable_gradient_checkpointing`."""
-
     recompute_method: Literal["uniform", "block"] | None = None
     """With `full`: chunks of `recompute_num_layers` layers, which divides the layers of a stage, or only the first so
     many of each stage. null: uniform."""
-
     recompute_num_layers: int | None = number(None, ge=1)
     """See `recompute_method`. null: 1."""
-
     recompute_modules: tuple[str, ...] | None = None
     """With `selective`: any of core_attn, mlp (not that of layers with experts), layernorm, moe, moe_act (needs
     `moe_grouped_gemm`), shared_experts. null: core_attn, or with `moe_layer_recompute` nothing else."""
-
     moe_layer_recompute: bool = False
     """Recompute the expert layers, and besides only `recompute_modules`. Needs `recompute_granularity: selective` or
     `model_args.disable_gradient_checkpointing`, because whole layers are recomputed otherwise."""
-
     moe_token_dispatcher_type: Literal["allgather", "alltoall"] = "alltoall"
     """How tokens reach their experts on other ranks."""
-
     moe_grouped_gemm: bool = False
     """Compute all experts of a rank in one grouped kernel. Needs an accelerator."""
-
     moe_shared_expert_overlap: bool = False
     """Compute the shared expert while tokens travel. Needs an accelerator and `alltoall`."""
-
     moe_router_dtype: Literal["fp32", "fp64"] | None = None
     """Type of the router's computation. null: that of the model."""
-
     moe_aux_loss_coeff: float = number(0.0, ge=0)
     """Weight of the load-balancing loss (arXiv:2101.03961), a mean over the tokens of a mini-batch, padding included.
     Loads are those of a micro-batch, so it depends on how rows are cut into them. 0: off."""
-
     overlap_grad_reduce: bool = False
     """Sum gradients over ranks while the backward pass goes on."""
-
     overlap_param_gather: bool = False
     """Gather updated parameters while the forward pass goes on. Needs `use_distributed_optimizer` and
     `overlap_grad_reduce`."""
-
     use_distributed_optimizer: bool = True
     """Keep each optimizer state on one of the ranks that hold the same weights (data and context parallelism) only."""
-
     optimizer_cpu_offload: bool = False
     """Keep optimizer states in host memory. Needs an accelerator."""
-
     transformer_impl: Literal["local", "transformer_engine"] = "local"
     """Layers of Megatron itself, or fused ones of Transformer Engine (needs its package and an accelerator)."""
-
     additional_configs: dict[str, Any] = field(default_factory=dict)
     """Any other field of Megatron's `TransformerConfig`; an unknown one, one that another key or the model sets, or one
     that nothing here reads is refused when the model is built."""

@@ -29,23 +29,17 @@ class TrainInferCorrection:
     level: Literal["token", "segment", "geometric", "sequence"] = "token"
     """One ratio per token; per segment as the geometric mean (one response, or each of its pieces if the weights
     changed on the way); per row as the geometric mean; or per row as the product."""
-
     importance_upper: float | None = number(2.0, gt=0)
     """Multiply the loss of a token by min(ratio, this). null: no weight, only the filters below."""
-
     rejection: Literal["mask", "icepop"] = "mask"
     """What becomes of tokens that a filter rejects: `mask` takes them out of the loss and out of its denominators;
     `icepop` gives them weight 0 and leaves them in the denominators."""
-
     ratio_low: float | None = number(None, ge=0, lt=1)
     """Reject what has a ratio below this. null: off."""
-
     ratio_high: float | None = number(None, gt=1)
     """Reject what has a ratio above this. null: off."""
-
     difference_low: float | None = number(None, ge=-1, lt=0)
     """Reject what has a difference p_train - p_infer (mean over the level's unit) below this. null: off."""
-
     difference_high: float | None = number(None, gt=0, le=1)
     """Reject what has such a difference above this. null: off."""
 
@@ -57,7 +51,6 @@ class PfPpo:
     reweight_method: Literal["pow", "max_min", "max_random"] = "pow"
     """Weight of a row in the draw: |score|^weight_pow; 1 for the batch's best and worst scores, else 0; 0.4
     for the best, else 0.1."""
-
     weight_pow: float = number(2.0, gt=0)
     """Exponent of `pow`; the other methods have none."""
 
@@ -69,7 +62,6 @@ class OverlongShaping:
 
     buffer: int = number(512, ge=1)
     """Tokens before the limit at which the penalty begins."""
-
     penalty: float = number(1.0, gt=0)
     """Penalty at the limit, subtracted from the score as a part of its own."""
 
@@ -80,192 +72,135 @@ class PolicyOptimisation:
 
     ppo_epochs: int = number(1, ge=1)
     """Passes over the responses of one step."""
-
     l2: float = number(0.0, ge=0)
     """Coefficient of the L2 pull of the actor's weights towards the reference, i.e. the weights it started
     from: l2 * (w - w_start) joins the gradient. 0: off. Keeps a copy of those weights."""
-
     gamma: float = number(1.0, ge=0, le=1)
     """Discount per action token, for `gae`, `reinforce` and `reinforce_plus_plus`."""
-
     lambd: float = number(0.95, ge=0, le=1)
     """Lambda of `gae`."""
-
     adv_estimator: str = named("grpo", args="adv_estimator_args")
     """gae, reinforce, reinforce_plus_plus, reinforce_plus_plus_baseline, grpo, dr_grpo, rloo, remax, opo,
     gpg; for environments also gigpo, step_reinforce; or a function of your own as `package.module:name` or
     `path/to/file.py:name`. With options: `{name: grpo, eps: 0.01}`. `gae` needs a `critic`."""
-
     adv_estimator_args: dict[str, Any] = args_of("adv_estimator", ESTIMATORS)
     """Options of the estimator, see below; `adv_estimator: {name: ..., option: ...}` is short for both keys. One of
     your own gets them as keyword arguments."""
-
     reward_clip: float | None = number(None, gt=0)
     """Clamp normalised scores to +- this. null: off."""
-
     whiten_rewards: bool = False
     """Whiten the token rewards over all action tokens of the batch, before an estimator that reads them: `gae`,
     `reinforce`, `reinforce_plus_plus`."""
-
     whiten_advantages: bool = False
     """Whiten the advantages over all action tokens of the batch."""
-
     advantage_clip: float | None = number(None, gt=0)
     """Clamp advantages to +- this, last of all. null: off."""
-
     add_token_level_kl: bool = False
     """Subtract a KL penalty towards the reference from every token's reward. Needs a `reference`."""
-
     kl_penalty: KlEstimator = "kl"
     """Estimator of that penalty: k1, |k1|, k2 (`mse`) or k3 (`low_var_kl`)."""
-
     init_kl_coef: float = number(0.2, ge=0)
     """Coefficient of that penalty, or its first value when `target_kl` is set."""
-
     target_kl: float | None = number(None, gt=0, acts_if=(needs("add_token_level_kl"),))
     """Mean KL per token that the adaptive controller steers to, once per step. null: the coefficient stays."""
-
     kl_horizon: int = number(10_000, ge=1, acts_if=(needs("target_kl"),))
     """Responses over which the adaptive controller reacts."""
-
     use_kl_loss: bool = False
     """Add a KL term towards the reference to the loss. Needs a `reference`."""
-
     kl_loss_coef: float = number(0.001, ge=0)
     """Coefficient of that term."""
-
     kl_loss_type: KlEstimator = "low_var_kl"
     """Estimator of that term, as for `kl_penalty`."""
-
     kl_loss_ratio: bool = True
     """Multiply that term, token by token, by the ratio p_train / p_sampled, whose gradient counts. It is bounded like
     the importance weight (`importance_upper` of `train_infer_correction`, else `decoupled_ppo_cap`). Without it the
     gradient isn't that of the KL for tokens that older weights sampled, with `low_var_kl` not even for fresh ones."""
-
     allow_both_kl: bool = False
     """Permit the KL in the reward and in the loss at once; without it the pair is refused as a likely mistake."""
-
     pg_clip: float = number(0.2, gt=0, lt=1)
     """Clip range of the probability ratio, [1 - clip, 1 + clip]; for `ppo` and `gspo`. With `gspo` use the
     order of 3e-4: its ratio is a geometric mean over the response."""
-
     pg_clip_low: float | None = number(None, gt=0, lt=1)
     """Lower range, if different. null: `pg_clip`."""
-
     pg_clip_high: float | None = number(None, gt=0)
     """Upper range, if different (clip-higher). null: `pg_clip`."""
-
     ratio_type: Literal["token", "segment"] = "token"
     """Probability ratio of `ppo` and `decoupled_ppo`: each token's, or for all tokens of a turn's response their
     geometric mean."""
-
     dual_clip_loss: bool = False
     """Bound the `ppo` loss of tokens with negative advantage at `dual_clip_c` times the advantage."""
-
     dual_clip_c: float = number(3.0, gt=1, acts_if=(needs("dual_clip_loss"),))
     """That bound."""
-
     loss_agg_mode: LossAggMode = "token-mean"
     """From token losses to one number: mean over the mini-batch's tokens; mean over rows of the token sum; of
     the token mean; of the token sum divided by `response_length` (what `dr_grpo` was published with)."""
-
     policy_loss: str = named("ppo", args="policy_loss_args")
     """ppo, gspo, decoupled_ppo, cispo, topr, reinforce, tis, kimi15, sapo; or a function of your own as
     `package.module:name` or `path/to/file.py:name`. With options: `{name: kimi15, tau: 0.1}`."""
-
     policy_loss_args: dict[str, Any] = args_of("policy_loss", LOSSES)
     """Options of the loss, see below; `policy_loss: {name: ..., option: ...}` is short for both keys. One of your own
     gets them as keyword arguments."""
-
     decoupled_ppo_cap: float | None = number(5.0, gt=0)
     """`decoupled_ppo`: largest weight p_old / p_sampled of a token; also the bound of `kl_loss_ratio`. null: no
     bound."""
-
     cispo_epsilon_low: float = number(1.0, gt=0)
     """`cispo`: lowest weight is 1 - this; 1 or more: no lower bound."""
-
     cispo_epsilon_high: float = number(0.28, gt=0)
     """`cispo`: highest weight is 1 + this."""
-
     topr_positive_weight: float = number(1.0, ge=0)
     """`topr`: factor on responses with advantage >= 0."""
-
     topr_negative_weight: float = number(1.0, ge=0)
     """`topr`: factor on responses with negative advantage."""
-
     topr_level: Literal["sequence", "token"] = "sequence"
     """`topr`: whether the clamped ratio of negative responses is that of the whole response or of each token."""
-
     tis_lower_bound: float = number(0.0, ge=0)
     """`tis`: smallest importance weight."""
-
     tis_upper_bound: float = number(1.0, gt=0)
     """`tis`: largest importance weight."""
-
     kimi15_tau: float = number(0.1, ge=0)
     """`kimi15`: half of this multiplies the squared log-ratio."""
-
     kimi15_level: Literal["sequence", "token"] = "sequence"
     """`kimi15`: whether that log-ratio is the whole response's (the paper) or each token's."""
-
     sapo_tau_positive: float = number(1.0, gt=0)
     """`sapo`: temperature of the soft gate for tokens with positive advantage."""
-
     sapo_tau_negative: float = number(1.05, gt=0)
     """`sapo`: temperature of the soft gate for tokens with negative advantage."""
-
     entropy_loss_coef: float = number(0.0, ge=0)
     """Entropy bonus. 0: off, and no gradient through the entropy."""
-
     rl_loss_coef: float = number(1.0, ge=0)
     """Factor on the policy loss."""
-
     sft_loss_coef: float = number(0.0, ge=0)
     """Negative log-likelihood of responses with positive advantage, added to the loss. 0: off."""
-
     value_clip: float | None = number(0.2, gt=0)
     """How far the critic may move from its old value before the loss stops pulling. null: plain squared error."""
-
     critic_warmup: int = number(0, ge=0, acts_if=(USES_CRITIC,))
     """First steps in which only the critic trains. 0: none."""
-
     difficulty_loss_weight: bool = False
     """Weigh rows by how rarely their group solves the task: 2 if never to 0.5 if always, then mean 1."""
-
     length_loss_weight: bool = False
     """Weigh rows by how short they are: 1.5 for the batch's shortest to 0.5 for its longest, then mean 1."""
-
     add_len_reward: bool = False
     """Add a reward in [-0.5, 0.5] for being short within the group; wrong answers only ever lose by it."""
-
     max_len_mask: bool = False
     """Leave responses cut off at the length limit out of the loss."""
-
     difficulty_mask: bool = False
     """Leave groups out of the loss whose mean score isn't between the two thresholds."""
-
     difficulty_low_threshold: float = acting(0.1, needs("difficulty_mask"))
     """Groups up to this mean score are left out."""
-
     difficulty_high_threshold: float = acting(0.95, needs("difficulty_mask"))
     """Groups from this mean score on are left out."""
-
     error_max_len_clip: bool = False
     """Leave wrong answers (score <= 0) of `error_max_len_threshold` tokens or more out of the loss."""
-
     error_max_len_threshold: int | None = number(None, ge=1, acts_if=(needs("error_max_len_clip"),))
     """That length. Required by `error_max_len_clip`."""
-
     train_infer_correction: TrainInferCorrection | None = None
     """Importance weights and rejection filters between sampler and trainer. null: none, the mismatch is only
     measured."""
-
     allow_uncorrected_async: bool = acting(
         False, needs("async_generation_ratio", fix="async_generation_ratio=1, or remove it")
     )
     """Permit `async_generation_ratio` above 0 without `train_infer_correction` and without a `policy_loss` made for it
     (decoupled_ppo, tis, topr, cispo): only the loss's own clip then knows that samples are of older weights."""
-
     pf_ppo: PfPpo | None = None
     """Draw training rows again by score. null: off."""
 

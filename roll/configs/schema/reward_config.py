@@ -19,10 +19,8 @@ class FilterArgs:
 
     threshold_down: float = 0.0
     """`mean_filter`: keep groups with a mean score above this."""
-
     threshold_up: float = 1.0
     """`mean_filter`: keep groups with a mean score below this."""
-
     std_threshold: float = number(0.0, ge=0)
     """`std_filter`: keep groups whose scores have a standard deviation above this; 0 drops groups of equal scores."""
 
@@ -33,7 +31,6 @@ class QueryFilterConfig:
 
     type: Literal["no_filter", "mean_filter", "std_filter"] = "no_filter"
     """By nothing, by mean score, by standard deviation of scores."""
-
     filter_args: FilterArgs = field(default_factory=FilterArgs)
     """Its thresholds."""
 
@@ -45,34 +42,25 @@ class RewardConfig:
     name: str
     """A built-in reward: math_rule, gsm8k, reasoning_gym; `custom`, see `custom_reward_function`; `reward_model`, see
     there; or a function of your own as `package.module:function` or `path/to/file.py:function`."""
-
     rule_weight: float | None = None
     """Score = rule_weight * what `name` gives + reward_model_weight * what the reward model gives. Both or neither.
     null: `name` alone."""
-
     reward_model_weight: float | None = None
     """That factor of the reward model's score. Needs the section `reward_model`."""
-
     tag_included: tuple[str, ...] = one_or_many()
     """Tags of the rows that belong to this domain. Empty: the domain's own name."""
-
     rollout: str | None = None
     """A class of your own that plays this domain's episodes, as `package.module:Class` or `path/to/file.py:Class`.
     null: one prompt, one response."""
-
     weight: float = 1.0
     """Factor on the domain's scores in training; validation reports unweighted scores."""
-
     query_filter_config: QueryFilterConfig = field(default_factory=QueryFilterConfig)
     """Dynamic filtering of groups. Not in validation."""
-
     world_size: int = number(1, ge=1)
     """Processes that score this domain's responses. Not with `name: reward_model`, which has ranks of its own."""
-
     timeout_s: float = number(30.0, gt=0)
     """Seconds for one response; beyond, the sample has status `reward_error` and is retried, never a
     score. A reward model has `rpc_timeout` instead."""
-
     reward_kwargs: dict[str, Any] = field(default_factory=dict)
     """Options of that reward; an unknown one is refused."""
 
@@ -88,10 +76,8 @@ class CustomRewardFunction:
 
     path: str
     """Python file. Relative to the working directory."""
-
     name: str
     """Function in it."""
-
     reward_kwargs: dict[str, Any] = field(default_factory=dict)
     """Passed to it as keyword arguments; `rewards.<domain>.reward_kwargs` wins."""
 
@@ -103,21 +89,16 @@ class RewardModelConfig(ForwardConfig):
 
     strategy_args: StrategyArgs = field(default_factory=lambda: StrategyArgs(strategy_name="fsdp2_infer"))
     """Backend of this role."""
-
     infer_batch_size: int = number(1, ge=1)
     """Responses per forward pass on one rank. 1: a score depends on its own response alone, to the last bit. More is
     faster for short responses; passes are then filled with what one decoding round finished."""
-
     template: str = "native"
     """How prompt and response become the text that this model reads, in the words of `data_args.template`, with this
     model's own tokenizer: `native` is its chat template. After a text with `{prompt}` the response follows."""
-
     label: int | None = number(None, ge=0)
     """Which output is the score. null: the only one; required where the model has several."""
-
     max_length: int | None = number(None, ge=2)
     """Tokens of prompt and response together. null: what the model can hold."""
-
     truncation: Literal["error", "left", "right", "middle"] = "error"
     """A longer text: no score (status `reward_error`), or cut there and counted as the part
     `reward_model_truncated`. The score is read at the last token that is left."""
@@ -129,12 +110,9 @@ class ValidationConfig:
 
     data_args: DataArgs
     """Validation prompts."""
-
     generating_args: GeneratingArgs = field(default_factory=lambda: GeneratingArgs(temperature=0.0))
     """Sampling in validation; default greedy, one response per prompt."""
-
     pass_at_k: tuple[int, ...] = one_or_many()
     """Report the unbiased pass@k for these k <= `generating_args.num_return_sequences`. Empty: mean accuracy only."""
-
     pass_threshold: float = 1.0
     """A response counts as right from this score on."""

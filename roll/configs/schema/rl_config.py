@@ -41,91 +41,68 @@ class RLConfig(PolicyOptimisation, RunConfig):
 
     val_before_train: bool = False
     """Validate the starting model. Needs `validation`, or `val_env_manager`."""
-
     val_only: bool = False
     """Validate and end, no optimizer is built. Needs `validation`, or `val_env_manager`."""
-
     rollout_batch_size: int = number(64, ge=1)
     """Prompts per step; in `pipeline: agentic` episodes, i.e. groups x `group_size`."""
-
     val_batch_size: int | None = number(None, ge=1)
     """Validation prompts in flight at once, null: all. In `pipeline: agentic` the episodes of a validation, null: one
     round of `val_env_manager`."""
-
     prompt_length: int = number(1024, ge=1)
     """Longest prompt in tokens."""
-
     response_length: int = number(1024, ge=1)
     """Longest response in tokens."""
-
     rollout_dump_dir: str | None = None
     """Folder for all responses that are trained on as parquet, one file per step, with tokens, masks,
     log-probs, rewards, advantages. null: none."""
-
     log_val_generations: int = number(0, ge=0)
     """Validation samples shown in the log and the trackers. 0: none."""
-
     max_running_requests: int = number(128, ge=1)
     """Requests one engine works on at once: the decode batch of `hf_infer`, the requests in flight at `vllm` and
     `sglang`. With several engines each has as many."""
-
     is_use_additional_prompts: bool = False
     """Start more prompts than a step needs; when enough groups are complete the rest is aborted."""
-
     max_additional_running_prompts: int = number(16, ge=0, acts_if=(needs("is_use_additional_prompts"),))
     """How many more."""
-
     max_num_gen_batches: int = number(10, ge=1)
     """Budget of dynamic filtering and of failed groups: a step may start this many times `rollout_batch_size`
     prompts, then it ends with an error that shows the scores."""
-
     async_generation_ratio: float = number(0.0, ge=0)
     """How far generation may run ahead of training: no token that is trained on is more than ceil(this) weight versions
     old. 0: generation and training take turns. Above 0 they work at once, on slots of their own, and the loss needs
     `train_infer_correction`, `policy_loss: decoupled_ppo` or `allow_uncorrected_async`."""
-
     partial_rollout: Literal["resume", "restart"] = acting(
         "resume", needs("async_generation_ratio", fix="async_generation_ratio=1, or remove it")
     )
     """What a weight update does to responses on their way: `resume` goes on from
     the tokens that are there, `restart` throws them away and starts over under the new weights."""
-
     engine_restarts: int = number(1, ge=0)
     """How often one engine may be replaced in a run after it died; its responses then start over. 0: its death ends the
     run. For `vllm` and `sglang`."""
-
     weight_transport: Literal["auto", "object_store", "shared_memory", "broadcast", "file"] = "auto"
     """How new weights travel from `actor_train` to `actor_infer`. `auto`: what suits where the two live; see
     docs/engines.md."""
-
     model_update_buffer_size_mb: int = number(256, ge=1)
     """Weights travel in buckets of this size, in MiB, or of one tensor if that is larger; about two are under way at
     once."""
-
     lora_sync: Literal["merged", "adapters"] = "merged"
     """What the engines get of an actor that trains LoRA adapters. `merged`: all weights, with the adapters merged in.
     `adapters`: the base weights once and then the adapters alone, which the engine computes beside them. For `vllm`;
     see docs/engines.md."""
-
     verify_weight_sync: Literal["off", "checksum", "logprob"] = parsed(
         "off", _off_or("checksum", "logprob"), "off, checksum or logprob"
     )
     """After every update: `checksum` compares the bytes that arrived with those that left, `logprob` also compares
     log-probs of a few sampled tokens between engine and trainer. A difference ends the run."""
-
     reward_pretrain: str | None = None
     """Model of the critic and of the reward model if they name none themselves. null: `pretrain` for the critic."""
-
     actor_train: TrainConfig = field(default_factory=TrainConfig)
     """The policy that learns."""
-
     actor_infer: ActorInferConfig = field(default_factory=ActorInferConfig)
     """Its copy that generates."""
-
     reference: ReferenceConfig | None = None
     """The frozen policy of the KL terms; started only if one of them is on. null: with LoRA, `actor_train` with its
     adapters off."""
-
     critic: TrainConfig | None = acting(None, USES_CRITIC)
     """The value model of `adv_estimator: gae`; started only for it."""
 

@@ -19,57 +19,40 @@ class RLVRConfig(RLConfig):
 
     pipeline: Literal["rlvr"]
     """Which pipeline the file is for."""
-
     num_return_sequences_in_group: int = number(8, ge=1)
     """Responses per prompt; they form the group that rewards are compared in."""
-
     num_train_epochs: int | None = number(None, ge=0)
     """Passes over the training rows. 0 or null: `max_steps` decides."""
-
     truncation: Literal["error", "left", "right", "middle", "filter"] = "error"
     """What happens to a longer prompt: stop with an error, cut its left, right or middle, or leave the row
     out (counted)."""
-
     reward_retries: int = number(2, ge=0)
     """Further tries after a reward function raised or timed out; then the sample is dropped and counted."""
-
     rewards: dict[str, RewardConfig]
     """How each domain is scored, by domain name."""
-
     actor_train: ActorTrainConfig = field(default_factory=ActorTrainConfig)
     """The policy that learns."""
-
     custom_reward_function: CustomRewardFunction | None = None
     """A reward function of your own, for domains with `name: custom`."""
-
     global_template: str | None = None
     """Template of all prompts, over `data_args.template`. null: no exception."""
-
     tag_to_template: dict[str, str] = field(default_factory=dict)
     """Template by tag, over `global_template`."""
-
     validation: ValidationConfig | None = None
     """Held-out prompts. null: no validation."""
-
     reward_model: RewardModelConfig | None = None
     """A sequence classifier that scores responses; started only if a domain uses it."""
-
     reward_norm: NormLevel | None = None
     """Normalise scores before the estimator: subtract the mean and divide by the standard deviation of the
     whole batch, of the prompt's group, or of all scores so far. null: off."""
-
     reward_shift: bool = acting(False, needs("reward_norm", fix="reward_norm=group (or batch, running)"))
     """Only subtract the mean (with `reward_scale` too: both, as with neither)."""
-
     reward_scale: bool = acting(False, needs("reward_norm", fix="reward_norm=group (or batch, running)"))
     """Only divide by the standard deviation."""
-
     use_reward_scaling: bool = False
     """Divide scores by the standard deviation of all scores so far. Instead of `reward_norm`."""
-
     use_reward_norm: bool = acting(False, needs("use_reward_scaling"))
     """Also subtract the mean of all scores so far."""
-
     overlong_shaping: OverlongShaping | None = None
     """Soft penalty for responses near the length limit. null: off."""
 

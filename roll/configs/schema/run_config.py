@@ -19,10 +19,8 @@ class CheckpointConfig:
 
     output_dir: str | None = None
     """Folder of the checkpoints. null: `<output_dir>/checkpoints`."""
-
     max_to_keep: int | None = number(2, ge=1)
     """Newest complete checkpoints that stay. null: all."""
-
     save_hf_model: bool = False
     """Also write the actor as a Hugging Face folder into every checkpoint."""
 
@@ -34,86 +32,62 @@ class RunConfig:
 
     pipeline: str
     """Which pipeline the file is for."""
-
     exp_name: str = "rlvr"
     """Name of the run in its closing summary and its checkpoints."""
-
     seed: int = number(42, ge=0)
     """Key of every random draw. Same seed, same run."""
-
     output_dir: str = "output"
     """Folder of everything a run writes, besides `logging_dir`. Created if absent. Relative to the working
     directory."""
-
     logging_dir: str | None = None
     """Folder of logs and trackers. null: `<output_dir>/logs`."""
-
     executor: Literal["ray", "inline"] = "ray"
     """`ray`: a process per rank, on one or more machines. `inline`: everything in this process, one rank per
     role; starts at once and breakpoints work."""
-
     rpc_timeout: float = number(3600.0, gt=0)
     """Seconds a call to a worker (with `executor: ray`) may take, or responses may wait for their rewards, before
     an error that names who was waited for."""
-
     system_envs: dict[str, str] = field(default_factory=dict, metadata=OF_PROCESSES)
     """Environment variables of every worker process (quote numbers)."""
-
     track_with: tuple[str, ...] = one_or_many(("stdout", "jsonl"), args="tracker_kwargs")
     """Where metrics go, one or several: `tensorboard`, `stdout` (a live table), `jsonl`, or a class of your own as
     `package.module:Name` or `path/to/file.py:Name`. With options: `{name: stdout, rows: 5}`."""
-
     tracker_kwargs: dict[str, Any] = args_by_name(TRACKERS)
     """Options by tracker, see below. One of your own gets them as keyword arguments."""
-
     num_nodes: int = number(1, ge=1)
     """Machines. With more than one the run joins the Ray cluster that `ray start` made of them: the one that this
     machine belongs to, or that `RAY_ADDRESS` names."""
-
     num_gpus_per_node: int = number(1, ge=1)
     """Device slots per machine: accelerators, or CPU workers where there are none. Every `device_mapping` must fit."""
-
     max_steps: int | None = number(100, ge=0)
     """Steps of the pipeline. 0 or null: `num_train_epochs` decides, in a pipeline that has it; with both, what comes
     first."""
-
     save_steps: int | None = number(0, ge=0)
     """Steps between checkpoints; the last step is then saved too. 0 or null: none at all."""
-
     logging_steps: int | None = number(1, ge=0)
     """Steps between rows in the trackers. 0 or null: only the last."""
-
     eval_steps: int | None = number(0, ge=0)
     """Steps between validations; the last step is then validated too. 0 or null: none. Needs `validation`, or
     `val_env_manager`."""
-
     resume_from_checkpoint: bool | str = False
     """false: start from scratch. true: newest complete checkpoint, an error if there is none. `auto`: the newest if
     there is one. Else a checkpoint's folder."""
-
     export_model: bool = True
     """Write the trained model as a Hugging Face folder at the end of the run. false: its weights stay in checkpoints
     only, and without `save_steps` nowhere."""
-
     export_dir: str | None = None
     """Folder of that model: the `pretrain` of what comes next. null: `<output_dir>/hf_model`."""
-
     checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
     """Checkpoint folder and retention."""
-
     sequence_length: int | None = number(None, ge=1)
     """Longest sequence in tokens. null: `prompt_length + response_length`, else at least that; required in `pipeline:
     sft`."""
-
     balance_batch: bool = True
     """Give data-parallel ranks equal token counts. false: equal row counts in order."""
-
     pretrain: str | None = None
     """Model of every role that names none itself."""
-
     max_grad_norm: float | None = number(1.0, gt=0)
     """Gradient norm above which gradients are scaled down, for every role that trains. null: no clipping."""
-
     prepare: str | None = None
     """A function of your own that is called with the configuration before anything is read, as `path/to/file.py:name`
     or `package.module:name`: makes data or a starting model if they aren't there. null: nothing is made."""

@@ -21,21 +21,16 @@ class SFTDataArgs:
     stand), `question_answer`, `step_by_step`, a text with `{prompt}`, or Jinja over `messages`. Chat templates say
     themselves how a response ends; after the others comes the end-of-sequence token. null: as in training, where it
     is `native`."""
-
     file_name: tuple[str, ...] = one_or_many()
     """json, jsonl, csv, parquet file, or a Hugging Face dataset folder; one or many. Relative to the working
     directory."""
-
     messages: str | None = None
     """Column with a conversation that ends with the assistant, as a list of {role, content} or its JSON text. Either
     this, or `prompt` and `response`."""
-
     prompt: str | None = None
     """Column with the prompt as text."""
-
     response: str | None = None
     """Column with the response as text. Goes with `prompt`."""
-
     preprocessing_num_workers: int = number(1, ge=1)
     """Threads that tokenise the rows."""
 
@@ -70,30 +65,22 @@ class SFTConfig(RunConfig):
 
     pipeline: Literal["sft"]
     """Which pipeline the file is for."""
-
     exp_name: str = "sft"
     """Name of the run in its closing summary and its checkpoints."""
-
     num_train_epochs: int | None = number(None, ge=0)
     """Passes over the training rows. 0 or null: `max_steps` decides."""
-
     actor_train: SFTTrainConfig = field(default_factory=SFTTrainConfig)
     """The model that learns."""
-
     truncation: Literal["error", "filter", "right"] = "error"
     """What happens to a row of more than `sequence_length` tokens: stop with an error, leave it out (counted), or cut
     its end (counted; how such a response ends is then never learnt)."""
-
     train_on: Literal["last", "all"] = "last"
     """Which messages of the assistant are learnt: the last one of each row, or all. `all` needs a chat template that
     leaves earlier messages as they are when others follow."""
-
     validation: SFTValidationConfig | None = None
     """Held-out rows, for loss, token accuracy and perplexity. null: `validation_share` decides."""
-
     validation_share: float = number(0.0, ge=0, lt=1, acts_if=(unless("validation"),))
     """Share of the training rows that is held out instead, drawn by the seed. 0: none."""
-
     val_before_train: bool = False
     """Validate the starting model. Needs held-out rows."""
 

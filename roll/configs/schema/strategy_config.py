@@ -20,17 +20,13 @@ class Fsdp2Config(StrategyConfig):
     fsdp_size: int | None = number(None, ge=1)
     """Ranks that share one copy of the weights; must divide the role's world size. The rest replicate (HSDP).
     null: all ranks of the role."""
-
     param_dtype: Dtype | None = None
     """Type of the gathered weights and of the forward pass. null: `model_args.dtype`."""
-
     reduce_dtype: Dtype = "fp32"
     """Type in which gradients are summed over ranks. Acts with two ranks or more."""
-
     reshard_after_forward: bool = True
     """Free the gathered weights between forward and backward: less memory, one more gather. Acts with two
     ranks or more."""
-
     offload_policy: bool = False
     """Keep sharded weights, gradients and optimizer states in host memory and bring them in layer by layer.
     Needs an accelerator, acts with two ranks or more."""
@@ -63,7 +59,6 @@ class StrategyArgs:
     """Backend: one that ends in `_train` for roles that train, in `_infer` for forward passes only; `hf_infer`, `vllm`
     or `sglang` for generation; or your own as `package.module:name` or `path/to/file.py:name`, a subclass of
     `TrainStrategy` or a function that builds an engine. Roles may differ."""
-
     strategy_config: StrategyConfig = field(
         default_factory=StrategyConfig, metadata=typed_by("strategy_name", STRATEGIES, own=OwnStrategyConfig)
     )

@@ -27,67 +27,51 @@ class ModelArgs:
     model_name_or_path: str | None = None
     """Hugging Face folder or hub id. null: `reward_pretrain` for the critic if that is set, else `pretrain`,
     else the model of `actor_train`."""
-
     dtype: Dtype = "fp32"
     """Type of the forward pass, and of the weights of roles that don't train; trained weights are kept in fp32."""
-
     attn_implementation: Literal["auto", "eager", "sdpa", "fa2"] = "auto"
     """Attention kernel. `auto`: what transformers picks; `fa2` needs the flash-attn package and an accelerator."""
-
     disable_gradient_checkpointing: bool = False
     """false: a training role recomputes activations in the backward pass (less memory, about a third more
     time). Roles that never run a backward pass have nothing to switch off."""
-
     model_config_kwargs: dict[str, Any] = field(default_factory=dict)
     """Overrides of the model's own `config.json`, e.g. `{rope_theta: 1000000}`; an unknown name is refused
     when the model is loaded."""
-
     freeze_module_prefix: tuple[str, ...] = one_or_many(acts_if=(TRAINS,))
     """Parameters whose name starts with one of these are not trained. Empty: none."""
-
     trust_remote_code: bool = False
     """Allow Python code that comes with the model's folder to run."""
-
     activation_offload: bool = acting(False, HUGGING_FACE, TRAINS)
     """Keep what the forward pass saves for the backward pass in host memory; with gradient checkpointing these are the
     inputs of the layers. Changes memory and time only; without an accelerator it only costs time."""
-
     torch_compile: bool = acting(False, HUGGING_FACE)
     """Compile the decoder layers with torch.compile, once for all lengths. The first
     passes wait for the compiler; numbers differ by rounding."""
-
     use_liger: bool = acting(False, HUGGING_FACE)
     """Compute norms and gated MLPs with the Triton kernels of liger-kernel. Llama, Mistral, Qwen2, Qwen3; of Mixtral
     and Qwen3-MoE the norms. Needs an accelerator; not with `torch_compile`."""
-
     use_fused_kernels: bool = acting(
         False, HUGGING_FACE, needs(ROLE, "actor_train", "reference", why="others compute no log-probs")
     )
     """Compute log-probs from hidden states with liger-kernel's fused kernel. Passes that also want entropies, and
     models with soft-capped logits, use the chunks of logits as ever. Needs an accelerator."""
-
     ulysses_size: int = number(1, ge=1)
     """Ranks that share every sequence (Ulysses sequence parallelism): attention exchanges heads for tokens between
     them. For `fsdp2_*` and `deepspeed_*`; megatron has `context_parallel_size`. Divides the attention heads."""
-
     lora_rank: int = number(0, ge=0)
     """Rank of low-rank adapters (LoRA, arXiv:2106.09685), which then are all that is trained (with a critic's value
     head); the base weights are frozen and kept in `dtype`. Engines get the merged weights, or the
     adapters (`lora_sync`). For `fsdp2_train` and `deepspeed_train`; needs peft. 0: train the weights themselves, unless
     `adapter_name_or_path` brings adapters."""
-
     lora_alpha: float | None = number(None, gt=0)
     """The adapters' product is scaled with `lora_alpha / lora_rank`. null: 16, or what `adapter_name_or_path` says."""
-
     lora_target: tuple[str, ...] = one_or_many()
     """Names of the linear layers that get adapters, e.g. `[q_proj, v_proj]`; `all-linear`: every linear layer but the
     head, which leaves fused experts (one 3-D parameter) alone. Empty: `all-linear`, or what `adapter_name_or_path`
     says."""
-
     lora_dropout: float = number(0.0, ge=0, lt=1)
     """Dropout before the adapters in the update, never in other passes. It makes old and new log-probs differ by
     chance; 0 is safe."""
-
     adapter_name_or_path: str | None = None
     """Folder of adapters in peft's format to start from; their own rank, alpha and targets count, and keys that say
     something else are refused. null: new ones, which change nothing until they are trained."""
@@ -104,34 +88,24 @@ class TrainingArgs:
 
     learning_rate: float = number(1e-6, ge=0)
     """Peak learning rate."""
-
     min_lr_ratio: float = number(0.0, ge=0, le=1)
     """Lowest learning rate as a share of the peak: where `linear`, `cosine` and `wsd` end."""
-
     lr_scheduler_type: Literal["constant", "linear", "cosine", "wsd"] = "constant"
     """Shape after the warm-up; `wsd` stays and falls over the last tenth. Counts optimizer steps actually taken."""
-
     warmup_steps: int = number(0, ge=0)
     """Optimizer steps of linear warm-up."""
-
     warmup_ratio: float = number(0.0, ge=0, lt=1, acts_if=(unless("warmup_steps"),))
     """Warm-up as a share of all planned optimizer steps. 0: off."""
-
     weight_decay: float = number(0.0, ge=0)
     """Decoupled decay of AdamW, for matrices only (not for biases and norms)."""
-
     adam_beta1: float = number(0.9, ge=0, lt=1)
     """Decay of the running mean of gradients."""
-
     adam_beta2: float = number(0.999, ge=0, lt=1)
     """Decay of the running mean of squared gradients."""
-
     adam_epsilon: float = number(1e-8, gt=0)
     """Added to the denominator of the update."""
-
     per_device_train_batch_size: int = number(1, ge=1)
     """Responses per forward/backward pass on one rank. Changes memory and speed, never the gradient."""
-
     gradient_accumulation_steps: int = number(1, ge=1)
     """Passes per optimizer step. Mini-batch = per device x accumulation x data-parallel ranks, in responses;
     it must divide `rollout_batch_size * num_return_sequences_in_group`."""
@@ -147,26 +121,19 @@ class ProceduralTask:
 
     tag: str
     """Tag of its rows; `rewards.<domain>.tag_included` maps it to a domain."""
-
     dataset: str
     """Name of a reasoning-gym dataset, e.g. `chain_sum`."""
-
     size: int = number(1000, ge=1)
     """Number of rows."""
-
     seed: int | None = number(None, ge=0)
     """Key of the rows and of the solved examples; training and validation rows differ all the same. null: the run's
     `seed`. A number keeps the data while the run's seed varies."""
-
     config: dict[str, Any] = field(default_factory=dict)
     """Options of that dataset, e.g. `{min_digits: 1, max_digits: 1}`; an unknown one is refused."""
-
     few_shot: int = number(0, ge=0)
     """Solved examples put before each question, the same in every prompt. 0: none."""
-
     example_template: str = "{question}\n{answer}\n\n"
     """One solved example: `{question}`, `{answer}` and plain fields of the task's metadata are filled in."""
-
     question_template: str = "{question}\n"
     """The question to answer, likewise, without its answer."""
 
@@ -179,44 +146,32 @@ class DataArgs:
     """How a prompt becomes text: `native` (the tokenizer's own chat template), `plain` (as it stands),
     `question_answer`, `step_by_step`, a text with `{prompt}`, or Jinja over `messages`. `global_template` and
     `tag_to_template` take precedence."""
-
     file_name: tuple[str, ...] = one_or_many()
     """json, jsonl, csv, parquet file, or a Hugging Face dataset folder; one or many. Relative to the working
     directory."""
-
     prompt: str | None = None
     """Column with the prompt as text. Exactly one of `prompt` and `messages` when there are files."""
-
     messages: str | None = None
     """Column with the prompt as chat messages (a list, or its JSON text)."""
-
     ground_truth: str | None = None
     """Column with what the reward compares against. null: `ground_truth`, else `answer`, else `response`, as there
     are."""
-
     tag: str | None = None
     """Column that says which kind of task a row is. null: `tag` if there is one."""
-
     default_tag: str | None = None
     """Tag of files without a tag column. null: with one domain its first tag, else the file's name."""
-
     id: str | None = None
     """Column with a row's name. null: `id` if there is one, else rows are numbered."""
-
     domain_interleave_probs: dict[str, float] = field(default_factory=dict)
     """Share of each domain in a batch, met exactly by quotas, not by chance. The domains of `rewards`,
     summing to 1. Empty: equal shares."""
-
     procedural: tuple[ProceduralTask, ...] = ()
     """Tasks generated on the fly, next to or instead of files."""
-
     shuffle: bool = True
     """New order in every epoch, from the run's seed. Validation always keeps the order of the file."""
-
     filter_overlong_prompts: bool = False
     """Tokenise all rows before the start and drop those longer than `prompt_length` (counted and logged).
     `truncation` says what happens to a long prompt that is met later."""
-
     preprocessing_num_workers: int = number(1, ge=1)
     """Threads that tokenise the prompts."""
 
@@ -227,36 +182,26 @@ class GeneratingArgs:
 
     max_new_tokens: int | None = number(None, ge=1)
     """Tokens per response. null: `response_length`, which it may not exceed."""
-
     do_sample: bool = True
     """false: greedy, whatever `temperature` says. Not in training."""
-
     temperature: float = number(1.0, ge=0)
     """The trainer divides its logits by the same number. Above 0 in training."""
-
     top_p: float = number(1.0, gt=0, le=1)
     """Smallest set of tokens with this probability. 1: off. The trainer's log-probs don't know this
     truncation: below 1 in training needs `train_infer_correction`, whose ratio contains it."""
-
     top_k: int = number(-1, ge=-1)
     """Number of likeliest tokens. -1 or 0: off. In training as for `top_p`."""
-
     repetition_penalty: float = number(1.0, gt=0)
     """Divides the logits of tokens seen before. 1: off. In training as for `top_p`."""
-
     stop_strings: tuple[str, ...] = one_or_many()
     """A response ends when its text contains one of these."""
-
     include_stop_str_in_output: bool = True
     """Keep the stop string in the text that the reward sees; the tokens are trained on either way."""
-
     ignore_eos: bool = False
     """Sample on after the end-of-sequence token, up to the limit."""
-
     num_return_sequences: int | None = number(None, ge=1)
     """Validation: responses per prompt (default 1). Training uses `num_return_sequences_in_group`; if given
     there, equal to that."""
-
     num_beams: Literal[1] = 1
     """Only 1: beam search isn't sampling from the policy."""
 
@@ -267,22 +212,17 @@ class WorkerConfig:
 
     world_size: int | None = number(None, ge=1)
     """Number of ranks. null: slots in `device_mapping` / `num_gpus_per_worker`, or 1; if given, equal to that."""
-
     device_mapping: tuple[int, ...] | None = parsed(
         None, parse_device_mapping, "slots such as [0, 1], '0-7,12', 'list(range(0, 8))' or 'range(0, 8)'"
     )
     """Global device slots, numbered over all nodes; a CPU worker each where there is no accelerator. Several
     roles may name the same slots. null: slots 0, 1, ... up to the world size."""
-
     num_gpus_per_worker: int = number(1, ge=1)
     """Slots per rank."""
-
     system_envs: dict[str, str] = field(default_factory=dict, metadata=OF_PROCESSES)
     """Environment variables of this role's processes, over the pipeline's own `system_envs`."""
-
     model_args: ModelArgs = field(default_factory=ModelArgs)
     """Model of this role."""
-
     strategy_args: StrategyArgs
     """Backend of this role."""
 
@@ -321,19 +261,15 @@ class ForwardConfig(WorkerConfig):
 
     infer_batch_size: int = number(8, ge=1)
     """Responses per forward pass on one rank. Changes memory and speed only."""
-
     use_dynamic_batching_in_infer: bool = False
     """Fill forward passes up to a token budget instead of a number of responses."""
-
     max_tokens_per_microbatch_in_infer: int | None = number(
         None, ge=1, acts_if=(needs("use_dynamic_batching_in_infer"),)
     )
     """That budget, padding included; at least the longest sequence. Required by the switch."""
-
     sequence_length_round_in_infer: int = number(1, ge=1)
     """The padded width of a forward pass, or the length of its packed line, is rounded up to a multiple of this many
     tokens: fewer different sizes for compilers and kernels, the same numbers. 1: as long as it is."""
-
     use_sequence_packing: bool = False
     """Lay the responses of a pass end to end instead of padding them to the longest. Attention never crosses from one
     to the next; numbers stay the same, no time is spent on padding. Models that mix tokens by other means than
@@ -354,19 +290,15 @@ class TrainConfig(ForwardConfig):
 
     training_args: TrainingArgs = field(default_factory=TrainingArgs)
     """Optimizer, schedule, batch."""
-
     use_dynamic_batching_in_train: bool = False
     """Fill forward/backward passes up to a token budget instead of `per_device_train_batch_size` responses;
     the mini-batch stays the same."""
-
     max_tokens_per_microbatch_in_train: int | None = number(
         None, ge=1, acts_if=(needs("use_dynamic_batching_in_train"),)
     )
     """That budget, padding included; at least the longest sequence. Required by the switch."""
-
     sequence_length_round_in_train: int = number(1, ge=1)
     """As `sequence_length_round_in_infer`, for forward/backward passes."""
-
     strategy_args: StrategyArgs = field(default_factory=lambda: StrategyArgs(strategy_name="fsdp2_train"))
     """Backend of this role."""
 
@@ -385,6 +317,5 @@ class ActorInferConfig(WorkerConfig):
 
     generating_args: GeneratingArgs = field(default_factory=GeneratingArgs)
     """Sampling in training; validation has its own."""
-
     strategy_args: StrategyArgs = field(default_factory=lambda: StrategyArgs(strategy_name="hf_infer"))
     """Backend of this role."""
