@@ -68,22 +68,3 @@ def _positive_length(norm_length: float | None) -> float:
             "give the maximum response length"
         )
     return norm_length
-
-
-def denominators_of(mask: Tensor, row_weights: Tensor | None = None) -> Denominators:
-    """Return the sizes of a batch that is all here: masked tokens, rows with at least one, not those of weight 0."""
-    mask = as_bool(mask)
-    if row_weights is not None:
-        require_shape("row_weights", row_weights, (mask.shape[0],), "[B]")
-        mask = mask & (row_weights != 0).unsqueeze(1)
-    rows = float(mask.any(1).sum())
-    return Denominators(tokens=float(mask.sum()), sequences=rows, units=rows)
-
-
-def aggregate_whole(
-    loss: Tensor, mask: Tensor, *, mode: AggMode, norm_length: float | None = None, row_weights: Tensor | None = None
-) -> Tensor:
-    """Aggregate a batch that is all here: the denominators come from its own mask."""
-    require_shape("mask", mask, tuple(loss.shape), "the shape of loss")
-    sizes = denominators_of(mask, row_weights)
-    return aggregate(loss, mask, sizes, mode=mode, norm_length=norm_length, row_weights=row_weights)

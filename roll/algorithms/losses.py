@@ -7,17 +7,15 @@ options...) -> PolicyLoss`, and an entry in `roll/catalog/losses.py`; its keywor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from roll.algorithms.corrections import at_level
 from roll.algorithms.masking import as_bool, bounded_exp, masked_moments, masked_sum, require_shape, zero_outside
-from roll.catalog.entries import implementation
-from roll.catalog.losses import LOSSES
 from roll.types.metrics import Metrics
 
 
@@ -255,16 +253,6 @@ def _ratio_metrics(ratio: Tensor, mask: Tensor) -> Metrics:
         metrics.add_min("actor/ratio_min", float(ratio[mask].min()))
     _add_mean(metrics, "ppo_kl", ratio - 1 - ratio.log(), mask)
     return metrics
-
-
-def policy_loss(name: str, inputs: PolicyLossInputs, options: Mapping[str, Any] | None = None) -> PolicyLoss:
-    """Return the loss that `roll/catalog/losses.py` calls `name`, with these options; raise for one that it hasn't."""
-    options, known = options or {}, LOSSES[name].options if name in LOSSES else ()
-    unknown = sorted(set(options) - set(known))
-    loss: PolicyLossFn = implementation(LOSSES, name, key="policy_loss")
-    if unknown and name in LOSSES:
-        raise ValueError(f"policy loss {name!r} has no option {unknown}; it has {sorted(known)}")
-    return loss(inputs, **options)
 
 
 def value_loss(

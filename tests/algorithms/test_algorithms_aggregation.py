@@ -11,8 +11,9 @@ from algorithms_reference import SEEDS, draw, draw_mask, poison
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
+from whole_batch import aggregate_whole, denominators_of
 
-from roll.algorithms.aggregation import aggregate, aggregate_whole, denominators_of
+from roll.algorithms.aggregation import aggregate
 from roll.types.batch import Denominators
 
 QUICK = settings(max_examples=40, deadline=None, derandomize=True)

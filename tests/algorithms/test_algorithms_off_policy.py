@@ -13,11 +13,11 @@ import torch
 from algorithms_reference import draw
 from test_algorithms_toy import GROUP, ROWS, Bandit, Corridor
 from torch.testing import assert_close
+from whole_batch import aggregate_whole, policy_loss
 
 from roll.algorithms.advantages import AdvantageInputs, compute_advantages
-from roll.algorithms.aggregation import aggregate_whole
 from roll.algorithms.corrections import Filter, correct
-from roll.algorithms.losses import PolicyLossInputs, policy_loss
+from roll.algorithms.losses import PolicyLossInputs
 from roll.algorithms.shaping import token_rewards
 
 CORRECTIONS = {

@@ -16,14 +16,15 @@ from algorithms_reference import SEEDS, draw, draw_index, draw_mask, reference_g
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
+from whole_batch import aggregate_whole, denominators_of, policy_loss
 
 from roll.algorithms.advantages import AdvantageInputs, compute_advantages, dr_grpo, gae, grpo, rloo
-from roll.algorithms.aggregation import aggregate, aggregate_whole, denominators_of
+from roll.algorithms.aggregation import aggregate
 from roll.algorithms.corrections import Filter, correct
 from roll.algorithms.gigpo import StepInputs
 from roll.algorithms.groups import index_of
 from roll.algorithms.kl import kl_divergence
-from roll.algorithms.losses import PolicyLossInputs, policy_loss
+from roll.algorithms.losses import PolicyLossInputs
 from roll.algorithms.normalization import RunningMoments, normalize_rewards
 from roll.algorithms.shaping import token_rewards
 from roll.catalog.estimators import ESTIMATORS

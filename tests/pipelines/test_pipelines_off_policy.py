@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rows import R, make_config, make_rollouts, on_actions, with_versions
 from small import run_small
 from torch.testing import assert_close
+from whole_batch import denominators_of
 
-from roll.algorithms.aggregation import denominators_of
 from roll.configs.schema.policy_config import TrainInferCorrection
 from roll.pipelines.credit import CreditAssigner
 from roll.pipelines.off_policy import staleness_metrics, staleness_of
