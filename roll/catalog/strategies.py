@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from roll.catalog.entries import Entry
 
@@ -19,6 +20,8 @@ class Strategy(Entry):
     """Roles whose work it can do."""
     package: str | None = None
     """What must be installed, by the name it is imported under."""
+    project: str = ""
+    """An engine's name as its project writes it."""
     lockstep: bool = False
     """An engine that computes only inside `poll`."""
 
@@ -35,9 +38,8 @@ def _scores(path: str, config: str, package: str | None = None, *, reward_model:
     return Strategy(path=path, config=f"{_SCHEMA}.{config}", roles=roles, package=package)
 
 
-def _samples(path: str, config: str, package: str | None = None, *, lockstep: bool = False) -> Strategy:
-    config = f"{_SCHEMA}.{config}"
-    return Strategy(path=path, config=config, roles=("actor_infer",), package=package, lockstep=lockstep)
+def _samples(path: str, config: str, package: str | None = None, **more: Any) -> Strategy:
+    return Strategy(path=path, config=f"{_SCHEMA}.{config}", roles=("actor_infer",), package=package, **more)
 
 
 _FSDP2 = ("roll.strategies.fsdp2:Fsdp2Strategy", "strategy_config:Fsdp2Config")
@@ -60,8 +62,8 @@ STRATEGIES: dict[str, Strategy] = {
     "megatron_train": _trains(*_MEGATRON),
     "megatron_infer": _scores(*_MEGATRON, reward_model=False),
     "hf_infer": _samples("roll.strategies.hf_infer:build", "strategy_config:HfInferConfig", lockstep=True),
-    "vllm": _samples("roll.strategies.vllm.engine:build", "engine_config:VllmConfig", "vllm"),
-    "sglang": _samples("roll.strategies.sglang.engine:build", "engine_config:SglangConfig", "sglang"),
+    "vllm": _samples("roll.strategies.vllm.engine:build", "engine_config:VllmConfig", "vllm", project="vLLM"),
+    "sglang": _samples("roll.strategies.sglang.engine:build", "engine_config:SglangConfig", "sglang", project="SGLang"),
 }
 
 

@@ -15,7 +15,7 @@ from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config, to_yaml
 from roll.configs.rules.validate import warnings_of
-from roll.configs.schema.engine_config import GONE, RESERVED_SGLANG, RESERVED_VLLM, SglangConfig, VllmConfig
+from roll.configs.schema.engine_config import SglangConfig, VllmConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 
 OPTIONS = "actor_infer.strategy_args.strategy_config"
@@ -262,9 +262,10 @@ def test_the_tables_of_refused_words_agree_with_the_installed_engine(name):
         pytest.skip(f"{name} isn't installed here")
     known = engine_arguments.arguments_of(name, folder)
     assert len(known) > 100
-    reserved, declared = {"vllm": (RESERVED_VLLM, VllmConfig), "sglang": (RESERVED_SGLANG, SglangConfig)}[name]
+    declared = {"vllm": VllmConfig, "sglang": SglangConfig}[name]
+    reserved = declared.reserved
     assert reserved.keys() <= known
-    assert not GONE[name].keys() & known
+    assert not declared.gone.keys() & known
     aliases = {"sglang": {"tensor_parallel_size": "tp_size"}}.get(name, {})
     own = {aliases.get(spec.name, spec.name) for spec in fields(declared)} - {"engine_args", "sleep_level"}
     assert own <= known

@@ -9,8 +9,8 @@ from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
+from roll.catalog.strategies import STRATEGIES
 from roll.configs.errors import Violation, did_you_mean
-from roll.configs.rules.engines import ENGINES, known_here
 from roll.configs.schema.engine_config import EngineConfig
 from roll.configs.schema.rl_config import RLConfig
 
@@ -27,10 +27,10 @@ def argument_checks(config: RLConfig) -> Iterator[Violation]:
         return  # laid out in a way that isn't known here; the engine itself refuses what it doesn't know
     words = known | {spec.name for spec in fields(options)} - {"engine_args"}
     for key, value in options.engine_args.items():
-        if key not in words and not known_here(strategy.strategy_name, key):
+        if key not in words and not options.knows(key):
             path = f"actor_infer.strategy_args.strategy_config.{key}"
-            expected = f"an argument that the installed {ENGINES[strategy.strategy_name]} has"
-            near = did_you_mean(key, [word for word in words if not known_here(strategy.strategy_name, word)])
+            expected = f"an argument that the installed {STRATEGIES[strategy.strategy_name].project} has"
+            near = did_you_mean(key, [word for word in words if not options.knows(word)])
             yield Violation(path, expected, near if near.startswith("did") else f"see {_source(folder)}", value)
 
 

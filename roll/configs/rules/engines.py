@@ -5,25 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 
+from roll.catalog.strategies import STRATEGIES
 from roll.configs.errors import Violation, no_effect
-from roll.configs.schema.engine_config import (
-    GONE,
-    RESERVED_SGLANG,
-    RESERVED_VLLM,
-    EngineConfig,
-    SglangConfig,
-    VllmConfig,
-)
+from roll.configs.schema.engine_config import EngineConfig, SglangConfig, VllmConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.worker_config import WorkerConfig
-
-ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
-"""Engines by strategy, as their projects write themselves."""
 
 VLLM_TEMPERATURES = (0.01, 2.0)
 """Lowest and highest temperature that vLLM samples at as it is told."""
 
-_RESERVED = {"vllm": RESERVED_VLLM, "sglang": RESERVED_SGLANG}
 _OPTIONS = "actor_infer.strategy_args.strategy_config"
 
 
@@ -57,29 +47,24 @@ def _without_engine(config: RLConfig, name: str) -> Iterator[Violation]:
 
 def _arguments(name: str, options: EngineConfig) -> Iterator[Violation]:
     """Arguments that the run sets, that have gone, or that have a key of their own; not whether the engine has them."""
-    engine, declared = ENGINES[name], {spec.name for spec in fields(options)}
+    engine, declared = STRATEGIES[name].project, {spec.name for spec in fields(options)}
     for key, value in options.engine_args.items():
         path = f"{_OPTIONS}.{key}"
         if key in declared:
             why = f" in engine_args: {key} is a key of the section itself"
             yield no_effect(f"{_OPTIONS}.engine_args.{key}", why, f"{path}={value}", value)
-        elif key in _RESERVED[name]:
-            yield no_effect(path, f": the run itself tells {engine}", _RESERVED[name][key], value)
-        elif key in GONE[name]:
-            yield Violation(path, f"an argument of {engine}", GONE[name][key], value)
+        elif key in options.reserved:
+            yield no_effect(path, f": the run itself tells {engine}", options.reserved[key], value)
+        elif key in options.gone:
+            yield Violation(path, f"an argument of {engine}", options.gone[key], value)
     stages = options.engine_args.get(options.pipeline_key, 1)
     if type(stages) is not int or stages < 1:
         yield Violation(f"{_OPTIONS}.{options.pipeline_key}", "a whole number >= 1", "", stages)
 
 
-def known_here(name: str, key: str) -> bool:
-    """Whether `engine_rules` has something to say about an entry of `engine_args` itself."""
-    return key in _RESERVED[name] or key in GONE[name]
-
-
 def _model_args(name: str, worker: WorkerConfig) -> Iterator[Violation]:
     """Switches of models that this project builds itself. `memory_rules` and `lora_rules` have the others."""
-    args, path, engine = worker.model_args, "actor_infer.model_args", ENGINES[name]
+    args, path, engine = worker.model_args, "actor_infer.model_args", STRATEGIES[name].project
     if args.attn_implementation != "auto":
         expected = f"auto with {name}: the kernels are {engine}'s own"
         fix = f"{_OPTIONS}.attention_backend=..., or remove it"

@@ -2,11 +2,117 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from roll.configs.schema.fields import number, open_section
 from roll.configs.schema.strategy_options import StrategyConfig
+
+
+def _by_name(names_by_text: dict[str, str]) -> dict[str, str]:
+    """Return what to say about each name."""
+    return {name: text for text, names in names_by_text.items() for name in names.split()}
+
+
+VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks for which vLLM makes room; another one takes the next of these."""
+
+_RESERVED_VLLM = _by_name(
+    {
+        "write actor_infer.model_args.model_name_or_path": "model model_weights hf_config_path",
+        "write actor_infer.model_args.dtype": "dtype",
+        "write actor_infer.model_args.trust_remote_code": "trust_remote_code",
+        "write actor_infer.model_args.model_config_kwargs": "hf_overrides",
+        "write seed at the top level; every response has a key of its own": "seed",
+        "prompts and responses are token ids; the tokenizer is that of actor_train's model": (
+            "tokenizer tokenizer_mode tokenizer_revision skip_tokenizer_init enable_prompt_embeds tokens_only"
+        ),
+        "the engine is called directly, there is no server": "served_model_name",
+        "it always generates": "runner convert pooler_config",
+        "log-probs are those of the distribution that tokens are drawn from, on every engine": (
+            "max_logprobs logprobs_mode return_sampling_mask"
+        ),
+        "sampling is what generating_args say, and nothing else": "generation_config",
+        "write actor_infer.generating_args": "override_generation_config",
+        "weights come from the trainer; see weight_transport": "weight_transfer_config worker_cls worker_extension_cls",
+        "write sleep_level": "enable_sleep_mode",
+        "write actor_infer.device_mapping": "device_ids",
+        "an engine's devices are processes of its own on one machine": "distributed_executor_backend",
+        "engines don't span machines: give each machine its own ranks": "nnodes node_rank master_addr master_port",
+        "a rank of actor_infer is one engine: give it more ranks": (
+            "data_parallel_size data_parallel_rank data_parallel_start_rank data_parallel_size_local "
+            "data_parallel_address data_parallel_rpc_port data_parallel_hybrid_lb data_parallel_external_lb "
+            "data_parallel_multi_port_external_lb data_parallel_backend"
+        ),
+        "engines get the trainer's merged weights, or with lora_sync: adapters what those need is set by the run": (
+            "enable_lora max_loras max_lora_rank fully_sharded_loras max_cpu_loras lora_dtype lora_target_modules "
+            "default_mm_loras"
+        ),
+        "metrics are those of the run, see docs/metrics.md": "disable_log_stats",
+        "aborts and weight updates must know every token": "stream_interval",
+        "the trainer's log-probs wouldn't know them": "logits_processors",
+    }
+)
+_RESERVED_SGLANG = _by_name(
+    {
+        "write actor_infer.model_args.model_name_or_path": "model_path",
+        "write actor_infer.model_args.dtype": "dtype",
+        "write actor_infer.model_args.trust_remote_code": "trust_remote_code",
+        "write actor_infer.model_args.model_config_kwargs": "json_model_override_args",
+        "write seed at the top level; SGLang has no key per response": "random_seed",
+        "prompts and responses are token ids; the tokenizer is that of actor_train's model": (
+            "tokenizer_path tokenizer_mode tokenizer_backend skip_tokenizer_init"
+        ),
+        "responses are free text": "grammar_backend",
+        "log-probs are those of the distribution that tokens are drawn from, on every engine": (
+            "sampling_mask_max_tokens"
+        ),
+        "write actor_train.data_args.template": "chat_template",
+        "write tensor_parallel_size": "tp_size",
+        "it is the run's sequence_length": "context_length",
+        "write max_running_requests at the top level": "max_running_requests",
+        "it is the accelerator of the rank's slots, or the CPU where there is none": "device",
+        "write actor_infer.device_mapping": "base_gpu_id gpu_id_step",
+        "the engine is called directly, there is no server": "served_model_name host port api_key admin_api_key",
+        "it always generates": "is_embedding",
+        "weights come from the trainer; see weight_transport": (
+            "weight_version custom_weight_loader checkpoint_engine_wait_weights_before_ready"
+        ),
+        "it is on where there is an accelerator: roles on one device take turns": "enable_memory_saver",
+        "the rank of actor_infer is what Ray places": "use_ray",
+        "engines don't span machines: give each machine its own ranks": "nnodes node_rank dist_init_addr nccl_port",
+        "a rank of actor_infer is one engine: give it more ranks": "dp_size",
+        "engines get the trainer's merged weights, or with lora_sync: adapters what those need is set by the run": (
+            "enable_lora lora_paths max_lora_rank lora_target_modules max_loras_per_batch"
+        ),
+        "aborts and weight updates must know every token": "stream_interval incremental_streaming_output",
+        "the trainer's log-probs wouldn't know them": "enable_custom_logit_processor",
+    }
+)
+_GONE_VLLM = _by_name(
+    {
+        "vLLM no longer moves KV blocks to host memory; it computes them again": "swap_space",
+        "there is one block manager": "use_v2_block_manager",
+        "it has no such switch any more": "disable_async_output_proc num_scheduler_steps",
+        "write max_cudagraph_capture_size, or enforce_eager": "max_seq_len_to_capture",
+        "it is the accelerator of the rank's slots, or the CPU where there is none": "device",
+        "write tensor_parallel_size": "tp_size",
+        "requests aren't logged; see enable_log_requests": "disable_log_requests",
+        "that is SGLang's word: write gpu_memory_utilization": "mem_fraction_static",
+    }
+)
+_GONE_SGLANG = _by_name(
+    {
+        "write pp_size": "pipeline_parallel_size",
+        "that is vLLM's word: write mem_fraction_static": "gpu_memory_utilization",
+        "it is the run's sequence_length": "max_model_len",
+        "write max_running_requests at the top level": "max_num_seqs",
+        "for false write disable_radix_cache: true": "enable_prefix_caching",
+        "for true write disable_cuda_graph: true": "enforce_eager",
+        "it gives back weights and KV cache while others use its device": "sleep_level",
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +121,10 @@ class EngineConfig(StrategyConfig):
 
     pipeline_key: ClassVar[str]
     """The engine's own name for the number of pipeline stages, an entry of `engine_args`."""
+    reserved: ClassVar[Mapping[str, str]]
+    """Arguments that the run sets itself, and what to write instead, or why there is nothing to write."""
+    gone: ClassVar[Mapping[str, str]]
+    """Words that the engine doesn't have (any more), and what to say about each."""
     tensor_parallel_size: int = number(1, ge=1)
     """Devices that share every matrix of one engine; divides the attention heads. `num_gpus_per_worker` is this number
     times the engine's pipeline stages."""
@@ -24,6 +134,10 @@ class EngineConfig(StrategyConfig):
     engine_args: dict[str, Any] = field(default_factory=dict, metadata=open_section())
     """Any other argument of the engine, which may as well stand next to this key. A name that the installed engine
     doesn't have, or that another key of the run sets, is refused."""
+
+    def knows(self, key: str) -> bool:
+        """Whether there is something to say about an entry of `engine_args` itself."""
+        return key in self.reserved or key in self.gone
 
     @property
     def devices(self) -> int:
@@ -38,6 +152,8 @@ class VllmConfig(EngineConfig):
     `kv_cache_memory_bytes`, `enable_chunked_prefill`, `speculative_config` or `pipeline_parallel_size`."""
 
     pipeline_key: ClassVar[str] = "pipeline_parallel_size"
+    reserved = _RESERVED_VLLM
+    gone = _GONE_VLLM
 
     gpu_memory_utilization: float = number(0.8, gt=0, le=1)
     """Share of a device's memory that the engine takes for weights and KV cache. Roles on the same device must fit into
@@ -73,148 +189,10 @@ class SglangConfig(EngineConfig):
     `max_total_tokens`, `chunked_prefill_size`, `sampling_backend` or `pp_size`."""
 
     pipeline_key: ClassVar[str] = "pp_size"
+    reserved = _RESERVED_SGLANG
+    gone = _GONE_SGLANG
 
     mem_fraction_static: float | None = number(None, gt=0, lt=1)
     """Share of a device's memory for weights and KV cache. null: the engine's choice."""
     attention_backend: str | None = None
     """Attention kernels, e.g. `flashinfer`, `fa3`, `torch_native`. null: the engine's choice."""
-
-
-_BY_RANKS = "a rank of actor_infer is one engine: give it more ranks"
-_BY_MODEL_ARGS = "write actor_infer.model_args.{}"
-_OWN_TOKENS = "prompts and responses are token ids; the tokenizer is that of actor_train's model"
-_PROCESSES = "engines don't span machines: give each machine its own ranks"
-_LORA = "engines get the trainer's merged weights, or with lora_sync: adapters what those need is set by the run"
-_LOG_PROBS = "log-probs are those of the distribution that tokens are drawn from, on every engine"
-_NO_SERVER = "the engine is called directly, there is no server"
-_SYNC = "weights come from the trainer; see weight_transport"
-
-VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks for which vLLM makes room; another one takes the next of these."""
-
-RESERVED_VLLM: dict[str, str] = {
-    "model": _BY_MODEL_ARGS.format("model_name_or_path"),
-    "model_weights": _BY_MODEL_ARGS.format("model_name_or_path"),
-    "dtype": _BY_MODEL_ARGS.format("dtype"),
-    "trust_remote_code": _BY_MODEL_ARGS.format("trust_remote_code"),
-    "hf_overrides": _BY_MODEL_ARGS.format("model_config_kwargs"),
-    "hf_config_path": _BY_MODEL_ARGS.format("model_name_or_path"),
-    "seed": "write seed at the top level; every response has a key of its own",
-    "tokenizer": _OWN_TOKENS,
-    "tokenizer_mode": _OWN_TOKENS,
-    "tokenizer_revision": _OWN_TOKENS,
-    "skip_tokenizer_init": _OWN_TOKENS,
-    "enable_prompt_embeds": _OWN_TOKENS,
-    "tokens_only": _OWN_TOKENS,
-    "served_model_name": _NO_SERVER,
-    "runner": "it always generates",
-    "convert": "it always generates",
-    "pooler_config": "it always generates",
-    "max_logprobs": _LOG_PROBS,
-    "logprobs_mode": _LOG_PROBS,
-    "return_sampling_mask": _LOG_PROBS,
-    "generation_config": "sampling is what generating_args say, and nothing else",
-    "override_generation_config": "write actor_infer.generating_args",
-    "weight_transfer_config": _SYNC,
-    "worker_cls": _SYNC,
-    "worker_extension_cls": _SYNC,
-    "enable_sleep_mode": "write sleep_level",
-    "device_ids": "write actor_infer.device_mapping",
-    "distributed_executor_backend": "an engine's devices are processes of its own on one machine",
-    "nnodes": _PROCESSES,
-    "node_rank": _PROCESSES,
-    "master_addr": _PROCESSES,
-    "master_port": _PROCESSES,
-    "data_parallel_size": _BY_RANKS,
-    "data_parallel_rank": _BY_RANKS,
-    "data_parallel_start_rank": _BY_RANKS,
-    "data_parallel_size_local": _BY_RANKS,
-    "data_parallel_address": _BY_RANKS,
-    "data_parallel_rpc_port": _BY_RANKS,
-    "data_parallel_hybrid_lb": _BY_RANKS,
-    "data_parallel_external_lb": _BY_RANKS,
-    "data_parallel_multi_port_external_lb": _BY_RANKS,
-    "data_parallel_backend": _BY_RANKS,
-    "enable_lora": _LORA,
-    "max_loras": _LORA,
-    "max_lora_rank": _LORA,
-    "fully_sharded_loras": _LORA,
-    "max_cpu_loras": _LORA,
-    "lora_dtype": _LORA,
-    "lora_target_modules": _LORA,
-    "default_mm_loras": _LORA,
-    "disable_log_stats": "metrics are those of the run, see docs/metrics.md",
-    "stream_interval": "aborts and weight updates must know every token",
-    "logits_processors": "the trainer's log-probs wouldn't know them",
-}
-"""Arguments of vLLM that the run sets itself, and what to write instead, or why there is nothing to write."""
-
-RESERVED_SGLANG: dict[str, str] = {
-    "model_path": _BY_MODEL_ARGS.format("model_name_or_path"),
-    "dtype": _BY_MODEL_ARGS.format("dtype"),
-    "trust_remote_code": _BY_MODEL_ARGS.format("trust_remote_code"),
-    "json_model_override_args": _BY_MODEL_ARGS.format("model_config_kwargs"),
-    "random_seed": "write seed at the top level; SGLang has no key per response",
-    "tokenizer_path": _OWN_TOKENS,
-    "tokenizer_mode": _OWN_TOKENS,
-    "tokenizer_backend": _OWN_TOKENS,
-    "skip_tokenizer_init": _OWN_TOKENS,
-    "grammar_backend": "responses are free text",
-    "sampling_mask_max_tokens": _LOG_PROBS,
-    "chat_template": "write actor_train.data_args.template",
-    "tp_size": "write tensor_parallel_size",
-    "context_length": "it is the run's sequence_length",
-    "max_running_requests": "write max_running_requests at the top level",
-    "device": "it is the accelerator of the rank's slots, or the CPU where there is none",
-    "base_gpu_id": "write actor_infer.device_mapping",
-    "gpu_id_step": "write actor_infer.device_mapping",
-    "served_model_name": _NO_SERVER,
-    "host": _NO_SERVER,
-    "port": _NO_SERVER,
-    "api_key": _NO_SERVER,
-    "admin_api_key": _NO_SERVER,
-    "is_embedding": "it always generates",
-    "weight_version": _SYNC,
-    "custom_weight_loader": _SYNC,
-    "checkpoint_engine_wait_weights_before_ready": _SYNC,
-    "enable_memory_saver": "it is on where there is an accelerator: roles on one device take turns",
-    "use_ray": "the rank of actor_infer is what Ray places",
-    "nnodes": _PROCESSES,
-    "node_rank": _PROCESSES,
-    "dist_init_addr": _PROCESSES,
-    "nccl_port": _PROCESSES,
-    "dp_size": _BY_RANKS,
-    "enable_lora": _LORA,
-    "lora_paths": _LORA,
-    "max_lora_rank": _LORA,
-    "lora_target_modules": _LORA,
-    "max_loras_per_batch": _LORA,
-    "stream_interval": "aborts and weight updates must know every token",
-    "incremental_streaming_output": "aborts and weight updates must know every token",
-    "enable_custom_logit_processor": "the trainer's log-probs wouldn't know them",
-}
-"""As `RESERVED_VLLM`, for SGLang."""
-
-GONE: dict[str, dict[str, str]] = {
-    "vllm": {
-        "swap_space": "vLLM no longer moves KV blocks to host memory; it computes them again",
-        "use_v2_block_manager": "there is one block manager",
-        "disable_async_output_proc": "it has no such switch any more",
-        "num_scheduler_steps": "it has no such switch any more",
-        "max_seq_len_to_capture": "write max_cudagraph_capture_size, or enforce_eager",
-        "device": "it is the accelerator of the rank's slots, or the CPU where there is none",
-        "tp_size": "write tensor_parallel_size",
-        "disable_log_requests": "requests aren't logged; see enable_log_requests",
-        "mem_fraction_static": "that is SGLang's word: write gpu_memory_utilization",
-    },
-    "sglang": {
-        "pipeline_parallel_size": "write pp_size",
-        "gpu_memory_utilization": "that is vLLM's word: write mem_fraction_static",
-        "max_model_len": "it is the run's sequence_length",
-        "max_num_seqs": "write max_running_requests at the top level",
-        "enable_prefix_caching": "for false write disable_radix_cache: true",
-        "enforce_eager": "for true write disable_cuda_graph: true",
-        "sleep_level": "it gives back weights and KV cache while others use its device",
-    },
-}
-"""Words that an engine doesn't have (any more), by strategy, and what to say about each."""
