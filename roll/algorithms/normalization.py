@@ -126,13 +126,12 @@ def normalize_grouped(scores: Tensor, group_index: Tensor | None, *, method: Gro
     return normed.clamp(-1.0, 3.0) if method == "asym_clip" else normed
 
 
-def whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True, eps: float = 1e-8) -> Tensor:
+def whiten(values: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
     """Return (x - mean) / sqrt(var + eps) over all masked entries of the batch; unbiased variance.
 
     Args:
         values: [B, T].
         mask: bool [B, T].
-        shift_mean: False adds the mean back, so that only the scale changes.
         eps: added to the variance.
 
     Returns:
@@ -141,8 +140,6 @@ def whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True, eps: float 
     require_shape("mask", mask, tuple(values.shape), "the shape of values")
     mean, variance = masked_moments(values, mask)
     whitened = (values.to(torch.float64) - mean) * torch.rsqrt(variance + eps)
-    if not shift_mean:
-        whitened = whitened + mean
     return zero_outside(whitened.to(at_least_float32(values).dtype), mask)
 
 

@@ -5,7 +5,6 @@ Each function gives one named part, [B], to be added to the reward and logged on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
@@ -25,12 +24,6 @@ def place_on_last_token(rewards: Tensor, action_mask: Tensor) -> Tensor:
     return zero_outside(rewards.unsqueeze(1).expand(mask.shape), mask & (later == 1))
 
 
-def token_rewards(rewards: Tensor, action_mask: Tensor, *, kl: Tensor | None = None, kl_coef: float = 0.0) -> Tensor:
-    """Return the row's reward on its last action token, minus `kl_coef` * KL on every action token; [B, T]."""
-    placed = place_on_last_token(rewards, action_mask)
-    return placed if kl is None else placed - kl_coef * zero_outside(kl.detach(), action_mask)
-
-
 def overlong_penalty(lengths: Tensor, *, max_length: int, buffer: int) -> Tensor:
     """Return DAPO's overlong punishment (arXiv:2503.14476): 0 up to L - c, linear to -1 at L, -1 beyond; [B].
 
@@ -43,23 +36,6 @@ def overlong_penalty(lengths: Tensor, *, max_length: int, buffer: int) -> Tensor
         raise ValueError(f"the overlong buffer must be in 1..{max_length} (max_length), got {buffer}")
     excess = at_least_float32(lengths) - (max_length - buffer)
     return -(excess / buffer).clamp(0.0, 1.0)
-
-
-def repetition_penalty(responses: Sequence[Sequence[int]], *, ngram: int, max_penalty: float) -> Tensor:
-    """Return -max_penalty * (1 - distinct n-grams / n-grams) (arXiv:2502.03373); float32 [B].
-
-    A response shorter than one n-gram can't repeat itself: 0.
-    """
-    if ngram < 1 or max_penalty < 0:
-        raise ValueError(f"repetition penalty needs ngram >= 1 and max_penalty >= 0, got {ngram} and {max_penalty}")
-    return torch.tensor([-max_penalty * _repeated(tokens, ngram) for tokens in responses], dtype=torch.float32)
-
-
-def _repeated(tokens: Sequence[int], ngram: int) -> float:
-    total = len(tokens) - ngram + 1
-    if total < 1:
-        return 0.0
-    return 1 - len({tuple(tokens[i : i + ngram]) for i in range(total)}) / total
 
 
 def length_reward(lengths: Tensor, correct: Tensor, group_index: Tensor) -> Tensor:

@@ -11,12 +11,14 @@ from roll.catalog.entries import Entry
 class Transport(Entry):
     """`path` is a module with `send(route, stream) -> handles` and `receive(route, handles, rank) -> stream`."""
 
+    configurable: bool = True
+    """A configuration may choose it; else only `auto` does."""
     streams: bool = False
     """Both ends are at work at the same time; the handles of the others stay what they are."""
 
 
 TRANSPORTS: dict[str, Transport] = {
-    "in_process": Transport(path="roll.distributed.transports.stored"),
+    "in_process": Transport(path="roll.distributed.transports.stored", configurable=False),
     "object_store": Transport(path="roll.distributed.transports.stored"),
     "file": Transport(path="roll.distributed.transports.files"),
     "shared_memory": Transport(path="roll.distributed.transports.shared", streams=True),

@@ -16,7 +16,11 @@ _HASHERS = 4
 
 
 class CheckpointError(ValueError):
-    """A checkpoint can't be written, found or trusted."""
+    """A checkpoint can't be found or trusted, or its folder is another run's."""
+
+
+class CheckpointWriteError(RuntimeError):
+    """A checkpoint or a model can't be written, e.g. on a full disk: a failure, no mistake of the user's."""
 
 
 @dataclass(frozen=True, slots=True)

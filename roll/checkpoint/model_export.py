@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from roll.checkpoint.files import CheckpointError, files_below, hash_files, sync_folder
+from roll.checkpoint.files import CheckpointWriteError, files_below, hash_files, sync_folder
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +39,8 @@ def set_aside(target: Path) -> Path | None:
 def write_model(target: Path, write: Callable[[Path], None], record: dict[str, Any]) -> None:
     """Have `write` fill a folder with the model, which then becomes that of `target`; `record` is kept beside it.
 
-    An earlier model there is replaced if its record names the same `exp_name`, else set aside. Raises `CheckpointError`
-    when writing fails; what was in `target` is untouched then.
+    An earlier model there is replaced if its record names the same `exp_name`, else set aside. Raises
+    `CheckpointWriteError` when writing fails; what was in `target` is untouched then.
     """
     fresh = target / _UNFINISHED
     try:
@@ -59,7 +59,7 @@ def write_model(target: Path, write: Callable[[Path], None], record: dict[str, A
             shutil.rmtree(aside, ignore_errors=True)
     except Exception as error:
         free = f"{shutil.disk_usage(target).free / 2**30:.1f} GiB are free there" if target.is_dir() else "not created"
-        raise CheckpointError(f"the trained model couldn't be written to {target} ({free}): {error}") from error
+        raise CheckpointWriteError(f"the trained model couldn't be written to {target} ({free}): {error}") from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from roll.checkpoint.files import CheckpointError, files_below, hash_files, sync_folder
+from roll.checkpoint.files import CheckpointError, CheckpointWriteError, files_below, hash_files, sync_folder
 from roll.checkpoint.manifest import MANIFEST, Checkpoint, read_manifest, verify, write_manifest
 
 _logger = logging.getLogger(__name__)
@@ -50,8 +50,8 @@ class CheckpointStore:
     def writing(self, step: int, meta: Mapping[str, Any] | None = None) -> Iterator[Path]:
         """Yield a folder to write the checkpoint of `step` into; complete once the block ends without an exception.
 
-        `meta` is kept in the manifest (JSON values). Raises `CheckpointError` when the disk is full or
-        refuses, or when another process writes here; earlier checkpoints are untouched then.
+        `meta` is kept in the manifest (JSON values). Raises `CheckpointWriteError` when the disk is full or
+        refuses, `CheckpointError` when another process writes here; earlier checkpoints are untouched then.
         """
         if step < 0:
             raise ValueError(f"a checkpoint's step must be >= 0, got {step}")
@@ -223,7 +223,7 @@ class CheckpointStore:
         try:
             yield
         except OSError as error:
-            raise CheckpointError(
+            raise CheckpointWriteError(
                 f"the checkpoint of step {step} couldn't be written to {self.root}: {error}; "
                 f"{_space(self.root)}. Earlier checkpoints are intact: {self._listing()}"
             ) from error

@@ -14,10 +14,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from roll.catalog.envs import ENVS
 from roll.envs.base import Env
 from roll.envs.baselines import Score, random_score, scripted_score
 from roll.envs.conformance import Finding, blame, check_env
-from roll.envs.env_registry import ENVS, EnvLoadError, EnvSpec, bare_env, load_env
+from roll.envs.env_registry import EnvLoadError, EnvSpec, bare_env, load_env
 
 MARKS = {
     "ok": ("ok", "green"),

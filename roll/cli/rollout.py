@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
+from roll.catalog.envs import ENVS
 from roll.cli.train import load, run
 from roll.configs.parsing.loader import to_yaml
 from roll.configs.schema.agentic_config import AgenticConfig
-from roll.envs.env_registry import ENVS
 
 PICTURES = 4
 """Episodes per environment that `render_save_dir` draws and `samples.jsonl` shows."""

@@ -67,10 +67,15 @@ class ConfigError(ValueError):
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`did you mean 'x'?` with the nearest known words, or the whole list when it is short, or nothing."""
     names = sorted(known)
-    near = difflib.get_close_matches(word, names, n=2, cutoff=0.6)
-    if near:
-        return "did you mean " + " or ".join(repr(name) for name in near) + "?"
+    if near := nearest(word, names):
+        return near
     return f"known: {', '.join(names)}" if 0 < len(names) <= 14 else ""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return `did you mean 'x'?` with the nearest known words, or nothing."""
+    near = difflib.get_close_matches(word, sorted(known), n=2, cutoff=0.6)
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def _short(value: Any) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
 from roll.data.readers import DataError
 from roll.data.task_ids import base_id
 from roll.data.templates import PromptEncoder
+from roll.data.threads import encode_all
 from roll.types.episode import Task
 
 Truncation = Literal["error", "left", "right", "middle", "filter"]
@@ -87,7 +86,7 @@ def encode_prompts(
         raise ValueError(f"truncation must be error, left, right, middle or filter, got {truncation!r}")
     if not tasks:
         raise DataError("there are no tasks to tokenise")
-    encoded = _encode_all(tasks, encoder, num_workers)
+    encoded = encode_all(tasks, encoder, PromptEncoder.encode, num_workers)
     kept: list[Task] = []
     kept_ids: list[tuple[int, ...]] = []
     long: list[LongPrompt] = []
@@ -132,16 +131,3 @@ CUT: dict[str, Callable[[tuple[int, ...], int], tuple[int, ...]]] = {
     "middle": _cut_middle,
 }
 """Token ids and a limit -> the ids that are left, by where they are cut."""
-
-
-def _encode_all(tasks: Sequence[Task], encoder: PromptEncoder, num_workers: int) -> list[tuple[int, ...]]:
-    num_workers = min(num_workers, len(tasks))
-    if num_workers <= 1:
-        return [encoder.encode(task) for task in tasks]
-    size = -(-len(tasks) // num_workers)
-    chunks = [tasks[start : start + size] for start in range(0, len(tasks), size)]
-    # A tokenizer isn't thread-safe, so every thread has its own; the tokenising itself runs outside of the GIL.
-    encoders = [copy.deepcopy(encoder) for _ in chunks]
-    with ThreadPoolExecutor(len(chunks)) as threads:
-        parts = threads.map(lambda own, chunk: [own.encode(task) for task in chunk], encoders, chunks)
-        return [ids for part in parts for ids in part]

@@ -5,10 +5,8 @@ files --read_conversations--> Conversation --ConversationEncoder--> TaughtRow --
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -21,6 +19,7 @@ from roll.data.readers import BadRow, DataError, Row, read_rows, resolve_sources
 from roll.data.sources import encodable, parse_conversation
 from roll.data.task_ids import with_epoch
 from roll.data.templates import TemplateError
+from roll.data.threads import encode_all
 from roll.types.batch import TokenBatch
 from roll.utils.seeding import keyed_shuffle, stable_hash
 
@@ -173,7 +172,7 @@ def encode_rows(
     rows: list[TaughtRow] = []
     long: list[str] = []
     untaught = 0
-    for conversation, row in zip(conversations, _encode_all(conversations, encoder, num_workers), strict=True):
+    for conversation, row in zip(conversations, encode_all(conversations, encoder, _encode, num_workers), strict=True):
         lengths.append(len(row.token_ids))
         if lengths[-1] > sequence_length:
             long.append(f"{conversation.where} with {lengths[-1]}")
@@ -201,22 +200,7 @@ def encode_rows(
     )
 
 
-def _encode_all(
-    conversations: Sequence[Conversation], encoder: ConversationEncoder, num_workers: int
-) -> list[TaughtRow]:
-    num_workers = min(num_workers, len(conversations))
-    if num_workers <= 1:
-        return [_encode(conversation, encoder) for conversation in conversations]
-    size = -(-len(conversations) // num_workers)
-    chunks = [conversations[start : start + size] for start in range(0, len(conversations), size)]
-    # A tokenizer isn't thread-safe, so every thread has its own; the tokenising itself runs outside of the GIL.
-    encoders = [copy.deepcopy(encoder) for _ in chunks]
-    with ThreadPoolExecutor(len(chunks)) as threads:
-        parts = threads.map(lambda own, chunk: [_encode(item, own) for item in chunk], encoders, chunks)
-        return [row for part in parts for row in part]
-
-
-def _encode(conversation: Conversation, encoder: ConversationEncoder) -> TaughtRow:
+def _encode(encoder: ConversationEncoder, conversation: Conversation) -> TaughtRow:
     try:
         marked = encoder.encode(conversation.messages)
     except TemplateError as error:

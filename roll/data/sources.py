@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from roll.data.procedural import PAYLOAD_KEY
 from roll.data.readers import BadRow, DataError, Row, Source, read_rows, resolve_sources
@@ -45,61 +45,33 @@ class Columns:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedTasks:
-    """The tasks, and the rows that were left out because the caller asked for it."""
-
-    tasks: list[Task]
-    skipped: tuple[str, ...] = ()
-    """One message per bad row, with file and line."""
-
-
 def load_tasks(
-    files: str | Sequence[str],
-    *,
-    columns: Columns | None = None,
-    seed: int,
-    domain: str = "",
-    default_tag: str | None = None,
-    on_bad_row: Literal["error", "skip"] = "error",
-) -> LoadedTasks:
-    """Read one or many sources (see `resolve_sources`) into tasks, in file and row order.
+    files: str | Sequence[str], *, columns: Columns | None = None, seed: int, default_tag: str | None = None
+) -> list[Task]:
+    """Read one or many sources (see `resolve_sources`) into tasks without a domain, in file and row order.
 
     A task's id is `<tag>:<id column>` or, without an id column, `<file>:<row number from 1>`; its seed depends on
-    `seed` and the id alone. Its payload holds `prompt`, `messages` (one of them None), `ground_truth` where the dataset
-    has one, and every other column. `default_tag` is the tag of rows in files without a tag column.
+    `seed` and the id alone. Its payload holds `prompt`, `messages` (one of them None), `ground_truth` where the
+    dataset has one, and every other column. `default_tag` is the tag of rows in files without a tag column.
 
-    Raises `DataError` naming file and line for a bad row (with `on_bad_row="skip"` it is left out and reported), for a
-    named column that isn't there, for an id that occurs twice, and for a source without rows.
+    Raises `DataError` naming file and line for a bad row, for a named column that isn't there, for an id that occurs
+    twice, and for a source without rows.
     """
-    if on_bad_row not in ("error", "skip"):
-        raise ValueError(f"on_bad_row must be error or skip, got {on_bad_row!r}")
     columns = columns or Columns()
     tasks: list[Task] = []
-    skipped: list[str] = []
     seen: dict[str, str] = {}
     for source in resolve_sources(files):
-        rows, before = 0, len(tasks)
         roles: dict[str, str | None] | None = None
         for item in read_rows(source):
-            rows += 1
-            try:
-                if isinstance(item, BadRow):
-                    raise DataError(item.message)
-                roles = roles or _roles(columns, item, default_tag)
-                task = _task(item, source, roles, seed, domain, default_tag or source.name)
-            except DataError as error:
-                if on_bad_row == "error":
-                    raise
-                skipped.append(str(error))
-                continue
+            if isinstance(item, BadRow):
+                raise DataError(item.message)
+            roles = roles or _roles(columns, item, default_tag)
+            task = _task(item, source, roles, seed, default_tag or source.name)
             _check_unique(task.id, item.where, seen, roles["id"])
             tasks.append(task)
-        if len(tasks) == before:
-            raise DataError(
-                f"{source.name}: no rows" if not rows else f"{source.name}: all {rows} rows are bad; {skipped[-1]}"
-            )
-    return LoadedTasks(tasks, tuple(skipped))
+        if roles is None:
+            raise DataError(f"{source.name}: no rows")
+    return tasks
 
 
 def _check_unique(task_id: str, where: str, seen: dict[str, str], id_column: str | None) -> None:
@@ -142,7 +114,7 @@ def _roles(columns: Columns, row: Row, default_tag: str | None) -> dict[str, str
     return roles
 
 
-def _task(row: Row, source: Source, roles: Mapping[str, str | None], seed: int, domain: str, default_tag: str) -> Task:
+def _task(row: Row, source: Source, roles: Mapping[str, str | None], seed: int, default_tag: str) -> Task:
     missing = [column for column in roles.values() if column is not None and column not in row.values]
     if missing:
         raise DataError(
@@ -166,9 +138,8 @@ def _task(row: Row, source: Source, roles: Mapping[str, str | None], seed: int, 
     tag = _label(row, roles["tag"]) or default_tag
     row_id = _label(row, roles["id"])
     task_id = f"{tag}:{row_id}" if row_id is not None else f"{source.name}:{row.number}"
-    return Task(
-        id=task_id, source=source.name, payload=payload, seed=stable_hash(seed, "task", task_id), tag=tag, domain=domain
-    )
+    key = stable_hash(seed, "task", task_id)
+    return Task(id=task_id, source=source.name, payload=payload, seed=key, tag=tag, domain="")
 
 
 def _label(row: Row, column: str | None) -> str | None:

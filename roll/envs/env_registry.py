@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from roll.catalog.envs import ENVS
 from roll.configs.errors import did_you_mean
 from roll.configs.schema.env_config import CustomEnv, EnvManager
 from roll.envs.base import Env
@@ -15,15 +16,6 @@ from roll.utils.importing import load_object, suggested_path
 
 if TYPE_CHECKING:
     from roll.configs.schema.agentic_config import AgenticConfig
-
-ENVS: dict[str, str] = {
-    "sokoban-v1": "roll.envs.sokoban:Sokoban",
-    "frozen_lake-v1": "roll.envs.frozen_lake:FrozenLake",
-    "countdown-v1": "roll.envs.countdown:Countdown",
-    "question_answer-v1": "roll.envs.question_answer:QuestionAnswer",
-}
-"""Id -> module and class. A change that alters what a seed plays bumps the version."""
-
 
 class EnvLoadError(ValueError):
     """An environment that can't be found, imported or made with its arguments."""
@@ -125,7 +117,7 @@ def load_env(env_type: str) -> type[Env]:
             f"your own write {suggested_path(env_type)})"
         )
     try:
-        found = load_object(ENVS.get(env_type, env_type), kind="class")
+        found = load_object(ENVS[env_type].path if env_type in ENVS else env_type, kind="class")
     except ValueError as error:
         raise EnvLoadError(str(error)) from error.__cause__
     name = env_type.rpartition(":")[2]

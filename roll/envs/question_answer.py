@@ -127,7 +127,7 @@ def _question(task: Task) -> tuple[Message, ...]:
 @lru_cache(maxsize=16)
 def _tasks(files: tuple[str, ...], columns: Columns) -> tuple[Task, ...]:
     """The rows; read once per process, however many instances there are."""
-    return tuple(load_tasks(files, columns=columns, seed=0).tasks)
+    return tuple(load_tasks(files, columns=columns, seed=0))
 
 
 def _loaded(reward: str, kwargs: Mapping[str, Any]) -> LoadedReward:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from roll.checkpoint.files import CheckpointError, read_json, write_json
+from roll.checkpoint.files import CheckpointWriteError, read_json, write_json
 from roll.checkpoint.manifest import Checkpoint
 from roll.checkpoint.model_export import set_aside, write_model
 from roll.checkpoint.store import CheckpointStore
@@ -55,12 +55,12 @@ class Checkpoints:
         actor = self._trained["actor_train"]
         try:
             write_model(self._config.export_path, lambda folder: actor.call(TrainWorker.export, str(folder)), record)
-        except CheckpointError as error:
+        except CheckpointWriteError as error:
             latest = self.latest()
             rest = "no checkpoint was kept (save_steps is 0)" if latest is None else f"{latest} is intact: "
             if latest is not None:
                 rest += "resume_from_checkpoint=auto does what is left and writes the model again"
-            raise CheckpointError(f"{error}; {rest}") from error
+            raise CheckpointWriteError(f"{error}; {rest}") from error
 
     def _set_model_aside(self) -> None:
         """Move the model of an earlier run out of the way, before a run that starts from scratch writes its own."""

@@ -51,8 +51,8 @@ def load_domains(
             prompt=data.prompt, messages=data.messages, ground_truth=data.ground_truth, id=data.id, tag=data.tag
         )
         default = data.default_tag or (next(iter(tags.values()))[0] if len(tags) == 1 else None)
-        loaded = load_tasks(data.file_name, columns=columns, seed=config.seed, default_tag=default)
-        for domain, tasks in route_by_tag(loaded.tasks, tags).items():
+        tasks_of_files = load_tasks(data.file_name, columns=columns, seed=config.seed, default_tag=default)
+        for domain, tasks in route_by_tag(tasks_of_files, tags).items():
             domains[domain] += tasks
     return domains
 

@@ -10,6 +10,7 @@ from algorithms_reference import SEEDS, draw, draw_index, draw_mask, poison, ref
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
+from whole_batch import token_rewards
 
 from roll.algorithms.advantages import (
     AdvantageInputs,
@@ -24,7 +25,6 @@ from roll.algorithms.advantages import (
     rloo,
 )
 from roll.algorithms.gigpo import StepInputs
-from roll.algorithms.shaping import token_rewards
 from roll.catalog.estimators import ESTIMATORS
 
 QUICK = settings(max_examples=30, deadline=None, derandomize=True)

@@ -10,11 +10,11 @@ import torch
 from algorithms_reference import SEEDS, draw, draw_index, members
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from whole_batch import token_rewards
 
 from roll.algorithms.advantages import AdvantageInputs
 from roll.algorithms.groups import group_moments, index_of, joint_index
 from roll.algorithms.losses import PolicyLossInputs
-from roll.algorithms.shaping import token_rewards
 from roll.catalog.estimators import ESTIMATORS
 from roll.catalog.losses import LOSSES
 

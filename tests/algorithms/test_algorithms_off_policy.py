@@ -13,12 +13,11 @@ import torch
 from algorithms_reference import draw
 from test_algorithms_toy import GROUP, ROWS, Bandit, Corridor
 from torch.testing import assert_close
-from whole_batch import aggregate_whole, policy_loss
+from whole_batch import aggregate_whole, policy_loss, token_rewards
 
 from roll.algorithms.advantages import AdvantageInputs, compute_advantages
 from roll.algorithms.corrections import Filter, correct
 from roll.algorithms.losses import PolicyLossInputs
-from roll.algorithms.shaping import token_rewards
 
 CORRECTIONS = {
     "decoupled": {"loss": "decoupled_ppo", "behave_cap": 5.0},

@@ -16,7 +16,7 @@ from algorithms_reference import SEEDS, draw, draw_index, draw_mask, reference_g
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
-from whole_batch import aggregate_whole, denominators_of, policy_loss
+from whole_batch import aggregate_whole, denominators_of, policy_loss, token_rewards
 
 from roll.algorithms.advantages import AdvantageInputs, compute_advantages, dr_grpo, gae, grpo, rloo
 from roll.algorithms.aggregation import aggregate
@@ -26,7 +26,6 @@ from roll.algorithms.groups import index_of
 from roll.algorithms.kl import kl_divergence
 from roll.algorithms.losses import PolicyLossInputs
 from roll.algorithms.normalization import RunningMoments, normalize_rewards
-from roll.algorithms.shaping import token_rewards
 from roll.catalog.estimators import ESTIMATORS
 from roll.catalog.losses import LOSSES
 from roll.types.batch import TokenBatch, TokenOutputs

@@ -18,9 +18,7 @@ from roll.algorithms.shaping import (
     overlong_penalty,
     pf_ppo_weights,
     place_on_last_token,
-    repetition_penalty,
     resample_counts,
-    token_rewards,
     within_difficulty,
 )
 
@@ -31,14 +29,6 @@ def test_the_reward_sits_on_the_last_action_token():
     mask = torch.tensor([[True, False, True, False], [False] * 4, [True] * 4])
     placed = place_on_last_token(torch.tensor([2.0, 5.0, -1.0]), mask)
     assert_close(placed, torch.tensor([[0.0, 0, 2, 0], [0, 0, 0, 0], [0, 0, 0, -1]]))
-
-
-def test_the_kl_penalty_is_charged_on_every_action_token():
-    # reward 1 on the last; 0.1 * KL (1, 2) off: -0.1, 1 - 0.2
-    mask = torch.tensor([[True, False, True]])
-    kl = torch.tensor([[1.0, float("nan"), 2.0]])
-    found = token_rewards(torch.tensor([1.0]), mask, kl=kl, kl_coef=0.1)
-    assert_close(found, torch.tensor([[-0.1, 0.0, 0.8]]))
 
 
 @given(SEEDS, st.integers(0, 5), st.integers(0, 5))
@@ -58,14 +48,6 @@ def test_the_overlong_penalty_is_soft():
 def test_an_impossible_overlong_buffer_is_refused(buffer):
     with pytest.raises(ValueError, match=r"1\.\.100"):
         overlong_penalty(torch.tensor([1]), max_length=100, buffer=buffer)
-
-
-def test_repetition_costs_by_its_share_of_repeated_ngrams():
-    # bigrams of 1 2 1 2 1: 12 21 12 21, two distinct of four: -2 * 0.5. Too short: 0. All distinct: 0.
-    found = repetition_penalty([[1, 2, 1, 2, 1], [7], [], [1, 2, 3]], ngram=2, max_penalty=2.0)
-    assert_close(found, torch.tensor([-1.0, 0.0, 0.0, 0.0]))
-    with pytest.raises(ValueError, match="ngram >= 1"):
-        repetition_penalty([[1]], ngram=0, max_penalty=1.0)
 
 
 def test_the_length_reward_matches_hand_computed_values():

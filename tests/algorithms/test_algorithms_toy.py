@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from whole_batch import aggregate_whole, policy_loss
+from whole_batch import aggregate_whole, policy_loss, token_rewards
 
 from roll.algorithms.advantages import AdvantageInputs, compute_advantages
 from roll.algorithms.gigpo import StepInputs
 from roll.algorithms.losses import PolicyLossInputs, value_loss
-from roll.algorithms.shaping import token_rewards
 from roll.catalog.estimators import ESTIMATORS
 from roll.catalog.losses import LOSSES
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.checkpoint.files import CheckpointError
+from roll.checkpoint.files import CheckpointWriteError
 from roll.checkpoint.model_export import set_aside, write_model
 
 
@@ -49,7 +49,7 @@ def test_a_failure_leaves_what_was_there(tmp_path, failure):
         raise failure
 
     write_model(tmp_path, writer("one"), {"exp_name": "a"})
-    with pytest.raises(CheckpointError, match=r"couldn't be written to .* GiB are free there.*space"):
+    with pytest.raises(CheckpointWriteError, match=r"couldn't be written to .* GiB are free there.*space"):
         write_model(tmp_path, fail, {"exp_name": "a"})
     assert content(tmp_path) == "one"
     assert sorted(path.name for path in tmp_path.iterdir()) == [

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from roll.checkpoint import CheckpointError, CheckpointStore
+from roll.checkpoint import CheckpointError, CheckpointStore, CheckpointWriteError
 from roll.checkpoint import files as checkpoint_files
 from roll.checkpoint.manifest import read_manifest, verify
+from roll.cli.exits import Exit, report
 
 
 def save(store: CheckpointStore, step: int, content: str = "weights") -> None:
@@ -68,6 +69,11 @@ def test_an_exception_in_the_block_leaves_nothing_and_keeps_the_previous(tmp_pat
     assert verify(tmp_path / "checkpoint-1").step == 1
 
 
+def test_a_full_disk_is_a_failure_and_no_mistake_of_the_user():
+    assert report(CheckpointWriteError("no space")) == Exit.FAILED
+    assert report(CheckpointError("no such checkpoint")) == Exit.MISTAKE
+
+
 @pytest.mark.parametrize("where", ["write", "fsync", "rename"])
 def test_a_full_disk_is_reported_and_leaves_the_previous_intact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
@@ -79,7 +85,8 @@ def test_a_full_disk_is_reported_and_leaves_the_previous_intact(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     interrupt = full if where == "write" else lambda: monkeypatch.setattr(os, where, full)
-    with pytest.raises(CheckpointError, match=r"step 2 couldn't be written.*No space left.*GiB are free.*checkpoint-1"):
+    message = r"step 2 couldn't be written.*No space left.*GiB are free.*checkpoint-1"
+    with pytest.raises(CheckpointWriteError, match=message):
         save_interrupted(store, 2, interrupt)
     monkeypatch.undo()
     assert names(tmp_path) == ["checkpoint-1"]
@@ -89,7 +96,8 @@ def test_a_full_disk_is_reported_and_leaves_the_previous_intact(
 def test_a_root_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     store = CheckpointStore(tmp_path / "file" / "checkpoints")
-    with pytest.raises(CheckpointError, match=r"step 3 couldn't be written to .*file/checkpoints"), store.writing(3):
+    message = r"step 3 couldn't be written to .*file/checkpoints"
+    with pytest.raises(CheckpointWriteError, match=message), store.writing(3):
         pass
 
 
@@ -99,7 +107,7 @@ def test_a_folder_without_permission_is_one_clear_error(tmp_path: Path) -> None:
     save(store, 1)
     tmp_path.chmod(0o500)
     try:
-        with pytest.raises(CheckpointError, match="Permission denied"), store.writing(2):
+        with pytest.raises(CheckpointWriteError, match="Permission denied"), store.writing(2):
             pass
     finally:
         tmp_path.chmod(0o700)

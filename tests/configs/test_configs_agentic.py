@@ -133,7 +133,7 @@ REFUSED: list[tuple[str, list[str], str, list[str]]] = [
      ["null with adv_estimator gigpo", "advantage_clip"]),
     ("the other discount", ["adv_estimator=gigpo", "gamma=0.9"], "gamma", ["step_reward_gamma=0.9, and remove gamma"]),
     ("a ratio that the loss hasn't", ["ratio_type=segment", "policy_loss=gspo"], "ratio_type",
-     ["policy_loss gspo has a ratio of its own", "ratio_type=token"]),
+     ["acts only with policy_loss ppo or decoupled_ppo, and policy_loss is gspo", "policy_loss=ppo"]),
     ("a stop string that ends an action",
      ["~custom_envs.room", "actor_infer.generating_args.stop_strings=['</answer>']",
       "actor_infer.generating_args.include_stop_str_in_output=false"],

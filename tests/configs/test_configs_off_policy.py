@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from refused import check_refused
 
 from roll.catalog.losses import LOSSES, loss_of
 from roll.configs.errors import ConfigError
@@ -45,10 +46,11 @@ def test_a_weight_is_never_applied_twice(ratio):
     assert not wrong(policy_loss="ppo", train_infer_correction=TrainInferCorrection(importance_upper=2.0))
 
 
-def test_the_dual_clip_belongs_to_the_losses_that_have_one():
-    assert not wrong(policy_loss="decoupled_ppo", dual_clip_loss=True)
-    assert not wrong(policy_loss="ppo", dual_clip_loss=True)
-    assert wrong(policy_loss="gspo", dual_clip_loss=True)[0].startswith("dual_clip_loss: got true, expected false")
+def test_the_dual_clip_belongs_to_the_losses_that_have_one(job):
+    for loss in ("ppo", "decoupled_ppo"):
+        assert load_config(job, "job", [f"policy_loss={loss}", "dual_clip_loss=true"]).dual_clip_loss
+    expected = "acts only with policy_loss ppo or decoupled_ppo, and policy_loss is gspo"
+    check_refused(job, ["policy_loss=gspo", "dual_clip_loss=true"], "dual_clip_loss", [expected])
 
 
 def test_decoupled_ppo_and_its_cap_are_set_in_yaml(job):

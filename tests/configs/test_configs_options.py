@@ -26,6 +26,22 @@ def test_options_of_a_loss_may_be_written_in_several_ways(job, written):
     assert config.estimator_options == {"eps": 0.5}
 
 
+@pytest.mark.parametrize("override", ["policy_loss={name: sapo}", "policy_loss.name=sapo"])
+def test_an_override_with_another_name_replaces_the_options_of_the_file(job, override):
+    (job / "more.yaml").write_text("defaults: [job, _self_]\npolicy_loss: {name: kimi15, tau: 0.2}\n")
+    assert load_config(job, "more", [override]).policy_loss_args == {}
+    assert load_config(job, "more", [override, "policy_loss.tau_pos=2"]).policy_loss_args == {"tau_pos": 2.0}
+    kept = load_config(job, "more", ["policy_loss={name: kimi15, level: token}"])
+    assert kept.policy_loss_args == {"tau": 0.2, "level": "token"}
+    assert load_config(job, "more", ["policy_loss.tau=0.3"]).policy_loss_args == {"tau": 0.3}
+
+
+def test_one_tracker_with_options_may_override_a_list(job):
+    (job / "more.yaml").write_text("defaults: [job, _self_]\ntrack_with: [jsonl, tensorboard]\n")
+    config = load_config(job, "more", ["track_with={name: stdout, rows: 5}"])
+    assert (config.track_with, config.tracker_kwargs) == (("stdout",), {"stdout": {"rows": 5}})
+
+
 def test_a_printed_configuration_is_read_again(job):
     config = load_config(job, "job", ["policy_loss={name: ppo, clip_low: 0.1, dual_clip: null}"])
     (job / "again.yaml").write_text(to_yaml(config))

@@ -41,24 +41,24 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 @pytest.mark.parametrize("suffix", ["json", "jsonl", "csv", "tsv", "parquet"])
 def test_every_format_gives_the_same_tasks(tmp_path: Path, suffix: str) -> None:
-    tasks = load_tasks(str(write(tmp_path / f"data.{suffix}", ROWS)), seed=1, domain="d").tasks
-    assert [(t.id, t.source, t.tag, t.domain) for t in tasks] == [("x:a", "data", "x", "d"), ("y:b", "data", "y", "d")]
+    tasks = load_tasks(str(write(tmp_path / f"data.{suffix}", ROWS)), seed=1)
+    assert [(t.id, t.source, t.tag) for t in tasks] == [("x:a", "data", "x"), ("y:b", "data", "y")]
     assert tasks[0].payload == {**ROWS[0], "messages": None}
     assert tasks[1].payload["prompt"] == "två ×?"
-    assert tasks == load_tasks(str(write(tmp_path / "again" / "data.json", ROWS)), seed=1, domain="d").tasks
+    assert tasks == load_tasks(str(write(tmp_path / "again" / "data.json", ROWS)), seed=1)
 
 
 def test_a_task_seed_depends_on_the_run_seed_and_the_id(tmp_path: Path) -> None:
     file = str(write(tmp_path / "data.json", ROWS))
-    one, two = load_tasks(file, seed=1).tasks, load_tasks(file, seed=2).tasks
+    one, two = load_tasks(file, seed=1), load_tasks(file, seed=2)
     assert one[0].seed != one[1].seed != two[1].seed
-    assert load_tasks(str(write(tmp_path / "data.json", ROWS[1:])), seed=1).tasks[0].seed == one[1].seed
+    assert load_tasks(str(write(tmp_path / "data.json", ROWS[1:])), seed=1)[0].seed == one[1].seed
 
 
 def test_a_list_under_data_and_json_lines_named_json_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({"data": ROWS}))
     (tmp_path / "b.json").write_text("\n".join(json.dumps(row) for row in ROWS))
-    assert [len(load_tasks(str(tmp_path / name), seed=1).tasks) for name in ("a.json", "b.json")] == [2, 2]
+    assert [len(load_tasks(str(tmp_path / name), seed=1)) for name in ("a.json", "b.json")] == [2, 2]
 
 
 def test_a_saved_dataset_is_read_with_its_splits(tmp_path: Path) -> None:
@@ -67,9 +67,9 @@ def test_a_saved_dataset_is_read_with_its_splits(tmp_path: Path) -> None:
     data = datasets.Dataset.from_list(ROWS)
     data.save_to_disk(tmp_path / "single")
     datasets.DatasetDict({"train": data, "test": data.select([1])}).save_to_disk(tmp_path / "many")
-    assert len(load_tasks(str(tmp_path / "single"), seed=1).tasks) == 2
-    assert len(load_tasks(str(tmp_path / "many"), seed=1).tasks) == 2
-    assert [t.id for t in load_tasks(str(tmp_path / "many") + "#test", seed=1).tasks] == ["y:b"]
+    assert len(load_tasks(str(tmp_path / "single"), seed=1)) == 2
+    assert len(load_tasks(str(tmp_path / "many"), seed=1)) == 2
+    assert [t.id for t in load_tasks(str(tmp_path / "many") + "#test", seed=1)] == ["y:b"]
     with pytest.raises(DataError, match=r"no split 'dev'; splits: \['test', 'train'\]"):
         load_tasks(str(tmp_path / "many") + "#dev", seed=1)
     with pytest.raises(DataError, match="drop '#dev'"):
@@ -80,18 +80,18 @@ def test_folders_globs_and_lists_are_read_in_order_with_distinct_names(tmp_path:
     plain = [{"prompt": "p"}]
     for name in ("b/data.jsonl", "a/data.jsonl", "a/other.csv"):
         write(tmp_path / name, plain)
-    ids = [t.id for t in load_tasks(str(tmp_path / "*" / "data.jsonl"), seed=1).tasks]
+    ids = [t.id for t in load_tasks(str(tmp_path / "*" / "data.jsonl"), seed=1)]
     assert ids == ["data:1", "b/data:1"]
-    assert [t.id for t in load_tasks(str(tmp_path / "a"), seed=1).tasks] == ["data:1", "other:1"]
+    assert [t.id for t in load_tasks(str(tmp_path / "a"), seed=1)] == ["data:1", "other:1"]
     both = [str(tmp_path / "b"), str(tmp_path / "a" / "other.csv")]
-    assert [t.id for t in load_tasks(both, seed=1).tasks] == ["data:1", "other:1"]
+    assert [t.id for t in load_tasks(both, seed=1)] == ["data:1", "other:1"]
 
 
 def test_files_without_the_id_or_tag_column_are_numbered_and_get_the_default_tag(tmp_path: Path) -> None:
     columns = Columns(id="key", tag="kind")
     with_both = write(tmp_path / "a.jsonl", [{"prompt": "p", "key": "k", "kind": "x"}])
     without = write(tmp_path / "b.jsonl", [{"prompt": "p"}])
-    tasks = load_tasks([str(with_both), str(without)], seed=1, columns=columns, default_tag="y").tasks
+    tasks = load_tasks([str(with_both), str(without)], seed=1, columns=columns, default_tag="y")
     assert [(t.id, t.tag) for t in tasks] == [("x:k", "x"), ("b:1", "y")]
 
 
@@ -104,7 +104,7 @@ def test_a_hub_id_is_told_from_a_file() -> None:
 def test_messages_may_be_a_list_or_a_json_string(tmp_path: Path) -> None:
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     rows = [{"messages": messages, "answer": 3}, {"messages": json.dumps(messages), "answer": 4}]
-    tasks = load_tasks(str(write(tmp_path / "m.jsonl", rows)), seed=1).tasks
+    tasks = load_tasks(str(write(tmp_path / "m.jsonl", rows)), seed=1)
     assert [t.payload["messages"] for t in tasks] == [messages, messages]
     assert [(t.payload["prompt"], t.payload["ground_truth"]) for t in tasks] == [(None, 3), (None, 4)]
 
@@ -112,7 +112,7 @@ def test_messages_may_be_a_list_or_a_json_string(tmp_path: Path) -> None:
 def test_named_columns_are_used(tmp_path: Path) -> None:
     rows = [{"q": "p", "prompt": "no", "messages": "no", "target": 5, "answer": "no", "key": 7, "kind": "k"}]
     columns = Columns(prompt="q", ground_truth="target", id="key", tag="kind")
-    task = load_tasks(str(write(tmp_path / "n.jsonl", rows)), seed=1, columns=columns).tasks[0]
+    task = load_tasks(str(write(tmp_path / "n.jsonl", rows)), seed=1, columns=columns)[0]
     assert (task.id, task.payload["prompt"], task.payload["messages"], task.payload["ground_truth"]) == (
         "k:7",
         "p",
@@ -212,25 +212,6 @@ def test_both_columns_named_is_refused() -> None:
         Columns(prompt="a", messages="b")
 
 
-def test_bad_rows_are_skipped_and_reported_only_on_request(tmp_path: Path) -> None:
-    path = tmp_path / "some.jsonl"
-    path.write_text('{"prompt": "p"}\nnot json\n{"prompt": ""}\n{"prompt": "q"}\n')
-    loaded = load_tasks(str(path), seed=1, on_bad_row="skip")
-    assert [t.payload["prompt"] for t in loaded.tasks] == ["p", "q"]
-    assert [message.partition(" ")[0] for message in loaded.skipped] == [f"{path}:2:", f"{path}:3:"]
-    path.write_text("not json\n")
-    with pytest.raises(DataError, match="all 1 rows are bad"):
-        load_tasks(str(path), seed=1, on_bad_row="skip")
-
-
-def test_row_numbers_do_not_depend_on_bad_rows_before(tmp_path: Path) -> None:
-    path = tmp_path / "some.jsonl"
-    path.write_text('{"prompt": "p"}\nnot json\n{"prompt": "q"}\n')
-    bad = load_tasks(str(path), seed=1, on_bad_row="skip").tasks[1]
-    path.write_text('{"prompt": "p"}\n{"prompt": "mended"}\n{"prompt": "q"}\n')
-    assert load_tasks(str(path), seed=1).tasks[2] == bad
-
-
 def tagged(*tags: str) -> list[Task]:
     return [Task(id=f"{t}:{i}", source="f", payload={}, seed=0, tag=t, domain="") for i, t in enumerate(tags)]
 
@@ -262,10 +243,10 @@ def test_tags_that_do_not_fit_the_domains_are_refused(included: dict[str, list[s
 def test_real_files_load() -> None:
     if not SHARED.is_dir():
         pytest.skip(f"{SHARED} is absent")
-    deepmath = load_tasks(str(SHARED / "deepmath"), columns=Columns(messages="messages"), seed=1).tasks
+    deepmath = load_tasks(str(SHARED / "deepmath"), columns=Columns(messages="messages"), seed=1)
     assert len(deepmath) == 4994
     assert deepmath[0].payload["messages"][0]["role"] == "system"
-    assert len(load_tasks(str(SHARED / "gsm8k" / "*.jsonl"), columns=Columns(prompt="question"), seed=1).tasks) == 8792
+    assert len(load_tasks(str(SHARED / "gsm8k" / "*.jsonl"), columns=Columns(prompt="question"), seed=1)) == 8792
 
 
 def test_a_messages_content_may_be_a_list_of_text_parts():

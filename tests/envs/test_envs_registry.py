@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from roll.catalog.envs import ENVS
 from roll.configs.schema.env_config import CustomEnv, EnvManager
 from roll.envs.base import Env
-from roll.envs.env_registry import ENVS, EnvLoadError, EnvSpec, bare_env, build_env, env_spec, load_env
+from roll.envs.env_registry import EnvLoadError, EnvSpec, bare_env, build_env, env_spec, load_env
 from roll.envs.frozen_lake import FrozenLake
 from roll.envs.wrappers import ActionRules
 

@@ -169,19 +169,20 @@ def test_a_resumed_run_replaces_its_model_and_another_run_moves_it_aside(small):
 
 
 def test_a_model_that_cannot_be_written_fails_loudly_and_takes_nothing_with_it(small):
-    from roll.checkpoint.files import CheckpointError
+    from roll.checkpoint.files import CheckpointWriteError
 
     first = small("max_steps=1", "save_steps=1")
     before = exported(first)
     full = mock.patch.object(Fsdp2Strategy, "export", side_effect=OSError(28, "No space left on device"))
-    with full, pytest.raises(CheckpointError, match=r"hf_model .*No space left.*checkpoint-2 is intact: resume_from"):
+    message = r"hf_model .*No space left.*checkpoint-2 is intact: resume_from"
+    with full, pytest.raises(CheckpointWriteError, match=message):
         again(first.folder, "max_steps=2", "save_steps=1", "resume_from_checkpoint=true")
     assert all(torch.equal(value, before[name]) for name, value in exported(first).items())
     assert not list((first.folder / "output" / "hf_model").glob(".*"))
     # Nothing is left to train; the model is written all the same.
     last = again(first.folder, "max_steps=2", "save_steps=1", "resume_from_checkpoint=true")
     assert any(not torch.equal(value, before[name]) for name, value in exported(last).items())
-    with full, pytest.raises(CheckpointError, match="no checkpoint was kept"):
+    with full, pytest.raises(CheckpointWriteError, match="no checkpoint was kept"):
         small("max_steps=1")
 
 

@@ -306,7 +306,7 @@ BAD_CONFIGS = {
     "half a pair": (("actor_train.data_args.response=null",), "response: got null, expected a column that goes with"),
     "both": (
         ("actor_train.data_args.messages=messages",),
-        "data_args.prompt: this key has no effect, because messages",
+        "data_args.prompt: this key acts only without messages",
     ),
     "template": (("actor_train.data_args.template=natve",), "template: got 'natve'.*\n.*did you mean 'native'"),
     "held out twice": (

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from roll.catalog.strategies import STRATEGIES
-from roll.configs.errors import Violation, did_you_mean
+from roll.configs.errors import Violation, nearest
 from roll.configs.schema.engine_config import EngineConfig
 from roll.configs.schema.rl_config import RLConfig
 
@@ -30,8 +30,8 @@ def argument_checks(config: RLConfig) -> Iterator[Violation]:
         if key not in words and not options.knows(key):
             path = f"actor_infer.strategy_args.strategy_config.{key}"
             expected = f"an argument that the installed {STRATEGIES[strategy.strategy_name].project} has"
-            near = did_you_mean(key, [word for word in words if not options.knows(word)])
-            yield Violation(path, expected, near if near.startswith("did") else f"see {_source(folder)}", value)
+            near = nearest(key, [word for word in words if not options.knows(word)])
+            yield Violation(path, expected, near or f"see {_source(folder)}", value)
 
 
 def package_folder(package: str) -> Path | None:

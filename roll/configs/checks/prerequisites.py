@@ -18,7 +18,7 @@ from roll.catalog.pipelines import pipeline_of
 from roll.catalog.rewards import REWARDS
 from roll.configs.checks.engine_arguments import argument_checks
 from roll.configs.checks.machine import Machine, machine_checks, this_machine
-from roll.configs.errors import NO_VALUE, ConfigError, Violation, did_you_mean
+from roll.configs.errors import NO_VALUE, ConfigError, Violation, did_you_mean, nearest
 from roll.configs.rules.layout import shape_rules
 from roll.configs.rules.lora import PEFT_MISSING
 from roll.configs.rules.reward_model import classifier_checks
@@ -413,5 +413,5 @@ def _nearby(file: Path) -> str:
     folder = file.expanduser().parent
     if not folder.is_dir():
         return f"; there is no folder {str(folder)!r}"
-    near = did_you_mean(file.name, [entry.name for entry in folder.iterdir()])
-    return f"; {near}" if near.startswith("did") else ""
+    near = nearest(file.name, [entry.name for entry in folder.iterdir()])
+    return f"; {near}" if near else ""

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from roll.catalog.entries import OWN_PATH, Entry
-from roll.configs.errors import NO_VALUE, Violation, did_you_mean, problem
+from roll.configs.errors import NO_VALUE, Violation, did_you_mean, nearest, problem
 from roll.configs.parsing.key_hints import FOREIGN_KEYS, OTHER_PIPELINE_KEYS, UNSUPPORTED_KEYS, UNSUPPORTED_VALUES
 
 T = TypeVar("T")
@@ -163,7 +163,8 @@ class _Builder:
             return _BAD
         own = meta.get("own") and OWN_PATH.match(result)
         if "choices" in meta and result not in meta["choices"] and not own:
-            return self._wrong(path, result, _choices(meta["choices"], result), "")
+            near = nearest(result, meta["choices"])
+            return self._wrong(path, result, f"one of {', '.join(meta['choices'])}" + (f"; {near}" if near else ""))
         return self._bounded(result, meta.get("bounds", {}), path)
 
     def _parse(self, parser: Callable[[Any], Any], expected: str, hint: Any, value: Any, path: str) -> Any:
@@ -200,7 +201,7 @@ class _Builder:
         if origin is Literal:
             if any(choice == value and type(choice) is type(value) for choice in args):
                 return value
-            return self._wrong(path, value, describe(hint), _near_choice(value, args))
+            return self._wrong(path, value, describe(hint), nearest(str(value), map(str, args)))
         return self._scalar(hint, value, path)
 
     def _union(self, args: tuple[Any, ...], value: Any, path: str) -> Any:
@@ -306,11 +307,6 @@ def _later_value(name: str, value: Any) -> str:
     return next((reasons[entry] for entry in values if isinstance(entry, str) and entry in reasons), "")
 
 
-def _choices(choices: Mapping[str, Any], value: str) -> str:
-    near = did_you_mean(value, choices)
-    return f"one of {', '.join(choices)}" + (f"; {near}" if near.startswith("did") else "")
-
-
 def describe(hint: Any) -> str:
     """A type in a YAML author's words."""
     origin, args = get_origin(hint), get_args(hint)
@@ -323,11 +319,6 @@ def describe(hint: Any) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(describe(member) for member in args)
     return "a list" if origin is tuple else "a section with keys"
-
-
-def _near_choice(value: Any, choices: tuple[Any, ...]) -> str:
-    near = did_you_mean(str(value), [str(choice) for choice in choices])
-    return near if near.startswith("did") else ""
 
 
 def _null_fix(value: Any, path: str) -> str:

@@ -8,14 +8,14 @@ Every step reports all it finds as violations; the first step that finds any end
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from roll.catalog import pipelines as catalog
 from roll.catalog.entries import OWN_PATH
-from roll.configs.errors import NO_VALUE, ConfigError, Violation, did_you_mean, problem
+from roll.configs.errors import NO_VALUE, ConfigError, Violation, nearest, problem
 from roll.configs.parsing.build_config import build
 from roll.configs.parsing.key_hints import UNSUPPORTED_VALUES
 from roll.configs.rules.validate import validate
@@ -26,6 +26,14 @@ PIPELINES: dict[str, type[RunConfig]] = {
     name: load_object(entry.config, key="pipeline") for name, entry in catalog.PIPELINES.items()
 }
 """Configuration class by the value of `pipeline`."""
+
+_NAMED: dict[str, bool] = {
+    spec.name: spec.metadata.get("one_or_many", False)
+    for cls in PIPELINES.values()
+    for spec in fields(cls)
+    if "args" in spec.metadata
+}
+"""Keys that are written as `{name: ..., option: ...}`, and whether they may hold several."""
 
 _VARIABLE = re.compile(r"\$\{\s*([A-Za-z_]\w*)")
 
@@ -83,8 +91,7 @@ def find_file(folder: Path, name: str) -> Path:
     if not file.is_file():
         there = sorted(path.stem for path in folder.glob("*.yaml"))
         expected = f"the name of a YAML file in {folder}: {', '.join(there) or 'it has none'}"
-        near = did_you_mean(stem, there)
-        raise ConfigError([Violation("--config_name", expected, near if near.startswith("did") else "", name)])
+        raise ConfigError([Violation("--config_name", expected, nearest(stem, there), name)])
     return file
 
 
@@ -103,6 +110,7 @@ def _compose(file: Path, overrides: Sequence[str]) -> tuple[Any, set[str]]:
     try:
         with initialize_config_dir(config_dir=str(file.parent.resolve()), version_base=None):
             tree = compose(config_name=file.stem, overrides=adapted)
+            _replace_renamed(tree, adapted, lambda: compose(config_name=file.stem))
             loader = GlobalHydra.instance().config_loader()
             parts = loader.compute_defaults_list(file.stem, adapted, RunMode.RUN).defaults
     except yaml.YAMLError as error:
@@ -177,6 +185,23 @@ def _adapt(overrides: Sequence[str]) -> list[str]:
     return adapted
 
 
+def _replace_renamed(tree: Any, overrides: Sequence[str], compose_file: Callable[[], Any]) -> None:
+    """Drop the options of the file's `key: {name: ...}` where overrides give another name: Hydra would keep them."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from omegaconf import OmegaConf
+
+    given: dict[str, dict[str, Any]] = {}
+    for override in map(OverridesParser.create().parse_override, overrides):
+        key, _, option = override.key_or_group.partition(".")
+        value: Any = override.value()
+        if key in _NAMED and (option or isinstance(value, dict)):
+            given.setdefault(key, {}).update({option: value} if option else value)
+    for key, options in given.items():
+        before = compose_file().get(key) if "name" in options else None
+        if isinstance(before, Mapping) and before.get("name") != options["name"]:
+            OmegaConf.update(tree, key, options, merge=False)
+
+
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split("\nSee https://")[0].split())
 
@@ -184,6 +209,8 @@ def _one_line(error: Exception) -> str:
 def _without_plus(override: str) -> str:
     """`key=value` sets a key whether or not the file names it; `+`, `~` and group choices stay."""
     key = override.split("=", 1)[0]
+    if _NAMED.get(key) and override[len(key) + 1 :].startswith("{"):  # Hydra can't merge a mapping into the file's list
+        override = f"{key}=[{override[len(key) + 1 :]}]"
     plain = "=" in override and not key.startswith(("+", "~", "hydra.")) and "@" not in key and "/" not in key
     return f"++{override}" if plain else override
 
@@ -224,8 +251,8 @@ def _resolve(tree: Any) -> tuple[Any, list[Violation]]:
 def _reference_violation(path: str, text: str, error: Exception, names: Sequence[str]) -> Violation:
     reason = (str(error).splitlines() or ["it refers to itself"])[0]
     word = _VARIABLE.search(text)
-    near = did_you_mean(word.group(1), names) if word and word.group(1) not in names else ""
-    fix = near if near.startswith("did") else "define that key, or write the value itself"
+    near = nearest(word.group(1), names) if word and word.group(1) not in names else ""
+    fix = near or "define that key, or write the value itself"
     return Violation(path, f"a reference that resolves; {reason}", fix, text)
 
 

@@ -63,7 +63,7 @@ def _violation(key: str, path: str, value: Any, condition: ActsIf, found: Any) -
     sentence = f"this key acts only {condition.phrase.replace('`', '')}"
     sentence += (f", {now}" if now else "") + (f": {why}" if why else "")
     if condition.fix or named:
-        fix = condition.fix or "remove it"
+        fix = condition.fix.replace("{section}", path) or "remove it"
     elif condition.unless:
         fix = "keep one of the two"
     else:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from roll.catalog.estimators import ESTIMATORS
-from roll.configs.errors import Violation, did_you_mean, no_effect, problem
+from roll.configs.errors import Violation, did_you_mean, nearest, no_effect, problem
 from roll.configs.rules.rewards import filter_rules
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.env_config import CustomEnv, EnvManager, EnvWorkers
@@ -77,8 +77,8 @@ def _templates(path: str, env: CustomEnv) -> Iterator[Violation]:
     ):
         for name in unknown_names(text, known):
             expected = f"one of {', '.join(f'{{{n}}}' for n in known)} (or {{{{{name}}}}}, which stands for {{{name}}})"
-            other, near = OTHER_NAMES.get(name), did_you_mean(name, known)
-            fix = f"write {{{other}}}" if other in known else near if near.startswith("did") else "remove it"
+            other = OTHER_NAMES.get(name)
+            fix = f"write {{{other}}}" if other in known else nearest(name, known) or "remove it"
             yield Violation(f"{path}.{key}", expected, fix, f"{{{name}}}")
     if "observation" not in names_in(env.turn_template):
         expected = "a text with {observation}: the policy would not see what happens"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from roll.configs.errors import NO_VALUE, Violation, did_you_mean, no_effect
+from roll.configs.errors import NO_VALUE, Violation, did_you_mean, nearest, no_effect
 from roll.configs.rules.verifiers import WHAT_TO_DO, WHY_REFUSED, verifier_that_executes
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.worker_config import TEMPLATES, DataArgs, ProceduralTask
@@ -118,9 +118,8 @@ def _template_rules(config: RLVRConfig) -> Iterator[Violation]:
     for path, text in given.items():
         if text is None or text in TEMPLATES or "{%" in text or "{{" in text or text.count("{prompt}") == 1:
             continue
-        near = did_you_mean(text, TEMPLATES)
         expected = f"one of {', '.join(TEMPLATES)}, a text with one {{prompt}}, or Jinja"
-        yield Violation(path, expected, near if near.startswith("did") else "", text)
+        yield Violation(path, expected, nearest(text, TEMPLATES), text)
 
 
 def _supply_rules(config: RLVRConfig) -> Iterator[Violation]:

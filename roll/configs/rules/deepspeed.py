@@ -10,11 +10,7 @@ from roll.configs.schema.deepspeed_config import OFFLOAD_KEYS, REFUSED_ZERO_KEYS
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import TrainConfig, WorkerConfig
 
-_SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
 _OPTIMIZERS = ("Adam", "AdamW")
-_OF_TRAINING = (
-    *_SIZES, "optimizer", "communication_data_type", "data_types", "prescale_gradients", "gradient_predivide_factor"
-)  # fmt: skip
 
 
 def deepspeed_rules(config: RunConfig) -> Iterator[Violation]:
@@ -30,11 +26,6 @@ def deepspeed_rules(config: RunConfig) -> Iterator[Violation]:
             yield from _sizes(path, role, worker, options, limit)
             yield from _optimizer(f"{path}.optimizer", f"{role}.training_args", worker, options)
             yield from _division(path, options)
-        else:
-            for name in _OF_TRAINING:
-                given = getattr(options, name)
-                if given not in (None, "auto"):
-                    yield no_effect(f"{path}.{name}", f": {role} doesn't train", "remove it", given)
         for name, instead in (
             ("scheduler", f"{role}.training_args.lr_scheduler_type and its neighbours"),
             ("activation_checkpointing", f"{role}.model_args.disable_gradient_checkpointing"),

@@ -33,11 +33,9 @@ def layout_rules(role: str, worker: WorkerConfig) -> Iterator[Violation]:
     if isinstance(options, MegatronConfig):
         yield from _megatron_model(role, worker)
         yield from _megatron_sizes(path, worker.ranks, options)
-        yield from _recompute(role, worker, options)
         if isinstance(worker, TrainConfig):
+            yield from _recompute(role, worker, options)
             yield from _overlap(path, options)
-        else:
-            yield from _unused_without_training(role, path, options)
 
 
 def _megatron_model(role: str, worker: WorkerConfig) -> Iterator[Violation]:
@@ -86,31 +84,8 @@ def _overlap(path: str, options: MegatronConfig) -> Iterator[Violation]:
             yield Violation(f"{path}.overlap_param_gather", expected, f"{path}.{key}=true", True)
 
 
-_OF_TRAINING = (
-    "recompute_granularity",
-    "recompute_method",
-    "recompute_num_layers",
-    "recompute_modules",
-    "moe_layer_recompute",
-    "moe_aux_loss_coeff",
-    "overlap_grad_reduce",
-    "overlap_param_gather",
-    "optimizer_cpu_offload",
-)
-"""Keys that act in backward passes and optimizer steps only."""
-
-
-def _unused_without_training(role: str, path: str, options: MegatronConfig) -> Iterator[Violation]:
-    for key in _OF_TRAINING:
-        value = getattr(options, key)
-        if value:
-            yield no_effect(f"{path}.{key}", f": {role} doesn't train", "remove it", value)
-
-
-def _recompute(role: str, worker: WorkerConfig, options: MegatronConfig) -> Iterator[Violation]:
+def _recompute(role: str, worker: TrainConfig, options: MegatronConfig) -> Iterator[Violation]:
     """Which layers are recomputed is said once: by the granularity, and by the keys that belong to it."""
-    if not isinstance(worker, TrainConfig):
-        return  # `_unused_without_training` has said it
     path, off = f"{role}.strategy_args.strategy_config", worker.model_args.disable_gradient_checkpointing
     given = options.recompute_granularity
     if given is not None and off:

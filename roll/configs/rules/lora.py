@@ -1,15 +1,14 @@
-"""Rules about low-rank adapters: which roles and backends take them, and keys that would not act."""
+"""Rules about low-rank adapters: which backends and engines take them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from roll.configs.errors import Violation, no_effect
+from roll.configs.errors import Violation
 from roll.configs.schema.engine_config import VLLM_LORA_RANKS, VllmConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
-from roll.configs.schema.worker_config import ModelArgs, TrainConfig
+from roll.configs.schema.worker_config import TrainConfig
 
 ALL_LINEAR = "all-linear"
 """Entry of `lora_target` that means every linear layer but the head."""
@@ -17,27 +16,12 @@ ALL_LINEAR = "all-linear"
 PEFT_MISSING = "pip install -e '.[lora]'"
 """What brings peft."""
 
-_WHY_NOT = {
-    "actor_infer": "the engine gets the trainer's merged weights, or its adapters (lora_sync)",
-    "reward_model": "it doesn't train; merge the adapters into its model first",
-    "reference": "it doesn't train; without a reference section, actor_train with its adapters off is the reference",
-}
-
 
 def lora_rules(config: RunConfig) -> Iterator[Violation]:
-    """Each configured role by itself."""
+    """Each role that trains adapters."""
     for role, worker in config.sections.items():
-        given = _given(worker.model_args)
-        path = f"{role}.model_args"
-        if not isinstance(worker, TrainConfig):
-            for key, value in given.items():
-                yield no_effect(f"{path}.{key}", f" for {role}: {_WHY_NOT[role]}", "remove it", value)
-        elif worker.model_args.uses_lora:
-            yield from _training_rules(path, worker)
-        else:
-            why = ", because there are no adapters: lora_rank is 0 and adapter_name_or_path is null"
-            for key, value in given.items():
-                yield no_effect(f"{path}.{key}", why, f"{path}.lora_rank=16, or remove it", value)
+        if isinstance(worker, TrainConfig) and worker.model_args.uses_lora:
+            yield from _training_rules(f"{role}.model_args", worker)
 
 
 def lora_sync_rules(config: RLConfig) -> Iterator[Violation]:
@@ -73,25 +57,6 @@ def _training_rules(path: str, worker: TrainConfig) -> Iterator[Violation]:
             f"{path.split('.')[0]}.strategy_args.strategy_name=fsdp2_train or deepspeed_train, or remove the LoRA keys",
             getattr(args, key),
         )
-    if args.freeze_module_prefix:
-        yield no_effect(
-            f"{path}.freeze_module_prefix",
-            " with adapters, which freeze the whole base model",
-            "choose the layers that train with lora_target",
-            list(args.freeze_module_prefix),
-        )
     if ALL_LINEAR in args.lora_target and len(args.lora_target) > 1:
         expected = f"{ALL_LINEAR} alone, or names of layers alone"
         yield Violation(f"{path}.lora_target", expected, f"{path}.lora_target={ALL_LINEAR}", list(args.lora_target))
-
-
-def _given(args: ModelArgs) -> dict[str, Any]:
-    """LoRA keys that say something."""
-    keys = {
-        "lora_rank": args.lora_rank,
-        "lora_alpha": args.lora_alpha,
-        "lora_target": list(args.lora_target),
-        "lora_dropout": args.lora_dropout,
-        "adapter_name_or_path": args.adapter_name_or_path,
-    }
-    return {key: value for key, value in keys.items() if value}

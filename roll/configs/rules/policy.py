@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from roll.catalog.entries import OWN_PATH, Entry
 from roll.catalog.estimators import ESTIMATORS
 from roll.catalog.losses import LOSSES
-from roll.configs.errors import Violation, did_you_mean, problem
+from roll.configs.errors import Violation, nearest, problem
 from roll.configs.schema.policy_config import PolicyOptimisation
 from roll.configs.schema.rl_config import RLConfig
 
@@ -36,13 +36,12 @@ def estimator_rules(config: RLConfig) -> Iterator[Violation]:
 def _named(value: str, path: str, known: tuple[str, ...]) -> Iterator[Violation]:
     if value in known or OWN_PATH.match(value):
         return
-    near = did_you_mean(value, known)
     expected = f"one of {', '.join(known)}; or your own as package.module:name or file.py:name"
     if value in ESTIMATORS and path == "adv_estimator":
         what = f"{value} credits the turns of an environment, which only pipeline agentic has"
         yield problem(path, what, f"use {expected}")
         return
-    yield Violation(path, expected, near if near.startswith("did") else "", value)
+    yield Violation(path, expected, nearest(value, known), value)
 
 
 def _given_twice(config: RLConfig, path: str, entry: Entry) -> Iterator[Violation]:
@@ -102,12 +101,6 @@ def kl_rules(config: RLConfig) -> Iterator[Violation]:
 def loss_rules(config: RLConfig) -> Iterator[Violation]:
     """Constants of the losses and the correction."""
     yield from _off_policy_rules(config)
-    if config.dual_clip_loss and "dual_clip" not in config.loss.options:
-        expected = f"false, because policy_loss {config.policy_loss} has no dual clip"
-        yield Violation("dual_clip_loss", expected, "dual_clip_loss=false, or policy_loss=ppo", True)
-    if config.ratio_type == "segment" and "ratio_type" not in config.loss.options:
-        expected = f"token, because policy_loss {config.policy_loss} has a ratio of its own"
-        yield Violation("ratio_type", expected, "ratio_type=token, or policy_loss=ppo", "segment")
     options = config.loss_options
     if config.policy_loss == "tis" and options["lower"] >= options["upper"]:
         written = bool(config.policy_loss_args)

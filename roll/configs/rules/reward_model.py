@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from roll.configs.errors import NO_VALUE, Violation, no_effect
+from roll.configs.errors import NO_VALUE, Violation
 from roll.configs.schema.reward_config import REWARD_MODEL, RewardConfig, RewardModelConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 
@@ -16,11 +16,9 @@ _MOST_LABELS_SHOWN = 8
 
 
 def reward_model_rules(config: RLVRConfig) -> Iterator[Violation]:
-    """Domains and the model they refer to; keys that could not act."""
+    """Domains and the model they refer to."""
     for domain, reward in config.rewards.items():
         yield from _weight_rules(f"rewards.{domain}", reward)
-        if reward.name == REWARD_MODEL:
-            yield from _idle_keys(f"rewards.{domain}", reward)
     if config.reward_model is not None:
         yield from _model_rules(config.reward_model)
     elif config.reward_model_domains:
@@ -33,13 +31,7 @@ def reward_model_rules(config: RLVRConfig) -> Iterator[Violation]:
 def _weight_rules(path: str, reward: RewardConfig) -> Iterator[Violation]:
     weights = {"rule_weight": reward.rule_weight, "reward_model_weight": reward.reward_model_weight}
     given = {key: value for key, value in weights.items() if value is not None}
-    if not given:
-        return
-    if reward.name == REWARD_MODEL:
-        for key in given:
-            expected = f"null, because name is {REWARD_MODEL} and there is nothing to combine it with"
-            fix = f"{path}.weight scales a domain's scores; or name a rule"
-            yield Violation(f"{path}.{key}", expected, fix, given[key])
+    if not given or reward.name == REWARD_MODEL:
         return
     for key, value in weights.items():
         if value is None:
@@ -49,20 +41,6 @@ def _weight_rules(path: str, reward: RewardConfig) -> Iterator[Violation]:
         elif value == 0:
             alone = f"{path}.name={REWARD_MODEL}" if key == "rule_weight" else "remove both weights"
             yield Violation(f"{path}.{key}", "a number other than 0, which would score in vain", alone, value)
-
-
-def _idle_keys(path: str, reward: RewardConfig) -> Iterator[Violation]:
-    """Keys of the processes that run functions: a domain that only a model scores has none."""
-    if reward.world_size != 1:
-        expected = f"1 with name {REWARD_MODEL}, which has no processes of its own"
-        yield Violation(f"{path}.world_size", expected, "reward_model.device_mapping=...", reward.world_size)
-    default = RewardConfig(name=REWARD_MODEL).timeout_s
-    if reward.timeout_s != default:
-        expected = f"{default:g} (untouched) with name {REWARD_MODEL}: rpc_timeout limits the model's calls"
-        yield Violation(f"{path}.timeout_s", expected, "rpc_timeout=...", reward.timeout_s)
-    if reward.reward_kwargs:
-        why = f" with name {REWARD_MODEL}: its options stand in the section reward_model"
-        yield no_effect(f"{path}.reward_kwargs", why, "remove it", reward.reward_kwargs)
 
 
 def _model_rules(model: RewardModelConfig) -> Iterator[Violation]:

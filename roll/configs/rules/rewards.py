@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from roll.catalog.entries import OWN_PATH
 from roll.catalog.rewards import REWARDS
-from roll.configs.errors import NO_VALUE, Violation, did_you_mean
+from roll.configs.errors import NO_VALUE, Violation, nearest
 from roll.configs.schema.reward_config import REWARD_MODEL, QueryFilterConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.utils.importing import suggested_path
@@ -62,9 +62,8 @@ def _reward_name(config: RLVRConfig, path: str, name: str) -> Iterator[Violation
         )
     if name in known or OWN_PATH.match(name):
         return
-    near = did_you_mean(name, known)
     expected = f"one of {', '.join(known)}; or package.module:function or path/to/file.py:function"
-    yield Violation(f"{path}.name", expected, near if near.startswith("did") else suggested_path(name), name)
+    yield Violation(f"{path}.name", expected, nearest(name, known) or suggested_path(name), name)
 
 
 def filter_rules(path: str, rule: QueryFilterConfig) -> Iterator[Violation]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from roll.catalog.entries import OWN_PATH
 from roll.catalog.trackers import TRACKERS
-from roll.configs.errors import Violation, did_you_mean, no_effect
+from roll.configs.errors import Violation, nearest, no_effect
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import GeneratingArgs
@@ -128,9 +128,8 @@ def name_rules(config: RunConfig) -> Iterator[Violation]:
         if config.track_with.count(tracker) > 1:
             yield Violation("track_with", "each tracker once", "remove one", tracker)
         if tracker not in TRACKERS and not OWN_PATH.match(tracker):
-            near = did_you_mean(tracker, TRACKERS)
             expected = f"{', '.join(TRACKERS)}, or your own as package.module:Name or file.py:Name"
-            yield Violation("track_with", expected, near if near.startswith("did") else "", tracker)
+            yield Violation("track_with", expected, nearest(tracker, TRACKERS), tracker)
     for tracker in config.tracker_kwargs:
         if tracker not in config.track_with:
             why = f", because track_with is {', '.join(config.track_with) or 'empty'}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from roll.configs.errors import NO_VALUE, Violation, did_you_mean, no_effect
+from roll.configs.errors import NO_VALUE, Violation, nearest
 from roll.configs.schema.sft_config import SFTConfig, SFTDataArgs
 from roll.configs.schema.worker_config import TEMPLATES
 
@@ -46,23 +46,20 @@ def _source_rules(path: str, data: SFTDataArgs) -> Iterator[Violation]:
         yield Violation(f"{path}.file_name", "a file", f"{path}.file_name=data.jsonl", NO_VALUE)
     for name in sorted({name for name in data.file_name if data.file_name.count(name) > 1}):
         yield Violation(f"{path}.file_name", "each file once", "remove one", name)
-    if data.messages is not None:
-        for key, column in (("prompt", data.prompt), ("response", data.response)):
-            if column is not None:
-                why = f", because messages ({data.messages!r}) holds whole conversations"
-                yield no_effect(f"{path}.{key}", why, f"{path}.{key}=null, or {path}.messages=null", column)
-    elif data.prompt is None and data.response is None:
+    there = [column for column in (data.prompt, data.response) if column is not None]
+    if data.messages is None and not there:
         expected = "a column with conversations, or columns with prompt and response"
         fix = f"{path}.messages=messages, or {path}.prompt=question {path}.response=answer"
         yield Violation(f"{path}.messages", expected, fix, None)
-    elif data.prompt is None or data.response is None:
-        missing, there = ("prompt", data.response) if data.prompt is None else ("response", data.prompt)
-        yield Violation(f"{path}.{missing}", f"a column that goes with {there!r}", f"{path}.{missing}={missing}", None)
+    elif data.messages is None and len(there) == 1:
+        missing = "prompt" if data.prompt is None else "response"
+        yield Violation(
+            f"{path}.{missing}", f"a column that goes with {there[0]!r}", f"{path}.{missing}={missing}", None
+        )
     text = data.template or "native"
     if text not in TEMPLATES and "{%" not in text and "{{" not in text and text.count("{prompt}") != 1:
-        near = did_you_mean(text, TEMPLATES)
         expected = f"one of {', '.join(TEMPLATES)}, a text with one {{prompt}}, or Jinja"
-        yield Violation(f"{path}.template", expected, near if near.startswith("did") else "", text)
+        yield Violation(f"{path}.template", expected, nearest(text, TEMPLATES), text)
 
 
 RULES = (length_rules, data_rules, validation_rules)

@@ -27,7 +27,7 @@ class ActsIf:
     why: str | Mapping[str, str] = ""
     """Why not otherwise; for `ROLE` by role."""
     fix: str = ""
-    """How to make the key act, or what to write instead."""
+    """How to make the key act, or what to write instead; `{section}` stands for the path of the section."""
 
     @property
     def phrase(self) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from roll.configs.schema.acts_if import TRAINS, acting
 from roll.configs.schema.strategy_options import StrategyConfig
 
 Auto = Literal["auto"]
+_AUTO = ("auto",)
 
 
 _SHARDED, _GATHERED = (1, 2, 3), (3,)
@@ -73,32 +75,32 @@ class DeepSpeedConfig(StrategyConfig):
     """ZeRO: `stage` 0 to 3, `offload_optimizer`, `offload_param`, bucket sizes and the rest of DeepSpeed's section; a
     key that doesn't act in the stage, or not here, is refused.
     Without an optimizer stages 1 and 2 have nothing to shard: every rank then holds the model, as with stage 0."""
-    train_batch_size: int | Auto | None = None
+    train_batch_size: int | Auto | None = acting(None, TRAINS, idle=_AUTO)
     """Responses per optimizer step. `auto` or null: per device x accumulation x data-parallel ranks."""
-    train_micro_batch_size_per_gpu: int | Auto | None = None
+    train_micro_batch_size_per_gpu: int | Auto | None = acting(None, TRAINS, idle=_AUTO)
     """Responses per forward/backward pass. `auto` or null: `training_args.per_device_train_batch_size`."""
-    gradient_accumulation_steps: int | Auto | None = None
+    gradient_accumulation_steps: int | Auto | None = acting(None, TRAINS, idle=_AUTO)
     """Passes per optimizer step. `auto` or null: `training_args.gradient_accumulation_steps`."""
-    gradient_clipping: float | Auto | None = None
+    gradient_clipping: float | Auto | None = acting(None, TRAINS, idle=_AUTO)
     """Largest gradient norm. `auto` or null: the pipeline's `max_grad_norm`."""
     bf16: dict[str, Any] | None = None
     """Must agree with `model_args.dtype`, which fills it in: bf16 weights that compute, fp32 weights that are trained
     (stage 0: fp32 weights, bf16 under autocast)."""
     fp16: dict[str, Any] | None = None
     """Likewise, for roles that don't train."""
-    optimizer: dict[str, Any] | None = None
+    optimizer: dict[str, Any] | None = acting(None, TRAINS)
     """Accepted only as far as it repeats `training_args`: AdamW with the same numbers or `auto`."""
     scheduler: dict[str, Any] | None = None
     """Refused: `training_args.lr_scheduler_type` and its neighbours say it, alike for all backends."""
-    communication_data_type: Literal["fp32", "bf16", "fp16"] | None = None
+    communication_data_type: Literal["fp32", "bf16", "fp16"] | None = acting(None, TRAINS)
     """Type in which gradients are summed over ranks. null: fp32."""
-    data_types: dict[str, Any] | None = None
+    data_types: dict[str, Any] | None = acting(None, TRAINS)
     """`grad_accum_dtype`: type in which gradients of micro-batches are summed; bf16 for stages 1 to 3 with
     `model_args.dtype: bf16`. null: fp32."""
-    prescale_gradients: bool | None = None
+    prescale_gradients: bool | None = acting(None, TRAINS)
     """Divide gradients before they are summed over ranks and not after it, against overflow in half precision. For
     stage 0, and for 1 and 2 with `reduce_scatter: false`; the others always do."""
-    gradient_predivide_factor: float | None = None
+    gradient_predivide_factor: float | None = acting(None, TRAINS)
     """Divide by this much before the sum and by the rest after it. For the same stages; not with
     `prescale_gradients`."""
     activation_checkpointing: dict[str, Any] | None = None

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from roll.configs.schema.acts_if import TRAINS, acting
 from roll.configs.schema.fields import number
 from roll.configs.schema.strategy_options import StrategyConfig
 
@@ -44,18 +45,18 @@ class MegatronConfig(StrategyConfig):
     sequence_parallel: bool = False
     """Split activations between tensor-parallel regions along the sequence. Needs tensor parallelism; models with
     experts need it as soon as they have tensor parallelism."""
-    recompute_granularity: Literal["full", "selective"] | None = None
+    recompute_granularity: Literal["full", "selective"] | None = acting(None, TRAINS)
     """Recompute activations in the backward pass: whole layers, or `recompute_modules`. null: `full` unless
     `model_args.disable_gradient_checkpointing`."""
-    recompute_method: Literal["uniform", "block"] | None = None
+    recompute_method: Literal["uniform", "block"] | None = acting(None, TRAINS)
     """With `full`: chunks of `recompute_num_layers` layers, which divides the layers of a stage, or only the first so
     many of each stage. null: uniform."""
-    recompute_num_layers: int | None = number(None, ge=1)
+    recompute_num_layers: int | None = number(None, ge=1, acts_if=(TRAINS,))
     """See `recompute_method`. null: 1."""
-    recompute_modules: tuple[str, ...] | None = None
+    recompute_modules: tuple[str, ...] | None = acting(None, TRAINS)
     """With `selective`: any of core_attn, mlp (not that of layers with experts), layernorm, moe, moe_act (needs
     `moe_grouped_gemm`), shared_experts. null: core_attn, or with `moe_layer_recompute` nothing else."""
-    moe_layer_recompute: bool = False
+    moe_layer_recompute: bool = acting(False, TRAINS)
     """Recompute the expert layers, and besides only `recompute_modules`. Needs `recompute_granularity: selective` or
     `model_args.disable_gradient_checkpointing`, because whole layers are recomputed otherwise."""
     moe_token_dispatcher_type: Literal["allgather", "alltoall"] = "alltoall"
@@ -66,17 +67,17 @@ class MegatronConfig(StrategyConfig):
     """Compute the shared expert while tokens travel. Needs an accelerator and `alltoall`."""
     moe_router_dtype: Literal["fp32", "fp64"] | None = None
     """Type of the router's computation. null: that of the model."""
-    moe_aux_loss_coeff: float = number(0.0, ge=0)
+    moe_aux_loss_coeff: float = number(0.0, ge=0, acts_if=(TRAINS,))
     """Weight of the load-balancing loss (arXiv:2101.03961), a mean over the tokens of a mini-batch, padding included.
     Loads are those of a micro-batch, so it depends on how rows are cut into them. 0: off."""
-    overlap_grad_reduce: bool = False
+    overlap_grad_reduce: bool = acting(False, TRAINS)
     """Sum gradients over ranks while the backward pass goes on."""
-    overlap_param_gather: bool = False
+    overlap_param_gather: bool = acting(False, TRAINS)
     """Gather updated parameters while the forward pass goes on. Needs `use_distributed_optimizer` and
     `overlap_grad_reduce`."""
     use_distributed_optimizer: bool = True
     """Keep each optimizer state on one of the ranks that hold the same weights (data and context parallelism) only."""
-    optimizer_cpu_offload: bool = False
+    optimizer_cpu_offload: bool = acting(False, TRAINS)
     """Keep optimizer states in host memory. Needs an accelerator."""
     transformer_impl: Literal["local", "transformer_engine"] = "local"
     """Layers of Megatron itself, or fused ones of Transformer Engine (needs its package and an accelerator)."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from roll.catalog.entries import Entry
 from roll.catalog.estimators import ESTIMATORS, Estimator, estimator_of
 from roll.catalog.losses import LOSSES, Loss, loss_of
-from roll.configs.schema.acts_if import acting, needs
+from roll.configs.schema.acts_if import ActsIf, acting, needs
 from roll.configs.schema.fields import args_of, named, number
 
 NormLevel = Literal["batch", "group", "running"]
@@ -16,6 +16,11 @@ LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean",
 KlEstimator = Literal["kl", "abs", "mse", "low_var_kl"]
 
 USES_CRITIC = needs("uses_critic", words="with `adv_estimator` gae", fix="adv_estimator=gae, or remove it")
+
+
+def of_losses(option: str) -> ActsIf:
+    """Return the condition that the loss has this option."""
+    return needs("policy_loss", *(name for name, entry in LOSSES.items() if option in entry.options))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,10 +129,10 @@ class PolicyOptimisation:
     """Lower range, if different. null: `pg_clip`."""
     pg_clip_high: float | None = number(None, gt=0)
     """Upper range, if different (clip-higher). null: `pg_clip`."""
-    ratio_type: Literal["token", "segment"] = "token"
+    ratio_type: Literal["token", "segment"] = acting("token", of_losses("ratio_type"))
     """Probability ratio of `ppo` and `decoupled_ppo`: each token's, or for all tokens of a turn's response their
     geometric mean."""
-    dual_clip_loss: bool = False
+    dual_clip_loss: bool = acting(False, of_losses("dual_clip"))
     """Bound the `ppo` loss of tokens with negative advantage at `dual_clip_c` times the advantage."""
     dual_clip_c: float = number(3.0, gt=1, acts_if=(needs("dual_clip_loss"),))
     """That bound."""

@@ -5,12 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from roll.configs.schema.acts_if import ActsIf, acting, unless
 from roll.configs.schema.fields import number, one_or_many
 from roll.configs.schema.strategy_config import StrategyArgs
 from roll.configs.schema.worker_config import DataArgs, ForwardConfig, GeneratingArgs
 
 REWARD_MODEL = "reward_model"
 """The value of `rewards.<domain>.name` that means the model of the section of this name."""
+
+
+def _of_function(why: str, fix: str) -> tuple[ActsIf, ...]:
+    return (unless("name", REWARD_MODEL, why=why, fix=fix),)
+
+
+_COMBINED = _of_function(
+    "there is nothing to combine it with", "{section}.weight scales a domain's scores; or name a rule"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +52,10 @@ class RewardConfig:
     name: str
     """A built-in reward: math_rule, gsm8k, reasoning_gym; `custom`, see `custom_reward_function`; `reward_model`, see
     there; or a function of your own as `package.module:function` or `path/to/file.py:function`."""
-    rule_weight: float | None = None
+    rule_weight: float | None = acting(None, *_COMBINED)
     """Score = rule_weight * what `name` gives + reward_model_weight * what the reward model gives. Both or neither.
     null: `name` alone."""
-    reward_model_weight: float | None = None
+    reward_model_weight: float | None = acting(None, *_COMBINED)
     """That factor of the reward model's score. Needs the section `reward_model`."""
     tag_included: tuple[str, ...] = one_or_many()
     """Tags of the rows that belong to this domain. Empty: the domain's own name."""
@@ -56,12 +66,19 @@ class RewardConfig:
     """Factor on the domain's scores in training; validation reports unweighted scores."""
     query_filter_config: QueryFilterConfig = field(default_factory=QueryFilterConfig)
     """Dynamic filtering of groups. Not in validation."""
-    world_size: int = number(1, ge=1)
-    """Processes that score this domain's responses. Not with `name: reward_model`, which has ranks of its own."""
-    timeout_s: float = number(30.0, gt=0)
+    world_size: int = number(
+        1, ge=1, acts_if=_of_function("it has no processes of its own", "reward_model.device_mapping=...")
+    )
+    """Processes that score this domain's responses."""
+    timeout_s: float = number(
+        30.0, gt=0, acts_if=_of_function("rpc_timeout limits the model's calls", "rpc_timeout=...")
+    )
     """Seconds for one response; beyond, the sample has status `reward_error` and is retried, never a
     score. A reward model has `rpc_timeout` instead."""
-    reward_kwargs: dict[str, Any] = field(default_factory=dict)
+    reward_kwargs: dict[str, Any] = field(
+        default_factory=dict,
+        metadata={"acts_if": _of_function("its options stand in the section reward_model", "remove it"), "idle": ()},
+    )
     """Options of that reward; an unknown one is refused."""
 
     @property

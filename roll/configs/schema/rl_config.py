@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from roll.catalog.transports import TRANSPORTS
 from roll.configs.errors import did_you_mean
 from roll.configs.schema.acts_if import acting, needs
 from roll.configs.schema.batch_plan import BatchPlan, plan_batches
@@ -20,6 +21,8 @@ from roll.configs.schema.worker_config import (
     TrainConfig,
     WorkerConfig,
 )
+
+WEIGHT_TRANSPORTS = ("auto", *(name for name, entry in TRANSPORTS.items() if entry.configurable))
 
 
 def _off_or(*names: str) -> Callable[[Any], str]:
@@ -79,7 +82,7 @@ class RLConfig(PolicyOptimisation, RunConfig):
     engine_restarts: int = number(1, ge=0)
     """How often one engine may be replaced in a run after it died; its responses then start over. 0: its death ends the
     run. For `vllm` and `sglang`."""
-    weight_transport: Literal["auto", "object_store", "shared_memory", "broadcast", "file"] = "auto"
+    weight_transport: str = acting("auto", choices=WEIGHT_TRANSPORTS, own=False)
     """How new weights travel from `actor_train` to `actor_infer`. `auto`: what suits where the two live; see
     docs/engines.md."""
     model_update_buffer_size_mb: int = number(256, ge=1)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from roll.configs.schema.acts_if import unless
+from roll.configs.schema.acts_if import acting, unless
 from roll.configs.schema.batch_plan import BatchPlan, plan_batches
 from roll.configs.schema.fields import number, one_or_many
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import TrainConfig, WorkerConfig
+
+_SINGLE = unless("messages", why="it holds whole conversations")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +29,9 @@ class SFTDataArgs:
     messages: str | None = None
     """Column with a conversation that ends with the assistant, as a list of {role, content} or its JSON text. Either
     this, or `prompt` and `response`."""
-    prompt: str | None = None
+    prompt: str | None = acting(None, _SINGLE)
     """Column with the prompt as text."""
-    response: str | None = None
+    response: str | None = acting(None, _SINGLE)
     """Column with the response as text. Goes with `prompt`."""
     preprocessing_num_workers: int = number(1, ge=1)
     """Threads that tokenise the rows."""

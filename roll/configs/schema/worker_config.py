@@ -20,6 +20,21 @@ OF_PROCESSES = {
 """Metadata of environment variables: `inline` starts no processes."""
 
 
+ADAPTERS_TRAIN = needs(ROLE, "actor_train", "critic", why={
+    "actor_infer": "the engine gets the trainer's merged weights, or its adapters (lora_sync)",
+    "reward_model": "it doesn't train; merge the adapters into its model first",
+    "reference": "it doesn't train; without a reference section, actor_train with its adapters off is the reference",
+})  # fmt: skip
+WITH_ADAPTERS = needs(
+    "uses_lora", words="with `lora_rank` or `adapter_name_or_path`", fix="{section}.lora_rank=16, or remove it",
+    why="lora_rank is 0 and adapter_name_or_path is null",
+)  # fmt: skip
+WITHOUT_ADAPTERS = unless(
+    "uses_lora", words="without adapters", why="they freeze the whole base model",
+    fix="choose the layers that train with {section}.lora_target",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelArgs:
     """Which model a role loads, and how."""
@@ -37,7 +52,7 @@ class ModelArgs:
     model_config_kwargs: dict[str, Any] = field(default_factory=dict)
     """Overrides of the model's own `config.json`, e.g. `{rope_theta: 1000000}`; an unknown name is refused
     when the model is loaded."""
-    freeze_module_prefix: tuple[str, ...] = one_or_many(acts_if=(TRAINS,))
+    freeze_module_prefix: tuple[str, ...] = one_or_many(acts_if=(TRAINS, WITHOUT_ADAPTERS))
     """Parameters whose name starts with one of these are not trained. Empty: none."""
     trust_remote_code: bool = False
     """Allow Python code that comes with the model's folder to run."""
@@ -58,21 +73,21 @@ class ModelArgs:
     ulysses_size: int = number(1, ge=1)
     """Ranks that share every sequence (Ulysses sequence parallelism): attention exchanges heads for tokens between
     them. For `fsdp2_*` and `deepspeed_*`; megatron has `context_parallel_size`. Divides the attention heads."""
-    lora_rank: int = number(0, ge=0)
+    lora_rank: int = number(0, ge=0, acts_if=(ADAPTERS_TRAIN,))
     """Rank of low-rank adapters (LoRA, arXiv:2106.09685), which then are all that is trained (with a critic's value
     head); the base weights are frozen and kept in `dtype`. Engines get the merged weights, or the
     adapters (`lora_sync`). For `fsdp2_train` and `deepspeed_train`; needs peft. 0: train the weights themselves, unless
     `adapter_name_or_path` brings adapters."""
-    lora_alpha: float | None = number(None, gt=0)
+    lora_alpha: float | None = number(None, gt=0, acts_if=(ADAPTERS_TRAIN, WITH_ADAPTERS))
     """The adapters' product is scaled with `lora_alpha / lora_rank`. null: 16, or what `adapter_name_or_path` says."""
-    lora_target: tuple[str, ...] = one_or_many()
+    lora_target: tuple[str, ...] = one_or_many(acts_if=(ADAPTERS_TRAIN, WITH_ADAPTERS))
     """Names of the linear layers that get adapters, e.g. `[q_proj, v_proj]`; `all-linear`: every linear layer but the
     head, which leaves fused experts (one 3-D parameter) alone. Empty: `all-linear`, or what `adapter_name_or_path`
     says."""
-    lora_dropout: float = number(0.0, ge=0, lt=1)
+    lora_dropout: float = number(0.0, ge=0, lt=1, acts_if=(ADAPTERS_TRAIN, WITH_ADAPTERS))
     """Dropout before the adapters in the update, never in other passes. It makes old and new log-probs differ by
     chance; 0 is safe."""
-    adapter_name_or_path: str | None = None
+    adapter_name_or_path: str | None = acting(None, ADAPTERS_TRAIN)
     """Folder of adapters in peft's format to start from; their own rank, alpha and targets count, and keys that say
     something else are refused. null: new ones, which change nothing until they are trained."""
 
