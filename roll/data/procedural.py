@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from roll.configs.schema.worker_config import ProceduralTask
 from roll.data.readers import DataError
 from roll.types.episode import Task
 from roll.utils.seeding import stable_hash
@@ -19,50 +19,9 @@ _DRAWS_PER_TASK = 20
 _MIN_DRAWS = 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProceduralSpec:
-    """One set of generated tasks."""
-
-    dataset: str
-    """Name in reasoning-gym, e.g. `chain_sum`."""
-    size: int
-    """Number of tasks, all with different questions."""
-    config: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the generator's configuration, without `seed` and `size`."""
-    split: str = "train"
-    """Part of the random key: another split, other tasks."""
-    tag: str = ""
-    """Default: the name of the dataset."""
-    domain: str = ""
-    few_shot: int = 0
-    """Solved examples before the question; the same ones in every prompt of every split."""
-    example_template: str = "{question}\n{answer}\n\n"
-    """One example: `{question}`, `{answer}` and plain fields of the metadata, e.g. `{expression}`, are filled in."""
-    question_template: str = "{question}\n"
-    """The question to answer, with the same names; `{answer}` is refused."""
-
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"procedural {self.dataset!r}: size must be >= 1, got {self.size}")
-        if self.few_shot < 0:
-            raise ValueError(f"procedural {self.dataset!r}: few_shot must be >= 0, got {self.few_shot}")
-        clash = {"seed", "size"} & set(self.config)
-        if clash:
-            raise ValueError(
-                f"procedural {self.dataset!r}: config must not set {sorted(clash)}: the run's seed and `size` do"
-            )
-        if "{answer}" not in self.example_template:
-            raise ValueError(
-                f"procedural {self.dataset!r}: example_template {self.example_template!r} lacks {{answer}}"
-            )
-        if "{answer}" in self.question_template or not _SLOT.search(self.question_template):
-            raise ValueError(
-                f"procedural {self.dataset!r}: question_template {self.question_template!r} must hold the question "
-                "({question}, or a field of the metadata) and not the answer"
-            )
-
-
-def procedural_tasks(spec: ProceduralSpec, *, seed: int, exclude: Collection[str] = ()) -> list[Task]:
+def procedural_tasks(
+    spec: ProceduralTask, *, seed: int, split: str = "train", domain: str = "", exclude: Collection[str] = ()
+) -> list[Task]:
     """Make `spec.size` tasks with different questions, none of them in `exclude` (see `questions_of`) or among the
     examples.
 
@@ -76,15 +35,14 @@ def procedural_tasks(spec: ProceduralSpec, *, seed: int, exclude: Collection[str
     examples = _examples(spec, seed)
     prefix = "".join(_fill(spec.example_template, entry, spec.dataset) for entry in examples)
     taken = set(exclude) | {entry["question"] for entry in examples}
-    tag = spec.tag or spec.dataset
-    prefix_of_id = tag if tag == spec.dataset else f"{tag}/{spec.dataset}"
+    prefix_of_id = spec.tag if spec.tag == spec.dataset else f"{spec.tag}/{spec.dataset}"
     tasks: list[Task] = []
     limit = max(spec.size * _DRAWS_PER_TASK, _MIN_DRAWS)
-    for entry in _entries(spec, seed, spec.split, limit):
+    for entry in _entries(spec, seed, split, limit):
         if entry["question"] in taken:
             continue
         taken.add(entry["question"])
-        task_id = f"{prefix_of_id}:{spec.split}:{len(tasks) + 1}"
+        task_id = f"{prefix_of_id}:{split}:{len(tasks) + 1}"
         payload = {
             "prompt": prefix + _fill(spec.question_template, entry, spec.dataset),
             "messages": None,
@@ -98,14 +56,14 @@ def procedural_tasks(spec: ProceduralSpec, *, seed: int, exclude: Collection[str
                 source=spec.dataset,
                 payload=payload,
                 seed=stable_hash(seed, "task", task_id),
-                tag=tag,
-                domain=spec.domain,
+                tag=spec.tag,
+                domain=domain,
             )
         )
         if len(tasks) == spec.size:
             return tasks
     raise DataError(
-        f"procedural {spec.dataset!r} ({spec.split}): only {len(tasks)} new questions in {limit} draws, {spec.size} "
+        f"procedural {spec.dataset!r} ({split}): only {len(tasks)} new questions in {limit} draws, {spec.size} "
         f"are needed ({len(exclude)} are excluded because another split has them); lower a size or widen config"
     )
 
@@ -129,7 +87,7 @@ def _fill(template: str, entry: Mapping[str, Any], dataset: str) -> str:
     return _SLOT.sub(value, template)
 
 
-def _examples(spec: ProceduralSpec, seed: int) -> list[dict[str, Any]]:
+def _examples(spec: ProceduralTask, seed: int) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     if not spec.few_shot:
         return []
@@ -141,7 +99,7 @@ def _examples(spec: ProceduralSpec, seed: int) -> list[dict[str, Any]]:
     raise DataError(f"procedural {spec.dataset!r}: found only {len(found)} of {spec.few_shot} few-shot examples")
 
 
-def _entries(spec: ProceduralSpec, seed: int, split: str, count: int) -> Iterator[dict[str, Any]]:
+def _entries(spec: ProceduralTask, seed: int, split: str, count: int) -> Iterator[dict[str, Any]]:
     import reasoning_gym
     from reasoning_gym.factory import DATASETS
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from roll.configs.schema.sft_config import SFTDataArgs
 from roll.data.chat_masks import ConversationEncoder
 from roll.data.readers import BadRow, DataError, Row, read_rows, resolve_sources
 from roll.data.sources import encodable, parse_conversation
@@ -24,15 +25,6 @@ from roll.types.batch import TokenBatch
 from roll.utils.seeding import keyed_shuffle, stable_hash
 
 Truncation: TypeAlias = Literal["error", "filter", "right"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConversationColumns:
-    """Which columns of a dataset mean what: `messages`, or `prompt` and `response`. A named column must be there."""
-
-    prompt: str | None = None
-    response: str | None = None
-    messages: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,37 +97,37 @@ class TaughtRows:
         return rest, tuple(row for row in self.rows if row.id in held)
 
 
-def read_conversations(files: str | Sequence[str], columns: ConversationColumns) -> list[Conversation]:
+def read_conversations(data: SFTDataArgs) -> list[Conversation]:
     """Return all rows of all files, in order; raises `DataError` naming file and line of the first bad one."""
     found: list[Conversation] = []
-    for source in resolve_sources(files):
+    for source in resolve_sources(data.file_name):
         before = len(found)
         for row in read_rows(source):
             if isinstance(row, BadRow):
                 raise DataError(row.message)
-            found.append(Conversation(f"{source.name}:{row.number}", row.where, _messages(row, columns)))
+            found.append(Conversation(f"{source.name}:{row.number}", row.where, _messages(row, data)))
         if len(found) == before:
             raise DataError(f"{source.location}: no rows")
     return found
 
 
-def _messages(row: Row, columns: ConversationColumns) -> tuple[Mapping[str, str], ...]:
-    if columns.messages is not None:
-        messages = parse_conversation(_cell(row, columns.messages, "messages"), row.where)
+def _messages(row: Row, data: SFTDataArgs) -> tuple[Mapping[str, str], ...]:
+    if data.messages is not None:
+        messages = parse_conversation(_cell(row, data.messages, "messages"), row.where)
         if messages[-1]["role"] != "assistant":
             raise DataError(
                 f"{row.where}: the last message is of the {messages[-1]['role']}, expected the assistant's answer; "
                 "drop what nobody answers"
             )
     else:
-        assert columns.prompt is not None, "the configuration names the columns"
-        assert columns.response is not None, "the configuration names the columns"
-        prompt = _text(row, columns.prompt, "prompt")
-        response = _text(row, columns.response, "response")
+        assert data.prompt is not None, "the configuration names the columns"
+        assert data.response is not None, "the configuration names the columns"
+        prompt = _text(row, data.prompt, "prompt")
+        response = _text(row, data.response, "response")
         messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
     for position, message in enumerate(messages):
         if message["role"] == "assistant" and not message["content"].strip():
-            which = f"messages[{position}], the assistant's," if columns.messages is not None else "the response"
+            which = f"messages[{position}], the assistant's," if data.messages is not None else "the response"
             raise DataError(f"{row.where}: {which} is empty, so there is nothing to learn; mend the row or drop it")
     return tuple(messages)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.worker_config import DataArgs
-from roll.data.procedural import ProceduralSpec, procedural_tasks, questions_of
+from roll.data.procedural import procedural_tasks, questions_of
 from roll.data.prompts import PromptSet, encode_prompts
 from roll.data.sampler import TaskSource
 from roll.data.sources import Columns, load_tasks, route_by_tag
@@ -33,19 +33,10 @@ def load_domains(
     for item in data.procedural:
         domain = config.domain_of(item.tag)
         assert domain is not None, "configuration checks make sure that every tag has a domain"
-        spec = ProceduralSpec(
-            dataset=item.dataset,
-            size=item.size,
-            config=item.config,
-            split=split,
-            tag=item.tag,
-            domain=domain,
-            few_shot=item.few_shot,
-            example_template=item.example_template,
-            question_template=item.question_template,
-        )
         seed = config.seed if item.seed is None else item.seed
-        domains[domain] += procedural_tasks(spec, seed=seed, exclude=exclude.get(item.tag, ()))
+        domains[domain] += procedural_tasks(
+            item, seed=seed, split=split, domain=domain, exclude=exclude.get(item.tag, ())
+        )
     if data.file_name:
         columns = Columns(
             prompt=data.prompt, messages=data.messages, ground_truth=data.ground_truth, id=data.id, tag=data.tag

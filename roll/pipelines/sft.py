@@ -17,7 +17,6 @@ from typing import Any
 from roll.configs.schema.sft_config import SFTConfig, SFTDataArgs
 from roll.data.chat_masks import ConversationEncoder
 from roll.data.sft import (
-    ConversationColumns,
     RowOrder,
     TaughtRow,
     TaughtRows,
@@ -138,9 +137,8 @@ def sft_data(config: SFTConfig, tokenizer: Any) -> SFTData:
 
 
 def _rows(config: SFTConfig, data: SFTDataArgs, tokenizer: Any) -> TaughtRows:
-    columns = ConversationColumns(prompt=data.prompt, response=data.response, messages=data.messages)
     rows = encode_rows(
-        read_conversations(data.file_name, columns),
+        read_conversations(data),
         ConversationEncoder(
             tokenizer,
             template=data.template or config.actor_train.data_args.template or "native",

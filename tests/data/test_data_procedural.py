@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from roll.data.procedural import ProceduralSpec, procedural_tasks, questions_of
+from roll.configs.schema.worker_config import ProceduralTask
+from roll.data.procedural import procedural_tasks, questions_of
 from roll.data.readers import DataError
 
 ONE_DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 
 
-def spec(**changes: Any) -> ProceduralSpec:
-    return ProceduralSpec(**{"dataset": "chain_sum", "size": 8, "config": ONE_DIGIT, **changes})
+def spec(**changes: Any) -> ProceduralTask:
+    return ProceduralTask(**{"tag": "chain_sum", "dataset": "chain_sum", "size": 8, "config": ONE_DIGIT, **changes})
 
 
 def test_the_same_seed_gives_the_same_tasks_and_another_gives_others() -> None:
@@ -31,7 +32,7 @@ def test_a_neighbouring_seed_is_not_the_same_set_shifted() -> None:
 
 def test_questions_are_distinct_and_validation_shares_none_with_training() -> None:
     train = procedural_tasks(spec(size=100), seed=1)
-    held_out = procedural_tasks(spec(size=40, split="validation"), seed=1, exclude=questions_of(train))
+    held_out = procedural_tasks(spec(size=40), seed=1, split="validation", exclude=questions_of(train))
     assert (len(questions_of(train)), len(questions_of(held_out))) == (100, 40)
     assert not questions_of(train) & questions_of(held_out)
     assert len({task.id for task in train + held_out}) == 140
@@ -41,7 +42,7 @@ def test_few_shot_examples_are_solved_the_same_everywhere_and_never_the_question
     templates = {"example_template": "{expression} = {answer}\n", "question_template": "{expression} ="}
     few = spec(few_shot=3, size=60, **templates)
     train = procedural_tasks(few, seed=1)
-    validation = procedural_tasks(spec(few_shot=3, split="validation", **templates), seed=1)
+    validation = procedural_tasks(spec(few_shot=3, **templates), seed=1, split="validation")
     for task in train + validation:
         *examples, question = task.payload["prompt"].split("\n")
         assert len(examples) == 3
@@ -85,12 +86,6 @@ BROKEN = [
         lambda: procedural_tasks(spec(question_template="{expresion} ="), seed=1),
         "asks for {expresion}; there are .*expression",
     ),
-    (lambda: spec(config={"seed": 3}), r"config must not set \['seed'\]"),
-    (lambda: spec(size=0), "size must be >= 1"),
-    (lambda: spec(few_shot=-1), "few_shot must be >= 0"),
-    (lambda: spec(example_template="{question}"), "lacks {answer}"),
-    (lambda: spec(question_template="{question} = {answer}"), "not the answer"),
-    (lambda: spec(question_template="solve this"), "must hold the question"),
 ]
 
 

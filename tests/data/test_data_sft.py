@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from data_tokenizers import word_tokenizer
 
+from roll.configs.schema.sft_config import SFTDataArgs
 from roll.data.chat_masks import ConversationEncoder
 from roll.data.readers import DataError
-from roll.data.sft import ConversationColumns, RowOrder, TaughtRows, batch_of, encode_rows, read_conversations
+from roll.data.sft import Conversation, RowOrder, TaughtRows, batch_of, encode_rows, read_conversations
 
-PAIR = ConversationColumns(prompt="prompt", response="response")
-CHAT = ConversationColumns(messages="messages")
+PAIR = SFTDataArgs(prompt="prompt", response="response")
+CHAT = SFTDataArgs(messages="messages")
 
 
 def write(folder: Path, rows: list[Any], name: str = "data.jsonl") -> str:
@@ -31,9 +33,13 @@ def pairs(*responses: str) -> list[dict[str, str]]:
     return [{"prompt": f"w{i}", "response": response} for i, response in enumerate(responses)]
 
 
-def encoded(folder: Path, rows: list[Any], *, columns: ConversationColumns = PAIR, **options: Any) -> TaughtRows:
+def read(files: str | tuple[str, ...], columns: SFTDataArgs) -> list[Conversation]:
+    return read_conversations(replace(columns, file_name=(files,) if isinstance(files, str) else tuple(files)))
+
+
+def encoded(folder: Path, rows: list[Any], *, columns: SFTDataArgs = PAIR, **options: Any) -> TaughtRows:
     encoder = ConversationEncoder(word_tokenizer(), template="plain")
-    conversations = read_conversations(write(folder, rows), columns)
+    conversations = read(write(folder, rows), columns)
     return encode_rows(conversations, encoder, **{"sequence_length": 100, **options})
 
 
@@ -57,7 +63,7 @@ def test_a_conversation_may_be_a_list_or_json_text(tmp_path: Path) -> None:
 def test_several_files_and_formats_make_one_set(tmp_path: Path) -> None:
     (tmp_path / "more.csv").write_text("prompt,response\nw0,w1\n")
     files = [write(tmp_path, pairs("w1")), str(tmp_path / "more.csv")]
-    assert [row.id for row in read_conversations(files, PAIR)] == ["data:1", "more:1"]
+    assert [row.id for row in read(files, PAIR)] == ["data:1", "more:1"]
 
 
 BAD_ROWS = {
@@ -84,16 +90,16 @@ def test_a_bad_row_is_named_by_file_and_line(tmp_path: Path, name: str) -> None:
     messages = [{"role": "user", "content": "w0"}, {"role": "assistant", "content": "w1"}]
     good = {**pairs("w1")[0], "messages": messages}
     with pytest.raises(DataError, match=rf"data\.jsonl:2: .*{message}"):
-        read_conversations(write(tmp_path, [good, row]), columns)
+        read(write(tmp_path, [good, row]), columns)
 
 
 def test_json_that_does_not_parse_and_an_empty_file_are_named(tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text('{"prompt": "w0", "response": "w1"}\n{"prompt"\n')
     with pytest.raises(DataError, match=r"data\.jsonl:2: not JSON"):
-        read_conversations(str(tmp_path / "data.jsonl"), PAIR)
+        read(str(tmp_path / "data.jsonl"), PAIR)
     (tmp_path / "data.jsonl").write_text("\n")
     with pytest.raises(DataError, match=r"data\.jsonl: no rows"):
-        read_conversations(str(tmp_path / "data.jsonl"), PAIR)
+        read(str(tmp_path / "data.jsonl"), PAIR)
 
 
 def test_what_a_template_refuses_names_the_row(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import pytest
 from reasoning_gym.factory import DATASETS
 
 from roll.configs.rules.verifiers import VERIFIERS_THAT_EXECUTE, verifier_that_executes
+from roll.configs.schema.worker_config import ProceduralTask
 from roll.data.procedural import PAYLOAD_KEY as WRITTEN_KEY
-from roll.data.procedural import ProceduralSpec, procedural_tasks
+from roll.data.procedural import procedural_tasks
 from roll.rewards import reasoning_gym as reward_module
 from roll.rewards.reasoning_gym import PAYLOAD_KEY, extract_answer, reasoning_gym
 from roll.types.episode import Task
@@ -36,7 +37,7 @@ def test_data_and_reward_agree_on_the_payload_key() -> None:
     "dataset", ["chain_sum", "basic_arithmetic", "number_sorting", "gcd", "letter_counting", "spell_backward"]
 )
 def test_gold_answers_of_generated_tasks_score_one_and_nonsense_zero(dataset: str) -> None:
-    for task in procedural_tasks(ProceduralSpec(dataset=dataset, size=3), seed=1):
+    for task in procedural_tasks(ProceduralTask(tag=dataset, dataset=dataset, size=3), seed=1):
         task = pickle.loads(pickle.dumps(task))
         assert reasoning_gym(task.payload["ground_truth"] + "\nmore text", task).value == 1.0
         assert reasoning_gym("nonsense", task).value == 0.0
@@ -76,7 +77,7 @@ def test_no_answer_is_counted() -> None:
 
 
 def test_a_response_that_makes_the_verifier_raise_is_a_wrong_answer() -> None:
-    task = procedural_tasks(ProceduralSpec(dataset="prime_factorization", size=1), seed=1)[0]
+    task = procedural_tasks(ProceduralTask(tag="prime_factorization", dataset="prime_factorization", size=1), seed=1)[0]
     assert reasoning_gym("garbage", task).value == 0.0  # the verifier calls int() on it
     assert reasoning_gym(task.payload["ground_truth"], task).value == 1.0
 
@@ -112,7 +113,7 @@ def test_an_unknown_extract_is_an_error() -> None:
 def test_a_verifier_that_executes_the_response_never_sees_it(dataset: str, tmp_path: Path) -> None:
     touched = tmp_path / "touched"
     attack = f"__import__('pathlib').Path({str(touched)!r}).touch()"
-    task = procedural_tasks(ProceduralSpec(dataset=dataset, size=1), seed=1)[0]
+    task = procedural_tasks(ProceduralTask(tag=dataset, dataset=dataset, size=1), seed=1)[0]
     for response in (attack, f"[{attack}]", str(task.payload["ground_truth"])):
         with pytest.raises(ValueError, match=rf"{dataset}.*executes the response"):
             reasoning_gym(response, task)

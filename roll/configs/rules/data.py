@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 
 from roll.configs.errors import NO_VALUE, Violation, did_you_mean, nearest, no_effect
@@ -98,6 +99,9 @@ def _procedural_rules(path: str, task: ProceduralTask) -> Iterator[Violation]:
         yield Violation(f"{path}.example_template", "a text with {answer}", "", task.example_template)
     if "{answer}" in task.question_template:
         expected = "a text without {answer}, which it would give away"
+        yield Violation(f"{path}.question_template", expected, "", task.question_template)
+    elif not re.search(r"\{\w+\}", task.question_template):
+        expected = "a text with {question}, or with a field of the task's metadata"
         yield Violation(f"{path}.question_template", expected, "", task.question_template)
     for key in ("seed", "size"):
         if key in task.config:
