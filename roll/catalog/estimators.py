@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from roll.catalog.entries import Entry, Option
 
@@ -30,41 +31,29 @@ class Estimator(Entry):
 _GAMMA = Option(float, "gamma", {"ge": 0, "le": 1})
 _LAMBDA = Option(float, "lambd", {"ge": 0, "le": 1})
 
-ESTIMATORS: dict[str, Estimator] = {
-    "gae": Estimator(
-        path="roll.algorithms.estimators:gae",
-        options={"gamma": _GAMMA, "lam": _LAMBDA},
-        reads_tokens=True,
-        needs_critic=True,
-    ),
-    "reinforce": Estimator(path="roll.algorithms.estimators:reinforce", options={"gamma": _GAMMA}, reads_tokens=True),
-    "reinforce_plus_plus": Estimator(
-        path="roll.algorithms.estimators:reinforce_plus_plus", options={"gamma": _GAMMA}, reads_tokens=True
-    ),
-    "reinforce_plus_plus_baseline": Estimator(
-        path="roll.algorithms.estimators:reinforce_plus_plus_baseline", compares_group=True
-    ),
-    "grpo": Estimator(
-        path="roll.algorithms.estimators:grpo",
-        options={"eps": Option(float, bounds={"ge": 0}, default=1e-6)},
-        compares_group=True,
-    ),
-    "dr_grpo": Estimator(path="roll.algorithms.estimators:dr_grpo", compares_group=True),
-    "rloo": Estimator(path="roll.algorithms.estimators:rloo", compares_group=True),
-    "remax": Estimator(path="roll.algorithms.estimators:remax", needs_greedy=True),
-    "opo": Estimator(path="roll.algorithms.estimators:opo", compares_group=True),
-    "gpg": Estimator(path="roll.algorithms.estimators:gpg", compares_group=True),
-    "gigpo": Estimator(
-        path="roll.algorithms.estimators:gigpo",
-        compares_group=True,
-        credits_turns=True,
-        compares_states=True,
-        reads=("episode_reward_weight", "step_reward_weight", "step_reward_gamma"),
-    ),
-    "step_reinforce": Estimator(
-        path="roll.algorithms.estimators:step_reinforce", credits_turns=True, reads=("step_reward_gamma",)
-    ),
-}
+
+def _built_in(name: str, **more: Any) -> tuple[str, Estimator]:
+    return name, Estimator(path=f"roll.algorithms.estimators:{name}", **more)
+
+
+_OF_TURNS = ("episode_reward_weight", "step_reward_weight", "step_reward_gamma")
+
+ESTIMATORS: dict[str, Estimator] = dict(
+    [
+        _built_in("gae", options={"gamma": _GAMMA, "lam": _LAMBDA}, reads_tokens=True, needs_critic=True),
+        _built_in("reinforce", options={"gamma": _GAMMA}, reads_tokens=True),
+        _built_in("reinforce_plus_plus", options={"gamma": _GAMMA}, reads_tokens=True),
+        _built_in("reinforce_plus_plus_baseline", compares_group=True),
+        _built_in("grpo", options={"eps": Option(float, bounds={"ge": 0}, default=1e-6)}, compares_group=True),
+        _built_in("dr_grpo", compares_group=True),
+        _built_in("rloo", compares_group=True),
+        _built_in("remax", needs_greedy=True),
+        _built_in("opo", compares_group=True),
+        _built_in("gpg", compares_group=True),
+        _built_in("gigpo", compares_group=True, credits_turns=True, compares_states=True, reads=_OF_TURNS),
+        _built_in("step_reinforce", credits_turns=True, reads=_OF_TURNS[2:]),
+    ]
+)
 
 
 def estimator_of(name: str) -> Estimator:

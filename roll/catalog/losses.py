@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from roll.catalog.entries import Entry, Option
 
@@ -31,58 +32,54 @@ _PPO = {
 }
 _LEVEL = Literal["sequence", "token"]
 
-LOSSES: dict[str, Loss] = {
-    "ppo": Loss(path="roll.algorithms.losses:ppo", options=_PPO, scales_with_advantage=True),
-    "gspo": Loss(path="roll.algorithms.losses:gspo", options=_CLIP, scales_with_advantage=True),
-    "decoupled_ppo": Loss(
-        path="roll.algorithms.losses:decoupled_ppo",
-        options={**_PPO, "behave_cap": Option(float | None, "decoupled_ppo_cap", {"gt": 0})},
-        corrects_staleness=True,
-        decouples=True,
-        scales_with_advantage=True,
-    ),
-    "tis": Loss(
-        path="roll.algorithms.losses:tis",
-        options={
-            "lower": Option(float, "tis_lower_bound", {"ge": 0}),
-            "upper": Option(float, "tis_upper_bound", {"gt": 0}),
-        },
-        corrects_staleness=True,
-        scales_with_advantage=True,
-    ),
-    "topr": Loss(
-        path="roll.algorithms.losses:topr",
-        options={
-            "positive_weight": Option(float, "topr_positive_weight", {"ge": 0}),
-            "negative_weight": Option(float, "topr_negative_weight", {"ge": 0}),
-            "level": Option(_LEVEL, "topr_level"),
-        },
-        corrects_staleness=True,
-        scales_with_advantage=True,
-    ),
-    "cispo": Loss(
-        path="roll.algorithms.losses:cispo",
-        options={
-            "clip_low": Option(float, "cispo_epsilon_low", {"gt": 0}),
-            "clip_high": Option(float, "cispo_epsilon_high", {"gt": 0}),
-        },
-        corrects_staleness=True,
-        scales_with_advantage=True,
-    ),
-    "reinforce": Loss(path="roll.algorithms.losses:reinforce", scales_with_advantage=True),
-    "kimi15": Loss(
-        path="roll.algorithms.losses:kimi15",
-        options={"tau": Option(float, "kimi15_tau", {"ge": 0}), "level": Option(_LEVEL, "kimi15_level")},
-    ),
-    "sapo": Loss(
-        path="roll.algorithms.losses:sapo",
-        options={
-            "tau_pos": Option(float, "sapo_tau_positive", {"gt": 0}),
-            "tau_neg": Option(float, "sapo_tau_negative", {"gt": 0}),
-        },
-        scales_with_advantage=True,
-    ),
-}
+
+def _built_in(name: str, *, scales_with_advantage: bool = True, **more: Any) -> tuple[str, Loss]:
+    return name, Loss(path=f"roll.algorithms.losses:{name}", scales_with_advantage=scales_with_advantage, **more)
+
+
+def _floats(bound: Mapping[str, float], **keys: str) -> dict[str, Option]:
+    return {name: Option(float, key, bound) for name, key in keys.items()}
+
+
+_AT_LEAST_0, _ABOVE_0 = {"ge": 0}, {"gt": 0}
+
+LOSSES: dict[str, Loss] = dict(
+    [
+        _built_in("ppo", options=_PPO),
+        _built_in("gspo", options=_CLIP),
+        _built_in(
+            "decoupled_ppo",
+            options={**_PPO, "behave_cap": Option(float | None, "decoupled_ppo_cap", _ABOVE_0)},
+            corrects_staleness=True,
+            decouples=True,
+        ),
+        _built_in(
+            "tis",
+            options=_floats(_AT_LEAST_0, lower="tis_lower_bound") | _floats(_ABOVE_0, upper="tis_upper_bound"),
+            corrects_staleness=True,
+        ),
+        _built_in(
+            "topr",
+            options={
+                **_floats(_AT_LEAST_0, positive_weight="topr_positive_weight", negative_weight="topr_negative_weight"),
+                "level": Option(_LEVEL, "topr_level"),
+            },
+            corrects_staleness=True,
+        ),
+        _built_in(
+            "cispo",
+            options=_floats(_ABOVE_0, clip_low="cispo_epsilon_low", clip_high="cispo_epsilon_high"),
+            corrects_staleness=True,
+        ),
+        _built_in("reinforce"),
+        _built_in(
+            "kimi15",
+            options={**_floats(_AT_LEAST_0, tau="kimi15_tau"), "level": Option(_LEVEL, "kimi15_level")},
+            scales_with_advantage=False,
+        ),
+        _built_in("sapo", options=_floats(_ABOVE_0, tau_pos="sapo_tau_positive", tau_neg="sapo_tau_negative")),
+    ]
+)
 
 
 def loss_of(name: str) -> Loss:

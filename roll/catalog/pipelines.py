@@ -26,31 +26,22 @@ class Pipeline(Entry):
     """What files, folders and functions must be like, a tuple."""
 
 
+def _built_in(name: str, run: str, config: str, objective: str) -> Pipeline:
+    room = "roll.configs"
+    return Pipeline(
+        path=f"roll.pipelines.{run}",
+        config=f"{room}.schema.{config}",
+        objective=f"roll.workers.losses:{objective}",
+        rules=f"{room}.rules.validate:{name}_RULES",
+        warnings=f"{room}.rules.validate:{name}_WARNINGS",
+        checks=f"{room}.checks.prerequisites:{name}_CHECKS",
+    )
+
+
 PIPELINES: dict[str, Pipeline] = {
-    "rlvr": Pipeline(
-        path="roll.pipelines.start:run_rlvr",
-        config="roll.configs.schema.rlvr_config:RLVRConfig",
-        objective="roll.workers.losses:rl_objective",
-        rules="roll.configs.rules.validate:RLVR_RULES",
-        warnings="roll.configs.rules.validate:RLVR_WARNINGS",
-        checks="roll.configs.checks.prerequisites:RLVR_CHECKS",
-    ),
-    "agentic": Pipeline(
-        path="roll.pipelines.start:run_agentic",
-        config="roll.configs.schema.agentic_config:AgenticConfig",
-        objective="roll.workers.losses:rl_objective",
-        rules="roll.configs.rules.validate:AGENTIC_RULES",
-        warnings="roll.configs.rules.validate:AGENTIC_WARNINGS",
-        checks="roll.configs.checks.prerequisites:AGENTIC_CHECKS",
-    ),
-    "sft": Pipeline(
-        path="roll.pipelines.sft:run_sft",
-        config="roll.configs.schema.sft_config:SFTConfig",
-        objective="roll.workers.losses:sft_objective",
-        rules="roll.configs.rules.validate:SFT_RULES",
-        warnings="roll.configs.rules.validate:SFT_WARNINGS",
-        checks="roll.configs.checks.prerequisites:SFT_CHECKS",
-    ),
+    "rlvr": _built_in("RLVR", "start:run_rlvr", "rlvr_config:RLVRConfig", "rl_objective"),
+    "agentic": _built_in("AGENTIC", "start:run_agentic", "agentic_config:AgenticConfig", "rl_objective"),
+    "sft": _built_in("SFT", "sft:run_sft", "sft_config:SFTConfig", "sft_objective"),
 }
 
 
