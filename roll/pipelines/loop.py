@@ -15,7 +15,7 @@ from roll.distributed.cluster import Cluster
 from roll.pipelines.checkpoints import Checkpoints
 from roll.pipelines.clusters import Clusters
 from roll.pipelines.report import Report
-from roll.strategies.base import OutputName
+from roll.strategies.base import Output
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.utils.timing import Timers
 from roll.workers.train import ForwardWorker
@@ -156,7 +156,7 @@ class Loop(ABC):
             self.start_step = state["step"]
             self.load_state(state, folder)
 
-    def forward(self, cluster: Cluster, batch: TokenBatch, *outputs: OutputName, adapters: bool = True) -> TokenOutputs:
+    def forward(self, cluster: Cluster, batch: TokenBatch, *outputs: Output, adapters: bool = True) -> TokenOutputs:
         """Run one forward pass over all rows."""
         self.offloader.onload(cluster.role)
         found: TokenOutputs = cluster.call(ForwardWorker.forward, batch.with_row_units(), outputs, adapters)

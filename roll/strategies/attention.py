@@ -179,14 +179,14 @@ class _Join(torch.autograd.Function):
 
 
 def join_shards(scored: Tensor, place: Tensor, total: int, group: ProcessGroup | None) -> Tensor:
-    """Join the values of every rank's shard in one order: [total] on every rank.
+    """Join the values of every rank's shard in one order: [total, ...] on every rank.
 
     Summing parameter gradients over the ranks gives the whole one.
 
     Args:
-        scored: [S] of this rank's shard; S may differ between ranks, and be 0.
+        scored: [S, ...] of this rank's shard; S may differ between ranks, and be 0.
         place: int64 [S], where they belong among all; no place is on two ranks.
         total: values of all ranks.
         group: the ranks that have a shard each.
     """
-    return _Join.apply(scored.new_zeros(total).index_put((place,), scored), group)
+    return _Join.apply(scored.new_zeros(total, *scored.shape[1:]).index_put((place,), scored), group)

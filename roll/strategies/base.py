@@ -21,8 +21,22 @@ from roll.types.batch import Denominators, TokenBatch, TokenOutputs
 from roll.types.episode import FinishReason
 from roll.types.metrics import Metrics
 
-OutputName = Literal["logprobs", "entropy", "correct", "values"]
+OutputName = Literal["logprobs", "student_logprobs", "entropy", "correct", "values"]
 """Columns of `TokenOutputs`. A loss can't need `correct`, which has no gradient."""
+
+
+@dataclass(frozen=True)
+class TopK:
+    """Ask `forward` for `top_logprobs` and `top_ids`: the `k` likeliest tokens of each position."""
+
+    k: int
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ValueError(f"TopK asks for {self.k} tokens; expected at least 1")
+
+
+Output: TypeAlias = OutputName | TopK
 
 StatePart = Literal["parameters", "gradients", "optimizer"]
 STATE_PARTS: tuple[StatePart, ...] = get_args(StatePart)
@@ -86,8 +100,8 @@ class TrainStrategy(ABC):
     layout: RankLayout
 
     @abstractmethod
-    def forward(self, batch: TokenBatch, outputs: Sequence[OutputName], *, adapters: bool = True) -> TokenOutputs:
-        """Log-probs, entropy, hits or values of this rank's rows under the current weights; no gradients.
+    def forward(self, batch: TokenBatch, outputs: Sequence[Output], *, adapters: bool = True) -> TokenOutputs:
+        """Return columns of this rank's rows under the current weights; no gradients.
 
         `adapters=False`: those of the base model, without its LoRA adapters.
         """

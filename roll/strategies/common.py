@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,21 @@ from torch.distributed import ProcessGroup
 from roll.configs.schema.worker_config import TrainConfig
 from roll.distributed.layout import RankLayout
 from roll.distributed.worker import WorkerInfo
-from roll.strategies.base import LossFn, OutputName, StatePart, TrainSpec, TrainStrategy
+from roll.strategies.base import LossFn, Output, StatePart, TopK, TrainSpec, TrainStrategy
 from roll.strategies.hf.hf_model import load_tokenizer, quiet_transformers
-from roll.strategies.micro import denominators, nonfinite_rows, plan_micro_batches, rows_to_compute
+from roll.strategies.micro import MicroLayout, denominators, nonfinite_rows, plan_micro_batches, rows_to_compute
 from roll.strategies.optim import schedule_from
 from roll.types.batch import Denominators, TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
+from roll.utils.logits import HeadOutputs, HeadRequest
 
 logger = logging.getLogger(__name__)
 
 MAX_NONFINITE_SHARE = 0.1
 """Of the rows of a mini-batch that a step may leave out because the model gave no finite number for one of their loss
 tokens; a single one is always left out, unless no other row remains."""
+
+TOP_K_COLUMNS = ("top_logprobs", "top_ids")
 
 MAX_CONSECUTIVE_SKIPS = 5
 """Non-finite gradients in a row: one is an accident of a batch, this many are a diverged model."""
@@ -166,6 +169,28 @@ class CommonStrategy(TrainStrategy):
         batch = batch.select(rows_to_compute(batch, loss_fn))
         return batch, self._summed(replace(mine, computed_tokens=denominators(batch).tokens))
 
+    def _spread(
+        self,
+        micro: TokenBatch,
+        layout: MicroLayout,
+        scored: HeadOutputs,
+        outputs: Sequence[Output],
+        join: Callable[[Tensor], Tensor] | None = None,
+    ) -> TokenOutputs:
+        """Return `outputs` as columns of a micro-batch, 0 where no token is scored.
+
+        `join` puts the positions of the ranks that share its rows together, in the order of `layout`.
+        """
+        columns = {}
+        for output in outputs:
+            for name in TOP_K_COLUMNS if isinstance(output, TopK) else (output,):
+                value = getattr(scored, name)
+                assert value is not None, f"a {self._spec.kind} model gives no {name}"
+                value = value if join is None else join(value)
+                blank = value.new_zeros(micro.num_tokens, *value.shape[1:])
+                columns[name] = blank.index_put((layout.flat,), value)
+        return TokenOutputs(row_ids=micro.row_ids, offsets=micro.offsets, **columns)
+
     def _loss_of(
         self, outputs: TokenOutputs, micro: TokenBatch, loss_fn: LossFn, whole: Denominators, *, is_padding: bool
     ) -> tuple[Tensor, Metrics]:
@@ -243,7 +268,20 @@ class CommonStrategy(TrainStrategy):
             self._tokenizer.save_pretrained(path)
 
 
-def no_outputs(outputs: Sequence[OutputName]) -> TokenOutputs:
-    """Return outputs of no rows."""
-    columns = {name: torch.zeros(0) for name in outputs}
-    return TokenOutputs(row_ids=(), offsets=torch.zeros(1, dtype=torch.int64), **columns)
+def head_request(outputs: Sequence[Output]) -> HeadRequest:
+    """Return what the head must compute for these outputs."""
+    top_k = next((output.k for output in outputs if isinstance(output, TopK)), 0)
+    return HeadRequest(entropy="entropy" in outputs, correct="correct" in outputs, top_k=top_k)
+
+
+def blank_outputs(batch: TokenBatch, outputs: Sequence[Output]) -> TokenOutputs:
+    """Return zeros for each output, in its shape and type."""
+    columns = {}
+    for output in outputs:
+        if isinstance(output, TopK):
+            columns["top_logprobs"] = torch.zeros(batch.num_tokens, output.k)
+            columns["top_ids"] = torch.zeros(batch.num_tokens, output.k, dtype=torch.int64)
+        else:
+            like = batch.require("teacher_ids") if output == "student_logprobs" else batch.token_ids
+            columns[output] = torch.zeros(like.shape)
+    return TokenOutputs(row_ids=batch.row_ids, offsets=batch.offsets, **columns)

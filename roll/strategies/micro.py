@@ -72,7 +72,7 @@ class MicroLayout:
     index: Tensor
     """int64 [S], flattened position in `ids` whose hidden state predicts each scored token."""
     targets: Tensor
-    """int64 [S], the scored tokens."""
+    """int64 [S], the scored tokens; [S, 1 + K] with those of `teacher_ids` beside each."""
     flat: Tensor
     """int64 [S], where each scored token stands in the ragged columns."""
     packed: bool = False
@@ -88,13 +88,18 @@ class MicroLayout:
         return (*self.lengths, self.padding) if self.padding else self.lengths
 
 
-def lay_out(batch: TokenBatch, device: torch.device, *, packed: bool = False, multiple: int = 1) -> MicroLayout:
+def lay_out(
+    batch: TokenBatch, device: torch.device, *, packed: bool = False, multiple: int = 1, teacher_ids: bool = False
+) -> MicroLayout:
     """Return the layout of a micro-batch in which every action token is scored.
 
-    `multiple` rounds up the padded width, or the packed length.
+    `multiple` rounds up the padded width, or the packed length. With `teacher_ids` those tokens are scored, too.
     """
     assert not batch.action_mask[batch.offsets[:-1]].any(), "the first token of a row has no context to be chosen in"
     flat = batch.action_mask.nonzero()[:, 0]
+    targets = batch.token_ids[flat]
+    if teacher_ids:
+        targets = torch.cat([targets[:, None], batch.require("teacher_ids")[flat]], dim=1)
     starts = torch.repeat_interleave(batch.offsets[:-1], batch.lengths)
     positions = torch.arange(batch.num_tokens) - starts
     padding = -(batch.num_tokens if packed else int(batch.lengths.max())) % multiple
@@ -115,7 +120,7 @@ def lay_out(batch: TokenBatch, device: torch.device, *, packed: bool = False, mu
         positions=grid.to(device),
         lengths=tuple(batch.lengths.tolist()),
         index=(place[flat] - 1).to(device),
-        targets=batch.token_ids[flat].to(device),
+        targets=targets.to(device),
         flat=flat.to(device),
         packed=packed,
         padding=padding if packed else 0,
@@ -130,6 +135,7 @@ def padding_row(batch: TokenBatch) -> TokenBatch:
         offsets=torch.tensor([0, 2]),
         token_ids=torch.zeros(2, dtype=batch.token_ids.dtype),
         action_mask=torch.tensor([False, True]),
+        teacher_ids=None if batch.teacher_ids is None else batch.teacher_ids.new_zeros(2, *batch.teacher_ids.shape[1:]),
     )
 
 
@@ -145,7 +151,8 @@ def rows_to_compute(batch: TokenBatch, loss_fn: LossFn) -> list[int]:
 def nonfinite_rows(outputs: TokenOutputs, batch: TokenBatch) -> set[str]:
     """Return the rows of units in which a row of non-zero weight has an output of -inf, inf or NaN at a loss token."""
     counted = batch.loss_mask if batch.loss_mask is not None else batch.action_mask
-    broken = torch.stack([~column.detach().isfinite() for column in outputs.columns().values()]).any(0).cpu() & counted
+    finite = [column.detach().isfinite() for column in outputs.columns().values()]
+    broken = ~torch.stack([part if part.dim() == 1 else part.all(-1) for part in finite]).all(0).cpu() & counted
     if not bool(broken.any()):
         return set()
     rows = torch.repeat_interleave(torch.arange(len(batch)), batch.lengths)[broken].unique().tolist()

@@ -35,6 +35,10 @@ class TokenBatch(Ragged):
     old_logprobs: Tensor | None = token_column()
     """float32 [N], the trainer's log-probs before this step's updates (the proximal policy)."""
     ref_logprobs: Tensor | None = token_column()
+    teacher_ids: Tensor | None = token_column()
+    """int64 [N, K], tokens whose log-probs a loss compares with another model's, each at most once per position."""
+    teacher_logprobs: Tensor | None = token_column()
+    """float32 [N, K], the other model's log-probs of these."""
     values: Tensor | None = token_column()
     token_rewards: Tensor | None = token_column()
     advantages: Tensor | None = token_column()
@@ -79,6 +83,12 @@ class TokenOutputs(Ragged):
 
     logprobs: Tensor | None = token_column()
     """float32 [N], under the training temperature."""
+    student_logprobs: Tensor | None = token_column()
+    """float32 [N, K], likewise, of the batch's `teacher_ids`."""
+    top_logprobs: Tensor | None = token_column()
+    """float32 [N, K], of the likeliest tokens, falling."""
+    top_ids: Tensor | None = token_column()
+    """int64 [N, K], these tokens; of equally likely ones the lower ids come, and come first."""
     entropy: Tensor | None = token_column()
     """float32 [N], entropy of the distribution token t was drawn from."""
     correct: Tensor | None = token_column()

@@ -1,4 +1,4 @@
-"""Log-probs and entropy from logits, a slice of rows at a time.
+"""What a model says about the vocabulary at each position, a slice of rows at a time.
 
 A vocabulary of 150,000 makes a float32 copy of the logits the largest tensor of the step. Here the upcast,
 the softmax and their gradients exist for one slice only: the forward keeps the logits as they are and one
@@ -8,6 +8,7 @@ number per token, the backward makes the one gradient that can't be avoided, in 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,22 +23,65 @@ _CHUNK_ELEMENTS = 1 << 25
 """Logits computed at a time: 128 MiB of float32."""
 
 
+@dataclass(frozen=True)
+class HeadRequest:
+    """What is wanted at each scored position, beside the log-probs of given tokens."""
+
+    entropy: bool = False
+    correct: bool = False
+    top_k: int = 0
+
+
+@dataclass
+class HeadOutputs:
+    """Outputs at the scored positions, in their order; what wasn't asked for is None."""
+
+    logprobs: Tensor | None = None
+    """[S]"""
+    student_logprobs: Tensor | None = None
+    """[S, K], at the K tokens that were given beside each scored one."""
+    entropy: Tensor | None = None
+    correct: Tensor | None = None
+    top_logprobs: Tensor | None = None
+    """[S, top_k], falling; without a gradient."""
+    top_ids: Tensor | None = None
+    values: Tensor | None = None
+
+    @classmethod
+    def of_scores(
+        cls, scores: Tensor, ids: Tensor, given: int, entropy: Tensor | None, correct: Tensor | None
+    ) -> HeadOutputs:
+        """Name the columns of `scores` [S, given + top_k] at `ids`: the scored token, tokens beside it, the top ones.
+
+        They are copied: FSDP warns about outputs that are views.
+        """
+        top = scores.shape[1] > given
+        return cls(
+            logprobs=scores[:, 0].clone(),
+            student_logprobs=scores[:, 1:given].clone() if given > 1 else None,
+            entropy=entropy,
+            correct=correct,
+            top_logprobs=scores[:, given:].clone() if top else None,
+            top_ids=ids[:, given:].clone() if top else None,
+        )
+
+
 class _TokenStatistics(torch.autograd.Function):
-    """(logits [N, V], tokens [N]) -> (log p(token), entropy), both float32 [N]."""
+    """(logits [N, V], tokens [N, K]) -> (log p(token) [N, K], entropy [N]), both float32."""
 
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, tokens: Tensor, temperature: float, rows: int, with_entropy: bool
     ) -> tuple[Tensor, Tensor]:
         wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
-        logprobs = torch.empty(logits.shape[0], dtype=wide, device=logits.device)
-        entropy = torch.zeros_like(logprobs)
-        normalizer = torch.empty_like(logprobs)
+        logprobs = torch.empty(tokens.shape, dtype=wide, device=logits.device)
+        entropy = torch.zeros(logits.shape[0], dtype=wide, device=logits.device)
+        normalizer = torch.empty_like(entropy)
         for part in _slices(logits.shape[0], rows):
             scaled = logits[part].to(wide) / temperature
             lse = scaled.logsumexp(-1)
             normalizer[part] = lse
-            logprobs[part] = scaled.gather(-1, tokens[part, None]).squeeze(-1) - lse
+            logprobs[part] = scaled.gather(-1, tokens[part]) - lse[:, None]
             if with_entropy:
                 logp = scaled - lse[:, None]
                 entropy[part] = -_p_log_p(logp).sum(-1)
@@ -53,14 +97,37 @@ class _TokenStatistics(torch.autograd.Function):
         for part in _slices(logits.shape[0], ctx.rows):
             logp = logits[part].to(normalizer.dtype) / ctx.temperature - normalizer[part, None]
             # d log p(token) / d z = onehot - p
-            piece = logp.exp() * -grad_logprobs[part, None]
-            piece.scatter_add_(-1, tokens[part, None], grad_logprobs[part, None])
+            piece = logp.exp() * -grad_logprobs[part].sum(-1, keepdim=True)
+            add_at(piece, tokens[part], grad_logprobs[part])
             if ctx.with_entropy:
                 # d H / d z_v = -p_v (log p_v + H)
                 p_log_p = _p_log_p(logp) + logp.exp() * entropy[part, None]
                 piece -= p_log_p * grad_entropy[part, None]
             grad[part] = (piece / ctx.temperature).to(grad.dtype)
         return grad, None, None, None, None
+
+
+def add_at(rows: Tensor, columns: Tensor, values: Tensor) -> None:
+    """Add `values` [N, K] to `rows` [N, V] at `columns` [N, K].
+
+    The first column may be among the others, which differ: apart, no two additions go to the same place at once, and
+    an accelerator repeats the bits.
+    """
+    for part in (slice(0, 1), slice(1, None)):
+        rows.scatter_add_(-1, columns[:, part], values[:, part])
+
+
+def top_tokens(logits: Tensor, k: int) -> Tensor:
+    """Return int64 [N, k], the columns of the largest of [N, V]; of equal ones the first, NaN last; largest first.
+
+    `topk` alone takes any of those that equal its last one.
+    """
+    logits = logits.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    least = logits.topk(k, sorted=True).values[:, -1:]
+    larger, equal = logits > least, logits == least
+    chosen = larger | (equal & (equal.cumsum(-1, dtype=torch.int32) <= k - larger.sum(-1, keepdim=True)))
+    ids = chosen.nonzero()[:, 1].view(-1, k)
+    return ids.gather(-1, logits.gather(-1, ids).argsort(dim=-1, descending=True, stable=True))
 
 
 def _p_log_p(logp: Tensor) -> Tensor:
@@ -77,18 +144,18 @@ def _statistics(
 ) -> tuple[Tensor, Tensor]:
     if temperature <= 0:
         raise ValueError(f"temperature must be > 0, got {temperature}; log-probs of greedy sampling are taken at 1")
-    if logits.shape[:-1] != tokens.shape:
+    shape, vocabulary = logits.shape[:-1], logits.shape[-1]
+    if tokens.shape[: len(shape)] != shape or tokens.dim() > len(shape) + 1:
         raise ValueError(
-            f"logits {tuple(logits.shape)} need tokens {tuple(logits.shape[:-1])}, got {tuple(tokens.shape)}"
+            f"logits {tuple(logits.shape)} need tokens {tuple(shape)} or [{', '.join(map(str, shape))}, K], "
+            f"got {tuple(tokens.shape)}"
         )
-    vocabulary = logits.shape[-1]
     rows = slice_rows if slice_rows is not None else max(SLICE_ELEMENTS // vocabulary, 1)
+    each = tokens.shape[-1] if tokens.dim() > len(shape) else 1
     logprobs, entropy = _TokenStatistics.apply(
-        logits.reshape(-1, vocabulary), tokens.reshape(-1), temperature, rows, with_entropy
+        logits.reshape(-1, vocabulary), tokens.reshape(shape.numel(), each), temperature, rows, with_entropy
     )
-    if tokens.dim() == 1:  # as they are: FSDP warns about outputs that are views
-        return logprobs, entropy
-    return logprobs.reshape(tokens.shape), entropy.reshape(tokens.shape)
+    return logprobs.reshape(tokens.shape), entropy.reshape(shape)
 
 
 def logprobs_from_logits(
@@ -98,12 +165,12 @@ def logprobs_from_logits(
 
     Args:
         logits: [..., V], any float dtype; half precision is upcast slice by slice.
-        tokens: int64 [...], each in 0..V-1.
+        tokens: int64 [...] or [..., K], each in 0..V-1; the second to the last of K must differ from each other.
         temperature: > 0, the same as at sampling.
         slice_rows: tokens per slice; None fits a slice into 64 MiB.
 
     Returns:
-        [...], float32 (float64 for float64 logits).
+        As `tokens`, float32 (float64 for float64 logits).
     """
     return _statistics(logits, tokens, temperature, slice_rows, with_entropy=False)[0]
 
@@ -111,58 +178,63 @@ def logprobs_from_logits(
 def logprobs_and_entropy(
     logits: Tensor, tokens: Tensor, *, temperature: float = 1.0, slice_rows: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return `logprobs_from_logits`, and the entropy of each distribution in nats; both [...]."""
+    """Return `logprobs_from_logits`, and the entropy [...] of each distribution in nats."""
     return _statistics(logits, tokens, temperature, slice_rows, with_entropy=True)
 
 
-@torch.no_grad()
-def likeliest(hidden: Tensor, head: Callable[[Tensor], Tensor], targets: Tensor) -> Tensor:
-    """Return float32 [N]: 1 where no logit of `head(hidden)` [N, V] is larger than that of `targets` [N], else 0."""
-    rows = _chunk_rows(head)
-    parts = []
-    for start in range(0, len(hidden), rows):
-        logits = head(hidden[start : start + rows])
-        own = logits.gather(-1, targets[start : start + rows, None]).squeeze(-1)
-        parts.append((own >= logits.amax(-1)).float())
-    return torch.cat(parts) if parts else targets.new_zeros(0, dtype=torch.float32)
-
-
-def _chunk_rows(head: Any) -> int:
-    vocabulary = getattr(head, "out_features", None) or 1 << 17
-    return max(1, _CHUNK_ELEMENTS // vocabulary)
-
-
-def token_logprobs(
+def head_outputs(
     hidden: Tensor,
     head: Callable[[Tensor], Tensor],
     targets: Tensor,
+    request: HeadRequest,
     *,
     temperature: float,
     softcap: float | None = None,
-    with_entropy: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """Return log-probs of `targets` [N] under head(hidden) / temperature, in chunks of `hidden` [N, D].
+) -> HeadOutputs:
+    """Return what is asked about softmax(head(hidden) / temperature), in chunks of `hidden` [N, D].
 
-    Returns:
-        (log-probs [N], entropies [N] or None), float32. With gradients on, more than one chunk means that each chunk's
-        logits are recomputed in the backward pass.
+    With gradients on, more than one chunk means that each chunk's logits are recomputed in the backward pass.
+
+    Args:
+        hidden: [N, D].
+        head: [n, D] -> logits [n, V].
+        targets: int64 [N], the scored tokens, or [N, 1 + K] with K other tokens beside each.
+        request: what else is wanted. `correct` and `top_k` have no gradient.
+        temperature: > 0, the same as at sampling.
+        softcap: the model's own bound of its logits, which tanh takes them to.
     """
+    targets = targets if targets.dim() > 1 else targets[:, None]
 
-    def score(part: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor | None]:
+    def score(part: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         logits = head(part)
         if softcap is not None:
             logits = torch.tanh(logits.float() / softcap) * softcap
-        if with_entropy:
-            return logprobs_and_entropy(logits, wanted, temperature=temperature)
-        return logprobs_from_logits(logits, wanted, temperature=temperature), None
+        correct = None
+        if request.correct:
+            correct = (logits.gather(-1, wanted[:, :1])[:, 0] >= logits.amax(-1)).float()
+        if request.top_k:
+            require_tokens(request.top_k, logits.shape[-1])
+            wanted = torch.cat([wanted, top_tokens(logits.detach(), request.top_k)], dim=1)
+        return *_statistics(logits, wanted, temperature, None, request.entropy), correct, wanted
 
-    rows = _chunk_rows(head)
-    if len(hidden) <= rows:
-        return score(hidden, targets)
-    parts: list[tuple[Tensor, Tensor | None]] = []
-    for start in range(0, len(hidden), rows):
+    vocabulary = getattr(head, "out_features", None) or 1 << 17
+    rows = max(1, _CHUNK_ELEMENTS // vocabulary)
+    recompute = len(hidden) > rows and torch.is_grad_enabled() and hidden.requires_grad
+    parts: list[tuple[Tensor, Tensor, Tensor | None, Tensor]] = []
+    for start in range(0, max(1, len(hidden)), rows):
         piece = (hidden[start : start + rows], targets[start : start + rows])
-        recompute = torch.is_grad_enabled() and hidden.requires_grad
         parts.append(checkpoint(score, *piece, use_reentrant=False) if recompute else score(*piece))
-    entropies = [entropy for _, entropy in parts if entropy is not None]
-    return torch.cat([logprobs for logprobs, _ in parts]), torch.cat(entropies) if with_entropy else None
+    scores, entropy, hits, ids = zip(*parts, strict=True)
+    return HeadOutputs.of_scores(
+        torch.cat(scores),
+        torch.cat(ids),
+        targets.shape[1],
+        torch.cat(entropy) if request.entropy else None,
+        torch.cat([hit for hit in hits if hit is not None]) if request.correct else None,
+    )
+
+
+def require_tokens(top_k: int, vocabulary: int) -> None:
+    """Raise `ValueError` if more tokens are wanted than there are."""
+    if top_k > vocabulary:
+        raise ValueError(f"TopK({top_k}) asks for more tokens than the vocabulary's {vocabulary}")

@@ -16,7 +16,7 @@ from roll.distributed.layout import RankLayout
 from roll.distributed.transports import Route, Sent, send
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.strategies import build_train_strategy
-from roll.strategies.base import OutputName, StatePart, TrainSpec
+from roll.strategies.base import Output, StatePart, TrainSpec
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
 from roll.workers.losses import objective, with_mismatch_metrics
@@ -65,7 +65,7 @@ class ForwardWorker(Worker):
         return self.strategy.layout
 
     @dispatch(Dispatch.SPLIT_BY_DP)
-    def forward(self, batch: TokenBatch, outputs: Sequence[OutputName], adapters: bool = True) -> TokenOutputs:
+    def forward(self, batch: TokenBatch, outputs: Sequence[Output], adapters: bool = True) -> TokenOutputs:
         """Log-probs, entropy or values under the current weights, or under those of the base model."""
         return self.strategy.forward(batch, outputs, adapters=adapters)
 

@@ -36,6 +36,8 @@ class Run:
     losses: list[float]
     norms: list[float]
     weights: dict[str, torch.Tensor]
+    outputs: TokenOutputs | None = None
+    """All that the forward pass before training was asked for."""
     seen: object = None
     """What a test's own look at the strategy of rank 0 found at the end."""
 
@@ -53,36 +55,40 @@ def contract_loss(logprobs, batch):
     return -(logprobs * batch.advantages).sum() / batch.loss_mask.sum()
 
 
-def by_hand(model, loss_of=contract_loss) -> Run:
-    """Five optimizer steps on what trains of a causal language model; `loss_of(log-probs, batch)`."""
-    batch = make_batch()
+def by_hand(model, loss_of=contract_loss, *, make=make_batch, tables=False) -> Run:
+    """Five optimizer steps on what trains of a causal language model; `loss_of(log-probs [N], batch)`.
+
+    With `tables` the loss gets the log-probs of all tokens, [N, V].
+    """
+    batch = make()
     decayed = [p for p in model.parameters() if p.requires_grad and p.dim() > 1]
     plain = [p for p in model.parameters() if p.requires_grad and p.dim() <= 1]
     groups = [{"params": decayed, "weight_decay": DECAY}, {"params": plain, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, eps=EPSILON)
 
     def scored():
-        logprobs, entropies = [], []
+        logprobs, entropies, whole = [], [], []
         for i in range(len(batch)):
             ids, acting = batch.row("token_ids", i), batch.row("action_mask", i)
             table = model(ids[None]).logits[0].float().log_softmax(-1)[:-1]
             zero = torch.zeros(1)
             logprobs.append(torch.cat([zero, table.gather(-1, ids[1:, None])[:, 0]]) * acting)
             entropies.append(torch.cat([zero, -(table.exp() * table).sum(-1)]) * acting)
-        return torch.cat(logprobs), torch.cat(entropies)
+            whole.append(torch.cat([torch.zeros_like(table[:1]), table]))
+        return torch.cat(logprobs), torch.cat(entropies), torch.cat(whole)
 
     with torch.no_grad():
-        logprobs, entropy = scored()
+        logprobs, entropy, table = scored()
     losses, norms = [], []
     for _ in range(STEPS):
         optimizer.zero_grad()
-        loss = loss_of(scored()[0], batch)
+        loss = loss_of(scored()[2 if tables else 0], batch)
         loss.backward()
         losses.append(float(loss.detach()))
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)))
         optimizer.step()
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    return Run(logprobs, entropy, losses, norms, weights)
+    return Run(logprobs, entropy, losses, norms, weights, seen=table)
 
 
 def layout_spec(path, strategy: str, options: dict, **changes):
@@ -101,13 +107,16 @@ def shard_of(dp_rank: int, dp_size: int) -> list[int]:
     return list(range(6 - dp_size + 1)) if dp_rank == 0 else [6 - dp_size + dp_rank]
 
 
-def play(info, spec, look=None, make=make_batch, loss=LOSS, split=None) -> dict:
-    """One rank's part of the run; `look(strategy)` is asked at its end. `split(batch, dp_rank, dp_size)`: its rows."""
+def play(info, spec, look=None, make=make_batch, loss=LOSS, split=None, more=()) -> dict:
+    """One rank's part of the run; `look(strategy)` is asked at its end. `split(batch, dp_rank, dp_size)`: its rows.
+
+    `more`: further outputs of the forward pass.
+    """
     strategy, batch = build(spec, info), make()
     layout = strategy.layout
     place = layout.dp_rank, layout.dp_size
     mine = batch.select(shard_of(*place)) if split is None else split(batch, *place)
-    outputs = strategy.forward(mine, ("logprobs", "entropy"))
+    outputs = strategy.forward(mine, ("logprobs", "entropy", *more))
     history = [strategy.train_step(mine, loss) for _ in range(STEPS)]
     weights = {name: tensor.detach().clone() for name, tensor in strategy.named_weights()}
     return {
@@ -132,6 +141,7 @@ def run_layout(ranks, spec, world: int, look=None, play=play) -> Run:
         losses=[sum(parts) for parts in zip(*(a["losses"] for a in kept), strict=True)],
         norms=answers[0]["norms"],
         weights=answers[0]["weights"],
+        outputs=outputs,
         seen=answers[0]["seen"],
     )
 

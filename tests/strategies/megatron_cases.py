@@ -9,6 +9,7 @@ from train_contract import make_batch
 
 from roll.configs.schema.megatron_config import MegatronConfig
 from roll.strategies.micro import lay_out
+from roll.utils.logits import HeadRequest
 
 MODELS = {
     "llama": ("llama", {}),
@@ -78,7 +79,7 @@ def scores(chunks, options, *, packed):
     )
 
     def step(_, chunk):
-        output = shard.through(chunk, with_entropy=True)
+        output = shard.through(chunk, HeadRequest(entropy=True))
         return output, lambda scored: (torch.zeros(()), torch.zeros((), dtype=torch.int), scored)
 
     results = get_forward_backward_func()(

@@ -9,6 +9,7 @@ from tiny_models import build_tiny_model
 from train_contract import build, make_batch, make_spec
 
 from roll.strategies.hf.fused import GATED_MLP, NORMS_ONLY, can_fuse, fused_logprobs
+from roll.utils.logits import HeadRequest
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
 
@@ -22,10 +23,11 @@ def test_without_an_accelerator_the_kernels_are_refused_by_key(tiny_model, key):
 
 def test_only_plain_heads_without_entropy_and_soft_cap_are_fused():
     head = torch.nn.Linear(4, 9)
-    assert can_fuse(head, None, False)
-    assert not can_fuse(head, None, True)
-    assert not can_fuse(head, 30.0, False)
-    assert not can_fuse(torch.nn.Sequential(head), None, False)
+    alone = HeadRequest()
+    assert can_fuse(head, None, alone)
+    assert not any(can_fuse(head, None, HeadRequest(**more)) for more in ({"entropy": True}, {"top_k": 2}))
+    assert not can_fuse(head, 30.0, alone)
+    assert not can_fuse(torch.nn.Sequential(head), None, alone)
 
 
 @pytest.mark.gpu

@@ -16,7 +16,7 @@ from train_contract import LOSS, build, make_batch, make_info, make_spec, token_
 from roll.strategies.base import LossFn
 from roll.strategies.offload import OnHost, Shelf, activations_on_host, num_bytes
 from roll.utils import logits as logits_module
-from roll.utils.logits import likeliest, token_logprobs
+from roll.utils.logits import HeadRequest, head_outputs
 
 CPU = torch.device("cpu")
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
@@ -230,9 +230,10 @@ def test_no_tensor_of_scored_tokens_times_vocabulary_is_ever_made(monkeypatch, w
         return torch.autograd.grad(loss, (hidden, head.weight))
 
     with Largest() as largest:
-        logprobs, entropy = token_logprobs(
-            hidden, head, targets, temperature=0.7, softcap=softcap, with_entropy=with_entropy
+        outputs = head_outputs(
+            hidden, head, targets, HeadRequest(entropy=with_entropy), temperature=0.7, softcap=softcap
         )
+        logprobs, entropy = outputs.logprobs, outputs.entropy
         found = gradients(logprobs, entropy)
     assert (entropy is not None) == with_entropy
     assert largest.elements == chunk * vocabulary  # a part in 32 of tokens x vocabulary
@@ -256,9 +257,11 @@ def test_hits_are_found_chunk_by_chunk(monkeypatch):
     expected = torch.tensor([1.0, 0.0] * 5)
     targets = torch.where(expected.bool(), best, (best + 1) % 50)
     with Largest() as largest:
-        assert likeliest(hidden, head, targets).tolist() == expected.tolist()
+        found = head_outputs(hidden, head, targets, HeadRequest(correct=True), temperature=1.0)
+        assert found.correct.tolist() == expected.tolist()
     assert largest.elements <= 4 * 50 + 8 * 50
-    assert likeliest(hidden[:0], head, targets[:0]).tolist() == []
+    nothing = head_outputs(hidden[:0], head, targets[:0], HeadRequest(correct=True), temperature=1.0)
+    assert nothing.correct.tolist() == []
 
 
 def test_a_training_step_makes_no_logits_of_all_its_tokens(monkeypatch, tiny_model):

@@ -15,6 +15,7 @@ from train_contract import LOSS, build, make_batch, make_spec, with_worker
 from roll.strategies.hf.hf_model import PolicyModel
 from roll.strategies.hf.hf_packing import PackedRows, pack, packed_attention
 from roll.strategies.micro import lay_out, plan_micro_batches
+from roll.utils.logits import HeadRequest
 
 PACKED = {"use_sequence_packing": True}
 DEVICE = torch.device("cpu")
@@ -147,7 +148,7 @@ def test_rounding_past_the_learned_positions_of_a_model_is_harmless(packed):
         layout = lay_out(batch, DEVICE, packed=packed, multiple=multiple)
         assert layout.ids.shape[1] % multiple == 0
         with torch.no_grad():
-            logprobs.append(policy(layout, False).logprobs)
+            logprobs.append(policy(layout, HeadRequest()).logprobs)
     torch.testing.assert_close(logprobs[1], logprobs[0], rtol=0, atol=1e-5)
 
 

@@ -12,6 +12,7 @@ from roll.strategies.hf.hf_model import PolicyModel, context_length
 from roll.strategies.hf_infer import HfInfer
 from roll.strategies.micro import lay_out
 from roll.types.batch import TokenBatch
+from roll.utils.logits import HeadRequest
 
 COMMON = {
     "vocab_size": 60,
@@ -98,7 +99,7 @@ def scored(model, completions):
     )
     policy = PolicyModel(model, temperature=1.0)
     policy.check()
-    return policy(lay_out(batch, torch.device("cpu")), False).logprobs.tolist()
+    return policy(lay_out(batch, torch.device("cpu")), HeadRequest()).logprobs.tolist()
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)

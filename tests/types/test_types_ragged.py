@@ -235,3 +235,29 @@ def test_no_rows_are_a_batch_too():
     empty = Ragged(row_ids=(), offsets=torch.zeros(1, dtype=torch.int64))
     assert len(empty) == empty.num_tokens == 0
     assert empty.valid().shape == (0, 0)
+
+
+def test_columns_with_several_numbers_per_token_follow_their_rows():
+    batch = TokenBatch(
+        row_ids=("r0", "r1", "r2"),
+        group_ids=("g", "g", "g"),
+        offsets=torch.tensor([0, 2, 3, 6]),
+        token_ids=torch.arange(6),
+        action_mask=torch.ones(6, dtype=torch.bool),
+        teacher_ids=torch.arange(12).view(6, 2),
+        teacher_logprobs=-torch.arange(12.0).view(6, 2),
+    )
+    turned = batch.reorder(["r2", "r0", "r1"])
+    assert turned.teacher_ids.tolist() == [[6, 7], [8, 9], [10, 11], [0, 1], [2, 3], [4, 5]]
+    assert TokenBatch.concat(turned.split([1, 2])).teacher_ids.tolist() == turned.teacher_ids.tolist()
+    assert batch.select([]).teacher_logprobs.shape == (0, 2)
+    padded = batch.pad("teacher_logprobs", 7.0)
+    assert padded.shape == (3, 3, 2)
+    assert padded[1].tolist() == [[-4.0, -5.0], [7.0, 7.0], [7.0, 7.0]]
+    outputs = TokenOutputs(
+        row_ids=turned.row_ids, offsets=turned.offsets, top_ids=turned.teacher_ids, top_logprobs=turned.teacher_logprobs
+    )
+    bare = batch.with_columns(teacher_ids=None, teacher_logprobs=None)
+    joined = bare.join(outputs, teacher_ids="top_ids", teacher_logprobs="top_logprobs")
+    assert torch.equal(joined.teacher_ids, batch.teacher_ids)
+    assert torch.equal(joined.teacher_logprobs, batch.teacher_logprobs)

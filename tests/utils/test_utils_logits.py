@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from roll.utils.logits import logprobs_and_entropy, logprobs_from_logits
+from roll.utils import logits as logits_module
+from roll.utils.logits import HeadRequest, head_outputs, logprobs_and_entropy, logprobs_from_logits, top_tokens
 
 QUICK = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -87,6 +88,42 @@ def test_the_forward_keeps_no_second_copy_of_the_logits():
         logprobs_and_entropy(logits, torch.zeros(64, dtype=torch.int64), slice_rows=4)
     extra = [t for t in kept if t.data_ptr() != logits.data_ptr()]
     assert sum(t.numel() for t in extra) <= 4 * 64
+
+
+@given(seed=SEEDS, vocabulary=st.integers(1, 12), k=st.integers(1, 12), junk=st.sampled_from([0.0, math.nan, math.inf]))
+@QUICK
+def test_the_top_tokens_are_those_of_a_stable_sort(seed, vocabulary, k, junk):
+    k = min(k, vocabulary)
+    logits = draw(seed, 5, vocabulary).round()  # many are equal
+    logits[0, 0], logits[1, -1], logits[2] = junk, -math.inf, -math.inf
+    order = logits.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf).sort(
+        dim=-1, descending=True, stable=True
+    )
+    assert torch.equal(top_tokens(logits, k), order.indices[:, :k])
+    assert top_tokens(logits[:0], k).shape == (0, k)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_tokens_beside_each_target_have_the_gradients_of_log_softmax(monkeypatch, recompute):
+    # The target is among them: its gradients add up.
+    monkeypatch.setattr(logits_module, "_CHUNK_ELEMENTS", 3 * 7 if recompute else 10**6)
+    hidden, head = draw(0, 8, 4, dtype=torch.float32).requires_grad_(), torch.nn.Linear(4, 7, bias=False)
+    targets = torch.stack([torch.arange(8) % 7, torch.arange(8) % 7, (torch.arange(8) + 2) % 7], dim=1)
+    weights, softcap = draw(1, 8, 3, dtype=torch.float32), 2.0
+    table = (torch.tanh(head(hidden) / softcap) * softcap / 0.7).log_softmax(-1)
+    expected = table.gather(-1, targets)
+    request = HeadRequest(top_k=0 if recompute else 7)
+    found = head_outputs(hidden, head, targets, request, temperature=0.7, softcap=softcap)
+    scores = torch.cat([found.logprobs[:, None], found.student_logprobs], dim=1)
+    assert_close(scores, expected)
+    slopes = [
+        torch.autograd.grad((weights * s).sum(), (hidden, head.weight), retain_graph=True) for s in (scores, expected)
+    ]
+    for mine, theirs in zip(*slopes, strict=True):
+        assert_close(mine, theirs)
+    if not recompute:
+        assert_close(found.top_logprobs, table.gather(-1, found.top_ids))
+        assert (found.top_logprobs.diff() <= 0).all()
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0])

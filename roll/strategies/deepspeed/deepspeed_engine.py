@@ -20,9 +20,10 @@ from roll.configs.schema.worker_config import TrainingArgs
 from roll.distributed.process_group import connect as join_group
 from roll.distributed.worker import WorkerInfo
 from roll.strategies.base import TrainSpec
-from roll.strategies.hf.hf_model import HeadOutputs, PolicyModel, ValueModel
+from roll.strategies.hf.hf_model import PolicyModel, ValueModel
 from roll.strategies.micro import MicroLayout
 from roll.strategies.optim import parameter_groups
+from roll.utils.logits import HeadOutputs, HeadRequest
 
 logger = logging.getLogger(__name__)
 
@@ -162,9 +163,8 @@ class Engine(nn.Module):
         super().__init__()
         self.engine = engine
 
-    def forward(self, layout: MicroLayout, entropy: bool, correct: bool = False) -> HeadOutputs:
-        logprobs, entropies, hits, values = self.engine(vars(layout).copy(), entropy, correct)
-        return HeadOutputs(logprobs=logprobs, entropy=entropies, correct=hits, values=values)
+    def forward(self, layout: MicroLayout, request: HeadRequest) -> HeadOutputs:
+        return HeadOutputs(**self.engine(vars(layout).copy(), request))
 
 
 class Opened(nn.Module):
@@ -189,8 +189,7 @@ class Opened(nn.Module):
             for parameter in head.parameters():
                 deepspeed.zero.register_external_parameter(self, parameter)
 
-    def forward(self, layout: dict[str, Any], entropy: bool, correct: bool) -> tuple[Tensor | None, ...]:
-        """(log-probs, entropies, hits, values), each [S] or None."""
+    def forward(self, layout: dict[str, Any], request: HeadRequest) -> dict[str, Tensor | None]:
+        """Return the fields of `HeadOutputs`."""
         # Around the model's own hooks: it has no parameters of its own, and its types are closed to them.
-        scored = self.model.forward(MicroLayout(**layout), entropy, correct)
-        return scored.logprobs, scored.entropy, scored.correct, scored.values
+        return vars(self.model.forward(MicroLayout(**layout), request))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from roll.configs.rules.memory_options import LIGER_MISSING
+from roll.utils.logits import HeadRequest
 
 GATED_MLP = ("llama", "mistral", "qwen2", "qwen3")
 """Model types whose norms and gated MLPs gave transformers' numbers."""
@@ -85,6 +86,6 @@ def fused_logprobs(hidden: Tensor, head: nn.Module, targets: Tensor, temperature
     )
 
 
-def can_fuse(head: Any, softcap: float | None, with_entropy: bool) -> bool:
-    """Whether `fused_logprobs` computes what is asked: no entropy, no soft cap, a plain linear head."""
-    return type(head) is nn.Linear and softcap is None and not with_entropy
+def can_fuse(head: Any, softcap: float | None, request: HeadRequest) -> bool:
+    """Whether `fused_logprobs` computes what is asked: log-probs alone, no soft cap, a plain linear head."""
+    return type(head) is nn.Linear and softcap is None and request == HeadRequest()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.hf.fused import can_fuse, fused_logprobs
 from roll.strategies.hf.hf_packing import row_arguments
 from roll.strategies.micro import MicroLayout
-from roll.utils.logits import likeliest, token_logprobs
+from roll.utils.logits import HeadOutputs, HeadRequest, head_outputs
 from roll.utils.quiet import default_deepspeed_to_cpu
 
 if TYPE_CHECKING:
@@ -203,16 +202,6 @@ _CHECKED_TOLERANCE = 0.02
 """Of the spread of the logits: above rounding in half precision, below any factor that matters."""
 
 
-@dataclass
-class HeadOutputs:
-    """Outputs at the scored positions, in their order; what wasn't asked for is None."""
-
-    logprobs: Tensor | None = None
-    entropy: Tensor | None = None
-    correct: Tensor | None = None
-    values: Tensor | None = None
-
-
 def picked_hidden(decoder: nn.Module, layout: MicroLayout) -> Tensor:
     """Last hidden states [S, D] at the positions that predict the layout's targets."""
     hidden = decoder(
@@ -240,19 +229,14 @@ class PolicyModel(nn.Module):
         self._softcap = getattr(text_config(lm), "final_logit_softcapping", None)
         self._factor = logit_factor(lm)
 
-    def forward(self, layout: MicroLayout, entropy: bool, correct: bool = False) -> HeadOutputs:
-        """Log-probs (and entropies, and whether they are the likeliest) of the layout's targets, [S] each."""
+    def forward(self, layout: MicroLayout, request: HeadRequest) -> HeadOutputs:
+        """Log-probs of the layout's targets, and what else is asked at their positions."""
         picked = picked_hidden(self.lm.get_decoder(), layout)
-        head = self.lm.get_output_embeddings()
-        # Soft caps and scales leave the order of logits as it is.
-        hits = likeliest(picked, head, layout.targets) if correct else None
+        head, targets = self.lm.get_output_embeddings(), layout.targets
         temperature = self.temperature / self._factor
-        if self._fused and can_fuse(head, self._softcap, entropy):
-            return HeadOutputs(logprobs=fused_logprobs(picked, head, layout.targets, temperature), correct=hits)
-        logprobs, entropies = token_logprobs(
-            picked, head, layout.targets, temperature=temperature, softcap=self._softcap, with_entropy=entropy
-        )
-        return HeadOutputs(logprobs=logprobs, entropy=entropies, correct=hits)
+        if self._fused and targets.dim() == 1 and can_fuse(head, self._softcap, request):
+            return HeadOutputs(logprobs=fused_logprobs(picked, head, targets, temperature))
+        return head_outputs(picked, head, targets, request, temperature=temperature, softcap=self._softcap)
 
     @torch.no_grad()
     def check(self) -> None:
@@ -274,7 +258,7 @@ class PolicyModel(nn.Module):
             targets=targets,
             flat=targets,
         )
-        scored = self(layout, False).logprobs
+        scored = self(layout, HeadRequest()).logprobs
         expected = own.log_softmax(-1)[: len(targets)]
         spread = float(own.max() - own.min())
         if not torch.allclose(scored, expected, rtol=0.0, atol=1e-3 + _CHECKED_TOLERANCE * spread):
@@ -294,8 +278,8 @@ class ValueModel(nn.Module):
         self.value_head = nn.Linear(text_config(backbone).hidden_size, 1, bias=False)
         nn.init.zeros_(self.value_head.weight)
 
-    def forward(self, layout: MicroLayout, entropy: bool, correct: bool = False) -> HeadOutputs:
+    def forward(self, layout: MicroLayout, request: HeadRequest) -> HeadOutputs:
         """Values of the states in which the layout's targets were chosen, [S]; the rest is the policy's business."""
-        del entropy, correct
+        del request
         picked = picked_hidden(self.backbone, layout)
         return HeadOutputs(values=self.value_head(picked.to(self.value_head.weight.dtype))[:, 0].float())

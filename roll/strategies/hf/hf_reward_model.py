@@ -16,8 +16,9 @@ from transformers import PreTrainedModel
 from roll.configs.rules.reward_model import label_violations
 from roll.configs.schema.reward_config import RewardModelConfig
 from roll.strategies.base import TrainSpec
-from roll.strategies.hf.hf_model import HeadOutputs, ValueModel, load_classifier, text_config
+from roll.strategies.hf.hf_model import ValueModel, load_classifier, text_config
 from roll.strategies.micro import MicroLayout
+from roll.utils.logits import HeadOutputs, HeadRequest
 
 _TOLERANCE = 0.02
 """Of the size of the logits: above rounding in half precision, below another pooling or head."""
@@ -36,10 +37,10 @@ class RewardModel(ValueModel):
             self.value_head.weight.copy_(head.weight[label : label + 1])
         self._pad: int | None = text_config(classifier).pad_token_id
 
-    def forward(self, layout: MicroLayout, entropy: bool, correct: bool = False) -> HeadOutputs:
+    def forward(self, layout: MicroLayout, request: HeadRequest) -> HeadOutputs:
         """Scores of the layout's rows, [B]: its rows have one scored token each, and the scores stand there."""
         assert len(layout.targets) == len(layout.lengths), "a reward model scores one token per row"
-        return super().forward(replace(layout, index=pooled_positions(layout, self._pad)), entropy, correct)
+        return super().forward(replace(layout, index=pooled_positions(layout, self._pad)), request)
 
     @torch.no_grad()
     def check(self, classifier: PreTrainedModel, label: int) -> None:
@@ -60,7 +61,7 @@ class RewardModel(ValueModel):
             targets=ids[0, last],
             flat=last,
         )
-        values = self(layout, False).values
+        values = self(layout, HeadRequest()).values
         assert values is not None
         difference = float((values[0] - own[label].float()).abs())
         if not difference <= 1e-4 + _TOLERANCE * float(own.abs().max()):

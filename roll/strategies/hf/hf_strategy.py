@@ -6,6 +6,7 @@ A backend wraps the module (sharding, engine) and says how gradients are compute
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -17,11 +18,10 @@ from torch import Tensor, nn
 
 from roll.distributed.weights import WeightPart
 from roll.distributed.worker import WorkerInfo
-from roll.strategies.base import LossFn, NamedWeights, OutputName, TrainSpec
-from roll.strategies.common import CommonStrategy, no_outputs
+from roll.strategies.base import LossFn, NamedWeights, Output, TrainSpec
+from roll.strategies.common import CommonStrategy, blank_outputs, head_request
 from roll.strategies.hf.hf_build import build_module, hf_module
 from roll.strategies.hf.hf_model import (
-    HeadOutputs,
     PolicyModel,
     ValueModel,
     named_tensors,
@@ -32,6 +32,7 @@ from roll.strategies.micro import lay_out, padding_row
 from roll.strategies.offload import activations_on_host
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
+from roll.utils.logits import HeadOutputs
 
 
 class HfTrainStrategy(CommonStrategy):
@@ -102,7 +103,7 @@ class HfTrainStrategy(CommonStrategy):
     # --- computing -------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def forward(self, batch: TokenBatch, outputs: Sequence[OutputName], *, adapters: bool = True) -> TokenOutputs:
+    def forward(self, batch: TokenBatch, outputs: Sequence[Output], *, adapters: bool = True) -> TokenOutputs:
         """Tokens the policy didn't choose hold 0."""
         self._require_awake("parameters")
         assert adapters or self._adapters is not None, f"{self._spec.role} has no adapters to leave out"
@@ -113,7 +114,7 @@ class HfTrainStrategy(CommonStrategy):
                 result = self._score(micro, outputs, self._spec.worker.sequence_length_round_in_infer)
                 if rows:
                     scored.append(result.to("cpu"))
-        return TokenOutputs.concat(scored).reorder(batch.row_ids) if scored else no_outputs(outputs)
+        return TokenOutputs.concat(scored).reorder(batch.row_ids) if scored else blank_outputs(batch, outputs)
 
     def _attempt(self, batch: TokenBatch, loss_fn: LossFn, lr: float) -> tuple[Metrics, float, bool]:
         batch, whole = self._computed_rows(batch, loss_fn)
@@ -136,22 +137,18 @@ class HfTrainStrategy(CommonStrategy):
         spec = self._spec
         return self._adapters.dropout(self._device, spec.seed, "dropout", spec.role, self._steps, self._info.rank)
 
-    def _score(self, micro: TokenBatch, outputs: Sequence[OutputName], multiple: int) -> TokenOutputs:
+    def _score(self, micro: TokenBatch, outputs: Sequence[Output], multiple: int) -> TokenOutputs:
         sequence = self._sequence
         packed = self._spec.worker.use_sequence_packing or sequence is not None
         multiple = math.lcm(multiple, 1 if sequence is None else sequence.size)
-        layout = lay_out(micro, self._device, packed=packed, multiple=multiple)
+        beside = "student_logprobs" in outputs
+        layout = lay_out(micro, self._device, packed=packed, multiple=multiple, teacher_ids=beside)
         mine = layout if sequence is None else sequence.shard(layout)
         offload = self._spec.worker.model_args.activation_offload
         with self._autocast(), activations_on_host() if offload else contextlib.nullcontext():
-            scored: HeadOutputs = self._module(mine, "entropy" in outputs, "correct" in outputs)
-        columns = {}
-        for name in outputs:
-            value = getattr(scored, name)
-            assert value is not None, f"a {self._spec.kind} model gives no {name}"
-            value = value if sequence is None else sequence.gather(value, layout)
-            columns[name] = value.new_zeros(micro.num_tokens).index_put((layout.flat,), value)
-        return TokenOutputs(row_ids=micro.row_ids, offsets=micro.offsets, **columns)
+            scored: HeadOutputs = self._module(mine, head_request(outputs))
+        join = None if sequence is None else functools.partial(sequence.gather, layout=layout)
+        return self._spread(micro, layout, scored, outputs, join)
 
     # --- weights ---------------------------------------------------------------------------------------------------
 

@@ -82,5 +82,5 @@ class SequenceGroup:
         return layout.index // (layout.ids.shape[1] // self.size) == self.rank
 
     def gather(self, scored: Tensor, layout: MicroLayout) -> Tensor:
-        """Values at the scored positions of every rank's shard, in the order of the whole `layout`: [S]."""
+        """Values at the scored positions of every rank's shard, in the order of the whole `layout`: [S, ...]."""
         return join_shards(scored, self._mine(layout).nonzero()[:, 0], len(layout.index), self.group)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from roll.strategies.micro import MicroLayout
+from roll.utils.logits import HeadRequest
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,11 @@ class ContextShard:
     index: Tensor
     """int64 [S], flattened position in `ids` of each scored token that this shard predicts."""
     targets: Tensor
-    """int64 [S], these tokens."""
+    """int64 [S] or [S, 1 + K], these tokens, as in the layout."""
     place: Tensor
     """int64 [S], their numbers among the scored tokens of the whole layout."""
 
-    def through(self, chunk: Any, *, with_entropy: bool, with_correct: bool = False) -> Any:
+    def through(self, chunk: Any, request: HeadRequest) -> Any:
         """Return what a chunk of the model gives for it, see `TokenGPT.forward`."""
         return chunk(
             self.ids,
@@ -37,8 +38,7 @@ class ContextShard:
             self.all_positions,
             index=self.index,
             targets=self.targets,
-            with_entropy=with_entropy,
-            with_correct=with_correct,
+            request=request,
         )
 
 

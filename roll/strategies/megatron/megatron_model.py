@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from roll.configs.schema.megatron_config import MegatronConfig
-from roll.strategies.hf.hf_model import HeadOutputs
 from roll.strategies.megatron.families import Architecture, architecture
 from roll.strategies.megatron.megatron_attention import RMSNorm, Rotary, RotaryAttention, parameter_device
 from roll.strategies.megatron.megatron_build import transformer_config
-from roll.strategies.megatron.vocab_parallel import vocab_parallel_correct, vocab_parallel_logprobs
+from roll.strategies.megatron.vocab_parallel import vocab_parallel_outputs
+from roll.utils.logits import HeadOutputs, HeadRequest
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message=".*(Transformer Engine|Apex).*")
@@ -70,8 +70,7 @@ class TokenGPT(GPTModel):
         *,
         index: Tensor,
         targets: Tensor,
-        with_entropy: bool = False,
-        with_correct: bool = False,
+        request: HeadRequest,
     ) -> Tensor | HeadOutputs:
         """Run this chunk on a micro-batch, or on this rank's shard of it under context parallelism.
 
@@ -80,12 +79,11 @@ class TokenGPT(GPTModel):
             positions: int64 [B, T], those of `input_ids`.
             all_positions: int64 [B, S] of the whole rows; 0 begins a row, see `RotaryAttention`.
             index: int64 [N], flattened positions in `input_ids` whose hidden states are scored.
-            targets: int64 [N], the scored tokens.
-            with_entropy: also the entropies at these positions.
-            with_correct: also whether the scored tokens are the likeliest.
+            targets: int64 [N], the scored tokens, or [N, 1 + K] with others beside each.
+            request: what else is wanted at these positions.
 
         Returns:
-            Hidden states [T / ranks, B, D] (split with sequence parallelism), on the last chunk scores [N] float32.
+            Hidden states [T / ranks, B, D] (split with sequence parallelism), on the last chunk scores of N positions.
         """
         hidden = self._embedded(input_ids, positions) if self.pre_process else None
         if hidden is not None and torch.is_grad_enabled() and self.config.recompute_granularity is not None:
@@ -102,16 +100,8 @@ class TokenGPT(GPTModel):
         if self.kind == "value":
             return HeadOutputs(values=self.value_head(picked))
         shared = self.share_embeddings_and_output_weights
-        logprobs, entropy, correct = self.output_layer(
-            picked,
-            self.shared_embedding_or_output_weight() if shared else self.output_layer.weight,
-            targets,
-            vocab=self.arch.vocab,
-            temperature=self.temperature,
-            with_entropy=with_entropy,
-            with_correct=with_correct,
-        )
-        return HeadOutputs(logprobs=logprobs, entropy=entropy, correct=correct)
+        weight = self.shared_embedding_or_output_weight() if shared else self.output_layer.weight
+        return self.output_layer(picked, weight, targets, request, vocab=self.arch.vocab, temperature=self.temperature)
 
     def _embedded(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """[T / ranks, B, D]. As in transformers, the padding token (it may be sampled) learns nothing as an input."""
@@ -127,26 +117,22 @@ class TokenGPT(GPTModel):
 
 
 class VocabParallelHead(tensor_parallel.ColumnParallelLinear):
-    """The output layer as a map from hidden states to log-probs and entropies."""
+    """The output layer as a map from hidden states to what is said about the vocabulary."""
 
     def forward(  # type: ignore[override]
-        self,
-        hidden: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        *,
-        vocab: int,
-        temperature: float,
-        with_entropy: bool,
-        with_correct: bool,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """See `vocab_parallel_logprobs`, `vocab_parallel_correct`; `weight` is the embedding's where that is shared."""
-        split = {"group": self.tp_group, "vocab_start": self.tp_group.rank() * len(weight), "vocab": vocab}
-        correct = vocab_parallel_correct(hidden, weight, targets, **split) if with_correct else None
-        scores = vocab_parallel_logprobs(
-            hidden, weight, targets, temperature=temperature, with_entropy=with_entropy, **split
+        self, hidden: Tensor, weight: Tensor, targets: Tensor, request: HeadRequest, *, vocab: int, temperature: float
+    ) -> HeadOutputs:
+        """See `vocab_parallel_outputs`; `weight` is the embedding's where that is shared."""
+        return vocab_parallel_outputs(
+            hidden,
+            weight,
+            targets,
+            request,
+            temperature=temperature,
+            group=self.tp_group,
+            vocab_start=self.tp_group.rank() * len(weight),
+            vocab=vocab,
         )
-        return (*scores, correct)
 
 
 class ValueHead(nn.Module):
@@ -162,9 +148,7 @@ class ValueHead(nn.Module):
         return (hidden @ self.weight[0]).float()
 
 
-def layer_specs(
-    config: Any, arch: Architecture, rotary: Rotary, *, transformer_engine: bool, stage: int | None
-) -> Any:
+def layer_specs(config: Any, arch: Architecture, rotary: Rotary, *, transformer_engine: bool, stage: int | None) -> Any:
     """Megatron's layers with the attention of this package, and without Transformer Engine with its norm."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*legacy GroupedMLP.*")

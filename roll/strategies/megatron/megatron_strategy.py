@@ -22,8 +22,8 @@ from roll.configs.schema.megatron_config import MegatronConfig
 from roll.distributed.weights import WeightPart
 from roll.distributed.worker import WorkerInfo
 from roll.strategies.attention import join_shards
-from roll.strategies.base import STATE_PARTS, LossFn, NamedWeights, OutputName, StatePart, TrainSpec
-from roll.strategies.common import CommonStrategy, no_outputs
+from roll.strategies.base import STATE_PARTS, LossFn, NamedWeights, Output, StatePart, TrainSpec
+from roll.strategies.common import CommonStrategy, blank_outputs, head_request
 from roll.strategies.hf.hf_model import DTYPES, load_config
 from roll.strategies.megatron.checkpoint import load_checkpoint, save_checkpoint
 from roll.strategies.megatron.context_parallel import ContextShard, context_shard
@@ -41,6 +41,7 @@ from roll.strategies.megatron.weights import freeze, load_weights, stream_weight
 from roll.strategies.micro import MicroLayout, lay_out, padding_row
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
+from roll.utils.logits import HeadOutputs
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -153,7 +154,7 @@ class MegatronStrategy(CommonStrategy):
 
     @_on_platform
     @torch.no_grad()
-    def forward(self, batch: TokenBatch, outputs: Sequence[OutputName], *, adapters: bool = True) -> TokenOutputs:
+    def forward(self, batch: TokenBatch, outputs: Sequence[Output], *, adapters: bool = True) -> TokenOutputs:
         """Tokens the policy didn't choose hold 0."""
         self._require_awake("parameters")
         assert adapters, "Megatron has no adapters to leave out; the configuration refuses LoRA"
@@ -163,14 +164,15 @@ class MegatronStrategy(CommonStrategy):
 
         results = self._pass(batch, outputs, keep, training=False)
         scored = [result for result in results if result is not None]
+        whole = blank_outputs(batch, outputs)
         if not len(batch):
-            return no_outputs(outputs)
-        mine = TokenOutputs.concat(scored).reorder(batch.row_ids).columns() if scored else {}
-        columns = {}
-        for name in outputs:
-            column = mine.get(name, torch.zeros(batch.num_tokens, device=self._device))
-            columns[name] = broadcast_from_last_stage(column.float()).cpu()
-        return TokenOutputs(row_ids=batch.row_ids, offsets=batch.offsets, **columns)
+            return whole
+        if scored:
+            whole = TokenOutputs.concat(scored).reorder(batch.row_ids)
+        columns = {
+            name: broadcast_from_last_stage(column.to(self._device)).cpu() for name, column in whole.columns().items()
+        }
+        return whole.with_columns(**columns)
 
     @_on_platform
     def _attempt(self, batch: TokenBatch, loss_fn: LossFn, lr: float) -> tuple[Metrics, float, bool]:
@@ -189,7 +191,7 @@ class MegatronStrategy(CommonStrategy):
         metrics, self._nonfinite = send_from_last_stage((Metrics.merged(results), self._nonfinite))
         return metrics, *optimizer.step(lr)
 
-    def _pass(self, batch: TokenBatch, needs: Sequence[OutputName], finish: Finish, *, training: bool) -> list[Any]:
+    def _pass(self, batch: TokenBatch, needs: Sequence[Output], finish: Finish, *, training: bool) -> list[Any]:
         """All micro-batches through Megatron's schedule; what `finish` kept, on the last stage in their order."""
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
@@ -198,13 +200,13 @@ class MegatronStrategy(CommonStrategy):
             # The interleaved schedule takes turns in groups of one micro-batch per stage.
             parts += [[] for _ in range(-len(parts) % self._options.pipeline_model_parallel_size)]
         rounding = self._trained.sequence_length_round_in_train if training else None
-        micros = self._micros(batch, parts, rounding or self._spec.worker.sequence_length_round_in_infer)
+        beside = "student_logprobs" in needs
+        micros = self._micros(batch, parts, rounding or self._spec.worker.sequence_length_round_in_infer, beside=beside)
         factor = self._auxiliary_factor(micros) if training else None
 
         def step(micros: Iterator[_Micro], chunk: Any) -> tuple[Any, Callable[[Any], tuple[Tensor, Tensor, Any]]]:
             micro = next(micros)
-            wanted = {"with_entropy": "entropy" in needs, "with_correct": "correct" in needs}
-            return micro.shard.through(chunk, **wanted), functools.partial(end, micro)
+            return micro.shard.through(chunk, head_request(needs)), functools.partial(end, micro)
 
         def end(micro: _Micro, scored: Any) -> tuple[Tensor, Tensor, Any]:
             loss, kept = finish(micro, self._outputs(micro, scored, needs))
@@ -222,10 +224,11 @@ class MegatronStrategy(CommonStrategy):
         )
         return results
 
-    def _micros(self, batch: TokenBatch, parts: list[list[int]], rounding: int) -> list[_Micro]:
+    def _micros(self, batch: TokenBatch, parts: list[list[int]], rounding: int, *, beside: bool) -> list[_Micro]:
         batches = [batch.select(rows) if rows else padding_row(batch) for rows in parts]
         packed = self._spec.worker.use_sequence_packing
-        layouts = [lay_out(micro, self._device, packed=packed, multiple=rounding) for micro in batches]
+        lay = functools.partial(lay_out, device=self._device, packed=packed, multiple=rounding, teacher_ids=beside)
+        layouts = [lay(micro) for micro in batches]
         rank, ranks = dist.get_rank(self._context), dist.get_world_size(self._context)
         shard = functools.partial(context_shard, rank=rank, ranks=ranks, multiple=self._splits)
         return [
@@ -249,14 +252,10 @@ class MegatronStrategy(CommonStrategy):
         """Ranks among which activations are split along the sequence."""
         return self._options.tensor_model_parallel_size if self._options.sequence_parallel else 1
 
-    def _outputs(self, micro: _Micro, scored: Any, needs: Sequence[OutputName]) -> TokenOutputs:
-        columns = {}
-        for name in needs:
-            value = getattr(scored, name)
-            assert value is not None, f"a {self._spec.kind} model gives no {name}"
-            whole = join_shards(value, micro.shard.place, len(micro.layout.targets), self._context)
-            columns[name] = value.new_zeros(micro.batch.num_tokens).index_put((micro.layout.flat,), whole)
-        return TokenOutputs(row_ids=micro.batch.row_ids, offsets=micro.batch.offsets, **columns)
+    def _outputs(self, micro: _Micro, scored: HeadOutputs, needs: Sequence[Output]) -> TokenOutputs:
+        place, total = micro.shard.place, len(micro.layout.targets)
+        join = functools.partial(join_shards, place=place, total=total, group=self._context)
+        return self._spread(micro.batch, micro.layout, scored, needs, join)
 
     def _auxiliary_factor(self, micros: Sequence[_Micro]) -> float | None:
         """Tokens that a router of this rank sees in the mini-batch, over all data-parallel ranks; None without experts.

@@ -1,4 +1,4 @@
-"""Log-probs and entropies from logits that are split over ranks by vocabulary, as in Megatron-LM (arXiv:1909.08053).
+"""`head_outputs` of logits that are split over ranks by vocabulary, as in Megatron-LM (arXiv:1909.08053).
 
 Every rank holds the columns of its own tokens; what crosses ranks are a few numbers per position, never logits. Logits
 exist for one chunk of positions at a time and are computed again in the backward pass.
@@ -10,67 +10,56 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
+
+from roll.strategies.attention import gather_sequence
+from roll.utils.logits import HeadOutputs, HeadRequest, add_at, require_tokens, top_tokens
 
 _CHUNK_ELEMENTS = 1 << 25
 """Logits of this rank computed at a time: 128 MiB of float32."""
 
 
-def vocab_parallel_logprobs(
+def vocab_parallel_outputs(
     hidden: Tensor,
     weight: Tensor,
     targets: Tensor,
+    request: HeadRequest,
     *,
     temperature: float,
     group: ProcessGroup | None,
     vocab_start: int,
     vocab: int,
-    with_entropy: bool,
     chunk_rows: int | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Score `targets` under softmax(hidden @ weight.T / temperature), the rows of `weight` spread over `group`.
+) -> HeadOutputs:
+    """Return what is asked about softmax(hidden @ weight.T / temperature), the rows of `weight` spread over `group`.
 
     Args:
         hidden: [S, D], the same on every rank; its gradient comes back summed over the group.
         weight: [V / ranks, D], the head's rows of tokens `vocab_start`, `vocab_start` + 1, ...
-        targets: int64 [S], below `vocab`; the same on every rank.
+        targets: int64 [S], the scored tokens, or [S, 1 + K] with K other tokens beside each; below `vocab`, and the
+            same on every rank.
+        request: what else is wanted. `correct` and `top_k` have no gradient.
         temperature: > 0, the same as at sampling.
         group: process group of the tensor-parallel ranks; None for one rank without any.
         vocab_start: first token of this rank.
         vocab: number of real tokens: rows beyond it are padding, which no distribution contains.
-        with_entropy: otherwise the second result is None.
         chunk_rows: positions whose logits exist at a time; None: as many as 128 MiB hold.
 
     Returns:
-        (log-probs [S], entropies [S] in nats or None), float32 (float64 for float64 weights), the same on every rank.
+        The same on every rank, in float32 (float64 for float64 weights); entropies in nats.
     """
     if temperature <= 0:
         raise ValueError(f"temperature must be > 0, got {temperature}; log-probs of greedy sampling are taken at 1")
+    require_tokens(request.top_k, vocab)
     rows = chunk_rows or max(1, _CHUNK_ELEMENTS // max(1, len(weight)))
     shard = _Shard(group, vocab_start, max(0, min(len(weight), vocab - vocab_start)), temperature, rows)
-    logprobs, entropy = _Scores.apply(hidden, weight, targets, shard, with_entropy)
-    return logprobs, entropy if with_entropy else None
-
-
-@torch.no_grad()
-def vocab_parallel_correct(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, group: ProcessGroup | None, vocab_start: int, vocab: int
-) -> Tensor:
-    """float32 [S]: 1 where no token has a larger logit than the target, else 0. Arguments as above."""
-    rows = max(1, _CHUNK_ELEMENTS // max(1, len(weight)))
-    shard = _Shard(group, vocab_start, max(0, min(len(weight), vocab - vocab_start)), 1.0, rows)
-    correct = torch.zeros(len(hidden), device=hidden.device)
-    for part in shard.slices(len(hidden)):
-        logits = shard.logits(hidden[part], weight)
-        column, inside = shard.mine(targets[part])
-        nothing = logits.new_full((len(logits),), -torch.inf)  # a rank may hold nothing but padding
-        own = torch.where(inside, logits.gather(-1, column[:, None])[:, 0], nothing) if shard.real else nothing
-        best = logits.amax(-1) if shard.real else nothing
-        own, best = shard.reduce(torch.stack([own, best]), dist.ReduceOp.MAX)
-        correct[part] = (own >= best).float()
-    return correct
+    targets = targets if targets.dim() > 1 else targets[:, None]
+    scores, entropy, correct, ids = _Scores.apply(hidden, weight, targets, shard, request)
+    entropy, correct = entropy if request.entropy else None, correct if request.correct else None
+    return HeadOutputs.of_scores(scores, ids, targets.shape[1], entropy, correct)
 
 
 class _Shard:
@@ -91,8 +80,20 @@ class _Shard:
         product = hidden @ weight[: self.real].T
         return product.to(torch.promote_types(product.dtype, torch.float32)).div_(self.temperature)
 
+    def top(self, logits: Tensor, k: int) -> Tensor:
+        """int64 [R, k], the likeliest tokens of all ranks, in the order of `top_tokens`."""
+        own = min(k, self.real)
+        ids = top_tokens(logits, own) if own else logits.new_zeros(len(logits), 0, dtype=torch.int64)
+        if self.group is None:
+            return ids
+        # A rank with fewer tokens fills up behind all others'.
+        values = F.pad(logits.gather(-1, ids), (0, k - own), value=-torch.inf)
+        ids = F.pad(ids + self.start, (0, k - own), value=torch.iinfo(torch.int64).max)
+        ids, order = gather_sequence(ids.T, self.group).T.sort(dim=1)
+        return ids.gather(1, top_tokens(gather_sequence(values.T, self.group).T.gather(1, order), k))
+
     def mine(self, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """(column of each target, 1.0 where it is one of this rank's tokens and 0.0 where the column is made up)."""
+        """(column of each target, whether it is one of this rank's tokens: where not, the column is made up)."""
         column = targets - self.start
         inside = (column >= 0) & (column < self.real)
         return column.clamp(0, max(0, self.real - 1)), inside
@@ -103,43 +104,49 @@ class _Shard:
 
 
 class _Scores(torch.autograd.Function):
-    """(hidden [S, D], weight [V / ranks, D]) -> (log p(target), entropy), both [S]."""
+    """(hidden [S, D], weight [V / ranks, D]) -> (log p(id) [S, J + top_k], entropy [S], hits [S], these ids)."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, shard: _Shard, with_entropy: bool
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, shard: _Shard, request: HeadRequest
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         wide = torch.promote_types(weight.dtype, torch.float32)
-        logprobs, normalizer, entropy = (
-            torch.zeros(len(hidden), dtype=wide, device=hidden.device) for _ in range(3)
-        )
+        normalizer, entropy, correct = (torch.zeros(len(hidden), dtype=wide, device=hidden.device) for _ in range(3))
+        ids = F.pad(targets, (0, request.top_k))
+        scores = torch.zeros(ids.shape, dtype=wide, device=hidden.device)
         for part in shard.slices(len(hidden)):
             logits = shard.logits(hidden[part], weight)
+            if request.top_k:
+                ids[part, targets.shape[1] :] = shard.top(logits, request.top_k)
             # A rank may hold nothing but padding.
             own = logits.amax(-1) if shard.real else torch.full_like(normalizer[part], -torch.inf)
             largest = shard.reduce(own, dist.ReduceOp.MAX)
             shifted = logits.sub_(largest[:, None])
-            column, inside = shard.mine(targets[part])
-            picked = shifted.gather(-1, column[:, None])[:, 0] * inside if shard.real else torch.zeros_like(largest)
+            column, inside = shard.mine(ids[part])
+            picked = torch.zeros_like(scores[part])
+            if shard.real:
+                picked = torch.where(inside, shifted.gather(-1, column), picked)
             weights = shifted.exp()
-            sums = [weights.sum(-1), picked]
-            if with_entropy:
+            sums = [weights.sum(-1, keepdim=True), picked]
+            if request.entropy:
                 # 0 log 0 = 0: a token ruled out by a logit of -inf adds nothing.
-                sums.append(weights.mul_(shifted.clamp_min_(torch.finfo(wide).min)).sum(-1))
-            total, picked, *rest = shard.reduce(torch.stack(sums))
+                sums.append(weights.mul_(shifted.clamp_min_(torch.finfo(wide).min)).sum(-1, keepdim=True))
+            total, picked, rest = shard.reduce(torch.cat(sums, dim=1)).tensor_split((1, 1 + ids.shape[1]), dim=1)
             log_total = total.log()
-            logprobs[part] = picked - log_total
-            normalizer[part] = largest + log_total
-            if with_entropy:
-                entropy[part] = log_total - rest[0] / total
-        ctx.save_for_backward(hidden, weight, targets, normalizer, entropy)
-        ctx.shard, ctx.with_entropy = shard, with_entropy
-        return logprobs, entropy
+            scores[part] = picked - log_total
+            normalizer[part] = largest + log_total[:, 0]
+            correct[part] = (picked[:, 0] >= 0).to(wide)
+            if request.entropy:
+                entropy[part] = (log_total - rest / total)[:, 0]
+        ctx.save_for_backward(hidden, weight, ids, normalizer, entropy)
+        ctx.mark_non_differentiable(correct, ids)
+        ctx.shard, ctx.with_entropy = shard, request.entropy
+        return scores, entropy, correct, ids
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_logprobs: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, targets, normalizer, entropy = ctx.saved_tensors
+    def backward(ctx: Any, grad_scores: Tensor, grad_entropy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, ids, normalizer, entropy = ctx.saved_tensors
         shard: _Shard = ctx.shard
         real = weight[: shard.real]
         grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
@@ -147,15 +154,15 @@ class _Scores(torch.autograd.Function):
         for part in shard.slices(len(hidden)):
             logp = shard.logits(hidden[part], weight).sub_(normalizer[part, None])
             p = logp.exp()
-            # d log p(target) / d z = onehot - p;  d H / d z_v = -p_v (log p_v + H)
-            factor = -grad_logprobs[part, None]
+            # d log p(id) / d z = onehot - p;  d H / d z_v = -p_v (log p_v + H)
+            factor = -grad_scores[part].sum(-1, keepdim=True)
             if ctx.with_entropy:
                 logp = logp.clamp_min_(torch.finfo(logp.dtype).min)
                 factor = factor - grad_entropy[part, None] * (logp + entropy[part, None])
             grad = p.mul_(factor)
-            column, inside = shard.mine(targets[part])
+            column, inside = shard.mine(ids[part])
             if shard.real:
-                grad.scatter_add_(-1, column[:, None], (grad_logprobs[part] * inside)[:, None])
+                add_at(grad, column, grad_scores[part] * inside)
             grad = grad.div_(shard.temperature).to(hidden.dtype)
             if grad_hidden is not None:
                 grad_hidden[part] = shard.reduce(grad @ real)
