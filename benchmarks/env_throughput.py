@@ -152,7 +152,7 @@ def throughput(args: argparse.Namespace, name: str, spec: EnvSpec, episodes: int
             loads.append(os.getloadavg()[0])
         report(name, speeds, loads)
         for pool in pools.values():
-            print(f"counters: {pool.counters()}")
+            print(f"counters: {pool.counters}")
     finally:
         for pool in pools.values():
             pool.shutdown()
@@ -245,7 +245,7 @@ def concurrent(args: argparse.Namespace) -> None:
             with EnvPool({"env": SOKOBAN}, num_processes=count) as pool:
                 pool.wait_ready()
                 held.append(asyncio.run(hold(pool, args.episodes, round_ * args.episodes)))
-                counters = pool.counters()
+                counters = pool.counters
         lost = sum(args.episodes - one.ended for one in held)
         cells = [
             f"{count}",

@@ -1,30 +1,99 @@
 """Environments in killable processes, thousands at once: what one does costs its episode, not the run.
 
-`reset`, `step` and `close` may be called from any event loop. They hand their request to the thread of the pool
-(`env_pool_state.py`). What was asked in one tick goes to a process in one write, is answered in order, and comes back
-in one call per waiting event loop.
+`reset`, `step` and `close` may be called from any event loop. They hand their request to the thread of the pool, where
+everything below the line runs, so nothing needs a lock. An episode waits until a process has room; answers go into its
+history and on to whoever waits. What was asked in one tick goes to a process in one write, is answered in order, and
+comes back in one call per waiting event loop. When a process ends, the episode whose call was under way fails, and the
+others are rebuilt in its successor: same seed, options and responses, and the last result must be as before.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
+import logging
+import math
 import pickle
-from collections.abc import Mapping
-from types import TracebackType
-from typing import Any
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from roll.envs.base import Observation, StepResult
-from roll.envs.env_pool_state import EnvFailed, EnvPoolState, PendingCall, PooledEpisode
-from roll.envs.env_registry import EnvSpec
-from roll.envs.messages import unpack_observation, unpack_step
-from roll.processes.process_pool import require_at_least
+from roll.envs.env_registry import EnvLoadError, EnvSpec
+from roll.envs.messages import Packed, difference, is_over, is_packed, unpack_observation, unpack_step
+from roll.processes.process_pool import ProcessPool, require_at_least, require_positive
+from roll.processes.worker_process import Call, Ended, WorkerProcess
 
-__all__ = ["EnvFailed", "EnvPool"]
+logger = logging.getLogger(__name__)
+
+_REBUILDS = 3
+"""Times that an episode is rebuilt after ends that were no episode's doing."""
+_MAX_NAMES_SHOWN = 5
 
 COUNTERS = ("episodes", "steps", "restarts", "timeouts", "replayed", "recycled")
+"""`episodes` begun, `steps` answered; processes that ended or were killed and were started again (`restarts`), calls or
+starts that took too long (`timeouts`), episodes rebuilt (`replayed`), processes replaced for their memory
+(`recycled`)."""
 
 
-class EnvPool:
+Status = Literal["env_error", "timeout"]
+
+
+class EnvFailed(RuntimeError):
+    """An episode's environment failed; no reward can be given. `status` says how, the message whose and why."""
+
+    def __init__(self, status: Status, message: str) -> None:
+        super().__init__(message)
+        self.status: Status = status
+
+
+@dataclass(frozen=True, slots=True)
+class PendingCall:
+    """Whoever waits for a call, in an event loop of their own."""
+
+    future: asyncio.Future[Packed]
+    loop: asyncio.AbstractEventLoop
+    response: str | None
+    """None: it waits for the reset."""
+
+
+@dataclass(slots=True, eq=False)
+class PooledEpisode:
+    """One episode: what was played, so that it can be played again, and what is being asked now."""
+
+    name: str
+    spec: EnvSpec
+    seed: int
+    options: bytes
+    instance: int = -1
+    responses: list[str] = field(default_factory=list)
+    last: Packed | None = None
+    """What the last answered call gave. None: the reset hasn't been answered."""
+    pending: PendingCall | None = None
+    process: EnvProcess | None = None
+    replaying: bool = False
+    rebuilds: int = 0
+    failure: EnvFailed | None = None
+    closed: bool = False
+    queued_at: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.spec.env_type} (tag {self.spec.tag!r}, episode {self.name!r}, seed {self.seed})"
+
+    @property
+    def doing(self) -> str:
+        """What its process is asked for."""
+        if self.replaying:
+            return f"the replay of {len(self.responses)} responses"
+        return "reset" if self.last is None else f"step {len(self.responses) + 1}"
+
+
+EnvProcess = WorkerProcess[PooledEpisode]
+
+
+class EnvPool(ProcessPool[PooledEpisode]):
     """Plays episodes in processes. Thread-safe; shut it down, or use it in a `with` block.
 
     The pool adds no randomness: an episode depends on its seed, options and responses alone, not on how many processes
@@ -57,21 +126,25 @@ class EnvPool:
             raise ValueError("an environment pool needs at least one environment")
         if max_envs_per_process is not None:
             require_at_least("environment", 1, max_envs_per_process=max_envs_per_process)
+        require_positive("environment", memory_limit_mb=memory_limit_mb)
         self._specs = dict(specs)
-        self._state = EnvPoolState(
+        self._memory_limit_mb = memory_limit_mb
+        self._episodes: dict[str, PooledEpisode] = {}
+        self._instances = itertools.count(1)
+        self._warned_at = 0.0
+        self._outcomes: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Packed], Packed | Exception]]] = {}
+        super().__init__(
+            "environment",
+            "roll.envs.env_worker:EnvHandler",
             self._specs,
+            what="the environments",
             num_processes=num_processes,
             timeout_s=timeout_s,
             start_timeout_s=start_timeout_s,
-            max_envs_per_process=max_envs_per_process,
-            memory_limit_mb=memory_limit_mb,
+            max_assigned=math.inf if max_envs_per_process is None else max_envs_per_process,
         )
-        self._episodes: dict[str, PooledEpisode] = {}
-        self._state.start()
-
-    def wait_ready(self) -> None:
-        """Wait until every process has loaded the environments; raises `EnvLoadError` naming what is wrong."""
-        self._state.wait_ready()
+        self.counters.update(dict.fromkeys(COUNTERS, 0))
+        self.start()
 
     async def reset(self, episode: str, tag: str, seed: int, options: Mapping[str, Any]) -> Observation:
         """Begin an episode; waits until a process has room for it.
@@ -91,7 +164,7 @@ class EnvPool:
         if self._episodes.setdefault(episode, opened) is not opened:
             raise ValueError(f"episode {episode!r} is open; close it before it starts over")
         try:
-            self._state.post(lambda: self._state.open(opened))
+            self.post(lambda: self._open(opened))
         except RuntimeError:
             del self._episodes[episode]
             raise
@@ -104,7 +177,7 @@ class EnvPool:
             raise ValueError(f"episode {episode!r} isn't open: step comes after reset and before close")
         loop = asyncio.get_running_loop()
         pending = PendingCall(loop.create_future(), loop, response)
-        self._state.post(lambda: self._state.step(opened, pending))
+        self.post(lambda: self._step(opened, pending))
         return unpack_step(await pending.future)
 
     async def close(self, episode: str) -> None:
@@ -112,24 +185,196 @@ class EnvPool:
         to it, which isn't waited for. Harmless when it isn't open.
         """
         opened = self._episodes.pop(episode, None)
-        if opened is not None and not self._state.ended_because:
-            self._state.post(lambda: self._state.close(opened))
+        if opened is not None and not self.ended_because:
+            self.post(lambda: self._drop(opened))
 
-    def counters(self) -> dict[str, int]:
-        """Totals so far: `episodes` begun, `steps` answered; processes that ended or were killed and were started again
-        (`restarts`), calls or starts that took too long (`timeouts`), episodes rebuilt (`replayed`), processes
-        replaced for their memory (`recycled`).
+    # --- in the pool's thread ----------------------------------------------------------
+
+    def _open(self, episode: PooledEpisode) -> None:
+        """Begin an episode as soon as a process has room for it."""
+        self.counters["episodes"] += 1
+        episode.instance = next(self._instances)
+        episode.queued_at = time.monotonic()
+        self.enqueue(episode)
+
+    def _step(self, episode: PooledEpisode, pending: PendingCall) -> None:
+        """Ask for a step; after the replay, if one is under way."""
+        if episode.failure is not None:
+            self._tell(pending, EnvFailed(episode.failure.status, str(episode.failure)))
+        elif episode.pending is not None:
+            self._tell(pending, RuntimeError(f"{episode}: a step was asked for during {episode.doing}"))
+        else:
+            episode.pending = pending
+            if episode.process is None:
+                self._fail(episode, "env_error", "a step was asked for after the end of the episode")
+            elif not episode.replaying:
+                self._ask(episode, "step", pending.response)
+
+    def _drop(self, episode: PooledEpisode) -> None:
+        """Drop an episode, whatever it is doing."""
+        episode.closed = True
+        if episode.pending is not None:
+            reason = "during " + episode.doing if episode.process else "while it waited for a place in a process"
+            self._tell(episode.pending, EnvFailed("env_error", f"{episode} was closed {reason}"))
+        self._release(episode)
+
+    # --- what becomes of processes ----------------------------------------------------
+
+    def _load_error(self, reason: str) -> Exception:
+        return EnvLoadError(f"environments can't be played: {reason}")
+
+    def _unfit(self, process: EnvProcess) -> str:
+        if process.resident_mb <= self._memory_limit_mb:
+            return ""
+        return (
+            f"memory_limit_mb: got {self._memory_limit_mb:g}, but a process takes {process.resident_mb:.0f} MB before "
+            "it has played anything; raise it"
+        )
+
+    def answered(self, process: EnvProcess, call: Call, answer: tuple[Any, ...]) -> None:
+        kind, episode = call.arguments[0], process.assigned.get(call.key)
+        match answer:
+            case ("closed", float(resident_mb), str(error)) if kind == "close":
+                self._closed(process, resident_mb, error)
+            case ("ok", tuple(result)) if kind != "close" and is_packed(result, step=kind == "step" or bool(call.arguments[-1])):
+                if episode is not None:  # else it was closed meanwhile
+                    self._accept(episode, result)
+            case ("error", str(error)) if kind != "close":
+                if episode is not None:
+                    what = f"it is not deterministic: no call failed the first time, but in {episode.doing}: "
+                    self._fail(episode, "env_error", what * episode.replaying + error)
+            case _:
+                process.refuse(f"it gave no result of {call.doing}", call)
+
+    def _closed(self, process: EnvProcess, resident_mb: float, error: str) -> None:
+        """Recycle the process if it has become too large. Its other episodes are played to their end: they may be
+        waiting for each other.
         """
-        return {name: self._state.counters[name] for name in COUNTERS}
+        if error:
+            logger.warning("closing an environment failed: %s", error)
+        process.resident_mb = resident_mb
+        if resident_mb > self._memory_limit_mb:
+            logger.info("an environment process takes %.0f MB and is replaced", resident_mb)
+            self.retire(process)
+        else:
+            self.end_if_unused(process)
 
-    def shutdown(self) -> None:
-        """Kill the processes; calls under way fail. Harmless when repeated."""
-        self._state.shutdown("the environment pool was shut down")
+    def _lost(self, items: Sequence[PooledEpisode], ended: Ended, successor: EnvProcess | None) -> None:
+        """Fail the episode whose call it was; the others move to the successor."""
+        running = ended.running.key if ended.running is not None else None
+        whose = next((episode for episode in items if episode.instance == running), None)
+        logger.warning("an environment process is gone: %s%s", f"{whose}: " if whose else "", ended.reason)
+        status: Status = "timeout" if ended.status == "timeout" else "env_error"
+        idle_end = running is None and ended.was_ready
+        for episode in items:
+            episode.process = None
+            if successor is None or episode is whose:
+                self._fail(episode, status, ended.reason)
+            elif idle_end and episode.rebuilds >= _REBUILDS:
+                self._fail(episode, status, f"{ended.reason}; that was the {_REBUILDS + 1}th time")
+            else:
+                episode.rebuilds += idle_end
+                self._begin(successor, episode)
 
-    def __enter__(self) -> EnvPool:
-        return self
+    def _watch_queue(self) -> None:
+        """Warn when the first episode in the queue has waited long."""
+        now, patience = time.monotonic(), self._start_timeout_s + self._timeout_s
+        first = next((episode for episode in self._queue if not episode.closed), None)
+        if first is not None and now - max(first.queued_at, self._warned_at) > patience:
+            self._warned_at = now
+            holders = [episode for process in self._alive for episode in process.assigned.values()]
+            names = ", ".join(episode.name for episode in holders[:_MAX_NAMES_SHOWN])
+            more = ", ..." if len(holders) > _MAX_NAMES_SHOWN else ""
+            logger.warning(
+                "%s has waited %.0f s for a place in a process; they are held by %d episodes: %s%s",
+                *(first, now - first.queued_at, len(holders), names, more),
+            )
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.shutdown()
+    # --- episodes ---------------------------------------------------------------------
+
+    def _begin(self, process: EnvProcess, episode: PooledEpisode) -> None:
+        """Begin the episode in this process, or play it again up to where it was."""
+        if episode.closed:
+            return
+        if episode.last is not None:
+            if is_over(episode.last):
+                if episode.pending is not None:
+                    self._fail(episode, "env_error", "a step was asked for after the end of the episode")
+                return  # nothing will be asked of it
+            episode.replaying = True
+            self.counters["replayed"] += 1
+        episode.process = process
+        process.assigned[episode.instance] = episode
+        self._ask(episode, "open", episode.spec.tag, episode.seed, episode.options, tuple(episode.responses))
+
+    def _ask(self, episode: PooledEpisode, kind: Literal["open", "step"], *arguments: Any) -> None:
+        assert episode.process is not None, episode
+        arguments = (kind, episode.instance, *arguments)
+        episode.process.send(Call(episode.instance, arguments, episode.doing, f"during {episode.doing}"))
+
+    def _accept(self, episode: PooledEpisode, result: Packed) -> None:
+        """Note what a call gave, and hand it on."""
+        if episode.replaying:
+            assert episode.last is not None, episode
+            differs = difference(episode.last, result)
+            if differs:
+                reason = f"it is not deterministic: seed and responses were the same, but the last gave {differs}"
+                self._fail(episode, "env_error", reason)
+                return
+            episode.replaying = False
+            if episode.pending is not None:
+                self._ask(episode, "step", episode.pending.response)
+            return
+        pending, episode.pending = episode.pending, None
+        assert pending is not None, episode
+        if pending.response is not None:
+            episode.responses.append(pending.response)
+            self.counters["steps"] += 1
+        episode.last = result
+        self._tell(pending, result)
+
+    def _abandon(self, item: PooledEpisode, reason: str) -> None:
+        if item.pending is not None:
+            self._tell(item.pending, EnvFailed("env_error", f"{item}: {reason}"))
+            item.pending = None
+        self._deliver()
+
+    def _fail(self, episode: PooledEpisode, status: Status, reason: str) -> None:
+        episode.failure = EnvFailed(status, f"{episode}: {reason}")
+        if episode.pending is not None:
+            self._tell(episode.pending, episode.failure)
+        self._release(episode)
+
+    def _release(self, episode: PooledEpisode) -> None:
+        """Free its place."""
+        process, episode.process, episode.pending = episode.process, None, None
+        if process is not None:
+            doing = f"close of {episode}"
+            process.send(Call(episode.instance, ("close", episode.instance), doing, f"during {doing}"))
+            del process.assigned[episode.instance]
+        if self._queue:
+            self._loop.call_soon(self.place)
+
+    # --- whoever waits ----------------------------------------------------------------
+
+    def _tell(self, pending: PendingCall, outcome: Packed | Exception) -> None:
+        if not self._outcomes:
+            self._loop.call_soon(self._deliver)
+        self._outcomes.setdefault(pending.loop, []).append((pending.future, outcome))
+
+    def _deliver(self) -> None:
+        """Wake every event loop once, for all that has come."""
+        outcomes, self._outcomes = self._outcomes, {}
+        for loop, pairs in outcomes.items():
+            with contextlib.suppress(RuntimeError):  # it was closed: nobody waits any more
+                loop.call_soon_threadsafe(_resolve, pairs)
+
+
+def _resolve(pairs: list[tuple[asyncio.Future[Packed], Packed | Exception]]) -> None:
+    for future, outcome in pairs:
+        if future.done():
+            continue  # cancelled
+        if isinstance(outcome, Exception):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)

@@ -49,6 +49,21 @@ def unpack_step(packed: Packed) -> StepResult:
     )
 
 
+def is_packed(value: object, *, step: bool) -> bool:
+    """Whether this is a packed observation, or a packed step: what runs in a process can write to its pipe too."""
+    match value:
+        case (tuple(messages), str()) if not step:
+            texts = [
+                text for message in messages if isinstance(message, tuple) and len(message) == 2 for text in message
+            ]
+            return len(texts) == 2 * len(messages) > 0 and all(isinstance(text, str) for text in texts)
+        case (float(), bool(terminated), bool(truncated), observation, dict(parts), dict(metrics)) if step:
+            shows = observation is None if terminated or truncated else is_packed(observation, step=False)
+            numbers = [*parts.items(), *metrics.items()]
+            return shows and all(isinstance(name, str) and isinstance(n, float) for name, n in numbers)
+    return False
+
+
 def is_over(packed: Packed) -> bool:
     """Whether this ended the episode."""
     return len(packed) > 2 and bool(packed[1] or packed[2])

@@ -154,7 +154,7 @@ class EnvWorkload(Workload):
     def take_metrics(self) -> Metrics:
         totals: dict[str, int] = defaultdict(int)
         for pool in set(self._pools.values()):
-            for name, count in pool.counters().items():
+            for name, count in pool.counters.items():
                 totals[name] += count
         metrics = Metrics()
         for name, count in totals.items():

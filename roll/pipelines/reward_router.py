@@ -59,7 +59,7 @@ class RewardProcesses:
 
     def __exit__(self, *_: object) -> None:
         for pool in self._pools.values():
-            pool.close()
+            pool.shutdown()
 
 
 class RewardRouter:

@@ -19,9 +19,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 from roll.processes.worker_process import Call, Ended, T, WorkerProcess
+
+if TYPE_CHECKING:
+    from typing import Self
 
 logger = logging.getLogger(__name__)
 
@@ -103,9 +106,9 @@ class ProcessPool(ABC, Generic[T]):
                 self._woken = True
                 self._loop.call_soon_threadsafe(self._serve)
 
-    def shutdown(self, reason: str) -> None:
+    def shutdown(self) -> None:
         """Kill the processes and fail what is under way. Harmless when repeated."""
-        self._end(reason)
+        self._end(f"the {self._name} pool was shut down")
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=30.0)
 
@@ -115,6 +118,12 @@ class ProcessPool(ABC, Generic[T]):
                 return
             self.ended_because = reason
             self._loop.call_soon_threadsafe(self._stop)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
 
     # --- what a pool is for ------------------------------------------------------------
 

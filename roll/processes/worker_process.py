@@ -232,7 +232,7 @@ class WorkerProcess(Generic[T]):
         try:
             messages = self._frames.feed(piece)
         except pickle.UnpicklingError as error:
-            self._refuse(str(error))
+            self.refuse(str(error))
             return
         for message in messages:
             if self.is_ready:
@@ -250,7 +250,7 @@ class WorkerProcess(Generic[T]):
             case ("failed", str(why)):
                 self._end("died", f"its process can't load {self._what}:\n{why}", load_error=True)
             case _:
-                self._refuse("it sent an unknown message")
+                self.refuse("it sent an unknown message")
 
     def _hand_on(self, answers: Any) -> None:
         """What runs in the process can write to its pipe, too: so an answer is looked at before it is believed."""
@@ -260,12 +260,13 @@ class WorkerProcess(Generic[T]):
                     self.answers += 1
                     self._owner.answered(self, self._calls.pop(number), answer[1:])
                 case _:
-                    self._refuse("it answered what it wasn't asked")
+                    self.refuse("it answered what it wasn't asked")
             if self.gone:
                 return
 
-    def _refuse(self, why: str) -> None:
-        self._end("died", f"its process was killed: {why}", self._running()[0])
+    def refuse(self, why: str, call: Call | None = None) -> None:
+        """Kill it for what it wrote, as an answer to `call` if that is known."""
+        self._end("died", f"its process was killed: {why}", call or self._running()[0])
 
     def _died(self) -> None:
         running = self._running()[0]

@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from roll.processes.process_pool import ProcessPool, require_at_least
@@ -37,8 +36,8 @@ class _Job:
     started_at: float = 0.0
 
 
-class RewardPool:
-    """Persistent processes that score responses. Thread-safe; close it, or use it in a `with` block.
+class RewardPool(ProcessPool[_Job]):
+    """Persistent processes that score responses. Thread-safe; shut it down, or use it in a `with` block.
 
     A timeout is not tried again: the call had its whole time, and hostile responses would cost it several
     times.
@@ -66,21 +65,21 @@ class RewardPool:
         """
         if not specs:
             raise ValueError("a reward pool needs at least one domain")
+        require_at_least("reward", 0, retries=retries, recycle_after=recycle_after)
         self._specs = dict(specs)
         self._numbers = itertools.count(1)
-        self._jobs = _Jobs(
+        self._retries, self._recycle_after = retries, recycle_after
+        super().__init__(
+            "reward",
+            "roll.rewards.reward_worker:RewardHandler",
             self._specs,
+            what="the reward functions",
             num_processes=num_processes,
             timeout_s=timeout_s,
-            retries=retries,
             start_timeout_s=start_timeout_s,
-            recycle_after=recycle_after,
+            max_assigned=1,
         )
-        self._jobs.start()
-
-    def wait_ready(self) -> None:
-        """Wait until every process has loaded its functions; raises `RewardLoadError` naming what is wrong."""
-        self._jobs.wait_ready()
+        self.start()
 
     def submit(self, request: RewardRequest) -> Future[RewardResult]:
         """Queue one request. The future always gets a result, unless the functions can't be loaded or the
@@ -91,7 +90,7 @@ class RewardPool:
                 f"no reward for domain {request.domain!r} (request {request.id!r}); known: {sorted(self._specs)}"
             )
         job = _Job(next(self._numbers), request, pickle.dumps(request), Future())
-        self._jobs.post(lambda: self._jobs.enqueue(job))
+        self.post(lambda: self.enqueue(job))
         return job.future
 
     def score(self, requests: Sequence[RewardRequest]) -> list[RewardResult]:
@@ -99,50 +98,7 @@ class RewardPool:
         futures = [self.submit(request) for request in requests]
         return [future.result() for future in futures]
 
-    def counters(self) -> dict[str, int]:
-        """Totals so far: `ok`, `error`, `timeout`, `retries`, `restarts`."""
-        counters = self._jobs.counters
-        totals = {name: counters[name] for name in ("ok", "error", "timeout", "retries")}
-        return {**totals, "restarts": counters["restarts"] + counters["recycled"]}
-
-    def close(self) -> None:
-        """Drop what is queued and kill the processes."""
-        self._jobs.shutdown("the reward pool is closed")
-
-    def __enter__(self) -> RewardPool:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class _Jobs(ProcessPool[_Job]):
-    """The inside of `RewardPool`, which runs in the pool's thread."""
-
-    def __init__(
-        self,
-        specs: Mapping[str, RewardSpec],
-        *,
-        num_processes: int,
-        timeout_s: float,
-        retries: int,
-        start_timeout_s: float,
-        recycle_after: int,
-    ) -> None:
-        require_at_least("reward", 0, retries=retries, recycle_after=recycle_after)
-        self._retries, self._recycle_after = retries, recycle_after
-        super().__init__(
-            "reward",
-            "roll.rewards.reward_worker:RewardHandler",
-            specs,
-            what="the reward functions",
-            num_processes=num_processes,
-            timeout_s=timeout_s,
-            start_timeout_s=start_timeout_s,
-            max_assigned=1,
-        )
+    # --- in the pool's thread ----------------------------------------------------------
 
     def _load_error(self, reason: str) -> Exception:
         return RewardLoadError(f"responses can't be scored: {reason}")
@@ -176,7 +132,7 @@ class _Jobs(ProcessPool[_Job]):
             items, self._queue = [*items, *self._queue], type(self._queue)()
         for job in items:
             if ended.load_error:
-                job.future.set_exception(self._load_error(ended.reason))
+                self._fail(job, self._load_error(ended.reason))
             elif not ended.was_ready and successor is not None:  # not the response's fault
                 job.attempts -= 1
                 self._queue.appendleft(job)
@@ -186,8 +142,11 @@ class _Jobs(ProcessPool[_Job]):
                 self._retry(job, ended.reason)
 
     def _abandon(self, item: _Job, reason: str) -> None:
-        if item.started_at or item.future.set_running_or_notify_cancel():
-            item.future.set_exception(RuntimeError(reason))
+        self._fail(item, RuntimeError(reason))
+
+    def _fail(self, job: _Job, error: Exception) -> None:
+        if job.started_at or job.future.set_running_or_notify_cancel():
+            job.future.set_exception(error)
 
     def _retry(self, job: _Job, error: str) -> None:
         if job.attempts <= self._retries:

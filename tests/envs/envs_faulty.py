@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import os
 import signal
@@ -51,6 +52,13 @@ def misbehave(how: str, folder: Path) -> Any:
         if os.fork() == 0:
             time.sleep(1000.0)
         os._exit(0)
+    if word == "answer":  # past the server, under the number of this call
+        frame = sys._getframe()
+        while not hasattr(server := frame.f_locals.get("self"), "_answers"):
+            frame = frame.f_back
+        server._answers.append((server._number, *ast.literal_eval(rest)))
+        server._send()
+        time.sleep(1000.0)
     if word == "once":  # the first time in this folder only
         flag = folder / "once"
         if not flag.exists():

@@ -182,7 +182,7 @@ def test_a_long_wait_for_a_place_names_who_holds_them(caplog: pytest.LogCaptureF
         await pool.reset("holder", "count", 0, {})
         waiting = asyncio.ensure_future(pool.reset("waits", "count", 1, {}))
         await asyncio.sleep(0.05)
-        pool._state._queue[0].queued_at -= 121.0
+        pool._queue[0].queued_at -= 121.0
         while not caplog.messages:
             await asyncio.sleep(0.02)
         await pool.close("holder")
@@ -270,7 +270,7 @@ def test_environments_that_cannot_be_loaded_are_one_clear_error(tmp_path: Path) 
             with pytest.raises(EnvLoadError, match=r"custom_envs.bad.env_type[^$]*broken.py[^$]*no_such_module"):
                 pool.wait_ready()
         asyncio.run(safely(play(pool)))
-        assert pool.counters()["restarts"] == 0
+        assert pool.counters["restarts"] == 0
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_a_process_that_cannot_start_is_tried_three_times(
     with EnvPool({"bad": spec("bad", f"{tmp_path / 'broken.py'}:Env")}, start_timeout_s=start_timeout_s) as pool:
         with pytest.raises(EnvLoadError, match=message):
             pool.wait_ready()
-        assert pool.counters()["restarts"] == 2
+        assert pool.counters["restarts"] == 2
         asyncio.run(safely(play(pool)))
 
 

@@ -37,7 +37,7 @@ def pool_of(folder: Path, processes: int = 1, timeout_s: float = 1.0, **settings
 
 
 def process_of(pool: EnvPool) -> int:
-    return pool._state._processes[0].pid
+    return pool._processes[0].pid
 
 
 async def innocent(pool: EnvPool, i: int, pause: asyncio.Event) -> list[float]:
@@ -83,6 +83,22 @@ HERE = r"envs_faulty.py:Counter \(tag 'count', episode 'guilty', seed 5\): "
 DIED = HERE + "its process ended with "
 
 
+NO_RESULTS = [
+    ("ok", 5), ("ok", ((), "")), ("ok", ((("user", "x"),), "")), ("ok", ("much", False, False, None, {}, {})),
+    ("ok", (1.0, False, False, None, {}, {})), ("ok", (1.0, False, False, ((("user", 5),), ""), {}, {})),
+    ("ok", (1.0, True, False, None, {5: 1.0}, {})), ("ok", (1.0, True, False, None, {}, {}), 0),
+    ("error", 5), ("closed", "much", ""), ("closed", 1.0), ("closed", 1.0, ""), ("what", 5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", NO_RESULTS, ids=range(len(NO_RESULTS)))
+def test_an_answer_that_is_no_result_costs_its_episode_alone(tmp_path: Path, answer: tuple[Any, ...]) -> None:
+    with pool_of(tmp_path) as pool:
+        failure = asyncio.run(with_innocents(pool, guilty(pool, f"answer {answer}")))
+        assert isinstance(failure, EnvFailed), failure
+        assert re.search(HERE + "its process was killed: it gave no result of step 2", str(failure))
+
+
 @pytest.mark.parametrize(
     ("response", "options", "tag", "status", "message"),
     [
@@ -108,7 +124,7 @@ def test_a_fault_costs_its_episode_alone(
 ) -> None:
     with pool_of(tmp_path) as pool:
         failure = asyncio.run(with_innocents(pool, guilty(pool, response, tag, **options)))
-        counters = pool.counters()
+        counters = pool.counters
     assert isinstance(failure, EnvFailed), failure
     assert re.search(message, str(failure)), failure
     assert failure.status == status
@@ -134,7 +150,7 @@ def test_several_culprits_in_several_processes_cost_one_episode_each(tmp_path: P
 
     with pool_of(tmp_path, processes=2, timeout_s=0.5) as pool:
         asyncio.run(play(pool))
-        assert pool.counters()["restarts"] == 4
+        assert pool.counters["restarts"] == 4
 
 
 def test_a_queue_of_slow_calls_makes_nobody_time_out(tmp_path: Path) -> None:
@@ -146,7 +162,7 @@ def test_a_queue_of_slow_calls_makes_nobody_time_out(tmp_path: Path) -> None:
 
     with pool_of(tmp_path, timeout_s=0.5) as pool:
         asyncio.run(play(pool))
-        assert pool.counters()["timeouts"] == 0
+        assert pool.counters["timeouts"] == 0
 
 
 def test_an_environment_that_hangs_or_fails_in_close_costs_nothing(tmp_path: Path) -> None:
@@ -160,7 +176,7 @@ def test_an_environment_that_hangs_or_fails_in_close_costs_nothing(tmp_path: Pat
     for on_close, restarts in (("raise", 0), ("hang", 1), ("os_exit 1", 1)):
         with pool_of(tmp_path, timeout_s=0.5) as pool:
             asyncio.run(play(pool, on_close))
-            assert pool.counters()["restarts"] == restarts
+            assert pool.counters["restarts"] == restarts
 
 
 def test_what_is_printed_is_dropped_and_stops_nobody(tmp_path: Path) -> None:
@@ -202,7 +218,7 @@ def test_an_episode_in_flight_may_be_closed_and_its_name_used_again(tmp_path: Pa
 
     with pool_of(tmp_path) as pool:
         asyncio.run(asyncio.wait_for(play(pool), 30.0))
-        assert pool.counters()["steps"] == 1
+        assert pool.counters["steps"] == 1
 
 
 def test_a_leaking_process_gets_a_successor_at_once_and_ends_when_it_is_empty(tmp_path: Path) -> None:
@@ -216,13 +232,13 @@ def test_a_leaking_process_gets_a_successor_at_once_and_ends_when_it_is_empty(tm
         # An engine may wait for both: neither may wait for the other.
         assert (await pool.reset("comes", "count", 7, {})).text == "total 7"
         assert (await pool.step("comes", "pid")).reward != pid
-        assert pool.counters()["recycled"] == 0
+        assert pool.counters["recycled"] == 0
         assert (await pool.step("stays", "pid")).reward == pid
         await pool.close("stays")
-        while not pool.counters()["recycled"]:
+        while not pool.counters["recycled"]:
             await asyncio.sleep(0.01)
-        assert pool.counters()["recycled"] == 1
-        assert pool.counters()["replayed"] == 0
+        assert pool.counters["recycled"] == 1
+        assert pool.counters["replayed"] == 0
 
     with pool_of(tmp_path, memory_limit_mb=140) as pool:
         asyncio.run(asyncio.wait_for(play(pool), 30.0))
@@ -249,7 +265,7 @@ def test_a_leaking_process_that_dies_leaves_its_episodes_to_a_process_of_their_o
         assert (await pool.step("stays", "pid")).reward != pid
         assert (await pool.step("comes", "pid")).reward == pid, "its successor isn't touched"
         await pool.close("stays")
-        while not pool.counters()["recycled"]:
+        while not pool.counters["recycled"]:
             await asyncio.sleep(0.01)
         assert (await pool.step("comes", "add 1")).reward == 8.0
 
@@ -303,13 +319,13 @@ def test_an_episode_that_kills_its_process_in_a_replay_is_given_up(tmp_path: Pat
 
     with pool_of(tmp_path) as pool:
         asyncio.run(play(pool))
-        assert pool.counters()["restarts"] == 2
+        assert pool.counters["restarts"] == 2
 
 
 def test_a_process_that_is_killed_between_calls_costs_no_episode_until_it_happens_too_often(tmp_path: Path) -> None:
     async def wait_for_restart(pool: EnvPool) -> None:
-        restarts = pool.counters()["restarts"]
-        while pool.counters()["restarts"] == restarts:
+        restarts = pool.counters["restarts"]
+        while pool.counters["restarts"] == restarts:
             await asyncio.sleep(0.01)
 
     async def killed_between_calls(pool: EnvPool, times: int) -> float:
@@ -322,7 +338,7 @@ def test_a_process_that_is_killed_between_calls_costs_no_episode_until_it_happen
 
     with pool_of(tmp_path) as pool:
         assert asyncio.run(asyncio.wait_for(killed_between_calls(pool, 3), 30.0)) == 6.0
-        assert pool.counters()["replayed"] == 3
+        assert pool.counters["replayed"] == 3
     with pool_of(tmp_path) as pool, pytest.raises(EnvFailed, match="SIGKILL.* between calls; that was the 4th time"):
         asyncio.run(asyncio.wait_for(killed_between_calls(pool, 4), 30.0))
 
@@ -335,4 +351,4 @@ def test_a_stopped_process_is_noticed(tmp_path: Path) -> None:
 
     with pool_of(tmp_path, timeout_s=0.3) as pool:
         assert asyncio.run(asyncio.wait_for(play(pool), 30.0)) == 2.0
-        assert (pool.counters()["timeouts"], pool.counters()["restarts"]) == (1, 1)
+        assert (pool.counters["timeouts"], pool.counters["restarts"]) == (1, 1)

@@ -76,7 +76,7 @@ def test_a_call_that_takes_too_long_ends_with_all_that_was_started(tmp_path: Pat
         assert pool.ask("again").result(30.0) == ("ok", "again")
         assert (pool.counters["timeouts"], pool.counters["restarts"]) == (1, 1)
     finally:
-        pool.shutdown("the test is over")
+        pool.shutdown()
 
 
 def test_a_call_may_restart_its_clock(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_call_may_restart_its_clock(tmp_path: Path) -> None:
     try:
         assert pool.ask("slowly").result(30.0) == ("ok", "slowly")
     finally:
-        pool.shutdown("the test is over")
+        pool.shutdown()
 
 
 def test_an_answer_cannot_make_the_parent_run_code(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_an_answer_cannot_make_the_parent_run_code(tmp_path: Path) -> None:
             pool.ask("object").result(30.0)
         assert pool.ask("again").result(30.0) == ("ok", "again")
     finally:
-        pool.shutdown("the test is over")
+        pool.shutdown()
 
 
 NO_MESSAGES = [
@@ -121,7 +121,7 @@ def test_whatever_a_process_writes_only_its_own_call_fails(tmp_path: Path, conte
         assert pool.ask("again").result(30.0) == ("ok", "again")
         assert (pool.counters["restarts"], pool.counters["timeouts"]) == (1, 0)
     finally:
-        pool.shutdown("the test is over")
+        pool.shutdown()
 
 
 @pytest.mark.parametrize("message", [5, ("ready",), ("ready", "much"), ("failed", 5), ("what", "word")])
@@ -133,7 +133,7 @@ def test_a_process_that_starts_with_an_unknown_message_is_replaced(tmp_path: Pat
         assert pool.ask("word").result(30.0) == ("ok", "word")
         assert pool.counters["restarts"] == 1
     finally:
-        pool.shutdown("the test is over")
+        pool.shutdown()
 
 
 def test_a_process_that_is_killed_for_its_last_words_ends_once(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_process_that_is_killed_for_its_last_words_ends_once(tmp_path: Path) -
             answer.result(30.0)
         assert pool.ask("again").result(30.0) == ("ok", "again")
     finally:
-        pool.shutdown("the test is over")
+        pool.shutdown()
 
 
 @pytest.mark.parametrize("loads", [True, False])
@@ -186,18 +186,18 @@ def test_nobody_waits_for_ever_when_no_process_can_be_started(
             with pytest.raises(RuntimeError, match="no more processes"):
                 answer.result(10.0)
     finally:
-        pool.shutdown("the test is over")
+        pool.shutdown()
 
 
 def test_shutdown_fails_what_is_under_way_and_what_waits(tmp_path: Path) -> None:
     pool = Words(tmp_path, timeout_s=60.0)
     asked = [pool.ask("hang"), pool.ask("waits")]
     pool.wait_ready()
-    pool.shutdown("the test is over")
+    pool.shutdown()
     for answer in asked:
-        with pytest.raises(RuntimeError, match="the test is over"):
+        with pytest.raises(RuntimeError, match="the word pool was shut down"):
             answer.result(0.0)
-    with pytest.raises(RuntimeError, match="the test is over"):
+    with pytest.raises(RuntimeError, match="the word pool was shut down"):
         pool.ask("late")
 
 

@@ -101,9 +101,9 @@ def test_an_error_names_the_line_of_the_function(pool: RewardPool) -> None:
 
 def test_a_failure_that_goes_away_is_retried_and_counted(pool: RewardPool, folder: Path) -> None:
     (folder / "attempts").unlink(missing_ok=True)
-    before = pool.counters()["retries"]
+    before = pool.counters["retries"]
     result = one(pool, "count 2")
-    assert (result.status, result.attempts, pool.counters()["retries"] - before) == ("ok", 2, 1)
+    assert (result.status, result.attempts, pool.counters["retries"] - before) == ("ok", 2, 1)
 
 
 def alive(pid: int) -> bool:
@@ -158,7 +158,7 @@ def test_processes_are_recycled_after_their_calls(folder: Path) -> None:
     with RewardPool(specs, num_processes=1, recycle_after=2) as pool:
         pids = [r.reward.value for r in pool.score([request("pid", i) for i in range(5)]) if r.reward]
         assert pids[0] == pids[1] != pids[2] == pids[3] != pids[4]
-        assert pool.counters()["restarts"] == 2
+        assert pool.counters["recycled"] == 2
 
 
 def test_a_function_that_cannot_be_loaded_stops_the_run() -> None:
@@ -169,6 +169,15 @@ def test_a_function_that_cannot_be_loaded_stops_the_run() -> None:
         for _ in range(3):
             with pytest.raises(RewardLoadError, match="no function 'lenght'"):
                 pool.submit(request("value 1")).result(30.0)
+
+
+def test_a_request_that_was_cancelled_while_nothing_could_be_loaded_is_left_out() -> None:
+    with RewardPool({"obey": RewardSpec(name=f"{CUSTOM}:lenght")}, num_processes=1) as pool:
+        first, cancelled, last = (pool.submit(request("value 1", i)) for i in range(3))
+        assert cancelled.cancel()
+        for asked in (first, last):
+            with pytest.raises(RewardLoadError, match="no function 'lenght'"):
+                asked.result(30.0)
 
 
 NO_REWARDS = [
@@ -185,18 +194,18 @@ def test_an_answer_that_is_no_reward_is_an_error_after_a_retry() -> None:
             assert (result.status, result.reward, result.attempts) == ("error", None, 2)
             assert "its process gave no reward" in result.error
         assert one(pool, "value 1").status == "ok"
-        assert pool.counters()["restarts"] == 0
+        assert pool.counters["restarts"] == 0
 
 
 def test_a_closed_pool_leaves_no_process_and_takes_no_request() -> None:
     pool = RewardPool({"obey": RewardSpec(name=f"{CUSTOM}:obey")}, num_processes=1)
     result = one(pool, "pid")
-    pool.close()
+    pool.shutdown()
     assert result.reward is not None
     assert not alive(int(result.reward.value))
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(RuntimeError, match="was shut down"):
         one(pool, "value 1")
-    pool.close()
+    pool.shutdown()
 
 
 @pytest.mark.parametrize(
