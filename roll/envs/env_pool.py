@@ -236,7 +236,9 @@ class EnvPool(ProcessPool[PooledEpisode]):
         match answer:
             case ("closed", float(resident_mb), str(error)) if kind == "close":
                 self._closed(process, resident_mb, error)
-            case ("ok", tuple(result)) if kind != "close" and is_packed(result, step=kind == "step" or bool(call.arguments[-1])):
+            case ("ok", tuple(result)) if kind != "close" and is_packed(
+                result, step=kind == "step" or bool(call.arguments[-1])
+            ):
                 if episode is not None:  # else it was closed meanwhile
                     self._accept(episode, result)
             case ("error", str(error)) if kind != "close":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from roll.rollout.async_scheduler import AsyncPlan, AsyncRolloutScheduler, Async
 from roll.rollout.buffer import load_groups, save_groups
 from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.episode import EpisodePlayer
-from roll.rollout.groups import FilterFn
 from roll.rollout.scheduler import Collected, CollectPlan, RolloutScheduler
 from roll.strategies.base import SamplingParams
 from roll.types.episode import Group, Task
@@ -60,45 +60,34 @@ def make_collector(
     """Return the collector that `async_generation_ratio` asks for."""
     source = workload.source
     assert source is not None, "only val_only does without training data"
+    shared: dict[str, Any] = {
+        "groups": config.groups_per_step,
+        "group_size": config.group_size,
+        "params": sampling_params(config.actor_infer.generating_args, config.response_length),
+        "max_prompts": config.task_budget,
+        "min_survivors": config.min_survivors,
+        "redundancy": config.redundancy,
+        "max_open_groups": config.max_open_groups,
+    }
+    options: dict[str, Any] = {"seed": config.seed, "keep": workload.keep, "on_drop": on_drop}
     if config.async_generation_ratio > 0:
-        return AsyncCollector(
-            config, driver, player, source, total_steps=total_steps, keep=workload.keep, on_drop=on_drop
-        )
-    return SyncCollector(config, driver, player, source, keep=workload.keep, on_drop=on_drop)
+        ahead = AsyncPlan(ratio=config.async_generation_ratio, last_step=total_steps, **shared)
+        return AsyncCollector(AsyncRolloutScheduler(driver, player, source, ahead, **options), source)
+    extra = config.max_additional_running_prompts if config.is_use_additional_prompts else 0
+    plan = CollectPlan(step=0, purpose="train", extra_prompts=extra, **shared)
+    return SyncCollector(RolloutScheduler(driver, player, **options), source, plan)
 
 
 class SyncCollector(Collector):
-    """Generates the groups of a step while training waits."""
+    """Generates the groups of a step while training waits; `plan` is that of every step but for its number."""
 
-    def __init__(
-        self,
-        config: RLConfig,
-        driver: EngineDriver,
-        player: EpisodePlayer,
-        source: TrainingSource,
-        *,
-        keep: FilterFn,
-        on_drop: OnDrop,
-    ) -> None:
-        self._config = config
+    def __init__(self, scheduler: RolloutScheduler, source: TrainingSource, plan: CollectPlan) -> None:
+        self._scheduler = scheduler
         self._source = source
-        self._scheduler = RolloutScheduler(driver, player, seed=config.seed, keep=keep, on_drop=on_drop)
+        self._plan = plan
 
     def collect(self, step: int) -> Collected:
-        config = self._config
-        plan = CollectPlan(
-            step=step,
-            purpose="train",
-            groups=config.groups_per_step,
-            group_size=config.group_size,
-            params=sampling_params(config.actor_infer.generating_args, config.response_length),
-            extra_prompts=config.max_additional_running_prompts if config.is_use_additional_prompts else 0,
-            max_prompts=config.task_budget,
-            min_survivors=config.min_survivors,
-            redundancy=config.redundancy,
-            max_open_groups=config.max_open_groups,
-        )
-        return self._scheduler.collect(self._source, plan)
+        return self._scheduler.collect(self._source, replace(self._plan, step=step))
 
     def state(self, folder: Path) -> dict[str, Any]:
         del folder
@@ -114,40 +103,11 @@ class SyncCollector(Collector):
 
 
 class AsyncCollector(Collector):
-    """Generates ahead of training, from the first `collect` on; see rollout/async_scheduler.py.
+    """Generates ahead of training, from the first `collect` on; see rollout/async_scheduler.py."""
 
-    Args:
-        config: the run's, with `async_generation_ratio` above 0.
-        driver: shared with validation.
-        total_steps: of the run.
-    """
-
-    def __init__(
-        self,
-        config: RLConfig,
-        driver: EngineDriver,
-        player: EpisodePlayer,
-        source: TrainingSource,
-        *,
-        total_steps: int,
-        keep: FilterFn,
-        on_drop: OnDrop,
-    ) -> None:
+    def __init__(self, scheduler: AsyncRolloutScheduler, source: TrainingSource) -> None:
+        self._scheduler = scheduler
         self._source = source
-        plan = AsyncPlan(
-            groups=config.groups_per_step,
-            group_size=config.group_size,
-            params=sampling_params(config.actor_infer.generating_args, config.response_length),
-            ratio=config.async_generation_ratio,
-            max_prompts=config.task_budget,
-            min_survivors=config.min_survivors,
-            redundancy=config.redundancy,
-            max_open_groups=config.max_open_groups,
-            last_step=total_steps,
-        )
-        self._scheduler = AsyncRolloutScheduler(
-            driver, player, source, plan, seed=config.seed, keep=keep, on_drop=on_drop
-        )
 
     def collect(self, step: int) -> Collected:
         return self._scheduler.collect(step)

@@ -14,18 +14,10 @@ _CHARACTERS = {
     **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
     **dict.fromkeys("\u00a0\u2007\u2009\u202f\u3000", " "),
     **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", ""),
-    **{"，": ",", "．": ".", "％": "%", "（": "(", "）": ")", "＋": "+", "＝": "=", "／": "/", "⁄": "/", "∕": "/"},
-    **{"×": r"\times ", "÷": "/", "·": r"\cdot ", "π": r"\pi ", "∞": r"\infty ", "≤": r"\leq ", "≥": r"\geq "},
-    **{
-        "≠": r"\neq ",
-        "±": r"\pm ",
-        "²": "^{2}",
-        "³": "^{3}",
-        "°": r"^\circ ",
-        "½": r"\frac{1}{2}",
-        "¼": r"\frac{1}{4}",
-    },
-    **{"¾": r"\frac{3}{4}", "∪": r"\cup ", "∈": r"\in ", "ℝ": r"\mathbb{R}"},
+    **dict(zip("，．％（）＋＝／⁄∕÷", ",.%()+=////", strict=True)),
+    **{"×": r"\times ", "·": r"\cdot ", "π": r"\pi ", "∞": r"\infty ", "≤": r"\leq ", "≥": r"\geq ", "≠": r"\neq "},
+    **{"±": r"\pm ", "∪": r"\cup ", "∈": r"\in ", "ℝ": r"\mathbb{R}"},
+    **{"²": "^{2}", "³": "^{3}", "°": r"^\circ ", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}"},
 }
 _TABLE = str.maketrans(_CHARACTERS)
 
@@ -42,38 +34,10 @@ _UNIT = re.compile(
     r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\?[$€£¥₹])?"
     r"(?:(?P<words>\s[A-Za-z][A-Za-z ./-]*)|\s*\\(?:text|mathrm|mbox)\s*\{[^{}\d]*\})?(?:\^\{?[23]\}?)?\.?\s*"
 )
-_SHORT_UNITS = frozenset(
-    [
-        "cm",
-        "mm",
-        "km",
-        "nm",
-        "in",
-        "ft",
-        "yd",
-        "mi",
-        "kg",
-        "mg",
-        "lb",
-        "oz",
-        "ml",
-        "dl",
-        "hr",
-        "hrs",
-        "min",
-        "sec",
-        "ms",
-        "am",
-        "pm",
-        "mph",
-        "kph",
-        "m",
-        "g",
-        "h",
-        "s",
-        "l",
-    ]
-)
+_SHORT_UNITS = frozenset([
+    "cm", "mm", "km", "nm", "in", "ft", "yd", "mi", "kg", "mg", "lb", "oz", "ml", "dl", "hr", "hrs", "min", "sec", "ms",
+    "am", "pm", "mph", "kph", "m", "g", "h", "s", "l",
+])  # fmt: skip
 _MATHS_WORDS = frozenset(
     ["pi", "phi", "sqrt", "sin", "cos", "tan", "cot", "csc", "log", "ln", "exp", "inf", "infinity", "mod", "and", "or"]
 )

@@ -23,9 +23,8 @@ from typing import Any
 
 from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.episode import EpisodePlayer
-from roll.rollout.groups import FilterFn, GroupFilter, GroupStarter, OpenGroup, ResumableTaskSource
+from roll.rollout.groups import FilterFn, GroupFilter, GroupStarter, OpenGroup, ResumableTaskSource, RolloutPlan
 from roll.rollout.scheduler import Collected
-from roll.strategies.base import SamplingParams
 from roll.types.episode import Group
 from roll.types.metrics import Metrics
 
@@ -33,27 +32,13 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AsyncPlan:
-    """What a run in asynchronous mode is asked for."""
+class AsyncPlan(RolloutPlan):
+    """What a run in asynchronous mode is asked for; `groups` is B."""
 
-    groups: int
-    """B, groups per training step."""
-    group_size: int
-    params: SamplingParams
     ratio: float
     """r > 0."""
-    max_prompts: int
-    """Budget: prompts that may be started between two batches before a step fails."""
-    min_survivors: int = 1
     last_step: int
     """No groups are started that no step would use."""
-    redundancy: int = 0
-    """Episodes per group beyond `group_size`; when `group_size` have ended well the rest is stopped."""
-    max_open_groups: int | None = None
-    """Groups in flight at once, if fewer than the bound allows. None: as many as that."""
-
-    def __post_init__(self) -> None:
-        assert self.max_open_groups is None or self.max_open_groups >= 1, "without open groups nothing is ever played"
 
     @property
     def bound(self) -> int:
@@ -129,16 +114,7 @@ class AsyncRolloutScheduler:
         self._on_drop = on_drop
         self._drops: list[tuple[Group, str]] = []
         self._keep = keep
-        self._starter = GroupStarter(
-            engines,
-            player,
-            seed=seed,
-            purpose=purpose,
-            group_size=plan.group_size,
-            redundancy=plan.redundancy,
-            params=plan.params,
-            completed=self._completed,
-        )
+        self._starter = GroupStarter(engines, player, plan, seed=seed, purpose=purpose, completed=self._completed)
         self._new_window()
         self._open: dict[int, OpenGroup] = {}
         self._open_versions: Counter[int] = Counter()
@@ -174,11 +150,11 @@ class AsyncRolloutScheduler:
             FilterBudgetExhausted: too many groups in a row were dropped.
             RolloutStalled: nothing moved within the time limit.
         """
-        return self._engines.run(self.collecting(step))
+        return self._engines.run(self._collect(step))
 
     def set_version(self, version: int) -> None:
         """Note that the engines sample with these weights from now on."""
-        self._engines.run(self.setting_version(version))
+        self._engines.run(self._set_version(version))
 
     def state(self) -> AsyncState:
         """Return what a checkpoint keeps; between two calls of `collect`."""
@@ -207,12 +183,11 @@ class AsyncRolloutScheduler:
 
     def stop(self) -> None:
         """Abort everything in flight; its tasks go back to the source."""
-        self._engines.run(self.stopping())
+        self._engines.run(self._stop())
 
     # --- on the event loop ----------------------------------------------------------------------------------------
 
-    async def collecting(self, step: int) -> Collected:
-        """Do what `collect` does, as a coroutine."""
+    async def _collect(self, step: int) -> Collected:
         assert step == self._version + 1, f"step {step} trains weights {step - 1}, the engines have {self._version}"
         self._begun = True
         self._wanted = self._plan.groups
@@ -226,14 +201,12 @@ class AsyncRolloutScheduler:
         self._wanted = 0
         return self._hand_over(chosen)
 
-    async def setting_version(self, version: int) -> None:
-        """Do what `set_version` does, as a coroutine."""
+    async def _set_version(self, version: int) -> None:
         self._version = version
         if self._begun:
             self._fill()
 
-    async def stopping(self) -> None:
-        """Do what `stop` does, as a coroutine."""
+    async def _stop(self) -> None:
         self._stopped = True  # aborted episodes end, but their groups aren't judged and nothing takes their place
         if self._open:
             await self._engines.abort({name for group in self._open.values() for name in group.names})

@@ -55,6 +55,28 @@ FilterFn = Callable[[Group], str | None]
 """None keeps a group; a text names the reason to drop it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutPlan:
+    """What every scheduler is asked for."""
+
+    groups: int
+    """Of a training step."""
+    group_size: int
+    params: SamplingParams
+    max_prompts: int
+    """Budget: prompts that may be started before a step fails; in asynchronous mode, between two batches."""
+    min_survivors: int = 1
+    """Groups with fewer trainable members are dropped. 0 keeps every group, and asks no filter."""
+    redundancy: int = 0
+    """Episodes per group beyond `group_size`; when `group_size` have ended well the rest is stopped."""
+    max_open_groups: int | None = None
+    """Groups played at once; the next starts when one is complete. None: as many as are needed."""
+
+    def __post_init__(self) -> None:
+        assert self.redundancy >= 0, f"redundancy {self.redundancy}"
+        assert self.max_open_groups is None or self.max_open_groups >= 1, "without open groups nothing is ever played"
+
+
 @dataclass(frozen=True, slots=True)
 class GroupOutcome:
     """What has come of an open group, at the moment of decision."""
@@ -121,7 +143,6 @@ class GroupStarter:
     """Starts all episodes of a task and says when its group is complete. Lives on the engines' event loop.
 
     Args:
-        redundancy: episodes that a group starts beyond `group_size`.
         completed: called once with every group that is complete.
     """
 
@@ -129,22 +150,17 @@ class GroupStarter:
         self,
         engines: EngineDriver,
         player: EpisodePlayer,
+        plan: RolloutPlan,
         *,
         seed: int,
         purpose: str,
-        group_size: int,
-        params: SamplingParams,
         completed: Callable[[OpenGroup], None],
-        redundancy: int = 0,
     ) -> None:
-        assert redundancy >= 0, f"redundancy {redundancy}"
         self._engines = engines
         self._player = player
+        self._plan = plan
         self._seed = seed
         self._purpose = purpose
-        self._group_size = group_size
-        self._redundancy = redundancy
-        self._params = params
         self._completed = completed
         self.round_number = 0
         """Of the engines' rounds, as far as whoever drives them counts them."""
@@ -157,13 +173,13 @@ class GroupStarter:
 
     def start(self, task: Task, *, position: int, step: int, version: int = 0) -> OpenGroup:
         """Start a group; `completed` is called with it when enough of its episodes have ended."""
+        size = self._plan.group_size
         keys = [
             EpisodeKey(seed=self._seed, purpose=self._purpose, step=step, position=position, member=member)
-            for member in range(self._group_size + self._redundancy)
+            for member in range(size + self._plan.redundancy)
         ]
-        group = OpenGroup(
-            position=position, task=task, size=self._group_size, names=[key.name(task) for key in keys], version=version
-        )
+        names = [key.name(task) for key in keys]
+        group = OpenGroup(position=position, task=task, size=size, names=names, version=version)
         for key in keys:
             self._start_episode(group, key)
         return group
@@ -175,7 +191,7 @@ class GroupStarter:
 
         async def play() -> None:
             try:
-                trajectory = await self._player.play(group.task, key, self._params)
+                trajectory = await self._player.play(group.task, key, self._plan.params)
                 if group.add(trajectory, self.round_number):
                     self._completed(group)
             except asyncio.CancelledError:

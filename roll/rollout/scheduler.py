@@ -23,34 +23,19 @@ from dataclasses import dataclass, field
 
 from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.episode import EpisodePlayer
-from roll.rollout.groups import FilterFn, GroupFilter, GroupStarter, OpenGroup, TaskSource
-from roll.strategies.base import SamplingParams
+from roll.rollout.groups import FilterFn, GroupFilter, GroupStarter, OpenGroup, RolloutPlan, TaskSource
 from roll.types.episode import Group
 from roll.types.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectPlan:
+class CollectPlan(RolloutPlan):
     """What one call of `collect` is asked for."""
 
     step: int
     purpose: str
-    groups: int
-    group_size: int
-    params: SamplingParams
     extra_prompts: int = 0
     """Over-sampling: prompts in flight beyond those needed; when enough groups are complete the rest is aborted."""
-    max_prompts: int
-    """Budget: prompts that may be started before the step fails."""
-    min_survivors: int = 1
-    """Groups with fewer trainable members are dropped. 0 keeps every group, and asks no filter."""
-    redundancy: int = 0
-    """Episodes per group beyond `group_size`; when `group_size` have ended well the rest is stopped."""
-    max_open_groups: int | None = None
-    """Groups played at once; the next starts when one is complete. None: as many as are needed."""
-
-    def __post_init__(self) -> None:
-        assert self.max_open_groups is None or self.max_open_groups >= 1, "without open groups nothing is ever played"
 
 
 @dataclass
@@ -95,23 +80,13 @@ class RolloutScheduler:
             FilterBudgetExhausted: `plan.max_prompts` were started and too few groups were kept.
             RolloutStalled: an environment or reward gave no sign within the time limit.
         """
-        return self._engines.run(self.collecting(source, plan))
-
-    async def collecting(self, source: TaskSource, plan: CollectPlan) -> Collected:
-        """Do what `collect` does, as a coroutine on the engines' loop."""
         group_filter = GroupFilter(min_survivors=plan.min_survivors, keep=self._keep, on_drop=self._on_drop)
         collection = _Collection(self._engines, source, plan, group_filter)
+        completed = collection.completed.append
         starter = GroupStarter(
-            self._engines,
-            self._player,
-            seed=self._seed,
-            purpose=plan.purpose,
-            group_size=plan.group_size,
-            redundancy=plan.redundancy,
-            params=plan.params,
-            completed=collection.completed.append,
+            self._engines, self._player, plan, seed=self._seed, purpose=plan.purpose, completed=completed
         )
-        return await collection.run(starter)
+        return self._engines.run(collection.run(starter))
 
 
 class _Collection:

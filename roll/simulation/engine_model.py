@@ -93,22 +93,11 @@ class EngineUse:
 
     def add(self, other: EngineUse) -> None:
         """Add another engine's sums, and keep the larger of what is `most`."""
-        self.busy_request_seconds += other.busy_request_seconds
-        self.tokens += other.tokens
-        self.thrown_away += other.thrown_away
-        self.prefill_tokens += other.prefill_tokens
-        self.cached_tokens += other.cached_tokens
-        self.most_running = max(self.most_running, other.most_running)
-        self.most_submitted = max(self.most_submitted, other.most_submitted)
+        for name, value in vars(other).items():
+            mine = getattr(self, name)
+            setattr(self, name, max(mine, value) if name.startswith("most_") else mine + value)
 
     def since(self, earlier: EngineUse) -> EngineUse:
         """Return what came after an `earlier` look; `most` are over the whole time."""
-        return EngineUse(
-            busy_request_seconds=self.busy_request_seconds - earlier.busy_request_seconds,
-            tokens=self.tokens - earlier.tokens,
-            thrown_away=self.thrown_away - earlier.thrown_away,
-            prefill_tokens=self.prefill_tokens - earlier.prefill_tokens,
-            cached_tokens=self.cached_tokens - earlier.cached_tokens,
-            most_running=self.most_running,
-            most_submitted=self.most_submitted,
-        )
+        before = {name: 0 if name.startswith("most_") else value for name, value in vars(earlier).items()}
+        return EngineUse(**{name: value - before[name] for name, value in vars(self).items()})

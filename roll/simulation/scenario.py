@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from roll.rollout.async_scheduler import AsyncPlan, AsyncRolloutScheduler
 from roll.rollout.continuous_driver import ContinuousDriver
@@ -170,72 +171,47 @@ class Simulation:
 
     def run(self) -> Outcome:
         """Play all steps."""
+        scenario, outcome = self.scenario, self.outcome
         try:
-            if self.scenario.async_ratio:
-                self._run_ahead()
+            ahead = self._ahead() if scenario.async_ratio else None
+            scheduler = RolloutScheduler(self.engines, self.player, **self._options)
+            for step in range(1, scenario.steps + 1):
+                collected = scheduler.collect(outcome.tasks, self._plan(step)) if ahead is None else ahead.collect(step)
+                self._count(step, collected)
+                self.engines.run(asyncio.sleep(scenario.train_seconds))
+                self.engines.run(self.ranks.update_weights(step, scenario.sync_seconds))
+                if ahead is not None:
+                    ahead.set_version(step)
+                self._end_of_step()
+            if ahead is None:
+                outcome.wasted_tokens = outcome.use.tokens + outcome.use.thrown_away - outcome.trained_tokens
             else:
-                self.engines.run(self._in_turns())
+                outcome.wasted_tokens += outcome.use.thrown_away
+                outcome.left_over = len(ahead.state().ready)
+                ahead.stop()
         finally:
             self.engines.close()
             self.loop.close()
-        return self.outcome
-
-    async def _in_turns(self) -> None:
-        scheduler = RolloutScheduler(
-            self.engines, self.player, seed=self.scenario.seed, keep=self._keep, on_drop=self._drop
-        )
-        for step in range(1, self.scenario.steps + 1):
-            await self._train(step, await scheduler.collecting(self.outcome.tasks, self._plan(step)))
-            await self.ranks.update_weights(step, self.scenario.sync_seconds)
-            self._end_of_step()
-        use = self.outcome.use
-        self.outcome.wasted_tokens = use.tokens + use.thrown_away - self.outcome.trained_tokens
-
-    def _run_ahead(self) -> None:
-        plan = AsyncPlan(
-            groups=self.scenario.groups,
-            group_size=self.scenario.group_size,
-            params=self._params,
-            ratio=self.scenario.async_ratio,
-            max_prompts=10**9,
-            # Engines stay as busy as in the middle of a long run until the last step that is measured.
-            last_step=self.scenario.steps + math.ceil(self.scenario.async_ratio) + 1,
-        )
-        ahead = AsyncRolloutScheduler(
-            self.engines,
-            self.player,
-            self.outcome.tasks,
-            plan,
-            seed=self.scenario.seed,
-            keep=self._keep,
-            on_drop=self._drop,
-        )
-        self.engines.run(self._at_once(ahead))
-        self.outcome.wasted_tokens += self.outcome.use.thrown_away
-        self.outcome.left_over = len(ahead.state().ready)
-        ahead.stop()
-
-    async def _at_once(self, ahead: AsyncRolloutScheduler) -> None:
-        for step in range(1, self.scenario.steps + 1):
-            await self._train(step, await ahead.collecting(step))
-            await self.ranks.update_weights(step, self.scenario.sync_seconds)
-            await ahead.setting_version(step)
-            self._end_of_step()
+        return outcome
 
     @property
-    def _params(self) -> SamplingParams:
-        return SamplingParams(max_new_tokens=self.scenario.max_new_tokens)
+    def _options(self) -> dict[str, Any]:
+        return {"seed": self.scenario.seed, "keep": self._keep, "on_drop": self._drop}
+
+    @property
+    def _shared(self) -> dict[str, Any]:
+        scenario = self.scenario
+        params = SamplingParams(max_new_tokens=scenario.max_new_tokens)
+        return {"groups": scenario.groups, "group_size": scenario.group_size, "params": params, "max_prompts": 10**9}
+
+    def _ahead(self) -> AsyncRolloutScheduler:
+        ratio = self.scenario.async_ratio
+        # Engines stay as busy as in the middle of a long run until the last step that is measured.
+        plan = AsyncPlan(ratio=ratio, last_step=self.scenario.steps + math.ceil(ratio) + 1, **self._shared)
+        return AsyncRolloutScheduler(self.engines, self.player, self.outcome.tasks, plan, **self._options)
 
     def _plan(self, step: int) -> CollectPlan:
-        return CollectPlan(
-            step=step,
-            purpose="train",
-            groups=self.scenario.groups,
-            group_size=self.scenario.group_size,
-            params=self._params,
-            extra_prompts=self.scenario.extra_prompts,
-            max_prompts=10**9,
-        )
+        return CollectPlan(step=step, purpose="train", extra_prompts=self.scenario.extra_prompts, **self._shared)
 
     def _keep(self, group: Group) -> str | None:
         share = self.scenario.filtered_share
@@ -250,7 +226,7 @@ class Simulation:
     def _waste(self, trajectories: Iterable[Trajectory]) -> None:
         self.outcome.wasted_tokens += sum(trajectory.num_response_tokens for trajectory in trajectories)
 
-    async def _train(self, step: int, collected: Collected) -> None:
+    def _count(self, step: int, collected: Collected) -> None:
         outcome = self.outcome
         outcome.groups.append(collected.groups)
         for name, value in collected.metrics.result().items():
@@ -262,7 +238,6 @@ class Simulation:
                 for turn in trajectory.turns:
                     for version, tokens in _runs(turn.versions):
                         outcome.staleness[step - 1 - version] += tokens
-        await asyncio.sleep(self.scenario.train_seconds)
 
     def _end_of_step(self) -> None:
         outcome = self.outcome
