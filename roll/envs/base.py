@@ -64,10 +64,8 @@ class StepResult:
 class Env(ABC):
     """One environment instance; plays one episode at a time."""
 
-    instructions: str = ""
-    """What the policy is told about the game before it begins."""
-    actions: tuple[str, ...] = ()
-    """The actions there are. Empty: any text is one."""
+    instructions: str = ""  # What the policy is told about the game before it begins
+    actions: tuple[str, ...] = ()  # The actions there are. Empty: any text is one.
 
     @abstractmethod
     def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:

@@ -20,11 +20,9 @@ class Score:
 
     agent: str
     episodes: int
-    unplayed: int = 0
-    """Episodes for which there is no solution; they count as no success."""
+    unplayed: int = 0  # Episodes for which there is no solution; they count as no success
     successes: int
-    mean_return: float
-    """Of the episodes played."""
+    mean_return: float  # Of the episodes played
     mean_steps: float
     seconds_per_step: float
 

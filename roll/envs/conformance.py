@@ -39,12 +39,10 @@ _ADDRESS = re.compile(r"0x[0-9a-f]{8,}")
 class Finding:
     """What one check found."""
 
-    level: Level
-    """`error`: training on it would go wrong. `warning`: it probably isn't meant. `ok`: nothing was found."""
+    level: Level  # `error`: training on it would go wrong. `warning`: it probably isn't meant. `ok`: nothing was found.
     check: str
     message: str = ""
-    where: str = ""
-    """`file:line in function` of the environment's code, where that is known."""
+    where: str = ""  # `file:line in function` of the environment's code, where that is known
 
 
 class _Hung(RuntimeError):
@@ -67,7 +65,6 @@ def check_env(
 
     Args:
         make: makes an instance; if it can be pickled, episodes are compared with those of a second process.
-        seeds: episodes to play.
         max_steps: random actions per seed.
         timeout_s: seconds that one check may take (in the main thread).
     """

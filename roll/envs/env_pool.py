@@ -28,8 +28,7 @@ from roll.processes.worker_process import Call, Ended, WorkerProcess
 
 logger = logging.getLogger(__name__)
 
-_REBUILDS = 3
-"""Times that an episode is rebuilt after ends that were no episode's doing."""
+_REBUILDS = 3  # Times that an episode is rebuilt after ends that were no episode's doing
 _MAX_NAMES_SHOWN = 5
 
 COUNTERS = ("episodes", "steps", "restarts", "timeouts", "replayed", "recycled")
@@ -55,8 +54,7 @@ class PendingCall:
 
     future: asyncio.Future[Packed]
     loop: asyncio.AbstractEventLoop
-    response: str | None
-    """None: it waits for the reset."""
+    response: str | None  # None: it waits for the reset
 
 
 @dataclass(slots=True, eq=False)
@@ -69,8 +67,7 @@ class PooledEpisode:
     options: bytes
     instance: int = -1
     responses: list[str] = field(default_factory=list)
-    last: Packed | None = None
-    """What the last answered call gave. None: the reset hasn't been answered."""
+    last: Packed | None = None  # What the last answered call gave. None: the reset hasn't been answered.
     pending: PendingCall | None = None
     process: EnvProcess | None = None
     replaying: bool = False
@@ -114,7 +111,6 @@ class EnvPool(ProcessPool[PooledEpisode]):
         """Start the processes without waiting for them (see `wait_ready`).
 
         Args:
-            specs: environments by tag.
             num_processes: how many calls run at once.
             timeout_s: seconds of one `reset` or `step`; beyond, the process is killed.
             start_timeout_s: seconds a process may take to import the environments.
@@ -151,8 +147,6 @@ class EnvPool(ProcessPool[PooledEpisode]):
 
         Args:
             episode: a name of the caller's, that no open episode has.
-            tag: which environment.
-            seed: what is played; see `Env.reset`.
             options: further arguments of `Env.reset`, which can be pickled.
         """
         if tag not in self._specs:
@@ -182,8 +176,7 @@ class EnvPool(ProcessPool[PooledEpisode]):
 
     async def close(self, episode: str) -> None:
         """End an episode; a call of it that is under way fails. The environment is closed as soon as its process comes
-        to it, which isn't waited for. Harmless when it isn't open.
-        """
+        to it, which isn't waited for. Harmless when it isn't open."""
         opened = self._episodes.pop(episode, None)
         if opened is not None and not self.ended_because:
             self.post(lambda: self._drop(opened))
@@ -250,8 +243,7 @@ class EnvPool(ProcessPool[PooledEpisode]):
 
     def _closed(self, process: EnvProcess, resident_mb: float, error: str) -> None:
         """Recycle the process if it has become too large. Its other episodes are played to their end: they may be
-        waiting for each other.
-        """
+        waiting for each other."""
         if error:
             logger.warning("closing an environment failed: %s", error)
         process.resident_mb = resident_mb

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 
 from roll.utils.seeding import stable_hash
 
-ACTIONS = ("Left", "Down", "Right", "Up")
-"""Each one's neighbours in this circle are the directions one may slip to."""
-OFFSETS = ((0, -1), (1, 0), (0, 1), (-1, 0))
-"""Rows and columns that an action moves by."""
+ACTIONS = ("Left", "Down", "Right", "Up")  # Each one's neighbours in this circle are the directions one may slip to
+OFFSETS = ((0, -1), (1, 0), (0, 1), (-1, 0))  # Rows and columns that an action moves by
 _ATTEMPTS = 100
 
 

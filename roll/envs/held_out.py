@@ -33,7 +33,6 @@ def room_of_part(part: Part, seed: int, make: Callable[[int], T], layout_of: Cal
 
     Args:
         part: `all` takes what the seed gives.
-        seed: of the episode.
         make: a room from a seed.
         layout_of: what of a room must not be known from training.
 

@@ -13,8 +13,7 @@ from roll.envs.base import Message, Observation, StepResult
 
 PackedObservation = tuple[tuple[tuple[str, str], ...], str]
 PackedStep = tuple[float, bool, bool, "PackedObservation | None", dict[str, float], dict[str, float]]
-Packed = tuple[Any, ...]
-"""One of the two above: what the last call of an episode gave."""
+Packed = tuple[Any, ...]  # One of the two above: what the last call of an episode gave
 
 
 def pack_observation(observation: Observation) -> PackedObservation:

@@ -21,12 +21,10 @@ class Board:
 
     height: int
     width: int
-    floor: int
-    """Cells that aren't walls."""
+    floor: int  # Cells that aren't walls
     targets: int
     boxes: int
-    player: int
-    """The cell, not a set."""
+    player: int  # The cell, not a set
 
     @property
     def stride(self) -> int:

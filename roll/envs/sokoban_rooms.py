@@ -36,8 +36,7 @@ class RoomSettings:
     height: int
     width: int
     num_boxes: int
-    min_solution: int = 1
-    """Moves of the shortest solution, at least."""
+    min_solution: int = 1  # Moves of the shortest solution, at least
     max_solution: int | None = None
 
 

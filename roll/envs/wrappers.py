@@ -19,8 +19,7 @@ import numpy as np
 from roll.envs.base import Env, InvalidAction, Message, Observation, ResetNeeded, StepResult
 from roll.utils.importing import FILE_MODULE
 
-_SHOWN = 60
-"""Characters of a wrong action that are repeated to the policy."""
+_SHOWN = 60  # Characters of a wrong action that are repeated to the policy
 SEARCHED = 20_000
 """Characters at the end of a response in which actions are looked for: some patterns take time with their square."""
 _PLAIN = re.compile(r"[^\\.^$*+?{}\[\]|()]+(?![*+?{])")
@@ -123,7 +122,22 @@ def _last_match(pattern: str, text: str) -> re.Match[str] | None:
     return None
 
 
-class ResponseActions(Env):
+class _Wrapper(Env):
+    """Shows what the wrapped environment shows."""
+
+    def __init__(self, env: Env) -> None:
+        self._env = env
+        self.instructions = env.instructions
+        self.actions = env.actions
+
+    def render(self) -> Any:
+        return self._env.render()
+
+    def close(self) -> None:
+        self._env.close()
+
+
+class ResponseActions(_Wrapper):
     """Does the actions that a response names.
 
     Several are done in turn until the episode ends; their rewards add up. Adds to `metrics`: `actions` (those done),
@@ -135,12 +149,10 @@ class ResponseActions(Env):
     """
 
     def __init__(self, env: Env, rules: ActionRules) -> None:
-        self._env = env
+        super().__init__(env)
         self._rules = rules
         self._names = _names(env.actions, rules.lookup)
         self._last: Observation | None = None
-        self.instructions = env.instructions
-        self.actions = env.actions
 
     def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:
         self._last = None
@@ -209,14 +221,8 @@ class ResponseActions(Env):
             metrics={**_summed(done), **{name: float(count) for name, count in counts.items()}},
         )
 
-    def render(self) -> Any:
-        return self._env.render()
 
-    def close(self) -> None:
-        self._env.close()
-
-
-class TimeLimit(Env):
+class TimeLimit(_Wrapper):
     """Cuts an episode off after `max_steps` responses. The only place that sets `truncated`.
 
     An episode that is cut off is no success, unless its environment says so.
@@ -225,11 +231,9 @@ class TimeLimit(Env):
     def __init__(self, env: Env, max_steps: int) -> None:
         if max_steps < 1:
             raise ValueError(f"max_steps: got {max_steps}, expected at least 1")
-        self._env = env
+        super().__init__(env)
         self._max_steps = max_steps
         self._left = 0
-        self.instructions = env.instructions
-        self.actions = env.actions
 
     def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:
         self._left = 0
@@ -246,12 +250,6 @@ class TimeLimit(Env):
         if self._left or result.terminated:
             return result
         return replace(result, truncated=True, observation=None, metrics={"success": 0.0, **result.metrics})
-
-    def render(self) -> Any:
-        return self._env.render()
-
-    def close(self) -> None:
-        self._env.close()
 
 
 def _summed(results: Sequence[StepResult]) -> dict[str, float]:

@@ -34,10 +34,6 @@ logger = logging.getLogger(__name__)
 class EnvWorkload(Workload):
     """Environments in processes of their own, met by the policy in a conversation. See the base class.
 
-    Args:
-        config: the run's.
-        tokenizer: of the policy.
-
     Raises:
         ValueError: an environment can't be found or made, or a template doesn't fit; before any process starts.
     """
@@ -64,8 +60,7 @@ class EnvWorkload(Workload):
         self._pools = self._start_pools()
         self._counted: dict[str, int] = {}
         self._idle: set[str] = set()
-        self._unsteady: set[str] = set()
-        """Tags that were warned of, here and above."""
+        self._unsteady: set[str] = set()  # Tags that were warned of, here and above
         self._renderer = None
         if config.render_save_dir is not None:
             self._renderer = Renderer(Path(config.render_save_dir), self._specs["val"], config.env_workers.timeout_s)

@@ -21,19 +21,13 @@ class Rollouts:
     is trajectory i.
     """
 
-    batch: TokenBatch
-    """Rows in the order of the trajectories, each of which is a unit."""
+    batch: TokenBatch  # Rows in the order of the trajectories, each of which is a unit
     trajectories: tuple[Trajectory, ...]
-    tasks: tuple[Task, ...]
-    """The task of each trajectory."""
-    group_index: Tensor
-    """int64 [R]"""
-    row_trajectory: Tensor
-    """int64 [B], the trajectory of each row."""
-    row_turns: tuple[range, ...]
-    """[B], the row's turns, by their positions in its trajectory."""
-    shaped_rewards: Tensor | None = None
-    """float32 [R], after shaping, normalisation and clipping; None before credit."""
+    tasks: tuple[Task, ...]  # The task of each trajectory
+    group_index: Tensor  # int64 [R]
+    row_trajectory: Tensor  # int64 [B], the trajectory of each row
+    row_turns: tuple[range, ...]  # [B], the row's turns, by their positions in its trajectory
+    shaped_rewards: Tensor | None = None  # float32 [R], after shaping, normalisation and clipping; None before credit
 
     @property
     def rewards(self) -> Tensor:

@@ -15,10 +15,8 @@ from roll.rollout.lockstep_driver import LockstepDriver
 from roll.strategies.base import SamplingParams
 from roll.workers.infer import ClusterEngines, InferWorker, engine_died, uses_lockstep_driver
 
-_DECODE_STEPS = 16
-"""What one poll of a lockstep engine may do."""
-_POLL_SECONDS = 1.0
-"""How long one poll of another engine waits if nothing finishes."""
+_DECODE_STEPS = 16  # What one poll of a lockstep engine may do
+_POLL_SECONDS = 1.0  # How long one poll of another engine waits if nothing finishes
 
 
 def make_engine_driver(config: RLConfig, cluster: Cluster, resend: Callable[[int], None]) -> EngineDriver:

@@ -25,8 +25,7 @@ from roll.pipelines.rollout_metrics import episode_counts
 from roll.pipelines.validation import episode_success, successes
 from roll.types.episode import Group, Task, Trajectory
 
-_NOTE = 400
-"""Characters of a note below the table; `scores.json` has all."""
+_NOTE = 400  # Characters of a note below the table; `scores.json` has all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,9 +132,7 @@ def write_eval_files(
     """Write `scores.json` and `episodes.jsonl`; files are there whole or as they were before.
 
     Args:
-        folder: gets both.
         groups: validation groups, failed episodes included.
-        tokenizer: for texts.
         about: what was played by what, for the head of the table.
     """
     results = results_by_tag(groups)

@@ -27,8 +27,7 @@ from roll.types.ragged import pad_flat
 class OldLogprobs:
     """Where the log-probs that the loss takes its ratio to come from, and why."""
 
-    source: str
-    """`update`: the update's own forward pass; `sampler`: the engine's; `forward`: a pass of their own."""
+    source: str  # `update`: the update's own forward pass; `sampler`: the engine's; `forward`: a pass of their own
     reason: str
 
 
@@ -69,7 +68,6 @@ def staleness_of(batch: TokenBatch, step: int, ratio: float) -> Tensor:
     """Return each token's age in weight updates when this step trains it, int64 [N]; 0 on prompt tokens.
 
     Args:
-        batch: rows with `versions`.
         step: the training step, from 1; it trains weights of version step - 1.
         ratio: `async_generation_ratio`; no token may be older than ceil(ratio).
 

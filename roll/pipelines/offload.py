@@ -24,8 +24,7 @@ logger = logging.getLogger(__name__)
 
 ENGINE = "actor_infer"
 TRAINER = "actor_train"
-_ALWAYS_LOADED = frozenset({"reward_model"})
-"""Roles that work while responses are generated; they are never offloaded."""
+_ALWAYS_LOADED = frozenset({"reward_model"})  # Roles that work while responses are generated; they are never offloaded
 
 
 class DeviceOffloader:

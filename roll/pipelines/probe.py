@@ -19,8 +19,7 @@ from roll.utils.seeding import stable_hash
 from roll.workers.infer import InferWorker
 from roll.workers.train import ForwardWorker
 
-TOLERANCES = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 5e-2}
-"""Nats per token, by the coarsest dtype of trainer and engine."""
+TOLERANCES = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 5e-2}  # Nats per token, by the coarsest dtype of trainer and engine
 _TEXT = "The first letters of the alphabet are a, b, c,"
 _PROMPT_TOKENS = 8
 _NEW_TOKENS = 4

@@ -23,8 +23,6 @@ def load_domains(
     """Return all tasks of `data` by domain.
 
     Args:
-        config: the run's.
-        data: training or validation data.
         split: names the generated tasks; another split, other tasks.
         exclude: questions that generated tasks must not repeat, by tag.
     """

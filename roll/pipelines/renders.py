@@ -18,7 +18,6 @@ class Renderer:
 
     Args:
         folder: gets `step-<n>/<task>/` with `episode.png`, `first.png` and `episode.txt`.
-        specs: environments by tag.
         timeout_s: for a whole episode; one that takes longer has no picture.
     """
 
@@ -33,8 +32,6 @@ class Renderer:
         What can't be drawn is logged: a picture never ends a run.
 
         Args:
-            step: of the run.
-            groups: of validation.
             said: tokens of a response to a task, as the text that the environment got.
         """
         for group in groups:

@@ -42,9 +42,7 @@ class Report:
     """One per run.
 
     Args:
-        config: the run's.
         timers: the run's; a row takes what they measured since the last row.
-        tokenizer: for the texts of dumps and samples.
         resume_step: last step that is already on record; None for a new run.
     """
 

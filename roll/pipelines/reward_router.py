@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
 
 from roll.configs.schema.reward_config import REWARD_MODEL, RewardConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
@@ -14,8 +16,7 @@ from roll.rewards.base import Reward, RewardRequest, RewardResult, RewardSpec
 from roll.rewards.reward_pool import RewardPool
 from roll.workers.reward import PART, TRUNCATED_PART, RewardModelClient
 
-RULE_PART = "rule"
-"""A combined score's part: what the reward function gave, unweighted."""
+RULE_PART = "rule"  # A combined score's part: what the reward function gave, unweighted
 
 
 def reward_spec(config: RLVRConfig, domain: str) -> RewardSpec:
@@ -66,8 +67,6 @@ class RewardRouter:
     """The score of every domain: `submit` asks whom the configuration names.
 
     Args:
-        rewards: the configuration's domains.
-        processes: score what a function scores.
         model: scores what the reward model scores; None where no domain uses it.
     """
 
@@ -110,17 +109,10 @@ def combined(rule: RewardResult, model: RewardResult, reward: RewardConfig) -> R
 
     A failure of either is a failure of the score: half of a sum says nothing about the response.
     """
-    attempts, seconds = max(rule.attempts, model.attempts), max(rule.seconds, model.seconds)
+    both: dict[str, Any] = {"attempts": max(rule.attempts, model.attempts), "seconds": max(rule.seconds, model.seconds)}
     for who, result in (("reward function", rule), ("reward model", model)):
         if result.reward is None:
-            return RewardResult(
-                id=result.id,
-                status=result.status,
-                reward=None,
-                error=f"{who}: {result.error}",
-                attempts=attempts,
-                seconds=seconds,
-            )
+            return replace(result, error=f"{who}: {result.error}", **both)
     assert rule.reward is not None
     assert model.reward is not None
     assert reward.rule_weight is not None
@@ -128,7 +120,7 @@ def combined(rule: RewardResult, model: RewardResult, reward: RewardConfig) -> R
     taken = sorted({RULE_PART, PART, TRUNCATED_PART} & rule.reward.parts.keys())
     if taken:
         error = f"the reward function has parts called {taken}, names that a combined score needs; rename them"
-        return RewardResult(id=rule.id, status="error", reward=None, error=error, attempts=attempts, seconds=seconds)
+        return RewardResult(id=rule.id, status="error", reward=None, error=error, **both)
     value = reward.rule_weight * rule.reward.value + reward.reward_model_weight * model.reward.value
     parts = {**rule.reward.parts, RULE_PART: rule.reward.value, **model.reward.parts}
-    return RewardResult(id=rule.id, status="ok", reward=Reward(value, parts), attempts=attempts, seconds=seconds)
+    return RewardResult(id=rule.id, status="ok", reward=Reward(value, parts), **both)

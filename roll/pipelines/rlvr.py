@@ -26,11 +26,7 @@ class PromptWorkload(Workload):
     """One prompt, one response, one reward; or what a domain's own rollout makes of it. See the base class.
 
     Args:
-        config: the run's.
-        tokenizer: of the policy.
         training: tasks and their prompts; None for a mere validation.
-        validation: held-out prompts.
-        rewards: who scores.
     """
 
     def __init__(

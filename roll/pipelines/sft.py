@@ -34,8 +34,7 @@ from roll.workers.train import TrainWorker, resolved_model_args
 
 logger = logging.getLogger(__name__)
 
-_FORWARD_PASSES = 16
-"""Forward passes of one call in validation: its rows and their outputs lie in memory at once."""
+_FORWARD_PASSES = 16  # Forward passes of one call in validation: its rows and their outputs lie in memory at once
 
 
 @dataclass(frozen=True)

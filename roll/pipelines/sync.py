@@ -40,8 +40,7 @@ from roll.workers.train import TrainWorker
 
 logger = logging.getLogger(__name__)
 
-_ABORT_GRACE_S = 30.0
-"""Seconds that the other end of a failed transfer has to give up as well."""
+_ABORT_GRACE_S = 30.0  # Seconds that the other end of a failed transfer has to give up as well
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,7 @@ class _Last:
 
     version: int
     summary: TransferSummary
-    kept: list[Handle]
-    """Handles to this version; empty where the trainer is asked again."""
+    kept: list[Handle]  # Handles to this version; empty where the trainer is asked again
 
 
 class WeightSync:
@@ -77,11 +75,9 @@ class WeightSync:
         self._group = 0
         self._template: Route | None = None
         self._rendezvous: RendezvousStore | None = None
-        self._last: dict[WeightPart, _Last] = {}
-        """Together what the engines have, in the order of loading."""
+        self._last: dict[WeightPart, _Last] = {}  # Together what the engines have, in the order of loading
         self._lock = threading.Lock()
-        self.metrics: dict[str, float] = {}
-        """Of the last sync."""
+        self.metrics: dict[str, float] = {}  # Of the last sync
 
     def __call__(self, version: int) -> None:
         """Bring all engines to the trainer's weights under this version.
@@ -275,7 +271,6 @@ def choose_transport(wanted: str, homes: Sequence[Ping], *, keeps: bool, fits: b
     """Return the way for weights from the first of `homes`, the trainer's rank 0, to the others.
 
     Args:
-        wanted: the key's value.
         homes: where the workers are.
         keeps: every version has to be kept, which the object store does by itself.
         fits: two buckets fit into the shared memory of this machine.

@@ -32,14 +32,10 @@ class TrajectoryView:
     a trajectory's rows one after another in the order in which they were played.
     """
 
-    row_trajectory: Tensor
-    """int64 [B]"""
-    positions: Tensor
-    """int64 [K], where in a flat column the tokens of the view are, trajectory by trajectory."""
-    offsets: Tensor
-    """int64 [R + 1], into `positions`."""
-    row_offsets: Tensor
-    """int64 [B + 1], of the batch."""
+    row_trajectory: Tensor  # int64 [B]
+    positions: Tensor  # int64 [K], where in a flat column the tokens of the view are, trajectory by trajectory
+    offsets: Tensor  # int64 [R + 1], into `positions`
+    row_offsets: Tensor  # int64 [B + 1], of the batch
 
     @classmethod
     def of(cls, rollouts: Rollouts) -> TrajectoryView:
@@ -92,9 +88,7 @@ def turn_inputs(
     Rewards are float64, so that turns whose rewards-to-go agree on paper agree closely enough to have no spread.
 
     Args:
-        rollouts: R trajectories.
         action_mask: bool [R, T], of their view.
-        credit: discount, weights and method.
         factor: [R], multiplies the rewards of turns.
         extra: [R], what shaping added to the episode's reward; joins the last turn.
     """

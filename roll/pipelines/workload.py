@@ -39,10 +39,8 @@ class TrainingSource(ResumableTaskSource, Protocol):
 class Workload(ABC):
     """The tasks of a run, and who plays them."""
 
-    source: TrainingSource | None
-    """Training tasks; None where nothing is trained."""
-    validation_tasks: Sequence[Task] | None
-    """None without validation."""
+    source: TrainingSource | None  # Training tasks; None where nothing is trained
+    validation_tasks: Sequence[Task] | None  # None without validation
     validation_group_size: int
 
     @abstractmethod

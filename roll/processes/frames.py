@@ -31,9 +31,8 @@ class Frames:
         self._bytes = bytearray()
 
     def feed(self, piece: bytes) -> list[Any]:
-        """Return the messages that this piece completes; raise `UnpicklingError`, whatever is
-        wrong with them, unless they are plain values.
-        """
+        """Return the messages that this piece completes; raise `UnpicklingError`, whatever is wrong with them, unless
+        they are plain values."""
         self._bytes += piece
         messages: list[Any] = []
         at = 0

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_STARTS = 3
-"""Times that a process is started before what it was given fails."""
+_STARTS = 3  # Times that a process is started before what it was given fails
 
 
 class ProcessPool(ABC, Generic[T]):
@@ -52,7 +51,6 @@ class ProcessPool(ABC, Generic[T]):
         Args:
             name: `reward`, for messages.
             handler: `package.module:Class` of the `Handler` in each process.
-            setup: argument of that class.
             what: what a process loads, for messages.
             num_processes: how many calls run at once.
             timeout_s: seconds of one call; beyond, its process is killed with all it started.
@@ -64,14 +62,12 @@ class ProcessPool(ABC, Generic[T]):
         self.counters: Counter[str] = Counter()
         """`restarts` of processes that ended or were killed, `timeouts` of calls or starts, `recycled` processes."""
         self.loaded: list[Future[None]] = [Future() for _ in range(num_processes)]
-        self.ended_because = ""
-        """Why the pool takes no further requests."""
+        self.ended_because = ""  # Why the pool takes no further requests
         self._name, self._handler, self._what, self._setup = name, handler, what, pickle.dumps(setup)
         self._timeout_s, self._start_timeout_s, self._max_assigned = timeout_s, start_timeout_s, max_assigned
         self._period_s = min(0.25, timeout_s / 20, start_timeout_s / 20)
         self._queue: deque[T] = deque()
-        self._processes: list[WorkerProcess[T]] = []
-        """The one of each index that gets further items."""
+        self._processes: list[WorkerProcess[T]] = []  # The one of each index that gets further items
         self._alive: list[WorkerProcess[T]] = []
         self._retired: set[WorkerProcess[T]] = set()
         self._starts = [0] * num_processes

@@ -29,13 +29,10 @@ _READS_AT_END = 1000
 class Call:
     """One request, from when it is sent until it is answered."""
 
-    key: int
-    """Whose it is: a key of `WorkerProcess.assigned`."""
+    key: int  # Whose it is: a key of `WorkerProcess.assigned`
     arguments: tuple[Any, ...]
-    doing: str
-    """What it is, for error messages: `step 2`."""
-    when: str
-    """The same as a clause: `during step 2`."""
+    doing: str  # What it is, for error messages: `step 2`
+    when: str  # The same as a clause: `during step 2`
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +40,10 @@ class Ended:
     """How a process ended, or why it was killed."""
 
     status: Literal["died", "timeout"]
-    reason: str
-    """A clause for error messages."""
-    running: Call | None
-    """The call that was under way."""
+    reason: str  # A clause for error messages
+    running: Call | None  # The call that was under way
     was_ready: bool
-    load_error: bool
-    """It reported that it can't load what it needs: starting another is no use."""
+    load_error: bool  # It reported that it can't load what it needs: starting another is no use
 
 
 class Owner(Protocol, Generic[T]):
@@ -69,13 +63,10 @@ class WorkerProcess(Generic[T]):
     """A child that answers calls.
 
     Args:
-        owner: is told what happens.
         handler: `package.module:Class` of the child's `Handler`.
         setup: pickled argument of that class.
         what: what the child loads, for error messages: `the environments`.
-        index: its place in the pool.
         timeout_s: seconds of one call.
-        start_timeout_s: seconds until it has loaded.
     """
 
     def __init__(
@@ -90,8 +81,7 @@ class WorkerProcess(Generic[T]):
         start_timeout_s: float,
     ) -> None:
         """Start it; `owner.ready` follows. Calls may be sent at once: they wait in the pipe."""
-        self.assigned: dict[int, T] = {}
-        """What the pool has given it to do."""
+        self.assigned: dict[int, T] = {}  # What the pool has given it to do
         self.answers = 0
         self.index = index
         self.is_ready = False
@@ -149,8 +139,7 @@ class WorkerProcess(Generic[T]):
 
     def check(self) -> None:
         """Notice, from time to time, what no message tells: a call or a start that takes too long, or the end of a
-        process whose pipe a grandchild holds open.
-        """
+        process whose pipe a grandchild holds open."""
         if self.gone:
             return
         if self._child.has_ended():

@@ -1,5 +1,4 @@
 """Reward functions and the processes that run them. One file per reward; `roll/catalog/rewards.py` lists their names.
 
-Importing this package loads neither torch nor a verifier: each reward imports what it needs when it is
-called.
+Importing this package loads neither torch nor a verifier: each reward imports what it needs when it is called.
 """

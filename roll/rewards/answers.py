@@ -15,10 +15,8 @@ from roll.rewards.quantities import PLAIN_NUMBER, plain_characters, read_quantit
 
 ThinkMode = Literal["auto", "required", "ignore"]
 
-MAX_ANSWER_CHARS = 1000
-"""A longer answer is no answer."""
-_TAIL_CHARS = 4000
-"""How much of the end of a response is searched for an answer that isn't boxed."""
+MAX_ANSWER_CHARS = 1000  # A longer answer is no answer
+_TAIL_CHARS = 4000  # How much of the end of a response is searched for an answer that isn't boxed
 _BOXES = ("\\boxed", "\\fbox", "\\framebox")
 _CUE = re.compile(
     r"\banswer\b[^\S\n]*(?:\*\*|__)?[^\S\n]*(?:(?:is|are|equals)\b[^\S\n]*:?|[:=])[^\S\n]*", re.IGNORECASE
@@ -42,9 +40,8 @@ class Answer:
 def after_thinking(response: str, think: ThinkMode = "auto") -> str | None:
     """What follows the last `</think>`, or None when the thinking never ended.
 
-    `auto`: a response without either tag is all answer, one that opens `<think>` must close it. `required`:
-    there must be a `</think>` (for chat templates that open the thinking in the prompt). `ignore`: the tags
-    are plain text.
+    `auto`: a response without either tag is all answer, one that opens `<think>` must close it. `required`: there must
+    be a `</think>` (for chat templates that open the thinking in the prompt). `ignore`: the tags are plain text.
     """
     if think == "ignore":
         return response
@@ -57,8 +54,7 @@ def after_thinking(response: str, think: ThinkMode = "auto") -> str | None:
 
 def last_boxed(text: str) -> str | None:
     r"""Inside of the last `\boxed{...}`, braces balanced; "" when there is no box, None when the last one is
-    unfinished.
-    """
+    unfinished."""
     start, command = max((text.rfind(command), command) for command in _BOXES)
     if start < 0:
         return ""

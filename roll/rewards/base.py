@@ -25,8 +25,7 @@ class Reward:
     parts: Mapping[str, float] = field(default_factory=dict)
 
 
-RewardFn: TypeAlias = Callable[..., Reward | float]
-"""(response, task, **reward_kwargs) -> score."""
+RewardFn: TypeAlias = Callable[..., Reward | float]  # (response, task, **reward_kwargs) -> score
 
 ResultStatus = Literal["ok", "error", "timeout"]
 
@@ -63,11 +62,9 @@ class RewardResult:
     id: str
     status: ResultStatus
     reward: Reward | None
-    error: str = ""
-    """For people: the exception, or how the process ended; empty when `ok`."""
+    error: str = ""  # For people: the exception, or how the process ended; empty when `ok`
     attempts: int = 1
-    seconds: float = 0.0
-    """Wall time over all attempts."""
+    seconds: float = 0.0  # Wall time over all attempts
 
 
 class RewardLoadError(ValueError):

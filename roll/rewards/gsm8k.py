@@ -18,13 +18,11 @@ _TAIL_CHARS = 4000
 
 
 def gsm8k(response: str, task: Task, *, mode: Literal["strict", "flexible"] = "strict") -> Reward:
-    """1.0 when the number stated is the one of `task.payload["ground_truth"]` (`... #### 72`, `72` or 72),
-    else 0.0.
+    """1.0 when the number stated is the one of `task.payload["ground_truth"]` (`... #### 72`, `72` or 72), else 0.0.
 
-    `strict`: the number after the last `####`, alone on its line but for a unit. `flexible`: that, else the
-    last number of the response. Parts: `correct`, `answered` (a number was found), `format` (it followed
-    `####`). Raises `ValueError` for a ground truth that is not a number: scoring against it would train on
-    noise.
+    `strict`: the number after the last `####`, alone on its line but for a unit. `flexible`: that, else the last number
+    of the response. Parts: `correct`, `answered` (a number was found), `format` (it followed `####`). Raises
+    `ValueError` for a ground truth that is not a number: scoring against it would train on noise.
     """
     if mode not in ("strict", "flexible"):
         raise ValueError(f"gsm8k: mode must be strict or flexible, got {mode!r}")
@@ -38,9 +36,7 @@ def gsm8k(response: str, task: Task, *, mode: Literal["strict", "flexible"] = "s
 
 
 def marked_number(text: str) -> Fraction | None:
-    """The number after the last `####`; None when there is none, or when its line goes on as a
-    calculation.
-    """
+    """The number after the last `####`; None when there is none, or when its line goes on as a calculation."""
     _, mark, rest = text.rpartition("####")
     match = _MARKED.match(plain_characters(rest[:_TAIL_CHARS])) if mark else None
     if match is None or _OPERATOR.search(match["rest"].lstrip("*")):

@@ -1,8 +1,7 @@
 r"""`math_rule`: is the final answer mathematically equal to the ground truth?
 
-Numbers and words are compared here, exactly; everything else by math-verify (sympy). Its own timeouts use a
-signal that only works in a main thread, so they are off: the time limit is the reward pool's, which kills the
-process.
+Numbers and words are compared here, exactly; everything else by math-verify (sympy). Its own timeouts use a signal that
+only works in a main thread, so they are off: the time limit is the reward pool's, which kills the process.
 """
 
 from __future__ import annotations
@@ -34,13 +33,12 @@ _EXPLOSIVE = re.compile(
 def math_rule(
     response: str, task: Task, *, think: ThinkMode = "auto", require_boxed: bool = False, format_weight: float = 0.0
 ) -> Reward:
-    r"""1 for an answer equal to `task.payload["ground_truth"]`, else 0, plus `format_weight` for a `\boxed{}`
-    answer.
+    r"""1 for an answer equal to `task.payload["ground_truth"]`, else 0, plus `format_weight` for a `\boxed{}` answer.
 
-    Parts: `correct`; `answered`, 0 when the response states no answer that can be read; `format`, 1 for a
-    closed `\boxed{}` outside of the thinking. `think` is explained at `answers.after_thinking`; with
-    `require_boxed` an answer outside of a box is none. Raises `ValueError` when the ground truth is not an
-    answer: scoring against it would train on noise.
+    Parts: `correct`; `answered`, 0 when the response states no answer that can be read; `format`, 1 for a closed
+    `\boxed{}` outside of the thinking. `think` is explained at `answers.after_thinking`; with `require_boxed` an answer
+    outside of a box is none. Raises `ValueError` when the ground truth is not an answer: scoring against it would train
+    on noise.
     """
     if think not in ("auto", "required", "ignore"):
         raise ValueError(f"math_rule: think must be auto, required or ignore, got {think!r}")
@@ -78,9 +76,7 @@ def read_gold(truth: Any, task_id: str) -> str:
 
 
 def normalise(answer: str) -> str:
-    """The same answer without decoration: math delimiters, spacing commands, `dfrac`, a trailing full
-    stop.
-    """
+    """The same answer without decoration: math delimiters, spacing commands, `dfrac`, a trailing full stop."""
     text = re.sub(r"(?:\{,\}|,\s*\\[!,])\s*(?=\d{3})", ",", plain_characters(answer).strip())
     text = re.sub(r"(?<!\\)\\[,;:! ]|\\(?:q?quad|left|right|displaystyle)(?![A-Za-z])|~", " ", text)
     text = re.sub(r"\\[dt]frac(?![A-Za-z])", r"\\frac", text)
@@ -110,17 +106,13 @@ def _depth(text: str) -> int | None:
 
 
 def is_readable(answer: str) -> bool:
-    """False for what no parser should see: unbalanced, nested beyond reason, or a number too large to
-    evaluate.
-    """
+    """False for what no parser should see: unbalanced, nested beyond reason, or a number too large to evaluate."""
     depth = _depth(answer)
     return bool(answer) and depth is not None and depth <= _MAX_DEPTH and not _EXPLOSIVE.search(answer)
 
 
 def _words(text: str) -> str | None:
-    r"""`text` in lower case when it is an answer in words (`Yes`, `\text{no}`), not a product of variables
-    (`MN`).
-    """
+    r"""`text` in lower case when it is an answer in words (`Yes`, `\text{no}`), not a product of variables (`MN`)."""
     text = " ".join(_TEXT_COMMAND.sub(r" \1 ", text).split()).strip(" .()")
     if not _WORDS.fullmatch(text):
         return None

@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-MAX_DIGITS = 200
-"""Longer numbers are not read: nobody states one, and converting them takes quadratic time."""
+MAX_DIGITS = 200  # Longer numbers are not read: nobody states one, and converting them takes quadratic time
 
 _CHARACTERS = {
     **dict.fromkeys("−–—‒﹣－", "-"),
@@ -47,11 +46,9 @@ _MATHS_WORDS = frozenset(
 class Quantity:
     """A number as written."""
 
-    value: Fraction
-    """For `50%` this is 50."""
+    value: Fraction  # For `50%` this is 50
     percent: bool
-    decimal: bool
-    """Written with a decimal point, hence possibly rounded."""
+    decimal: bool  # Written with a decimal point, hence possibly rounded
 
 
 def plain_characters(text: str) -> str:
@@ -64,9 +61,7 @@ def _fraction(text: str) -> Fraction:
 
 
 def _is_unit(text: str) -> bool:
-    """`dollars`, `cm^2`, a degree sign, `\\text{...}`; but not `x`, `xy`, `pi`, `or 3`: those change the
-    value.
-    """
+    """`dollars`, `cm^2`, a degree sign, `\\text{...}`; but not `x`, `xy`, `pi`, `or 3`: those change the value."""
     match = _UNIT.fullmatch(text)
     if match is None:
         return False
@@ -76,9 +71,7 @@ def _is_unit(text: str) -> bool:
 
 
 def read_quantity(text: str) -> Quantity | None:
-    """The number that `text` is, unit ignored, or None when it is anything else (`5x`, `3+4`, `1,3`, `2 or
-    3`).
-    """
+    """The number that `text` is, unit ignored, or None when it is anything else (`5x`, `3+4`, `1,3`, `2 or 3`)."""
     text = text.strip()
     if not text or sum(map(str.isdigit, text)) > MAX_DIGITS or len(text) > 4 * MAX_DIGITS:
         return None

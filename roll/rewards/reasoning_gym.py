@@ -1,9 +1,8 @@
 """`reasoning_gym`: score a response with the verifier of the procedural dataset that its task came from.
 
-Two habits of those verifiers matter here. The shared default gives partial credit to any text that *contains*
-the right answer (`15` gets 0.5 for `5`), and many return a small reward, or 0, from a bare `except`. So full
-marks alone count unless partial credit is asked for, and a verifier that rejects its own gold answer is an
-error and not a 0.
+Two habits of those verifiers matter here. The shared default gives partial credit to any text that *contains* the right
+answer (`15` gets 0.5 for `5`), and many return a small reward, or 0, from a bare `except`. So full marks alone count
+unless partial credit is asked for, and a verifier that rejects its own gold answer is an error and not a 0.
 """
 
 from __future__ import annotations
@@ -34,13 +33,11 @@ class UnsafeVerifier(ValueError):
 def reasoning_gym(
     response: str, task: Task, *, extract: Extract = "first_line", partial_credit: bool = False
 ) -> Reward:
-    """1.0 for an answer that the dataset's verifier gives full marks, else 0.0 (its own score with
-    `partial_credit`).
+    """1.0 for an answer that the dataset's verifier gives full marks, else 0.0 (its own score with `partial_credit`).
 
-    `extract` says where the answer is: `first_line` (few-shot prompts: the first line that isn't blank),
-    `after_answer` (the line after the last "Answer:"), `tags` (inside of the last `<answer>...</answer>`),
-    `whole`.
-    Parts: `correct`, `answered`, `score` (what the verifier said).
+    `extract` says where the answer is: `first_line` (few-shot prompts: the first line that isn't blank), `after_answer`
+    (the line after the last "Answer:"), `tags` (inside of the last `<answer>...</answer>`), `whole`. Parts: `correct`,
+    `answered`, `score` (what the verifier said).
 
     Raises:
         UnsafeVerifier: the dataset's verifier executes the response.
@@ -110,9 +107,7 @@ def _score(scorer: Any, answer: str, entry: Mapping[str, Any], name: str) -> flo
 
 
 def _check_verifier(scorer: Any, entry: Mapping[str, Any], name: str, error: Exception | None) -> None:
-    """Raise unless the verifier gives its own gold answer full marks; without a gold answer, raise on any
-    `error`.
-    """
+    """Raise unless the verifier gives its own gold answer full marks; without a gold answer, raise on any `error`."""
     gold = entry["answer"]
     if gold is not None and scorer.score_answer(gold, entry) >= _FULL_MARKS:
         return

@@ -1,5 +1,4 @@
-"""Scoring responses in killable processes, so that a hanging or crashing reward function costs a status, not
-the run.
+"""Scoring responses in killable processes, so that a hanging or crashing reward function costs a status, not the run.
 
 A process scores one response at a time. No answer within the time limit: the process is killed with all it started, and
 the result is `timeout`. Death or an exception: tried again `retries` times, then `error`. Results come in the order of
@@ -39,8 +38,7 @@ class _Job:
 class RewardPool(ProcessPool[_Job]):
     """Persistent processes that score responses. Thread-safe; shut it down, or use it in a `with` block.
 
-    A timeout is not tried again: the call had its whole time, and hostile responses would cost it several
-    times.
+    A timeout is not tried again: the call had its whole time, and hostile responses would cost it several times.
     """
 
     def __init__(
@@ -56,7 +54,6 @@ class RewardPool(ProcessPool[_Job]):
         """Start the processes without waiting for them (see `wait_ready`).
 
         Args:
-            specs: reward function by domain.
             num_processes: how many responses are scored at once.
             timeout_s: wall time of one call.
             retries: further attempts after an exception or a death.
@@ -82,9 +79,7 @@ class RewardPool(ProcessPool[_Job]):
         self.start()
 
     def submit(self, request: RewardRequest) -> Future[RewardResult]:
-        """Queue one request. The future always gets a result, unless the functions can't be loaded or the
-        pool closes.
-        """
+        """Queue one request. The future always gets a result, unless the functions can't load or the pool closes."""
         if request.domain not in self._specs:
             raise ValueError(
                 f"no reward for domain {request.domain!r} (request {request.id!r}); known: {sorted(self._specs)}"

@@ -5,8 +5,8 @@ Tokens are carried, never re-made: a later turn adds only the tokens that the en
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from roll.envs.base import Message, Observation
 from roll.rollout.chat import ChatTemplate, PlainText, Rendering, check_template
@@ -18,18 +18,14 @@ class PromptTooLong(ValueError):
     """A first prompt exceeds the limit and the configuration says to leave such tasks out."""
 
 
-class FirstPrompt(Protocol):
-    """Renders the first prompt of a task; `data.PromptEncoder` does it for dataset rows."""
-
-    def __call__(self, task: Task, observation: Observation, /) -> tuple[int, ...]:
-        """Return token ids; raises `PromptTooLong`."""
+FirstPrompt = Callable[[Task, Observation], tuple[int, ...]]
+"""Renders the first prompt of a task; `data.PromptEncoder` does it for dataset rows. Raises `PromptTooLong`."""
 
 
 class Agent:
     """How the policy meets an environment.
 
     Args:
-        tokenizer: of the policy.
         first_prompt: renders the first observation; None: like any messages.
         chat: whether prompts use the tokenizer's chat template; replies then do too. None: if it has one.
         keep_stop_string: whether the action's text includes the stop string that ended it.

@@ -35,10 +35,8 @@ logger = logging.getLogger(__name__)
 class AsyncPlan(RolloutPlan):
     """What a run in asynchronous mode is asked for; `groups` is B."""
 
-    ratio: float
-    """r > 0."""
-    last_step: int
-    """No groups are started that no step would use."""
+    ratio: float  # r > 0
+    last_step: int  # No groups are started that no step would use
 
     @property
     def bound(self) -> int:
@@ -62,8 +60,7 @@ class ReadyGroup:
 
     position: int
     group: Group
-    version: int
-    """Of its oldest token."""
+    version: int  # Of its oldest token
 
 
 @dataclass
@@ -83,10 +80,6 @@ class AsyncRolloutScheduler:
     """See the module docstring. All but `collect`, `set_version` and `state` happens on the engines' event loop.
 
     Args:
-        engines: the inference engines.
-        player: plays one episode.
-        source: where tasks come from.
-        plan: what to keep in flight.
         version: of the weights that the engines sample with.
         keep: dynamic filter, asked for complete groups with enough survivors.
         on_drop: see `GroupFilter`; called from within `collect` or `stop`.
@@ -117,18 +110,14 @@ class AsyncRolloutScheduler:
         self._starter = GroupStarter(engines, player, plan, seed=seed, purpose=purpose, completed=self._completed)
         self._new_window()
         self._open: dict[int, OpenGroup] = {}
-        self._open_versions: Counter[int] = Counter()
-        """Groups in flight by the version under which they were started."""
+        self._open_versions: Counter[int] = Counter()  # Groups in flight by the version under which they were started
         self._ready: dict[int, dict[int, ReadyGroup]] = {}
         """Finished groups by the version of their oldest token, then by position."""
         self._started = 0
-        self._wanted = 0
-        """Groups that a waiting step may have on top of those ahead of it."""
-        self._left = (plan.last_step - version) * plan.groups
-        """Groups that the steps to come will use."""
+        self._wanted = 0  # Groups that a waiting step may have on top of those ahead of it
+        self._left = (plan.last_step - version) * plan.groups  # Groups that the steps to come will use
         self._exhausted = False
-        self._begun = False
-        """Whether a step has asked for groups; until then nothing is played."""
+        self._begun = False  # Whether a step has asked for groups; until then nothing is played
         self._stopped = False
 
     def _new_window(self) -> None:

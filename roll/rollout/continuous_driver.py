@@ -57,25 +57,15 @@ class _EngineState:
     restarts: int = 0
 
 
-@dataclass(slots=True)
-class Counts:
-    """What happened since the last look."""
-
-    restarts: int = 0
-    reissued: int = 0
-
-
 class ContinuousDriver(EngineDriver):
     """Runs in a thread of its own; see the module docstring.
 
     Args:
-        ranks: the engines.
         max_running_requests: requests per engine at once; the others wait here, in the order of the plan.
         poll_budget: what one `poll` is given: seconds, or decode steps of a lockstep engine.
         timeout: seconds without any progress before a waiting scheduler gets `RolloutStalled`.
         is_death: whether an error of `submit` or `poll` means that the engine is gone.
         restart: replaces a dead engine, ready to sample with the weights of its peers.
-        max_restarts: how often for one engine.
         take_counters: the engines' own counters since the last call.
         loop: run on this loop, in the caller's thread, instead of a thread of its own (simulations).
     """
@@ -106,7 +96,7 @@ class ContinuousDriver(EngineDriver):
         self._in_flight: dict[str, InFlightRequest] = {}
         self._waiting = WaitingRequests()
         self._error: BaseException | None = None
-        self._counts = Counts()
+        self._counts: Counter[str] = Counter()
         self._background: set[asyncio.Task[None]] = set()
         self._repairs: set[asyncio.Task[None]] = set()
         self._own_thread = loop is None
@@ -235,15 +225,10 @@ class ContinuousDriver(EngineDriver):
     async def mark_dead(self, rank: int, error: BaseException) -> None:
         self._failed(self._engines[rank], error)
 
-    def take_counts(self) -> Counts:
-        """Return how often engines were replaced and requests given out again since the last call."""
-        counts, self._counts = self._counts, Counts()
-        return counts
-
     def take_metrics(self) -> Metrics:
-        metrics, counts = Metrics(), self.take_counts()
-        metrics.add_sum("rollout/engine_restarts", counts.restarts)
-        metrics.add_sum("rollout/reissued_requests", counts.reissued)
+        metrics, counts, self._counts = Metrics(), self._counts, Counter()
+        metrics.add_sum("rollout/engine_restarts", counts["restarts"])
+        metrics.add_sum("rollout/reissued_requests", counts["reissued"])
         for counters in self._take_counters():
             metrics.add_sum("rollout/resumed_responses", counters.resumed)
             metrics.add_sum("rollout/restarted_responses", counters.restarted)
@@ -375,7 +360,7 @@ class ContinuousDriver(EngineDriver):
             self._fail_all(error)
             return
         engine.restarts += 1
-        self._counts.restarts += 1
+        self._counts["restarts"] += 1
         self._router.down(engine.rank)
         self._waiting.lose(engine.rank)
         logger.warning(
@@ -387,7 +372,7 @@ class ContinuousDriver(EngineDriver):
             self._router.release(engine.rank)
             entry = self._in_flight.get(request_id)
             if entry is not None:
-                self._counts.reissued += 1
+                self._counts["reissued"] += 1
                 self._enqueue(entry)
         engine.running = set()
         for task in (engine.submitting, engine.polling):

@@ -129,10 +129,6 @@ class _Exchange:
 class ConversationRollout:
     """Plays episodes as a `Conversation` says; implements `Rollout`.
 
-    Args:
-        agent: messages to tokens and back.
-        conversation: what the policy is shown.
-
     Raises:
         TemplateError: the chat template doesn't take a system message, or rewrites history and the sample unit carries
             tokens.

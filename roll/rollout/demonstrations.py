@@ -24,8 +24,6 @@ def demonstrations(config: AgenticConfig, episodes: int, *, response: str | None
     `max_steps` are left out, so there may be rows of fewer than `episodes`.
 
     Args:
-        config: says what is played and what the policy is shown.
-        episodes: how many are tried.
         response: text of a response, with {action}; several actions of one response stand as `action_separator` says.
             None: what each `action_pattern` looks for, e.g. `<answer>{action}</answer>`, and no more.
 

@@ -32,7 +32,6 @@ class EnvTasks:
         tags: names of the environments (`custom_envs`).
         partition: groups of each tag (`num_groups_partition`).
         env_types: by tag, the environment's id; becomes `Task.source`.
-        seed: of the run.
         split: `train` and `val` never share a seed.
         options: what every `reset` gets.
     """

@@ -36,8 +36,7 @@ class EpisodeError(RuntimeError):
 class EpisodeEnv(Protocol):
     """An environment as the player sees it: asynchronous, one instance per episode."""
 
-    waits_for: str
-    """What `step` waits for, in error messages: `reward`, `environment`."""
+    waits_for: str  # What `step` waits for, in error messages: `reward`, `environment`
 
     async def reset(self, task: Task) -> Observation:
         """Begin."""
@@ -54,11 +53,9 @@ class EpisodeKey:
     """Names an episode; with the turn it is the key of every random draw in it."""
 
     seed: int
-    purpose: str
-    """`train`, `val` or `greedy`: the same task sampled for another purpose draws other numbers."""
+    purpose: str  # `train`, `val` or `greedy`: the same task sampled for another purpose draws other numbers
     step: int
-    position: int
-    """Place of the task in the step's plan."""
+    position: int  # Place of the task in the step's plan
     member: int
 
     def name(self, task: Task) -> str:
@@ -220,12 +217,7 @@ def _state_of(observation: Observation) -> str:
 
 
 class AgentRollout:
-    """The usual rollout: the agent answers the environment turn by turn.
-
-    Args:
-        agent: text to tokens and back.
-        max_turns: responses per episode.
-    """
+    """The usual rollout: the agent answers the environment turn by turn."""
 
     def __init__(self, agent: Agent, max_turns: int = 1) -> None:
         self._agent = agent
@@ -246,11 +238,7 @@ class EpisodePlayer:
     """Plays episodes through the engines.
 
     Args:
-        engines: where tokens come from.
-        agent: text to tokens and back.
         make_env: a fresh environment for a task and an episode's name.
-        max_sequence_length: tokens of a whole trajectory.
-        max_turns: responses per episode.
         rollouts: by domain, what plays its episodes instead of the agent alone.
         max_episodes: that are played at once, others wait for their end; None: no limit.
     """

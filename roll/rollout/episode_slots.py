@@ -20,7 +20,6 @@ class EpisodeSlots:
 
     Args:
         engines: are told who waits.
-        count: episodes that may be under way at once.
     """
 
     def __init__(self, engines: EngineDriver, count: int) -> None:

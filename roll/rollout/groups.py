@@ -51,8 +51,7 @@ class ResumableTaskSource(TaskSource, Protocol):
 REPLACED = "failed, and redundant members took their place"
 """Not the reason to drop a group: of members that it is trained on without."""
 
-FilterFn = Callable[[Group], str | None]
-"""None keeps a group; a text names the reason to drop it."""
+FilterFn = Callable[[Group], str | None]  # None keeps a group; a text names the reason to drop it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +81,9 @@ class GroupOutcome:
     """What has come of an open group, at the moment of decision."""
 
     group: Group
-    replaced: tuple[Trajectory, ...] = ()
-    """Failed members that others took the place of."""
-    surplus: int = 0
-    """Episodes that the group didn't need."""
-    running: frozenset[str] = frozenset()
-    """Those of them that haven't ended, by name."""
+    replaced: tuple[Trajectory, ...] = ()  # Failed members that others took the place of
+    surplus: int = 0  # Episodes that the group didn't need
+    running: frozenset[str] = frozenset()  # Those of them that haven't ended, by name
 
 
 @dataclass(eq=False)
@@ -162,12 +158,9 @@ class GroupStarter:
         self._seed = seed
         self._purpose = purpose
         self._completed = completed
-        self.round_number = 0
-        """Of the engines' rounds, as far as whoever drives them counts them."""
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        """By name of the episode."""
-        self._stopped: set[str] = set()
-        """Episodes that were stopped and haven't ended."""
+        self.round_number = 0  # Of the engines' rounds, as far as whoever drives them counts them
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # By name of the episode
+        self._stopped: set[str] = set()  # Episodes that were stopped and haven't ended
         self._stops: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
 

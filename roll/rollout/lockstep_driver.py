@@ -22,7 +22,6 @@ class LockstepDriver(EngineDriver):
     """Lets engines compute round by round; see the module docstring.
 
     Args:
-        ranks: the engines.
         round_steps: decode steps per round. Fewer: aborts act sooner, more barriers.
         timeout: seconds an episode may take outside the engine (its environment, its reward) before the step fails.
     """

@@ -20,7 +20,6 @@ class Progress:
 
     Args:
         timeout: seconds without progress after which whoever waits gets an error.
-        stalled: makes that error.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, timeout: float, stalled: Callable[[], Exception]) -> None:

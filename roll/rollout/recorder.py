@@ -15,12 +15,9 @@ from roll.types.episode import Status, Task, Trajectory, Turn
 class Response:
     """A response, and what it is a response to."""
 
-    prompt: tuple[int, ...]
-    """Tokens added before it."""
-    resets_context: bool
-    """The tokens before the prompt were dropped."""
-    state: str
-    """Names what the policy was shown."""
+    prompt: tuple[int, ...]  # Tokens added before it
+    resets_context: bool  # The tokens before the prompt were dropped
+    state: str  # Names what the policy was shown
     completion: Completion
 
 

@@ -11,7 +11,6 @@ class Router:
     """Counts what runs where.
 
     Args:
-        engines: number of engines.
         capacity: requests that one engine works on at once.
     """
 

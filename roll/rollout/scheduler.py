@@ -44,16 +44,13 @@ class Collected:
 
     groups: list[Group] = field(default_factory=list)
     metrics: Metrics = field(default_factory=Metrics)
-    exhausted: bool = False
-    """The task source ended before enough groups were there."""
+    exhausted: bool = False  # The task source ended before enough groups were there
 
 
 class RolloutScheduler:
     """See the module docstring.
 
     Args:
-        engines: the inference engines.
-        player: plays one episode.
         keep: dynamic filter, asked for complete groups with enough survivors.
         on_drop: see `GroupFilter`.
     """
@@ -98,8 +95,7 @@ class _Collection:
         self._plan = plan
         self._group_filter = group_filter
         self._open: dict[int, OpenGroup] = {}
-        self.completed: list[OpenGroup] = []
-        """Open groups that are complete, not yet decided about."""
+        self.completed: list[OpenGroup] = []  # Open groups that are complete, not yet decided about
         self._started = 0
         self._result = Collected()
         self._accepted: list[tuple[int, Group]] = []

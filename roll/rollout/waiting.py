@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import heapq
 
-_Entry = tuple[tuple[int, ...], int, str]
-"""(plan position, arrival, request id)."""
+_Entry = tuple[tuple[int, ...], int, str]  # (plan position, arrival, request id)
 
 
 class WaitingRequests:
@@ -19,12 +18,10 @@ class WaitingRequests:
         self._affinities: dict[str, str] = {}
         """Of what waits, by request id. Heaps may hold more; entries that aren't here are skipped."""
         self._all: list[_Entry] = []
-        self._fresh: list[_Entry] = []
-        """Those whose prefix no engine has."""
+        self._fresh: list[_Entry] = []  # Those whose prefix no engine has
         self._siblings: dict[str, dict[str, _Entry]] = {}
         """The same by affinity and request id, until one of them is placed or none waits any more."""
-        self._at_home: dict[int, list[_Entry]] = {}
-        """Those whose prefix this engine has."""
+        self._at_home: dict[int, list[_Entry]] = {}  # Those whose prefix this engine has
         self._arrivals = 0
 
     def __len__(self) -> int:

@@ -14,12 +14,9 @@ from roll.strategies.base import Request
 class EngineModel:
     """How fast one engine is. The defaults resemble a 7B model on one current accelerator."""
 
-    max_running_requests: int = 128
-    """Requests in one decode step; the others wait."""
-    step_seconds: float = 0.012
-    """A decode step with hardly anything in it: reading the weights."""
-    step_seconds_per_request: float = 0.0001
-    """What each running request adds to a step."""
+    max_running_requests: int = 128  # Requests in one decode step; the others wait
+    step_seconds: float = 0.012  # A decode step with hardly anything in it: reading the weights
+    step_seconds_per_request: float = 0.0001  # What each running request adds to a step
     prefill_tokens_per_second: float = 20_000.0
 
     def __post_init__(self) -> None:
@@ -78,18 +75,13 @@ def _uniform(request: Request) -> float:
 class EngineUse:
     """What one engine did, or all together."""
 
-    busy_request_seconds: float = 0.0
-    """Running requests, summed over time."""
-    tokens: int = 0
-    """Given out in completions."""
-    thrown_away: int = 0
-    """Sampled, but lost: to a death, or to `partial_rollout: restart`."""
+    busy_request_seconds: float = 0.0  # Running requests, summed over time
+    tokens: int = 0  # Given out in completions
+    thrown_away: int = 0  # Sampled, but lost: to a death, or to `partial_rollout: restart`
     prefill_tokens: int = 0
-    cached_tokens: int = 0
-    """Prompt tokens that needn't be read."""
+    cached_tokens: int = 0  # Prompt tokens that needn't be read
     most_running: int = 0
-    most_submitted: int = 0
-    """Most requests at once that were running or waiting inside the engine."""
+    most_submitted: int = 0  # Most requests at once that were running or waiting inside the engine
 
     def add(self, other: EngineUse) -> None:
         """Add another engine's sums, and keep the larger of what is `most`."""

@@ -22,14 +22,11 @@ from typing import Any
 from roll.simulation.engine_model import EngineModel, EngineUse, Lengths
 from roll.strategies.base import Completion, EngineDied, Request
 
-TOKEN = 7
-"""Every simulated token."""
+TOKEN = 7  # Every simulated token
 
-_EPSILON = 1e-6
-"""Decode steps; hides rounding in the sum of many intervals."""
+_EPSILON = 1e-6  # Decode steps; hides rounding in the sum of many intervals
 
-_INSTANT = 1e-7
-"""Seconds; what ends within it ends now. More than the loop's clock can lose to rounding."""
+_INSTANT = 1e-7  # Seconds; what ends within it ends now. More than the loop's clock can lose to rounding.
 
 
 @dataclass(eq=False, slots=True)
@@ -217,12 +214,8 @@ class SimulatedRanks:
     """Engines for `ContinuousDriver` on a `VirtualClockLoop`.
 
     Args:
-        world_size: number of engines.
-        model: how fast each is.
-        lengths: of responses.
         resume: `partial_rollout: resume`, else `restart`: what an update does to running requests.
         deaths: simulated seconds at which an engine dies, by rank.
-        loop: whose time counts.
     """
 
     def __init__(
@@ -241,10 +234,8 @@ class SimulatedRanks:
         self._engines = [_SimulatedEngine(model, lengths, resume) for _ in range(world_size)]
         self._polls: dict[int, asyncio.Future[None]] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
-        self.version = 0
-        """Of the weights that a restarted engine gets."""
-        self.calls: list[Call] | None = None
-        """Set to a list to have every call noted."""
+        self.version = 0  # Of the weights that a restarted engine gets
+        self.calls: list[Call] | None = None  # Set to a list to have every call noted
         for rank, at in (deaths or {}).items():
             loop.call_at(at, self._die, rank)
 
@@ -349,8 +340,7 @@ class SimulatedRanks:
             timer.cancel()
 
 
-Call = tuple[float, str, int, object]
-"""(simulated seconds, method, rank, argument)."""
+Call = tuple[float, str, int, object]  # (simulated seconds, method, rank, argument)
 
 
 def _wake(future: asyncio.Future[None]) -> None:

@@ -22,14 +22,10 @@ class EpisodeModel:
     """What an episode is like, apart from its responses."""
 
     prompt_tokens: int = 512
-    turns: int = 1
-    """Responses per episode."""
-    reply_tokens: int = 128
-    """What the environment adds between two turns."""
-    env_seconds: float = 0.0
-    """What an environment's step, or a reward, takes."""
-    failure_share: float = 0.0
-    """Environment steps that fail."""
+    turns: int = 1  # Responses per episode
+    reply_tokens: int = 128  # What the environment adds between two turns
+    env_seconds: float = 0.0  # What an environment's step, or a reward, takes
+    failure_share: float = 0.0  # Environment steps that fail
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1 or self.turns < 1 or self.reply_tokens < 1:

@@ -131,10 +131,10 @@ def test_a_dead_engine_is_replaced_and_its_requests_are_given_out_again(make_dri
     assert len(collected.groups) == 6
     assert all(len(group.survivors) == 2 for group in collected.groups)
     assert restarted == [0]
-    counts = driver.take_counts()
-    assert counts.restarts == 1
-    assert counts.reissued > 0
-    assert driver.take_counts().restarts == 0
+    counts = driver.take_metrics().result()
+    assert counts["rollout/engine_restarts"] == 1
+    assert counts["rollout/reissued_requests"] > 0
+    assert driver.take_metrics().result()["rollout/engine_restarts"] == 0
     driver.run(driver.wait_all_up())
 
 
