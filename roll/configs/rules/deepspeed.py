@@ -131,8 +131,7 @@ def _division(path: str, options: DeepSpeedConfig) -> Iterator[Violation]:
         if not value or (value == 1.0 and value is not True):
             continue
         if options.stage == 3:
-            why = " with stage 3, which always divides before the sum"
-            yield no_effect(f"{path}.{name}", why, "remove it", value)
+            yield no_effect(f"{path}.{name}", " with stage 3, which always divides before the sum", "remove it", value)
         elif options.stage and options.zero_optimization.get("reduce_scatter", True):
             why = " with reduce_scatter, which divides before the sum"
             yield no_effect(f"{path}.{name}", why, f"{path}.zero_optimization.reduce_scatter=false", value)

@@ -63,8 +63,7 @@ def _megatron_sizes(path: str, ranks: int, options: MegatronConfig) -> Iterator[
             f"{ranks} rank(s)"
         )
         key = "expert_model_parallel_size" if ep > 1 else "expert_tensor_parallel_size"
-        fix = f"{path}.{key}=1, or another number of ranks"
-        yield Violation(f"{path}.{key}", expected, fix, ep if ep > 1 else etp)
+        yield Violation(f"{path}.{key}", expected, f"{path}.{key}=1, or another number of ranks", ep if ep > 1 else etp)
     if options.moe_shared_expert_overlap and options.moe_token_dispatcher_type != "alltoall":
         expected = "false with moe_token_dispatcher_type allgather: the overlap is with the all-to-all"
         fix = f"{path}.moe_token_dispatcher_type=alltoall"
@@ -80,8 +79,7 @@ def _overlap(path: str, options: MegatronConfig) -> Iterator[Violation]:
     }
     for key, value in needed.items():
         if not value:
-            expected = f"false, because {key} is off"
-            yield Violation(f"{path}.overlap_param_gather", expected, f"{path}.{key}=true", True)
+            yield Violation(f"{path}.overlap_param_gather", f"false, because {key} is off", f"{path}.{key}=true", True)
 
 
 def _recompute(role: str, worker: TrainConfig, options: MegatronConfig) -> Iterator[Violation]:
@@ -154,8 +152,7 @@ def _divides(key: str, size: int, counts: dict[str, int | None], model: str) -> 
     for what, count in counts.items():
         if count is not None and count % size:
             legal = ", ".join(str(d) for d in range(1, count + 1) if count % d == 0)
-            expected = f"a divisor of the {count} {what} of {model}"
-            yield Violation(key, expected, f"one of {legal}", size)
+            yield Violation(key, f"a divisor of the {count} {what} of {model}", f"one of {legal}", size)
             return
 
 
@@ -182,8 +179,7 @@ def _pipeline_parallel(path: str, model: str, options: MegatronConfig, shape: Mo
     if shape.layers % (pp * virtual_stages) == 0:
         chunk, each = options.recompute_num_layers or 1, shape.layers // (pp * virtual_stages)
         if options.recompute_method != "block":  # which takes what there is
-            where = f"{path}.recompute_num_layers"
-            yield from _divides(where, chunk, {"layers": each}, f"{model} in each stage")
+            yield from _divides(f"{path}.recompute_num_layers", chunk, {"layers": each}, f"{model} in each stage")
         return
     key = "pipeline_model_parallel_size" if shape.layers % pp else "virtual_pipeline_model_parallel_size"
     product = f"pp {pp} x {virtual_stages} virtual stages = {pp * virtual_stages}" if virtual_stages > 1 else f"pp {pp}"

@@ -91,8 +91,7 @@ def rollout_schedule_rules(config: RLConfig) -> Iterator[Violation]:
             section = config.validation_key
             yield Violation(key, f"false, because there is no {section}", f"add {section}", value)
     if config.is_use_additional_prompts and config.max_additional_running_prompts == 0:
-        expected = "more than 0, because is_use_additional_prompts is on"
-        yield Violation("max_additional_running_prompts", expected, "", 0)
+        yield Violation("max_additional_running_prompts", "more than 0, because is_use_additional_prompts is on", "", 0)
 
 
 def end_rules(config: RunConfig) -> Iterator[Violation]:
