@@ -58,22 +58,6 @@ class MultiTracker(Tracker):
             raise failure
 
 
-def check_trackers(names: Sequence[str], kwargs: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise `ValueError` for an unknown or repeated tracker, or options that a tracker doesn't have.
-
-    Args:
-        names: `track_with`.
-        kwargs: `tracker_kwargs`: options by tracker name.
-    """
-    for name in names:
-        if list(names).count(name) > 1:
-            raise ValueError(f"track_with: {name!r} is named twice in {list(names)}")
-        _tracker_class(name, kwargs.get(name, {}))
-    for name in kwargs:
-        if name not in names:
-            raise ValueError(f"tracker_kwargs.{name}: track_with is {list(names)}; add {name!r} or remove these")
-
-
 def _tracker_class(name: str, options: Mapping[str, Any]) -> Callable[..., Tracker]:
     """The class that a name of `track_with` stands for; it takes these options."""
     found: Callable[..., Tracker] = implementation(TRACKERS, name, key="track_with")
@@ -96,28 +80,30 @@ def _tracker_class(name: str, options: Mapping[str, Any]) -> Callable[..., Track
 def build_trackers(
     names: Sequence[str], kwargs: Mapping[str, Mapping[str, Any]], folder: Path, resume_step: int | None
 ) -> MultiTracker:
-    """Open the trackers of a run.
+    """Open the trackers of a run, which write to `folder` (made if absent).
 
     Args:
         names: `track_with`; empty for none.
         kwargs: `tracker_kwargs`: options by tracker name.
-        folder: Where trackers write; made if absent.
-        resume_step: Step of the checkpoint this run goes on from: records of later steps are discarded.
-        None for
-            a run that starts from nothing.
+        folder: Where trackers write.
+        resume_step: As in `Destination`: records of later steps are discarded.
 
     Raises:
-        ValueError: see `check_trackers`; nothing is opened then.
+        ValueError: an unknown or repeated tracker, or options that a tracker doesn't have; nothing is opened then.
         TrackingError: when a tracker can't be opened; names it.
     """
-    check_trackers(names, kwargs)
-    folder.mkdir(parents=True, exist_ok=True)
-    destination = Destination(folder, resume_step)
-    trackers: dict[str, Tracker] = {}
     for name in names:
+        if list(names).count(name) > 1:
+            raise ValueError(f"track_with: {name!r} is named twice in {list(names)}")
+    for name in kwargs:
+        if name not in names:
+            raise ValueError(f"tracker_kwargs.{name}: track_with is {list(names)}; add {name!r} or remove these")
+    classes = {name: _tracker_class(name, kwargs.get(name, {})) for name in names}
+    folder.mkdir(parents=True, exist_ok=True)
+    destination, trackers = Destination(folder, resume_step), {}
+    for name, tracker_class in classes.items():
         try:
-            options = kwargs.get(name, {})
-            trackers[name] = _tracker_class(name, options)(destination, **options)
+            trackers[name] = tracker_class(destination, **kwargs.get(name, {}))
         except (OSError, ImportError) as error:
             raise _failed(name, f"opening {folder}", error) from error
     return MultiTracker(trackers)

@@ -366,3 +366,11 @@ def test_the_command_ends_with_code_2_and_no_traceback(job, overrides, fragment)
     assert fragment in said
     assert "Traceback" not in said
     assert not {"torch", "ray", "transformers", "datasets", "vllm"} & imported
+
+
+def test_a_data_file_that_the_run_itself_makes_need_not_be_there(job):
+    (job / "make.py").write_text("def make(config): ...\n")
+    missing = "actor_train.data_args.file_name=made.jsonl"
+    with pytest.raises(ConfigError, match="a file that exists"):
+        check_prerequisites(load_config(job, "job", [missing]))
+    check_prerequisites(load_config(job, "job", [missing, "prepare='make.py:make'"]))

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from roll.catalog.trackers import TRACKERS
 from roll.tracking.base import Destination, Sample, Tracker, TrackingError
-from roll.tracking.registry import MultiTracker, build_trackers, check_trackers
+from roll.tracking.registry import MultiTracker, build_trackers
 from roll.tracking.stdout import StdoutTracker
 from roll.tracking.steplines import read_steps
 from roll.utils.logging import setup_logging
@@ -112,10 +111,6 @@ def test_no_tracker_at_all_is_fine(tmp_path: Path):
 def test_bad_tracker_configuration_is_refused_with_the_path_and_the_fix(tmp_path: Path, names, kwargs, message):
     with pytest.raises(ValueError, match=message):
         build_trackers(names, kwargs, tmp_path, None)
-
-
-def test_every_registered_name_passes_the_check():
-    check_trackers(list(TRACKERS), {name: {} for name in TRACKERS})
 
 
 def test_a_negative_resume_step_is_refused(tmp_path: Path):

@@ -46,28 +46,17 @@ def check_prerequisites(config: RunConfig, machine: Machine | None = None) -> No
         raise ConfigError(violations, "what the configuration refers to")
 
 
-def sft_data_checks(config: SFTConfig) -> Iterator[Violation]:
-    """Data files exist, unless the run itself makes them, aren't empty, have the columns."""
-    sections: dict[str, SFTDataArgs] = {"actor_train.data_args": config.actor_train.data_args}
+def data_checks(config: RLVRConfig | SFTConfig) -> Iterator[Violation]:
+    """Data files exist, unless the run itself makes them, aren't empty, have the columns; so do procedural datasets."""
+    sections: dict[str, DataArgs | SFTDataArgs] = {"actor_train.data_args": config.actor_train.data_args}
     if config.validation is not None:
         sections["validation.data_args"] = config.validation.data_args
     for path, data in sections.items():
-        columns = {"messages": data.messages, "prompt": data.prompt, "response": data.response}
+        columns = {key: getattr(data, key, None) for key in ("prompt", "messages", "response", "ground_truth")}
         for name in data.file_name:
             if config.prepare is None or Path(name).expanduser().exists():
                 yield from _data_file(f"{path}.file_name", columns, name)
-
-
-def data_checks(config: RLVRConfig) -> Iterator[Violation]:
-    """Data files exist, aren't empty, have the columns; procedural datasets exist."""
-    sections = {"actor_train.data_args": config.actor_train.data_args}
-    if config.validation is not None:
-        sections["validation.data_args"] = config.validation.data_args
-    for path, data in sections.items():
-        columns = {"prompt": data.prompt, "messages": data.messages, "ground_truth": data.ground_truth}
-        for name in data.file_name:
-            yield from _data_file(f"{path}.file_name", columns, name)
-        if data.procedural:
+        if isinstance(data, DataArgs) and data.procedural:
             yield from _procedural(path, data)
 
 
@@ -404,7 +393,7 @@ def _top_level_names(tree: ast.Module) -> Iterator[str]:
 _RUN = (model_checks, shape_checks, adapter_checks, folder_checks, export_checks, function_checks)
 RLVR_CHECKS = (data_checks, argument_checks, algorithm_checks, reward_checks, *_RUN)
 AGENTIC_CHECKS = (argument_checks, algorithm_checks, env_checks, *_RUN)
-SFT_CHECKS = (sft_data_checks, *_RUN)
+SFT_CHECKS = (data_checks, *_RUN)
 """All but those of `machine_checks`, in the order of their messages."""
 
 

@@ -13,6 +13,22 @@ from roll.configs.schema.worker_config import TrainConfig, WorkerConfig
 _OPTIMIZERS = ("Adam", "AdamW")
 
 
+COUNTS = frozenset(
+    {
+        "reduce_bucket_size",
+        "allgather_bucket_size",
+        "sub_group_size",
+        "stage3_prefetch_bucket_size",
+        "stage3_param_persistence_threshold",
+        "stage3_model_persistence_threshold",
+        "stage3_max_live_parameters",
+        "stage3_max_reuse_distance",
+        "zero_hpz_partition_size",
+    }
+)
+"""Keys of `zero_optimization` that are numbers; those that are neither these, `stage` nor sections are switches."""
+
+
 def deepspeed_rules(config: RunConfig) -> Iterator[Violation]:
     """Each role on DeepSpeed by itself."""
     for role, worker in config.sections.items():
@@ -20,6 +36,12 @@ def deepspeed_rules(config: RunConfig) -> Iterator[Violation]:
             continue
         options, path = worker.strategy_args.strategy_config, f"{role}.strategy_args.strategy_config"
         yield from _zero(f"{path}.zero_optimization", options)
+        yield from _values(f"{path}.zero_optimization", options.zero_optimization)
+        group = options.zero_optimization.get("zero_hpz_partition_size", 1)
+        if _is_count(group) and group > 1 and worker.ranks % group:
+            expected = f"a divisor of the {worker.ranks} rank(s) of {role}, whose weights such a group keeps whole"
+            key = f"{path}.zero_optimization.zero_hpz_partition_size"
+            yield Violation(key, expected, "1 or remove it", group)
         yield from _types(path, worker, options)
         if isinstance(worker, TrainConfig):
             limit = 0.0 if config.max_grad_norm is None else config.max_grad_norm
@@ -169,3 +191,32 @@ def _optimizer(path: str, source: str, worker: TrainConfig, options: DeepSpeedCo
             given = list(given)
         if given not in ("auto", value):
             yield Violation(f"{path}.params.{name}", f"{value}, as {source} says, or auto", "remove it", given)
+
+
+def _values(path: str, given: Mapping[str, Any]) -> Iterator[Violation]:
+    for key, value in given.items():
+        if key == "stage":
+            if isinstance(value, float) and value.is_integer():
+                yield Violation(f"{path}.stage", "a whole number", f"write {value:.0f}", value)
+        elif key in COUNTS:
+            least = 1 if key == "reduce_bucket_size" else 0
+            if value != "auto" and not (_is_count(value) and value >= least):
+                yield Violation(f"{path}.{key}", f"a whole number >= {least}, or auto", "", value)
+        elif key in OFFLOAD_KEYS:
+            if isinstance(value, Mapping):
+                yield from _offload(f"{path}.{key}", value)
+        elif key in ZERO_KEYS and value != "auto" and not isinstance(value, bool):
+            yield Violation(f"{path}.{key}", "true or false, or auto", "", value)
+
+
+def _offload(path: str, section: Mapping[str, Any]) -> Iterator[Violation]:
+    if not isinstance(section.get("pin_memory", False), bool):
+        yield Violation(f"{path}.pin_memory", "true or false", "", section["pin_memory"])
+    ratio = section.get("ratio", 1.0)
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
+        yield Violation(f"{path}.ratio", "a number from 0 to 1", "", ratio)
+
+
+def _is_count(value: Any) -> bool:
+    """Whole, also as 5e8, which YAML reads as a fraction."""
+    return not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and value.is_integer()))

@@ -13,7 +13,6 @@ from roll.configs.rules import (
     async_generation,
     data,
     deepspeed,
-    deepspeed_values,
     engines,
     lora,
     memory_options,
@@ -51,7 +50,6 @@ _RUN: tuple[Rule, ...] = (
     lora.lora_rules,
     memory_options.memory_rules,
     deepspeed.deepspeed_rules,
-    deepspeed_values.deepspeed_value_rules,
     roles.placement_rules,
 )
 _ROLLOUTS: tuple[Rule, ...] = (
