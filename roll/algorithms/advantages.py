@@ -36,15 +36,7 @@ def gae(rewards: Tensor, values: Tensor, action_mask: Tensor, *, gamma: float, l
     t + 1 is the next *action* token: padding and environment replies are stepped over and cost no discount.
     After the last action comes a terminal state of value 0. Returns are A + V, before any whitening. Sums are float64.
 
-    Args:
-        rewards: [B, T]; only entries on action tokens count.
-        values: [B, T], V before token t is chosen.
-        action_mask: bool [B, T].
-        gamma: discount per action token.
-        lam: 1 is Monte Carlo minus V, 0 is one-step temporal difference.
-
-    Returns:
-        (advantages, returns), both [B, T], zero outside `action_mask`.
+    `values` [B, T] are V before token t is chosen. Returns (advantages, returns), both [B, T], zero outside the mask.
     """
     require_shape("values", values, tuple(rewards.shape), "the shape of rewards, [B, T]")
     require_shape("action_mask", action_mask, tuple(rewards.shape), "the shape of rewards, [B, T]")
@@ -74,10 +66,8 @@ def turn_gae(
     r_n is the sum of the turn's token rewards (undiscounted), V_n the value at its first action token; after the last
     turn comes a terminal state of value 0. Of `steps` only the turns themselves are read.
 
-    Returns:
-        (advantages, returns), both [B, T]. All tokens of a turn have its A_n, and all have its return A_n + V_n: V_n is
-        the only value that is read, but a critic that learns the same target on every token of the turn needs no mask
-        of its own, and learns it at the first token just the same.
+    Returns (advantages, returns), both [B, T]: all tokens of a turn have its A_n, and its return A_n + V_n, so that a
+    critic needs no mask of its own.
     """
     index, turns = steps.turn_index, steps.num_turns
     rewards = sum_over_turns(token_rewards, index, action_mask, turns)

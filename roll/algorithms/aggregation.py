@@ -32,16 +32,9 @@ def aggregate(
     seq-mean-token-mean       sum_i w_i (sum_t l_it / n_i) / sequences            (GRPO, arXiv:2402.03300)
     seq-mean-token-sum-norm   sum_i w_i sum_t l_it / norm_length / sequences      (Dr.GRPO, arXiv:2503.20783)
 
-    Args:
-        loss: [B, T].
-        mask: bool [B, T], the tokens that count.
-        denominators: tokens and sequences of the whole mini-batch over all ranks, rows of weight 0 left out.
-        mode: see above; n_i is the row's own number of masked tokens.
-        norm_length: the constant of `seq-mean-token-sum-norm`, e.g. the maximum response length.
-        row_weights: [B]; multiplies the row's part of the numerator. None is 1 everywhere.
-
-    Returns:
-        A scalar, at least float32; 0 (with a gradient of 0) for an empty mask.
+    `loss`, `mask` are [B, T], `row_weights` w [B] (None: 1), n_i is the row's own number of masked tokens.
+    `denominators` are those of the whole mini-batch over all ranks, rows of weight 0 left out. Returns a scalar, at
+    least float32; 0 (with a gradient of 0) for an empty mask.
     """
     if mode not in get_args(AggMode):
         raise ValueError(f"unknown loss_agg_mode {mode!r}; expected one of {', '.join(get_args(AggMode))}")

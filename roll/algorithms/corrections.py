@@ -163,16 +163,9 @@ def correct(
 ) -> Correction:
     """Compute weights and keep-mask of a batch, and measure the mismatch.
 
-    Args:
-        train_logprobs: [B, T], of the trainer before the update.
-        infer_logprobs: [B, T], as sampled.
-        mask: bool [B, T].
-        weight_level: level of the importance weight; None leaves all weights 1.
-        weight_cap: truncation of the weight; infinity for none.
-        filters: all must agree to keep a token.
-        rejection: `mask` takes a rejected token out of the loss mask; `icepop` gives it weight 0.
-        versions: int [B, T], weights that sampled each token: where they change, a segment ends. None: nowhere.
-        fresh: bool [B, T], see `mismatch_metrics`.
+    `train_logprobs` [B, T] are the trainer's before the update, `infer_logprobs` [B, T] as sampled. `weight_level` None
+    leaves all weights 1; all `filters` must agree to keep a token. `versions`, int [B, T], are the weights that sampled
+    each token: where they change, a segment ends. `fresh`: see `mismatch_metrics`.
     """
     if rejection not in get_args(Rejection):
         raise ValueError(f"unknown rejection {rejection!r}; expected one of {', '.join(get_args(Rejection))}")
@@ -227,12 +220,9 @@ def mismatch_metrics(log_ratio: Tensor, mask: Tensor, fresh: Tensor | None = Non
 
     A token that both give probability 0 has no ratio and isn't counted; an infinite log-ratio counts as +-20.
 
-    Args:
-        log_ratio: [B, T], trainer over sampler.
-        mask: bool [B, T].
-        fresh: bool [B, T], tokens that were sampled under the trainer's very weights. Only they count in
-            `mismatch/<name>`, the difference between two computations of the same thing; with the stale ones, whose
-            difference is learning as well, they make `mismatch/all_<name>`. None: all are, and there is no `all_`.
+    `fresh`, bool [B, T], are tokens that were sampled under the trainer's very weights. Only they count in
+    `mismatch/<name>`, the difference between two computations of the same thing; with the stale ones, whose difference
+    is learning as well, they make `mismatch/all_<name>`. None: all are, and there is no `all_`.
     """
     inside = as_bool(mask)
     if fresh is None:

@@ -79,16 +79,8 @@ def gigpo(rewards: Tensor, group_index: Tensor, steps: StepInputs, action_mask: 
 
     A_episode compares the episode rewards of a task group (or of `steps.comparison_groups`); A_step compares the step
     returns of the turns that met the same state within the same task group. A group of one, of episodes or of turns,
-    gives 0 (with `identity` nothing is compared).
-
-    Args:
-        rewards: [B], of the episodes.
-        group_index: int64 [B].
-        steps: turns, states and weights.
-        action_mask: bool [B, T].
-
-    Returns:
-        [B, T], the same number on all tokens of a turn.
+    gives 0 (with `identity` nothing is compared). `rewards` [B] are the episodes'; returns [B, T], the same number on
+    all tokens of a turn.
     """
     present = steps.turn_mask
     compared = group_index if steps.comparison_groups is None else steps.comparison_groups

@@ -28,17 +28,10 @@ def kl_divergence(
 ) -> Tensor:
     """Estimate KL(policy || reference) per token; gradients flow into `logprobs` only.
 
-    Args:
-        logprobs: [B, T] of the sampled tokens; for `full` [B, T, V] log-probs (or logits) over the vocabulary.
-        ref_logprobs: same shape, of the reference.
-        mask: bool [B, T].
-        kind: the estimator, see the module's docstring.
-        gradient: `own` differentiates the estimator. `unbiased` keeps its value and takes the gradient of `mse`,
-            d * dlogp, whose expectation under the policy is the gradient of the KL; that of `kl` itself has mean 0, so
-            a loss made of `kl` needs `unbiased` to do anything. Ignored by `full`, which is exact.
-
-    Returns:
-        [B, T], 0 outside `mask`.
+    `logprobs` and `ref_logprobs` are [B, T] of the sampled tokens, for `full` [B, T, V] over the vocabulary; returns
+    [B, T], 0 outside `mask`. `gradient: own` differentiates the estimator. `unbiased` keeps its value and takes the
+    gradient of `mse`, d * dlogp, whose expectation under the policy is the gradient of the KL; that of `kl` itself has
+    mean 0, so a loss made of `kl` needs `unbiased` to do anything. `full` is exact and ignores it.
     """
     if kind not in get_args(KLKind):
         raise ValueError(f"unknown KL estimator {kind!r}; expected one of {get_args(KLKind)}")
@@ -118,13 +111,7 @@ def _with_gradient(value: Tensor, logprobs: Tensor, slope: Tensor, mask: Tensor)
 def full_kl(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tensor:
     """Return sum_v p_v (log p_v - log q_v), exact; a token that the policy gives probability 0 adds 0.
 
-    Args:
-        logprobs: [B, T, V] log-probs or logits of the policy.
-        ref_logprobs: [B, T, V], of the reference.
-        mask: bool [B, T].
-
-    Returns:
-        [B, T], 0 outside `mask`.
+    `logprobs` and `ref_logprobs` are log-probs or logits, [B, T, V]; returns [B, T], 0 outside `mask`.
     """
     if logprobs.dim() != 3:
         raise ValueError(
@@ -166,12 +153,9 @@ class AdaptiveKL:
             )
 
     def update(self, coef: float, kl: float, n: int) -> float:
-        """coef * (1 + clip(kl / target - 1, -0.2, 0.2) * n / horizon), never below 0; call once per step.
+        """coef * (1 + clip(kl / target - 1, -0.2, 0.2) * n / horizon), never below 0, after a step.
 
-        Args:
-            coef: current coefficient.
-            kl: mean KL per token over the whole step, all domains together.
-            n: samples in the step.
+        `kl` is the mean per token over the whole step, all domains together, `n` the samples in the step.
         """
         if not math.isfinite(kl):
             raise ValueError(f"the measured KL is {kl}; the coefficient can't be adapted to it")

@@ -86,12 +86,8 @@ def ppo(
 ) -> PolicyLoss:
     """Return PPO: max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)) (arXiv:1707.06347).
 
-    Args:
-        inputs: the micro-batch.
-        clip_low: > 0 and < 1; DAPO's clip-higher (arXiv:2503.14476) is 0.2 / 0.28.
-        clip_high: > 0.
-        dual_clip: c > 1: for A < 0 the loss is at most -c A (arXiv:1912.09729), usually 3; None disables it.
-        ratio_type: `segment` takes the geometric mean ratio of each turn's response instead of the token's.
+    DAPO's clip-higher (arXiv:2503.14476) is 0.2 / 0.28. With `dual_clip` c > 1 the loss for A < 0 is at most -c A
+    (arXiv:1912.09729), usually 3. `ratio_type: segment` takes the geometric mean ratio of each turn's response.
     """
     ratio = bounded_exp(at_level(inputs.log_ratio, inputs.mask, ratio_type))
     return _clipped(inputs, ratio, clip_low, clip_high, dual_clip)
@@ -258,17 +254,9 @@ def _ratio_metrics(ratio: Tensor, mask: Tensor) -> Metrics:
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, *, clip: float | None
 ) -> tuple[Tensor, Metrics]:
-    """Return 0.5 max((V - R)^2, (clip(V, V_old +- clip) - R)^2) per token, PPO's value clipping.
+    """Return 0.5 max((V - R)^2, (clip(V, V_old +- clip) - R)^2) per token, PPO's value clipping, and metrics.
 
-    Args:
-        values: [B, T], with gradient.
-        old_values: [B, T], V before this step's updates.
-        returns: [B, T].
-        mask: bool [B, T].
-        clip: how far V may move from V_old; None is the plain squared error.
-
-    Returns:
-        (loss [B, T] zero outside `mask`, metrics).
+    All tensors are [B, T], and the loss is zero outside `mask`. `clip` None is the plain squared error.
     """
     mask = as_bool(mask)
     for name, tensor in (("old_values", old_values), ("returns", returns), ("mask", mask)):

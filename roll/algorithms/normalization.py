@@ -65,18 +65,9 @@ def normalize_rewards(
     running: RunningMoments | None = None,
     eps: float = 1e-6,
 ) -> Tensor:
-    """Return (r - mean) / (std + eps), mean and std each from its own source; unbiased std.
+    """Return (r - mean) / (std + eps), [B], mean and std each from its own source (None: none); unbiased std.
 
-    Args:
-        rewards: [B].
-        group_index: int64 [B], rows of one prompt share an index.
-        mean: where the mean comes from; None subtracts nothing.
-        std: where the std comes from; None divides by nothing. A std of 0 divides by nothing either.
-        running: the running estimate, already updated with these rewards; needed for the source `running`.
-        eps: added to the std.
-
-    Returns:
-        [B].
+    A std of 0 divides by nothing. `running` has been updated with these rewards; the source `running` needs it.
     """
     centre, _ = _moments(rewards, group_index, mean, running)
     _, spread = _moments(rewards, group_index, std, running)
@@ -108,14 +99,7 @@ def normalize_grouped(scores: Tensor, group_index: Tensor | None, *, method: Gro
 
     The grouping is the index: state, task group (`traj_group`), tag (`tags`, `inductive`), or None for the batch.
 
-    Args:
-        scores: [B].
-        group_index: int64 [B], or None to normalise over the whole batch.
-        method: `mean_std`; `mean`; `asym_clip` = mean_std clamped to [-1, 3]; `identity`.
-        eps: added to the std.
-
-    Returns:
-        [B]; a group of one gives 0 for every method but `identity`.
+    `asym_clip` is `mean_std` clamped to [-1, 3]. Returns [B]; a group of one gives 0 for every method but `identity`.
     """
     if method not in get_args(GroupMethod):
         raise ValueError(f"unknown normalisation method {method!r}; expected one of {get_args(GroupMethod)}")
@@ -129,13 +113,7 @@ def normalize_grouped(scores: Tensor, group_index: Tensor | None, *, method: Gro
 def whiten(values: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
     """Return (x - mean) / sqrt(var + eps) over all masked entries of the batch; unbiased variance.
 
-    Args:
-        values: [B, T].
-        mask: bool [B, T].
-        eps: added to the variance.
-
-    Returns:
-        [B, T], 0 outside `mask`. An empty mask gives zeros.
+    `values` [B, T] -> [B, T], 0 outside `mask`. An empty mask gives zeros.
     """
     require_shape("mask", mask, tuple(values.shape), "the shape of values")
     mean, variance = masked_moments(values, mask)

@@ -27,10 +27,7 @@ def place_on_last_token(rewards: Tensor, action_mask: Tensor) -> Tensor:
 def overlong_penalty(lengths: Tensor, *, max_length: int, buffer: int) -> Tensor:
     """Return DAPO's overlong punishment (arXiv:2503.14476): 0 up to L - c, linear to -1 at L, -1 beyond; [B].
 
-    Args:
-        lengths: [B], tokens of the response.
-        max_length: L, where the full penalty is reached.
-        buffer: c, 0 < c <= L, the length over which it grows.
+    `max_length` is L, `buffer` is c, 0 < c <= L.
     """
     if not 0 < buffer <= max_length:
         raise ValueError(f"the overlong buffer must be in 1..{max_length} (max_length), got {buffer}")

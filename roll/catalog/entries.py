@@ -47,14 +47,7 @@ E = TypeVar("E", bound=Entry)
 def implementation(table: Mapping[str, Entry], name: str, *, key: str, kind: Kind = "object") -> Any:
     """Import what `name` stands for: an entry of the table, or a path of the user's own.
 
-    Args:
-        table: entries by name.
-        name: what YAML says.
-        key: the configuration's key, for error messages.
-        kind: what is wanted, for error messages.
-
-    Raises:
-        ValueError: there is no such entry, file, module or object.
+    Raises `ValueError`, which names `key` and `kind`, if there is no such entry, file, module or object.
     """
     if name in table:
         return load_object(table[name].path, key=key)
@@ -67,12 +60,7 @@ def implementation(table: Mapping[str, Entry], name: str, *, key: str, kind: Kin
 def chosen(table: Mapping[str, Entry], name: str, args: Mapping[str, Any], *, key: str, skip: int = 1) -> Any:
     """Import what `name` stands for; raise `ValueError` also for `args` that something of the user's own doesn't take.
 
-    Args:
-        table: entries by name.
-        name: what YAML says.
-        args: its keyword arguments; those of an entry have been checked by the configuration.
-        key: the configuration's key; its arguments are under `<key>_args`.
-        skip: parameters that the caller gives by position.
+    `args` are those of the configuration's `<key>_args`; the caller gives the first `skip` parameters by position.
     """
     found = implementation(table, name, key=key)
     if name not in table:

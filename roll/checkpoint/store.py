@@ -15,7 +15,6 @@ it, and the ones before it untouched. What a killed writer left behind is remove
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import logging
 import os
@@ -28,6 +27,7 @@ from typing import Any
 
 from roll.checkpoint.files import CheckpointError, CheckpointWriteError, files_below, hash_files, sync_folder
 from roll.checkpoint.manifest import MANIFEST, Checkpoint, read_manifest, verify, write_manifest
+from roll.utils.locking import folder_lock
 
 _logger = logging.getLogger(__name__)
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -205,18 +205,10 @@ class CheckpointStore:
         with contextlib.suppress(CheckpointError), self._lock():
             self._clean()
 
-    @contextlib.contextmanager
-    def _lock(self) -> Iterator[None]:
-        """Be the only writer. The system drops the lock with the process, however it ends."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        with open(self.root / _LOCK, "a+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise CheckpointError(
-                    f"another process is writing checkpoints to {self.root}; give each run its own output_dir"
-                ) from None
-            yield
+    def _lock(self) -> contextlib.AbstractContextManager[None]:
+        """Be the only writer."""
+        busy = f"another process is writing checkpoints to {self.root}; give each run its own output_dir"
+        return folder_lock(self.root, _LOCK, CheckpointError(busy))
 
     @contextlib.contextmanager
     def _attributed(self, step: int) -> Iterator[None]:

@@ -37,11 +37,9 @@ def guarded(command: Callable[[], int]) -> int:
 
 
 def report(error: Exception, details: Path | None = None) -> int:
-    """Print what went wrong, and return the exit code for it.
+    """Print what went wrong, and return the exit code for it: a `ValueError` is the user's mistake, all else a failure.
 
-    Args:
-        error: A `ValueError` is the user's mistake, anything else a failure.
-        details: The file that holds the traceback, if there is one.
+    `details` is the file that holds the traceback, if there is one.
     """
     mistake = isinstance(error, ValueError)
     if os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0"):

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 def start_pipeline(arguments: Sequence[str], examples: Path) -> int:
     """Run what the arguments of `examples/start_pipeline.py` name; return its exit code.
 
-    Args:
-        arguments: The command line.
-        examples: The folder in which a `--config_name` without `--config_path` is looked up.
+    A `--config_name` without `--config_path` is looked up in the folder `examples`.
     """
     options = start_pipeline_parser().parse_intermixed_args(arguments)
     if options.debug:

@@ -52,13 +52,8 @@ class ConversationEncoder:
     """Marks what the assistant says. One tokenizer, one template."""
 
     def __init__(self, tokenizer: Any, *, template: str = "native", train_on: TrainOn = "last") -> None:
-        """Check the template against the tokenizer (a Hugging Face one); raises `TemplateError`.
-
-        Args:
-            tokenizer: a transformers tokenizer; for chat templates a fast one.
-            template: in the words of `roll.data.templates`.
-            train_on: the last assistant message, or all of them.
-        """
+        """Check the template, in the words of `roll.data.templates`, against a Hugging Face tokenizer, which must be a
+        fast one for chat templates; raises `TemplateError`."""
         self._tokenizer = tokenizer
         self._template = resolve_template(template, tokenizer)
         self._all = train_on == "all"

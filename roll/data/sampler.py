@@ -40,15 +40,10 @@ class TaskSource:
         shuffle: bool = True,
         num_train_epochs: int | None = None,
     ) -> None:
-        """Start at the first epoch of every domain.
+        """Start at the first epoch of every domain; ids are unique over all of them.
 
-        Args:
-            domains: tasks by domain; ids unique over all of them.
-            seed: of the run; decides the order.
-            probs: share of each domain (`domain_interleave_probs`), any positive scale; 0 leaves a domain
-                out. Default: in proportion to the number of tasks.
-            shuffle: false keeps the given order in every epoch.
-            num_train_epochs: passes over each domain; null = no end.
+        `probs` (`domain_interleave_probs`) are the domains' shares on any scale, 0 leaves one out; default: in
+        proportion to the number of tasks.
         """
         self._domains = {name: tuple(tasks) for name, tasks in domains.items()}
         self._shares = _shares(self._domains, probs)

@@ -42,11 +42,7 @@ class PromptEncoder:
     ) -> None:
         """Check all templates against the tokenizer (a Hugging Face one); raises `TemplateError`.
 
-        Args:
-            tokenizer: a transformers tokenizer.
-            template: `native` (the tokenizer's own chat template), a name in `TEMPLATES`, or the text of a
-                template (`global_template`).
-            tag_to_template: templates, in the same words, for the tasks of some tags.
+        `template` is `native` (the tokenizer's own), a name in `TEMPLATES`, or the text of a template.
         """
         self._tokenizer = tokenizer
         self._template = resolve_template(template, tokenizer)

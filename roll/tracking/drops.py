@@ -20,13 +20,7 @@ class DropLog:
     """
 
     def __init__(self, folder: Path, resume_step: int | None, *, examples: int = 3) -> None:
-        """Open the file.
-
-        Args:
-            folder: Where `dropped.jsonl` goes.
-            resume_step: As in `build_trackers`.
-            examples: Items written out per step and reason; all are counted. 0 only counts.
-        """
+        """Open the file in `folder`; `examples` items are written out per step and reason, all are counted."""
         if examples < 0:
             raise ValueError(f"examples must be >= 0, got {examples}")
         self._lines = StepLines(folder / DROPPED_FILE, resume_step)
@@ -36,13 +30,10 @@ class DropLog:
         self._examples: list[dict[str, Any]] = []
 
     def add(self, reason: str, item: str, detail: str = "", sample: Mapping[str, Any] | None = None) -> None:
-        """Count a dropped item.
+        """Count a dropped item: a task, trajectory or row id, or `file:line`.
 
-        Args:
-            reason: One word, the same for all items dropped on that ground: it names `dropped/<reason>`.
-            item: What was dropped: a task, trajectory or row id, or `file:line`.
-            detail: Why this one, for people.
-            sample: What it looked like; plain JSON values.
+        `reason` is one word, which names `dropped/<reason>`; `detail` says why this one, `sample` (JSON values) what it
+        looked like.
         """
         assert reason.isidentifier(), f"a reason is one word, got {reason!r}"
         with self._lock:

@@ -21,12 +21,7 @@ class MultiTracker(Tracker):
         self._last_step: int | None = None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log to each tracker.
-
-        Raises:
-            AssertionError: for a name that `roll/tracking/names.py` doesn't document, or a step out of order.
-            TrackingError: when a tracker fails; names it.
-        """
+        """Log to each tracker; undocumented names and steps out of order are refused by `AssertionError`."""
         check_names(metrics)
         assert self._last_step is None or step > self._last_step, (
             f"step {step} logged after step {self._last_step}; a step is logged once, with all its metrics"
@@ -80,17 +75,10 @@ def _tracker_class(name: str, options: Mapping[str, Any]) -> Callable[..., Track
 def build_trackers(
     names: Sequence[str], kwargs: Mapping[str, Mapping[str, Any]], folder: Path, resume_step: int | None
 ) -> MultiTracker:
-    """Open the trackers of a run, which write to `folder` (made if absent).
+    """Open the trackers of a run (`track_with`, `tracker_kwargs`), which write to `folder` (made if absent).
 
-    Args:
-        names: `track_with`; empty for none.
-        kwargs: `tracker_kwargs`: options by tracker name.
-        folder: Where trackers write.
-        resume_step: As in `Destination`: records of later steps are discarded.
-
-    Raises:
-        ValueError: an unknown or repeated tracker, or options that a tracker doesn't have; nothing is opened then.
-        TrackingError: when a tracker can't be opened; names it.
+    Raises `ValueError` for an unknown or repeated tracker, or options that it doesn't have, before anything is opened,
+    and `TrackingError` for a tracker that can't be opened.
     """
     for name in names:
         if list(names).count(name) > 1:

@@ -55,14 +55,7 @@ class StdoutTracker(Tracker):
     def __init__(
         self, destination: Destination, *, live: bool | None = None, rows: int = 20, file: TextIO | None = None
     ) -> None:
-        """Choose between table and lines.
-
-        Args:
-            destination: Unused but for the resume note: a terminal keeps nothing.
-            live: True for the table, False for lines, None to decide by whether the output is a terminal.
-            rows: Steps that the table shows, the latest.
-            file: Where to write; None for the process's standard output.
-        """
+        """Show a table (`live`) of the latest `rows` steps, or lines; None: as the output is a terminal or not."""
         if not isinstance(rows, int) or rows < 1:
             raise ValueError(f"tracker_kwargs.stdout.rows must be a whole number >= 1, got {rows!r}")
         if live not in (True, False, None):

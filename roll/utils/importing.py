@@ -23,15 +23,9 @@ _KINDS: dict[str, Callable[[Any], bool]] = {"function": inspect.isfunction, "cla
 
 
 def load_object(path: str, *, key: str = "", kind: Kind = "object") -> Any:
-    """Import the object that `path` names.
+    """Import the object that `path` names; a relative file is looked for in the working directory.
 
-    Args:
-        path: `package.module:name` or `path/to/file.py:name`; a relative file is looked for in the working directory.
-        key: the configuration key it came from, for error messages.
-        kind: what is wanted, for error messages.
-
-    Raises:
-        ValueError: no such file, module or name, or the module fails to import.
+    Raises `ValueError`, which names `key` and `kind`: no such file, module or name, or the module fails to import.
     """
     source, _, name = path.rpartition(":")
     at = f"{key}: " if key else ""

@@ -56,13 +56,8 @@ def is_prepared(folder: Path) -> bool:
 def prepare_smollm2(cache_dir: Path | None = None) -> Path:
     """Return the folder of SmolLM2-135M-Instruct that `from_pretrained` loads; made at the first call (about 40 s).
 
-    Two processes may call it at once: each converts into a folder of its own, and the first to finish wins.
-
-    Args:
-        cache_dir: Where to keep it; None for `default_cache()`.
-
-    Raises:
-        ModelUnavailable: when the package with the weights isn't installed.
+    Two processes may call it at once: each converts into a folder of its own, and the first to finish wins. Raises
+    `ModelUnavailable` when the package with the weights isn't installed.
     """
     folder = smollm2_path(cache_dir)
     if is_prepared(folder):

@@ -17,14 +17,8 @@ class _Part:
 def partition_balanced(costs: Sequence[float], k: int, equal_size: bool = False) -> list[list[int]]:
     """Split items into `k` parts of nearly equal total cost (Karmarkar-Karp, largest differencing).
 
-    Args:
-        costs: cost per item, >= 0.
-        k: number of parts, >= 1.
-        equal_size: numbers of items per part differ by at most one.
-
-    Returns:
-        k lists of item positions, each ascending, ordered by their first item. Every item is in exactly one
-        part, and no part is empty when there are at least `k` items.
+    With `equal_size` the numbers of items per part differ by at most one. Returns k lists of item positions, each
+    ascending, ordered by their first item; no part is empty when there are at least `k` items.
     """
     if k < 1:
         raise ValueError(f"a partition needs k >= 1 parts, got {k}")
@@ -69,12 +63,8 @@ def _differencing(costs: Sequence[float], k: int, equal_size: bool) -> list[list
 def pack_first_fit_decreasing(costs: Sequence[float], capacity: float) -> list[list[int]]:
     """Pack items into as few bins of `capacity` as first-fit-decreasing finds (<= 11/9 of the optimum + 6/9).
 
-    Args:
-        costs: cost per item, >= 0.
-        capacity: > 0; an item above it gets a bin of its own.
-
-    Returns:
-        Lists of item positions, each ascending, ordered by their first item.
+    An item above the capacity gets a bin of its own. Returns lists of item positions, each ascending, ordered by their
+    first item.
     """
     if not capacity > 0:
         raise ValueError(f"bins need a capacity > 0, got {capacity}")

@@ -52,13 +52,10 @@ class Timers:
 
     @contextmanager
     def span(self, name: str, *, waits: bool = False, event_loop: bool = False) -> Iterator[None]:
-        """Time the body; it counts even when the body raises.
+        """Time the body, also one that raises; spans of one name (a word) add up within a step.
 
-        Args:
-            name: One word; spans of one name add up within a step.
-            waits: True when the body waits for workers, so that its time is not the controller's own.
-            event_loop: True when the body runs an event loop on this thread: what the thread didn't spend
-                computing it waited for workers.
+        `waits`: the body waits for workers, so its time isn't the controller's own. `event_loop`: it runs an event
+        loop on this thread, which waited for workers while it wasn't computing.
         """
         assert name.isidentifier(), f"a span name is one word, got {name!r}"
         stack = self._stack()

@@ -43,16 +43,9 @@ _REFERENCE = re.compile(r"\$\{\s*([A-Za-z_][\w.]*)\s*\}")
 def load_config(
     config_path: str | Path, config_name: str, overrides: Sequence[str] = (), *, check: bool = True
 ) -> RunConfig:
-    """The configuration in `config_path/config_name.yaml` with `key=value` overrides.
+    """The configuration in `config_path/config_name.yaml` with Hydra's overrides, of which a declared key needs no `+`.
 
-    Args:
-        config_path: Folder of the file.
-        config_name: File name, with or without `.yaml`.
-        overrides: Hydra overrides; a declared key needs no `+`, whether the file names it or not.
-        check: Also apply the rules between keys (`validate`).
-
-    Raises:
-        ConfigError: With every violation that could be found.
+    `check` also applies the rules between keys. Raises `ConfigError` with every violation that could be found.
     """
     file = find_file(Path(config_path), config_name)
     plain, cls = compose_file(file, overrides)
