@@ -130,6 +130,17 @@ def test_tasks_put_back_come_first_and_in_their_order() -> None:
     assert ids(src.take(5)) == ["a:1", "a:3", "a:4", "a:5", "a:6"]
 
 
+def test_prompts_in_flight_are_in_the_cursor_as_if_they_had_been_put_back() -> None:
+    src = source({"a": 10}, shuffle=False)
+    batch = src.take(5)
+    src.put_back(batch[4:])
+    saved = src.state_dict(batch[1:3])
+    resumed = source({"a": 10}, shuffle=False)
+    resumed.load_state_dict(saved)
+    assert ids(resumed.take(4)) == ["a:1", "a:2", "a:4", "a:5"]
+    assert ids(src.take(2)) == ["a:4", "a:5"]  # saving puts nothing back
+
+
 def test_a_repeat_that_is_put_back_keeps_its_epoch() -> None:
     src = source({"a": 2}, shuffle=False)
     src.put_back(src.take(4)[3:])

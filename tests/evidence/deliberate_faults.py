@@ -94,7 +94,6 @@ FAULTS = (
         "for task in (*unfinished, *self._returned)]",
         "for task in self._returned]",
         "data/test_data_sampler.py",
-        "rollout/test_rollout_async_faults.py",
     ),
     _fault(
         "GSM8K reads the first marked number",
