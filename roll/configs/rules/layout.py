@@ -35,7 +35,6 @@ def layout_rules(role: str, worker: WorkerConfig) -> Iterator[Violation]:
         yield from _megatron_sizes(path, worker.ranks, options)
         if isinstance(worker, TrainConfig):
             yield from _recompute(role, worker, options)
-            yield from _overlap(path, options)
 
 
 def _megatron_model(role: str, worker: WorkerConfig) -> Iterator[Violation]:
@@ -64,22 +63,6 @@ def _megatron_sizes(path: str, ranks: int, options: MegatronConfig) -> Iterator[
         )
         key = "expert_model_parallel_size" if ep > 1 else "expert_tensor_parallel_size"
         yield Violation(f"{path}.{key}", expected, f"{path}.{key}=1, or another number of ranks", ep if ep > 1 else etp)
-    if options.moe_shared_expert_overlap and options.moe_token_dispatcher_type != "alltoall":
-        expected = "false with moe_token_dispatcher_type allgather: the overlap is with the all-to-all"
-        fix = f"{path}.moe_token_dispatcher_type=alltoall"
-        yield Violation(f"{path}.moe_shared_expert_overlap", expected, fix, True)
-
-
-def _overlap(path: str, options: MegatronConfig) -> Iterator[Violation]:
-    if not options.overlap_param_gather:
-        return
-    needed = {
-        "use_distributed_optimizer": options.use_distributed_optimizer,
-        "overlap_grad_reduce": options.overlap_grad_reduce,
-    }
-    for key, value in needed.items():
-        if not value:
-            yield Violation(f"{path}.overlap_param_gather", f"false, because {key} is off", f"{path}.{key}=true", True)
 
 
 def _recompute(role: str, worker: TrainConfig, options: MegatronConfig) -> Iterator[Violation]:

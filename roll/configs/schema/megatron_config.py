@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from roll.configs.schema.acts_if import TRAINS, acting
+from roll.configs.schema.acts_if import TRAINS, acting, needs
 from roll.configs.schema.fields import number
 from roll.configs.schema.strategy_options import StrategyConfig
 
@@ -63,8 +63,10 @@ class MegatronConfig(StrategyConfig):
     """How tokens reach their experts on other ranks."""
     moe_grouped_gemm: bool = False
     """Compute all experts of a rank in one grouped kernel. Needs an accelerator."""
-    moe_shared_expert_overlap: bool = False
-    """Compute the shared expert while tokens travel. Needs an accelerator and `alltoall`."""
+    moe_shared_expert_overlap: bool = acting(
+        False, needs("moe_token_dispatcher_type", "alltoall", why="the overlap is with the all-to-all")
+    )
+    """Compute the shared expert while tokens travel. Needs an accelerator."""
     moe_router_dtype: Literal["fp32", "fp64"] | None = None
     """Type of the router's computation. null: that of the model."""
     moe_aux_loss_coeff: float = number(0.0, ge=0, acts_if=(TRAINS,))
@@ -72,9 +74,8 @@ class MegatronConfig(StrategyConfig):
     Loads are those of a micro-batch, so it depends on how rows are cut into them. 0: off."""
     overlap_grad_reduce: bool = acting(False, TRAINS)
     """Sum gradients over ranks while the backward pass goes on."""
-    overlap_param_gather: bool = acting(False, TRAINS)
-    """Gather updated parameters while the forward pass goes on. Needs `use_distributed_optimizer` and
-    `overlap_grad_reduce`."""
+    overlap_param_gather: bool = acting(False, TRAINS, needs("use_distributed_optimizer"), needs("overlap_grad_reduce"))
+    """Gather updated parameters while the forward pass goes on."""
     use_distributed_optimizer: bool = True
     """Keep each optimizer state on one of the ranks that hold the same weights (data and context parallelism) only."""
     optimizer_cpu_offload: bool = acting(False, TRAINS)
