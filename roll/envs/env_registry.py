@@ -17,6 +17,7 @@ from roll.utils.importing import load_object, suggested_path
 if TYPE_CHECKING:
     from roll.configs.schema.agentic_config import AgenticConfig
 
+
 class EnvLoadError(ValueError):
     """An environment that can't be found, imported or made with its arguments."""
 

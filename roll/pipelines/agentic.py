@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -15,7 +15,7 @@ from roll.configs.schema.env_config import EnvManager
 from roll.configs.schema.worker_config import GeneratingArgs
 from roll.envs.env_pool import EnvPool
 from roll.envs.env_registry import EnvSpec, bare_env, env_spec
-from roll.pipelines.renders import Renderer
+from roll.envs.replay import save_replay
 from roll.pipelines.validation import successes, validation_samples
 from roll.pipelines.workload import Split, TrainingSource, Workload, query_filter
 from roll.rollout.agent import Agent
@@ -202,3 +202,38 @@ class EnvWorkload(Workload):
     def close(self) -> None:
         for pool in set(self._pools.values()):
             pool.shutdown()
+
+
+class Renderer:
+    """Plays episodes again, in processes of their own, and draws them.
+
+    Args:
+        folder: gets `step-<n>/<task>/` with `episode.png`, `first.png` and `episode.txt`.
+        timeout_s: for a whole episode; one that takes longer has no picture.
+    """
+
+    def __init__(self, folder: Path, specs: Mapping[str, EnvSpec], timeout_s: float) -> None:
+        self._folder = folder
+        self._specs = dict(specs)
+        self._timeout_s = timeout_s
+
+    def save(self, step: int, groups: Sequence[Group], said: Callable[[Task, Sequence[int]], str]) -> None:
+        """Draw the first member of every group that was played to its end, as `validation_samples` shows it.
+
+        What can't be drawn is logged: a picture never ends a run.
+
+        Args:
+            said: tokens of a response to a task, as the text that the environment got.
+        """
+        for group in groups:
+            if not group.survivors:
+                continue
+            task, played = group.task, group.survivors[0]
+            responses = [said(task, turn.response_ids) for turn in played.turns]
+            folder = self._folder / f"step-{step:06d}" / task.id
+            try:
+                save_replay(
+                    self._specs[task.tag], task.seed, task.payload, responses, folder, timeout_s=self._timeout_s
+                )
+            except (RuntimeError, OSError) as error:
+                logger.warning("no picture of %s: %s", task.id, error)

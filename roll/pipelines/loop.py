@@ -17,6 +17,7 @@ from roll.pipelines.clusters import Clusters
 from roll.pipelines.report import Report
 from roll.strategies.base import Output
 from roll.types.batch import TokenBatch, TokenOutputs
+from roll.utils.importing import load_object
 from roll.utils.timing import Timers
 from roll.workers.train import ForwardWorker
 
@@ -161,3 +162,14 @@ class Loop(ABC):
         self.offloader.onload(cluster.role)
         found: TokenOutputs = cluster.call(ForwardWorker.forward, batch.with_row_units(), outputs, adapters)
         return found
+
+
+def prepare(config: RunConfig) -> None:
+    """Call the function that `prepare` names, with the configuration. It does nothing for what is there already."""
+    if config.prepare is None:
+        return
+    make = load_object(config.prepare, key="prepare")
+    if not callable(make):
+        raise ValueError(f"prepare: {config.prepare!r} is {type(make).__name__}, expected a function")
+    logger.info("preparing with %s", config.prepare)
+    make(config)

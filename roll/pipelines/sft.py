@@ -16,17 +16,9 @@ from typing import Any
 
 from roll.configs.schema.sft_config import SFTConfig, SFTDataArgs
 from roll.data.chat_masks import ConversationEncoder
-from roll.data.sft import (
-    RowOrder,
-    TaughtRow,
-    TaughtRows,
-    batch_of,
-    encode_rows,
-    read_conversations,
-)
+from roll.data.sft import RowOrder, TaughtRow, TaughtRows, batch_of, encode_rows, read_conversations
 from roll.pipelines.clusters import Clusters, start_clusters
-from roll.pipelines.loop import Loop
-from roll.pipelines.prepare import prepare
+from roll.pipelines.loop import Loop, prepare
 from roll.strategies.hf.hf_model import load_tokenizer
 from roll.types.metrics import Metrics
 from roll.utils.locking import folder_lock

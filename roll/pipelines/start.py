@@ -21,7 +21,7 @@ from roll.data.readers import DataError
 from roll.data.sampler import TaskSource
 from roll.pipelines.agentic import EnvWorkload
 from roll.pipelines.clusters import Clusters, start_clusters
-from roll.pipelines.prepare import prepare
+from roll.pipelines.loop import prepare
 from roll.pipelines.prompt_tasks import training_data, validation_data
 from roll.pipelines.reward_router import RewardProcesses, RewardRouter
 from roll.pipelines.rl_pipeline import RLPipeline

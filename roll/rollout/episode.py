@@ -26,7 +26,7 @@ class Action:
 
 
 class EpisodeError(RuntimeError):
-    """The infrastructure of an episode failed. Its message ends in the trajectory; its status in the counters."""
+    """An episode can't go on. The message ends in its trajectory, the status in the counters."""
 
     def __init__(self, status: Status, message: str) -> None:
         super().__init__(message)
@@ -76,14 +76,6 @@ class Rollout(Protocol):
 
     async def play(self, episode: Episode) -> None:
         """Play one episode by `episode.generate` and `episode.step_env`; concurrent calls share the object."""
-
-
-class _Over(Exception):
-    """The episode can't go on, for a reason that isn't an error of the rollout."""
-
-    def __init__(self, status: Status, error: str) -> None:
-        super().__init__(error)
-        self.status: Status = status
 
 
 class Episode:
@@ -158,7 +150,9 @@ class Episode:
         room = self._max_sequence_length - len(context)
         if room < 1:
             turn = f"turn {self._turn} has {len(context)} tokens of context"
-            raise _Over("truncated", f"{turn} and no room to respond: sequence_length is {self._max_sequence_length}")
+            raise EpisodeError(
+                "truncated", f"{turn} and no room to respond: sequence_length is {self._max_sequence_length}"
+            )
         params = replace(self.params, **changes) if changes else self.params
         request = Request(
             id=f"{self._name}/{self._turn}",
@@ -173,7 +167,7 @@ class Episode:
         self._turn += 1
         self._pending = Response(prompt, reset_context, self._state, completion)
         if completion.finish_reason == "abort":
-            raise _Over("aborted", "stopped by the scheduler")
+            raise EpisodeError("aborted", "stopped by the scheduler")
         return completion
 
     async def step_env(self, text: str | None = None) -> StepResult:
@@ -279,7 +273,7 @@ class EpisodePlayer:
             await rollout.play(episode)
             name = type(rollout).__name__
             assert episode.env_stepped, f"{name}.play() ended without episode.step_env(): no reward is not 0"
-        except (EpisodeError, _Over) as error:
+        except EpisodeError as error:
             episode.fail(error.status, str(error))
         except PromptTooLong as error:
             episode.fail("truncated", str(error))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
 
@@ -48,32 +48,17 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         self._now += seconds
 
 
-class _JumpingSelector(selectors.BaseSelector):
+class _JumpingSelector(selectors.DefaultSelector):
     """Tells `jump` how long the loop would have slept, and returns at once."""
 
     def __init__(self, jump: Callable[[float | None], None]) -> None:
-        self._real = selectors.DefaultSelector()
+        super().__init__()
         self._jump = jump
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is not None and timeout <= 0:
             return []  # Something is ready; the loop's own pipe can wait.
-        events = self._real.select(0)
+        events = super().select(0)
         if not events:
             self._jump(timeout)
         return events
-
-    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self._real.register(fileobj, events, data)
-
-    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        return self._real.unregister(fileobj)
-
-    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self._real.modify(fileobj, events, data)
-
-    def close(self) -> None:
-        self._real.close()
-
-    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
-        return self._real.get_map()

@@ -14,7 +14,7 @@ import pytest
 
 from roll.envs.env_registry import EnvSpec, build_env
 from roll.envs.replay import save_replay
-from roll.pipelines.renders import Renderer
+from roll.pipelines.agentic import Renderer
 from roll.types.episode import Group, Task, Trajectory, Turn
 
 LAKE = EnvSpec(
