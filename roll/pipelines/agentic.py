@@ -45,8 +45,11 @@ class EnvWorkload(Workload):
         self._specs: dict[Split, dict[str, EnvSpec]] = {"train": {} if config.val_only else self._specs_of(train)}
         self._specs["val"] = {} if val is None else self._specs_of(val)
         self._conversations = {
-            tag: Conversation.of(
-                tag, config.custom_envs[tag], instructions=bare_env(spec).instructions, sample_unit=config.sample_unit
+            tag: Conversation(
+                tag=tag,
+                env=config.custom_envs[tag],
+                instructions=bare_env(spec).instructions,
+                sample_unit=config.sample_unit,
             )
             for specs in self._specs.values()
             for tag, spec in specs.items()
@@ -191,7 +194,7 @@ class EnvWorkload(Workload):
             assert self._config.val_env_manager is not None
             args = self._config.val_env_manager.generating_args
             agent = self._agent(args)
-            opened = {tag: agent.forced_think_prefix(c.thinking_tags) for tag, c in self._conversations.items()}
+            opened = {tag: agent.forced_think_prefix(c.env.thinking_tags) for tag, c in self._conversations.items()}
 
             def said(task: Task, token_ids: Sequence[int]) -> str:
                 return opened[task.tag] + agent.decode_response(token_ids, args.stop_strings)

@@ -35,44 +35,18 @@ class Conversation:
 
     tag: str
     """Its name in `custom_envs`."""
+    env: CustomEnv
+    """That section. The environment's own limit ends an episode; `max_steps` is for an environment without."""
     instructions: str = ""
     """The environment's."""
-    system_template: str | None = "{instructions}"
-    """With {instructions}, {max_steps}, {max_actions_per_step}. None, or empty when filled in: no system message."""
-    turn_template: str = "{observation}"
-    """Fills the last of an observation's messages, whatever its role; {observation} is that message's content."""
-    max_steps: int = 10
-    """Responses per episode. The environment's own limit ends it; this one is for an environment without."""
-    max_actions_per_step: int = 1
-    max_tokens_per_step: int | None = None
-    """None: as many as the run says."""
-    thinking_tags: tuple[str, str] | None = None
     sample_unit: SampleUnit = "trajectory"
-    history_length: int | None = None
-    """Earlier exchanges that a turn is shown (`step`) or still has in its context (`concat`) at most. None: all."""
-
-    @classmethod
-    def of(cls, tag: str, env: CustomEnv, *, instructions: str, sample_unit: SampleUnit) -> Conversation:
-        """Read a section of `custom_envs`."""
-        return cls(
-            tag=tag,
-            instructions=instructions,
-            system_template=env.system_template,
-            turn_template=env.turn_template,
-            max_steps=env.max_steps,
-            max_actions_per_step=env.max_actions_per_step,
-            max_tokens_per_step=env.max_tokens_per_step,
-            thinking_tags=env.thinking_tags,
-            sample_unit=sample_unit,
-            history_length=env.history_length,
-        )
 
     def __post_init__(self) -> None:
-        _check_names(f"custom_envs.{self.tag}.system_template", self.system_template or "", SYSTEM_NAMES)
-        _check_names(f"custom_envs.{self.tag}.turn_template", self.turn_template, TURN_NAMES)
-        if "observation" not in names_in(self.turn_template):
+        _check_names(f"custom_envs.{self.tag}.system_template", self.env.system_template or "", SYSTEM_NAMES)
+        _check_names(f"custom_envs.{self.tag}.turn_template", self.env.turn_template, TURN_NAMES)
+        if "observation" not in names_in(self.env.turn_template):
             raise ValueError(
-                f"custom_envs.{self.tag}.turn_template: got {self.turn_template!r:.80}, expected a text with "
+                f"custom_envs.{self.tag}.turn_template: got {self.env.turn_template!r:.80}, expected a text with "
                 "{observation}: the policy would not see what happens"
             )
 
@@ -80,10 +54,10 @@ class Conversation:
         """Return the system message, if there is one."""
         values = {
             "instructions": self.instructions,
-            "max_steps": self.max_steps,
-            "max_actions_per_step": self.max_actions_per_step,
+            "max_steps": self.env.max_steps,
+            "max_actions_per_step": self.env.max_actions_per_step,
         }
-        text = filled(self.system_template or "", values)
+        text = filled(self.env.system_template or "", values)
         return (Message("system", text),) if text else ()
 
     def shown(self, observation: Observation, step: int, max_tokens: int) -> tuple[Message, ...]:
@@ -92,29 +66,31 @@ class Conversation:
         values = {
             "observation": last.content,
             "step": step,
-            "steps_left": self.max_steps - step + 1,
-            "max_steps": self.max_steps,
-            "max_actions_per_step": self.max_actions_per_step,
+            "steps_left": self.env.max_steps - step + 1,
+            "max_steps": self.env.max_steps,
+            "max_actions_per_step": self.env.max_actions_per_step,
             "max_tokens": max_tokens,
         }
-        return (*before, replace(last, content=filled(self.turn_template, values)))
+        return (*before, replace(last, content=filled(self.env.turn_template, values)))
 
     def remembered(self, response: str) -> str:
         """Return a response as later prompts show it."""
-        return response if self.thinking_tags is None else without_thoughts(response, self.thinking_tags).strip()
+        return (
+            response if self.env.thinking_tags is None else without_thoughts(response, self.env.thinking_tags).strip()
+        )
 
     @property
     def carries(self) -> bool:
         """Whether some turn continues the tokens of the one before."""
-        return self.sample_unit == "trajectory" or (self.sample_unit == "concat" and self.history_length != 0)
+        return self.sample_unit == "trajectory" or (self.sample_unit == "concat" and self.env.history_length != 0)
 
     def resets_context(self, turn: int) -> bool:
         """Return whether this turn (from 0) has a whole prompt of its own."""
         if self.sample_unit == "step" or turn == 0:
             return True
-        if self.sample_unit == "trajectory" or self.history_length is None:
+        if self.sample_unit == "trajectory" or self.env.history_length is None:
             return False
-        return turn % (self.history_length + 1) == 0
+        return turn % (self.env.history_length + 1) == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,15 +117,15 @@ class ConversationRollout:
         self._system = conversation.system()
         agent.prompt((*self._system, Message("user", "?")))
         if conversation.carries:
-            agent.check_carries(conversation.thinking_tags)
-        self._opened = agent.forced_think_prefix(conversation.thinking_tags)
+            agent.check_carries(conversation.env.thinking_tags)
+        self._opened = agent.forced_think_prefix(conversation.env.thinking_tags)
 
     async def play(self, episode: Episode) -> None:
         spec = self._conversation
-        limit = spec.max_tokens_per_step or episode.params.max_new_tokens
+        limit = spec.env.max_tokens_per_step or episode.params.max_new_tokens
         observation = await episode.reset()
         history: list[_Exchange] = []
-        for turn in range(spec.max_steps):
+        for turn in range(spec.env.max_steps):
             messages = spec.shown(observation, turn + 1, limit)
             prompt = self._prompt(messages, history)
             reset = turn > 0 and spec.resets_context(turn)
@@ -168,7 +144,7 @@ class ConversationRollout:
             return self._agent.reply(Observation(messages), history[-1].sampled)
         first = len(history)
         if spec.sample_unit == "step":
-            first = 0 if spec.history_length is None else max(0, len(history) - spec.history_length)
+            first = 0 if spec.env.history_length is None else max(0, len(history) - spec.env.history_length)
         # What the environment itself said as system holds for the whole episode.
         earlier = [m for exchange in history[:first] for m in exchange.messages if m.role == "system"]
         if spec.sample_unit == "step":

@@ -74,8 +74,8 @@ class _Teacher:
         self._names: dict[str, str] = {}
         for name, action in self._section.action_lookup.items():
             self._names.setdefault(action, name)
-        self._conversation = Conversation.of(
-            spec.tag, self._section, instructions=self._bare.instructions, sample_unit=config.sample_unit
+        self._conversation = Conversation(
+            tag=spec.tag, env=self._section, instructions=self._bare.instructions, sample_unit=config.sample_unit
         )
         generating = config.actor_infer.generating_args
         self._limit = self._section.max_tokens_per_step or generating.max_new_tokens or config.response_length
@@ -134,7 +134,7 @@ class _Teacher:
         spec = self._conversation
         for turn in range(turns):
             if spec.sample_unit == "step":
-                yield 0 if spec.history_length is None else max(0, turn - spec.history_length), turn + 1
+                yield 0 if spec.env.history_length is None else max(0, turn - spec.env.history_length), turn + 1
             elif turn + 1 == turns or spec.resets_context(turn + 1):
                 yield max(first for first in range(turn + 1) if spec.resets_context(first)), turn + 1
 

@@ -6,9 +6,11 @@ import asyncio
 import copy
 from functools import cache
 
+from roll.configs.schema.env_config import CustomEnv
 from roll.data.templates import render_chat
 from roll.envs.base import Observation, StepResult
 from roll.rollout.agent import Agent
+from roll.rollout.conversation import Conversation
 from roll.rollout.episode import EpisodeKey, EpisodePlayer
 from roll.strategies.base import Completion, SamplingParams
 from roll.types.episode import Group, Task, Trajectory
@@ -167,3 +169,9 @@ def play(engines, env, rollout, agent: Agent, *, limit=10_000, max_new_tokens=50
 
 def group_of(*trajectories: Trajectory) -> Group:
     return Group(task=TASK, trajectories=trajectories)
+
+
+def conversation(*, instructions="", sample_unit="trajectory", **keys):
+    """A conversation of the environment `maze`, with these keys of its section."""
+    env = CustomEnv(env_type="maze-v1", **keys)
+    return Conversation(tag="maze", env=env, instructions=instructions, sample_unit=sample_unit)

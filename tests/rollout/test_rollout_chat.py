@@ -10,6 +10,7 @@ from chat_tokenizers import (
     Script,
     ScriptedEnv,
     bpe_tokenizer,
+    conversation,
     group_of,
     ids_of,
     play,
@@ -23,7 +24,7 @@ from roll.envs.base import Message, Observation
 from roll.pipelines.assemble import assemble
 from roll.rollout.agent import Agent
 from roll.rollout.chat import ChatTemplate, PlainText, check_template
-from roll.rollout.conversation import Conversation, ConversationRollout
+from roll.rollout.conversation import ConversationRollout
 
 QUICK = settings(max_examples=25, deadline=None, derandomize=True)
 LETTERS = st.text(alphabet="abUp é\n#P_<>{}/.?1", max_size=12)
@@ -58,7 +59,7 @@ def test_an_episodes_tokens_and_mask_are_those_of_the_whole_conversation_rendere
     end = ENDS[name]
     engines = Script(tokenizer, *[(a + end * ended, "stop" if ended else "length") for _, a, ended in played])
     agent = Agent(tokenizer, chat=True)
-    rollout = ConversationRollout(agent, Conversation(tag="maze", instructions=system or ""))
+    rollout = ConversationRollout(agent, conversation(instructions=system or ""))
     trajectory = play(engines, ScriptedEnv(*[shown for shown, _, _ in played]), rollout, agent)
 
     messages = [Message("system", system)] if system else []
@@ -127,7 +128,7 @@ def test_a_template_without_system_messages_carries_but_says_so_when_given_one()
     )
     check_template(tokenizer)
     with pytest.raises(TemplateError, match=r"system, user: no system here.*system_template to null"):
-        ConversationRollout(Agent(tokenizer, chat=True), Conversation(tag="maze", system_template="Play."))
+        ConversationRollout(Agent(tokenizer, chat=True), conversation(system_template="Play."))
 
 
 NO_SYSTEM = CHATML.replace("for m in messages", "for m in messages if m.role != 'system'")
@@ -136,7 +137,7 @@ NO_TOOL = CHATML.replace("for m in messages", "for m in messages if m.role != 't
 
 def test_a_message_that_the_template_leaves_out_is_missed():
     with pytest.raises(TemplateError, match=r"leaves out a message of role system: 'Play\.'.*system_template to null"):
-        ConversationRollout(Agent(bpe_tokenizer(NO_SYSTEM)), Conversation(tag="maze", system_template="Play."))
+        ConversationRollout(Agent(bpe_tokenizer(NO_SYSTEM)), conversation(system_template="Play."))
     agent = Agent(bpe_tokenizer(NO_TOOL))
     agent.check_carries()
     with pytest.raises(TemplateError, match="leaves out a message of role tool: 'RESULT 42'"):
@@ -230,7 +231,7 @@ def test_plain_texts_are_joined_after_the_token_that_begins_a_text():
 def test_a_turns_rendering_costs_the_same_however_long_the_episode_is(monkeypatch):
     tokenizer = bpe_tokenizer("qwen2.5")
     agent = Agent(tokenizer, chat=True)
-    rollout = ConversationRollout(agent, Conversation(tag="maze", max_steps=100))
+    rollout = ConversationRollout(agent, conversation(max_steps=100))
     sizes = []
     render = ChatTemplate.text
     def counted(self, messages):

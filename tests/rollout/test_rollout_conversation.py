@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from chat_tokenizers import Script, ScriptedEnv, bpe_tokenizer, group_of, ids_of, play
+from chat_tokenizers import Script, ScriptedEnv, bpe_tokenizer, conversation, group_of, ids_of, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roll.configs.schema.env_config import CustomEnv
 from roll.envs.base import Message, Observation
 from roll.envs.wrappers import ActionRules, found_actions
 from roll.pipelines.assemble import assemble
 from roll.rollout.agent import Agent
-from roll.rollout.conversation import Conversation, ConversationRollout
+from roll.rollout.conversation import ConversationRollout
 from roll.rollout.episode import EpisodeError
 
 PLAIN = bpe_tokenizer(None)
@@ -24,7 +23,7 @@ def played(*answers, shows=("A", "B", "C", "D"), tokenizer=PLAIN, reason="stop",
     agent = Agent(tokenizer, chat=tokenizer.chat_template is not None)
     engines = Script(tokenizer, *[(answer, reason) for answer in answers])
     env = env or ScriptedEnv(*shows)
-    rollout = ConversationRollout(agent, Conversation(**{"tag": "maze", "instructions": "S", **spec}))
+    rollout = ConversationRollout(agent, conversation(**{"instructions": "S", **spec}))
     trajectory = play(engines, env, rollout, agent, limit=limit)
     return engines, trajectory, env
 
@@ -128,7 +127,7 @@ def test_a_template_that_strips_thoughts_is_for_steps_alone():
     agent = Agent(bpe_tokenizer(stripping), chat=True)
     units = [("trajectory", None, True), ("concat", 3, True), ("concat", 0, False), ("step", 3, False)]
     for unit, length, refused in units:
-        spec = Conversation(tag="maze", sample_unit=unit, history_length=length)
+        spec = conversation(sample_unit=unit, history_length=length)
         if refused:
             with pytest.raises(ValueError, match="sample_unit: step"):
                 ConversationRollout(agent, spec)
@@ -180,7 +179,7 @@ def test_what_an_environment_says_is_never_read_as_a_template():
 )
 def test_a_name_that_no_template_knows_is_refused(keys, message):
     with pytest.raises(ValueError, match=message):
-        Conversation(tag="maze", **keys)
+        conversation(**keys)
 
 
 @pytest.mark.parametrize("keys", [{"system_template": None}, {"instructions": ""}])
@@ -196,18 +195,6 @@ def test_messages_of_several_roles_keep_them_and_the_last_one_is_filled_in():
         "<|im_start|>user\n1: A<|im_end|>\n<|im_start|>assistant\na<|im_end|>\n"
         "<|im_start|>tool\n7<|im_end|>\n<|im_start|>user\n2: and?<|im_end|>\n<|im_start|>assistant\n"
     )
-
-
-def test_a_conversation_is_what_the_configuration_says():
-    env = CustomEnv(
-        env_type="maze-v1", max_steps=4, max_tokens_per_step=9, system_template="a", turn_template="{observation}.",
-        max_actions_per_step=3, thinking_tags=("<a>", "</a>"), history_length=2,
-    )  # fmt: skip
-    assert Conversation.of("maze", env, instructions="i", sample_unit="concat") == Conversation(
-        tag="maze", instructions="i", system_template="a", turn_template="{observation}.", max_steps=4,
-        max_actions_per_step=3, max_tokens_per_step=9, thinking_tags=("<a>", "</a>"), sample_unit="concat",
-        history_length=2,
-    )  # fmt: skip
 
 
 # --- how episodes end -------------------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def episode_of(config, tag, seed, answers):
     spec = env_spec(tag, section, manager)
     agent = Agent(TOKENIZER, chat=True)
     instructions = bare_env(spec).instructions
-    conversation = Conversation.of(tag, section, instructions=instructions, sample_unit=config.sample_unit)
+    conversation = Conversation(tag=tag, env=section, instructions=instructions, sample_unit=config.sample_unit)
     engines = Script(TOKENIZER, *[(f"{answer}<|im_end|>", "stop") for answer in answers])
     played = PlayedEnv(build_env(spec), seed)
     length = config.actor_infer.generating_args.max_new_tokens or config.response_length
