@@ -1,12 +1,7 @@
 """Clusters and executors: the only way the controller talks to workers.
 
-    executor = make_executor("ray", placements, rpc_timeout=3600)
-    actor = executor.create_cluster(placement, ActorTrain, (config,))
-    metrics = actor.call(ActorTrain.train_step, batch)
-
-The controller calls; `dispatch` turns the call into one call per rank; the first rank that fails, dies or
-outlasts the time limit raises here at once, because its peers may be waiting for it inside a collective and
-would never answer.
+The first rank that fails, dies or outlasts the time limit raises here at once, because its peers may be waiting for it
+inside a collective and would never answer.
 """
 
 from __future__ import annotations
@@ -52,10 +47,9 @@ class Cluster(ABC):
         return self._known_layouts(None)[0].dp_size
 
     def call(self, method: Method, *args: Any, timeout: float | None = None) -> Any:
-        """Call a `@dispatch` method of the worker class, e.g. `cluster.call(ActorTrain.train_step, batch)`.
+        """Call a `@dispatch` method of the worker class; `timeout` in seconds, default: the cluster's `rpc_timeout`.
 
-        Raises `WorkerTimeout` after `timeout` seconds (default: the cluster's `rpc_timeout`), `WorkerDied`,
-        or `WorkerFailed` (`WorkerRefused`, a `ValueError`, where the worker raised one).
+        Raises `WorkerTimeout`, `WorkerDied` or `WorkerFailed` (`WorkerRefused` where the worker raised a `ValueError`).
         """
         name = self._name_of(method)
         mode = mode_of(method)
@@ -69,13 +63,8 @@ class Cluster(ABC):
         """Call the method on one rank, whatever its dispatch mode."""
         return self._run(self._name_of(method), {self._checked(rank): args}, timeout)[0]
 
-    async def call_rank_async(
-        self, rank: int, method: Method, *args: Any, timeout: float | None = None
-    ) -> Any:
-        """Do `call_rank` on the event loop: other coroutines run on while the worker works.
-
-        Calls of one rank run in the order they were made. Cancelling the await doesn't stop the worker.
-        """
+    async def call_rank_async(self, rank: int, method: Method, *args: Any, timeout: float | None = None) -> Any:
+        """Do `call_rank` on the event loop. Calls of one rank keep their order; cancelling doesn't stop the worker."""
         return await self._run_async(self._name_of(method), self._checked(rank), args, timeout)
 
     @abstractmethod
@@ -94,9 +83,7 @@ class Cluster(ABC):
 
         if not args or not isinstance(args[0], Ragged):
             got = type(args[0]).__name__ if args else "nothing"
-            raise TypeError(
-                f"{self.role}.{name} splits its first argument over ranks: expected a Ragged, got {got}"
-            )
+            raise TypeError(f"{self.role}.{name} splits its first argument over ranks: expected a Ragged, got {got}")
         layouts = self._known_layouts(timeout)
         batch, rest = args[0], args[1:]
         pieces = split_batch(batch, layouts, balance=self._balance)
@@ -118,9 +105,7 @@ class Cluster(ABC):
             remote = sorted(
                 n for n in dir(self.worker_cls) if hasattr(getattr(self.worker_cls, n), "__roll_dispatch__")
             )
-            raise ValueError(
-                f"{self.role} runs {self.worker_cls.__name__}, which has no {name!r}; it has {remote}"
-            )
+            raise ValueError(f"{self.role} runs {self.worker_cls.__name__}, which has no {name!r}; it has {remote}")
         return name
 
     def _checked(self, rank: int) -> int:
@@ -142,8 +127,8 @@ class Executor(ABC):
         if len(self.placements) != len(placements):
             raise ValueError(f"each role needs its own name, got {[p.role for p in placements]}")
         self.rpc_timeout = rpc_timeout
+        self._clusters: list[Cluster] = []
 
-    @abstractmethod
     def create_cluster(
         self,
         placement: RolePlacement,
@@ -155,28 +140,31 @@ class Executor(ABC):
     ) -> Cluster:
         """Build `worker_cls(info, *init_args)` on every rank and wait until all stand.
 
-        `rpc_timeout` overrides the executor's; `balance` evens out tokens over data-parallel ranks in split
-        calls.
+        `rpc_timeout` overrides the executor's; `balance` evens out tokens over data-parallel ranks in split calls.
         """
+        if self.placements.get(placement.role) != placement:
+            raise ValueError(f"{placement.role!r} isn't among the executor's placements {sorted(self.placements)}")
+        calls = {"rpc_timeout": rpc_timeout or self.rpc_timeout, "balance": balance}
+        return self._start(placement, worker_cls, init_args, calls)
+
+    @abstractmethod
+    def _start(
+        self, placement: RolePlacement, worker_cls: type[Worker], init_args: tuple[Any, ...], calls: Mapping[str, Any]
+    ) -> Cluster:
+        """Make a cluster, `calls` are the keywords of `Cluster`, and append it to `_clusters` before it can fail."""
 
     @abstractmethod
     def put(self, payload: Any) -> Handle:
-        """Return a handle for `roll.distributed.handles.resolve` in any worker, so that a payload is shipped
-        once."""
+        """Return a handle for `roll.distributed.handles.resolve` in any worker: a payload is shipped once."""
 
-    @abstractmethod
     def shutdown(self) -> None:
         """End every cluster and what this executor started; a second call does nothing."""
+        for cluster in self._clusters:
+            cluster.shutdown()
+        self._clusters.clear()
 
     def __enter__(self) -> Executor:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.shutdown()
-
-    def _known(self, placement: RolePlacement) -> RolePlacement:
-        if self.placements.get(placement.role) != placement:
-            raise ValueError(
-                f"{placement.role!r} isn't among the executor's placements {sorted(self.placements)}"
-            )
-        return placement

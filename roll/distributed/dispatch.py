@@ -1,10 +1,4 @@
-"""How a call on a cluster becomes calls on its ranks, declared on the worker's method.
-
-    class ActorTrain(Worker):
-        @dispatch(Dispatch.SPLIT_BY_DP)
-        def train_step(self, batch: TokenBatch) -> Metrics: ...
-
-    metrics = cluster.call(ActorTrain.train_step, batch)
+"""How a call on a cluster becomes calls on its ranks: `@dispatch(Dispatch.<mode>)` on the worker's method declares it.
 
 | mode | arguments | result |
 |---|---|---|

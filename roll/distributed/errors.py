@@ -13,9 +13,7 @@ class WorkerError(RuntimeError):
 
     def __init__(self, message: str, *, role: str, rank: int, call: str) -> None:
         super().__init__(message)
-        self.role = role
-        self.rank = rank
-        self.call = call
+        self.role, self.rank, self.call = role, rank, call
 
 
 class WorkerTimeout(WorkerError):
@@ -28,8 +26,7 @@ class WorkerTimeout(WorkerError):
         )
         super().__init__(message + _indented("It was doing", doing), role=role, rank=rank, call=call)
         self.seconds = seconds
-        self.doing = doing
-        """Stacks of the worker's threads, where they could be had."""
+        self.doing = doing  # stacks of the worker's threads, where they could be had
 
 
 class WorkerDied(WorkerError):
@@ -42,35 +39,21 @@ class WorkerDied(WorkerError):
         message = f"{role} rank {rank} died during {call!r} ({where})."
         message += _indented("Reason", reason) + _indented("End of its output", stderr_tail)
         super().__init__(message, role=role, rank=rank, call=call)
-        self.node = node
-        self.pid = pid
-        self.stderr_tail = stderr_tail
+        self.node, self.pid, self.stderr_tail = node, pid, stderr_tail
 
 
 class WorkerFailed(WorkerError):
     """The worker's code raised; the worker itself lives on."""
 
-    def __init__(
-        self,
-        *,
-        role: str,
-        rank: int,
-        call: str,
-        type_name: str,
-        text: str,
-        remote_traceback: str,
-        show: bool = True,
-    ) -> None:
-        message = f"{role} rank {rank} failed in {call!r}: {type_name}: {text}"
-        message += _indented("Traceback of the worker", remote_traceback) if show else ""
+    def __init__(self, failure: Failure, *, role: str, rank: int, call: str, show: bool = True) -> None:
+        message = f"{role} rank {rank} failed in {call!r}: {failure.type_name}: {failure.text}"
+        message += _indented("Traceback of the worker", failure.traceback) if show else ""
         super().__init__(message, role=role, rank=rank, call=call)
-        self.type_name = type_name
-        self.remote_traceback = remote_traceback
+        self.type_name, self.remote_traceback = failure.type_name, failure.traceback
 
 
 class WorkerRefused(WorkerFailed, ValueError):
-    """The worker's code raised `ValueError`: something the user gave is wrong, so it stays a `ValueError`
-    here."""
+    """The worker's code raised `ValueError`: something the user gave is wrong, so it stays a `ValueError` here."""
 
 
 @dataclass(frozen=True)
@@ -91,15 +74,7 @@ class Failure:
     def error(self, role: str, rank: int, call: str, *, show: bool = True) -> WorkerFailed:
         """Return the exception to raise in the controller; `show` puts the worker's traceback into its message."""
         kind = WorkerRefused if self.user_error else WorkerFailed
-        return kind(
-            role=role,
-            rank=rank,
-            call=call,
-            type_name=self.type_name,
-            text=self.text,
-            remote_traceback=self.traceback,
-            show=show,
-        )
+        return kind(self, role=role, rank=rank, call=call, show=show)
 
 
 def _indented(title: str, text: str) -> str:

@@ -22,8 +22,7 @@ def make_executor(
 ) -> Executor:
     """Return the executor called `name` for these roles.
 
-    `log_dir` receives one file per worker process (`<role>-<rank>.log`); None keeps them in a temporary
-    folder.
+    `log_dir` receives one file per worker process (`<role>-<rank>.log`); None keeps them in a temporary folder.
     """
     if name not in EXECUTORS:
         raise ValueError(f"unknown executor {name!r}; known: {list(EXECUTORS)}")

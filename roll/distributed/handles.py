@@ -1,7 +1,6 @@
 """Handles: big payloads that travel from worker to worker without passing through the controller.
 
-Under `ray` a handle is an object reference into the object store; in one process it is the object itself.
-Neither the controller nor the worker code has to know which.
+Under `ray` a handle is a reference into the object store; in one process it is the object itself.
 """
 
 from __future__ import annotations

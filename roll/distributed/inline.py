@@ -1,8 +1,7 @@
 """The `inline` executor: every worker lives in the controller's process, one rank per role.
 
-A plain call runs on the caller's thread, so a breakpoint in a worker stops like anywhere else; it can't be
-given up after a time limit. A call from the event loop runs on the worker's own daemon thread and has one.
-The two never overlap on a worker.
+A plain call runs on the caller's thread, so a breakpoint stops as anywhere else, and has no time limit. One from the
+event loop runs on the worker's own daemon thread and has one. The two never overlap on a worker.
 """
 
 from __future__ import annotations
@@ -48,36 +47,15 @@ class InlineExecutor(Executor):
                     f"{placement.role} has system_envs {sorted(placement.env)}, but executor: inline starts "
                     "no process that could have them; set executor: ray, or export them before the start"
                 )
-        self._clusters: list[InlineCluster] = []
 
-    def create_cluster(
-        self,
-        placement: RolePlacement,
-        worker_cls: type[Worker],
-        init_args: tuple[Any, ...] = (),
-        *,
-        rpc_timeout: float | None = None,
-        balance: bool = True,
+    def _start(
+        self, placement: RolePlacement, worker_cls: type[Worker], init_args: tuple[Any, ...], calls: Mapping[str, Any]
     ) -> Cluster:
-        cluster = InlineCluster(
-            self._known(placement),
-            worker_cls,
-            init_args,
-            rpc_timeout=rpc_timeout or self.rpc_timeout,
-            balance=balance,
-        )
-        self._clusters.append(cluster)
-        return cluster
+        self._clusters.append(InlineCluster(placement, worker_cls, init_args, **calls))
+        return self._clusters[-1]
 
     def put(self, payload: Any) -> Handle:
-        """Return the payload itself."""
         return payload
-
-    def shutdown(self) -> None:
-        """Close every worker."""
-        for cluster in self._clusters:
-            cluster.shutdown()
-        self._clusters.clear()
 
 
 class InlineCluster(Cluster):
@@ -98,20 +76,11 @@ class InlineCluster(Cluster):
         self._threads: list[threading.Thread] = []
         self._port = reserve_port(_HOST)
         slots = placement.ranks[0]
-        info = WorkerInfo(
-            role=placement.role,
-            rank=0,
-            world_size=1,
-            master_addr=_HOST,
-            master_port=self._port,
-            slots=slots,
-            local_rank=slots[0] if slots else 0,
-        )
+        info = WorkerInfo(placement.role, 0, 1, _HOST, self._port, slots, local_rank=slots[0] if slots else 0)
         self._worker: Worker | None = None
         self._worker = self._attributed("__init__", lambda: worker_cls(info, *init_args))
 
     def shutdown(self) -> None:
-        """Close the worker and end its threads."""
         worker, self._worker = self._worker, None
         if worker is None:
             return

@@ -1,5 +1,4 @@
-"""Process groups of one role: a port that no other run can take, and an initialisation that can't hang for
-ever."""
+"""Process groups of one role: a port that no other run can take, and an initialisation that can't hang for ever."""
 
 from __future__ import annotations
 
@@ -12,8 +11,7 @@ _reserved: dict[int, socket.socket] = {}
 
 
 def reserve_port(host: str) -> int:
-    """Listen on a free port of `host` and keep it: rank 0's rendezvous takes the socket over, so nobody can
-    race it."""
+    """Listen on a free port of `host` and keep it: rank 0's rendezvous takes the socket over, so nobody can race it."""
     server = socket.create_server((host, 0), backlog=2048)
     port: int = server.getsockname()[1]
     _reserved[port] = server
@@ -27,23 +25,17 @@ def release_port(port: int) -> None:
         server.close()
 
 
-def single_rank_group(backend: str) -> None:
-    """Form a process group of this process alone, for libraries that insist on one; takes no port.
+def connect(info: WorkerInfo, backend: str) -> None:
+    """Join the process group of the role, for libraries that insist on one; a single rank forms it alone.
 
-    Roles that share a process share it: one that is there already is kept.
+    Roles that share a process share its group.
     """
     import torch.distributed as dist
 
-    if not dist.is_initialized():
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-
-
-def connect(info: WorkerInfo, backend: str) -> None:
-    """Join the process group of the role, which a single rank forms alone: for libraries that insist on one."""
-    if info.world_size == 1:
-        single_rank_group(backend)
-    else:
+    if info.world_size > 1:
         init_process_group(info, backend)
+    elif not dist.is_initialized():
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
 def init_process_group(info: WorkerInfo, backend: str, *, timeout: float = 600.0) -> None:

@@ -26,8 +26,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _TAIL_BYTES = 16384
 _logger = logging.getLogger(__name__)
 _GRACE = 1.0
-"""Seconds to look for a death behind an exception: a peer's broken connection is reported before the death
-itself."""
+"""Seconds to look for a death behind an exception: a peer's broken connection is reported before the death itself."""
 _CLOSE_SECONDS = 5.0
 _STACKS_SECONDS = 0.5
 
@@ -203,15 +202,9 @@ class RayCluster(Cluster):
 
     def _death(self, error: Exception, rank: int, call: str) -> WorkerDied:
         peer = self._peers[rank]
-        return WorkerDied(
-            role=self.role,
-            rank=rank,
-            node=peer.home.host if peer.home else "",
-            pid=peer.home.pid if peer.home else 0,
-            call=call,
-            reason=_reason(str(error)),
-            stderr_tail=_tail(peer.log_file),
-        )
+        node, pid = (peer.home.host, peer.home.pid) if peer.home else ("", 0)
+        reason, tail = _reason(str(error)), _tail(peer.log_file)
+        return WorkerDied(role=self.role, rank=rank, node=node, pid=pid, call=call, reason=reason, stderr_tail=tail)
 
     def _late(self, ranks: Sequence[int], call: str, seconds: float) -> WorkerTimeout:
         self._healthy = False
@@ -245,8 +238,7 @@ def _tail(path: Path, start: int = 0) -> str:
 
 
 def _running_calls(stacks: str) -> str:
-    """Of all threads' stacks (innermost frame first), those inside a worker's method, without Ray's own
-    frames."""
+    """Of all threads' stacks (innermost frame first), those inside a worker's method, without Ray's own frames."""
     calls = []
     for stack in stacks.split("\n\n"):
         frames, shell, _ = stack.partition("ray_worker.py")
@@ -258,8 +250,6 @@ def _running_calls(stacks: str) -> str:
 def _reason(text: str) -> str:
     """Return the part of Ray's message that says why, without its table of ids."""
     lines = [
-        line
-        for line in _COLOURS.sub("", text).splitlines()
-        if line.strip() and not line.startswith(("\t", "    "))
+        line for line in _COLOURS.sub("", text).splitlines() if line.strip() and not line.startswith(("\t", "    "))
     ]
     return "\n".join(lines[1:] or lines)

@@ -1,8 +1,7 @@
 """The `ray` executor: one process per rank, on one machine or many.
 
-Slots become bundles of one placement group, which reserves them all at once: two roles that wait for each
-other's devices can't exist. An actor takes no share of its bundle; colocation is the plan's business, not the
-scheduler's.
+Slots become bundles of one placement group, which reserves them all at once: two roles that wait for each other's
+devices can't exist. An actor takes no share of its bundle; colocation is the plan's business, not the scheduler's.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import atexit
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,8 +33,7 @@ class _Slot:
     """A device of the cluster. Ordered by machine, then device, which is the order of global slot numbers."""
 
     node: str
-    device: int
-    """Number of the accelerator on its machine."""
+    device: int  # number of the accelerator on its machine
     bundle: int
 
 
@@ -52,7 +50,6 @@ class RayExecutor(Executor):
     ) -> None:
         super().__init__(placements, rpc_timeout=rpc_timeout)
         self._options = options or RayOptions()
-        self._clusters: list[RayCluster] = []
         self._group: Any = None
         self._session: RaySession | None = RaySession(self._options)
         atexit.register(self.shutdown)
@@ -63,20 +60,11 @@ class RayExecutor(Executor):
             self.shutdown()
             raise
 
-    def create_cluster(
-        self,
-        placement: RolePlacement,
-        worker_cls: type[Worker],
-        init_args: tuple[Any, ...] = (),
-        *,
-        rpc_timeout: float | None = None,
-        balance: bool = True,
+    def _start(
+        self, placement: RolePlacement, worker_cls: type[Worker], init_args: tuple[Any, ...], calls: Mapping[str, Any]
     ) -> Cluster:
-        self._known(placement)
         peers = [self._start_shell(placement, rank) for rank in range(placement.world_size)]
-        cluster = RayCluster(
-            placement, worker_cls, peers, rpc_timeout=rpc_timeout or self.rpc_timeout, balance=balance
-        )
+        cluster = RayCluster(placement, worker_cls, peers, **calls)
         self._clusters.append(cluster)
         try:
             self._build(cluster, init_args)
@@ -86,20 +74,16 @@ class RayExecutor(Executor):
         return cluster
 
     def put(self, payload: Any) -> Handle:
-        """Return a reference into the object store."""
         import ray
 
         return ray.put(payload)
 
     def shutdown(self) -> None:
-        """End the workers, free the slots, leave the cluster (and end it where it is our own)."""
         session, self._session = self._session, None
         if session is None:
             return
         atexit.unregister(self.shutdown)
-        for cluster in self._clusters:
-            cluster.shutdown()
-        self._clusters.clear()
+        super().shutdown()
         if self._group is not None:
             from ray.util.placement_group import remove_placement_group
 
@@ -185,11 +169,8 @@ class RayExecutor(Executor):
         return {**env, **placement.env}
 
     def _threads(self, slots: int) -> int:
-        """Threads of one rank: colocated roles take turns, so the cores are shared out by slot, not by
-        process."""
-        per_node = max(
-            (sum(s.node == node for s in self._slots) for node in {s.node for s in self._slots}), default=1
-        )
+        """Threads of one rank: colocated roles take turns, so the cores are shared out by slot, not by process."""
+        per_node = max((sum(s.node == node for s in self._slots) for node in {s.node for s in self._slots}), default=1)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return max(1, cores // per_node) * max(1, slots)
 
@@ -200,9 +181,7 @@ class RayExecutor(Executor):
         local = len({home.node for home in homes}) == 1
         master = _LOOPBACK if local else homes[0].node
         port = cluster.ask(0, "reserve_port", master)
-        _logger.info(
-            "%s: %d rank(s) on %s", placement.role, len(homes), sorted({home.host for home in homes})
-        )
+        _logger.info("%s: %d rank(s) on %s", placement.role, len(homes), sorted({home.host for home in homes}))
         specs = []
         for rank, slots in enumerate(placement.ranks):
             info = WorkerInfo(placement.role, rank, placement.world_size, master, port, slots, local_rank=0)

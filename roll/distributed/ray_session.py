@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 _PREFIX = "roll-ray-"
-_LONGEST_ROOT = 30
-"""Ray's socket paths add about 75 characters, and a Unix socket's path may have 107."""
+_LONGEST_ROOT = 30  # Ray's socket paths add about 75 characters, and a Unix socket's path may have 107
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +20,7 @@ class RayOptions:
     """How to get a Ray cluster."""
 
     address: str | None = None
-    """An existing cluster, e.g. `auto` or `host:port`; None starts one for this run alone, on this
-    machine."""
+    """An existing cluster, e.g. `auto` or `host:port`; None starts one for this run alone, on this machine."""
     object_store_gb: float | None = None
     """Size of the own cluster's object store; None lets Ray choose."""
     start_timeout: float = 120.0
@@ -81,8 +79,7 @@ class RaySession:
 
 
 class PrivateFolder:
-    """A temporary folder of this process. A lock tells a living owner's folder from the litter of a killed
-    one."""
+    """A temporary folder of this process. A lock tells a living owner's folder from the litter of a killed one."""
 
     def __init__(self, root: Path | None = None) -> None:
         root = root or _short_root()

@@ -1,5 +1,4 @@
-"""The actor around one worker: redirects its output, builds it, runs its calls, and turns exceptions into
-data.
+"""The actor around one worker: redirects its output, builds it, runs its calls, turns exceptions into data.
 
 Imported before the worker's own code, and by design without torch: the environment is complete by then.
 """

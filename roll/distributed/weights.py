@@ -1,13 +1,8 @@
-"""Weights on their way from a training worker to inference workers: buckets of named tensors behind handles.
+"""Weights in buckets of named tensors behind handles; `roll.distributed.transports` chooses between this way and
+others.
 
-    train worker:   handles = send_weights(strategy.named_weights(), bucket_bytes, version)
-    infer worker:   engine.update_weights(version, receive_weights(handles, version))
-
-Under `ray` a bucket lies in the object store, written once by the sender and read in place by every receiver of
-the machine. In one process the tensors themselves are handed over and nothing is copied, so they still belong
-to the trainer: receive them before its next step.
-
-`roll.distributed.transports` chooses between this way and others, and checks that what left also arrived.
+Under `ray` a bucket lies in the object store, written once and read in place by every receiver of the machine. In one
+process the handles lead to copies.
 """
 
 from __future__ import annotations
@@ -16,18 +11,16 @@ import hashlib
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
 
 from roll.distributed.handles import Handle, crosses_processes, put, resolve
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-DEFAULT_BUCKET_BYTES = 256 * 2**20
-
 WeightPart: TypeAlias = Literal["merged", "base", "adapters"]
-"""Of a model with LoRA: adapters merged into its weights, its weights without them, or the adapters alone.
-Any other model is `merged`."""
+"""Of a model with LoRA: adapters merged into its weights, its weights without them, or the adapters alone. Any other
+model is `merged`."""
 
 
 class WeightSyncError(RuntimeError):
@@ -42,8 +35,7 @@ class WeightMismatch(WeightSyncError, ValueError):
 class _Packed:
     """A tensor as plain bytes, which Ray keeps in shared memory without another copy."""
 
-    data: Any
-    """numpy uint8, flat"""
+    data: Any  # numpy uint8, flat
     dtype: str
     shape: tuple[int, ...]
 
@@ -53,23 +45,21 @@ class _Bucket:
     version: int
     index: int
     last: bool
-    tensors: tuple[tuple[str, Any], ...]
-    """(name, `_Packed` or the tensor itself)"""
+    tensors: tuple[tuple[str, Any], ...]  # (name, `_Packed` or the tensor itself)
 
 
 class BucketWriter:
     """Collects a stream into buckets of about `bucket_bytes`, each behind a handle once it is full.
 
-    One bucket at a time is held here; what is behind the handles is freed when the last of them is.
-    `copies`: in one process too, the handles lead to copies, which stay as they are while the trainer goes on.
+    One bucket at a time is held here; what is behind the handles is freed when the last of them is. In one process too
+    they lead to copies, which stay as they are while the trainer goes on.
     """
 
-    def __init__(self, bucket_bytes: int, version: int, *, copies: bool = False) -> None:
+    def __init__(self, bucket_bytes: int, version: int) -> None:
         if bucket_bytes < 1:
             raise ValueError(f"bucket_bytes must be >= 1, got {bucket_bytes}")
         self._bucket_bytes = bucket_bytes
         self._version = version
-        self._copies = copies and not crosses_processes()
         self._handles: list[Handle] = []
         self._waiting: list[tuple[str, Tensor]] = []
         self._size = 0
@@ -78,7 +68,7 @@ class BucketWriter:
         """Add the next tensor; one that is larger than a bucket has a bucket of its own."""
         if self._waiting and self._size + tensor.nbytes > self._bucket_bytes:
             self._flush(last=False)
-        self._waiting.append((name, tensor.detach().clone() if self._copies else tensor.detach()))
+        self._waiting.append((name, tensor.detach() if crosses_processes() else tensor.detach().clone()))
         self._size += tensor.nbytes
 
     def finish(self) -> list[Handle]:
@@ -87,34 +77,23 @@ class BucketWriter:
         return self._handles
 
     def _flush(self, *, last: bool) -> None:
-        self._handles.append(_put(self._version, len(self._handles), self._waiting, last=last))
+        pack = _pack if crosses_processes() else (lambda tensor: tensor)
+        contents = tuple((name, pack(tensor)) for name, tensor in self._waiting)
+        self._handles.append(put(_Bucket(self._version, len(self._handles), last, contents)))
         self._waiting, self._size = [], 0
 
 
-def send_weights(
-    named: Iterable[tuple[str, Tensor]], bucket_bytes: int = DEFAULT_BUCKET_BYTES, version: int = 0
-) -> list[Handle]:
-    """Put a stream into buckets of about `bucket_bytes` and return their handles in order; see `BucketWriter`."""
-    writer = BucketWriter(bucket_bytes, version)
-    for name, tensor in named:
-        writer.add(name, tensor)
-    return writer.finish()
-
-
 def receive_weights(handles: Sequence[Handle], version: int = 0) -> Iterator[tuple[str, Tensor]]:
-    """Yield the (name, tensor) stream that `send_weights` took, on the CPU if it crossed processes.
+    """Yield the (name, tensor) stream that a `BucketWriter` took, on the CPU if it crossed processes.
 
-    The tensors may lie in memory that others read: copy them into the model, never write to them or keep
-    them. Raises `WeightMismatch` for another version, or for buckets that are missing, doubled or out of
-    order.
+    The tensors may lie in memory that others read: copy them into the model, never write to them or keep them. Raises
+    `WeightMismatch` for another version, or for buckets that are missing, doubled or out of order.
     """
     complete = False
     for index, handle in enumerate(handles):
         bucket = resolve(handle)
         if bucket.version != version:
-            raise WeightMismatch(
-                f"expected weights of version {version}, bucket {index} holds {bucket.version}"
-            )
+            raise WeightMismatch(f"expected weights of version {version}, bucket {index} holds {bucket.version}")
         if bucket.index != index or complete:
             raise WeightMismatch(f"bucket {bucket.index} arrived at place {index} of {len(handles)}")
         complete = bucket.last
@@ -150,16 +129,8 @@ def weights_checksum(named: Iterable[tuple[str, Tensor]]) -> str:
     return checksum.hexdigest()
 
 
-def _put(version: int, index: int, tensors: Sequence[tuple[str, Tensor]], *, last: bool) -> Handle:
-    pack = crosses_processes()
-    contents = tuple((name, _pack(tensor) if pack else tensor) for name, tensor in tensors)
-    return put(_Bucket(version, index, last, contents))
-
-
 def _bytes_of(tensor: Tensor) -> Any:
     """Return the tensor's content as a flat numpy uint8 array; no copy for a contiguous tensor on the CPU."""
-    import torch
-
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
@@ -168,8 +139,6 @@ def _pack(tensor: Tensor) -> _Packed:
 
 
 def _unpack(packed: _Packed) -> Tensor:
-    import torch
-
     dtype = getattr(torch, packed.dtype)
     if packed.data.size == 0:
         return torch.empty(packed.shape, dtype=dtype)

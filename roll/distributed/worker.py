@@ -23,8 +23,7 @@ class WorkerInfo:
     slots: tuple[int, ...]
     """Global device slots; empty for a worker that needs no device."""
     local_rank: int
-    """Number of the worker's first device among those its process can see (what `LOCAL_RANK` means to
-    torch)."""
+    """Number of the worker's first device among those its process can see (what `LOCAL_RANK` means to torch)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +41,8 @@ class Ping:
 class Worker:
     """One rank of a role. Subclasses declare remote methods with `@dispatch`.
 
-    Under `ray` an instance lives in a process of its own, under `inline` in the controller's. It is built and
-    called by one thread at a time unless its placement allows more.
+    Under `ray` an instance lives in a process of its own, under `inline` in the controller's. It is built and called by
+    one thread at a time unless its placement allows more.
     """
 
     def __init__(self, info: WorkerInfo) -> None:
@@ -67,8 +66,7 @@ class Worker:
         return RankLayout(dp_rank=self.info.rank, dp_size=self.info.world_size)
 
     def close(self) -> None:
-        """Let go of what wouldn't end with the process, such as an engine's own processes. Default:
-        nothing."""
+        """Let go of what wouldn't end with the process, such as an engine's own processes. Default: nothing."""
 
 
 def _rss_bytes() -> int:

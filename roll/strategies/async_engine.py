@@ -1,8 +1,7 @@
 """What engines that compute on their own (vLLM, SGLang) have in common.
 
-Dataflow. Callers' threads: `submit` -> records; `poll` <- finished responses. One daemon thread runs the event loop
-that owns the engine (`engine_loop.py`): every record has a task there, which draws tokens from the backend's stream
-until the response is over.
+Callers' threads `submit` requests and `poll` finished responses. One daemon thread runs the event loop that owns the
+engine (`engine_loop.py`): every response has a task there, which draws tokens from the backend's stream.
 """
 
 from __future__ import annotations
@@ -15,7 +14,15 @@ from typing import Literal
 
 from torch import Tensor
 
-from roll.strategies.base import ENGINE_PARTS, Completion, EngineCounters, EnginePart, InferEngine, Request
+from roll.strategies.base import (
+    ENGINE_PARTS,
+    Completion,
+    EngineCounters,
+    EnginePart,
+    EngineSettings,
+    InferEngine,
+    Request,
+)
 from roll.strategies.engine_backend import EngineBackend
 from roll.strategies.engine_loop import EngineLoop
 from roll.strategies.loop_thread import WeightFeed
@@ -23,25 +30,16 @@ from roll.strategies.stopping import ResponseRules
 
 logger = logging.getLogger(__name__)
 
-_CLOSE_TIMEOUT = 30.0
-"""Seconds an engine gets to end by itself before its processes are killed."""
+_CLOSE_TIMEOUT = 30.0  # seconds an engine gets to end by itself before its processes are killed
 
 
 class AsyncEngine(InferEngine):
     """See the module docstring. Its methods may be called from any thread.
 
-    Args:
-        backend: the engine library; started here.
-        rules: what ends a response, and the checks on requests.
-        partial_rollout: what a weight update does to responses on their way. `resume`: they go on from their tokens;
-            `restart`: they start over and their tokens are thrown away.
-        name: of the engine, for messages.
-        start_timeout: seconds the start may take (it loads the model).
-        timeout: seconds any other operation may take, a weight update included.
+    `partial_rollout`: a weight update lets responses go on from their tokens (`resume`), or start over without them.
+    Limits are in seconds: `start_timeout` for the start (it loads the model), `timeout` for any other operation.
 
-    Raises:
-        ValueError: the engine refuses an option.
-        EngineDied: the engine didn't come up; the cause says why.
+    Raises `ValueError` if the engine refuses an option, `EngineDied` if it didn't come up; the cause says why.
     """
 
     def __init__(
@@ -67,16 +65,10 @@ class AsyncEngine(InferEngine):
 
     @property
     def version(self) -> int:
-        """Version of the weights in use; 0: those the engine started with."""
         return self._loop.version
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue requests; a malformed one raises `ValueError` before any is queued.
-
-        Raises:
-            EngineDied: the engine is gone.
-            RuntimeError: it sleeps, or its weights did and weren't updated since.
-        """
+        """Raises `EngineDied`; `RuntimeError` while it sleeps, or if its weights did and were not updated since."""
         loop = self._loop
         with loop.changed:
             loop.require_alive()
@@ -94,11 +86,6 @@ class AsyncEngine(InferEngine):
             loop.thread.post(loop.start_responses, list(requests))
 
     def poll(self, budget: float) -> list[Completion]:
-        """Return what has finished since the last call; waits for something at most `budget` seconds.
-
-        Raises:
-            EngineDied: the engine is gone, and what finished before has been handed out.
-        """
         loop = self._loop
         with loop.changed:
             loop.changed.wait_for(lambda: loop.finished or loop.cause or loop.closed, timeout=max(0.0, budget))
@@ -108,7 +95,7 @@ class AsyncEngine(InferEngine):
             return finished
 
     def abort(self, request_ids: Iterable[str]) -> list[Completion]:
-        """Stop these; returns them with finish reason `abort`. Works on a dead engine too, as long as it isn't closed.
+        """Works on a dead engine too, as long as it isn't closed.
 
         One that ends by itself at this very moment isn't returned here but by `poll`.
         """
@@ -118,16 +105,10 @@ class AsyncEngine(InferEngine):
         return self._loop.run(self._loop.abort(ids), f"for {self._name} to abort {len(ids)} requests")
 
     def update_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Load new weights (Hugging Face names) and name them `version`; `weights` is read in the caller's thread.
-
-        Raises:
-            ValueError: a name or shape is wrong, or a name is missing. The engine is dead then: it would be half new.
-            EngineDied: the engine is gone.
-        """
+        """`weights` is read in the caller's thread. A `ValueError` leaves a dead engine: it would be half new."""
         self._load(version, weights, adapters=False)
 
     def update_adapters(self, version: int, adapters: Iterable[tuple[str, Tensor]]) -> None:
-        """Load new adapters over the base weights; see the base class, and `update_weights` for errors."""
         if not self._backend.takes_adapters:
             raise NotImplementedError(f"{self._name} was started for merged weights")
         self._load(version, adapters, adapters=True)
@@ -140,24 +121,17 @@ class AsyncEngine(InferEngine):
         self._loop.result(future, f"for {self._name} to load weights of version {version}")
 
     def take_counters(self) -> EngineCounters:
-        """Return what weight updates did to responses on their way, since the last call."""
         counters, self._loop.counters = self._loop.counters, EngineCounters()
         return counters
 
     def sleep(self, parts: Sequence[EnginePart] = ENGINE_PARTS) -> int:
-        """Free these parts of the device's memory until `wake`; bytes freed.
-
-        Raises:
-            RuntimeError: requests are on their way.
-        """
         return self._loop.run(self._loop.sleep(tuple(parts)), f"for {self._name} to free {', '.join(parts)}")
 
     def wake(self, parts: Sequence[EnginePart] = ENGINE_PARTS) -> None:
-        """Bring these parts back; after weights, an update must follow."""
         self._loop.run(self._loop.wake(tuple(parts)), f"for {self._name} to bring back {', '.join(parts)}")
 
     def close(self) -> None:
-        """End the engine and its processes; takes at most about a minute. A second call does nothing."""
+        """Takes at most about a minute."""
         with self._loop.changed:
             if self._loop.closed:
                 return
@@ -171,3 +145,9 @@ class AsyncEngine(InferEngine):
             logger.warning("%s didn't end by itself (%s: %s); killing it", self._name, type(error).__name__, error)
         self._backend.kill()
         self._loop.thread.stop(timeout=5.0)
+
+
+def started(backend: EngineBackend, rules: ResponseRules, settings: EngineSettings, name: str) -> AsyncEngine:
+    """Return an engine of the run, started; messages call it by `name` and its device slots."""
+    where = f" on slot {', '.join(map(str, settings.slots))}" if settings.slots else ""
+    return AsyncEngine(backend, rules, partial_rollout=settings.partial_rollout, name=name + where)

@@ -1,7 +1,7 @@
 """Causal attention over rows laid end to end, and its split over ranks by heads (DeepSpeed-Ulysses, arXiv:2309.14509).
 
-Both training on Hugging Face modules and on Megatron use it. Rows are separate calls of the kernel or separate
-segments of a variable-length one, so no query can see another row.
+Both training on Hugging Face modules and on Megatron use it. Rows are separate calls of the kernel or separate segments
+of a variable-length one, so no query can see another row.
 """
 
 from __future__ import annotations
@@ -22,18 +22,11 @@ _SMALLEST_BLOCK = 128
 def varlen_attention(
     query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], *, scale: float, window: int | None = None
 ) -> Tensor:
-    """Causal attention within each row.
+    """Causal attention within each row of a line: [N, H, E].
 
-    Args:
-        query: [N, H, D], rows end to end.
-        key: [N, K, D], K divides H: consecutive query heads share one (grouped-query attention).
-        value: [N, K, E].
-        lengths: tokens of each row, summing to N.
-        scale: factor of the scores.
-        window: a query sees itself and `window - 1` tokens before it; None: all before it.
-
-    Returns:
-        [N, H, E].
+    `query` is [N, H, D], `key` [N, K, D] and `value` [N, K, E]; K divides H: consecutive query heads share a key head.
+    `lengths` are the tokens of each row, summing to N. With a `window` a query sees itself and `window - 1` tokens
+    before.
     """
     assert sum(lengths) == len(query), f"rows of {sum(lengths)} tokens, but {len(query)} queries"
     rows = zip(*(tensor.split(list(lengths)) for tensor in (query, key, value)), strict=True)
@@ -128,10 +121,7 @@ def split_attention(
 ) -> Tensor:
     """`varlen_attention` where every rank of `group` holds an equal shard of the sequence: tensors [N / ranks, ., .].
 
-    `lengths` are those of the whole sequence. Fewer key heads than ranks are repeated.
-
-    Raises:
-        ValueError: the heads can't be spread evenly.
+    `lengths` are those of the whole sequence. Raises `ValueError` if the heads can't be spread evenly.
     """
     size = dist.get_world_size(group)
     check_heads(query.shape[1], key.shape[1], size)
@@ -179,14 +169,10 @@ class _Join(torch.autograd.Function):
 
 
 def join_shards(scored: Tensor, place: Tensor, total: int, group: ProcessGroup | None) -> Tensor:
-    """Join the values of every rank's shard in one order: [total, ...] on every rank.
+    """Join the values of every rank's shard in one order, [total, ...] everywhere; gradients summed over ranks are
+    whole.
 
-    Summing parameter gradients over the ranks gives the whole one.
-
-    Args:
-        scored: [S, ...] of this rank's shard; S may differ between ranks, and be 0.
-        place: int64 [S], where they belong among all; no place is on two ranks.
-        total: values of all ranks.
-        group: the ranks that have a shard each.
+    `scored` [S, ...] are this rank's (S may differ, and be 0), `place` int64 [S] says where they belong; none is on
+    two.
     """
     return _Join.apply(scored.new_zeros(total, *scored.shape[1:]).index_put((place,), scored), group)

@@ -201,6 +201,24 @@ class EngineCounters:
     """Tokens thrown away by that."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """What the run tells an engine besides its model and its own options."""
+
+    max_running_requests: int
+    """Responses decoded at once."""
+    max_sequence_length: int
+    """Prompt plus response tokens."""
+    seed: int
+    """Of the engine; each response has a key of its own, which SGLang ignores."""
+    partial_rollout: Literal["resume", "restart"] = "resume"
+    """What a weight update does to responses on their way: go on from their tokens, or start over without them."""
+    slots: tuple[int, ...] = ()
+    """Device slots of the rank that holds the engine, for its name in messages."""
+    update_buffer_bytes: int = 256 << 20
+    """Host memory through which weights go to an engine's own processes."""
+
+
 class EngineDied(RuntimeError):
     """The engine can't go on; whoever owns it builds a new one and submits its requests again."""
 

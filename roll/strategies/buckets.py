@@ -1,9 +1,8 @@
 """Weights from an engine's owner to the engine's worker processes on the same machine, through shared memory.
 
-What lies in shared memory already, as the trainer's buckets of `weight_transport: shared_memory` do, the workers read
-where it is: the owner tells them the place and copies nothing. Everything else is written into one bucket of bounded
-size first. Its memory has no name (`memfd`): it is gone with the processes, however they end, and no small `/dev/shm`
-limits it. In both cases the owner waits for the workers' answer before the memory is written again.
+What lies in shared memory already (`weight_transport: shared_memory`) the workers read where it is. The rest is written
+into one bucket of bounded size first, in memory without a name (`memfd`): it is gone with the processes, however they
+end. In both cases the owner waits for the workers' answer before the memory is written again.
 """
 
 from __future__ import annotations
@@ -27,10 +26,8 @@ a part of one. A list, because it travels as a message."""
 Batch: TypeAlias = tuple[str, list[Piece]]
 """Path of the memory, and what is in it."""
 
-_ALIGN = 64
-"""Bytes; a multiple of every element's size, which a typed view needs."""
-_MAPS = 3
-"""Memory that a reader keeps open: the two segments that the trainer fills in turn, and the owner's bucket."""
+_ALIGN = 64  # bytes; a multiple of every element's size, which a typed view needs
+_MAPS = 3  # memory that a reader keeps open: the two segments that the trainer fills in turn, and the owner's bucket
 
 
 class SharedBucket:
@@ -54,8 +51,7 @@ class SharedBucket:
         self._path = path
         self._pieces: list[Piece] = []
         self._used = 0
-        self._held: list[Tensor] = []
-        """Tensors that lie elsewhere: while they live, nobody writes there."""
+        self._held: list[Tensor] = []  # tensors that lie elsewhere: while they live, nobody writes there
 
     async def fill(self, weights: AsyncIterator[tuple[str, Tensor]]) -> AsyncIterator[Batch]:
         """Yield what the workers are to read next: whenever a bucket is full or complete, and at the end.
@@ -117,8 +113,7 @@ class BucketReader:
     def __init__(self) -> None:
         self._maps: OrderedDict[str, Tensor] = OrderedDict()
         self._name = ""
-        self._begun: Tensor | None = None
-        """A tensor that spans several buckets, filled up to `_bytes_done`."""
+        self._begun: Tensor | None = None  # a tensor that spans several buckets, filled up to `_bytes_done`
         self._bytes_done = 0
 
     def read(self, path: str, pieces: Sequence[Piece]) -> Iterator[tuple[str, Tensor]]:

@@ -115,12 +115,9 @@ class CommonStrategy(TrainStrategy):
     def train_step(self, batch: TokenBatch, loss_fn: LossFn) -> Metrics:
         """A step whose gradient isn't finite is skipped and counted.
 
-        Rows for which the model gives an output of -inf or NaN at a loss token leave the step, and are counted: it is
-        taken again without them, with the denominators of the others. So the loss is the same in every layout, and a
-        step that has no such row costs nothing more.
-
-        Raises:
-            FloatingPointError: there are too many such rows, or too many steps in a row were skipped.
+        Rows for which the model gives an output of -inf or NaN at a loss token are counted, and the step is taken again
+        without them, with the denominators of the others: the loss is the same in every layout. Raises
+        `FloatingPointError` if there are too many such rows, or too many steps in a row were skipped.
         """
         assert self._spec.trains, f"{self._spec.role} was built without an optimizer"
         self._require_awake("parameters", "optimizer")
@@ -197,13 +194,15 @@ class CommonStrategy(TrainStrategy):
         """Return (this rank's share of the loss, its metrics) of one micro-batch.
 
         A padding row gives 0 that depends on every output: its backward pass takes part in collectives. A row without a
-        finite output gives NaN: no rank takes a step then, and `train_step` leaves the row out.
+        finite output gives NaN: no rank takes a step then, and `train_step` leaves the row out. Unless it was computed
+        only to report on: it has no gradient, other layouts don't compute it, and it counts there.
         """
         nonfinite = set() if is_padding else nonfinite_rows(outputs, micro)
-        self._nonfinite |= nonfinite
         if is_padding or nonfinite:
-            factor = math.nan if nonfinite else 0.0
-            return torch.stack([column.sum() for column in outputs.columns().values()]).sum() * factor, Metrics()
+            moves = not is_padding and (loss_fn.has_gradient is None or bool(loss_fn.has_gradient(micro).any()))
+            self._nonfinite |= nonfinite if moves else set()
+            sums = [column.nan_to_num(0.0, 0.0, 0.0).sum() for column in outputs.columns().values()]
+            return torch.stack(sums).sum() * (math.nan if moves else 0.0), Metrics()
         terms = loss_fn.compute(outputs, micro.to(self._device), whole)
         return terms.loss, terms.metrics
 
@@ -214,8 +213,7 @@ class CommonStrategy(TrainStrategy):
     def _record_step(self, metrics: Metrics, norm: float, lr: float, *, finite: bool) -> None:
         """Count a step that was taken (`finite`) or skipped, and report it on rank 0.
 
-        Raises:
-            FloatingPointError: too many steps in a row had to be skipped.
+        Raises `FloatingPointError` if too many steps in a row had to be skipped.
         """
         if finite:
             self._steps += 1
@@ -256,7 +254,6 @@ class CommonStrategy(TrainStrategy):
         """Return the role's model as transformers has it, to say how its folder looks; its weights aren't read."""
 
     def export(self, path: Path) -> None:
-        """Write a Hugging Face folder with weights and tokenizer; rank 0 writes."""
         assert self._spec.kind == "policy", "a critic has no Hugging Face form"
         weights = {}
         for name, tensor in self.named_weights():

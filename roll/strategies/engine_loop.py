@@ -1,20 +1,19 @@
 """The event loop behind `AsyncEngine`: the responses on their way, the gate, and the death of an engine.
 
-The gate. Streams begin only while it is open. A weight update closes it, interrupts the streams (what they sampled is
-kept), waits until the last one has ended, loads, and opens it again; then each task goes on with prompt + tokens so far
-as its prompt. No stream runs across a change of weights, so the version of a token is that of its stream, and no key or
-value computed under old weights is read under new ones.
-
-Death. Whatever goes wrong inside the engine ends it for good: everything that is called later raises `EngineDied`.
+Streams begin only while the gate is open. A weight update closes it, interrupts the streams (what they sampled is
+kept), waits until the last one has ended, loads, and opens it again; each task goes on with prompt + tokens so far as
+its prompt. So a token's version is that of its stream, and no key or value of old weights is read under new ones.
+Whatever goes wrong inside the engine ends it for good: everything that is called later raises `EngineDied`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import threading
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
@@ -36,18 +35,12 @@ T = TypeVar("T")
 
 _ABORT_AGAIN = 0.25
 """Seconds after which an abort is repeated: one that overtakes the start of its request is lost inside engines."""
-_HEALTH_EVERY = 1.0
-"""Seconds between two looks at the engine's processes."""
-_HEALTH_TIMEOUT = 60.0
-"""Seconds such a look may take."""
+_HEALTH_EVERY = 1.0  # seconds between two looks at the engine's processes
+_HEALTH_TIMEOUT = 60.0  # seconds such a look may take
 
 
 class EngineLoop:
-    """One backend and its responses on an event loop in a thread of its own. Coroutines run there, `run` starts them.
-
-    Args:
-        backend, rules, partial_rollout, name, timeout: as for `AsyncEngine`.
-    """
+    """One backend and its responses on an event loop in a thread of its own; arguments as for `AsyncEngine`."""
 
     def __init__(
         self,
@@ -68,13 +61,11 @@ class EngineLoop:
         self.responses: dict[str, InFlightResponse | None] = {}
         """By request id; None: submitted, but not started by the loop yet."""
         self.finished: list[Completion] = []
-        self.cause: BaseException | None = None
-        """What the engine died of."""
+        self.cause: BaseException | None = None  # what the engine died of
         self.closed = False
         self.version = 0
         self.asleep: set[EnginePart] = set()
-        self.stale = False
-        """Whether the weights slept, or the adapters for them are missing."""
+        self.stale = False  # whether the weights slept, or the adapters for them are missing
         self.counters = EngineCounters()
         self._stream_numbers = itertools.count(1)
         self._gate = asyncio.Event()
@@ -125,6 +116,15 @@ class EngineLoop:
         if not self.closed:
             logger.error("%s died: %s: %s", self.name, type(cause).__name__, cause)
         self.thread.post(self._cancel_responses)
+
+    @contextlib.contextmanager
+    def _deadly(self) -> Iterator[None]:
+        """Whatever is raised inside ends the engine."""
+        try:
+            yield
+        except Exception as error:
+            self.die(error)
+            raise
 
     # On the loop.
 
@@ -278,12 +278,9 @@ class EngineLoop:
                 raise RuntimeError(f"{self.name} can't load weights while they sleep; wake them first")
             self._gate.clear()
             responses = self._started_responses()
-            try:
+            with self._deadly():
                 await self._exclusive(self._interrupt(responses), "its requests to stop for new weights")
                 await self._exclusive(load(version, weights), f"weights of version {version}")
-            except Exception as error:
-                self.die(error)
-                raise
             self.version = version
             self.stale = self._backend.takes_adapters and not adapters
             if self.stale:
@@ -309,11 +306,8 @@ class EngineLoop:
                 self.asleep.update(parts)
             self._gate.clear()
             self.stale = self.stale or "weights" in parts
-            try:
+            with self._deadly():
                 return await self._exclusive(self._backend.sleep(parts), f"freeing {', '.join(parts)}")
-            except Exception as error:
-                self.die(error)
-                raise
 
     async def wake(self, parts: Sequence[EnginePart]) -> None:
         """Bring back those of these parts that sleep."""
@@ -321,11 +315,8 @@ class EngineLoop:
             parts = [part for part in parts if part in self.asleep]
             if not parts:
                 return
-            try:
+            with self._deadly():
                 await self._exclusive(self._backend.wake(parts), f"bringing back {', '.join(parts)}")
-            except Exception as error:
-                self.die(error)
-                raise
             self.asleep.difference_update(parts)
             self._open()
 

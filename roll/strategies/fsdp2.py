@@ -1,8 +1,8 @@
 """`fsdp2_train` and `fsdp2_infer`: PyTorch FSDP2 (`fully_shard`), one process upwards.
 
-A world of one needs no process group and runs the plain module: the laptop's path. Several ranks shard every decoder
-layer, and the root. Master weights are float32; `dtype: bf16` computes under autocast on one rank, and with FSDP's
-mixed precision on several: gathered weights in bf16, gradients summed in `reduce_dtype`, the step in float32.
+One rank runs the plain module without a process group; several shard every decoder layer, and the root. Weights are
+float32; `dtype: bf16` computes under autocast on one rank, with FSDP's mixed precision on several (gradients summed in
+`reduce_dtype`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`hf_infer`: generation with a transformers model, made for correctness and for small machines.
 
-Lockstep and deterministic: work happens only inside `poll`, rows enter in the order of their plan position, and every
-row draws from its own key. What shares a batch with what (and so how sums are rounded) is a function of the plan and
-of the tokens, never of timing. Rows that finish leave the batch at once; responses of one prompt share its prefill.
+Lockstep and deterministic: work happens only inside `poll`, rows enter in the order of the plan and draw from their own
+keys, so what shares a batch with what is a function of plan and tokens, never of timing. Rows that finish leave the
+batch at once; responses of one prompt share its prefill.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from roll.strategies.base import (
     Completion,
     EngineCounters,
     EnginePart,
+    EngineSettings,
     InferEngine,
     NamedWeights,
     Request,
@@ -43,8 +44,7 @@ from roll.strategies.stopping import ResponseRules
 from roll.types.episode import FinishReason
 from roll.utils.seeding import stable_hash
 
-_PREFILL_TOKENS = 8192
-"""Padded tokens in one prefill forward; bounds its memory."""
+_PREFILL_TOKENS = 8192  # padded tokens in one prefill forward; bounds its memory
 
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 """Layers whose state is one key and value per position, and whose mask only looks at distances."""
@@ -73,16 +73,10 @@ class _Sequence(Response):
 
 
 class HfInfer(InferEngine):
-    """See the module docstring.
+    """See the module docstring. `model` is in eval mode; `pad_token_id` any valid id: padding is masked.
 
-    Args:
-        model: a transformers causal LM in eval mode.
-        eos_token_ids: tokens that end a response (kept as its last token).
-        pad_token_id: any valid id; padding is masked.
-        max_running_requests: rows in one forward.
-        max_context: prompt plus response tokens the model can hold.
-        decode: token ids -> text; needed only for stop strings.
-        partial_rollout: whether a weight update lets responses go on, or starts them over.
+    `eos_token_ids`, `max_context` and `decode` are those of `ResponseRules`, `partial_rollout` is that of
+    `EngineSettings`.
     """
 
     lockstep = True
@@ -120,15 +114,12 @@ class HfInfer(InferEngine):
 
     @property
     def version(self) -> int:
-        """Version of the weights in use."""
         return self._version
 
     def loaded_weights(self) -> NamedWeights | None:
-        """Return the model's own tensors."""
         return named_tensors(self._model)
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue requests. Raises `ValueError` for an empty or too long prompt, before any is queued."""
         known = {s.request.id for s in (*self._waiting, *self._running)}
         for request in requests:
             self._rules.check(request, known)
@@ -138,7 +129,6 @@ class HfInfer(InferEngine):
 
     @torch.inference_mode()
     def poll(self, budget: float) -> list[Completion]:
-        """At most `budget` decode steps; returns what finished in them."""
         finished: list[Completion] = []
         for _ in range(int(budget)):
             if not self._waiting and not self._running:
@@ -147,7 +137,6 @@ class HfInfer(InferEngine):
         return finished
 
     def abort(self, request_ids: Iterable[str]) -> list[Completion]:
-        """Stop these requests; unknown ids are ignored."""
         ids = set(request_ids)
         stopped = [s for s in (*self._running, *self._waiting) if s.request.id in ids]
         self._waiting = [s for s in self._waiting if s.request.id not in ids]
@@ -168,12 +157,10 @@ class HfInfer(InferEngine):
         self._version = version
 
     def take_counters(self) -> EngineCounters:
-        """Return what weight updates did to responses on their way, since the last call."""
         counters, self._counters = self._counters, EngineCounters()
         return counters
 
     def sleep(self, parts: Sequence[EnginePart] = ENGINE_PARTS) -> int:
-        """Free the weights; there is no KV cache while nothing runs."""
         if self._running or self._waiting:
             under_way = len(self._running) + len(self._waiting)
             raise RuntimeError(f"hf_infer can't sleep: {under_way} requests are on their way")
@@ -183,7 +170,6 @@ class HfInfer(InferEngine):
         return sum(tensor.nbytes for tensor in self._model.state_dict().values())
 
     def wake(self, parts: Sequence[EnginePart] = ENGINE_PARTS) -> None:
-        """Bring the weights back."""
         if "weights" in parts:
             self._model.to(self._device)
 
@@ -302,22 +288,12 @@ def _prefill_parts(contexts: Sequence[tuple[int, ...]]) -> list[Sequence[tuple[i
     return parts
 
 
-def build(
-    args: ModelArgs,
-    options: StrategyConfig,
-    *,
-    max_running_requests: int,
-    max_sequence_length: int,
-    seed: int,
-    partial_rollout: Literal["resume", "restart"],
-    slots: Sequence[int],
-    update_buffer_bytes: int,
-) -> HfInfer:
+def build(args: ModelArgs, options: StrategyConfig, settings: EngineSettings) -> HfInfer:
     """Return an engine with the model of `args`, on the accelerator if there is one.
 
-    Requests bring their own seeds, and memory grows with what runs, so that the rest says nothing here.
+    Requests bring their own seeds, and memory grows with what runs, so that most settings say nothing here.
     """
-    del options, max_sequence_length, seed, slots, update_buffer_bytes
+    del options
     tokenizer = load_tokenizer(args)
     model: torch.nn.Module = load_causal_lm(args, DTYPES[args.dtype])
     if torch.cuda.is_available():
@@ -326,8 +302,8 @@ def build(
         model,
         eos_token_ids=eos_token_ids(model, tokenizer),
         pad_token_id=0,  # masked; the tokenizer's may be missing, or beyond the model's vocabulary
-        max_running_requests=max_running_requests,
+        max_running_requests=settings.max_running_requests,
         max_context=context_length(model),
         decode=tokenizer.decode,
-        partial_rollout=partial_rollout,
+        partial_rollout=settings.partial_rollout,
     )

@@ -12,8 +12,7 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-_POLL_SECONDS = 5.0
-"""Seconds between two looks at whether the consumer is still there."""
+_POLL_SECONDS = 5.0  # seconds between two looks at whether the consumer is still there
 
 
 class LoopThread:
@@ -77,17 +76,13 @@ class WeightFeed(AsyncIterator[T], Generic[T]):
             try:
                 answer = tuple(itertools.islice(self._items, 1))
             except Exception as error:  # noqa: BLE001 - raised where the items are used
-                self._loop.call_soon_threadsafe(_fail, wanted, error)
+                self._loop.call_soon_threadsafe(settle, wanted, (), error)
             else:
-                self._loop.call_soon_threadsafe(_fulfil, wanted, answer)
+                self._loop.call_soon_threadsafe(settle, wanted, answer)
                 del answer  # a weight's memory is used again once nobody holds the weight
 
 
-def _fulfil(wanted: asyncio.Future[tuple[T, ...]], answer: tuple[T, ...]) -> None:
-    if not wanted.done():
-        wanted.set_result(answer)
-
-
-def _fail(wanted: asyncio.Future[tuple[T, ...]], error: Exception) -> None:
-    if not wanted.done():
-        wanted.set_exception(error)
+def settle(future: asyncio.Future[T], answer: T, error: BaseException | None = None) -> None:
+    """End a future with `answer` or `error`, unless it ended already: nobody may wait for it any more."""
+    if not future.done():
+        future.set_result(answer) if error is None else future.set_exception(error)

@@ -35,7 +35,7 @@ class Shelf:
     """Where tensors are while their role sleeps.
 
     The memory behind a tensor is emptied, not the tensor replaced: whoever refers to it (optimizer, FSDP's flat
-    buffers, views) finds it again after `restore`. Until then nobody may read it.
+    buffers, views) finds it again after `restore`.
     """
 
     def __init__(self) -> None:
@@ -82,15 +82,13 @@ class OnHost:
         return tensor.expand(self.size)
 
 
-_SMALLEST = 1024
-"""Bytes; what is smaller isn't worth a transfer."""
+_SMALLEST = 1024  # bytes; what is smaller isn't worth a transfer
 
 
 def activations_on_host() -> saved_tensors_hooks:
-    """Inside, tensors that autograd saves for the backward pass go to host memory and come back when it needs them.
+    """Inside, tensors that autograd saves for the backward pass wait in host memory.
 
-    Weights stay: they take no memory of their own, and those that FSDP gathers are freed by FSDP. On a CPU the copies
-    change nothing but the time.
+    Weights stay: they take no memory of their own, and those that FSDP gathers are freed by FSDP.
     """
 
     def pack(tensor: Tensor) -> Tensor | OnHost:

@@ -14,9 +14,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 ScheduleName = Literal["constant", "linear", "cosine", "wsd"]
 
 
-def lr_factor(
-    step: int, *, schedule: ScheduleName, total_steps: int, warmup_steps: int, min_lr_ratio: float
-) -> float:
+def lr_factor(step: int, *, schedule: ScheduleName, total_steps: int, warmup_steps: int, min_lr_ratio: float) -> float:
     """Learning rate as a share of its peak for optimizer step `step`, counted from 0.
 
     Warm-up rises linearly and reaches the peak at step `warmup_steps`; its first step is 1 / (warmup_steps + 1), not 0,

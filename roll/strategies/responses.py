@@ -53,8 +53,7 @@ class InFlightResponse(Response):
     ) -> FinishReason | None:
         """Keep new tokens up to the one that ends the response, if there is one; why it ends there.
 
-        Raises:
-            FloatingPointError: a log-prob is no number.
+        Raises `FloatingPointError` for a log-prob that is no number.
         """
         if len(tokens) != len(logprobs):
             raise RuntimeError(f"the engine gave {len(tokens)} tokens with {len(logprobs)} log-probs")

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from roll.strategies.base import Request
 from roll.types.episode import FinishReason
 
-_NEIGHBOURS = 8
-"""Tokens before a stop string that are decoded with it: a tokenizer may join them into other characters."""
+_NEIGHBOURS = 8  # tokens before a stop string that are decoded with it: a tokenizer may join them into other characters
 
 
 @dataclass(frozen=True)

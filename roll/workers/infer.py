@@ -14,7 +14,15 @@ from roll.distributed.handles import Handle
 from roll.distributed.transports import Route, TransferSummary, receive
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.strategies import build_engine
-from roll.strategies.base import Completion, EngineCounters, EngineDied, EnginePart, InferEngine, Request
+from roll.strategies.base import (
+    Completion,
+    EngineCounters,
+    EngineDied,
+    EnginePart,
+    EngineSettings,
+    InferEngine,
+    Request,
+)
 from roll.strategies.hf.lora import largest_rank
 from roll.workers.probe import LoadedCheck, Probes
 from roll.workers.train import resolved_model_args
@@ -26,18 +34,19 @@ class InferWorker(Worker):
     def __init__(self, info: WorkerInfo, config: RLConfig) -> None:
         super().__init__(info)
         self._config = config
+        self._start()
+
+    def _start(self) -> None:
         self.engine = self._build()
         # Sooner than the call to this worker, so that the error says what it was.
         self._probes = Probes(self.engine, timeout=0.9 * self._config.rpc_timeout)
 
     def _build(self) -> InferEngine:
-        config, worker = self._config, self._config.actor_infer
+        config = self._config
         args = resolved_model_args(config, "actor_infer")
         if config.lora_sync == "adapters":
             args = replace(args, lora_rank=largest_rank(config.actor_train.model_args))
-        return build_engine(
-            worker,
-            args,
+        settings = EngineSettings(
             max_running_requests=config.max_running_requests,
             max_sequence_length=config.max_sequence_length,
             seed=config.seed,
@@ -45,16 +54,15 @@ class InferWorker(Worker):
             slots=self.info.slots,
             update_buffer_bytes=config.model_update_buffer_size_mb * 2**20,
         )
+        return build_engine(config.actor_infer, args, settings)
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def restart(self) -> None:
         """Replace a dead engine by a new one, which has the weights of the model's folder until it gets others."""
         self.engine.close()
-        self.engine = self._build()
-        self._probes = Probes(self.engine, timeout=0.9 * self._config.rpc_timeout)
+        self._start()
 
     def close(self) -> None:
-        """End the engine."""
         self.engine.close()
 
     @dispatch(Dispatch.ONE_TO_ALL)

@@ -130,10 +130,8 @@ def _has_advantage(batch: TokenBatch) -> Tensor:
 def with_mismatch_metrics(loss_fn: LossFn, version: int, *, mixed_versions: bool) -> LossFn:
     """Return the same loss, which also measures how far the sampler is from the weights of this very pass.
 
-    Args:
-        loss_fn: it needs log-probs.
-        version: of those weights.
-        mixed_versions: there may be tokens that other weights sampled; they are told from the others by `versions`.
+    `version` is that of these weights; with `mixed_versions` there may be tokens that others sampled, told by
+    `versions`.
     """
 
     def compute(outputs: TokenOutputs, batch: TokenBatch, sizes: Denominators) -> LossTerms:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from roll.distributed.transports import NamedWeights
 from roll.distributed.weights import Checksum, WeightSyncError, weights_checksum
 from roll.strategies.base import Completion, InferEngine, Request
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class LoadedCheck:
@@ -46,9 +44,7 @@ class LoadedCheck:
 class Probes:
     """Keeps the completions of probes apart from those that the scheduler waits for, in whatever thread they come.
 
-    Args:
-        engine: it may be full: a probe then waits for a place.
-        timeout: seconds that a probe may take.
+    The engine may be full: a probe then waits for a place, at most `timeout` seconds.
     """
 
     def __init__(self, engine: InferEngine, timeout: float) -> None:

@@ -1,11 +1,8 @@
 """The reward model's cluster as the reward pipeline sees it: responses in, scores out, in futures.
 
-    submit --> gathered --(event loop's next turn)--> queue --> thread: encode, one call of the cluster --> futures
-
-All episodes whose response ended in one round of the engines submit within one turn of the event loop, so what is
-gathered by the next turn is a function of the plan and not of timing; it is sorted by id. With `infer_batch_size: 1`
-(the default) every text has a forward pass of its own, and not even that matters: a score has the same bits in any
-company. Ranks share a call's texts by their tokens.
+Episodes whose responses ended in one round of the engines submit within one turn of the event loop. What is gathered by
+the next turn is a function of the plan and not of timing; sorted by id it goes to a thread, which encodes it and makes
+one call of the cluster. With `infer_batch_size: 1` (the default) a score has the same bits in any company.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -112,8 +109,7 @@ class RewardModelClient:
 
     def submit(self, request: RewardRequest) -> Future[RewardResult]:
         """Queue one response. The future gets a result, or raises what ended the cluster (`WorkerDied`,
-        `WorkerTimeout`).
-        """
+        `WorkerTimeout`)."""
         waiting = _Waiting(request, Future(), time.monotonic())
         with self._lock:
             first = not self._gathered
@@ -166,7 +162,7 @@ class RewardModelClient:
             try:
                 readable.append((each, self._texts.encode(each.request)))
             except (UnscorableText, TemplateError) as error:
-                _fail(each, str(error))
+                _answer(each, error=str(error))
         if not readable:
             return
         try:
@@ -190,7 +186,7 @@ class RewardModelClient:
             else:
                 _finish(waiting, text, score, attempts=attempt + 2)
                 return
-        _fail(waiting, error, attempts=tries + 1)
+        _answer(waiting, tries + 1, error=error)
 
     def _forward(self, texts: Sequence[EncodedText]) -> list[float]:
         """Score all texts in one call of the cluster."""
@@ -212,30 +208,19 @@ class RewardModelClient:
 
 def _finish(waiting: _Waiting, text: EncodedText, score: float, *, attempts: int = 1) -> None:
     if not math.isfinite(score):
-        _fail(waiting, f"the reward model gave {score}, expected a finite number", attempts=attempts)
+        _answer(waiting, attempts, error=f"the reward model gave {score}, expected a finite number")
         return
     parts = {PART: score}
     if text.truncated is not None:
         parts[TRUNCATED_PART] = float(text.truncated)
-    waiting.future.set_result(
-        RewardResult(
-            id=waiting.request.id,
-            status="ok",
-            reward=Reward(score, parts),
-            attempts=attempts,
-            seconds=time.monotonic() - waiting.since,
-        )
-    )
+    _answer(waiting, attempts, reward=Reward(score, parts))
 
 
-def _fail(waiting: _Waiting, error: str, *, attempts: int = 1) -> None:
+def _answer(waiting: _Waiting, attempts: int = 1, *, reward: Reward | None = None, error: str = "") -> None:
+    status: Literal["ok", "error"] = "error" if reward is None else "ok"
+    seconds = time.monotonic() - waiting.since
     waiting.future.set_result(
         RewardResult(
-            id=waiting.request.id,
-            status="error",
-            reward=None,
-            error=error,
-            attempts=attempts,
-            seconds=time.monotonic() - waiting.since,
+            id=waiting.request.id, status=status, reward=reward, error=error, attempts=attempts, seconds=seconds
         )
     )

@@ -61,7 +61,6 @@ class ForwardWorker(Worker):
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def layout(self) -> RankLayout:
-        """Return this rank's place in the data-parallel split, as its backend laid it out."""
         return self.strategy.layout
 
     @dispatch(Dispatch.SPLIT_BY_DP)
@@ -92,10 +91,8 @@ class TrainWorker(ForwardWorker):
     def train_step(self, batch: TokenBatch, pre_update_version: int | None = None) -> Metrics:
         """One optimizer step over a mini-batch.
 
-        Args:
-            batch: its rows.
-            pre_update_version: version of the weights as long as nothing of the batch has been trained on: the mismatch
-                between sampler and trainer is measured then. None: isn't.
+        `pre_update_version`: version of the weights as long as nothing of the batch has been trained on, for the
+        mismatch between sampler and trainer. None: it isn't measured.
         """
         loss = self._loss
         if pre_update_version is not None:

@@ -137,13 +137,21 @@ class Pair(Echo):
         return RankLayout(dp_rank=0, dp_size=1, collects=self.info.rank == 1)
 
 
+def send_weights(named: Any, bucket_bytes: int = 2**28, version: int = 0) -> list[Handle]:
+    """A stream in buckets behind handles."""
+    from roll.distributed.weights import BucketWriter
+
+    writer = BucketWriter(bucket_bytes, version)
+    for name, tensor in named:
+        writer.add(name, tensor)
+    return writer.finish()
+
+
 class Trainer(Worker):
     """Has weights to send."""
 
     @dispatch(Dispatch.RANK_ZERO)
     def send(self, bucket_bytes: int, version: int) -> list[Handle]:
-        from roll.distributed.weights import send_weights
-
         return send_weights(weights(), bucket_bytes, version)
 
     @dispatch(Dispatch.RANK_ZERO)

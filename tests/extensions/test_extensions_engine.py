@@ -50,8 +50,8 @@ class Diary:
         return getattr(self._inner, name)
 
 
-def build(args, options, **settings):
-    return Diary(hf_infer.build(args, options, **settings), options.options["diary"])
+def build(args, options, settings):
+    return Diary(hf_infer.build(args, options, settings), options.options["diary"])
 '''
 
 

@@ -15,7 +15,7 @@ from tiny_models import build_tiny_model
 
 from roll.configs.schema.engine_config import SglangConfig
 from roll.configs.schema.worker_config import ModelArgs
-from roll.strategies.base import SamplingParams
+from roll.strategies.base import EngineSettings, SamplingParams
 from roll.strategies.buckets import SharedBucket
 from roll.strategies.engine_processes import marked_processes
 
@@ -34,12 +34,8 @@ def build(path, **options):
     return build(
         ModelArgs(model_name_or_path=str(path)),
         SglangConfig(**options),
-        max_running_requests=16,
-        max_sequence_length=MAX_CONTEXT,
-        seed=3,
-        partial_rollout="resume",
-        # Small, so that tensors are split over buckets.
-        update_buffer_bytes=40_000,
+        # A small buffer, so that tensors are split over buckets.
+        EngineSettings(max_running_requests=16, max_sequence_length=MAX_CONTEXT, seed=3, update_buffer_bytes=40_000),
     )
 
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from safetensors.torch import load_file
 
 from roll.configs.schema.engine_config import VllmConfig
 from roll.configs.schema.worker_config import ModelArgs
+from roll.strategies.base import EngineSettings
 from roll.strategies.engine_processes import MARK, OWNER, kill_marked, marked_processes
 from roll.strategies.hf.checkpoint_names import checkpoint_tensors
 from roll.strategies.hf.description import describe_model
@@ -32,7 +34,7 @@ from roll.strategies.vllm.engine import build
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vllm, which isn't installed")
 
-RUN = {"max_running_requests": 64, "max_sequence_length": 256, "seed": 0, "partial_rollout": "resume"}
+RUN = EngineSettings(max_running_requests=64, max_sequence_length=256, seed=0, update_buffer_bytes=1 << 20)
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +43,7 @@ def tested(model_of):
     engine = build(
         ModelArgs(model_name_or_path=str(path)),
         VllmConfig(block_size=32, engine_args={"kv_cache_memory_bytes": 64 << 20}),
-        update_buffer_bytes=100_000,  # some tensors fill several buckets
-        **RUN,
+        replace(RUN, update_buffer_bytes=100_000),  # some tensors fill several buckets
     )
     yield EngineUnderTest(engine, path, max_context=256)
     mark = engine._backend._mark
@@ -77,7 +78,7 @@ def test_vllm_on_two_ranks_gets_its_weights_from_updates_and_dies_with_any_of_it
         max_num_batched_tokens=64,  # prompts are cut
         engine_args={"kv_cache_memory_bytes": 64 << 20},
     )
-    engine = build(ModelArgs(model_name_or_path=str(path)), options, update_buffer_bytes=1 << 20, **RUN)
+    engine = build(ModelArgs(model_name_or_path=str(path)), options, RUN)
     tested = EngineUnderTest(engine, path, max_context=256)
     try:
         after_each_weight_update_log_probs_are_those_of_the_new_weights(tested)
@@ -93,13 +94,13 @@ def test_vllm_on_two_ranks_gets_its_weights_from_updates_and_dies_with_any_of_it
 def test_vllm_refuses_an_argument_that_it_doesnt_have(model_of):
     options = VllmConfig(engine_args={"no_such_argument": 1})
     with pytest.raises(ValueError, match="no argument 'no_such_argument'"):
-        build(ModelArgs(model_name_or_path=str(model_of("qwen3", hidden=128))), options, update_buffer_bytes=1, **RUN)
+        build(ModelArgs(model_name_or_path=str(model_of("qwen3", hidden=128))), options, RUN)
 
 
 @needs_vllm
 def test_on_a_cpu_a_model_with_small_heads_is_refused_before_the_engine_dies_of_it(tiny_model):
     with pytest.raises(ValueError, match="heads of 32 numbers or more"):
-        build(ModelArgs(model_name_or_path=str(tiny_model)), VllmConfig(), update_buffer_bytes=1, **RUN)
+        build(ModelArgs(model_name_or_path=str(tiny_model)), VllmConfig(), RUN)
 
 
 async def stream(tensors):

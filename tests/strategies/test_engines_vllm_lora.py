@@ -17,6 +17,7 @@ from tiny_models import build_tiny_model
 
 from roll.configs.schema.engine_config import VllmConfig
 from roll.configs.schema.worker_config import ModelArgs
+from roll.strategies.base import EngineSettings
 from roll.strategies.hf.hf_model import named_tensors
 from roll.strategies.vllm.adapters import AdapterFiles
 from roll.strategies.vllm.engine import build
@@ -69,11 +70,7 @@ def tested(tmp_path_factory):
     engine = build(
         ModelArgs(model_name_or_path=str(path), lora_rank=RANK),
         VllmConfig(load_format="dummy", engine_args={"kv_cache_memory_bytes": 64 << 20}),
-        max_running_requests=16,
-        max_sequence_length=256,
-        seed=0,
-        partial_rollout="resume",
-        update_buffer_bytes=100_000,
+        EngineSettings(max_running_requests=16, max_sequence_length=256, seed=0, update_buffer_bytes=100_000),
     )
     try:
         yield WithAdapters(engine, path, max_context=256)

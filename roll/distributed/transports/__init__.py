@@ -31,14 +31,13 @@ import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
+
+from torch import Tensor
 
 from roll.catalog.transports import TRANSPORTS
 from roll.distributed.handles import Handle
 from roll.distributed.weights import BucketWriter, Checksum, WeightPart, WeightSyncError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 NamedWeights: TypeAlias = "Iterator[tuple[str, Tensor]]"
 Weights: TypeAlias = Callable[[], "NamedWeights"]
@@ -142,7 +141,7 @@ def _send(route: Route, weights: Weights, stream: NamedWeights) -> Sent:
     stats = TransferStats(checksum=route.checksum)
     snapshot = None
     if route.keep and route.transport in STREAMING:
-        snapshot = BucketWriter(route.bucket_bytes, route.version, copies=True)
+        snapshot = BucketWriter(route.bucket_bytes, route.version)
     handles = module.send(route, _watched(stream, stats, snapshot))
     kept = snapshot.finish() if snapshot is not None else handles if route.keep else []
     return Sent(handles, stats.summary(), kept)

@@ -1,8 +1,7 @@
 """`broadcast`: a torch.distributed group of the trainer and every engine, gloo on CPUs and nccl on accelerators.
 
-The group is made at the first transfer and lasts until its members change or a transfer fails. The trainer's default
-group isn't touched. nccl can't have two members on one accelerator, so engines need devices of their own; that part was
-not run anywhere yet.
+The group lasts until its members change or a transfer fails; the trainer's default group isn't touched. nccl can't have
+two members on one accelerator, so engines need devices of their own; that part was not run anywhere yet.
 """
 
 from __future__ import annotations
@@ -13,10 +12,12 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from roll.distributed.handles import Handle
 from roll.distributed.transports import NamedWeights, Route
@@ -24,27 +25,20 @@ from roll.distributed.transports.bucket_layout import Entry, buffer_size, packed
 from roll.distributed.transports.rendezvous import ABORT_POLL_SECONDS, TransferChannel
 from roll.distributed.weights import WeightSyncError
 
-if TYPE_CHECKING:
-    import torch.distributed as dist
-    from torch import Tensor
-
 _SLOTS = 2
 _POLL_SECONDS = 0.0005
-_GRACE = 5.0
-"""Seconds for what is under way to break off, once its group is given up."""
+_GRACE = 5.0  # seconds for what is under way to break off, once its group is given up
 
 
 class _Member:
     """This process in a group, as one of its ranks."""
 
     def __init__(self, route: Route, channel: TransferChannel, rank: int, device: torch.device) -> None:
-        import torch.distributed as dist
-
         self.name = route.group
         self.device = device
         self._works: dict[int, dist.Work] = {}
-        """Under way, by number. They and the group live here alone: connections close when the last reference goes,
-        and a traceback may hold the variables of a function for long."""
+        """Under way, by number. They and the group live here alone: connections close when the last reference goes, and
+        a traceback may hold the variables of a function for long."""
         self._numbers = itertools.count()
         self._options = dist.BroadcastOptions()
         self._options.rootRank = 0
@@ -96,10 +90,8 @@ class _Member:
         return all(work.is_completed() for work in self._works.values())
 
 
-_members: dict[int, _Member] = {}
-"""This process's membership by rank; more than one where ends share a process."""
-_stuck: list[Any] = []
-"""Groups whose end would block this process, because something is still under way in them."""
+_members: dict[int, _Member] = {}  # this process's membership by rank; more than one where ends share a process
+_stuck: list[Any] = []  # groups whose end would block this process, because something is still under way in them
 
 
 def send(route: Route, stream: NamedWeights) -> list[Handle]:
@@ -260,8 +252,6 @@ def _leave(rank: int) -> None:
 
 
 def _gloo(route: Route, store: dist.Store, rank: int, size: int) -> Any:
-    import torch.distributed as dist
-
     group: Any = dist.ProcessGroupGloo
     options = group._Options()
     options._timeout = timedelta(seconds=route.timeout)
@@ -270,8 +260,6 @@ def _gloo(route: Route, store: dist.Store, rank: int, size: int) -> Any:
 
 
 def _nccl(route: Route, store: dist.Store, rank: int, size: int) -> Any:
-    import torch.distributed as dist
-
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=route.timeout)
     return dist.ProcessGroupNCCL(store, rank, size, options)

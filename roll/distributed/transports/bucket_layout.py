@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
 from roll.distributed.transports import NamedWeights
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-_ALIGN = 64
-"""Bytes; a multiple of every element's size, which a typed view needs."""
+_ALIGN = 64  # bytes; a multiple of every element's size, which a typed view needs
 
 _FIRST = 2**20
 _LARGEST = 16 * 2**20

@@ -1,7 +1,6 @@
-"""`file`: a folder of safetensors shards, complete from the moment it has its name.
+"""`file`: a folder of safetensors shards with Hugging Face's index, complete from the moment it has its name.
 
-The folder has the index that Hugging Face folders have, so other programs can read it too. Across machines it must lie
-on a file system that all of them see.
+Across machines it must lie on a file system that all of them see.
 """
 
 from __future__ import annotations
@@ -10,14 +9,15 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
 
 from roll.distributed.handles import Handle
 from roll.distributed.transports import NamedWeights, Route
 from roll.distributed.weights import WeightMismatch, WeightSyncError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _INDEX = "model.safetensors.index.json"
 _VERSION = "version-"
@@ -42,8 +42,6 @@ def send(route: Route, stream: NamedWeights) -> list[Handle]:
 
 def receive(route: Route, handles: Sequence[Handle], rank: int) -> Iterator[tuple[str, Tensor]]:
     """See `roll.distributed.transports.receive`."""
-    from safetensors import SafetensorError, safe_open
-
     folder = Path(handles[0])
     try:
         index = json.loads((folder / _INDEX).read_text())
@@ -73,9 +71,6 @@ def discard(root: Path, *, keep: Sequence[Handle] = ()) -> None:
 
 
 def _write(folder: Path, route: Route, stream: NamedWeights) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
     weight_map: dict[str, str] = {}
     waiting: dict[str, Tensor] = {}
     sizes = [0, 0]  # of what is waiting, of all

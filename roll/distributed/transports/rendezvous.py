@@ -10,13 +10,12 @@ import json
 import socket
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch.distributed as dist
 
 from roll.distributed.transports import Route
 from roll.distributed.weights import WeightMismatch, WeightSyncError
-
-if TYPE_CHECKING:
-    import torch.distributed as dist
 
 ABORT_POLL_SECONDS = 0.25
 """Seconds between two looks at whether somebody gave up."""
@@ -31,8 +30,6 @@ class RendezvousStore:
 
     def __init__(self, host: str) -> None:
         """Listen on a free port of `host`; the store takes the open socket over, so no one else can have the port."""
-        import torch.distributed as dist
-
         server = socket.create_server((host, 0), backlog=2048)
         port: int = server.getsockname()[1]
         self.address = (host, port)
@@ -54,8 +51,6 @@ class TransferChannel:
     """A worker's end of one transfer; `who` names it in messages to the others."""
 
     def __init__(self, route: Route, who: str) -> None:
-        import torch.distributed as dist
-
         assert route.rendezvous is not None, "a streaming transport needs a rendezvous point"
         host, port = route.rendezvous
         self._route = route
@@ -78,8 +73,6 @@ class TransferChannel:
 
     def wait(self, key: str, whom: str) -> Any:
         """Wait for what is published under `key`; raises `WeightSyncError` if somebody gives up, is gone or late."""
-        import torch.distributed as dist
-
         start = look = time.monotonic()
         deadline, pause = start + self._route.timeout, _MIN_PAUSE
         try:
@@ -120,8 +113,6 @@ class TransferChannel:
 
     def abort(self, error: BaseException) -> None:
         """Tell the others that this end gives up; the first reason stays."""
-        import torch.distributed as dist
-
         try:
             if not self._own.check([_ABORTED]):
                 self._own.set(_ABORTED, f"{self._who}: {type(error).__name__}: {error}")

@@ -6,9 +6,10 @@ import gc
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from roll.distributed.handles import Handle
 from roll.distributed.transports import NamedWeights, Route
@@ -16,9 +17,6 @@ from roll.distributed.transports.bucket_layout import buffer_size, packed, tenso
 from roll.distributed.transports.rendezvous import TransferChannel
 from roll.distributed.transports.shm_segments import Bytes, DeviceSegment, ShmSegment, Token, attach, make, register
 from roll.distributed.weights import WeightSyncError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _SLOTS = 2
 

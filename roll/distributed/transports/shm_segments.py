@@ -1,8 +1,7 @@
 """Memory that every process of a machine can open: POSIX shared memory on the host, CUDA IPC on an accelerator.
 
-A segment on the host is a file in /dev/shm that is locked for as long as its maker lives, so that litter of a killed
-process can be told from what is in use, also by another container that shares the folder. The name goes away as soon as
-everybody has opened it; the memory goes away with the last who has.
+A segment on the host is a file in /dev/shm that is locked while its maker lives, which tells it from litter. Its name
+goes away as soon as everybody has opened it; the memory goes away with the last who has.
 """
 
 from __future__ import annotations
@@ -19,17 +18,15 @@ import time
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from roll.distributed.transports.bucket_layout import tensor_of
 from roll.distributed.weights import WeightSyncError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Token: TypeAlias = dict[str, Any]
 """What another process opens a segment by: a path and a size, or the parts of a CUDA handle. Travels as JSON."""
@@ -38,8 +35,7 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 FOLDER = Path("/dev/shm")
 PREFIX = "roll-weights-"
-_OLD = 60.0
-"""Seconds after which a file that nobody has locked is litter; a younger one may be about to be locked."""
+_OLD = 60.0  # seconds after which a file that nobody has locked is litter; a younger one may be about to be locked
 
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 """All pages at once: one by one, when they are first touched, they take several times as long."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from roll.distributed.handles import Handle
 from roll.distributed.transports import NamedWeights, Route, Weights
 from roll.distributed.weights import BucketWriter, WeightMismatch, receive_weights
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +27,7 @@ def hand_to_engine(route: Route, weights: Weights) -> list[Handle]:
 
 def send(route: Route, stream: NamedWeights) -> list[Handle]:
     """Return handles of buckets; in one process they lead to copies."""
-    writer = BucketWriter(route.bucket_bytes, route.version, copies=True)
+    writer = BucketWriter(route.bucket_bytes, route.version)
     for name, tensor in stream:
         writer.add(name, tensor)
     return writer.finish()

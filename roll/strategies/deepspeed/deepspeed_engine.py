@@ -29,11 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 def connect(info: WorkerInfo, device: torch.device, backend: str) -> None:
-    """Join torch's process group and show it to DeepSpeed.
-
-    Raises:
-        ValueError: the package isn't installed.
-    """
+    """Join torch's process group and show it to DeepSpeed; `ValueError` if the package isn't installed."""
     if importlib.util.find_spec("deepspeed") is None:
         raise ValueError(f"{info.role}: deepspeed is not installed: pip install -e '.[deepspeed]'")
     join_group(info, backend)
@@ -91,8 +87,7 @@ def engine_json(spec: TrainSpec, options: DeepSpeedConfig, device: torch.device)
 def exact_weights(module: nn.Module, computed: torch.dtype) -> dict[nn.Parameter, Tensor]:
     """Return copies of trained weights that lose something in the type that computes.
 
-    ZeRO makes its float32 weights from the rounded ones. Weights that were published in bf16 lose nothing and cost
-    nothing here.
+    ZeRO makes its float32 weights from the rounded ones. Weights that were published in bf16 cost nothing here.
     """
     trained = [p for p in module.parameters() if p.requires_grad]
     return {p: p.detach().cpu().clone() for p in trained if not torch.equal(p.detach().to(computed).to(p.dtype), p)}
@@ -110,10 +105,9 @@ def shard_weights(module: nn.Module, made: dict[str, Any], computed: torch.dtype
 
 
 def adamw(parameters: nn.Module, args: TrainingArgs, options: DeepSpeedConfig, device: torch.device) -> Any:
-    """AdamW with decoupled decay, the fastest kernel for where its states lie.
+    """AdamW with decoupled decay, on the fastest kernel for where its states lie; all compute the same update.
 
-    Host memory beside an accelerator: DeepSpeed's vectorised CPU kernel. On an accelerator: its fused kernel.
-    Otherwise, and where the kernel can't be built here, torch's own. All of them compute the same update.
+    Host memory beside an accelerator: DeepSpeed's CPU kernel. An accelerator: its fused kernel. Otherwise torch's own.
     """
     groups = parameter_groups(parameters.named_parameters(), args.weight_decay)
     betas = (args.adam_beta1, args.adam_beta2)

@@ -73,9 +73,10 @@ class Memory:
             "optimizer": [States.optim_states],
         }
         states = [state for part in sorted(self._asleep) for state in kinds[part]]
-        if hasattr(self._engine.optimizer, "fp16_partitioned_groups") and type(
-            self._engine.optimizer.optimizer
-        ) is not FusedAdam:
+        if (
+            hasattr(self._engine.optimizer, "fp16_partitioned_groups")
+            and type(self._engine.optimizer.optimizer) is not FusedAdam
+        ):
             states = [state for state in states if state not in (States.hp_params, States.optim_states)]
         return states
 

@@ -1,8 +1,8 @@
 """`deepspeed_train` and `deepspeed_infer`: DeepSpeed's ZeRO around the Hugging Face module, one process upwards.
 
 Stage 0 replicates float32 weights and computes `dtype: bf16` under autocast. Stages 1 to 3 compute in that type and
-train float32 weights that ZeRO shards over the ranks, with the optimizer's states (1), gradients (2), the weights that
-compute (3). A role that doesn't train has something to shard at stage 3 only; below it runs the plain module.
+shard the float32 weights and the optimizer's states (1), gradients (2), the weights that compute (3). A role that
+doesn't train has something to shard at stage 3 only; below it runs the plain module.
 """
 
 from __future__ import annotations
@@ -36,10 +36,8 @@ from roll.strategies.deepspeed.state import (
     link_moments,
     make_moments,
     publish,
-    set_moment,
-    set_weight,
-    whole_moment,
-    whole_weight,
+    set_whole,
+    whole,
 )
 from roll.strategies.hf.hf_model import DTYPES, PolicyModel, ValueModel, named_tensors
 from roll.strategies.hf.hf_strategy import HfTrainStrategy
@@ -91,7 +89,7 @@ class DeepSpeedStrategy(HfTrainStrategy):
         if options.stage == 3:
             opened.hold_head()
         for parameter, value in rounded.items():
-            set_weight(self._engine, parameter, value)
+            set_whole(self._engine, parameter, value)
         if self._spec.trains and self._spec.l2 > 0:
             self._anchor = Anchor(self._engine, self._spec.l2)
         self._memory = Memory(self._engine, model, self._device)
@@ -133,7 +131,7 @@ class DeepSpeedStrategy(HfTrainStrategy):
 
     def _full(self, name: str, tensor: Tensor) -> Tensor:
         del name
-        return whole_weight(self._engine, tensor)
+        return whole(self._engine, tensor)
 
     def _kept(self) -> list[tuple[str, Tensor]]:
         """Return what a checkpoint holds: of a model with adapters, those alone."""
@@ -144,10 +142,10 @@ class DeepSpeedStrategy(HfTrainStrategy):
         if self._spec.trains and self._steps:
             link_moments(self._engine)
         for name, tensor in self._kept():
-            yield name, whole_weight(self._engine, tensor)
+            yield name, whole(self._engine, tensor)
             if self._spec.trains and tensor.requires_grad and self._steps:
                 for moment in MOMENTS:
-                    yield f"{moment}:{name}", whole_moment(self._engine, tensor, moment)
+                    yield f"{moment}:{name}", whole(self._engine, tensor, moment)
 
     def save(self, path: Path) -> None:
         """Whole tensors in files that any stage and number of ranks can read; each rank writes a part of them."""
@@ -156,11 +154,7 @@ class DeepSpeedStrategy(HfTrainStrategy):
             self._adapters.write_identity(path)
 
     def load(self, path: Path) -> None:
-        """Read what `save` wrote. Without an optimizer only the weights are read.
-
-        Raises:
-            ValueError: it can't be read, or belongs to another model.
-        """
+        """Read what `save` wrote; without an optimizer only the weights. Raises `ValueError` if it doesn't fit."""
         if self._adapters is not None:
             self._adapters.check_identity(path)
         written, kept = Checkpoint(path, self._spec.role), self._kept()
@@ -168,10 +162,10 @@ class DeepSpeedStrategy(HfTrainStrategy):
         if self._spec.trains:
             make_moments(self._engine, written.steps)
         for name, tensor in kept:
-            set_weight(self._engine, tensor, written.read(name))
+            set_whole(self._engine, tensor, written.read(name))
             if self._spec.trains and tensor.requires_grad and written.steps:
                 for moment in MOMENTS:
-                    set_moment(self._engine, tensor, moment, written.read(f"{moment}:{name}"))
+                    set_whole(self._engine, tensor, written.read(f"{moment}:{name}"), moment)
         if self._spec.trains:
             publish(self._engine)
             self._steps = written.steps
@@ -179,7 +173,6 @@ class DeepSpeedStrategy(HfTrainStrategy):
     # --- memory ----------------------------------------------------------------------------------------------------
 
     def sleep(self, parts: Sequence[StatePart] = STATE_PARTS) -> int:
-        """What ZeRO already offloads stays where it is."""
         return self._memory.sleep(parts)
 
     def wake(self, parts: Sequence[StatePart] = STATE_PARTS) -> None:

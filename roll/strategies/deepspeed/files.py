@@ -1,7 +1,6 @@
 """Checkpoints in one format for every ZeRO stage and number of ranks: named whole tensors in safetensors files.
 
-Tensors come one at a time; each rank keeps every n-th and writes them in files of bounded size, so that no rank holds
-the model. `index.json` says which file has which tensor.
+Each rank keeps every n-th tensor and writes files of bounded size; `index.json` says which file has which tensor.
 """
 
 from __future__ import annotations
@@ -11,6 +10,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 _FILE_BYTES = 1 << 30
@@ -18,8 +20,6 @@ _FILE_BYTES = 1 << 30
 
 def write(path: Path, tensors: Iterable[tuple[str, Tensor]], steps: int, *, rank: int, ranks: int) -> None:
     """Write what all ranks see in the same order, and the optimizer steps taken."""
-    import torch.distributed as dist
-
     path.mkdir(parents=True, exist_ok=True)
     mine: dict[str, str] = {}
     shapes: dict[str, list[int]] = {}
@@ -39,8 +39,6 @@ def write(path: Path, tensors: Iterable[tuple[str, Tensor]], steps: int, *, rank
 
 
 def _flush(path: Path, held: dict[str, Tensor], name: str) -> dict[str, str]:
-    from safetensors.torch import save_file
-
     if held:
         save_file(held, path / name)
     written = dict.fromkeys(held, name)
@@ -78,8 +76,6 @@ class Checkpoint:
         return tensor
 
     def _open(self, name: str) -> Any:
-        from safetensors import SafetensorError, safe_open
-
         try:
             return safe_open(self._path / name, framework="pt").__enter__()
         except (OSError, SafetensorError) as error:

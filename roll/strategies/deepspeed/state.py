@@ -1,7 +1,7 @@
 """Float32 weights and moments of AdamW, wherever ZeRO keeps them: whole ones in and out, and this rank's part.
 
-The functions take parameters of the module that the engine wraps. Whole tensors are collectives: every rank calls
-them for the same parameters in the same order.
+The functions take parameters of the module that the engine wraps. Whole tensors are collectives: every rank calls them
+for the same parameters in the same order.
 """
 
 from __future__ import annotations
@@ -15,51 +15,37 @@ from torch import Tensor
 from roll.strategies.optim import MOMENTS
 
 
-def whole_weight(engine: Any, parameter: Any) -> Tensor:
-    """Return the float32 weight of a trained parameter, the weight as it is of a frozen one."""
+def whole(engine: Any, parameter: Any, moment: str | None = None) -> Tensor:
+    """Return the float32 weight of a trained parameter, a frozen one as it is, or a moment by its name."""
     import deepspeed
-    from deepspeed.utils import safe_get_full_fp32_param
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
+    found: Tensor
     if parameter.requires_grad and _sharded(engine):
-        whole: Tensor = safe_get_full_fp32_param(parameter)
-        return whole
-    if hasattr(parameter, "ds_id"):
+        found = safe_get_full_optimizer_state(parameter, moment) if moment else safe_get_full_fp32_param(parameter)
+    elif moment:
+        found = engine.optimizer.state[parameter][moment]
+    elif hasattr(parameter, "ds_id"):
         with deepspeed.zero.GatheredParameters([parameter]):
-            return parameter.detach().clone()
-    kept: Tensor = parameter.detach()
-    return kept
+            found = parameter.detach().clone()
+    else:
+        found = parameter.detach()
+    return found
 
 
-def set_weight(engine: Any, parameter: Any, value: Tensor) -> None:
-    """Change a weight; `publish` then brings trained ones to the module that computes."""
+def set_whole(engine: Any, parameter: Any, value: Tensor, moment: str | None = None) -> None:
+    """Change a weight, which `publish` brings to the module that computes, or a moment that `make_moments` has made."""
     import deepspeed
 
     if parameter.requires_grad and _sharded(engine):
-        _set_whole(parameter, value, None)
+        _set_sharded(parameter, value, moment)
+    elif moment:
+        engine.optimizer.state[parameter][moment].copy_(value)
     elif hasattr(parameter, "ds_id"):
         with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
             parameter.data.copy_(value)
     else:
         parameter.data.copy_(value)
-
-
-def whole_moment(engine: Any, parameter: Any, name: str) -> Tensor:
-    """Return a moment of a trained parameter, after the first optimizer step."""
-    from deepspeed.utils import safe_get_full_optimizer_state
-
-    if not _sharded(engine):
-        kept: Tensor = engine.optimizer.state[parameter][name]
-        return kept
-    whole: Tensor = safe_get_full_optimizer_state(parameter, name)
-    return whole
-
-
-def set_moment(engine: Any, parameter: Any, name: str, value: Tensor) -> None:
-    """Change a moment that `make_moments` has made."""
-    if _sharded(engine):
-        _set_whole(parameter, value, name)
-    else:
-        engine.optimizer.state[parameter][name].copy_(value)
 
 
 def make_moments(engine: Any, step: int) -> None:
@@ -77,7 +63,7 @@ def make_moments(engine: Any, step: int) -> None:
 
 
 def link_moments(engine: Any) -> None:
-    """Show `whole_moment` where the moments are.
+    """Show `whole` where the moments are.
 
     DeepSpeed does it itself at stages 1 and 2, but once the first parameter group is updated, when others have none.
     """
@@ -150,8 +136,10 @@ class Anchor:
                     parameter.grad.add_(force)
             else:
                 mapping = parameter._hp_mapping
-                gradient = parameter._hp_grad if _whole_gradients(self._engine) else mapping.get_lp_grad_fragment(
-                    parameter._index_in_param_group
+                gradient = (
+                    parameter._hp_grad
+                    if _whole_gradients(self._engine)
+                    else mapping.get_lp_grad_fragment(parameter._index_in_param_group)
                 )
                 gradient.add_(force.view_as(gradient))
                 if optimizer.__dict__.get("cpu_offload"):
@@ -180,19 +168,12 @@ def _trained_tensors(engine: Any) -> list[Tensor]:
     raise AssertionError(f"unknown optimizer {type(optimizer).__name__}")
 
 
-def _set_whole(parameter: Any, value: Tensor, moment: str | None) -> None:
-    from deepspeed.utils import (
-        safe_set_full_fp32_param,
-        safe_set_full_optimizer_state,
-        safe_set_local_fp32_param,
-        safe_set_local_optimizer_state,
-    )
+def _set_sharded(parameter: Any, value: Tensor, moment: str | None) -> None:
+    from deepspeed import utils
 
+    name = (moment,) if moment else ()
     if not hasattr(parameter, "ds_id"):
-        if moment is None:
-            safe_set_full_fp32_param(parameter, value)
-        else:
-            safe_set_full_optimizer_state(parameter, value, moment)
+        (utils.safe_set_full_optimizer_state if moment else utils.safe_set_full_fp32_param)(parameter, value, *name)
         return
     # DeepSpeed's own cut of a whole ZeRO-3 tensor forgets the padding of the last rank.
     size = parameter.ds_tensor.numel()
@@ -200,7 +181,4 @@ def _set_whole(parameter: Any, value: Tensor, moment: str | None) -> None:
     part = value.new_zeros(size)
     mine = value.reshape(-1)[start : start + size]
     part[: len(mine)] = mine
-    if moment is None:
-        safe_set_local_fp32_param(parameter, part)
-    else:
-        safe_set_local_optimizer_state(parameter, part, moment)
+    (utils.safe_set_local_optimizer_state if moment else utils.safe_set_local_fp32_param)(parameter, part, *name)

@@ -1,8 +1,7 @@
 """A key/value cache whose rows come and go.
 
-transformers' `DynamicCache` copies the whole cache at every step and can't take in new rows. This one writes in place
-into a buffer that grows in blocks, is left-padded, and can drop rows and adopt the rows of another cache. Every layer
-keeps all positions; models with sliding windows get theirs from the attention mask.
+transformers' `DynamicCache` copies itself at every step and can't take in new rows. This one grows in blocks, is
+left-padded, and keeps all positions of every layer: sliding windows come from the attention mask.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-_BLOCK = 64
-"""Positions added at a time: a row of 512 tokens costs 8 copies instead of 512."""
+_BLOCK = 64  # positions added at a time: a row of 512 tokens costs 8 copies instead of 512
 
 
 class _GrowingLayer(CacheLayerMixin):
@@ -63,8 +61,7 @@ class RowCache:
     def __init__(self, num_layers: int, padding: Tensor) -> None:
         self.layers = [_GrowingLayer() for _ in range(num_layers)]
         self.cache = Cache(layers=list(self.layers))
-        self.padding = padding
-        """int64 [B], positions at the left of each row that hold nothing."""
+        self.padding = padding  # int64 [B], positions at the left of each row that hold nothing
 
     @property
     def length(self) -> int:

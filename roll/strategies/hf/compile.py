@@ -16,11 +16,8 @@ def blocks(model: nn.Module) -> Iterator[nn.Module]:
 def compile_blocks(model: nn.Module, *, backend: str = "inductor") -> None:
     """Compile every decoder layer in place; parameters and modules keep their names.
 
-    Layer by layer, because equal layers share one compilation, and so that gradient checkpointing and FSDP, which wrap
-    layers, stay outside. Sizes are dynamic: micro-batches of different lengths share one compilation too.
-
-    Raises:
-        ValueError: the model doesn't name its layers.
+    Layer by layer: equal layers share one compilation, and gradient checkpointing and FSDP, which wrap layers, stay
+    outside. Sizes are dynamic. Raises `ValueError` if the model doesn't name its layers.
     """
     found = list(blocks(model))
     if not found:

@@ -38,6 +38,10 @@ class ModelDescription:
     decode: Callable[[Sequence[int]], str]
     """Token ids -> text."""
 
+    def bucket_bytes(self, most: int) -> int:
+        """Return the size of a bucket for the weights: `most`, or what all of them need in case they are small."""
+        return max(1, min(most, sum(8 * torch.Size(shape).numel() for shape in self.shapes.values())))
+
     async def complete(self, weights: AsyncIterator[tuple[str, Tensor]]) -> AsyncIterator[tuple[str, Tensor]]:
         """`weights` as they come; raises `ValueError` for a foreign name, a wrong shape, and in the end a missing one.
 

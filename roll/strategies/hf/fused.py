@@ -33,10 +33,8 @@ def require_liger(key: str, device: torch.device) -> None:
 def use_liger_layers(model: nn.Module) -> None:
     """Let this model compute its norms and gated MLPs with liger's kernels; others of its class stay as they are.
 
-    Rotary embeddings stay transformers' own: liger can only replace them for all models of the process.
-
-    Raises:
-        ValueError: liger's kernels weren't checked for this type of model.
+    Rotary embeddings stay transformers' own: liger can only replace them for all models of the process. Raises
+    `ValueError` for a type of model that wasn't checked.
     """
     from liger_kernel.transformers import _apply_liger_kernel_to_instance
 
@@ -62,16 +60,9 @@ def use_liger_layers(model: nn.Module) -> None:
 
 
 def fused_logprobs(hidden: Tensor, head: nn.Module, targets: Tensor, temperature: float) -> Tensor:
-    """log softmax(head(hidden) / temperature) at `targets` without logits in memory.
+    """log softmax(head(hidden) / temperature) at `targets` without logits in memory: float32 [N].
 
-    Args:
-        hidden: [N, D]
-        head: a linear layer to the vocabulary.
-        targets: int64 [N]
-        temperature: > 0
-
-    Returns:
-        float32 [N]; the backward pass computes the logits once more.
+    `hidden` is [N, D], `head` a linear layer, `targets` int64 [N]. The backward pass computes the logits once more.
     """
     from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
 

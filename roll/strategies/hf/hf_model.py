@@ -79,30 +79,30 @@ def _names_generic_tokenizer(name: str) -> bool:
     return "auto_map" not in config and config.get("tokenizer_class") in _GENERIC_TOKENIZERS
 
 
+def _loaded(kind: Any, args: ModelArgs, dtype: torch.dtype, **options: Any) -> Any:
+    with quiet_transformers():
+        return kind.from_pretrained(**_source(args), **_model_kwargs(args), dtype=dtype, **options)
+
+
 def load_causal_lm(args: ModelArgs, dtype: torch.dtype) -> PreTrainedModel:
     """Return a causal language model on the CPU, in eval mode."""
     from transformers import AutoModelForCausalLM
 
-    with quiet_transformers():
-        return AutoModelForCausalLM.from_pretrained(**_source(args), **_model_kwargs(args), dtype=dtype).eval()
+    return _loaded(AutoModelForCausalLM, args, dtype).eval()
 
 
 def load_backbone(args: ModelArgs, dtype: torch.dtype) -> PreTrainedModel:
     """Return the same architecture without its language-model head, on the CPU, in eval mode."""
     from transformers import AutoModel
 
-    with quiet_transformers():
-        return AutoModel.from_pretrained(**_source(args), **_model_kwargs(args), dtype=dtype).eval()
+    return _loaded(AutoModel, args, dtype).eval()
 
 
 def load_classifier(args: ModelArgs, dtype: torch.dtype) -> PreTrainedModel:
     """Return a sequence classifier on the CPU in eval mode; raise `ValueError` where its head would be invented."""
     from transformers import AutoModelForSequenceClassification
 
-    with quiet_transformers():
-        model, loaded = AutoModelForSequenceClassification.from_pretrained(
-            **_source(args), **_model_kwargs(args), dtype=dtype, output_loading_info=True
-        )
+    model, loaded = _loaded(AutoModelForSequenceClassification, args, dtype, output_loading_info=True)
     missing = sorted(loaded["missing_keys"])
     if missing:
         raise ValueError(
@@ -180,9 +180,8 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def load_named_tensors(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
     """Copy `weights` into the model, casting to its dtype.
 
-    Raises:
-        ValueError: a name or shape doesn't fit, or a tensor of the model got no value: the engine would go on with
-            stale weights.
+    Raises `ValueError` for a foreign name, a wrong shape or a missing tensor: the engine would go on with stale
+    weights.
     """
     targets = dict(named_tensors(model))
     missing = set(targets)
@@ -279,7 +278,6 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.value_head.weight)
 
     def forward(self, layout: MicroLayout, request: HeadRequest) -> HeadOutputs:
-        """Values of the states in which the layout's targets were chosen, [S]; the rest is the policy's business."""
         del request
         picked = picked_hidden(self.backbone, layout)
         return HeadOutputs(values=self.value_head(picked.to(self.value_head.weight.dtype))[:, 0].float())

@@ -1,10 +1,9 @@
 """Rows laid end to end through a Hugging Face model, and shards of them on several ranks (Ulysses).
 
-A packed line reaches the model as one row of ids whose positions start over in every row of the batch. What keeps rows
-apart is the attention function: it is told where they end through the model's own keyword arguments, which transformers
-hands down to every layer, and again when a layer is recomputed for its gradient. With `fa2` that function is
-transformers' own; otherwise it is `packed_attention`, put in place through transformers' registry of such functions.
-Nothing else in a decoder looks at other tokens. Models for which that isn't true are found out before they are used.
+A packed line is one row of ids whose positions start over in every row of the batch. The attention function keeps rows
+apart: it is told where they end through keyword arguments that transformers hands down to every layer. With `fa2` it is
+transformers' own, otherwise `packed_attention`. Models that mix tokens by other means are found out before they are
+used.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ from roll.strategies.hf.ulysses import SequenceGroup
 from roll.strategies.micro import MicroLayout, lay_out
 from roll.types.batch import TokenBatch
 
-_ATTENTION = "roll_packed"
-"""Name of our function among those of transformers."""
+_ATTENTION = "roll_packed"  # name of our function among those of transformers
 
 _HARMLESS = {
     "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "is_causal", "max_length_k", "max_length_q",
@@ -74,16 +72,10 @@ def packed_attention(
     packed_rows: PackedRows | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention as transformers' `AttentionInterface` wants it.
+    """Compute attention as transformers' `AttentionInterface` wants it: ([1, N, H, E], no attention weights).
 
-    Args:
-        query: [1, H, N, D]; `key` and `value` alike, with a divisor of H heads.
-
-    Returns:
-        ([1, N, H, E], no attention weights).
-
-    Raises:
-        ValueError: the layer wants something that this function doesn't do.
+    `query` is [1, H, N, D]; `key` and `value` alike, with a divisor of H heads. Raises `ValueError` if the layer wants
+    something that this function doesn't do.
     """
     if packed_rows is None:
         raise ValueError(f"{type(module).__name__} isn't told where rows end")
@@ -120,14 +112,8 @@ def _shown(option: object) -> str:
 def pack(decoder: Any, *, flash: bool, sequence: SequenceGroup | None, half: bool) -> None:
     """Make a transformers model keep packed rows apart, and prove it on a few of them.
 
-    Args:
-        decoder: without a head, on its device, not yet sharded; every rank of `sequence` calls this.
-        flash: it runs transformers' flash attention, which knows rows by itself.
-        sequence: the ranks that share every row, or None.
-        half: it computes in half precision.
-
-    Raises:
-        ValueError: it can't keep them apart, and why; or its heads can't be spread over the ranks.
+    `decoder` has no head, is on its device and not yet sharded; every rank of `sequence` calls this. `flash`: it runs
+    transformers' flash attention. `half`: it computes in half precision. Raises `ValueError` if it can't, and says why.
     """
     name = type(decoder).__name__
     fix = f"Write {'use_sequence_packing: false' if sequence is None else 'model_args.ulysses_size: 1'}"

@@ -20,8 +20,7 @@ from roll.strategies.hf.hf_model import ValueModel, load_classifier, text_config
 from roll.strategies.micro import MicroLayout
 from roll.utils.logits import HeadOutputs, HeadRequest
 
-_TOLERANCE = 0.02
-"""Of the size of the logits: above rounding in half precision, below another pooling or head."""
+_TOLERANCE = 0.02  # of the size of the logits: above rounding in half precision, below another pooling or head
 
 
 class RewardModel(ValueModel):
@@ -44,11 +43,7 @@ class RewardModel(ValueModel):
 
     @torch.no_grad()
     def check(self, classifier: PreTrainedModel, label: int) -> None:
-        """Raise `ValueError` unless the scores are the classifier's own logits.
-
-        Encoders pool elsewhere and some heads are more than a matrix; unnoticed, the policy would be trained towards
-        numbers that nobody trained.
-        """
+        """Raise `ValueError` unless the scores are the classifier's own logits: encoders pool elsewhere."""
         ids = torch.tensor([[i % text_config(classifier).vocab_size for i in (3, 1, 2)]])
         own = classifier(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
         last = torch.tensor([2])

@@ -21,11 +21,7 @@ from roll.distributed.worker import WorkerInfo
 from roll.strategies.base import LossFn, NamedWeights, Output, TrainSpec
 from roll.strategies.common import CommonStrategy, blank_outputs, head_request
 from roll.strategies.hf.hf_build import build_module, hf_module
-from roll.strategies.hf.hf_model import (
-    PolicyModel,
-    ValueModel,
-    named_tensors,
-)
+from roll.strategies.hf.hf_model import PolicyModel, ValueModel, named_tensors
 from roll.strategies.hf.lora import Adapters
 from roll.strategies.hf.ulysses import SequenceGroup
 from roll.strategies.micro import lay_out, padding_row
@@ -41,8 +37,7 @@ class HfTrainStrategy(CommonStrategy):
     def __init__(self, spec: TrainSpec, info: WorkerInfo) -> None:
         super().__init__(spec, info)
         self._connect()
-        self._sequence: SequenceGroup | None = None
-        """The ranks that share this rank's rows."""
+        self._sequence: SequenceGroup | None = None  # the ranks that share this rank's rows
         if spec.worker.model_args.ulysses_size > 1:
             self._sequence = SequenceGroup.join(info, spec.worker.model_args.ulysses_size, self._device)
             self.layout, self._group = self._sequence.layout, self._sequence.peers
@@ -85,8 +80,8 @@ class HfTrainStrategy(CommonStrategy):
 
     @abstractmethod
     def _accumulate(self, loss: Tensor, *, last: bool) -> None:
-        """Add this micro-batch's gradients. `loss` is this rank's share: gradients are summed over ranks, not
-        averaged. `last`: no more micro-batches come before the optimizer step."""
+        """Add this micro-batch's gradients. `loss` is this rank's share: gradients are summed over ranks, not averaged.
+        `last`: no more micro-batches come before the optimizer step."""
 
     @abstractmethod
     def _apply(self, lr: float) -> tuple[float, bool]:
@@ -104,7 +99,6 @@ class HfTrainStrategy(CommonStrategy):
 
     @torch.no_grad()
     def forward(self, batch: TokenBatch, outputs: Sequence[Output], *, adapters: bool = True) -> TokenOutputs:
-        """Tokens the policy didn't choose hold 0."""
         self._require_awake("parameters")
         assert adapters or self._adapters is not None, f"{self._spec.role} has no adapters to leave out"
         scored = []
@@ -167,7 +161,6 @@ class HfTrainStrategy(CommonStrategy):
         return hf_module(self._model)
 
     def export(self, path: Path) -> None:
-        """Write a Hugging Face folder with weights and tokenizer, and `adapter/` with LoRA; rank 0 writes."""
         super().export(path)
         if self._adapters is not None:
             self._adapters.export(path / "adapter", self._full, writes=self._info.rank == 0)

@@ -1,15 +1,14 @@
 """Low-rank adapters (LoRA, arXiv:2106.09685) of peft, put into the transformers model of a role.
 
-peft replaces a linear layer by one that computes base(x) + scaling * B A x and keeps the class of the model, so that
-backends see the model they know. The base weights are frozen, A and B are float32. Four things leave this
-place: merged weights under the plain names (engines, exports), base weights and adapters apart (engines that take
-adapters), a folder in peft's format, and a note on which base model the adapters belong to, because checkpoints don't
-repeat its weights.
+peft replaces a linear layer by base(x) + scaling * B A x and keeps the class of the model. The base weights are frozen,
+A and B are float32. Out come merged weights, base weights and adapters apart, a folder in peft's format, and a note on
+which base model the adapters belong to, because checkpoints don't repeat its weights.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from roll.configs.rules.lora import ALL_LINEAR, PEFT_MISSING
@@ -29,14 +29,11 @@ from roll.utils.seeding import stable_hash
 if TYPE_CHECKING:
     from peft import LoraConfig
 
-_NAME = "default"
-"""peft's name for the only set of adapters of a model."""
-_PEFT_PREFIX = "base_model.model."
-"""What peft puts before every name in its files."""
+_NAME = "default"  # peft's name for the only set of adapters of a model
+_PEFT_PREFIX = "base_model.model."  # what peft puts before every name in its files
 _DEFAULT_ALPHA = 16.0
 _IDENTITY = "adapters.json"
-_SAMPLED = 1024
-"""Values of each adapted layer that tell base models apart."""
+_SAMPLED = 1024  # values of each adapted layer that tell base models apart
 
 Full = Callable[[str, Tensor], Tensor]
 """(name, perhaps sharded tensor) -> the whole tensor."""
@@ -45,11 +42,8 @@ Full = Callable[[str, Tensor], Tensor]
 def add_adapters(model: nn.Module, spec: TrainSpec) -> None:
     """Put adapters into `model`, on the CPU, and freeze everything else.
 
-    New ones draw A from the run's seed and the role alone and start with B = 0: they change nothing yet.
-
-    Raises:
-        ValueError: peft isn't there; a target is no linear layer; or the adapters of `adapter_name_or_path` don't fit
-            the model or the keys.
+    New ones draw A from the run's seed and the role alone and start with B = 0. Raises `ValueError` if peft isn't
+    there, a target is no linear layer, or the adapters of `adapter_name_or_path` don't fit the model or the keys.
     """
     try:
         from peft.functional import cast_adapter_dtype, inject_adapter_in_model
@@ -156,10 +150,6 @@ class Adapters:
 
     def export(self, folder: Path, full: Full, *, writes: bool) -> None:
         """Write a folder that `peft.PeftModel.from_pretrained` loads onto the base model; every rank calls."""
-        import copy
-
-        from safetensors.torch import save_file
-
         tensors = {}
         for name in self._layers:
             for part, tensor in zip("AB", self._product_of(name, full), strict=True):

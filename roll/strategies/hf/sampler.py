@@ -16,18 +16,11 @@ from roll.strategies.base import SamplingParams
 def sample(
     logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float], seen: Sequence[Tensor | None]
 ) -> tuple[Tensor, Tensor]:
-    """Draw one token per row.
+    """Draw one token per row: (tokens int64 [B], log-probs float32 [B] under the very distribution drawn from).
 
-    Args:
-        logits: [B, V], any float type; computed on in float32.
-        params: one per row. `temperature` 0 takes the most likely token.
-        uniforms: one number in [0, 1) per row.
-        seen: token ids of the row's context, needed only where `repetition_penalty` != 1.
-
-    Returns:
-        (tokens int64 [B], log-probs float32 [B]): the log-prob of each token under the very distribution that it was
-        drawn from. Without penalty, top-k and top-p that is what the trainer computes; with them the difference is
-        there to be measured and corrected. A greedy token has the log-prob of temperature 1.
+    Without penalty, top-k and top-p that is what the trainer computes. A greedy token has the log-prob of temperature
+    1. `logits` are [B, V], computed on in float32; per row there are `uniforms` in [0, 1), and in `seen` the token ids
+    of the context, needed only where `repetition_penalty` != 1.
     """
     scaled = logits.float()
     scaled = _penalised(scaled, params, seen)

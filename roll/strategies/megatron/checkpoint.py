@@ -1,8 +1,4 @@
-"""Checkpoints in Megatron's distributed format: tensors of the whole model, whatever the ranks that wrote them.
-
-Weights and AdamW's moments are stored by parameter, so that a run resumes under other tensor-, pipeline-, expert- or
-data-parallel sizes.
-"""
+"""Checkpoints in Megatron's distributed format: weights and AdamW's moments by parameter, for any layout of ranks."""
 
 from __future__ import annotations
 
@@ -26,10 +22,9 @@ STATE, SCHEDULE = "state", "schedule.json"
 def save_checkpoint(
     path: Path, role: str, modules: Sequence[nn.Module], optimizer: Optimizer | None, *, steps: int
 ) -> None:
-    """Write weights, with an optimizer its state, and the number of optimizer steps; every rank calls it.
+    """Write weights, with an optimizer its state, and the optimizer steps taken; every rank calls it.
 
-    Raises:
-        ValueError: the folder can't be written.
+    Raises `ValueError` if the folder can't be written.
     """
     from megatron.core import dist_checkpointing
 
@@ -44,13 +39,9 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Path, role: str, modules: Sequence[nn.Module], optimizer: Optimizer | None) -> int:
-    """Read what `save_checkpoint` wrote, into any layout; without an optimizer only the weights.
+    """Read what `save_checkpoint` wrote, into any layout; return the optimizer steps taken when it was written.
 
-    Returns:
-        Optimizer steps taken when it was written.
-
-    Raises:
-        ValueError: there is no such checkpoint, or it isn't one of this model.
+    Without an optimizer only the weights are read. Raises `ValueError` if there is no such checkpoint of this model.
     """
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.validation import StrictHandling

@@ -33,12 +33,7 @@ class ContextShard:
     def through(self, chunk: Any, request: HeadRequest) -> Any:
         """Return what a chunk of the model gives for it, see `TokenGPT.forward`."""
         return chunk(
-            self.ids,
-            self.positions,
-            self.all_positions,
-            index=self.index,
-            targets=self.targets,
-            request=request,
+            self.ids, self.positions, self.all_positions, index=self.index, targets=self.targets, request=request
         )
 
 

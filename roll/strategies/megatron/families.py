@@ -43,16 +43,14 @@ class Architecture:
 
 @dataclass(frozen=True, kw_only=True)
 class _Family:
-    qkv_bias: bool | str = False
-    """A fixed answer, or the field that has it."""
+    qkv_bias: bool | str = False  # a fixed answer, or the field that has it
     qk_norm: bool = False
     window: str | None = None
     """layer_types: each layer says whether its window slides; sliding_window: all of them do if it is set."""
     experts: str | None = None
     expert_ffn: str = "moe_intermediate_size"
     shared_ffn: str | None = None
-    normalised: str | None = None
-    """Field that says whether the chosen experts' weights are normalised; None: they are."""
+    normalised: str | None = None  # field that says whether the chosen experts' weights are normalised; None: they are
     must_be_off: tuple[str, ...] = ()
 
 
@@ -81,12 +79,7 @@ assert tuple(_FAMILIES) == MEGATRON_MODEL_TYPES
 
 
 def architecture(config: Any) -> Architecture:
-    """Return what a transformers configuration describes.
-
-    Raises:
-        ValueError: the model type isn't one of the supported ones, or the configuration asks for something that
-            Megatron's layers can't do.
-    """
+    """Return what a transformers configuration describes; `ValueError` for what Megatron can't build."""
     if config.model_type not in _FAMILIES:
         raise ValueError(
             f"megatron can't build models of type {config.model_type!r}; it knows {', '.join(_FAMILIES)}. fsdp2_* and "

@@ -1,8 +1,7 @@
 """Which Hugging Face tensors each Megatron parameter is made of: one table, read in both directions.
 
-A parameter is a list of segments of its tensors along one dimension, in the order in which Megatron lays them out; a
-tensor-parallel rank holds an equal share of that list. Loading copies this rank's segments out of the tensors,
-streaming copies every rank's segments back into them.
+A parameter is a list of segments of its tensors along one dimension, in Megatron's order; a tensor-parallel rank holds
+an equal share of that list.
 """
 
 from __future__ import annotations

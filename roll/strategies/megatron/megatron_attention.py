@@ -101,18 +101,11 @@ class RotaryAttention(nn.Module):
         self.group = pg_collection.cp if config.context_parallel_size > 1 else None
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **unused: Any) -> Tensor:
-        """Attention of each token to those before it in its row.
+        """Attention of each token to those before it in its row: [T, B, H * D].
 
-        Args:
-            query: [T, B, H, D], this rank's shard of the rows and its heads.
-            key: [T, B, K, D]; K divides H.
-            value: [T, B, K, D].
-            attention_mask: positions, int64 [B, S] of the whole rows; 0 begins a row, also inside a line of packed
-                rows. Padding goes on counting to the right of a row, where no query looks.
-            unused: what Megatron passes to every attention.
-
-        Returns:
-            [T, B, H * D].
+        `query` is [T, B, H, D], this rank's shard of the rows and its heads; `key` and `value` [T, B, K, D], K divides
+        H. `attention_mask` carries positions, int64 [B, S] of the whole rows; 0 begins a row, also inside a line of
+        packed rows. Padding goes on counting to the right of a row, where no query looks.
         """
         del unused
         ranks = 1 if self.group is None else dist.get_world_size(self.group)

@@ -74,16 +74,12 @@ class TokenGPT(GPTModel):
     ) -> Tensor | HeadOutputs:
         """Run this chunk on a micro-batch, or on this rank's shard of it under context parallelism.
 
-        Args:
-            input_ids: int64 [B, T].
-            positions: int64 [B, T], those of `input_ids`.
-            all_positions: int64 [B, S] of the whole rows; 0 begins a row, see `RotaryAttention`.
-            index: int64 [N], flattened positions in `input_ids` whose hidden states are scored.
-            targets: int64 [N], the scored tokens, or [N, 1 + K] with others beside each.
-            request: what else is wanted at these positions.
+        `input_ids` and `positions` are int64 [B, T]; `all_positions` [B, S] are of the whole rows, see
+        `RotaryAttention`. `index` [N] are flattened positions in `input_ids` whose hidden states are scored; `targets`
+        are the scored tokens [N], or [N, 1 + K] with others beside each.
 
-        Returns:
-            Hidden states [T / ranks, B, D] (split with sequence parallelism), on the last chunk scores of N positions.
+        Returns hidden states [T / ranks, B, D] (split with sequence parallelism), on the last chunk scores of N
+        positions.
         """
         hidden = self._embedded(input_ids, positions) if self.pre_process else None
         if hidden is not None and torch.is_grad_enabled() and self.config.recompute_granularity is not None:
@@ -180,19 +176,9 @@ def build_chunks(
 ) -> list[TokenGPT]:
     """Return this rank's part of the model, one chunk per virtual pipeline stage, its parameters not yet loaded.
 
-    Call it with Megatron's process groups initialised, without an accelerator inside `cpu_platform`.
-
-    Args:
-        hf_config: configuration of the transformers model.
-        options: the role's layout.
-        kind: a policy scores tokens; a value model has a scalar head, zero at the start, instead of the vocabulary's.
-        dtype: of the parameters and of the computation.
-        trains: whether a backward pass will come.
-        temperature: divisor of the logits.
-        recompute: whether activations are recomputed where the options leave it open.
-
-    Raises:
-        ValueError: see `architecture` and `transformer_config`.
+    Call it with Megatron's process groups initialised, without an accelerator inside `cpu_platform`. `kind`: a value
+    model has a scalar head instead of the vocabulary's. `recompute`: activations, where the options leave it open.
+    Raises `ValueError`, see `architecture` and `transformer_config`.
     """
     arch = architecture(hf_config)
     config = transformer_config(arch, options, dtype=dtype, trains=trains, recompute=recompute)

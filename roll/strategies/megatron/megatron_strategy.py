@@ -1,8 +1,8 @@
 """`megatron_train` and `megatron_infer`: Megatron-core with tensor, pipeline, context, expert and data parallelism.
 
 Gradients are sums: losses come divided by global sizes, and Megatron's averaging over micro-batches and ranks is off
-(`calculate_per_token_loss` without its division). The loss is computed on the last pipeline stage, by every tensor-
-and context-parallel rank alike.
+(`calculate_per_token_loss` without its division). The loss is computed on the last pipeline stage, by every tensor- and
+context-parallel rank alike.
 """
 
 from __future__ import annotations
@@ -30,12 +30,7 @@ from roll.strategies.megatron.context_parallel import ContextShard, context_shar
 from roll.strategies.megatron.megatron_model import build_chunks
 from roll.strategies.megatron.megatron_offload import Memory
 from roll.strategies.megatron.optimizer import Optimizer, wrap_chunks
-from roll.strategies.megatron.parallel import (
-    broadcast_from_last_stage,
-    connect,
-    send_from_last_stage,
-    stages,
-)
+from roll.strategies.megatron.parallel import broadcast_from_last_stage, connect, send_from_last_stage, stages
 from roll.strategies.megatron.platform import cpu_platform
 from roll.strategies.megatron.weights import freeze, load_weights, stream_weights
 from roll.strategies.micro import MicroLayout, lay_out, padding_row
@@ -71,8 +66,7 @@ class _Micro:
     batch: TokenBatch
     layout: MicroLayout
     shard: ContextShard
-    is_padding: bool
-    """True for a padding row, which only keeps ranks in step."""
+    is_padding: bool  # true for a padding row, which only keeps ranks in step
 
 
 Finish = Callable[[_Micro, TokenOutputs], tuple[Tensor, Any]]
@@ -155,7 +149,6 @@ class MegatronStrategy(CommonStrategy):
     @_on_platform
     @torch.no_grad()
     def forward(self, batch: TokenBatch, outputs: Sequence[Output], *, adapters: bool = True) -> TokenOutputs:
-        """Tokens the policy didn't choose hold 0."""
         self._require_awake("parameters")
         assert adapters, "Megatron has no adapters to leave out; the configuration refuses LoRA"
 
@@ -314,14 +307,12 @@ class MegatronStrategy(CommonStrategy):
 
     @_on_platform
     def save(self, path: Path) -> None:
-        """Weights, optimizer and the schedule's position in Megatron's distributed format, see `checkpoint.py`."""
         self._require_awake("parameters", "optimizer")
         self._settle()
         save_checkpoint(path, self._spec.role, self._modules, self._optimizer, steps=self._steps)
 
     @_on_platform
     def load(self, path: Path) -> None:
-        """Read what `save` wrote under any layout. Without an optimizer only the weights are read."""
         self._require_awake("parameters", "optimizer")
         self._settle()
         steps = load_checkpoint(path, self._spec.role, self._modules, self._optimizer)

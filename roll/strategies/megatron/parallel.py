@@ -15,10 +15,8 @@ from roll.distributed.worker import WorkerInfo
 def connect(info: WorkerInfo, options: MegatronConfig, *, backend: str, seed: int) -> RankLayout:
     """Join all groups of the layout. Ranks are numbered as Megatron does: tensor fastest, then context, data, pipeline.
 
-    Roles of one process share its groups, which Megatron keeps as module state.
-
-    Raises:
-        ValueError: the ranks can't be divided so, or the process already has another layout.
+    Roles of one process share its groups, which Megatron keeps as module state. Raises `ValueError` if the ranks can't
+    be divided so, or the process already has another layout.
     """
     check_sizes(info, options)
     from megatron.core import parallel_state, tensor_parallel
@@ -42,11 +40,10 @@ def connect(info: WorkerInfo, options: MegatronConfig, *, backend: str, seed: in
         dp_rank=parallel_state.get_data_parallel_rank(),
         dp_size=parallel_state.get_data_parallel_world_size(),
         # The last pipeline stage has the results; it sends them to the first, so that rank 0 is one that collects.
-        collects=(
-            parallel_state.get_tensor_model_parallel_rank() == 0
-            and parallel_state.get_context_parallel_rank() == 0
-            and parallel_state.get_pipeline_model_parallel_rank() == 0
-        ),
+        collects=parallel_state.get_tensor_model_parallel_rank()
+        == parallel_state.get_context_parallel_rank()
+        == parallel_state.get_pipeline_model_parallel_rank()
+        == 0,
     )
 
 
@@ -58,17 +55,13 @@ def stages(options: MegatronConfig) -> int | None:
 
 def check_sizes(info: WorkerInfo, options: MegatronConfig) -> None:
     """Raise `ValueError` unless the role's ranks divide into the layout's groups."""
-    tensor, pipeline, context = (
-        options.tensor_model_parallel_size,
-        options.pipeline_model_parallel_size,
-        options.context_parallel_size,
-    )
+    tensor, pipeline = options.tensor_model_parallel_size, options.pipeline_model_parallel_size
     if info.world_size % options.model_parallel_size:
         raise ValueError(
             f"{info.role}: {info.world_size} rank(s) can't be divided into copies of the model on "
             f"{options.model_parallel_size} rank(s) each: tensor_model_parallel_size {tensor} x "
-            f"pipeline_model_parallel_size {pipeline} x context_parallel_size {context}; give the role a multiple of "
-            f"{options.model_parallel_size} ranks or lower the sizes"
+            f"pipeline_model_parallel_size {pipeline} x context_parallel_size {options.context_parallel_size}; give "
+            f"the role a multiple of {options.model_parallel_size} ranks or lower the sizes"
         )
     experts = options.expert_model_parallel_size * (options.expert_tensor_parallel_size or tensor) * pipeline
     if info.world_size % experts:

@@ -27,28 +27,16 @@ class _Stream:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         del args, kwargs
 
-    def wait_stream(self, stream: Any) -> None:
-        """Nothing to wait for."""
-
-    def wait_event(self, event: Any) -> None:
-        """Nothing to wait for."""
-
-    def wait(self, stream: Any = None) -> None:
-        """Nothing to wait for."""
-
-    def record(self, stream: Any = None) -> None:
-        """Nothing to remember."""
-
-    def record_event(self, event: Any = None) -> _Stream:
-        """Return an event that has happened."""
+    def record_event(self, event: Any = None) -> Any:
         return self if event is None else event
 
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
-
     def query(self) -> bool:
-        """Everything has happened."""
         return True
+
+    def wait(self, stream: Any = None) -> None:
+        del stream
+
+    wait_stream = wait_event = record = synchronize = wait
 
 
 _THE_STREAM = _Stream()
@@ -78,28 +66,9 @@ def _is_cuda(device: Any) -> bool:
     return isinstance(device, torch.device) and device.type == "cuda"
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    del args, kwargs
-
-
-def _the_stream(*args: Any, **kwargs: Any) -> _Stream:
-    del args, kwargs
-    return _THE_STREAM
-
-
 def _null_context(*args: Any, **kwargs: Any) -> contextlib.AbstractContextManager[None]:
     del args, kwargs
     return contextlib.nullcontext()
-
-
-def _get_rng_state(*args: Any, **kwargs: Any) -> Tensor:
-    del args, kwargs
-    return torch.get_rng_state()
-
-
-def _set_rng_state(new_state: Tensor, *args: Any, **kwargs: Any) -> None:
-    del args, kwargs
-    torch.set_rng_state(new_state)
 
 
 def _backward(tensors: Any, grad_tensors: Any = None) -> None:
@@ -161,7 +130,6 @@ class _NoFp8:
 
     @staticmethod
     def is_fp8_enabled() -> bool:
-        """Never."""
         return False
 
 
@@ -184,23 +152,26 @@ def _missing_names() -> list[tuple[Any, str, Any]]:
 def _cpu_stand_ins() -> list[tuple[Any, str, Any]]:
     from megatron.core.tensor_parallel import random
 
-    cuda: list[tuple[str, Any]] = [
-        ("current_device", lambda: _CPU),
-        ("Stream", _Stream),
-        ("Event", _Stream),
-        ("current_stream", _the_stream),
-        ("default_stream", _the_stream),
-        ("stream", _null_context),
-        ("synchronize", _nothing),
-        ("empty_cache", _nothing),
-        ("manual_seed", torch.default_generator.manual_seed),
-        ("get_rng_state", _get_rng_state),
-        ("set_rng_state", _set_rng_state),
-    ]
-    replaced: list[tuple[Any, str, Any]] = [(torch.cuda, name, stand_in) for name, stand_in in cuda]
+    def get_rng_state(*_: Any, **__: Any) -> Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(new_state: Tensor, *_: Any, **__: Any) -> None:
+        torch.set_rng_state(new_state)
+
+    cuda: dict[str, Any] = {
+        "current_device": lambda: _CPU,
+        **dict.fromkeys(("Stream", "Event"), _Stream),
+        **dict.fromkeys(("current_stream", "default_stream"), lambda *_, **__: _THE_STREAM),
+        **dict.fromkeys(("synchronize", "empty_cache"), lambda *_, **__: None),
+        "stream": _null_context,
+        "manual_seed": torch.default_generator.manual_seed,
+        "get_rng_state": get_rng_state,
+        "set_rng_state": set_rng_state,
+    }
+    replaced: list[tuple[Any, str, Any]] = [(torch.cuda, name, stand_in) for name, stand_in in cuda.items()]
     replaced += [
-        (random, "_get_cuda_rng_state", _get_rng_state),
-        (random, "_set_cuda_rng_state", _set_rng_state),
+        (random, "_get_cuda_rng_state", get_rng_state),
+        (random, "_set_cuda_rng_state", set_rng_state),
         (torch.autograd, "backward", _backward),
         (dist, "all_to_all_single", _with_plain_ints(dist.all_to_all_single)),
         (dist, "all_gather", _gathered_unevenly(dist.all_gather)),
@@ -261,8 +232,7 @@ def _remove() -> None:
 def cpu_platform() -> Iterator[None]:
     """While it is open, Megatron runs without Transformer Engine, and without an accelerator on the CPU.
 
-    With an accelerator all that changes are names that Megatron forgot to define. May be nested and opened from several
-    threads. When the last block ends, by an exception too, all attributes are the ones from before.
+    May be nested and opened from several threads. When the last block ends, all attributes are the ones from before.
     """
     if _here.open:
         yield

@@ -18,8 +18,7 @@ from roll.strategies.megatron.source import WeightSource, open_weights
 if TYPE_CHECKING:
     from roll.strategies.megatron.megatron_model import TokenGPT
 
-_HEADS = ("lm_head.weight", "score.weight")
-"""Tensors outside the backbone: a value model has no use for them."""
+_HEADS = ("lm_head.weight", "score.weight")  # tensors outside the backbone: a value model has no use for them
 
 
 @dataclass(frozen=True)
@@ -65,20 +64,15 @@ class _Held:
     entry: Entry
     expert: int | None
     parameter: nn.Parameter
-    matrix: Tensor
-    """View of the parameter in the orientation of its tensors."""
+    matrix: Tensor  # view of the parameter in the orientation of its tensors
 
 
 @torch.no_grad()
 def load_weights(chunks: Sequence[TokenGPT], source: str | Path | Mapping[str, Tensor]) -> None:
     """Fill the parameters of this rank's chunks (all but a value head) with its shares of a model's tensors.
 
-    Args:
-        chunks: what `build_chunks` made.
-        source: a folder, a hub id, a `.gguf` file, or tensors under the names of a transformers module or checkpoint.
-
-    Raises:
-        ValueError: a tensor is missing, unknown, or of another shape than the model's configuration says.
+    `source`: a folder, a hub id, a `.gguf` file, or tensors under the names of a transformers module or checkpoint.
+    Raises `ValueError` if a tensor is missing, unknown, or of another shape than the model's configuration says.
     """
     ranks = _Ranks.here()
     table = ranks.table(chunks[0])
@@ -270,8 +264,7 @@ def _assembled(entry: Entry, shares: list[Tensor]) -> list[Tensor]:
 def freeze(chunks: Sequence[TokenGPT], prefixes: Sequence[str]) -> None:
     """Take the parameters whose Hugging Face names begin with one of `prefixes` out of training.
 
-    Raises:
-        ValueError: no tensor of the model begins so, or only some of those that Megatron keeps in one parameter do.
+    Raises `ValueError` if no tensor begins so, or only some of those that Megatron keeps in one parameter do.
     """
     ranks, kind = _Ranks.here(), chunks[0].kind
     table = ranks.table(chunks[0])

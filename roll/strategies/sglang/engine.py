@@ -18,7 +18,7 @@ import sys
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,20 +26,20 @@ from torch import Tensor
 import roll
 from roll.configs.schema.engine_config import SglangConfig
 from roll.configs.schema.worker_config import ModelArgs
-from roll.strategies.async_engine import AsyncEngine
-from roll.strategies.base import EnginePart, Request, SamplingParams
+from roll.strategies.async_engine import AsyncEngine, started
+from roll.strategies.base import EnginePart, EngineSettings, Request, SamplingParams
 from roll.strategies.buckets import SharedBucket
 from roll.strategies.engine_backend import EngineBackend, Sampled
 from roll.strategies.engine_processes import MARK, kill_marked
 from roll.strategies.hf.description import ModelDescription, describe_model
 from roll.strategies.hf.hf_model import load_config
+from roll.strategies.loop_thread import settle
 from roll.strategies.sglang.channel import LENGTH, START_CALL, frame
 from roll.strategies.sglang.loader import LOADER
 from roll.strategies.stopping import ResponseRules
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-_MARGIN = 8
-"""Positions that SGLang keeps free at the end of its context; it gets more, so that responses can fill ours."""
+_MARGIN = 8  # positions that SGLang keeps free at the end of its context; it gets more, so that responses can fill ours
 
 _HEAD_OF_ITS_OWN = frozenset({"mixtral", "qwen2_moe", "qwen3_moe"})
 """Types of models for which SGLang has no shared head."""
@@ -56,28 +56,8 @@ _CPU_DEFAULTS = {
 _DEFAULTS = {"TOKENIZERS_PARALLELISM": "false", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
 
 
-def build(
-    args: ModelArgs,
-    options: SglangConfig,
-    *,
-    max_running_requests: int,
-    max_sequence_length: int,
-    seed: int,
-    partial_rollout: Literal["resume", "restart"],
-    slots: Sequence[int] = (),
-    update_buffer_bytes: int,
-) -> AsyncEngine:
+def build(args: ModelArgs, options: SglangConfig, settings: EngineSettings) -> AsyncEngine:
     """Start one engine with its processes; blocks until it can take requests.
-
-    Args:
-        args: the model.
-        options: of this engine.
-        max_running_requests: responses that are decoded at once.
-        max_sequence_length: longest prompt plus response of the run.
-        seed: of the engine's sampling. SGLang ignores the key that each response has.
-        partial_rollout: what a weight update does to responses on their way.
-        slots: device slots of the rank that holds the engine, for its name in messages.
-        update_buffer_bytes: host memory through which weights go to the engine's processes.
 
     Raises:
         ValueError: SGLang isn't installed, or the model can't be described.
@@ -94,16 +74,16 @@ def build(
             f"sglang can't run {args.model_name_or_path}: its head is its embeddings (tie_word_embeddings), but SGLang "
             f"has a head of its own in models of type {description.model_type}, which would get no weights"
         )
-    length = min(max_sequence_length, description.max_context)
+    length = min(settings.max_sequence_length, description.max_context)
     on_cpu = not torch.cuda.is_available()
     arguments = {
         "model_path": args.model_name_or_path,
         "dtype": _DTYPES[args.dtype],
         "trust_remote_code": args.trust_remote_code,
         "json_model_override_args": json.dumps(dict(args.model_config_kwargs)),
-        "random_seed": seed % (1 << 31),
+        "random_seed": settings.seed % (1 << 31),
         "context_length": length + _MARGIN,
-        "max_running_requests": max_running_requests,
+        "max_running_requests": settings.max_running_requests,
         "tp_size": options.tensor_parallel_size,
         "mem_fraction_static": options.mem_fraction_static,
         "load_format": options.load_format,
@@ -114,7 +94,9 @@ def build(
         "sampling_mask_max_tokens": config.vocab_size,
         "log_level": "error",
         # Without a limit SGLang takes a share of the machine's memory.
-        **({**_CPU_ARGUMENTS, "max_total_tokens": max_running_requests * (length + _MARGIN)} if on_cpu else {}),
+        **(
+            {**_CPU_ARGUMENTS, "max_total_tokens": settings.max_running_requests * (length + _MARGIN)} if on_cpu else {}
+        ),
         **({"attention_backend": options.attention_backend} if options.attention_backend else {}),
         **options.engine_args,
     }
@@ -124,11 +106,10 @@ def build(
         description,
         vocab_size=config.vocab_size,
         environment=_cpu_environment(options.devices) if on_cpu else {},
-        update_buffer_bytes=update_buffer_bytes,
+        update_buffer_bytes=settings.update_buffer_bytes,
     )
     rules = ResponseRules(description.eos_token_ids, length, description.decode)
-    where = f" on slot {', '.join(map(str, slots))}" if slots else ""
-    return AsyncEngine(backend, rules, partial_rollout=partial_rollout, name=f"SGLang engine{where}")
+    return started(backend, rules, settings, "SGLang engine")
 
 
 def _cpu_environment(num_ranks: int) -> dict[str, str]:
@@ -141,14 +122,9 @@ def _cpu_environment(num_ranks: int) -> dict[str, str]:
 
 
 class SglangBackend(EngineBackend):
-    """One `sgl.Engine`.
+    """One `sgl.Engine`, made with `arguments`.
 
-    Args:
-        arguments: of `sgl.Engine`.
-        description: of the model.
-        vocab_size: number of tokens that the model has logits for.
-        environment: defaults of the engine's environment variables; what is set outside wins.
-        update_buffer_bytes: size of the shared memory for weights.
+    `environment` holds defaults of the engine's environment variables: what is set outside wins.
     """
 
     def __init__(
@@ -177,7 +153,6 @@ class SglangBackend(EngineBackend):
         self._streams: dict[str, asyncio.Queue[tuple[Any, ...]]] = {}
 
     async def start(self) -> None:
-        """Start the host and the engine in it."""
         ours, theirs = socket.socketpair()
         with theirs:
             # A session of its own: the host ends its whole group when this process is gone, however that happens.
@@ -210,17 +185,14 @@ class SglangBackend(EngineBackend):
                     self._streams[key].put_nowait(tuple(content))
                 elif kind == "answer" and key in self._calls:
                     value, wrong = content
-                    future = self._calls.pop(key)
-                    if not future.done():
-                        future.set_exception(RuntimeError(wrong)) if wrong else future.set_result(value)
+                    settle(self._calls.pop(key), value, RuntimeError(wrong) if wrong else None)
         except (asyncio.IncompleteReadError, ConnectionError):
             self._mark_dead()
 
     def _mark_dead(self) -> None:
         self._dead = RuntimeError("SGLang's processes have ended; what they printed before says why")
         for future in self._calls.values():
-            if not future.done():
-                future.set_exception(self._dead)
+            settle(future, None, self._dead)
         for queue in self._streams.values():
             queue.put_nowait(((), (), "abort", str(self._dead)))
 
@@ -246,7 +218,6 @@ class SglangBackend(EngineBackend):
             self._calls.pop(number, None)
 
     def check(self, request: Request) -> None:
-        """Raise `ValueError` for a repetition penalty: SGLang's leaves out the prompt, and so what was resumed."""
         if request.params.repetition_penalty != 1.0:
             raise ValueError(
                 f"request {request.id!r} has repetition_penalty {request.params.repetition_penalty}; SGLang penalises "
@@ -287,16 +258,13 @@ class SglangBackend(EngineBackend):
                 self._send(("abort", [rid]))
 
     async def abort_running(self, request_ids: Sequence[str]) -> None:
-        """Make these streams end."""
         rids = [self._rids[i] for i in request_ids if i in self._rids]
         if rids:
             self._send(("abort", rids))
 
     async def load(self, version: int, weights: AsyncIterator[tuple[str, Tensor]]) -> None:
-        """Load weights, see the module docstring."""
         await self._call("begin")
-        total = sum(8 * int(torch.Size(shape).numel()) for shape in self._description.shapes.values())
-        bucket = SharedBucket(max(1, min(self._update_buffer_bytes, total)))
+        bucket = SharedBucket(self._description.bucket_bytes(self._update_buffer_bytes))
         try:
             async for path, pieces in bucket.fill(self._description.checkpoint(weights)):
                 await self._call("bucket", path, pieces)
@@ -305,22 +273,18 @@ class SglangBackend(EngineBackend):
         await self._call("end", version)
 
     async def sleep(self, parts: Sequence[EnginePart]) -> int:
-        """Give these parts back, each with a tag of its own in SGLang; bytes freed, 0 without an accelerator."""
         return int(await self._call("release", list(parts)))
 
     async def wake(self, parts: Sequence[EnginePart]) -> None:
-        """Take the memory of these parts again."""
         await self._call("resume", list(parts))
 
     async def health(self) -> None:
-        """Raise when the host or a process of SGLang is gone: SGLang ends the host with them."""
         if self._dead is None and self._process is not None and self._process.poll() is not None:
             self._mark_dead()
         if self._dead is not None:
             raise self._dead
 
     async def shutdown(self) -> None:
-        """End SGLang's processes, then the host."""
         if self._dead is None and self._writer is not None and self._num_calls > START_CALL:
             with contextlib.suppress(RuntimeError):
                 await self._call("shutdown")
@@ -330,7 +294,6 @@ class SglangBackend(EngineBackend):
             self._writer.close()
 
     def kill(self) -> None:
-        """End what is left of the engine's processes, orphans too."""
         kill_marked(self._mark)
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -24,8 +24,7 @@ from roll.strategies.buckets import Piece
 from roll.strategies.sglang import loader
 from roll.strategies.sglang.channel import LENGTH, START_CALL, frame
 
-_IDLE_TIMEOUT = 60.0
-"""Seconds SGLang gets to finish what is left of aborted requests."""
+_IDLE_TIMEOUT = 60.0  # seconds SGLang gets to finish what is left of aborted requests
 
 
 def _end_with_everything() -> None:

@@ -16,8 +16,7 @@ from roll.strategies.buckets import BucketReader, Piece
 
 LOADER = "roll.strategies.sglang.loader.load"
 
-_readers: dict[str, BucketReader] = {}
-"""Of the update that is under way, by its name."""
+_readers: dict[str, BucketReader] = {}  # of the update that is under way, by its name
 
 
 def message(update: str, path: str = "", pieces: Sequence[Piece] = ()) -> list[tuple[str, Tensor]]:

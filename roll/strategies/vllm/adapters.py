@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from safetensors.torch import save_file
 from torch import Tensor
 
 PREFIX = "base_model.model."
@@ -14,11 +15,7 @@ _ENDS = (".lora_A.weight", ".lora_B.weight")
 
 
 class AdapterFiles:
-    """Writes folders of adapters, all for the same layers.
-
-    Args:
-        max_rank: the largest that the engine was started for.
-    """
+    """Writes folders of adapters, all for the same layers, of rank `max_rank` at most."""
 
     def __init__(self, max_rank: int) -> None:
         self._max_rank = max_rank
@@ -27,12 +24,9 @@ class AdapterFiles:
     def write(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
         """Write a folder for adapters whose matrices B are scaled already.
 
-        Raises:
-            ValueError: a name isn't one of peft's, half of a pair is missing, a rank is larger than `max_rank`, or
-                names and shapes differ from those before.
+        Raises `ValueError` for a foreign name, half of a pair, a rank above `max_rank`, or layers that differ from
+        before.
         """
-        from safetensors.torch import save_file
-
         ranks = self._check(tensors)
         largest = max(ranks.values())
         other = {layer: rank for layer, rank in ranks.items() if rank != largest}

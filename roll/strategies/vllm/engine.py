@@ -23,19 +23,20 @@ import threading
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from roll.configs.schema.engine_config import VLLM_LORA_RANKS, VllmConfig
 from roll.configs.schema.worker_config import ModelArgs
-from roll.strategies.async_engine import AsyncEngine
-from roll.strategies.base import ENGINE_PARTS, EnginePart, Request, SamplingParams
+from roll.strategies.async_engine import AsyncEngine, started
+from roll.strategies.base import ENGINE_PARTS, EnginePart, EngineSettings, Request, SamplingParams
 from roll.strategies.buckets import SharedBucket
 from roll.strategies.engine_backend import EngineBackend, Sampled
 from roll.strategies.engine_processes import MARK, OWNER, kill_marked
 from roll.strategies.hf.description import ModelDescription, describe_model
+from roll.strategies.loop_thread import settle
 from roll.strategies.stopping import ResponseRules
 from roll.strategies.vllm.adapters import AdapterFiles
 from roll.types.episode import FinishReason
@@ -45,44 +46,18 @@ logger = logging.getLogger(__name__)
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _CPU_KV_CACHE = 2 << 30
 """Bytes of KV cache on a CPU unless the user says otherwise; vLLM would take a share of the machine's memory."""
-_TEMPERATURES = (0.01, 2.0)
-"""What vLLM takes; below it would sample from another distribution than was asked for."""
+_TEMPERATURES = (0.01, 2.0)  # what vLLM takes; below it would sample from another distribution than was asked for
 _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
-_DEFAULTS = {
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-}
+_DEFAULTS = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
 _CPU_DEFAULTS = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """Several engines and trainers share the cores here; bound threads would all sit on the same ones."""
 
-_CPU_HEAD_SIZE = 32
-"""With smaller heads vLLM 0.32 dies at its first batch."""
+_CPU_HEAD_SIZE = 32  # with smaller heads vLLM 0.32 dies at its first batch
 
 
-def build(
-    args: ModelArgs,
-    options: VllmConfig,
-    *,
-    max_running_requests: int,
-    max_sequence_length: int,
-    seed: int,
-    partial_rollout: Literal["resume", "restart"],
-    slots: Sequence[int] = (),
-    update_buffer_bytes: int,
-) -> AsyncEngine:
+def build(args: ModelArgs, options: VllmConfig, settings: EngineSettings) -> AsyncEngine:
     """Start one engine with its processes; blocks until it can take requests.
-
-    Args:
-        args: the model.
-        options: of this engine.
-        max_running_requests: default of `options.max_num_seqs`.
-        max_sequence_length: longest prompt plus response of the run; default of `options.max_model_len`.
-        seed: of the engine; each request has its own, so it matters for nothing but `load_format: dummy`.
-        partial_rollout: what a weight update does to responses on their way.
-        slots: device slots of the rank that holds the engine, for its name in messages.
-        update_buffer_bytes: host memory through which weights go to the engine's processes.
 
     Raises:
         ValueError: vLLM isn't installed or refuses an option.
@@ -96,15 +71,15 @@ def build(
             f"vLLM's attention on a CPU takes heads of {_CPU_HEAD_SIZE} numbers or more, {args.model_name_or_path} has "
             f"{description.head_size}; use hf_infer or sglang for this model"
         )
-    length = min(options.max_model_len or max_sequence_length, description.max_context)
+    length = min(options.max_model_len or settings.max_sequence_length, description.max_context)
     arguments = {
         "model": args.model_name_or_path,
         "dtype": _DTYPES[args.dtype],
         "trust_remote_code": args.trust_remote_code,
         "hf_overrides": dict(args.model_config_kwargs),
-        "seed": seed % (1 << 31),
+        "seed": settings.seed % (1 << 31),
         "max_model_len": length,
-        "max_num_seqs": options.max_num_seqs or max_running_requests,
+        "max_num_seqs": options.max_num_seqs or settings.max_running_requests,
         "max_num_batched_tokens": options.max_num_batched_tokens,
         "tensor_parallel_size": options.tensor_parallel_size,
         "gpu_memory_utilization": options.gpu_memory_utilization,
@@ -128,13 +103,12 @@ def build(
         {key: value for key, value in arguments.items() if value is not None},
         description,
         sleep_level=options.sleep_level,
-        update_buffer_bytes=update_buffer_bytes,
+        update_buffer_bytes=settings.update_buffer_bytes,
         lora_rank=args.lora_rank,
         seeds=seeds,
     )
     rules = ResponseRules(description.eos_token_ids, length, description.decode)
-    where = f" on slot {', '.join(map(str, slots))}" if slots else ""
-    return AsyncEngine(backend, rules, partial_rollout=partial_rollout, name=f"vLLM engine{where}")
+    return started(backend, rules, settings, "vLLM engine")
 
 
 def _whole_prompts(arguments: dict[str, Any], length: int) -> bool:
@@ -153,15 +127,11 @@ def _whole_prompts(arguments: dict[str, Any], length: int) -> bool:
 
 
 class VllmBackend(EngineBackend):
-    """One `AsyncLLM`.
+    """One `AsyncLLM`, made with `arguments` and what this class itself needs.
 
-    Args:
-        arguments: of `AsyncEngineArgs`; what this class itself needs is added.
-        description: of the model.
-        sleep_level: what `sleep` gives back, see `VllmConfig`.
-        update_buffer_bytes: size of the shared memory for weights.
-        lora_rank: largest rank of the adapters that come apart from the weights; 0: none do.
-        seeds: whether each response draws from its own seed.
+    `sleep_level` is that of `VllmConfig`. `lora_rank`: the largest of adapters that come apart from the weights; 0:
+    none do.
+    `seeds`: each response draws from its own seed.
     """
 
     def __init__(
@@ -182,8 +152,7 @@ class VllmBackend(EngineBackend):
         self.takes_adapters = lora_rank > 0
         self._adapter_files = AdapterFiles(lora_rank)
         self._adapter_numbers = itertools.count(1)
-        self._adapter: Any = None
-        """What a request names to be sampled with the adapters of the current version."""
+        self._adapter: Any = None  # what a request names to be sampled with the adapters of the current version
         self._mark = uuid.uuid4().hex
         self._engine: Any = None
         self._params: Any = None
@@ -191,7 +160,6 @@ class VllmBackend(EngineBackend):
         self._sleeps = False
 
     async def start(self) -> None:
-        """Start the engine's processes; holds this thread until they are up."""
         on_cpu = not torch.cuda.is_available()
         defaults = {**_DEFAULTS, **(_CPU_DEFAULTS if on_cpu else {})}
         with _environment(defaults, {MARK: self._mark, OWNER: str(os.getpid())}):
@@ -225,7 +193,6 @@ class VllmBackend(EngineBackend):
         await self._engine.init_weight_transfer_engine(_request("WeightTransferInitRequest", init_info={}))
 
     def check(self, request: Request) -> None:
-        """Raise `ValueError` for a temperature that vLLM wouldn't sample with."""
         low, high = _TEMPERATURES
         temperature = request.params.temperature
         if temperature != 0 and not low <= temperature <= high:
@@ -236,7 +203,6 @@ class VllmBackend(EngineBackend):
     async def stream(
         self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, seed: int
     ) -> AsyncGenerator[Sampled, None]:
-        """Sample one response."""
         sampling = self._params(
             temperature=params.temperature,
             top_p=params.top_p,
@@ -261,15 +227,13 @@ class VllmBackend(EngineBackend):
                 yield tokens, logprobs, None if ended is None else _REASONS[ended]
 
     async def abort_running(self, request_ids: Sequence[str]) -> None:
-        """Make these streams end."""
         await self._engine.abort(list(request_ids))
 
     async def load(self, version: int, weights: AsyncIterator[tuple[str, Tensor]]) -> None:
-        """Load weights, see the module docstring."""
         engine = self._engine
         await self._pause()
         await engine.start_weight_update(**_known(engine.start_weight_update, is_checkpoint_format=True))
-        bucket = SharedBucket(self._bucket_size())
+        bucket = SharedBucket(self._description.bucket_bytes(self._update_buffer_bytes))
         try:
             async for path, pieces in bucket.fill(self._description.checkpoint(weights)):
                 info = {"path": path, "pieces": pieces}
@@ -280,7 +244,6 @@ class VllmBackend(EngineBackend):
         await self._resume()
 
     async def load_adapters(self, version: int, adapters: AsyncIterator[tuple[str, Tensor]]) -> None:
-        """Load adapters, see the module docstring."""
         from vllm.lora.request import LoRARequest
 
         engine = self._engine
@@ -310,13 +273,8 @@ class VllmBackend(EngineBackend):
             raise RuntimeError("vLLM couldn't empty its prefix cache after the weight update")
         await self._engine.resume_generation()
 
-    def _bucket_size(self) -> int:
-        """Return no more than what the weights need, in case all of them are small."""
-        total = sum(8 * _numel(shape) for shape in self._description.shapes.values())
-        return max(1, min(self._update_buffer_bytes, total))
-
     async def sleep(self, parts: Sequence[EnginePart]) -> int:
-        """vLLM frees both parts at once, or the KV cache alone where it can; bytes freed on all its devices."""
+        """vLLM frees both parts at once, or the KV cache alone where it can."""
         self._asleep.update(parts)
         if not self._can_sleep:
             return 0
@@ -332,7 +290,6 @@ class VllmBackend(EngineBackend):
         return max(0, await self._free_memory() - before)
 
     async def wake(self, parts: Sequence[EnginePart]) -> None:
-        """Bring these parts back."""
         self._asleep.difference_update(parts)
         if self._sleeps:
             await self._engine.wake_up(tags=list(parts))
@@ -346,11 +303,9 @@ class VllmBackend(EngineBackend):
         return sum(await self._engine.collective_rpc("free_device_memory"))
 
     async def health(self) -> None:
-        """Raise when the engine core or a worker is gone."""
         await self._engine.check_health()
 
     async def shutdown(self) -> None:
-        """End the engine and its processes."""
         engine, self._engine = self._engine, None
         if engine is not None:
             handler = getattr(engine, "output_handler", None)
@@ -359,12 +314,7 @@ class VllmBackend(EngineBackend):
             await _in_thread(engine.shutdown)
 
     def kill(self) -> None:
-        """End what is left of the engine's processes, orphans too."""
         kill_marked(self._mark)
-
-
-def _numel(shape: Sequence[int]) -> int:
-    return int(torch.Size(shape).numel())
 
 
 def _known(function: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
@@ -407,12 +357,7 @@ async def _in_thread(function: Callable[[], Any]) -> None:
         except Exception as caught:  # noqa: BLE001 - handed to who waits
             error = caught
         with contextlib.suppress(RuntimeError):  # nobody waits any more: the loop is closed
-            loop.call_soon_threadsafe(_settle, done, error)
+            loop.call_soon_threadsafe(settle, done, None, error)
 
     threading.Thread(target=run, name="vLLM shutdown", daemon=True).start()
     await done
-
-
-def _settle(done: asyncio.Future[None], error: BaseException | None) -> None:
-    if not done.done():
-        done.set_result(None) if error is None else done.set_exception(error)

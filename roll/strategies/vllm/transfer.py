@@ -11,11 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from vllm.distributed.weight_transfer.base import (
-    WeightTransferEngine,
-    WeightTransferInitInfo,
-    WeightTransferUpdateInfo,
-)
+from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from roll.strategies.buckets import BucketReader, Piece
@@ -46,7 +42,6 @@ class HostWeightTransferEngine(WeightTransferEngine[HostInitInfo, HostUpdateInfo
     update_info_cls = HostUpdateInfo
 
     def init_transfer_engine(self, init_info: HostInitInfo) -> None:
-        """Do nothing."""
         del init_info
 
     def start_weight_update(self) -> None:
@@ -61,13 +56,11 @@ class HostWeightTransferEngine(WeightTransferEngine[HostInitInfo, HostUpdateInfo
         self._reader = BucketReader()
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load one bucket."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: HostUpdateInfo, *_: Any) -> None:
-        """Load the tensors that are complete with this bucket."""
         # Copies: vLLM keeps what it is given until all weights of a layer are there.
         pieces = self._reader.read(update_info.path, update_info.pieces)
         tensors = [(name, tensor.to(self.device, copy=True)) for name, tensor in pieces]
