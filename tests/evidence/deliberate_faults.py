@@ -264,4 +264,26 @@ FAULTS = (
         "configs/test_configs_derived.py",
         "configs/test_configs_broken.py",
     ),
+    _fault(
+        "a shard's top tokens are numbered from 0",
+        "strategies/megatron/vocab_parallel.py",
+        "F.pad(ids + self.start, (0, k - own)",
+        "F.pad(ids, (0, k - own)",
+        "strategies/test_megatron_vocab_parallel.py",
+    ),
+    _fault(
+        "the mass of all other tokens is forgotten",
+        "algorithms/divergences.py",
+        "return torch.cat([logprobs, _log1mexp(mass)], dim=-1)",
+        "return torch.cat([logprobs, torch.full_like(mass, -50.0)], dim=-1)",
+        "algorithms/test_algorithms_divergences.py",
+    ),
+    _fault(
+        "an environment's error ends its process",
+        "envs/env_pool.py",
+        'case ("error", str(error)) if kind != "close":',
+        'case ("error", str(error)) if kind == "open":',
+        "envs/test_envs_pool.py",
+        "envs/test_envs_pool_faults.py",
+    ),
 )
