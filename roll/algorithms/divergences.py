@@ -74,7 +74,8 @@ def _outcomes(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Tensor, T
 
 def _with_rest(logprobs: Tensor) -> Tensor:
     """[..., K] -> [..., K + 1]: the log of what their probabilities leave of 1 comes last."""
-    mass = logprobs.logsumexp(-1, keepdim=True)
+    possible = (logprobs > -torch.inf).any(-1, keepdim=True)  # logsumexp of -inf alone has the gradient NaN
+    mass = zero_outside(logprobs, possible).logsumexp(-1, keepdim=True).masked_fill(~possible, -torch.inf)
     most = -RESOLUTION * torch.finfo(mass.dtype).eps
     mass = mass - (mass.detach() - most).clamp(min=0)  # not clamp itself, whose gradient is 0
     return torch.cat([logprobs, _log1mexp(mass)], dim=-1)

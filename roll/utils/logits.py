@@ -61,7 +61,7 @@ class HeadOutputs:
             student_logprobs=scores[:, 1:given].clone() if given > 1 else None,
             entropy=entropy,
             correct=correct,
-            top_logprobs=scores[:, given:].clone() if top else None,
+            top_logprobs=scores[:, given:].detach().clone() if top else None,
             top_ids=ids[:, given:].clone() if top else None,
         )
 

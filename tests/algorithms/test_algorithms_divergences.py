@@ -199,6 +199,15 @@ def test_what_is_outside_the_mask_stays_there(kind, junk):
     assert (poisoned.grad[~mask] == 0).all()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_that_are_all_impossible_leave_everything_to_the_others(kind):
+    student = torch.full((1, 2), -math.inf, requires_grad=True)
+    found = KINDS[kind](student, torch.full((1, 2), -math.inf), torch.tensor([True]))
+    found.sum().backward()
+    assert found.tolist() == pytest.approx([0.0], abs=1e-7)
+    assert (student.grad == 0).all()
+
+
 def test_no_gradient_reaches_the_teacher_and_half_precision_is_upcast():
     student, teacher = (at(logits, torch.arange(3).expand(4, 3)).bfloat16() for logits in distributions(1, 5))
     teacher.requires_grad_()

@@ -39,6 +39,8 @@ REFUSED = [
      [RAY, "num_nodes=2", "actor_infer.device_mapping=[0,1]", "weight_transport=shared_memory"], "weight_transport",
      ["rank 0 is on node 0, engines are on node 1"]),
     ("a way that isn't there", ["weight_transport=nccl"], "weight_transport", ["broadcast"]),
+    ("no way at all", ["weight_transport=null"], "weight_transport", ["expected one of auto", "broadcast"]),
+    ("a number for a way", ["weight_transport=3"], "weight_transport", ["expected one of auto", "broadcast"]),
     ("an empty bucket", ["model_update_buffer_size_mb=0"], "model_update_buffer_size_mb", [">= 1"]),
     ("a check by name only", ["verify_weight_sync=sha"], "verify_weight_sync", ["off, checksum or logprob"]),
     ("a check by switch", ["verify_weight_sync=true"], "verify_weight_sync", ["got true", "off, checksum or logprob"]),

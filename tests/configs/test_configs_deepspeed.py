@@ -145,7 +145,7 @@ def test_sizes_follow_the_role(job):
 def test_a_role_that_does_not_train_has_no_batch_and_no_gradients(job, options):
     where, said = complaint(job, options, role="reference", kind="infer")
     assert where == f"reference.strategy_args.strategy_config.{next(iter(options))}"
-    assert "not for reference: the others don't train" in said
+    assert "not for reference: it doesn't train" in said
 
 
 def test_gradients_of_micro_batches_are_summed_in_bf16_with_zero_only(job):

@@ -140,7 +140,7 @@ BROKEN = [
     ("a backward pass where there is none",
      ["use_kl_loss=true", "pretrain=dense",
       "reference={strategy_args: {strategy_name: megatron_infer, strategy_config: {overlap_grad_reduce: true}}}"],
-     NO_GPU, f"{REFERENCE}.strategy_config.overlap_grad_reduce", ["not for reference: the others don't train"]),
+     NO_GPU, f"{REFERENCE}.strategy_config.overlap_grad_reduce", ["not for reference: it doesn't train"]),
     ("an attention kernel in Megatron", [*megatron(), "actor_train.model_args.attn_implementation=sdpa"], NO_GPU,
      "actor_train.model_args.attn_implementation", ["transformer_impl"]),
     ("an overlap with the wrong dispatcher",

@@ -36,8 +36,31 @@ def test_an_override_with_another_name_replaces_the_options_of_the_file(job, ove
     assert load_config(job, "more", ["policy_loss.tau=0.3"]).policy_loss_args == {"tau": 0.3}
 
 
-def test_one_tracker_with_options_may_override_a_list(job):
-    (job / "more.yaml").write_text("defaults: [job, _self_]\ntrack_with: [jsonl, tensorboard]\n")
+@pytest.mark.parametrize(
+    ("overrides", "name", "options"),
+    [
+        (["policy_loss.name=sapo", "policy_loss=ppo"], "ppo", {}),
+        (["policy_loss={name: sapo}", "policy_loss=ppo"], "ppo", {}),
+        (["policy_loss.name=sapo", "~policy_loss.tau"], "sapo", {}),
+        (["policy_loss.name=sapo", "~policy_loss"], "ppo", {}),
+        (["policy_loss=ppo", "policy_loss.name=sapo"], "sapo", {}),
+    ],
+)
+def test_the_last_override_of_a_named_section_counts(job, overrides, name, options):
+    (job / "more.yaml").write_text("defaults: [job, _self_]\npolicy_loss: {name: kimi15, tau: 0.2}\n")
+    config = load_config(job, "more", overrides)
+    assert (config.policy_loss, config.policy_loss_args) == (name, options)
+
+
+def test_a_name_may_be_a_variable_that_only_the_command_line_gives(job):
+    (job / "late.yaml").write_text('defaults: [job, _self_]\npolicy_loss: {name: "${loss}", level: token}\n')
+    assert load_config(job, "late", ["loss=kimi15"]).policy_loss_args == {"level": "token"}
+    assert load_config(job, "late", ["policy_loss.name=kimi15"]).policy_loss_args == {}
+
+
+@pytest.mark.parametrize("trackers", ["[jsonl, tensorboard]", "{name: stdout, rows: 3}", "jsonl"])
+def test_one_tracker_with_options_may_override_any_others(job, trackers):
+    (job / "more.yaml").write_text(f"defaults: [job, _self_]\ntrack_with: {trackers}\n")
     config = load_config(job, "more", ["track_with={name: stdout, rows: 5}"])
     assert (config.track_with, config.tracker_kwargs) == (("stdout",), {"stdout": {"rows": 5}})
 

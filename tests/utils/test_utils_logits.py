@@ -124,6 +124,7 @@ def test_tokens_beside_each_target_have_the_gradients_of_log_softmax(monkeypatch
     if not recompute:
         assert_close(found.top_logprobs, table.gather(-1, found.top_ids))
         assert (found.top_logprobs.diff() <= 0).all()
+        assert not found.top_logprobs.requires_grad
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0])

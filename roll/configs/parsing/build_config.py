@@ -154,6 +154,9 @@ class _Builder:
             if chosen not in meta["table"] and not own:
                 return _BAD  # reported at the sibling's own path
             return self.convert(meta["own_table"] if own else meta["table"][chosen], value, path)
+        if "choices" in meta and not meta["own"] and value != "???" and value not in tuple(meta["choices"]):
+            known = tuple(meta["choices"])
+            return self._wrong(path, value, f"one of {', '.join(known)}", nearest(str(value), known))
         if "parser" in meta:
             return self._parse(meta["parser"], meta["expected"], hint, value, path)
         if meta.get("one_or_many") and value is not None and not isinstance(value, (list, tuple, Mapping)):
@@ -161,8 +164,7 @@ class _Builder:
         result = self.convert(hint, value, path)
         if result is _BAD:
             return _BAD
-        own = meta.get("own") and OWN_PATH.match(result)
-        if "choices" in meta and result not in meta["choices"] and not own:
+        if "choices" in meta and result not in meta["choices"] and not OWN_PATH.match(result):
             near = nearest(result, meta["choices"])
             return self._wrong(path, result, f"one of {', '.join(meta['choices'])}" + (f"; {near}" if near else ""))
         return self._bounded(result, meta.get("bounds", {}), path)

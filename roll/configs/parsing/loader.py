@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -98,12 +99,13 @@ def _compose(file: Path, overrides: Sequence[str]) -> tuple[Any, set[str]]:
     from omegaconf.errors import OmegaConfBaseException
 
     own = _checked_yaml(file)
-    adapted = _adapt(overrides)
-    _check_replaced(overrides, own)
     try:
         with initialize_config_dir(config_dir=str(file.parent.resolve()), version_base=None):
+            before = cache(lambda: _unresolved(compose(config_name=file.stem)))
+            adapted = _adapt(overrides, before)
+            _check_replaced(overrides, own)
             tree = compose(config_name=file.stem, overrides=adapted)
-            _replace_renamed(tree, adapted, lambda: compose(config_name=file.stem))
+            _replace_renamed(tree, adapted, before)
             loader = GlobalHydra.instance().config_loader()
             parts = loader.compute_defaults_list(file.stem, adapted, RunMode.RUN).defaults
     except yaml.YAMLError as error:
@@ -160,15 +162,15 @@ def _composition_violation(error: Exception, file: Path) -> Violation:
     return Violation(str(file), f"a file that composes; {_one_line(error)}", "paths in `defaults` are relative to it")
 
 
-def _adapt(overrides: Sequence[str]) -> list[str]:
-    """The overrides as Hydra wants them; raises with every one that it doesn't understand."""
+def _adapt(overrides: Sequence[str], before: Callable[[], dict[Any, Any]]) -> list[str]:
+    """The overrides as Hydra wants them; raises with every one that it doesn't understand. `before`: the file alone."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     parser, adapted, violations = OverridesParser.create(), [], []
     for override in overrides:
+        adapted.append(_without_plus(override, before))
         try:
-            adapted.append(_without_plus(override))
             parser.parse_override(adapted[-1])
         except HydraException as error:
             fix = "key=value; in a shell, quote an argument with spaces or brackets"
@@ -178,32 +180,43 @@ def _adapt(overrides: Sequence[str]) -> list[str]:
     return adapted
 
 
-def _replace_renamed(tree: Any, overrides: Sequence[str], compose_file: Callable[[], Any]) -> None:
+def _replace_renamed(tree: Any, overrides: Sequence[str], before: Callable[[], dict[Any, Any]]) -> None:
     """Drop the options of the file's `key: {name: ...}` where overrides give another name: Hydra would keep them."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from omegaconf import OmegaConf
 
-    given: dict[str, dict[str, Any]] = {}
+    given: dict[str, set[str]] = {}
     for override in map(OverridesParser.create().parse_override, overrides):
         key, _, option = override.key_or_group.partition(".")
-        value: Any = override.value()
-        if key in _NAMED and (option or isinstance(value, dict)):
-            given.setdefault(key, {}).update({option: value} if option else value)
-    for key, options in given.items():
-        before = compose_file().get(key) if "name" in options else None
-        if isinstance(before, Mapping) and before.get("name") != options["name"]:
-            OmegaConf.update(tree, key, options, merge=False)
+        if key in _NAMED and not override.is_delete():
+            value = override.value()
+            names = [option.split(".")[0]] if option else value if isinstance(value, dict) else []
+            given.setdefault(key, set()).update(map(str, names))
+    for key in (key for key, names in given.items() if "name" in names):
+        old, new = before().get(key), _unresolved(tree).get(key)
+        if isinstance(old, dict) and isinstance(new, dict) and old.get("name") != new.get("name"):
+            kept = {name: value for name, value in new.items() if name not in old or name in given[key]}
+            OmegaConf.update(tree, key, kept, merge=False)
+
+
+def _unresolved(tree: Any) -> dict[Any, Any]:
+    """Plain values with interpolations as they are written."""
+    from omegaconf import OmegaConf
+
+    plain = OmegaConf.to_container(tree)
+    assert isinstance(plain, dict), tree
+    return plain
 
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split("\nSee https://")[0].split())
 
 
-def _without_plus(override: str) -> str:
+def _without_plus(override: str, before: Callable[[], dict[Any, Any]]) -> str:
     """`key=value` sets a key whether or not the file names it; `+`, `~` and group choices stay."""
-    key = override.split("=", 1)[0]
-    if _NAMED.get(key) and override[len(key) + 1 :].startswith("{"):  # Hydra can't merge a mapping into the file's list
-        override = f"{key}=[{override[len(key) + 1 :]}]"
+    key, _, value = override.partition("=")
+    if _NAMED.get(key) and value.startswith("{") and not isinstance(before().get(key), dict):
+        override = f"{key}=[{value}]"  # Hydra can't merge a mapping into the file's list
     plain = "=" in override and not key.startswith(("+", "~", "hydra.")) and "@" not in key and "/" not in key
     return f"++{override}" if plain else override
 

@@ -68,4 +68,4 @@ def unless(key: str, *values: Any, **more: Any) -> ActsIf:
     return ActsIf(key=key, values=values, unless=True, **more)
 
 
-TRAINS = needs(ROLE, "actor_train", "critic", why="the others don't train")
+TRAINS = needs(ROLE, "actor_train", "critic", why="it doesn't train")
