@@ -19,6 +19,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+# How long an example takes says nothing of the code where others share the cores.
+settings.register_profile("roll", deadline=None)
+settings.load_profile("roll")
+
 SETTINGS = "_hypothesis_internal_use_settings"
 """Where hypothesis keeps those of a test; it has no public way to change them later."""
 
