@@ -151,7 +151,7 @@ class Executor(ABC):
     def _start(
         self, placement: RolePlacement, worker_cls: type[Worker], init_args: tuple[Any, ...], calls: Mapping[str, Any]
     ) -> Cluster:
-        """Make a cluster, `calls` are the keywords of `Cluster`, and append it to `_clusters` before it can fail."""
+        """Make a cluster and append it to `_clusters`, so that it is shut down; `calls` are keywords of `Cluster`."""
 
     @abstractmethod
     def put(self, payload: Any) -> Handle:

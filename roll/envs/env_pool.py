@@ -236,8 +236,11 @@ class EnvPool(ProcessPool[PooledEpisode]):
                     self._accept(episode, result)
             case ("error", str(error)) if kind != "close":
                 if episode is not None:
-                    what = f"it is not deterministic: no call failed the first time, but in {episode.doing}: "
-                    self._fail(episode, "env_error", what * episode.replaying + error)
+                    if episode.replaying:
+                        error = (
+                            f"it is not deterministic: no call failed the first time, but in {episode.doing}: {error}"
+                        )
+                    self._fail(episode, "env_error", error)
             case _:
                 process.refuse(f"it gave no result of {call.doing}", call)
 

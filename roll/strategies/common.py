@@ -194,15 +194,13 @@ class CommonStrategy(TrainStrategy):
         """Return (this rank's share of the loss, its metrics) of one micro-batch.
 
         A padding row gives 0 that depends on every output: its backward pass takes part in collectives. A row without a
-        finite output gives NaN: no rank takes a step then, and `train_step` leaves the row out. Unless it was computed
-        only to report on: it has no gradient, other layouts don't compute it, and it counts there.
+        finite output gives NaN: no rank takes a step then, and `train_step` leaves the row out.
         """
         nonfinite = set() if is_padding else nonfinite_rows(outputs, micro)
+        self._nonfinite |= nonfinite
         if is_padding or nonfinite:
-            moves = not is_padding and (loss_fn.has_gradient is None or bool(loss_fn.has_gradient(micro).any()))
-            self._nonfinite |= nonfinite if moves else set()
-            sums = [column.nan_to_num(0.0, 0.0, 0.0).sum() for column in outputs.columns().values()]
-            return torch.stack(sums).sum() * (math.nan if moves else 0.0), Metrics()
+            factor = math.nan if nonfinite else 0.0
+            return torch.stack([column.sum() for column in outputs.columns().values()]).sum() * factor, Metrics()
         terms = loss_fn.compute(outputs, micro.to(self._device), whole)
         return terms.loss, terms.metrics
 

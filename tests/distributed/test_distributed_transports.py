@@ -371,7 +371,7 @@ def test_a_full_disk_leaves_no_half_folder(make_route: Callable[..., Route], mon
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("safetensors.torch.save_file", full)
+    monkeypatch.setattr(files_module, "save_file", full)
     with pytest.raises(WeightSyncError, match=r"version 3 couldn't be written to .*No space left"):
         send(route, weights)
     assert list(Path(route.folder).iterdir()) == []

@@ -267,8 +267,8 @@ FAULTS = (
     _fault(
         "a shard's top tokens are numbered from 0",
         "strategies/megatron/vocab_parallel.py",
-        "F.pad(ids + self.start, (0, k - own)",
-        "F.pad(ids, (0, k - own)",
+        "torch.cat([ids + self.start, ids.new_full(",
+        "torch.cat([ids, ids.new_full(",
         "strategies/test_megatron_vocab_parallel.py",
     ),
     _fault(

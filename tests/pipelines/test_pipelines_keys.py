@@ -311,7 +311,7 @@ def test_a_long_prompt_is_an_error_by_default_and_names_itself(small):
 
 
 def test_preprocessing_num_workers_tokenise_in_threads_to_the_same_end(small):
-    with mock.patch("roll.data.prompts.ThreadPoolExecutor", wraps=ThreadPoolExecutor) as threads:
+    with mock.patch("roll.data.threads.ThreadPoolExecutor", wraps=ThreadPoolExecutor) as threads:
         one = small("max_steps=2")
         assert not threads.called
         three = small("max_steps=2", f"{DATA}.preprocessing_num_workers=3")

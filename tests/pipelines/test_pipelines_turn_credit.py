@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.env_config import CustomEnv, EnvManager, RewardNormalization
-from roll.configs.schema.policy_config import OverlongShaping, PfPpo
+from roll.configs.schema.policy_config import PfPpo
 from roll.configs.schema.worker_config import ActorTrainConfig, TrainConfig, TrainingArgs
 from roll.pipelines.assemble import Rollouts, assemble
 from roll.pipelines.credit import CreditAssigner
@@ -365,7 +365,7 @@ SETTINGS = [
     {"adv_estimator": "reinforce", "discount_over": "turn"},
     {"adv_estimator": "reinforce", "method": "asym_clip", "grouping": "batch"},
     {"adv_estimator": "reinforce", "method": "mean", "grouping": "state"},
-    {"adv_estimator": "reinforce_plus_plus", "reward_norm": "running"},
+    {"adv_estimator": "reinforce_plus_plus", "reward_clip": 0.4},
     {"adv_estimator": "reinforce_plus_plus_baseline"},
     {"adv_estimator": "grpo"},
     {"adv_estimator": "dr_grpo"},
@@ -380,7 +380,7 @@ SETTINGS = [
 EXTRAS: list[dict[str, Any]] = [
     {},
     {"add_token_level_kl": True, "init_kl_coef": 0.1},
-    {"overlong_shaping": OverlongShaping(buffer=6, penalty=0.5), "difficulty_loss_weight": True},
+    {"add_len_reward": True, "difficulty_loss_weight": True},
     {"length_loss_weight": True, "pf_ppo": PfPpo(reweight_method="max_random")},
 ]
 

@@ -114,7 +114,7 @@ NO_MESSAGES = [
 
 @pytest.mark.parametrize(("content", "message"), NO_MESSAGES, ids=range(len(NO_MESSAGES)))
 def test_whatever_a_process_writes_only_its_own_call_fails(tmp_path: Path, content: bytes, message: str) -> None:
-    pool = Words(tmp_path)
+    pool = Words(tmp_path, timeout_s=30.0)
     try:
         with pytest.raises(RuntimeError, match=f"its process was killed: {message}"):
             pool.ask(f"write {content.hex()}").result(30.0)

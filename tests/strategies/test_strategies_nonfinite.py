@@ -85,31 +85,6 @@ def test_the_row_leaves_the_step_alike_in_every_layout(ranks, tiny_model, expect
     assert all(relative(weights[name], tensor) < 1e-4 for name, tensor in expected[1].items())
 
 
-def all_but_the_broken(batch):
-    """bool [B]: a loss that the broken row adds nothing to, so that it is computed only where a rank has no other."""
-    return torch.tensor([name != BROKEN for name in batch.row_ids])
-
-
-def steps_that_report(info, spec):
-    """Metrics of two steps of such a loss; on two ranks the second has the broken row alone."""
-    strategy = build(spec, info)
-    batch = make_batch().select(shard_of(strategy.layout.dp_rank, strategy.layout.dp_size))
-    break_rows(strategy, {BROKEN})
-    loss = dataclasses.replace(LOSS, has_gradient=all_but_the_broken)
-    return [strategy.train_step(batch, loss).result() for _ in range(2)]
-
-
-@pytest.mark.parametrize("layout", ["fsdp2, 2 ranks", "megatron, DP 2"])
-def test_a_row_that_is_computed_only_to_report_stays_in_the_denominators(ranks, tiny_model, layout):
-    name, world, options = LAYOUTS[layout]
-    spec = layout_spec(tiny_model, name, options)
-    alone = steps_that_report(make_info(), layout_spec(tiny_model, "fsdp2_train", {}))  # doesn't compute the row at all
-    answers = ranks.run(steps_that_report, world, spec)
-    for found, other in zip(answers[0], alone, strict=True):
-        assert found["actor/grad_norm"] == pytest.approx(other["actor/grad_norm"], rel=1e-4)
-    assert not any("actor/nonfinite_rows" in metrics for results in answers for metrics in results)
-
-
 @pytest.mark.parametrize("names", [{"row0", "row1"}, {f"row{i}" for i in range(6)}])
 def test_more_than_a_share_of_such_rows_stops_the_run(tiny_model, names):
     strategy = build(make_spec(tiny_model))

@@ -40,10 +40,9 @@ def connect(info: WorkerInfo, options: MegatronConfig, *, backend: str, seed: in
         dp_rank=parallel_state.get_data_parallel_rank(),
         dp_size=parallel_state.get_data_parallel_world_size(),
         # The last pipeline stage has the results; it sends them to the first, so that rank 0 is one that collects.
-        collects=parallel_state.get_tensor_model_parallel_rank()
-        == parallel_state.get_context_parallel_rank()
-        == parallel_state.get_pipeline_model_parallel_rank()
-        == 0,
+        collects=parallel_state.get_tensor_model_parallel_rank() == 0
+        and parallel_state.get_context_parallel_rank() == 0
+        and parallel_state.get_pipeline_model_parallel_rank() == 0,
     )
 
 

@@ -88,7 +88,7 @@ class _Shard:
             return ids
         # A rank with fewer tokens fills up behind all others'.
         values = F.pad(logits.gather(-1, ids), (0, k - own), value=-torch.inf)
-        ids = F.pad(ids + self.start, (0, k - own), value=torch.iinfo(torch.int64).max)
+        ids = torch.cat([ids + self.start, ids.new_full((len(ids), k - own), torch.iinfo(torch.int64).max)], dim=1)
         ids, order = gather_sequence(ids.T, self.group).T.sort(dim=1)
         return ids.gather(1, top_tokens(gather_sequence(values.T, self.group).T.gather(1, order), k))
 
