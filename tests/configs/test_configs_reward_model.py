@@ -45,7 +45,7 @@ BROKEN: list[tuple[str, list[str], str, list[str]]] = [
      "reward_model.strategy_args.strategy_name", ["fsdp2_infer"]),
     ("adapters", [*ALONE, "reward_model.model_args.lora_rank=4"], "reward_model.model_args.lora_rank", ["merge"]),
     ("frozen layers", [*ALONE, "reward_model.model_args.freeze_module_prefix=model"],
-     "reward_model.model_args.freeze_module_prefix", ["not for reward_model", "don't train"]),
+     "reward_model.model_args.freeze_module_prefix", ["not for reward_model", "it doesn't train"]),
     ("a split sequence", [*ALONE, "reward_model.model_args.ulysses_size=2", "reward_model.world_size=2",
                           "executor=ray", "num_gpus_per_node=2"],
      "reward_model.model_args.ulysses_size", ["whole texts"]),
