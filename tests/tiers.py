@@ -44,6 +44,7 @@ FULL = (
     "distributed/test_distributed_processes.py*",
     "pipelines/test_pipelines_async.py*",
     "envs/test_envs_pool_faults.py*",
+    "extensions/test_extensions_pipeline.py::test_two_ranks*",
     "pipelines/test_pipelines_agentic_faults.py*",
     "pipelines/test_pipelines_faults.py*",
     "pipelines/test_pipelines_keys_training.py::test_ranks_slots_and_environment_on_ray",

@@ -73,7 +73,7 @@ class RayCluster(Cluster):
 
     def build(self, specs: Sequence[tuple[Any, ...]]) -> None:
         """Make the worker of every rank."""
-        refs = [peer.shell.build.remote(spec) for peer, spec in zip(self._peers, specs, strict=True)]
+        refs = [peer.shell.build.remote(*spec) for peer, spec in zip(self._peers, specs, strict=True)]
         self._collect(dict(zip(refs, range(self.world_size), strict=True)), "__init__", None)
 
     def shutdown(self) -> None:

@@ -21,6 +21,7 @@ from roll.distributed.placement import RolePlacement, num_slots
 from roll.distributed.ray_cluster import Peer, RayCluster
 from roll.distributed.ray_session import RayOptions, RaySession
 from roll.distributed.worker import Worker, WorkerInfo
+from roll.utils.importing import own_files
 
 _logger = logging.getLogger(__name__)
 _BUNDLE_CPU = 0.01
@@ -175,6 +176,8 @@ class RayExecutor(Executor):
         return max(1, cores // per_node) * max(1, slots)
 
     def _build(self, cluster: RayCluster, init_args: tuple[Any, ...]) -> None:
+        from ray import cloudpickle
+
         placement = cluster.placement
         homes = cluster.find_homes()
         # Ranks on one machine talk over loopback, which nobody else can reach.
@@ -194,5 +197,5 @@ class RayExecutor(Executor):
             }
             if local and sys.platform == "linux":
                 env["GLOO_SOCKET_IFNAME"] = "lo"
-            specs.append((cluster.worker_cls, info, init_args, env))
+            specs.append((env, own_files(), cloudpickle.dumps((cluster.worker_cls, info, init_args))))
         cluster.build(specs)

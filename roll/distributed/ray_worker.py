@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.distributed.errors import Failure
+from roll.utils.importing import OwnFiles
 from roll.utils.logging import setup_logging
 
 STACKS_SIGNAL = signal.SIGUSR2
@@ -52,11 +54,15 @@ class WorkerShell:
 
         return reserve_port(host)
 
-    def build(self, spec: tuple[Any, ...]) -> Failure | None:
-        """Make the worker from `(worker class, info, its further arguments, environment)`."""
-        worker_cls, info, init_args, env = spec
+    def build(self, env: dict[str, str], own_files: dict[str, str], packed: bytes) -> Failure | None:
+        """Make the worker from the pickle of `(worker class, info, its further arguments)`.
+
+        The environment comes first, for the pickle imports libraries. It may have objects of the user's files.
+        """
         os.environ.update(env)
+        sys.meta_path.append(OwnFiles(own_files))
         try:
+            worker_cls, info, init_args = pickle.loads(packed)
             self._worker = worker_cls(info, *init_args)
         except Exception as error:  # noqa: BLE001 - attributed to the worker by the controller
             return Failure.of(error)

@@ -9,7 +9,8 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -52,6 +53,22 @@ def suggested_path(text: str) -> str:
     return "package.module:name or path/to/file.py:name"
 
 
+def own_files() -> dict[str, str]:
+    """Return the user's files that were imported here, by name of module."""
+    return {name: str(module.__file__) for name, module in list(sys.modules.items()) if name.startswith(FILE_MODULE)}
+
+
+class OwnFiles:
+    """Finds the modules of `own_files` of another process, for `sys.meta_path`: pickles name the modules only."""
+
+    def __init__(self, files: Mapping[str, str]) -> None:
+        self._files = files
+
+    def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
+        """Return where to import one of the files from; `None` for other modules."""
+        return importlib.util.spec_from_file_location(name, self._files[name]) if name in self._files else None
+
+
 def _from_name(name: str, at: str) -> ModuleType:
     try:
         return importlib.import_module(name)
@@ -66,7 +83,7 @@ def _from_file(file: Path, at: str) -> ModuleType:
     name = f"{FILE_MODULE}{hashlib.blake2b(str(file.resolve()).encode(), digest_size=8).hexdigest()}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, file)
+    spec = importlib.util.spec_from_file_location(name, file.resolve())
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module

@@ -97,12 +97,26 @@ def job(tmp_path, tiny_model, monkeypatch):
     return tmp_path
 
 
+def logged(output):
+    return [json.loads(line) for line in (output / "logs" / "metrics.jsonl").read_text().splitlines()]
+
+
 def test_preference_pairs_train_two_steps(job, capsys):
     assert main(["train", "pairs"]) == 0, capsys.readouterr().err
-    rows = [json.loads(line) for line in (job / "output" / "logs" / "metrics.jsonl").read_text().splitlines()]
+    rows = logged(job / "output")
     first, second = (row["custom/pair_loss"] for row in rows)
     assert second < first
     assert all(row["actor/grad_norm"] > 0 for row in rows)
+
+
+def test_two_ranks_under_ray_take_the_same_steps(job, capsys):
+    ranks = ["executor=ray", "num_gpus_per_node=2", "actor_train.device_mapping=[0,1]"]
+    ranks += ["actor_train.training_args.per_device_train_batch_size=4", "output_dir=ray"]
+    assert main(["train", "pairs"]) == 0, capsys.readouterr().err
+    assert main(["train", "pairs", *ranks]) == 0, capsys.readouterr().err
+    for name in ("custom/pair_loss", "actor/grad_norm"):
+        alone, together = ([row[name] for row in logged(job / output)] for output in ("output", "ray"))
+        assert together == pytest.approx(alone, rel=1e-6)
 
 
 @pytest.mark.parametrize(
