@@ -34,7 +34,7 @@ def build(path, **options):
     return build(
         ModelArgs(model_name_or_path=str(path)),
         SglangConfig(**options),
-        # A small buffer, so that tensors are split over buckets.
+        # A small buffer, so that they take several buckets, and some are larger than one.
         EngineSettings(max_running_requests=16, max_sequence_length=MAX_CONTEXT, seed=3, update_buffer_bytes=40_000),
     )
 
@@ -89,8 +89,8 @@ def test_what_sglang_refuses_is_reported_in_its_words(under_test):
     async def bucket():
         memory = SharedBucket(1024)
         try:
-            async for path, pieces in memory.fill(one_tensor()):
-                await backend._call("bucket", path, pieces)
+            async for path, entries in memory.fill(one_tensor()):
+                await backend._call("bucket", path, entries)
         finally:
             memory.close()
 

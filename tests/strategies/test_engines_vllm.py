@@ -43,7 +43,7 @@ def tested(model_of):
     engine = build(
         ModelArgs(model_name_or_path=str(path)),
         VllmConfig(block_size=32, engine_args={"kv_cache_memory_bytes": 64 << 20}),
-        replace(RUN, update_buffer_bytes=100_000),  # some tensors fill several buckets
+        replace(RUN, update_buffer_bytes=100_000),  # some tensors are larger
     )
     yield EngineUnderTest(engine, path, max_context=256)
     mark = engine._backend._mark

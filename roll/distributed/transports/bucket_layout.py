@@ -11,7 +11,7 @@ from torch import Tensor
 
 from roll.distributed.transports import NamedWeights
 
-_ALIGN = 64  # bytes; a multiple of every element's size, which a typed view needs
+ALIGN = 64  # bytes; a multiple of every element's size, which a typed view needs
 
 _FIRST = 2**20
 _LARGEST = 16 * 2**20
@@ -40,7 +40,7 @@ def packed(
     entries: list[Entry] = []
     used = 0
     for name, tensor in stream:
-        start = -(-used // _ALIGN) * _ALIGN
+        start = -(-used // ALIGN) * ALIGN
         if flat is not None and start + tensor.nbytes > flat.numel():
             yield flat, used, entries
             flat = None
@@ -48,9 +48,14 @@ def packed(
             flat, entries, start = take(tensor.nbytes, tensor.device), [], 0
         used = start + tensor.nbytes
         flat[start:used].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
-        entries.append([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), start])
+        entries.append(entry_of(name, tensor, start))
     if flat is not None:
         yield flat, used, entries
+
+
+def entry_of(name: str, tensor: Tensor, start: int) -> Entry:
+    """Say what lies at `start` of a buffer."""
+    return [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), start]
 
 
 def unpacked(flat: Tensor, entries: Sequence[Entry]) -> NamedWeights:

@@ -266,8 +266,8 @@ class SglangBackend(EngineBackend):
         await self._call("begin")
         bucket = SharedBucket(self._description.bucket_bytes(self._update_buffer_bytes))
         try:
-            async for path, pieces in bucket.fill(self._description.checkpoint(weights)):
-                await self._call("bucket", path, pieces)
+            async for path, entries in bucket.fill(self._description.checkpoint(weights)):
+                await self._call("bucket", path, entries)
         finally:
             bucket.close()
         await self._call("end", version)

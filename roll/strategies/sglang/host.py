@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import Tensor
 
-from roll.strategies.buckets import Piece
+from roll.distributed.transports.bucket_layout import Entry
 from roll.strategies.sglang import loader
 from roll.strategies.sglang.channel import LENGTH, START_CALL, frame
 
@@ -144,9 +144,9 @@ class _Host:
         if hasattr(self._manager, "begin_weight_update"):
             _check("begin", await self._manager.begin_weight_update(io_struct.BeginWeightUpdateReqInput(), None))
 
-    async def do_bucket(self, path: str, pieces: list[Piece]) -> None:
-        """Let every rank load the tensors that are complete with this bucket."""
-        await self._load(loader.message(self._update, path, pieces))
+    async def do_bucket(self, path: str, entries: list[Entry]) -> None:
+        """Let every rank load the tensors of this bucket."""
+        await self._load(loader.message(self._update, path, entries))
 
     async def _load(self, content: list[tuple[str, Tensor]]) -> None:
         from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput

@@ -12,27 +12,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roll.strategies.buckets import BucketReader, Piece
+from roll.distributed.transports.bucket_layout import Entry
+from roll.strategies.buckets import BucketReader
 
 LOADER = "roll.strategies.sglang.loader.load"
 
 _readers: dict[str, BucketReader] = {}  # of the update that is under way, by its name
 
 
-def message(update: str, path: str = "", pieces: Sequence[Piece] = ()) -> list[tuple[str, Tensor]]:
-    """Return what `load` gets for one bucket, in the form that SGLang passes on; without pieces the update ends."""
-    text = json.dumps([update, path, list(pieces)])
+def message(update: str, path: str = "", entries: Sequence[Entry] = ()) -> list[tuple[str, Tensor]]:
+    """Return what `load` gets for one bucket, in the form that SGLang passes on; without entries the update ends."""
+    text = json.dumps([update, path, list(entries)])
     return [("bucket", torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8))]
 
 
 def load(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
-    """Load the tensors that are complete with this bucket into the model, from where they lie."""
+    """Load the tensors of this bucket into the model, from where they lie."""
     ((_, text),) = named_tensors
-    update, path, pieces = json.loads(bytes(text.cpu().numpy()))
+    update, path, entries = json.loads(bytes(text.cpu().numpy()))
     if update not in _readers:
         _readers.clear()
         _readers[update] = BucketReader()
-    if pieces:
-        model.load_weights(_readers[update].read(path, pieces))
+    if entries:
+        model.load_weights(_readers[update].read(path, entries))
     else:
-        _readers.pop(update).finish()
+        del _readers[update]

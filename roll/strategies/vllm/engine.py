@@ -235,8 +235,8 @@ class VllmBackend(EngineBackend):
         await engine.start_weight_update(**_known(engine.start_weight_update, is_checkpoint_format=True))
         bucket = SharedBucket(self._description.bucket_bytes(self._update_buffer_bytes))
         try:
-            async for path, pieces in bucket.fill(self._description.checkpoint(weights)):
-                info = {"path": path, "pieces": pieces}
+            async for path, entries in bucket.fill(self._description.checkpoint(weights)):
+                info = {"path": path, "entries": entries}
                 await engine.update_weights(_request("WeightTransferUpdateRequest", update_info=info))
         finally:
             bucket.close()

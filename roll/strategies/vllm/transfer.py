@@ -14,7 +14,8 @@ import torch
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-from roll.strategies.buckets import BucketReader, Piece
+from roll.distributed.transports.bucket_layout import Entry
+from roll.strategies.buckets import BucketReader
 from roll.strategies.engine_processes import end_with_owner
 
 BACKEND = "host"
@@ -31,7 +32,7 @@ class HostUpdateInfo(WeightTransferUpdateInfo):
 
     path: str = ""
     """Where to open it."""
-    pieces: list[Piece] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
     """What is in it."""
 
 
@@ -62,8 +63,8 @@ class HostWeightTransferEngine(WeightTransferEngine[HostInitInfo, HostUpdateInfo
 
     def receive_weights(self, update_info: HostUpdateInfo, *_: Any) -> None:
         # Copies: vLLM keeps what it is given until all weights of a layer are there.
-        pieces = self._reader.read(update_info.path, update_info.pieces)
-        tensors = [(name, tensor.to(self.device, copy=True)) for name, tensor in pieces]
+        found = self._reader.read(update_info.path, update_info.entries)
+        tensors = [(name, tensor.to(self.device, copy=True)) for name, tensor in found]
         # Models give back the names of the parameters that they filled, or nothing.
         load: Any = self.model.load_weights
         loaded = load(tensors)
@@ -89,7 +90,7 @@ class HostWeightTransferEngine(WeightTransferEngine[HostInitInfo, HostUpdateInfo
         """Pack the last layers; raise `ValueError` if a parameter of the model got nothing."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
-        self._reader.finish()
+        del self._reader
         if self._missing:
             raise ValueError(
                 f"weight update left {len(self._missing)} of vLLM's parameters untouched, e.g. "
