@@ -89,24 +89,14 @@ def _exchange(tensor: Tensor, group: ProcessGroup | None, scatter: int, gather: 
     return torch.cat(list(received), dim=gather)
 
 
-def sequence_to_heads(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
-    """[N / ranks, H, D], every rank a shard of the sequence -> [N, H / ranks, D], every rank some of the heads."""
-    return _AllToAll.apply(tensor, group, 1, 0)
+def sequence_to_heads(tensor: Tensor, group: ProcessGroup) -> Tensor:
+    """[N / ranks, ..., H, D], every rank a shard of the sequence -> [N, ..., H / ranks, D], every rank some heads."""
+    return _AllToAll.apply(tensor, group, -2, 0)
 
 
-def heads_to_sequence(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Undo `sequence_to_heads`: [N, H / ranks, D] -> [N / ranks, H, D]."""
-    return _AllToAll.apply(tensor, group, 0, 1)
-
-
-def check_heads(heads: int, key_heads: int, ranks: int) -> None:
-    """Raise `ValueError` unless each rank gets as many heads, and the key heads that these share."""
-    if heads % ranks:
-        raise ValueError(f"{heads} attention heads can't be spread over {ranks} ranks")
-    if key_heads % ranks and ranks % key_heads:
-        raise ValueError(
-            f"{key_heads} key-value heads can't be spread over {ranks} ranks: one number must divide the other"
-        )
+def heads_to_sequence(tensor: Tensor, group: ProcessGroup) -> Tensor:
+    """Undo `sequence_to_heads`: [N, ..., H / ranks, D] -> [N / ranks, ..., H, D]."""
+    return _AllToAll.apply(tensor, group, 0, -2)
 
 
 def split_attention(
@@ -119,16 +109,24 @@ def split_attention(
     scale: float,
     window: int | None = None,
 ) -> Tensor:
-    """`varlen_attention` where every rank of `group` holds an equal shard of the sequence: tensors [N / ranks, ., .].
+    """`varlen_attention` over B lines of T tokens, of which every rank of `group` holds an equal, contiguous shard.
 
-    `lengths` are those of the whole sequence. Raises `ValueError` if the heads can't be spread evenly.
+    `query` is [T / ranks, B, H, D], `key` and `value` alike; `lengths` are the rows of the whole lines, one line after
+    the other. Without a group, this rank has it all. Raises `ValueError` if the heads can't be spread evenly.
     """
-    size = dist.get_world_size(group)
-    check_heads(query.shape[1], key.shape[1], size)
-    if key.shape[1] % size:
-        key, value = (t.repeat_interleave(size // t.shape[1], dim=1) for t in (key, value))
-    query, key, value = (sequence_to_heads(tensor, group) for tensor in (query, key, value))
-    return heads_to_sequence(varlen_attention(query, key, value, lengths, scale=scale, window=window), group)
+    if group is not None:
+        heads, shared, ranks = query.shape[2], key.shape[2], dist.get_world_size(group)
+        if heads % ranks:
+            raise ValueError(f"{heads} attention heads can't be spread over {ranks} ranks")
+        if shared % ranks:
+            # Few key heads: as many copies as give every rank the ones that its queries share.
+            copies = ranks // shared if ranks % shared == 0 else heads // shared
+            key, value = (tensor.repeat_interleave(copies, dim=2) for tensor in (key, value))
+        query, key, value = (sequence_to_heads(tensor, group) for tensor in (query, key, value))
+    q, k, v = (tensor.transpose(0, 1).flatten(0, 1) for tensor in (query, key, value))
+    out = varlen_attention(q, k, v, lengths, scale=scale, window=window)
+    out = out.unflatten(0, (query.shape[1], query.shape[0])).transpose(0, 1)
+    return out if group is None else heads_to_sequence(out, group)
 
 
 class _Gather(torch.autograd.Function):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from roll.configs.rules.layout import shape_rules
+from roll.configs.schema.model_shape import shape_of
 from roll.configs.schema.worker_config import TrainConfig
 from roll.distributed.layout import RankLayout
 from roll.distributed.worker import WorkerInfo
+from roll.strategies.attention import join_shards
 from roll.strategies.base import LossFn, Output, StatePart, TopK, TrainSpec, TrainStrategy
-from roll.strategies.hf.hf_model import load_tokenizer, quiet_transformers
+from roll.strategies.hf.hf_model import load_config, load_tokenizer, quiet_transformers
 from roll.strategies.micro import MicroLayout, denominators, nonfinite_rows, plan_micro_batches, rows_to_compute
 from roll.strategies.optim import schedule_from
 from roll.types.batch import Denominators, TokenBatch, TokenOutputs
@@ -52,7 +55,13 @@ class CommonStrategy(TrainStrategy):
         """Rows of this rank that had an output of -inf or NaN at a loss token in the step's last attempt."""
         self._steps = 0
         self._skipped = 0
-        self._tokenizer = load_tokenizer(spec.worker.model_args)
+        args = spec.worker.model_args
+        self._tokenizer, self._config = load_tokenizer(args), load_config(args)
+        # The configuration's own check sees only folders and models in the hub's cache.
+        shape = shape_of(self._config.get_text_config().to_dict())
+        wrong = next(shape_rules(spec.role, spec.worker, str(args.model_name_or_path), shape), None)
+        if wrong is not None:
+            raise ValueError(str(wrong))
         if spec.trains:
             self._lr_factor = schedule_from(self._trained.training_args, spec.total_optimizer_steps)
 
@@ -172,18 +181,20 @@ class CommonStrategy(TrainStrategy):
         layout: MicroLayout,
         scored: HeadOutputs,
         outputs: Sequence[Output],
-        join: Callable[[Tensor], Tensor] | None = None,
+        place: Tensor | None = None,
+        group: ProcessGroup | None = None,
     ) -> TokenOutputs:
         """Return `outputs` as columns of a micro-batch, 0 where no token is scored.
 
-        `join` puts the positions of the ranks that share its rows together, in the order of `layout`.
+        Where the ranks of `group` share its rows, `place` says which of the layout's scored tokens `scored` is about.
         """
         columns = {}
         for output in outputs:
             for name in TOP_K_COLUMNS if isinstance(output, TopK) else (output,):
                 value = getattr(scored, name)
                 assert value is not None, f"a {self._spec.kind} model gives no {name}"
-                value = value if join is None else join(value)
+                if place is not None:
+                    value = join_shards(value, place, len(layout.targets), group)
                 blank = value.new_zeros(micro.num_tokens, *value.shape[1:])
                 columns[name] = blank.index_put((layout.flat,), value)
         return TokenOutputs(row_ids=micro.row_ids, offsets=micro.offsets, **columns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -125,6 +125,50 @@ def lay_out(
         packed=packed,
         padding=padding if packed else 0,
     )
+
+
+def widen(layout: MicroLayout, multiple: int, least: tuple[int, int] = (0, 0)) -> MicroLayout:
+    """Return the layout with padding up to a multiple of tokens per row, and `least` (rows, tokens per row).
+
+    Positions begin at 0 where a row does, and go on counting in its padding.
+    """
+    rows, tokens = layout.ids.shape
+    more_rows, more = max(0, least[0] - rows), max(0, least[1] - tokens)
+    more += -(tokens + more) % multiple
+    # In a packed line the padding is a row of its own; at the end of padded rows nothing looks at it.
+    first = 0 if layout.packed else tokens
+    device = layout.ids.device
+    tail = torch.arange(first, first + more, device=device).expand(rows, -1)
+    below = torch.arange(tokens + more, device=device).expand(more_rows, -1)
+    return replace(
+        layout,
+        ids=F.pad(layout.ids, (0, more, 0, more_rows)),
+        positions=torch.cat([torch.cat([layout.positions, tail], dim=1), below]),
+        index=layout.index + layout.index // tokens * more,
+    )
+
+
+def take_shard(
+    layout: MicroLayout, rank: int, ranks: int, group: ProcessGroup | None = None
+) -> tuple[MicroLayout, Tensor]:
+    """Return (part `rank` of `ranks` equal parts of every row, int64 [S] of the scored tokens it predicts).
+
+    `ranks` divides the tokens of a row.
+    """
+    tokens = layout.ids.shape[1]
+    width = tokens // ranks
+    row, column = layout.index // tokens, layout.index % tokens
+    place = (column // width == rank).nonzero()[:, 0]
+    part = slice(rank * width, (rank + 1) * width)
+    shard = replace(
+        layout,
+        ids=layout.ids[:, part],
+        positions=layout.positions[:, part],
+        index=(row * width + column - rank * width)[place],
+        targets=layout.targets[place],
+        group=group,
+    )
+    return shard, place
 
 
 def padding_row(batch: TokenBatch) -> TokenBatch:

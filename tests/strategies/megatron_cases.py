@@ -8,7 +8,7 @@ from tiny_models import build_tiny_model
 from train_contract import make_batch
 
 from roll.configs.schema.megatron_config import MegatronConfig
-from roll.strategies.micro import lay_out
+from roll.strategies.micro import lay_out, take_shard, widen
 from roll.utils.logits import HeadRequest
 
 MODELS = {
@@ -67,19 +67,15 @@ def scores(chunks, options, *, packed):
     from megatron.core import parallel_state
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    from roll.strategies.megatron.context_parallel import context_shard
-
     batch = make_batch()
     context = parallel_state.get_context_parallel_group()
-    shard = context_shard(
-        lay_out(batch, torch.device("cpu"), packed=packed),
-        rank=dist.get_rank(context),
-        ranks=dist.get_world_size(context),
-        multiple=options.tensor_model_parallel_size if options.sequence_parallel else 1,
-    )
+    splits = options.tensor_model_parallel_size if options.sequence_parallel else 1
+    rank, ranks = dist.get_rank(context), dist.get_world_size(context)
+    layout = widen(lay_out(batch, torch.device("cpu"), packed=packed), ranks * splits)
+    shard, place = take_shard(layout, rank, ranks)
 
     def step(_, chunk):
-        output = shard.through(chunk, HeadRequest(entropy=True))
+        output = chunk(shard, layout.positions, HeadRequest(entropy=True))
         return output, lambda scored: (torch.zeros(()), torch.zeros((), dtype=torch.int), scored)
 
     results = get_forward_backward_func()(
@@ -94,7 +90,7 @@ def scores(chunks, options, *, packed):
     if not results:
         return None
     last = results[-1]
-    return shard.place, last.values if last.logprobs is None else last.logprobs, last.entropy
+    return place, last.values if last.logprobs is None else last.logprobs, last.entropy
 
 
 def play_models(info, paths, options, kind="policy"):

@@ -8,10 +8,9 @@ import torch.distributed as dist
 from layout_contract import FAMILIES, check_layout
 from test_strategies_models import COMMON, EXPERTS, LINEAR
 from tiny_models import build_tiny_model
-from train_contract import build, make_batch, make_spec, with_worker
+from train_contract import build, make_batch, make_info, make_spec, with_worker
 
-from roll.strategies.hf.ulysses import SequenceGroup
-from roll.strategies.micro import lay_out
+from roll.strategies.micro import lay_out, take_shard
 
 PACKED = {"use_sequence_packing": True}
 
@@ -92,7 +91,7 @@ def test_shards_hold_every_token_once_and_rows_may_be_cut_anywhere():
     whole = lay_out(batch, torch.device("cpu"), packed=True, multiple=3)
     assert (whole.padding, whole.segments) == (1, (7, 12, 5, 9, 20, 3, 1))
     for rank in range(3):
-        shards.append(SequenceGroup(rank, 3, None, None, None).shard(whole))
+        shards.append(take_shard(whole, rank, 3)[0])
     assert torch.cat([part.ids for part in shards], dim=1).equal(whole.ids)
     assert torch.cat([part.positions for part in shards], dim=1).equal(whole.positions)
     assert torch.cat([part.targets for part in shards]).equal(whole.targets)
@@ -125,17 +124,10 @@ def refusal(info, spec):
     return None
 
 
-@pytest.mark.parametrize(
-    ("world", "size", "message"),
-    [
-        (1, 2, "actor_train.model_args.ulysses_size: 2 ranks to share each sequence don't divide the role's 1 rank(s)"),
-        (3, 2, "actor_train.model_args.ulysses_size: 2 ranks to share each sequence don't divide the role's 3 rank(s)"),
-        (3, 3, "model_args.ulysses_size: LlamaModel: 4 attention heads can't be spread over 3 ranks"),
-    ],
-)
-def test_sizes_that_do_not_divide_are_refused_with_the_numbers(ranks, model_of, world, size, message):
-    spec = make_spec(model_of("llama"), model={"ulysses_size": size})
-    assert ranks.run(refusal, world, spec) == [message] * world
+def test_a_size_that_does_not_divide_the_heads_is_refused_with_the_numbers(model_of):
+    # Without a process group: before anything is loaded. A size and the role's ranks: test_configs_layouts.py.
+    with pytest.raises(ValueError, match=r"actor_train.model_args.ulysses_size: got 3.*a divisor of the 4 attention"):
+        build(make_spec(model_of("llama"), model={"ulysses_size": 3}), make_info(0, 3))
 
 
 @pytest.mark.parametrize(

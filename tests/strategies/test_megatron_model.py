@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from layout_contract import layout_spec
 from megatron_cases import MODELS, build_case, expected_scores, joined, play_models
+from train_contract import build, make_info
 
 pytest.importorskip("megatron.core")
 
@@ -125,32 +127,28 @@ def config_for(family="llama", *, recompute=False, model=None, **options):
 
 
 @pytest.mark.parametrize(
-    ("family", "options", "message"),
+    ("family", "model", "options", "message"),
     [
-        ("llama", {"tensor_model_parallel_size": 3}, "tensor_model_parallel_size = 3 doesn't divide the model's 4 att"),
-        ("llama", {"pipeline_model_parallel_size": 3}, "= 3 doesn't divide the model's 4 layers"),
+        ("llama", {"intermediate_size": 66}, {"tensor_model_parallel_size": 4}, "= 4 doesn't divide the 66 columns"),
         (
-            "llama",
-            {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 4},
-            "= 8 doesn't divide the model's 4 layers",
+            "qwen2_moe",
+            {"shared_expert_intermediate_size": 66},
+            {"tensor_model_parallel_size": 4},
+            "= 4 doesn't divide the 66 columns of the shared expert",
         ),
-        ("llama", {"context_parallel_size": 4, "tensor_model_parallel_size": 2}, "= 8 doesn't divide the model's 4 at"),
-        ("mixtral", {"expert_model_parallel_size": 3}, "expert_model_parallel_size = 3 doesn't divide the model's 8"),
-        ("llama", {"expert_model_parallel_size": 2}, "the model has no experts"),
-        ("mixtral", {"tensor_model_parallel_size": 2}, "sequence_parallel"),
+        ("qwen3_moe", {}, {"recompute_modules": ("mlp",)}, "every layer of the model has experts"),
     ],
 )
-def test_a_size_that_divides_nothing_is_refused_with_the_numbers(family, options, message):
+def test_sizes_and_recomputation_must_fit_the_layers(family, model, options, message):
     with pytest.raises(ValueError, match=message):
-        config_for(family, **options)
+        config_for(family, model=model, **options)
 
 
-def test_key_heads_and_ranks_must_divide_each_other():
-    with pytest.raises(ValueError, match="neither divides the model's 3 key-value heads"):
-        config_for(
-            model={"hidden_size": 48, "num_attention_heads": 12, "num_key_value_heads": 3},
-            tensor_model_parallel_size=2,
-        )
+def test_a_model_that_was_not_there_to_be_checked_is_checked_when_it_is_loaded(model_of):
+    # The rules themselves: tests/configs/test_configs_layouts.py.
+    spec = layout_spec(model_of("llama", layers=4), "megatron_train", {"pipeline_model_parallel_size": 3})
+    with pytest.raises(ValueError, match="stages that share the 4 layers of .* evenly"):
+        build(spec, make_info(0, 3))
 
 
 @pytest.mark.parametrize(
@@ -184,19 +182,8 @@ def test_additional_fields_of_experts_are_refused_for_a_dense_model():
         config_for("llama", additional_configs={"moe_z_loss_coeff": 0.1})
 
 
-@pytest.mark.parametrize(
-    ("family", "options", "message"),
-    [
-        ("qwen3_moe", {"recompute_modules": ("mlp",)}, "every layer of the model has experts"),
-        ("qwen3_moe", {"recompute_modules": ("shared_experts",)}, "the model has no shared experts"),
-        ("llama", {"recompute_modules": ("moe",)}, "the model has no experts"),
-        ("llama", {"recompute_num_layers": 3}, "= 3 doesn't divide the 4 layers of a stage"),
-    ],
-)
-def test_recomputation_that_would_not_act_is_refused(family, options, message):
-    with pytest.raises(ValueError, match=message):
-        config_for(family, **options)
-    assert config_for(family, recompute_method="block", recompute_granularity="full", recompute_num_layers=3)
+def test_the_first_layers_of_a_stage_may_be_recomputed():
+    assert config_for(recompute_method="block", recompute_granularity="full", recompute_num_layers=3)
 
 
 def test_additional_fields_reach_megatron():

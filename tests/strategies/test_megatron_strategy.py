@@ -8,14 +8,11 @@ import functools
 import pytest
 import torch
 from layout_contract import layout_spec, play, relative, shard_of
-from train_contract import LOSS, build, make_batch, make_info, make_spec, token_mean_loss, weights_of
+from train_contract import LOSS, build, make_batch, make_spec, token_mean_loss, weights_of
 
-from roll.configs.schema.megatron_config import MegatronConfig
 from roll.distributed.dispatch import check_layouts
 from roll.strategies.base import LossFn, LossTerms
-from roll.strategies.megatron.context_parallel import context_shard
-from roll.strategies.megatron.parallel import check_sizes
-from roll.strategies.micro import lay_out
+from roll.strategies.micro import lay_out, take_shard, widen
 
 TP2, PP2, CP2, EP2 = (
     {f"{kind}_parallel_size": 2} for kind in ("tensor_model", "pipeline_model", "context", "expert_model")
@@ -58,21 +55,6 @@ def test_one_rank_per_data_rank_collects_and_rank_0_tells_the_norm(ranks, model_
     assert all("loss" in metrics for metrics in told)
 
 
-@pytest.mark.parametrize(
-    ("world", "options", "words"),
-    [
-        (3, TP2, ["3 rank", "2 rank", "tensor_model_parallel_size 2"]),
-        (2, {**TP2, **PP2}, ["2 rank", "4 rank"]),
-        (2, {"expert_model_parallel_size": 4}, ["experts", "expert_model_parallel_size 4"]),
-        (1, {"virtual_pipeline_model_parallel_size": 2}, ["pipeline_model_parallel_size of 2"]),
-    ],
-)
-def test_ranks_that_cannot_be_divided_are_named_with_their_numbers(world, options, words):
-    with pytest.raises(ValueError) as error:
-        check_sizes(make_info(0, world), MegatronConfig(**options))
-    assert all(word in str(error.value) for word in words)
-
-
 def two_roles(info, spec):
     first, second = build(spec, info), build(dataclasses.replace(spec, kind="value"), info)
     metrics = first.train_step(my_rows(first), LOSS).result()
@@ -94,18 +76,18 @@ def test_roles_of_one_process_share_its_groups(ranks, model_of):
 @pytest.mark.parametrize(("parts", "multiple"), [(1, 1), (1, 4), (2, 1), (2, 2), (4, 2)])
 def test_shards_hold_every_token_and_every_score_once(packed, parts, multiple):
     layout = lay_out(make_batch(), torch.device("cpu"), packed=packed)
-    shards = [context_shard(layout, rank=r, ranks=parts, multiple=multiple) for r in range(parts)]
+    whole = widen(layout, parts * multiple)
+    shards, places = zip(*(take_shard(whole, rank, parts) for rank in range(parts)), strict=True)
     assert len({shard.ids.shape for shard in shards}) == 1
     assert shards[0].ids.shape[1] % multiple == 0
     ids = torch.cat([shard.ids for shard in shards], dim=1)
     assert torch.equal(ids[:, : layout.ids.shape[1]], layout.ids)
-    assert torch.equal(torch.cat([shard.positions for shard in shards], dim=1), shards[0].all_positions)
-    place = torch.cat([shard.place for shard in shards])
-    assert torch.equal(place.sort().values, torch.arange(len(layout.targets)))
+    assert torch.equal(torch.cat([shard.positions for shard in shards], dim=1), whole.positions)
+    assert torch.equal(torch.cat(places).sort().values, torch.arange(len(layout.targets)))
     flat = layout.ids.flatten()[layout.index]
-    for shard in shards:
-        assert torch.equal(shard.ids.flatten()[shard.index], flat[shard.place])
-        assert torch.equal(shard.targets, layout.targets[shard.place])
+    for shard, place in zip(shards, places, strict=True):
+        assert torch.equal(shard.ids.flatten()[shard.index], flat[place])
+        assert torch.equal(shard.targets, layout.targets[place])
 
 
 # --- optimizer -----------------------------------------------------------------------------------------------------
@@ -169,9 +151,7 @@ def three_steps(strategy, info):
 
 
 @pytest.mark.parametrize("changes", [{"l2": 0.5}, {"max_grad_norm": 0.0}])
-@pytest.mark.parametrize(
-    ("world", "options"), [(1, {}), (2, {}), (2, {**TP2, **PLAIN}), (2, PP2)]
-)
+@pytest.mark.parametrize(("world", "options"), [(1, {}), (2, {}), (2, {**TP2, **PLAIN}), (2, PP2)])
 def test_anchor_and_clipping_do_what_they_do_on_fsdp2(ranks, model_of, world, options, changes):
     path = model_of("llama")
     training = {"warmup_steps": 2, "weight_decay": 0.1, "adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-6}
@@ -252,8 +232,7 @@ def critic(strategy, info):
 
 
 @pytest.mark.parametrize(
-    ("world", "options"),
-    [(1, {}), (2, {}), (2, {**TP2, "sequence_parallel": True}), (2, PP2), (2, CP2), (2, TP2)],
+    ("world", "options"), [(1, {}), (2, {}), (2, {**TP2, "sequence_parallel": True}), (2, PP2), (2, CP2), (2, TP2)]
 )
 def test_a_critic_learns_as_on_fsdp2(ranks, model_of, world, options):
     path = model_of("llama")

@@ -19,9 +19,9 @@ LENGTHS = (3, 140, 1, 12)
 HEADS, DIM, OUT, SCALE = 4, 6, 8, 0.3
 
 
-def tensors(key_heads, lengths=LENGTHS, seed=0):
+def tensors(key_heads, lengths=LENGTHS, seed=0, heads=HEADS):
     generator = torch.Generator().manual_seed(seed)
-    shapes = ((HEADS, DIM), (key_heads, DIM), (key_heads, OUT), (HEADS, OUT))
+    shapes = ((heads, DIM), (key_heads, DIM), (key_heads, OUT), (heads, OUT))
     return [torch.randn(sum(lengths), *shape, generator=generator, dtype=torch.float64) for shape in shapes]
 
 
@@ -92,41 +92,41 @@ def test_gloo_exchanges_shards_for_heads_and_back(ranks):
             assert torch.equal(back, whole[4 * rank : 4 * rank + 4])
 
 
-def split(info, key_heads, window):
+def split(info, heads, key_heads, window):
     connected(info)
-    *inputs, outer = (shard(t, info) for t in tensors(key_heads))
-    function = split_attention
-    return with_gradients(lambda *t: function(*t, LENGTHS, None, scale=SCALE, window=window), *inputs, outer)
+    *inputs, outer = (shard(t, info) for t in tensors(key_heads, heads=heads))
+
+    def attend(*shards):
+        lines = (tensor[:, None] for tensor in shards)
+        return split_attention(*lines, LENGTHS, dist.group.WORLD, scale=SCALE, window=window)[:, 0]
+
+    return with_gradients(attend, *inputs, outer)
 
 
-@pytest.mark.parametrize(("world", "key_heads", "window"), [(2, 4, None), (2, 2, 7), (2, 1, None), (4, 2, None)])
-def test_ranks_with_a_shard_each_compute_the_whole_attention(ranks, world, key_heads, window):
-    *inputs, outer = tensors(key_heads)
+@pytest.mark.parametrize(
+    ("world", "heads", "key_heads", "window"),
+    [(2, 4, 4, None), (2, 4, 2, 7), (2, 4, 1, None), (4, 4, 2, None), (2, 6, 3, None)],
+)
+def test_ranks_with_a_shard_each_compute_the_whole_attention(ranks, world, heads, key_heads, window):
+    *inputs, outer = tensors(key_heads, heads=heads)
     whole = with_gradients(lambda *t: varlen_attention(*t, LENGTHS, scale=SCALE, window=window), *inputs, outer)
-    answers = ranks.run(split, world, key_heads, window)
+    answers = ranks.run(split, world, heads, key_heads, window)
     for mine, expected in zip(zip(*answers, strict=True), whole, strict=True):
         torch.testing.assert_close(torch.cat(mine), expected, rtol=0, atol=1e-12)
 
 
-def refused(info, heads, key_heads):
+def refused(info):
     connected(info)
-    query, key = torch.zeros(2, heads, 4), torch.zeros(2, key_heads, 4)
+    heads = torch.zeros(2, 1, 3, 4)
     try:
-        split_attention(query, key, key, (4,), None, scale=1.0)
+        split_attention(heads, heads, heads, (4,), dist.group.WORLD, scale=1.0)
     except ValueError as error:
         return str(error)
     return None
 
 
-@pytest.mark.parametrize(
-    ("heads", "key_heads", "message"),
-    [
-        (3, 3, "3 attention heads can't be spread over 2 ranks"),
-        (6, 3, "3 key-value heads can't be spread over 2 ranks: one number must divide the other"),
-    ],
-)
-def test_heads_that_ranks_cannot_share_evenly_are_refused(ranks, heads, key_heads, message):
-    assert ranks.run(refused, 2, heads, key_heads) == [message] * 2
+def test_heads_that_ranks_cannot_share_evenly_are_refused(ranks):
+    assert ranks.run(refused, 2) == ["3 attention heads can't be spread over 2 ranks"] * 2
 
 
 def gathered(info):

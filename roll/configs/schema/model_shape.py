@@ -49,7 +49,7 @@ def read_shape(name: str, overrides: Mapping[str, Any]) -> ModelShape | None:
     if not isinstance(tree, dict):
         return None
     text = tree.get("text_config")
-    return _shape({**tree, **(text if isinstance(text, dict) else {}), **overrides})
+    return shape_of({**tree, **(text if isinstance(text, dict) else {}), **overrides})
 
 
 def _config_file(name: str) -> Path | None:
@@ -67,7 +67,9 @@ def _config_file(name: str) -> Path | None:
     return Path(cached) if isinstance(cached, str) else None
 
 
-def _shape(tree: Mapping[str, Any]) -> ModelShape:
+def shape_of(tree: Mapping[str, Any]) -> ModelShape:
+    """Return the shape that a decoder's configuration describes."""
+
     def size(*keys: str) -> int | None:
         values = (tree.get(key) for key in keys)
         return next((value for value in values if type(value) is int), None)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from roll.strategies.attention import gather_sequence, split_attention, varlen_attention
+from roll.strategies.attention import gather_sequence, split_attention
 from roll.strategies.hf.ulysses import SequenceGroup
-from roll.strategies.micro import MicroLayout, lay_out
+from roll.strategies.micro import MicroLayout, lay_out, take_shard
 from roll.types.batch import TokenBatch
 
 _ATTENTION = "roll_packed"  # name of our function among those of transformers
@@ -90,13 +90,10 @@ def packed_attention(
     if unknown:
         found = ", ".join(f"{name}={_shown(option)}" for name, option in unknown.items())
         raise ValueError(f"{type(module).__name__} uses {found}")
-    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    q, k, v = (tensor.permute(2, 0, 1, 3) for tensor in (query, key, value))
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    if packed_rows.group is None:
-        out = varlen_attention(q, k, v, packed_rows.lengths, scale=scale, window=sliding_window)
-    else:
-        out = split_attention(q, k, v, packed_rows.lengths, packed_rows.group, scale=scale, window=sliding_window)
-    return out[None], None
+    out = split_attention(q, k, v, packed_rows.lengths, packed_rows.group, scale=scale, window=sliding_window)
+    return out.transpose(0, 1), None
 
 
 def _kind_of_layer(module: nn.Module) -> str | None:
@@ -117,8 +114,6 @@ def pack(decoder: Any, *, flash: bool, sequence: SequenceGroup | None, half: boo
     """
     name = type(decoder).__name__
     fix = f"Write {'use_sequence_packing: false' if sequence is None else 'model_args.ulysses_size: 1'}"
-    if sequence is not None:
-        sequence.check_heads(decoder)
     vocabulary = decoder.get_input_embeddings().num_embeddings
     batch = _sample(vocabulary)
     expected = _apart(decoder, batch)
@@ -187,7 +182,7 @@ def _together(decoder: Any, batch: TokenBatch, sequence: SequenceGroup | None) -
     device = next(decoder.parameters()).device
     layout = lay_out(batch, device, packed=True, multiple=1 if sequence is None else sequence.size)
     if sequence is not None:
-        layout = sequence.shard(layout)
+        layout, _ = take_shard(layout, sequence.rank, sequence.size, sequence.group)
     hidden = decoder(
         input_ids=layout.ids,
         attention_mask=None,

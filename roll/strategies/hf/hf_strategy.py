@@ -6,7 +6,6 @@ A backend wraps the module (sharding, engine) and says how gradients are compute
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from roll.strategies.hf.hf_build import build_module, hf_module
 from roll.strategies.hf.hf_model import PolicyModel, ValueModel, named_tensors
 from roll.strategies.hf.lora import Adapters
 from roll.strategies.hf.ulysses import SequenceGroup
-from roll.strategies.micro import lay_out, padding_row
+from roll.strategies.micro import lay_out, padding_row, take_shard
 from roll.strategies.offload import activations_on_host
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
@@ -137,12 +136,14 @@ class HfTrainStrategy(CommonStrategy):
         multiple = math.lcm(multiple, 1 if sequence is None else sequence.size)
         beside = "student_logprobs" in outputs
         layout = lay_out(micro, self._device, packed=packed, multiple=multiple, teacher_ids=beside)
-        mine = layout if sequence is None else sequence.shard(layout)
+        mine, place, group = layout, None, None
+        if sequence is not None:
+            group = sequence.group
+            mine, place = take_shard(layout, sequence.rank, sequence.size, group)
         offload = self._spec.worker.model_args.activation_offload
         with self._autocast(), activations_on_host() if offload else contextlib.nullcontext():
             scored: HeadOutputs = self._module(mine, head_request(outputs))
-        join = None if sequence is None else functools.partial(sequence.gather, layout=layout)
-        return self._spread(micro, layout, scored, outputs, join)
+        return self._spread(micro, layout, scored, outputs, place, group)
 
     # --- weights ---------------------------------------------------------------------------------------------------
 

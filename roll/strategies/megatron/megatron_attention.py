@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from roll.strategies.attention import heads_to_sequence, sequence_to_heads, varlen_attention
+from roll.strategies.attention import split_attention
 
 
 class RMSNorm(nn.Module):
@@ -108,34 +108,11 @@ class RotaryAttention(nn.Module):
         packed rows. Padding goes on counting to the right of a row, where no query looks.
         """
         del unused
-        ranks = 1 if self.group is None else dist.get_world_size(self.group)
-        rank = 0 if self.group is None else dist.get_rank(self.group)
-        shard = len(query)
-        part = slice(rank * shard, (rank + 1) * shard)
-        cos, sin = self.rotary.tables(attention_mask, query.dtype, part)
+        shard, rank = len(query), 0 if self.group is None else dist.get_rank(self.group)
+        cos, sin = self.rotary.tables(attention_mask, query.dtype, slice(rank * shard, (rank + 1) * shard))
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
-        if self.group is not None:
-            query, key, value = self._to_heads(query, key, value, ranks)
-        out = self._attend(query, key, value, row_lengths(attention_mask))
-        if self.group is not None:
-            out = heads_to_sequence(out.transpose(1, 2), self.group).transpose(1, 2)
-        return out.flatten(2)
-
-    def _to_heads(self, query: Tensor, key: Tensor, value: Tensor, ranks: int) -> tuple[Tensor, Tensor, Tensor]:
-        if query.shape[2] % ranks:
-            raise ValueError(f"{query.shape[2]} attention heads per rank can't be spread over {ranks} context ranks")
-        if key.shape[2] % ranks:
-            # Few key heads: as many copies as give every rank the ones that its queries share.
-            copies = ranks // key.shape[2] if ranks % key.shape[2] == 0 else query.shape[2] // key.shape[2]
-            key, value = (t.repeat_interleave(copies, dim=2) for t in (key, value))
-        exchanged = (sequence_to_heads(t.transpose(1, 2), self.group).transpose(1, 2) for t in (query, key, value))
-        query, key, value = exchanged
-        return query, key, value
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, lengths: list[int]) -> Tensor:
-        q, k, v = (t.transpose(0, 1).flatten(0, 1) for t in (query, key, value))
-        out = varlen_attention(q, k, v, lengths, scale=self.scale, window=self.window)
-        return out.unflatten(0, (query.shape[1], query.shape[0])).transpose(0, 1)
+        lengths = row_lengths(attention_mask)
+        return split_attention(query, key, value, lengths, self.group, scale=self.scale, window=self.window).flatten(2)
 
 
 def row_lengths(positions: Tensor) -> list[int]:

@@ -14,6 +14,7 @@ from roll.strategies.megatron.families import Architecture, architecture
 from roll.strategies.megatron.megatron_attention import RMSNorm, Rotary, RotaryAttention, parameter_device
 from roll.strategies.megatron.megatron_build import transformer_config
 from roll.strategies.megatron.vocab_parallel import vocab_parallel_outputs
+from roll.strategies.micro import MicroLayout
 from roll.utils.logits import HeadOutputs, HeadRequest
 
 with warnings.catch_warnings():
@@ -63,25 +64,16 @@ class TokenGPT(GPTModel):
             self.value_head = ValueHead(config)
 
     def forward(  # type: ignore[override]
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        all_positions: Tensor,
-        *,
-        index: Tensor,
-        targets: Tensor,
-        request: HeadRequest,
+        self, shard: MicroLayout, all_positions: Tensor, request: HeadRequest
     ) -> Tensor | HeadOutputs:
         """Run this chunk on a micro-batch, or on this rank's shard of it under context parallelism.
 
-        `input_ids` and `positions` are int64 [B, T]; `all_positions` [B, S] are of the whole rows, see
-        `RotaryAttention`. `index` [N] are flattened positions in `input_ids` whose hidden states are scored; `targets`
-        are the scored tokens [N], or [N, 1 + K] with others beside each.
+        `shard` has T tokens of each of B rows; `all_positions` [B, S] are of the whole rows, see `RotaryAttention`.
 
         Returns hidden states [T / ranks, B, D] (split with sequence parallelism), on the last chunk scores of N
         positions.
         """
-        hidden = self._embedded(input_ids, positions) if self.pre_process else None
+        hidden = self._embedded(shard.ids, shard.positions) if self.pre_process else None
         if hidden is not None and torch.is_grad_enabled() and self.config.recompute_granularity is not None:
             # Megatron's recomputed layers give their weights no gradient unless their input wants one, and that of a
             # frozen embedding doesn't.
@@ -92,12 +84,14 @@ class TokenGPT(GPTModel):
         if self.config.sequence_parallel:
             # Every rank scores all positions, so each has the whole gradient of its part.
             hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
-        picked = hidden.transpose(0, 1).flatten(0, 1)[index]
+        picked = hidden.transpose(0, 1).flatten(0, 1)[shard.index]
         if self.kind == "value":
             return HeadOutputs(values=self.value_head(picked))
         shared = self.share_embeddings_and_output_weights
         weight = self.shared_embedding_or_output_weight() if shared else self.output_layer.weight
-        return self.output_layer(picked, weight, targets, request, vocab=self.arch.vocab, temperature=self.temperature)
+        return self.output_layer(
+            picked, weight, shard.targets, request, vocab=self.arch.vocab, temperature=self.temperature
+        )
 
     def _embedded(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """[T / ranks, B, D]. As in transformers, the padding token (it may be sampled) learns nothing as an input."""

@@ -21,19 +21,17 @@ from torch import Tensor
 from roll.configs.schema.megatron_config import MegatronConfig
 from roll.distributed.weights import WeightPart
 from roll.distributed.worker import WorkerInfo
-from roll.strategies.attention import join_shards
 from roll.strategies.base import STATE_PARTS, LossFn, NamedWeights, Output, StatePart, TrainSpec
 from roll.strategies.common import CommonStrategy, blank_outputs, head_request
-from roll.strategies.hf.hf_model import DTYPES, load_config
+from roll.strategies.hf.hf_model import DTYPES
 from roll.strategies.megatron.checkpoint import load_checkpoint, save_checkpoint
-from roll.strategies.megatron.context_parallel import ContextShard, context_shard
 from roll.strategies.megatron.megatron_model import build_chunks
 from roll.strategies.megatron.megatron_offload import Memory
 from roll.strategies.megatron.optimizer import Optimizer, wrap_chunks
 from roll.strategies.megatron.parallel import broadcast_from_last_stage, connect, send_from_last_stage, stages
 from roll.strategies.megatron.platform import cpu_platform
 from roll.strategies.megatron.weights import freeze, load_weights, stream_weights
-from roll.strategies.micro import MicroLayout, lay_out, padding_row
+from roll.strategies.micro import MicroLayout, lay_out, padding_row, take_shard, widen
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
 from roll.utils.logits import HeadOutputs
@@ -64,8 +62,9 @@ class _Micro:
     """One micro-batch on its way through the pipeline."""
 
     batch: TokenBatch
-    layout: MicroLayout
-    shard: ContextShard
+    layout: MicroLayout  # padded so that context-parallel ranks can share it
+    shard: MicroLayout  # this rank's part of it
+    place: Tensor  # int64 [S], the scored tokens that the shard predicts
     is_padding: bool  # true for a padding row, which only keeps ranks in step
 
 
@@ -96,12 +95,10 @@ class MegatronStrategy(CommonStrategy):
 
     def _build(self) -> None:
         spec, options, args = self._spec, self._options, self._spec.worker.model_args
-        if spec.kind == "reward":
-            raise ValueError(f"{spec.role}: Megatron has no reward models; expected strategy_name=fsdp2_infer")
+        assert spec.kind != "reward", "the configuration refuses reward models on Megatron"
         dtype = DTYPES[args.dtype]
-        self._hf_config = load_config(args)
         self._modules = build_chunks(
-            self._hf_config,
+            self._config,
             options,
             kind=spec.kind,
             dtype=dtype,
@@ -199,7 +196,8 @@ class MegatronStrategy(CommonStrategy):
 
         def step(micros: Iterator[_Micro], chunk: Any) -> tuple[Any, Callable[[Any], tuple[Tensor, Tensor, Any]]]:
             micro = next(micros)
-            return micro.shard.through(chunk, head_request(needs)), functools.partial(end, micro)
+            scored = chunk(micro.shard, micro.layout.positions, head_request(needs))
+            return scored, functools.partial(end, micro)
 
         def end(micro: _Micro, scored: Any) -> tuple[Tensor, Tensor, Any]:
             loss, kept = finish(micro, self._outputs(micro, scored, needs))
@@ -223,10 +221,13 @@ class MegatronStrategy(CommonStrategy):
         lay = functools.partial(lay_out, device=self._device, packed=packed, multiple=rounding, teacher_ids=beside)
         layouts = [lay(micro) for micro in batches]
         rank, ranks = dist.get_rank(self._context), dist.get_world_size(self._context)
-        shard = functools.partial(context_shard, rank=rank, ranks=ranks, multiple=self._splits)
+        layouts = [
+            widen(layout, ranks * self._splits, least)
+            for layout, least in zip(layouts, self._least_shapes(layouts), strict=True)
+        ]
         return [
-            _Micro(micro, layout, shard(layout, least=least), is_padding=not rows)
-            for micro, layout, least, rows in zip(batches, layouts, self._least_shapes(layouts), parts, strict=True)
+            _Micro(micro, layout, *take_shard(layout, rank, ranks), is_padding=not rows)
+            for micro, layout, rows in zip(batches, layouts, parts, strict=True)
         ]
 
     def _least_shapes(self, layouts: Sequence[MicroLayout]) -> list[tuple[int, int]]:
@@ -246,9 +247,7 @@ class MegatronStrategy(CommonStrategy):
         return self._options.tensor_model_parallel_size if self._options.sequence_parallel else 1
 
     def _outputs(self, micro: _Micro, scored: HeadOutputs, needs: Sequence[Output]) -> TokenOutputs:
-        place, total = micro.shard.place, len(micro.layout.targets)
-        join = functools.partial(join_shards, place=place, total=total, group=self._context)
-        return self._spread(micro.batch, micro.layout, scored, needs, join)
+        return self._spread(micro.batch, micro.layout, scored, needs, micro.place, self._context)
 
     def _auxiliary_factor(self, micros: Sequence[_Micro]) -> float | None:
         """Tokens that a router of this rank sees in the mini-batch, over all data-parallel ranks; None without experts.
@@ -323,7 +322,7 @@ class MegatronStrategy(CommonStrategy):
         from transformers import AutoModelForCausalLM
 
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(self._hf_config)
+            return AutoModelForCausalLM.from_config(self._config)
 
 
 def _finalize(chunks: list[Any], num_tokens: Tensor | None = None, **options: Any) -> None:

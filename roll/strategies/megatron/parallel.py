@@ -15,10 +15,9 @@ from roll.distributed.worker import WorkerInfo
 def connect(info: WorkerInfo, options: MegatronConfig, *, backend: str, seed: int) -> RankLayout:
     """Join all groups of the layout. Ranks are numbered as Megatron does: tensor fastest, then context, data, pipeline.
 
-    Roles of one process share its groups, which Megatron keeps as module state. Raises `ValueError` if the ranks can't
-    be divided so, or the process already has another layout.
+    Roles of one process share its groups, which Megatron keeps as module state. Raises `ValueError` if the process
+    already has another layout.
     """
-    check_sizes(info, options)
     from megatron.core import parallel_state, tensor_parallel
 
     if parallel_state.is_initialized():
@@ -50,30 +49,6 @@ def stages(options: MegatronConfig) -> int | None:
     """Virtual pipeline stages per rank; None for the plain schedule."""
     virtual = options.virtual_pipeline_model_parallel_size
     return None if virtual == 1 else virtual
-
-
-def check_sizes(info: WorkerInfo, options: MegatronConfig) -> None:
-    """Raise `ValueError` unless the role's ranks divide into the layout's groups."""
-    tensor, pipeline = options.tensor_model_parallel_size, options.pipeline_model_parallel_size
-    if info.world_size % options.model_parallel_size:
-        raise ValueError(
-            f"{info.role}: {info.world_size} rank(s) can't be divided into copies of the model on "
-            f"{options.model_parallel_size} rank(s) each: tensor_model_parallel_size {tensor} x "
-            f"pipeline_model_parallel_size {pipeline} x context_parallel_size {options.context_parallel_size}; give "
-            f"the role a multiple of {options.model_parallel_size} ranks or lower the sizes"
-        )
-    experts = options.expert_model_parallel_size * (options.expert_tensor_parallel_size or tensor) * pipeline
-    if info.world_size % experts:
-        raise ValueError(
-            f"{info.role}: {info.world_size} rank(s) can't be divided into copies of the experts on {experts} rank(s) "
-            f"each: expert_model_parallel_size {options.expert_model_parallel_size} x expert_tensor_parallel_size "
-            f"{options.expert_tensor_parallel_size or tensor} x pipeline_model_parallel_size {pipeline}"
-        )
-    if stages(options) is not None and pipeline == 1:
-        raise ValueError(
-            f"{info.role}: virtual_pipeline_model_parallel_size {options.virtual_pipeline_model_parallel_size} needs "
-            "pipeline_model_parallel_size of 2 or more"
-        )
 
 
 def _check_same(info: WorkerInfo, options: MegatronConfig) -> None:
