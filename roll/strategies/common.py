@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,10 @@ from roll.configs.schema.worker_config import TrainConfig
 from roll.distributed.layout import RankLayout
 from roll.distributed.worker import WorkerInfo
 from roll.strategies.attention import join_shards
-from roll.strategies.base import LossFn, Output, StatePart, TopK, TrainSpec, TrainStrategy
+from roll.strategies.base import STATE_PARTS, LossFn, Output, StatePart, TopK, TrainSpec, TrainStrategy
 from roll.strategies.hf.hf_model import load_config, load_tokenizer, quiet_transformers
 from roll.strategies.micro import MicroLayout, denominators, nonfinite_rows, plan_micro_batches, rows_to_compute
+from roll.strategies.offload import Shelf
 from roll.strategies.optim import schedule_from
 from roll.types.batch import Denominators, TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
@@ -53,6 +54,7 @@ class CommonStrategy(TrainStrategy):
         """Process group of the data-parallel ranks that this rank's results are summed over; None: all ranks."""
         self._nonfinite: set[str] = set()
         """Rows of this rank that had an output of -inf or NaN at a loss token in the step's last attempt."""
+        self._shelves: dict[StatePart, Shelf] = {part: Shelf() for part in STATE_PARTS}
         self._steps = 0
         self._skipped = 0
         args = spec.worker.model_args
@@ -245,10 +247,32 @@ class CommonStrategy(TrainStrategy):
 
     # --- sleep -----------------------------------------------------------------------------------------------------
 
+    def _resident(self, part: StatePart) -> Iterable[Tensor]:
+        """Return the tensors of the parameters, or of the optimizer, that can leave the device."""
+        del part
+        return ()
+
+    def _drop_gradients(self) -> int:
+        """Give up the gradients; bytes freed on the device."""
+        return 0
+
+    def sleep(self, parts: Sequence[StatePart] = STATE_PARTS) -> int:
+        """Without an accelerator only gradients can go."""
+        freed = self._drop_gradients() if "gradients" in parts else 0
+        if self._device.type == "cuda":
+            for part in ("parameters", "optimizer"):
+                if part in parts and not self._shelves[part]:
+                    freed += self._shelves[part].store(self._resident(part), self._device)
+            torch.cuda.empty_cache()  # for the other processes on this device
+        return freed
+
+    def wake(self, parts: Sequence[StatePart] = STATE_PARTS) -> None:
+        for part in parts:
+            self._shelves[part].restore()
+
     def _asleep(self, *parts: StatePart) -> list[StatePart]:
-        """Those of `parts` that nobody may read now; for backends that know."""
-        del parts
-        return []
+        """Those of `parts` that nobody may read now."""
+        return [part for part in parts if self._shelves[part]]
 
     def _require_awake(self, *parts: StatePart) -> None:
         """Raise `RuntimeError` while one of these parts sleeps."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from roll.configs.schema.strategy_config import Fsdp2Config
 from roll.distributed.process_group import init_process_group
-from roll.strategies.base import STATE_PARTS, StatePart
+from roll.strategies.base import StatePart
 from roll.strategies.hf.compile import blocks
 from roll.strategies.hf.hf_build import hf_module
 from roll.strategies.hf.hf_model import DTYPES, PolicyModel, ValueModel
 from roll.strategies.hf.hf_strategy import HfTrainStrategy
-from roll.strategies.offload import Shelf, num_bytes
+from roll.strategies.offload import num_bytes
 from roll.strategies.optim import MOMENTS, parameter_groups
 
 
@@ -59,7 +59,6 @@ class Fsdp2Strategy(HfTrainStrategy):
         if self._info.world_size > 1:
             self._shard(model)
         self._anchor: dict[str, Tensor] = {}
-        self._shelves: dict[StatePart, Shelf] = {part: Shelf() for part in STATE_PARTS}
         if self._spec.trains:
             self._build_optimizer(model)
         return model
@@ -147,34 +146,19 @@ class Fsdp2Strategy(HfTrainStrategy):
 
     # --- weights ---------------------------------------------------------------------------------------------------
 
-    def _full(self, name: str, tensor: Tensor) -> Tensor:
-        del name
+    def _full(self, tensor: Tensor) -> Tensor:
         return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
 
     # --- sleep -----------------------------------------------------------------------------------------------------
 
-    def sleep(self, parts: Sequence[StatePart] = STATE_PARTS) -> int:
-        """Without an accelerator only gradients can go."""
-        freed = 0
-        if "gradients" in parts and self._optimizer is not None:
-            freed += num_bytes((p.grad for p in self._module.parameters() if p.grad is not None), self._device)
-            self._zero_grad()
-        if self._device.type == "cuda":
-            for part in ("parameters", "optimizer"):
-                if part in parts and not self._shelves[part]:
-                    freed += self._shelves[part].store(self._resident(part), self._device)
-            torch.cuda.empty_cache()  # for the other processes on this device
+    def _drop_gradients(self) -> int:
+        if self._optimizer is None:
+            return 0
+        freed = num_bytes((p.grad for p in self._module.parameters() if p.grad is not None), self._device)
+        self._zero_grad()
         return freed
 
-    def wake(self, parts: Sequence[StatePart] = STATE_PARTS) -> None:
-        for part in parts:
-            self._shelves[part].restore()
-
-    def _asleep(self, *parts: StatePart) -> list[StatePart]:
-        return [part for part in parts if self._shelves[part]]
-
     def _resident(self, part: StatePart) -> Iterable[Tensor]:
-        """Return the tensors of a part."""
         from torch.distributed.fsdp import FSDPModule
 
         if part == "parameters":

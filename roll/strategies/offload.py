@@ -20,8 +20,8 @@ def storages(tensors: Iterable[Tensor], device: torch.device) -> list[torch.Unty
     """Return the memory behind tensors, each piece once, as far as it is on `device`."""
     found = {}
     for tensor in map(local, tensors):
-        if tensor.device.type == device.type:
-            storage = tensor.untyped_storage()
+        storage = tensor.untyped_storage()
+        if tensor.device.type == device.type and storage.nbytes():
             found[storage._cdata] = storage
     return list(found.values())
 
@@ -39,28 +39,32 @@ class Shelf:
     """
 
     def __init__(self) -> None:
-        self._kept: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
+        self._kept: list[tuple[torch.UntypedStorage, int, torch.UntypedStorage | None]] = []
 
     def __bool__(self) -> bool:
         return bool(self._kept)
 
-    def store(self, tensors: Iterable[Tensor], device: torch.device) -> int:
-        """Copy what is on `device` to host memory and free it there; returns the bytes freed."""
+    def store(self, tensors: Iterable[Tensor], device: torch.device, *, copy: bool = True) -> int:
+        """Copy what is on `device` to host memory and free it there; returns the bytes freed.
+
+        Without a copy, zeros come back.
+        """
         freed = 0
         for storage in storages(tensors, device):
-            size = storage.nbytes()
-            host = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda").untyped_storage()
-            host.copy_(storage)
+            size, host = storage.nbytes(), None
+            if copy:
+                host = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda").untyped_storage()
+                host.copy_(storage)
             storage.resize_(0)
-            self._kept.append((storage, host))
+            self._kept.append((storage, size, host))
             freed += size
         return freed
 
     def restore(self) -> None:
         """Bring everything back to where it was."""
-        for storage, host in self._kept:
-            storage.resize_(host.nbytes())
-            storage.copy_(host)
+        for storage, size, host in self._kept:
+            storage.resize_(size)
+            storage.fill_(0) if host is None else storage.copy_(host)
         self._kept.clear()
 
 

@@ -26,9 +26,9 @@ def whole_state(strategy):
     """Weights (the value head too) and moments, unsharded, by name."""
     state = {}
     for name, parameter in strategy._model.named_parameters():
-        state[name] = strategy._full(name, parameter).detach().clone()
+        state[name] = strategy._full(parameter).detach().clone()
         for key, value in strategy._optimizer.state.get(parameter, {}).items():
-            state[f"{name}.{key}"] = strategy._full(key, value).detach().clone()
+            state[f"{name}.{key}"] = strategy._full(value).detach().clone()
     return state
 
 

@@ -28,7 +28,7 @@ from roll.strategies.deepspeed.deepspeed_engine import (
     exact_weights,
     shard_weights,
 )
-from roll.strategies.deepspeed.deepspeed_offload import Memory
+from roll.strategies.deepspeed.deepspeed_offload import moves_states, offload
 from roll.strategies.deepspeed.files import Checkpoint, write
 from roll.strategies.deepspeed.state import (
     Anchor,
@@ -69,8 +69,8 @@ class DeepSpeedStrategy(HfTrainStrategy):
         connect(self._info, self._device, self._backend)
 
     def _wrap(self, model: PolicyModel | ValueModel) -> nn.Module:
+        self._offloaded: set[StatePart] = set()
         if not self._spec.trains and self._options.stage < 3:
-            self._memory = Memory(None, model, self._device)
             return model
         import deepspeed
 
@@ -92,7 +92,6 @@ class DeepSpeedStrategy(HfTrainStrategy):
             set_whole(self._engine, parameter, value)
         if self._spec.trains and self._spec.l2 > 0:
             self._anchor = Anchor(self._engine, self._spec.l2)
-        self._memory = Memory(self._engine, model, self._device)
         return Engine(self._engine)
 
     # --- optimizer steps -------------------------------------------------------------------------------------------
@@ -129,8 +128,7 @@ class DeepSpeedStrategy(HfTrainStrategy):
 
     # --- weights ---------------------------------------------------------------------------------------------------
 
-    def _full(self, name: str, tensor: Tensor) -> Tensor:
-        del name
+    def _full(self, tensor: Tensor) -> Tensor:
         return whole(self._engine, tensor)
 
     def _kept(self) -> list[tuple[str, Tensor]]:
@@ -173,10 +171,36 @@ class DeepSpeedStrategy(HfTrainStrategy):
     # --- memory ----------------------------------------------------------------------------------------------------
 
     def sleep(self, parts: Sequence[StatePart] = STATE_PARTS) -> int:
-        return self._memory.sleep(parts)
+        """Nothing is freed where the device is the host."""
+        if not moves_states(self._engine):
+            return super().sleep(parts)
+        before = self._allocated()
+        self._offloaded.update(parts)
+        offload(self._engine, self._offloaded, self._device)
+        return max(0, before - self._allocated())
 
     def wake(self, parts: Sequence[StatePart] = STATE_PARTS) -> None:
-        self._memory.wake(parts)
+        super().wake(parts)
+        if self._offloaded & set(parts):
+            self._engine.reload_states()
+            self._offloaded.difference_update(parts)
+            if self._offloaded:  # DeepSpeed brings back all that sleeps
+                offload(self._engine, self._offloaded, self._device)
+
+    def _allocated(self) -> int:
+        return torch.cuda.memory_allocated(self._device) if self._device.type == "cuda" else 0
+
+    def _resident(self, part: StatePart) -> Iterator[Tensor]:
+        """Of a replicated module and its optimizer; ZeRO's are DeepSpeed's business."""
+        optimizer = None if self._engine is None else self._engine.optimizer
+        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+            return
+        if part == "parameters":
+            yield from self._model.parameters()
+            yield from self._model.buffers()
+        elif optimizer is not None:
+            for state in optimizer.state.values():
+                yield from (value for value in state.values() if isinstance(value, Tensor))
 
 
 def _shape(tensor: Tensor) -> torch.Size:

@@ -87,7 +87,7 @@ class HfTrainStrategy(CommonStrategy):
         """Clip and take the optimizer step unless the gradient isn't finite: (norm before clipping, taken)."""
 
     @abstractmethod
-    def _full(self, name: str, tensor: Tensor) -> Tensor:
+    def _full(self, tensor: Tensor) -> Tensor:
         """Return the whole of a sharded tensor; every rank calls it for the same tensors in the same order."""
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
@@ -156,7 +156,7 @@ class HfTrainStrategy(CommonStrategy):
             return
         assert part == "merged", f"{self._spec.role} has no adapters"
         for name, tensor in named_tensors(model):
-            yield name, self._full(name, tensor)
+            yield name, self._full(tensor)
 
     def _hf_model(self) -> Any:
         return hf_module(self._model)

@@ -35,8 +35,8 @@ _DEFAULT_ALPHA = 16.0
 _IDENTITY = "adapters.json"
 _SAMPLED = 1024  # values of each adapted layer that tell base models apart
 
-Full = Callable[[str, Tensor], Tensor]
-"""(name, perhaps sharded tensor) -> the whole tensor."""
+Full = Callable[[Tensor], Tensor]
+"""Perhaps sharded tensor -> the whole tensor."""
 
 
 def add_adapters(model: nn.Module, spec: TrainSpec) -> None:
@@ -136,7 +136,7 @@ class Adapters:
         for name, tensor in named_tensors(model):
             if _is_adapter(name):
                 continue
-            whole = full(name, tensor)
+            whole = full(tensor)
             if name in adapted:
                 a, b = self._product_of(adapted[name], full)
                 whole = whole.float() + self._layers[adapted[name]].scaling[_NAME] * (b.float() @ a.float())
@@ -144,9 +144,7 @@ class Adapters:
 
     def _product_of(self, name: str, full: Full) -> tuple[Tensor, Tensor]:
         layer = self._layers[name]
-        a = full(f"{name}.lora_A.{_NAME}.weight", layer.lora_A[_NAME].weight)
-        b = full(f"{name}.lora_B.{_NAME}.weight", layer.lora_B[_NAME].weight)
-        return a, b
+        return full(layer.lora_A[_NAME].weight), full(layer.lora_B[_NAME].weight)
 
     def export(self, folder: Path, full: Full, *, writes: bool) -> None:
         """Write a folder that `peft.PeftModel.from_pretrained` loads onto the base model; every rank calls."""

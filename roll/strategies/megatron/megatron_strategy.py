@@ -26,12 +26,12 @@ from roll.strategies.common import CommonStrategy, blank_outputs, head_request
 from roll.strategies.hf.hf_model import DTYPES
 from roll.strategies.megatron.checkpoint import load_checkpoint, save_checkpoint
 from roll.strategies.megatron.megatron_model import build_chunks
-from roll.strategies.megatron.megatron_offload import Memory
 from roll.strategies.megatron.optimizer import Optimizer, wrap_chunks
 from roll.strategies.megatron.parallel import broadcast_from_last_stage, connect, send_from_last_stage, stages
 from roll.strategies.megatron.platform import cpu_platform
 from roll.strategies.megatron.weights import freeze, load_weights, stream_weights
 from roll.strategies.micro import MicroLayout, lay_out, padding_row, take_shard, widen
+from roll.strategies.offload import storages
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
 from roll.utils.logits import HeadOutputs
@@ -120,7 +120,6 @@ class MegatronStrategy(CommonStrategy):
         if not spec.trains:
             for module in self._modules:
                 module.requires_grad_(False).eval()
-            self._memory = Memory(self._chunks, None, self._device)
             return
         freeze(self._modules, args.freeze_module_prefix)
         self._check_trainable()
@@ -128,7 +127,6 @@ class MegatronStrategy(CommonStrategy):
         self._optimizer = Optimizer(
             self._chunks, self._trained.training_args, options, dtype, max_norm=spec.max_grad_norm, l2=spec.l2
         )
-        self._memory = Memory(self._chunks, self._optimizer, self._device)
         config.finalize_model_grads_func = _finalize
         if options.overlap_grad_reduce:
             waits = [chunk.no_sync for chunk in self._chunks]
@@ -168,7 +166,7 @@ class MegatronStrategy(CommonStrategy):
     def _attempt(self, batch: TokenBatch, loss_fn: LossFn, lr: float) -> tuple[Metrics, float, bool]:
         optimizer = self._optimizer
         assert optimizer is not None, "only a role that trains takes steps"
-        self._memory.wake(self._memory.asleep("gradients"))
+        self.wake(self._asleep("gradients"))
         batch, whole = self._computed_rows(batch, loss_fn)
         for chunk in self._chunks:
             chunk.zero_grad_buffer()
@@ -269,17 +267,26 @@ class MegatronStrategy(CommonStrategy):
 
     @_on_platform
     def sleep(self, parts: Sequence[StatePart] = STATE_PARTS) -> int:
-        """Without an accelerator only gradients can go."""
-        if not self._memory.asleep("parameters"):
+        if not self._asleep("parameters"):
             self._settle()
-        return self._memory.sleep(parts)
+        return super().sleep(parts)
 
-    @_on_platform
-    def wake(self, parts: Sequence[StatePart] = STATE_PARTS) -> None:
-        self._memory.wake(parts)
+    def _drop_gradients(self) -> int:
+        """Give up the buffers that all gradients are views of."""
+        if self._optimizer is None:
+            return 0
+        buffers = [buffer for chunk in self._chunks for buffer in chunk.buffers + chunk.expert_parallel_buffers]
+        gradients = (buffer.grad_data for buffer in buffers)
+        return self._shelves["gradients"].store(gradients, self._device, copy=False)
 
-    def _asleep(self, *parts: StatePart) -> list[StatePart]:
-        return self._memory.asleep(*parts)
+    def _resident(self, part: StatePart) -> Iterator[Tensor]:
+        parameters = [parameter for chunk in self._chunks for parameter in chunk.parameters()]
+        if part == "parameters":
+            yield from parameters
+        elif self._optimizer is not None:
+            # Float32 weights are their own master copies: they go with the parameters.
+            shared = {storage._cdata for storage in storages(parameters, self._device)}
+            yield from (t for t in self._optimizer.tensors() if t.untyped_storage()._cdata not in shared)
 
     # --- weights ---------------------------------------------------------------------------------------------------
 
