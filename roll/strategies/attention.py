@@ -129,24 +129,14 @@ def split_attention(
     return out if group is None else heads_to_sequence(out, group)
 
 
-class _Gather(torch.autograd.Function):
-    """All ranks' shards joined; every rank computes the same loss from them, so each keeps its part's gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: ProcessGroup | None) -> Tensor:
-        ctx.group = group
-        parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(parts, tensor.contiguous(), group=group)
-        return torch.cat(parts)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return grad.chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)], None
-
-
-def gather_sequence(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
-    """[N / ranks, ...] -> [N, ...] on every rank. Summing parameter gradients over the ranks gives the whole one."""
-    return _Gather.apply(tensor, group)
+def all_gathered(tensor: Tensor, group: ProcessGroup | None) -> list[Tensor]:
+    """Return every rank's tensor of this shape, without gradients; of one rank its own, not copied."""
+    if dist.get_world_size(group) == 1:
+        return [tensor]
+    tensor = tensor.contiguous()
+    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, tensor, group=group)
+    return parts
 
 
 class _Join(torch.autograd.Function):

@@ -183,8 +183,7 @@ class HfInfer(InferEngine):
             del self._waiting[: len(newcomers)]
             logits.append(self._prefill(newcomers))
             self._running.extend(newcomers)
-        self._draw(torch.cat(logits))
-        reasons = [self._rules.finish_reason(s.request, s.tokens) for s in self._running]
+        reasons = self._draw(torch.cat(logits))
         done = [s.completion(r) for s, r in zip(self._running, reasons, strict=True) if r is not None]
         self._keep([i for i, reason in enumerate(reasons) if reason is None])
         return done
@@ -240,22 +239,17 @@ class HfInfer(InferEngine):
         )
         return output.logits[:, -1]
 
-    def _draw(self, logits: Tensor) -> None:
+    def _draw(self, logits: Tensor) -> list[FinishReason | None]:
+        """Give every row a token; why its response ends there, or None."""
         params = [s.request.params for s in self._running]
         uniforms = [s.rng.random() if s.request.params.temperature > 0 else 0.0 for s in self._running]
         seen = [self._seen(sequence) for sequence in self._running]
         tokens, logprobs = sample(logits, params, uniforms, seen)
-        if not torch.isfinite(logprobs).all():
-            # A token that was drawn has a probability, unless there is no distribution to draw from.
-            raise FloatingPointError(
-                f"the logits under weights of version {self._version} are infinite or not a number; the last updates "
-                "went wrong: lower the learning rate, or resume from an earlier checkpoint"
-            )
+        reasons = []
         for sequence, token, logprob in zip(self._running, tokens.tolist(), logprobs.tolist(), strict=True):
-            sequence.tokens.append(token)
-            sequence.logprobs.append(logprob)
-            sequence.versions.append(self._version)
+            reasons.append(sequence.record([token], [logprob], self._version, self._rules))
             sequence.steps += 1
+        return reasons
 
     def _seen(self, sequence: _Sequence) -> Tensor | None:
         """Token ids of the context, for the repetition penalty only."""

@@ -30,24 +30,6 @@ class Response:
             finish_reason=reason,
         )
 
-    def restart(self) -> int:
-        """Forget what was sampled; number of tokens lost."""
-        lost = len(self.tokens)
-        self.tokens, self.logprobs, self.versions = [], [], []
-        return lost
-
-
-class InFlightResponse(Response):
-    """With the stream that samples it, on an engine that computes on its own. Only the loop's thread touches it."""
-
-    def __init__(self, request: Request) -> None:
-        super().__init__(request)
-        self.stream_id: str | None = None
-        self.idle = asyncio.Event()
-        self.idle.set()
-        self.aborted = False
-        self.task: asyncio.Task[None] | None = None
-
     def record(
         self, tokens: Sequence[int], logprobs: Sequence[float], version: int, rules: ResponseRules
     ) -> FinishReason | None:
@@ -70,3 +52,21 @@ class InFlightResponse(Response):
             if reason is not None:
                 return reason
         return None
+
+    def restart(self) -> int:
+        """Forget what was sampled; number of tokens lost."""
+        lost = len(self.tokens)
+        self.tokens, self.logprobs, self.versions = [], [], []
+        return lost
+
+
+class InFlightResponse(Response):
+    """With the stream that samples it, on an engine that computes on its own. Only the loop's thread touches it."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        self.stream_id: str | None = None
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.aborted = False
+        self.task: asyncio.Task[None] | None = None

@@ -156,8 +156,8 @@ FAULTS = (
     _fault(
         "tokens carry the first version",
         "strategies/hf_infer.py",
-        "sequence.versions.append(self._version)",
-        "sequence.versions.append(sequence.versions[0] if sequence.versions else self._version)",
+        "sequence.record([token], [logprob], self._version, self._rules)",
+        "sequence.record([token], [logprob], [*sequence.versions, self._version][0], self._rules)",
         "strategies/test_engines_hf.py",
         "strategies/test_strategies_hf_infer.py",
     ),

@@ -112,24 +112,17 @@ def adamw(parameters: nn.Module, args: TrainingArgs, options: DeepSpeedConfig, d
     groups = parameter_groups(parameters.named_parameters(), args.weight_decay)
     betas = (args.adam_beta1, args.adam_beta2)
     common: dict[str, Any] = {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon}
-    if device.type != "cpu":
-        kernel = "CPUAdamBuilder" if options.offloads("offload_optimizer") else "FusedAdamBuilder"
-        if _builds(kernel):
-            return cpu_adam(groups, common) if kernel == "CPUAdamBuilder" else _fused_adam(groups, common)
+    if device.type == "cpu":
+        return torch.optim.AdamW(groups, **common)
+    if options.offloads("offload_optimizer") and _builds("CPUAdamBuilder"):
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        return DeepSpeedCPUAdam(groups, adamw_mode=True, **common)
+    if not options.offloads("offload_optimizer") and _builds("FusedAdamBuilder"):
+        from deepspeed.ops.adam import FusedAdam
+
+        return FusedAdam(groups, adam_w_mode=True, **common)
     return torch.optim.AdamW(groups, **common)
-
-
-def cpu_adam(groups: list[dict[str, Any]], common: dict[str, Any]) -> Any:
-    """DeepSpeed's AdamW for states in host memory."""
-    from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-    return DeepSpeedCPUAdam(groups, adamw_mode=True, **common)
-
-
-def _fused_adam(groups: list[dict[str, Any]], common: dict[str, Any]) -> Any:
-    from deepspeed.ops.adam import FusedAdam
-
-    return FusedAdam(groups, adam_w_mode=True, **common)
 
 
 def _builds(kernel: str) -> bool:

@@ -171,14 +171,18 @@ def _trained_tensors(engine: Any) -> list[Tensor]:
 def _set_sharded(parameter: Any, value: Tensor, moment: str | None) -> None:
     from deepspeed import utils
 
-    name = (moment,) if moment else ()
-    if not hasattr(parameter, "ds_id"):
-        (utils.safe_set_full_optimizer_state if moment else utils.safe_set_full_fp32_param)(parameter, value, *name)
-        return
-    # DeepSpeed's own cut of a whole ZeRO-3 tensor forgets the padding of the last rank.
-    size = parameter.ds_tensor.numel()
-    start = size * parameter._z3_optimizer._get_param_partition_rank(parameter)
-    part = value.new_zeros(size)
-    mine = value.reshape(-1)[start : start + size]
-    part[: len(mine)] = mine
-    (utils.safe_set_local_optimizer_state if moment else utils.safe_set_local_fp32_param)(parameter, part, *name)
+    if hasattr(parameter, "ds_id"):
+        # DeepSpeed's own cut of a whole ZeRO-3 tensor forgets the padding of the last rank.
+        size = parameter.ds_tensor.numel()
+        start = size * parameter._z3_optimizer._get_param_partition_rank(parameter)
+        part = value.new_zeros(size)
+        mine = value.reshape(-1)[start : start + size]
+        part[: len(mine)] = mine
+        if moment:
+            utils.safe_set_local_optimizer_state(parameter, part, moment)
+        else:
+            utils.safe_set_local_fp32_param(parameter, part)
+    elif moment:
+        utils.safe_set_full_optimizer_state(parameter, value, moment)
+    else:
+        utils.safe_set_full_fp32_param(parameter, value)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from roll.strategies.attention import gather_sequence, split_attention
+from roll.strategies.attention import all_gathered, split_attention
 from roll.strategies.hf.ulysses import SequenceGroup
 from roll.strategies.micro import MicroLayout, lay_out, take_shard
 from roll.types.batch import TokenBatch
@@ -191,5 +191,5 @@ def _together(decoder: Any, batch: TokenBatch, sequence: SequenceGroup | None) -
         **row_arguments(layout),
     ).last_hidden_state[0]
     if sequence is not None:
-        hidden = gather_sequence(hidden, sequence.group)
+        hidden = torch.cat(all_gathered(hidden, sequence.group))
     return hidden[: batch.num_tokens].float()

@@ -82,7 +82,7 @@ class WeightTable:
     @property
     def final_norm(self) -> Entry:
         """Norm after the last layer."""
-        return self._vector(("decoder.final_layernorm.weight",), "norm.weight", self.arch.hidden)
+        return self._whole("decoder.final_layernorm.weight", "norm.weight", self.arch.hidden)
 
     @property
     def head(self) -> Entry:
@@ -92,21 +92,16 @@ class WeightTable:
     def layer(self, number: int) -> Iterator[Entry]:
         """Entries of layer `number`, parameter names relative to the layer."""
         prefix = f"layers.{number}."
+        mlp, hidden = prefix + "mlp.", self.arch.hidden
         yield from self._attention(prefix + "self_attn.")
-        yield self._vector(
-            ("input_layernorm.weight", "self_attention.linear_qkv.layer_norm_weight"),
-            prefix + "input_layernorm.weight",
-            self.arch.hidden,
-        )
-        yield self._vector(
-            ("pre_mlp_layernorm.weight", "mlp.linear_fc1.layer_norm_weight"),
-            prefix + "post_attention_layernorm.weight",
-            self.arch.hidden,
-        )
+        norms = ("input_layernorm.weight", "self_attention.linear_qkv.layer_norm_weight")
+        yield self._whole(norms, prefix + "input_layernorm.weight", hidden)
+        norms = ("pre_mlp_layernorm.weight", "mlp.linear_fc1.layer_norm_weight")
+        yield self._whole(norms, prefix + "post_attention_layernorm.weight", hidden)
         if self.arch.sparse[number]:
-            yield from self._experts(prefix + "mlp.")
+            yield from self._experts(mlp)
         else:
-            yield from self._mlp("mlp.", prefix + "mlp.", self.arch.ffn)
+            yield from self._mlp("mlp.", mlp, self.arch.ffn)
 
     # --- pieces ----------------------------------------------------------------------------------------------------
 
@@ -120,25 +115,28 @@ class WeightTable:
             dim=0,
         )
 
-    def _vector(self, parameters: tuple[str, ...], name: str, size: int) -> Entry:
-        return Entry(parameters=parameters, tensors=(HfTensor(name, (size,)),), segments=(Segment(0, 0, size),))
-
-    def _matrix(self, parameter: str, name: str, rows: int, columns: int, *, dim: int | None) -> Entry:
-        size = rows if dim == 0 else columns
-        tensor = HfTensor(name, (rows, columns))
-        return Entry(parameters=(parameter,), tensors=(tensor,), segments=(Segment(0, 0, size),), dim=dim)
+    def _whole(
+        self, parameters: str | tuple[str, ...], name: str, *shape: int, dim: int | None = None, experts: int = 0
+    ) -> Entry:
+        """A parameter that is one tensor, in its own order."""
+        return Entry(
+            parameters=(parameters,) if isinstance(parameters, str) else parameters,
+            tensors=(HfTensor(name, shape),),
+            segments=(Segment(0, 0, shape[dim or 0]),),
+            dim=dim,
+            experts=experts,
+        )
 
     def _attention(self, hf: str) -> Iterator[Entry]:
         arch = self.arch
-        query, key = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
+        query = arch.heads * arch.head_dim
         yield self._qkv("weight", hf, (arch.hidden,))
         if arch.qkv_bias:
             yield self._qkv("bias", hf, ())
         if arch.qk_norm:
-            yield self._vector(("self_attention.q_layernorm.weight",), hf + "q_norm.weight", arch.head_dim)
-            yield self._vector(("self_attention.k_layernorm.weight",), hf + "k_norm.weight", arch.head_dim)
-        yield self._matrix("self_attention.linear_proj.weight", hf + "o_proj.weight", arch.hidden, query, dim=1)
-        assert key <= query
+            yield self._whole("self_attention.q_layernorm.weight", hf + "q_norm.weight", arch.head_dim)
+            yield self._whole("self_attention.k_layernorm.weight", hf + "k_norm.weight", arch.head_dim)
+        yield self._whole("self_attention.linear_proj.weight", hf + "o_proj.weight", arch.hidden, query, dim=1)
 
     def _qkv(self, what: str, hf: str, columns: tuple[int, ...]) -> Entry:
         """Per key head: the queries that share it, the key, the value."""
@@ -161,11 +159,11 @@ class WeightTable:
         tensors = (HfTensor(f"{hf}{name}_proj.weight", (width, self.arch.hidden)) for name in ("gate", "up"))
         segments = gate_up(width, self._tensor, up=1)
         yield Entry(parameters=(megatron + "linear_fc1.weight",), tensors=tuple(tensors), segments=segments, dim=0)
-        yield self._matrix(megatron + "linear_fc2.weight", hf + "down_proj.weight", self.arch.hidden, width, dim=1)
+        yield self._whole(megatron + "linear_fc2.weight", hf + "down_proj.weight", self.arch.hidden, width, dim=1)
 
     def _experts(self, hf: str) -> Iterator[Entry]:
         arch, width = self.arch, self.arch.expert_ffn
-        yield self._matrix("mlp.router.weight", hf + "gate.weight", arch.experts, arch.hidden, dim=None)
+        yield self._whole("mlp.router.weight", hf + "gate.weight", arch.experts, arch.hidden, dim=None)
         yield Entry(
             parameters=expert_parameters("linear_fc1", "weight1"),
             tensors=(HfTensor(hf + "experts.gate_up_proj", (2 * width, arch.hidden)),),
@@ -173,16 +171,11 @@ class WeightTable:
             dim=0,
             experts=arch.experts,
         )
-        yield Entry(
-            parameters=expert_parameters("linear_fc2", "weight2"),
-            tensors=(HfTensor(hf + "experts.down_proj", (arch.hidden, width)),),
-            segments=(Segment(0, 0, width),),
-            dim=1,
-            experts=arch.experts,
-        )
+        names = expert_parameters("linear_fc2", "weight2")
+        yield self._whole(names, hf + "experts.down_proj", arch.hidden, width, dim=1, experts=arch.experts)
         if arch.shared_ffn:
             yield from self._mlp("mlp.shared_experts.", hf + "shared_expert.", arch.shared_ffn)
-            yield self._matrix(
+            yield self._whole(
                 "mlp.shared_experts.gate_weight", hf + "shared_expert_gate.weight", 1, arch.hidden, dim=None
             )
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from roll.configs.schema.megatron_config import MegatronConfig
 from roll.strategies.megatron.families import Architecture
-from roll.strategies.megatron.parallel import stages
+from roll.strategies.megatron.parallel import sizes
 
 _ALREADY_SET = "already set, by a key of strategy_config or by the model's own configuration"
 
@@ -98,12 +98,7 @@ def _model_fields(arch: Architecture) -> dict[str, Any]:
 
 def _layout_fields(options: MegatronConfig, dtype: torch.dtype) -> dict[str, Any]:
     return {
-        "tensor_model_parallel_size": options.tensor_model_parallel_size,
-        "pipeline_model_parallel_size": options.pipeline_model_parallel_size,
-        "virtual_pipeline_model_parallel_size": stages(options),
-        "context_parallel_size": options.context_parallel_size,
-        "expert_model_parallel_size": options.expert_model_parallel_size,
-        "expert_tensor_parallel_size": options.expert_tensor_parallel_size,
+        **sizes(options),
         "sequence_parallel": options.sequence_parallel,
         "transformer_impl": options.transformer_impl,
         "pipeline_dtype": dtype,

@@ -25,12 +25,7 @@ def connect(info: WorkerInfo, options: MegatronConfig, *, backend: str, seed: in
     else:
         join_group(info, backend)
         parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=options.tensor_model_parallel_size,
-            pipeline_model_parallel_size=options.pipeline_model_parallel_size,
-            virtual_pipeline_model_parallel_size=stages(options),
-            context_parallel_size=options.context_parallel_size,
-            expert_model_parallel_size=options.expert_model_parallel_size,
-            expert_tensor_parallel_size=options.expert_tensor_parallel_size,
+            **sizes(options),
             create_gloo_process_groups=False,  # for Megatron's own checkpoints of its optimizer, which aren't used
         )
         with torch.random.fork_rng(devices=[]):
@@ -51,28 +46,24 @@ def stages(options: MegatronConfig) -> int | None:
     return None if virtual == 1 else virtual
 
 
+def sizes(options: MegatronConfig) -> dict[str, Any]:
+    """Return the parallel sizes, as Megatron calls them."""
+    return {
+        "tensor_model_parallel_size": options.tensor_model_parallel_size,
+        "pipeline_model_parallel_size": options.pipeline_model_parallel_size,
+        "virtual_pipeline_model_parallel_size": stages(options),
+        "context_parallel_size": options.context_parallel_size,
+        "expert_model_parallel_size": options.expert_model_parallel_size,
+        "expert_tensor_parallel_size": options.expert_tensor_parallel_size or options.tensor_model_parallel_size,
+    }
+
+
 def _check_same(info: WorkerInfo, options: MegatronConfig) -> None:
     from megatron.core import parallel_state
 
-    tensor = options.tensor_model_parallel_size
-    wanted = {
-        "tensor": tensor,
-        "pipeline": options.pipeline_model_parallel_size,
-        "virtual pipeline": stages(options),
-        "context": options.context_parallel_size,
-        "expert": options.expert_model_parallel_size,
-        "expert tensor": options.expert_tensor_parallel_size or tensor,
-        "ranks": info.world_size,
-    }
-    there = {
-        "tensor": parallel_state.get_tensor_model_parallel_world_size(),
-        "pipeline": parallel_state.get_pipeline_model_parallel_world_size(),
-        "virtual pipeline": parallel_state.get_virtual_pipeline_model_parallel_world_size(),
-        "context": parallel_state.get_context_parallel_world_size(),
-        "expert": parallel_state.get_expert_model_parallel_world_size(),
-        "expert tensor": parallel_state.get_expert_tensor_parallel_world_size(),
-        "ranks": torch.distributed.get_world_size(),
-    }
+    wanted = {**sizes(options), "ranks": info.world_size}
+    there = {name: getattr(parallel_state, f"get_{name.removesuffix('size')}world_size")() for name in sizes(options)}
+    there["ranks"] = torch.distributed.get_world_size()
     if wanted != there:
         raise ValueError(
             f"{info.role}: another Megatron role of this process has the layout {there}, this one wants {wanted}; give "

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
-from roll.strategies.attention import gather_sequence
+from roll.strategies.attention import all_gathered
 from roll.utils.logits import HeadOutputs, HeadRequest, add_at, require_tokens, top_tokens
 
 _CHUNK_ELEMENTS = 1 << 25
@@ -89,8 +89,9 @@ class _Shard:
         # A rank with fewer tokens fills up behind all others'.
         values = F.pad(logits.gather(-1, ids), (0, k - own), value=-torch.inf)
         ids = torch.cat([ids + self.start, ids.new_full((len(ids), k - own), torch.iinfo(torch.int64).max)], dim=1)
-        ids, order = gather_sequence(ids.T, self.group).T.sort(dim=1)
-        return ids.gather(1, top_tokens(gather_sequence(values.T, self.group).T.gather(1, order), k))
+        values, ids = (torch.cat(all_gathered(part, self.group), dim=1) for part in (values, ids))
+        ids, order = ids.sort(dim=1)
+        return ids.gather(1, top_tokens(values.gather(1, order), k))
 
     def mine(self, targets: Tensor) -> tuple[Tensor, Tensor]:
         """(column of each target, whether it is one of this rank's tokens: where not, the column is made up)."""

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from roll.strategies.attention import all_gathered
 from roll.strategies.megatron.mapping import Entry, HfTensor, WeightTable
 from roll.strategies.megatron.source import WeightSource, open_weights
 
@@ -225,20 +226,11 @@ def _joined(entry: Entry, matrices: list[Tensor], ranks: _Ranks) -> list[Tensor]
     """Return the entry's tensors from the shares of the ranks of this pipeline stage."""
     group = ranks.sharing(entry)
     mine = torch.stack(matrices) if entry.experts else matrices[0]
-    shares = [mine] if entry.dim is None else _all_gathered(mine, group)
+    shares = [mine] if entry.dim is None else all_gathered(mine, group)
     wholes = _assembled(entry, shares)
     if not entry.experts:
         return wholes
-    return [torch.cat(_all_gathered(whole, ranks.expert)) for whole in wholes]
-
-
-def _all_gathered(tensor: Tensor, group: Any) -> list[Tensor]:
-    if dist.get_world_size(group) == 1:
-        return [tensor]
-    tensor = tensor.contiguous()
-    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(parts, tensor, group=group)
-    return parts
+    return [torch.cat(all_gathered(whole, ranks.expert)) for whole in wholes]
 
 
 def _assembled(entry: Entry, shares: list[Tensor]) -> list[Tensor]:

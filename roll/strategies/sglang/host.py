@@ -118,7 +118,7 @@ class _Host:
                 tokens = list(output.get("output_ids") or ())
                 # Lists of log-probs are those of these tokens, or of the response so far: the last ones fit both.
                 if cut:
-                    logprobs = [_number(value) for value in meta.get("output_token_sampling_logprobs") or ()]
+                    logprobs = list(meta.get("output_token_sampling_logprobs") or ())
                 else:
                     logprobs = [entry[0] for entry in meta.get("output_token_logprobs") or ()]
                 self._send(("sampled", rid, tokens, logprobs[-len(tokens) :] if tokens else [], *_end(meta)))
@@ -140,9 +140,7 @@ class _Host:
         from sglang.srt.managers import io_struct
 
         self._update = uuid.uuid4().hex
-        # Versions before 0.5.21 have no such session.
-        if hasattr(self._manager, "begin_weight_update"):
-            _check("begin", await self._manager.begin_weight_update(io_struct.BeginWeightUpdateReqInput(), None))
+        _check("begin", await self._manager.begin_weight_update(io_struct.BeginWeightUpdateReqInput(), None))
 
     async def do_bucket(self, path: str, entries: list[Entry]) -> None:
         """Let every rank load the tensors of this bucket."""
@@ -164,8 +162,7 @@ class _Host:
         from sglang.srt.managers import io_struct
 
         await self._load(loader.message(self._update))
-        if hasattr(self._manager, "end_weight_update"):
-            _check("end", await self._manager.end_weight_update(io_struct.EndWeightUpdateReqInput(), None))
+        _check("end", await self._manager.end_weight_update(io_struct.EndWeightUpdateReqInput(), None))
         await self._settle()
         await self._manager.update_weight_version(
             io_struct.UpdateWeightVersionReqInput(new_version=str(version), abort_all_requests=False)
@@ -196,7 +193,7 @@ class _Host:
         if not flushed.success:
             raise TimeoutError(
                 f"SGLang's scheduler wasn't idle within {_IDLE_TIMEOUT:g} s and kept its prefix cache: "
-                f"{getattr(flushed, 'message', '')}"
+                f"{flushed.message}"
             )
 
     def _memory_used(self) -> int:
@@ -206,10 +203,6 @@ class _Host:
             return 0
         # Asked of the driver: a context of this process would itself take memory.
         return sum(torch.cuda.device_memory_used(i) for i in range(min(self._tp_size, torch.cuda.device_count())))
-
-
-def _number(value: Any) -> float:
-    return float(value[0] if isinstance(value, list | tuple) else value)
 
 
 def _end(meta: dict[str, Any]) -> tuple[str | None, str]:

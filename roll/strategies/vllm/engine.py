@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import inspect
 import itertools
 import logging
 import os
@@ -166,6 +165,7 @@ class VllmBackend(EngineBackend):
             try:
                 from vllm import SamplingParams as VllmParams
                 from vllm.config import WeightTransferConfig
+                from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
                 from vllm.engine.arg_utils import AsyncEngineArgs
                 from vllm.sampling_params import RequestOutputKind
                 from vllm.v1.engine.async_llm import AsyncLLM
@@ -190,7 +190,7 @@ class VllmBackend(EngineBackend):
         self._params = lambda **given: VllmParams(
             n=1, logprobs=0, detokenize=False, output_kind=RequestOutputKind.DELTA, **given
         )
-        await self._engine.init_weight_transfer_engine(_request("WeightTransferInitRequest", init_info={}))
+        await self._engine.init_weight_transfer_engine(WeightTransferInitRequest())
 
     def check(self, request: Request) -> None:
         low, high = _TEMPERATURES
@@ -230,17 +230,19 @@ class VllmBackend(EngineBackend):
         await self._engine.abort(list(request_ids))
 
     async def load(self, version: int, weights: AsyncIterator[tuple[str, Tensor]]) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
         engine = self._engine
-        await self._pause()
-        await engine.start_weight_update(**_known(engine.start_weight_update, is_checkpoint_format=True))
+        await engine.pause_generation(mode="abort")
+        await engine.start_weight_update()
         bucket = SharedBucket(self._description.bucket_bytes(self._update_buffer_bytes))
         try:
             async for path, entries in bucket.fill(self._description.checkpoint(weights)):
                 info = {"path": path, "entries": entries}
-                await engine.update_weights(_request("WeightTransferUpdateRequest", update_info=info))
+                await engine.update_weights(WeightTransferUpdateRequest(update_info=info))
         finally:
             bucket.close()
-        await engine.finish_weight_update(**_known(engine.finish_weight_update, weight_version=str(version)))
+        await engine.finish_weight_update(weight_version=str(version))
         await self._resume()
 
     async def load_adapters(self, version: int, adapters: AsyncIterator[tuple[str, Tensor]]) -> None:
@@ -250,7 +252,7 @@ class VllmBackend(EngineBackend):
         # Copies: what the stream hands out may be overwritten once the next tensor is asked for.
         tensors = {name: tensor.detach().to("cpu", copy=True) async for name, tensor in adapters}
         number = next(self._adapter_numbers)
-        await self._pause()
+        await engine.pause_generation(mode="abort")
         with tempfile.TemporaryDirectory(prefix="adapters-") as folder:
             self._adapter_files.write(Path(folder), tensors)
             adapter = LoRARequest(f"version-{version}-{number}", number, folder)
@@ -263,10 +265,6 @@ class VllmBackend(EngineBackend):
         self._adapter = adapter
         await self._resume()
 
-    async def _pause(self) -> None:
-        pause = self._engine.pause_generation
-        await pause(**_known(pause, mode="abort", clear_cache=True))
-
     async def _resume(self) -> None:
         # Keys and values of the old weights: nothing may read them.
         if not await self._engine.reset_prefix_cache():
@@ -274,7 +272,7 @@ class VllmBackend(EngineBackend):
         await self._engine.resume_generation()
 
     async def sleep(self, parts: Sequence[EnginePart]) -> int:
-        """vLLM frees both parts at once, or the KV cache alone where it can."""
+        """vLLM frees both parts at once, or the KV cache alone."""
         self._asleep.update(parts)
         if not self._can_sleep:
             return 0
@@ -282,9 +280,8 @@ class VllmBackend(EngineBackend):
         if self._asleep == set(ENGINE_PARTS):
             await self._engine.sleep(level=self._sleep_level)
             self._sleeps = True
-        elif self._asleep == {"kv_cache"} and hasattr(self._engine, "release_kv_cache_memory"):
-            pause = self._engine.pause_generation  # vLLM asks for it; waking the cache resumes
-            await pause(**_known(pause, mode="abort", clear_cache=True))
+        elif self._asleep == {"kv_cache"}:
+            await self._engine.pause_generation(mode="abort")  # vLLM asks for it; waking the cache resumes
             await self._engine.release_kv_cache_memory()
             self._sleeps = True
         return max(0, await self._free_memory() - before)
@@ -315,18 +312,6 @@ class VllmBackend(EngineBackend):
 
     def kill(self) -> None:
         kill_marked(self._mark)
-
-
-def _known(function: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
-    """Return those arguments that this version's function has."""
-    parameters = inspect.signature(function).parameters
-    return {name: value for name, value in arguments.items() if name in parameters}
-
-
-def _request(name: str, **fields: Any) -> Any:
-    from vllm.distributed.weight_transfer import base
-
-    return getattr(base, name)(**fields)
 
 
 @contextlib.contextmanager

@@ -61,7 +61,7 @@ class HostWeightTransferEngine(WeightTransferEngine[HostInitInfo, HostUpdateInfo
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
-    def receive_weights(self, update_info: HostUpdateInfo, *_: Any) -> None:
+    def receive_weights(self, update_info: HostUpdateInfo) -> None:
         # Copies: vLLM keeps what it is given until all weights of a layer are there.
         found = self._reader.read(update_info.path, update_info.entries)
         tensors = [(name, tensor.to(self.device, copy=True)) for name, tensor in found]
@@ -100,11 +100,6 @@ class HostWeightTransferEngine(WeightTransferEngine[HostInitInfo, HostUpdateInfo
 
     def shutdown(self) -> None:
         """Do nothing: nothing is held between updates."""
-
-    @staticmethod
-    def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
-        """Older versions ask for it here; buckets are written by `VllmBackend.load`."""
-        raise NotImplementedError
 
 
 def _tied_names(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, list[str]]:
