@@ -61,7 +61,7 @@ class Response:
 
 
 class InFlightResponse(Response):
-    """With the stream that samples it, on an engine that computes on its own. Only the loop's thread touches it."""
+    """With the stream that samples it, on an engine that computes on its own. Once submitted, it is the loop's."""
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)

@@ -126,7 +126,7 @@ def until(true, seconds=5.0):
 
 def let_all_get_tokens(engine):
     """Wait until every response has got tokens since now."""
-    before = {response: len(response.tokens) for response in engine._loop.responses.values()}
+    before = {response: len(response.tokens) for response in engine._responses.values()}
     until(lambda: all(len(response.tokens) > count for response, count in before.items()))
 
 
@@ -146,7 +146,7 @@ def test_an_update_lets_responses_go_on_from_their_tokens_and_names_each_tokens_
     backend.deaf = 1  # an abort that is lost is repeated; no stream may be left when weights change
     engine = make(backend)
     engine.submit([request(f"r{i}", max_new_tokens=120) for i in range(4)])
-    until(lambda: None not in engine._loop.responses.values())
+    until(lambda: all(response.task for response in engine._responses.values()))
     for version in (3, 5):
         let_all_get_tokens(engine)
         engine.update_weights(version, iter([("w", torch.tensor(float(version)))]))
@@ -156,7 +156,7 @@ def test_an_update_lets_responses_go_on_from_their_tokens_and_names_each_tokens_
         assert set(completion.versions) == {0, 3, 5}
         assert list(completion.versions) == sorted(completion.versions)
         assert completion.logprobs == tuple(-v - 1.0 for v in completion.versions)
-    assert engine._loop.counters.resumed == 8
+    assert engine._counters.resumed == 8
     assert len(set(backend.seeds)) == 12  # a continuation never repeats the draws before it
     assert max(map(len, backend.prompts)) > 2  # it is given the tokens so far
 
@@ -164,14 +164,14 @@ def test_an_update_lets_responses_go_on_from_their_tokens_and_names_each_tokens_
 def test_restart_throws_away_what_was_sampled_under_old_weights(make):
     engine = make(partial_rollout="restart")
     engine.submit([request("r", max_new_tokens=60)])
-    until(lambda: None not in engine._loop.responses.values())
+    until(lambda: all(response.task for response in engine._responses.values()))
     let_all_get_tokens(engine)
     engine.update_weights(1, [("w", torch.tensor(1.0))])
     (completion,) = collect(engine, 1).values()
     assert completion.token_ids == tuple(range(2, 62))
     assert set(completion.versions) == {1}
-    assert engine._loop.counters.restarted == 1
-    assert engine._loop.counters.discarded_tokens > 0
+    assert engine._counters.restarted == 1
+    assert engine._counters.discarded_tokens > 0
 
 
 def test_weights_are_read_in_the_thread_that_brings_them(make):
@@ -303,9 +303,9 @@ def test_when_the_engine_dies_poll_hands_out_what_finished_and_then_says_why(mak
     backend = Counting()
     engine = make(backend)
     engine.submit([request("short"), request("long", max_new_tokens=900)])
-    until(lambda: engine._loop.finished)
+    until(lambda: engine._finished)
     backend.broken = OSError("process 12 was killed")
-    until(lambda: engine._loop.cause is not None)
+    until(lambda: engine._cause is not None)
     assert [c.id for c in engine.poll(0.0)] == ["short"]
     with pytest.raises(EngineDied, match="process 12 was killed"):
         engine.poll(5.0)
@@ -382,4 +382,4 @@ def test_close_ends_everything_and_a_second_call_does_nothing(make):
     assert backend.calls == ["start", "shutdown"] and backend.killed
     with pytest.raises(EngineDied, match="closed"):
         engine.submit([request("s")])
-    assert engine._loop.thread.loop.is_closed()
+    assert engine._thread.loop.is_closed()
