@@ -382,15 +382,8 @@ class AsyncEngine(InferEngine):
                 return  # requests wait for the adapters
             for response in responses:
                 if response.tokens and self._responses.get(response.request.id) is response:
-                    self._count(response)
+                    self._counters.count(response.restart() if self._partial_rollout == "restart" else None)
             self._open()
-
-    def _count(self, response: InFlightResponse) -> None:
-        if self._partial_rollout == "restart":
-            self._counters.restarted += 1
-            self._counters.discarded_tokens += response.restart()
-        else:
-            self._counters.resumed += 1
 
     async def _sleep(self, parts: Sequence[EnginePart]) -> int:
         """Close the gate and free these parts; bytes freed."""

@@ -200,6 +200,14 @@ class EngineCounters:
     discarded_tokens: int = 0
     """Tokens thrown away by that."""
 
+    def count(self, discarded: int | None) -> None:
+        """Count a response that started over without so many tokens, or went on (None)."""
+        if discarded is None:
+            self.resumed += 1
+        else:
+            self.restarted += 1
+            self.discarded_tokens += discarded
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:

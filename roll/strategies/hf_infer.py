@@ -146,11 +146,7 @@ class HfInfer(InferEngine):
     def update_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Load new weights; running requests go on, their cache recomputed from their tokens, or start over."""
         for sequence in self._running:
-            if self._restarts:
-                self._counters.restarted += 1
-                self._counters.discarded_tokens += sequence.restart()
-            else:
-                self._counters.resumed += 1
+            self._counters.count(sequence.restart() if self._restarts else None)
         self._waiting = self._running + self._waiting
         self._running, self._cache = [], None
         load_named_tensors(self._model, weights)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -52,19 +51,13 @@ def sft_objective(config: RunConfig, kind: Literal["policy", "value", "reward"])
     return LossFn(compute=compute, needs=("logprobs",))
 
 
-def _policy_loss_fn(config: RLConfig) -> PolicyLossFn:
-    """The chosen policy loss with its options."""
-    loss: PolicyLossFn = chosen(LOSSES, config.policy_loss, config.policy_loss_args, key="policy_loss")
-    return partial(loss, **config.loss_options)
-
-
 def actor_loss(config: RLConfig) -> LossFn:
     """Return policy loss, KL and entropy terms and imitation of good responses, as the configuration weighs them.
 
     Reads `loss_mask`, `advantages`, and where present `old_logprobs` (else the log-probs of this very forward pass: the
     batch gets a single optimizer step), `sampling_logprobs`, `ref_logprobs`, `importance_weights`, `loss_weight`.
     """
-    loss_fn = _policy_loss_fn(config)
+    loss_fn: PolicyLossFn = chosen(LOSSES, config.policy_loss, config.policy_loss_args, key="policy_loss")
     uses_kl = config.use_kl_loss and config.kl_loss_coef > 0
 
     def compute(outputs: TokenOutputs, batch: TokenBatch, sizes: Denominators) -> LossTerms:
@@ -78,7 +71,7 @@ def actor_loss(config: RLConfig) -> LossFn:
             mask=mask,
             rollout_logprobs=None if batch.sampling_logprobs is None else batch.pad("sampling_logprobs"),
         )
-        result = loss_fn(inputs)
+        result = loss_fn(inputs, **config.loss_options)
         metrics = result.metrics
         combine = _Combiner(config, batch, mask, sizes, metrics)
         pg = result.loss if batch.importance_weights is None else result.loss * batch.pad("importance_weights")

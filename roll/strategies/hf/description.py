@@ -14,6 +14,7 @@ from roll.strategies.hf.checkpoint_names import checkpoint_tensors
 from roll.strategies.hf.hf_model import (
     context_length,
     eos_token_ids,
+    head_size,
     load_config,
     load_tokenizer,
     named_tensors,
@@ -81,14 +82,10 @@ def describe_model(args: ModelArgs) -> ModelDescription:
         model_type=model.config.model_type,
         shapes={name: tuple(tensor.shape) for name, tensor in named_tensors(model)},
         max_context=context_length(model),
-        head_size=_head_size(text_config(model)),
+        head_size=head_size(text_config(model)),
         eos_token_ids=eos_token_ids(model, tokenizer),
         decode=tokenizer.decode,
     )
-
-
-def _head_size(config: Any) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def _generation_config(args: ModelArgs, model: Any) -> Any:

@@ -163,6 +163,11 @@ def context_length(model: nn.Module) -> int:
     return int(length)
 
 
+def head_size(config: Any) -> int:
+    """Numbers in a key of one attention head; some configurations leave it to be worked out."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
 def logit_factor(model: nn.Module) -> float:
     """Return what the model multiplies the output of its head with: Cohere has a factor, Granite a divisor."""
     config = text_config(model)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roll.configs.schema.model_shape import MEGATRON_MODEL_TYPES
+from roll.strategies.hf.hf_model import head_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +94,7 @@ def architecture(config: Any) -> Architecture:
         hidden=config.hidden_size,
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
-        head_dim=_head_dim(config),
+        head_dim=head_size(config),
         vocab=config.vocab_size,
         tied=config.tie_word_embeddings,
         padding=None if config.pad_token_id is None else config.pad_token_id % config.vocab_size,
@@ -109,12 +110,6 @@ def architecture(config: Any) -> Architecture:
         normalised=_answer(config, family.normalised or True),
         shared_ffn=getattr(config, family.shared_ffn) if family.shared_ffn else 0,
     )
-
-
-def _head_dim(config: Any) -> int:
-    # Qwen2's configuration has none of its own.
-    declared = config.to_dict().get("head_dim")
-    return int(declared or config.hidden_size // config.num_attention_heads)
 
 
 def _answer(config: Any, field: bool | str) -> bool:

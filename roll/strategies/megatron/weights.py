@@ -101,10 +101,8 @@ def _fill(held: _Held, weights: WeightSource, rank: int, ranks: int) -> None:
 
 
 def _check_complete(weights: WeightSource, table: WeightTable, kind: str) -> None:
-    wanted: set[str] = set()
-    for entry in _entries(table, kind):
-        for tensor in entry.tensors:
-            wanted.update(weights.parts(tensor, entry.experts))
+    tensors = [(tensor, entry.experts) for entry in _entries(table, kind) for tensor in entry.tensors]
+    wanted = {name for tensor, experts in tensors for name in weights.parts(tensor, experts)}
     missing = sorted(wanted - weights.names)
     if missing:
         raise ValueError(f"the model's weights lack {len(missing)} tensors: {_some(missing)}")
@@ -116,9 +114,8 @@ def _check_complete(weights: WeightSource, table: WeightTable, kind: str) -> Non
             f"the model's weights have {len(unexpected)} tensors that its configuration knows nothing of: "
             f"{_some(unexpected)}"
         )
-    for entry in _entries(table, kind):
-        for tensor in entry.tensors:
-            weights.check(tensor, entry.experts)
+    for tensor, experts in tensors:
+        weights.check(tensor, experts)
 
 
 def _some(names: list[str]) -> str:

@@ -22,11 +22,6 @@ BACKEND = "host"
 
 
 @dataclass
-class HostInitInfo(WeightTransferInitInfo):
-    """Nothing has to be agreed on before."""
-
-
-@dataclass
 class HostUpdateInfo(WeightTransferUpdateInfo):
     """One bucket."""
 
@@ -36,13 +31,13 @@ class HostUpdateInfo(WeightTransferUpdateInfo):
     """What is in it."""
 
 
-class HostWeightTransferEngine(WeightTransferEngine[HostInitInfo, HostUpdateInfo]):
+class HostWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, HostUpdateInfo]):
     """Loads buckets of tensors under checkpoint names, layer by layer as vLLM's own engines do."""
 
-    init_info_cls = HostInitInfo
+    init_info_cls = WeightTransferInitInfo  # nothing has to be agreed on before
     update_info_cls = HostUpdateInfo
 
-    def init_transfer_engine(self, init_info: HostInitInfo) -> None:
+    def init_transfer_engine(self, init_info: WeightTransferInitInfo) -> None:
         del init_info
 
     def start_weight_update(self) -> None:
