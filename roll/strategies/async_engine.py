@@ -36,8 +36,7 @@ from roll.strategies.base import (
 )
 from roll.strategies.engine_backend import EngineBackend
 from roll.strategies.loop_thread import LoopThread, WeightFeed
-from roll.strategies.responses import InFlightResponse
-from roll.strategies.stopping import ResponseRules
+from roll.strategies.responses import InFlightResponse, ResponseRules
 from roll.types.episode import FinishReason
 from roll.utils.seeding import stable_hash
 

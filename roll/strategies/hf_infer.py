@@ -39,8 +39,7 @@ from roll.strategies.hf.hf_model import (
     text_config,
 )
 from roll.strategies.hf.sampler import sample
-from roll.strategies.responses import Response
-from roll.strategies.stopping import ResponseRules
+from roll.strategies.responses import Response, ResponseRules
 from roll.types.episode import FinishReason
 from roll.utils.seeding import stable_hash
 

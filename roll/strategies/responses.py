@@ -1,14 +1,75 @@
-"""One response on its way through an engine."""
+"""Responses on their way through an engine: what is checked on a request, what was sampled, and when it is over.
+
+One place, so that engines can't differ.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
 
 from roll.strategies.base import Completion, Request
-from roll.strategies.stopping import ResponseRules
 from roll.types.episode import FinishReason
+
+_NEIGHBOURS = 8  # tokens before a stop string that are decoded with it: a tokenizer may join them into other characters
+
+
+@dataclass(frozen=True)
+class ResponseRules:
+    """What an engine's model and tokenizer say about requests and the end of responses."""
+
+    eos_token_ids: frozenset[int]
+    """Tokens that end a response (kept as its last token)."""
+    max_context: int
+    """Prompt plus response tokens the model can hold."""
+    decode: Callable[[Sequence[int]], str] | None = None
+    """Token ids -> text; needed only for stop strings."""
+
+    def check(self, request: Request, known: Container[str]) -> None:
+        """Raise `ValueError` for a request that no engine can run; `known`: ids that are on their way."""
+        if not request.prompt_ids:
+            raise ValueError(f"request {request.id!r} has an empty prompt; the model needs at least one token")
+        if len(request.prompt_ids) >= self.max_context:
+            raise ValueError(
+                f"request {request.id!r} has {len(request.prompt_ids)} prompt tokens; the model holds "
+                f"{self.max_context} with the response"
+            )
+        if request.id in known:
+            raise ValueError(f"request id {request.id!r} is already running; ids must be unique")
+        if request.params.max_new_tokens < 1:
+            got = request.params.max_new_tokens
+            raise ValueError(f"request {request.id!r}: max_new_tokens must be >= 1, got {got}")
+        if request.params.stop_strings and self.decode is None:
+            raise ValueError(f"request {request.id!r} has stop strings, which need a tokenizer: pass `decode`")
+
+    def stop_token_ids(self, request: Request) -> tuple[int, ...]:
+        """Return every token that ends this request's response."""
+        eos = () if request.params.ignore_eos else self.eos_token_ids
+        return tuple(sorted({*eos, *request.params.stop_token_ids}))
+
+    def tokens_left(self, request: Request, num_sampled: int) -> int:
+        """Return how many more tokens the response may get."""
+        room = self.max_context - len(request.prompt_ids)
+        return min(request.params.max_new_tokens, room) - num_sampled
+
+    def finish_reason(self, request: Request, tokens: Sequence[int]) -> FinishReason | None:
+        """Return why the response is over after the last of `tokens`; None: it isn't."""
+        params, token = request.params, tokens[-1]
+        if (token in self.eos_token_ids and not params.ignore_eos) or token in params.stop_token_ids:
+            return "stop"
+        if params.stop_strings and self._ends_with_stop(request, tokens):
+            return "stop"
+        return "length" if self.tokens_left(request, len(tokens)) <= 0 else None
+
+    def _ends_with_stop(self, request: Request, tokens: Sequence[int]) -> bool:
+        assert self.decode is not None
+        stops = request.params.stop_strings
+        # A token holds at least one byte, so this many tokens always cover the longest stop string and its neighbours.
+        window = max(len(stop.encode()) for stop in stops) + _NEIGHBOURS
+        text = self.decode(tokens[-window:])
+        return any(stop in text for stop in stops)
 
 
 class Response:

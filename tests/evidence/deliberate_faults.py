@@ -163,7 +163,7 @@ FAULTS = (
     ),
     _fault(
         "the prompt takes no room",
-        "strategies/stopping.py",
+        "strategies/responses.py",
         "room = self.max_context - len(request.prompt_ids)",
         "room = self.max_context",
         "strategies/test_engines_hf.py",

@@ -12,7 +12,7 @@ import torch
 from roll.strategies.async_engine import AsyncEngine
 from roll.strategies.base import EngineDied, Request, SamplingParams
 from roll.strategies.engine_backend import EngineBackend
-from roll.strategies.stopping import ResponseRules
+from roll.strategies.responses import ResponseRules
 from roll.utils.seeding import stable_hash
 
 EOS = 99

@@ -27,8 +27,7 @@ from roll.configs.schema.engine_config import VllmConfig
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.base import EngineSettings
 from roll.strategies.engine_processes import MARK, OWNER, kill_marked, marked_processes
-from roll.strategies.hf.checkpoint_names import checkpoint_tensors
-from roll.strategies.hf.description import describe_model
+from roll.strategies.hf.description import checkpoint_tensors, describe_model
 from roll.strategies.hf.hf_model import load_causal_lm, named_tensors
 from roll.strategies.vllm.engine import build
 

@@ -28,13 +28,14 @@ from roll.strategies.deepspeed.deepspeed_engine import (
     exact_weights,
     shard_weights,
 )
-from roll.strategies.deepspeed.deepspeed_offload import moves_states, offload
 from roll.strategies.deepspeed.files import Checkpoint, write
 from roll.strategies.deepspeed.state import (
     Anchor,
     forget_gradients,
     link_moments,
     make_moments,
+    moves_states,
+    offload,
     publish,
     set_whole,
     whole,

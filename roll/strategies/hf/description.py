@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from roll.configs.schema.worker_config import ModelArgs
-from roll.strategies.hf.checkpoint_names import checkpoint_tensors
 from roll.strategies.hf.hf_model import (
     context_length,
     eos_token_ids,
@@ -20,6 +19,13 @@ from roll.strategies.hf.hf_model import (
     named_tensors,
     text_config,
 )
+
+_APART = {
+    "mixtral": ("w1", "w3", "w2"),
+    "qwen2_moe": ("gate_proj", "up_proj", "down_proj"),
+    "qwen3_moe": ("gate_proj", "up_proj", "down_proj"),
+}
+"""Model type -> names of an expert's gate, up and down matrices in its checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -96,3 +102,23 @@ def _generation_config(args: ModelArgs, model: Any) -> Any:
         return GenerationConfig.from_pretrained(str(args.model_name_or_path))
     except OSError:
         return model.generation_config
+
+
+def checkpoint_tensors(model_type: str, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Return the tensor or tensors of a checkpoint that hold `tensor` of a transformers module; views, not copies.
+
+    They differ for experts: modules have one stacked tensor per layer, checkpoints keep each expert's matrices apart.
+    """
+    if model_type == "mixtral":
+        name = name.replace(".mlp.", ".block_sparse_moe.")
+    folder, _, last = name.rpartition(".")
+    if model_type not in _APART or not folder.endswith(".experts"):
+        yield name, tensor
+        return
+    gate, up, down = _APART[model_type]
+    for expert, matrix in enumerate(tensor):
+        if last == "gate_up_proj":
+            yield f"{folder}.{expert}.{gate}.weight", matrix[: len(matrix) // 2]
+            yield f"{folder}.{expert}.{up}.weight", matrix[len(matrix) // 2 :]
+        else:
+            yield f"{folder}.{expert}.{down}.weight", matrix

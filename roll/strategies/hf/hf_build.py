@@ -11,10 +11,9 @@ from roll.strategies.base import TrainSpec
 from roll.strategies.hf.compile import compile_blocks
 from roll.strategies.hf.fused import require_liger, use_liger_layers
 from roll.strategies.hf.hf_model import PolicyModel, ValueModel, load_backbone, load_causal_lm
-from roll.strategies.hf.hf_packing import pack
+from roll.strategies.hf.hf_packing import SequenceGroup, pack
 from roll.strategies.hf.hf_reward_model import build_reward_model
 from roll.strategies.hf.lora import add_adapters
-from roll.strategies.hf.ulysses import SequenceGroup
 
 
 def build_module(

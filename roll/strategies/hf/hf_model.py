@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from roll.configs.errors import nearest
 from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.hf.fused import can_fuse, fused_logprobs
 from roll.strategies.hf.hf_packing import row_arguments
@@ -79,9 +79,14 @@ def _names_generic_tokenizer(name: str) -> bool:
     return "auto_map" not in config and config.get("tokenizer_class") in _GENERIC_TOKENIZERS
 
 
+_ATTENTION = {"eager": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}
+
+
 def _loaded(kind: Any, args: ModelArgs, dtype: torch.dtype, **options: Any) -> Any:
+    if args.attn_implementation != "auto":
+        options["attn_implementation"] = _ATTENTION[args.attn_implementation]
     with quiet_transformers():
-        return kind.from_pretrained(**_source(args), **_model_kwargs(args), dtype=dtype, **options)
+        return kind.from_pretrained(**_source(args), config=load_config(args), dtype=dtype, **options)
 
 
 def load_causal_lm(args: ModelArgs, dtype: torch.dtype) -> PreTrainedModel:
@@ -112,9 +117,6 @@ def load_classifier(args: ModelArgs, dtype: torch.dtype) -> PreTrainedModel:
     return model.eval()
 
 
-_ATTENTION = {"eager": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}
-
-
 def load_config(args: ModelArgs) -> Any:
     """Return the model's own configuration with the user's changes."""
     from transformers import AutoConfig
@@ -122,19 +124,11 @@ def load_config(args: ModelArgs) -> Any:
     config = AutoConfig.from_pretrained(**_source(args))
     for name, value in args.model_config_kwargs.items():
         if not hasattr(config, name):
-            known = difflib.get_close_matches(name, [k for k in vars(config) if not k.startswith("_")], n=1)
-            hint = f"; did you mean {known[0]!r}?" if known else ""
-            raise ValueError(f"model_config_kwargs.{name}: {args.model_name_or_path} has no such option{hint}")
+            hint = nearest(name, (key for key in vars(config) if not key.startswith("_")))
+            what = f"{args.model_name_or_path} has no such option" + (f"; {hint}" if hint else "")
+            raise ValueError(f"model_config_kwargs.{name}: {what}")
         setattr(config, name, value)
     return config
-
-
-def _model_kwargs(args: ModelArgs) -> dict[str, Any]:
-    """Return the configuration and the attention kernel."""
-    attention = {}
-    if args.attn_implementation != "auto":
-        attention["attn_implementation"] = _ATTENTION[args.attn_implementation]
-    return {"config": load_config(args), **attention}
 
 
 def eos_token_ids(model: nn.Module, tokenizer: Any) -> frozenset[int]:

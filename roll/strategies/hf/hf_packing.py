@@ -4,6 +4,12 @@ A packed line is one row of ids whose positions start over in every row of the b
 apart: it is told where they end through keyword arguments that transformers hands down to every layer. With `fa2` it is
 transformers' own, otherwise `packed_attention`. Models that mix tokens by other means are found out before they are
 used.
+
+With DeepSpeed-Ulysses sequence parallelism (arXiv:2309.14509), consecutive ranks form a group that works on the same
+rows. Each rank runs the model on its shard of a line that is padded to a multiple of the group's size, attention
+exchanges heads for tokens (`split_attention`), and the head runs where the shard predicts a scored token. Its outputs
+are gathered, so that every rank computes the same loss, and each keeps the gradient of its own: summed over all ranks,
+parameters get it once.
 """
 
 from __future__ import annotations
@@ -15,8 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from roll.distributed.layout import RankLayout
+from roll.distributed.worker import WorkerInfo
 from roll.strategies.attention import all_gathered, split_attention
-from roll.strategies.hf.ulysses import SequenceGroup
 from roll.strategies.micro import MicroLayout, lay_out, take_shard
 from roll.types.batch import TokenBatch
 
@@ -31,6 +38,30 @@ _HARMLESS = {
 
 _CHECKED_LENGTHS = (9, 3, 5, 3)
 """Short rows behind longer ones: whatever leaks across a boundary reaches most of their tokens."""
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceGroup:
+    """This rank's place among those that share its rows."""
+
+    rank: int
+    """Index of its shard."""
+    size: int
+    group: ProcessGroup | None
+    """Process group of the ranks that share its rows."""
+    peers: ProcessGroup | None
+    """Process group of the ranks with the same shard of other rows: all rows, each once."""
+    layout: RankLayout
+
+    @classmethod
+    def join(cls, info: WorkerInfo, size: int, device: torch.device) -> SequenceGroup:
+        """Form the groups of `size` ranks; the ranks of the role must be connected. Every rank calls this."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        groups = info.world_size // size
+        mesh = init_device_mesh(device.type, (groups, size), mesh_dim_names=("data", "sequence"))
+        place = RankLayout(dp_rank=info.rank // size, dp_size=groups, collects=info.rank % size == 0)
+        return cls(info.rank % size, size, mesh.get_group("sequence"), mesh.get_group("data"), place)
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,8 +21,8 @@ from roll.strategies.base import LossFn, NamedWeights, Output, TrainSpec
 from roll.strategies.common import CommonStrategy, blank_outputs, head_request
 from roll.strategies.hf.hf_build import build_module, hf_module
 from roll.strategies.hf.hf_model import PolicyModel, ValueModel, named_tensors
+from roll.strategies.hf.hf_packing import SequenceGroup
 from roll.strategies.hf.lora import Adapters
-from roll.strategies.hf.ulysses import SequenceGroup
 from roll.strategies.micro import lay_out, padding_row, take_shard
 from roll.strategies.offload import activations_on_host
 from roll.types.batch import TokenBatch, TokenOutputs

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import warnings
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from roll.configs.errors import nearest
 from roll.configs.schema.megatron_config import MegatronConfig
 from roll.strategies.megatron.families import Architecture
 from roll.strategies.megatron.parallel import sizes
@@ -175,9 +175,8 @@ def _check_additional(options: MegatronConfig, taken: dict[str, Any], config: ty
     for name, value in options.additional_configs.items():
         path = f"strategy_config.additional_configs.{name}"
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"{path}: Megatron's TransformerConfig has no such field{hint}")
+            hint = nearest(name, known)
+            raise ValueError(f"{path}: Megatron's TransformerConfig has no such field" + (f"; {hint}" if hint else ""))
         wrong = _ALREADY_SET if name in taken else next((why for why, names in _REFUSED.items() if name in names), None)
         if wrong is None and name.startswith("moe_") and not taken["num_moe_experts"]:
             wrong = "would have no effect, because the model has no experts"

@@ -36,7 +36,7 @@ from roll.strategies.engine_backend import EngineBackend, Sampled
 from roll.strategies.engine_processes import MARK, OWNER, kill_marked
 from roll.strategies.hf.description import ModelDescription, describe_model
 from roll.strategies.loop_thread import settle
-from roll.strategies.stopping import ResponseRules
+from roll.strategies.responses import ResponseRules
 from roll.strategies.vllm.adapters import AdapterFiles
 from roll.types.episode import FinishReason
 
@@ -274,7 +274,7 @@ class VllmBackend(EngineBackend):
     async def sleep(self, parts: Sequence[EnginePart]) -> int:
         """vLLM frees both parts at once, or the KV cache alone."""
         self._asleep.update(parts)
-        if not self._can_sleep:
+        if self._sleep_level == 0 or not torch.cuda.is_available():
             return 0
         before = await self._free_memory()
         if self._asleep == set(ENGINE_PARTS):
@@ -291,10 +291,6 @@ class VllmBackend(EngineBackend):
         if self._sleeps:
             await self._engine.wake_up(tags=list(parts))
             self._sleeps = bool(self._asleep)
-
-    @property
-    def _can_sleep(self) -> bool:
-        return self._sleep_level > 0 and torch.cuda.is_available()
 
     async def _free_memory(self) -> int:
         return sum(await self._engine.collective_rpc("free_device_memory"))
