@@ -227,8 +227,9 @@ class Fsdp2Strategy(HfTrainStrategy):
     def _check_names(self, path: Path, state: dict[str, Any]) -> None:
         """Raise `ValueError` unless the checkpoint has just these tensors: torch passes over those nobody asks for."""
         from torch.distributed.checkpoint import FileSystemReader
+        from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
-        wanted = set(_flat_names(state))
+        wanted = set(flatten_state_dict(state)[0])
         try:
             stored = set(FileSystemReader(path / "state").read_metadata().state_dict_metadata)
         except FileNotFoundError:
@@ -239,15 +240,6 @@ class Fsdp2Strategy(HfTrainStrategy):
             where = "only the checkpoint" if odd[0] in stored else "only the model"
             misfit = f"{path} doesn't fit the model of {self._spec.role}"
             raise ValueError(f"{misfit}: {len(odd)} tensors don't match; {where} has {odd[0]}")
-
-
-def _flat_names(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Return the names under which torch's distributed checkpoint stores a state."""
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat_names(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
 
 
 @contextlib.contextmanager
