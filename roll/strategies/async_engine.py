@@ -119,7 +119,7 @@ class AsyncEngine(InferEngine):
                 known.add(request.id)
             responses = [InFlightResponse(request) for request in requests]
             self._responses.update((response.request.id, response) for response in responses)
-            self._thread.post(self._start_responses, responses)
+            self._thread.loop.call_soon_threadsafe(self._start_responses, responses)
 
     def poll(self, budget: float) -> list[Completion]:
         with self._changed:
@@ -219,7 +219,7 @@ class AsyncEngine(InferEngine):
             self._changed.notify_all()
         if not self._closed:
             logger.error("%s died: %s: %s", self._name, type(cause).__name__, cause)
-        self._thread.post(self._cancel_responses)
+        self._thread.loop.call_soon_threadsafe(self._cancel_responses)
 
     @contextlib.contextmanager
     def _deadly(self) -> Iterator[None]:

@@ -195,16 +195,10 @@ class HfInfer(InferEngine):
         row_of: dict[tuple[int, ...], int] = {}
         for sequence in newcomers:
             row_of.setdefault(sequence.context, len(row_of))
-        contexts = list(row_of)
-        logits, cache = [], None
-        for part in _prefill_parts(contexts):
-            part_logits, part_cache = self._prefill_part(part)
-            logits.append(part_logits)
-            if cache is None:
-                cache = part_cache
-            else:
-                cache.adopt(part_cache)
-        assert cache is not None
+        logits, caches = zip(*map(self._prefill_part, _prefill_parts(list(row_of))), strict=True)
+        cache = caches[0]
+        for more in caches[1:]:
+            cache.adopt(more)
         rows = torch.tensor([row_of[s.context] for s in newcomers], device=self._device)
         cache.select(rows)
         if self._cache is None:
@@ -238,19 +232,16 @@ class HfInfer(InferEngine):
         """Give every row a token; why its response ends there, or None."""
         params = [s.request.params for s in self._running]
         uniforms = [s.rng.random() if s.request.params.temperature > 0 else 0.0 for s in self._running]
-        seen = [self._seen(sequence) for sequence in self._running]
+        seen = [
+            None if p.repetition_penalty == 1.0 else torch.tensor(sorted(set(s.context)), device=self._device)
+            for p, s in zip(params, self._running, strict=True)
+        ]
         tokens, logprobs = sample(logits, params, uniforms, seen)
         reasons = []
         for sequence, token, logprob in zip(self._running, tokens.tolist(), logprobs.tolist(), strict=True):
             reasons.append(sequence.record([token], [logprob], self._version, self._rules))
             sequence.steps += 1
         return reasons
-
-    def _seen(self, sequence: _Sequence) -> Tensor | None:
-        """Token ids of the context, for the repetition penalty only."""
-        if sequence.request.params.repetition_penalty == 1.0:
-            return None
-        return torch.tensor(sorted(set(sequence.context)), device=self._device)
 
     def _keep(self, rows: Sequence[int]) -> None:
         """Drop every running row that isn't in `rows`."""

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
@@ -23,22 +23,16 @@ class LoopThread:
         self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
-    def post(self, function: Callable[..., object], *args: object) -> None:
-        """Call `function(*args)` on the loop soon."""
-        self.loop.call_soon_threadsafe(function, *args)
-
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on the loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
-    def stop(self, timeout: float) -> bool:
-        """End the loop and its thread; False when it is stuck after `timeout` seconds and had to be left alone."""
-        self.post(self.loop.stop)
+    def stop(self, timeout: float) -> None:
+        """End the loop and its thread; one that is stuck after `timeout` seconds is left alone."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(timeout)
-        if self._thread.is_alive():
-            return False
-        self.loop.close()
-        return True
+        if not self._thread.is_alive():
+            self.loop.close()
 
 
 class WeightFeed(AsyncIterator[T], Generic[T]):

@@ -64,7 +64,10 @@ class Shelf:
         """Bring everything back to where it was."""
         for storage, size, host in self._kept:
             storage.resize_(size)
-            storage.fill_(0) if host is None else storage.copy_(host)
+            if host is None:
+                storage.fill_(0)  # type: ignore[attr-defined]
+            else:
+                storage.copy_(host)
         self._kept.clear()
 
 

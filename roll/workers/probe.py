@@ -81,11 +81,7 @@ class Probes:
 
     def _without_probes(self, completions: Sequence[Completion]) -> list[Completion]:
         with self._lock:
-            others = []
-            for completion in completions:
-                if completion.id in self._open:
-                    self._open.discard(completion.id)
-                    self._found[completion.id] = completion
-                else:
-                    others.append(completion)
-            return others
+            probes = {completion.id: completion for completion in completions if completion.id in self._open}
+            self._open -= probes.keys()
+            self._found.update(probes)
+        return [completion for completion in completions if completion.id not in probes]

@@ -157,7 +157,8 @@ class DeepSpeedStrategy(HfTrainStrategy):
         if self._adapters is not None:
             self._adapters.check_identity(path)
         written, kept = Checkpoint(path, self._spec.role), self._kept()
-        written.check({name: tuple(_shape(tensor)) for name, tensor in kept})
+        # ZeRO 3 remembers the shape of the whole tensor beside its part.
+        written.check({name: tuple(getattr(tensor, "ds_shape", tensor.shape)) for name, tensor in kept})
         if self._spec.trains:
             make_moments(self._engine, written.steps)
         for name, tensor in kept:
@@ -202,9 +203,3 @@ class DeepSpeedStrategy(HfTrainStrategy):
         elif optimizer is not None:
             for state in optimizer.state.values():
                 yield from (value for value in state.values() if isinstance(value, Tensor))
-
-
-def _shape(tensor: Tensor) -> torch.Size:
-    """Of the whole tensor, which ZeRO 3 remembers beside its part."""
-    whole: torch.Size = tensor.ds_shape if hasattr(tensor, "ds_shape") else tensor.shape
-    return whole

@@ -85,16 +85,12 @@ class Optimizer:
             # A pipeline stage may be frozen as a whole.
             warnings.filterwarnings("ignore", message="WARNING: there is no optimizer")
             self.megatron = get_megatron_optimizer(config, list(chunks), use_gloo_process_groups=False)
-        self._decay = args.weight_decay
         self._distributed = options.use_distributed_optimizer
         self._max_norm, self._l2 = max_norm, l2
-        self.set_decay()
-        self._anchor = [main.detach().clone() for main in self._mains()] if l2 > 0 else []
-
-    def set_decay(self) -> None:
-        """Matrices decay, vectors don't: Megatron marks the groups but leaves the number to its scheduler."""
         for group in self.megatron.param_groups:
-            group["weight_decay"] = self._decay * group["wd_mult"]
+            # Matrices decay, vectors don't: Megatron marks the groups but leaves the number to its scheduler.
+            group["weight_decay"] = args.weight_decay * group["wd_mult"]
+        self._anchor = [main.detach().clone() for main in self._mains()] if l2 > 0 else []
 
     def _mains(self) -> Iterator[Tensor]:
         """Return the float32 weights (or this rank's shards of them) that AdamW steps on."""

@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-_MISSING = object()
 _CPU = torch.device("cpu")
 
 
@@ -187,17 +186,8 @@ def _stand_ins() -> list[tuple[Any, str, Any]]:
 
 _lock = threading.Lock()
 _users = 0
-_originals: list[tuple[Any, str, Any]] = []
-_stance = contextlib.ExitStack()
-
-
-class _Here(threading.local):
-    """Of one thread: whether a block is open."""
-
-    open = False
-
-
-_here = _Here()
+_changes = contextlib.ExitStack()
+_here = threading.local()  # has `open` while a block of this thread is open
 
 
 def _install() -> None:
@@ -205,11 +195,14 @@ def _install() -> None:
     with _lock:
         if _users == 0:
             for owner, name, stand_in in _stand_ins():
-                _originals.append((owner, name, owner.__dict__.get(name, _MISSING)))
+                if name in owner.__dict__:
+                    _changes.callback(setattr, owner, name, owner.__dict__[name])
+                else:
+                    _changes.callback(delattr, owner, name)
                 setattr(owner, name, stand_in)
             if not torch.cuda.is_available():
                 # Megatron decorates small functions with torch.compile; the C++ compiler takes 15 s for the first one.
-                _stance.enter_context(torch.compiler.set_stance("force_eager"))
+                _changes.enter_context(torch.compiler.set_stance("force_eager"))
         _users += 1
 
 
@@ -217,15 +210,8 @@ def _remove() -> None:
     global _users
     with _lock:
         _users -= 1
-        if _users:
-            return
-        _stance.close()
-        while _originals:
-            owner, name, original = _originals.pop()
-            if original is _MISSING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, original)
+        if _users == 0:
+            _changes.close()
 
 
 @contextlib.contextmanager
@@ -234,7 +220,7 @@ def cpu_platform() -> Iterator[None]:
 
     May be nested and opened from several threads. When the last block ends, all attributes are the ones from before.
     """
-    if _here.open:
+    if hasattr(_here, "open"):
         yield
         return
     _install()
@@ -243,5 +229,5 @@ def cpu_platform() -> Iterator[None]:
         with contextlib.nullcontext() if torch.cuda.is_available() else _CpuDevice():
             yield
     finally:
-        _here.open = False
+        del _here.open
         _remove()
