@@ -46,9 +46,7 @@ def reverse_kl(student_logprobs: Tensor, teacher_logprobs: Tensor, mask: Tensor)
     return zero_outside(_kl(student, teacher), mask)
 
 
-def jensen_shannon(
-    student_logprobs: Tensor, teacher_logprobs: Tensor, mask: Tensor, *, beta: float = 0.5
-) -> Tensor:
+def jensen_shannon(student_logprobs: Tensor, teacher_logprobs: Tensor, mask: Tensor, *, beta: float = 0.5) -> Tensor:
     """Return the generalized Jensen-Shannon divergence of each position; at most log 2 with `beta` 0.5.
 
     Divided by beta it goes to the forward KL as beta goes to 0, divided by 1 - beta to the reverse KL towards 1. It is

@@ -6,21 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from roll.data.readers import DataError
 from roll.data.task_ids import base_id
 from roll.data.templates import PromptEncoder
 from roll.data.threads import encode_all
 from roll.types.episode import Task
+from roll.utils.readers import DataError
 
 Truncation = Literal["error", "left", "right", "middle", "filter"]
-
-
-@dataclass(frozen=True, slots=True)
-class LongPrompt:
-    """A prompt over the limit."""
-
-    task_id: str
-    length: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +20,9 @@ class PromptReport:
     """What became of the prompts."""
 
     total: int
-    filtered: tuple[LongPrompt, ...]
+    filtered: int
     """Left out, with `truncation: filter`."""
-    truncated: tuple[LongPrompt, ...]
+    truncated: int
     """Cut to the limit, with `left`, `right` or `middle`."""
     longest: int
     """Tokens, before anything was done."""
@@ -40,8 +32,8 @@ class PromptReport:
         """For the tracker."""
         return {
             "data/prompts": float(self.total),
-            "data/prompts_filtered": float(len(self.filtered)),
-            "data/prompts_truncated": float(len(self.truncated)),
+            "data/prompts_filtered": float(self.filtered),
+            "data/prompts_truncated": float(self.truncated),
             "data/prompt_length_mean": self.mean,
             "data/prompt_length_max": float(self.longest),
         }
@@ -80,19 +72,15 @@ def encode_prompts(
     `right` and `middle` cut at that end (a chat template's own tokens are cut like all others). Raises
     `DataError` when no task is left.
     """
-    if prompt_length < 1:
-        raise ValueError(f"prompt_length must be >= 1, got {prompt_length}")
-    if truncation not in ("filter", "error", *CUT):
-        raise ValueError(f"truncation must be error, left, right, middle or filter, got {truncation!r}")
     if not tasks:
         raise DataError("there are no tasks to tokenise")
     encoded = encode_all(tasks, encoder, PromptEncoder.encode, num_workers)
     kept: list[Task] = []
     kept_ids: list[tuple[int, ...]] = []
-    long: list[LongPrompt] = []
+    long: list[str] = []
     for task, ids in zip(tasks, encoded, strict=True):
         if len(ids) > prompt_length:
-            long.append(LongPrompt(task.id, len(ids)))
+            long.append(f"{task.id!r} with {len(ids)}")
             if truncation in ("error", "filter"):
                 continue
             ids = CUT[truncation](ids, prompt_length)
@@ -102,7 +90,7 @@ def encode_prompts(
     if long and truncation == "error":
         raise DataError(
             f"{len(long)} of {len(tasks)} prompts have more than prompt_length = {prompt_length} tokens, the first is "
-            f"{long[0].task_id!r} with {long[0].length}, the longest has {max(lengths)}; raise prompt_length, or set "
+            f"{long[0]}, the longest has {max(lengths)}; raise prompt_length, or set "
             "truncation to filter, left, right or middle"
         )
     if not kept:
@@ -112,8 +100,8 @@ def encode_prompts(
         )
     report = PromptReport(
         total=len(tasks),
-        filtered=tuple(long) if truncation == "filter" else (),
-        truncated=() if truncation == "filter" else tuple(long),
+        filtered=len(long) if truncation == "filter" else 0,
+        truncated=0 if truncation == "filter" else len(long),
         longest=max(lengths),
         mean=sum(lengths) / len(lengths),
     )

@@ -15,9 +15,9 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from roll.data.readers import DataError
 from roll.data.task_ids import base_id, epoch_of, with_epoch
 from roll.types.episode import Task
+from roll.utils.readers import DataError
 from roll.utils.seeding import keyed_shuffle, stable_hash
 
 _STATE_VERSION = 1
@@ -36,19 +36,16 @@ class TaskSource:
         domains: Mapping[str, Sequence[Task]],
         *,
         seed: int,
-        probs: Mapping[str, float] | None = None,
+        probs: Mapping[str, float],
         shuffle: bool = True,
         num_train_epochs: int | None = None,
     ) -> None:
         """Start at the first epoch of every domain; ids are unique over all of them.
 
-        `probs` (`domain_interleave_probs`) are the domains' shares on any scale, 0 leaves one out; default: in
-        proportion to the number of tasks.
+        `probs` (`domain_interleave_probs`) are the domains' shares, above 0 and on any scale.
         """
         self._domains = {name: tuple(tasks) for name, tasks in domains.items()}
         self._shares = _shares(self._domains, probs)
-        if num_train_epochs is not None and num_train_epochs < 1:
-            raise ValueError(f"num_train_epochs must be >= 1 or null, got {num_train_epochs}")
         self._seed, self._shuffle, self._num_train_epochs = seed, shuffle, num_train_epochs
         self._by_id = {task.id: task for tasks in self._domains.values() for task in tasks}
         counts = Counter(task.id for tasks in self._domains.values() for task in tasks)
@@ -176,24 +173,13 @@ class TaskSource:
         return cached[1]
 
 
-def _shares(domains: Mapping[str, Sequence[Task]], probs: Mapping[str, float] | None) -> dict[str, Fraction]:
-    """Return the exact share of each domain that takes part, in the order of `domains`; raises `DataError`."""
-    if not domains:
-        raise DataError("there are no domains to take tasks from")
-    if probs is None:
-        probs = {name: len(tasks) for name, tasks in domains.items()}
-    if set(probs) != set(domains):
-        raise DataError(f"domain_interleave_probs has the domains {sorted(probs)}, expected {sorted(domains)}")
-    bad = {name: prob for name, prob in probs.items() if not 0 <= prob < float("inf")}
-    if bad:
-        raise DataError(f"domain_interleave_probs must be finite and >= 0, got {bad}")
+def _shares(domains: Mapping[str, Sequence[Task]], probs: Mapping[str, float]) -> dict[str, Fraction]:
+    """Return the exact share of each domain, in the order of `domains`; raises `DataError` for one without tasks."""
     # 0.1 is meant as 1/10, not as the nearest binary fraction.
-    exact = {name: Fraction(str(probs[name])) for name in domains if probs[name] > 0}
+    exact = {name: Fraction(str(probs[name])) for name in domains}
     empty = [name for name in exact if not domains[name]]
     if empty:
         raise DataError(f"domain {empty[0]!r} has probability {probs[empty[0]]} but no tasks")
-    if not exact:
-        raise DataError(f"domain_interleave_probs are all 0 (or there are no tasks): {dict(probs)}")
     total = sum(exact.values())
     return {name: prob / total for name, prob in exact.items()}
 

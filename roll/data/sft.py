@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from roll.configs.schema.sft_config import SFTDataArgs
 from roll.data.chat_masks import ConversationEncoder
-from roll.data.readers import BadRow, DataError, Row, read_rows, resolve_sources
 from roll.data.sources import encodable, parse_conversation
 from roll.data.task_ids import with_epoch
 from roll.data.templates import TemplateError
 from roll.data.threads import encode_all
 from roll.types.batch import TokenBatch
+from roll.utils.readers import DataError, Row, read_rows, resolve_sources
 from roll.utils.seeding import keyed_shuffle, stable_hash
 
 Truncation: TypeAlias = Literal["error", "filter", "right"]
@@ -103,8 +103,6 @@ def read_conversations(data: SFTDataArgs) -> list[Conversation]:
     for source in resolve_sources(data.file_name):
         before = len(found)
         for row in read_rows(source):
-            if isinstance(row, BadRow):
-                raise DataError(row.message)
             found.append(Conversation(f"{source.name}:{row.number}", row.where, _messages(row, data)))
         if len(found) == before:
             raise DataError(f"{source.location}: no rows")

@@ -9,62 +9,44 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from roll.configs.schema.worker_config import DataArgs
 from roll.data.procedural import PAYLOAD_KEY
-from roll.data.readers import BadRow, DataError, Row, Source, read_rows, resolve_sources
 from roll.types.episode import Task
+from roll.utils.readers import DataError, Row, Source, read_rows, resolve_sources
 from roll.utils.seeding import stable_hash
 
 GROUND_TRUTH_COLUMNS = ("ground_truth", "answer", "response")
 """Where the expected answer is looked for, in this order, when no column is named."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
-    """Which columns of a dataset mean what. A column that is named must be there; null means the default."""
-
-    prompt: str | None = None
-    """A string; default `prompt`. Exactly one of `prompt` and `messages` is used: a dataset that has both needs one
-    named."""
-    messages: str | None = None
-    """A list of {"role", "content"}, or the same as a JSON string; default `messages`."""
-    ground_truth: str | None = None
-    """The expected answer; default the first of `GROUND_TRUTH_COLUMNS` that is there, none is fine."""
-    id: str | None = None
-    """Unique among the rows of a tag; default `id`. In a file without this column rows are numbered."""
-    tag: str | None = None
-    """Decides domain and template; default `tag` if it is there, else `default_tag` or the name of the file."""
-
-    def __post_init__(self) -> None:
-        if self.prompt is not None and self.messages is not None:
-            raise ValueError(
-                f"data columns: prompt={self.prompt!r} and messages={self.messages!r} are both named; "
-                "a task is made of one of them, set the other to null"
-            )
-
-
 def load_tasks(
-    files: str | Sequence[str], *, columns: Columns | None = None, seed: int, default_tag: str | None = None
+    files: str | Sequence[str], *, columns: DataArgs | None = None, seed: int, default_tag: str | None = None
 ) -> list[Task]:
     """Read one or many sources (see `resolve_sources`) into tasks without a domain, in file and row order.
 
     A task's id is `<tag>:<id column>` or, without an id column, `<file>:<row number from 1>`; its seed depends on
     `seed` and the id alone. Its payload holds `prompt`, `messages` (one of them None), `ground_truth` where the
-    dataset has one, and every other column. `default_tag` is the tag of rows in files without a tag column.
+    dataset has one, and every other column. `default_tag` is the tag of rows in files without a tag column. `columns`
+    says which columns mean what: a named one must be there, but for `id`, and for `tag` beside a `default_tag`; the
+    defaults are the columns of these names, for the ground truth the first of `GROUND_TRUTH_COLUMNS`.
 
     Raises `DataError` naming file and line for a bad row, for a named column that isn't there, for an id that occurs
     twice, and for a source without rows.
     """
-    columns = columns or Columns()
+    columns = columns or DataArgs()
+    if columns.prompt is not None and columns.messages is not None:
+        raise DataError(
+            f"data columns: prompt={columns.prompt!r} and messages={columns.messages!r} are both named; "
+            "a task is made of one of them, set the other to null"
+        )
     tasks: list[Task] = []
     seen: dict[str, str] = {}
     for source in resolve_sources(files):
         roles: dict[str, str | None] | None = None
         for item in read_rows(source):
-            if isinstance(item, BadRow):
-                raise DataError(item.message)
             roles = roles or _roles(columns, item, default_tag)
             task = _task(item, source, roles, seed, default_tag or source.name)
             _check_unique(task.id, item.where, seen, roles["id"])
@@ -83,7 +65,7 @@ def _check_unique(task_id: str, where: str, seen: dict[str, str], id_column: str
     seen[task_id] = where
 
 
-def _roles(columns: Columns, row: Row, default_tag: str | None) -> dict[str, str | None]:
+def _roles(columns: DataArgs, row: Row, default_tag: str | None) -> dict[str, str | None]:
     """Return the column of each role in this row's file; raises when a named one isn't there."""
     there = set(row.values)
     roles: dict[str, str | None] = {}

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from roll.data.sources import Columns, load_tasks
+from roll.configs.schema.worker_config import DataArgs
+from roll.data.sources import load_tasks
 from roll.envs.base import Env, Message, Observation, ResetNeeded, StepResult
 from roll.rewards.base import RewardSpec
 from roll.rewards.reward_registry import LoadedReward, load_reward
@@ -69,7 +70,7 @@ class QuestionAnswer(Env):
                 "{tries_left} and {question}; braces of your own are doubled"
             ) from None
         files = (file_name,) if isinstance(file_name, str) else tuple(file_name)
-        self._tasks = _tasks(files, Columns(prompt=prompt, messages=messages, ground_truth=ground_truth))
+        self._tasks = _tasks(files, prompt, messages, ground_truth)
         self._reward = _loaded(reward, reward_kwargs or {})
         self._right_from, self._max_tries, self._discount, self._feedback = right_from, max_tries, discount, feedback
         self._task: Task | None = None
@@ -125,8 +126,9 @@ def _question(task: Task) -> tuple[Message, ...]:
 
 
 @lru_cache(maxsize=16)
-def _tasks(files: tuple[str, ...], columns: Columns) -> tuple[Task, ...]:
+def _tasks(files: tuple[str, ...], prompt: str | None, messages: str | None, truth: str | None) -> tuple[Task, ...]:
     """The rows; read once per process, however many instances there are."""
+    columns = DataArgs(prompt=prompt, messages=messages, ground_truth=truth)
     return tuple(load_tasks(files, columns=columns, seed=0))
 
 

@@ -10,7 +10,7 @@ from roll.configs.schema.worker_config import DataArgs
 from roll.data.procedural import procedural_tasks, questions_of
 from roll.data.prompts import PromptSet, encode_prompts
 from roll.data.sampler import TaskSource
-from roll.data.sources import Columns, load_tasks, route_by_tag
+from roll.data.sources import load_tasks, route_by_tag
 from roll.data.templates import PromptEncoder
 from roll.types.episode import Task
 
@@ -36,11 +36,8 @@ def load_domains(
             item, seed=seed, split=split, domain=domain, exclude=exclude.get(item.tag, ())
         )
     if data.file_name:
-        columns = Columns(
-            prompt=data.prompt, messages=data.messages, ground_truth=data.ground_truth, id=data.id, tag=data.tag
-        )
         default = data.default_tag or (next(iter(tags.values()))[0] if len(tags) == 1 else None)
-        tasks_of_files = load_tasks(data.file_name, columns=columns, seed=config.seed, default_tag=default)
+        tasks_of_files = load_tasks(data.file_name, columns=data, seed=config.seed, default_tag=default)
         for domain, tasks in route_by_tag(tasks_of_files, tags).items():
             domains[domain] += tasks
     return domains

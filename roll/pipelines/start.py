@@ -17,7 +17,6 @@ from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.sft_config import SFTConfig
-from roll.data.readers import DataError
 from roll.data.sampler import TaskSource
 from roll.pipelines.agentic import EnvWorkload
 from roll.pipelines.clusters import Clusters, start_clusters
@@ -29,6 +28,7 @@ from roll.pipelines.rlvr import PromptWorkload
 from roll.pipelines.sft import run_sft
 from roll.strategies.hf.hf_model import load_tokenizer
 from roll.utils.locking import folder_lock
+from roll.utils.readers import DataError
 from roll.workers.reward import RewardModelClient, RewardTexts
 from roll.workers.train import resolved_model_args
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from roll.configs.errors import did_you_mean
-from roll.data.readers import DataError
 from roll.types.episode import Task
+from roll.utils.readers import DataError
 from roll.utils.seeding import stable_hash
 
 Split = Literal["train", "val"]

@@ -138,12 +138,12 @@ BROKEN: list[tuple[str, list[str], str, list[str]]] = [
     # data
     ("no data", [f"{DATA}.file_name=[]", f"{DATA}.prompt=null"], f"{DATA}.file_name", ["a file, or procedural tasks"]),
     ("prompt and messages", [f"{DATA}.messages=chat"], f"{DATA}.prompt", ["only one of prompt and messages"]),
-    ("a missing file", [f"{DATA}.file_name=trian.jsonl"], f"{DATA}.file_name", ["exists", "'train.jsonl'"]),
-    ("an empty file", [f"{DATA}.file_name=empty.jsonl"], f"{DATA}.file_name", ["it is empty"]),
-    ("a blank file", [f"{DATA}.file_name=blank.jsonl"], f"{DATA}.file_name", ["with rows"]),
-    ("a header without rows", [f"{DATA}.file_name=header.csv"], f"{DATA}.file_name", ["with rows"]),
+    ("a missing file", [f"{DATA}.file_name=trian.jsonl"], f"{DATA}.file_name", ["no data file", "'train.jsonl'"]),
+    ("an empty file", [f"{DATA}.file_name=empty.jsonl"], f"{DATA}.file_name", ["no rows"]),
+    ("a blank file", [f"{DATA}.file_name=blank.jsonl"], f"{DATA}.file_name", ["no rows"]),
+    ("a header without rows", [f"{DATA}.file_name=header.csv"], f"{DATA}.file_name", ["no rows"]),
     ("a torn row", [f"{DATA}.file_name=torn.jsonl"], f"{DATA}.file_name", ["torn.jsonl:1"]),
-    ("a folder for a file", [f"{DATA}.file_name=hollow"], f"{DATA}.file_name", ["a file, or a folder written by"]),
+    ("a folder for a file", [f"{DATA}.file_name=hollow"], f"{DATA}.file_name", ["holds no data file"]),
     ("an unknown format", [f"{DATA}.file_name=notes.txt"], f"{DATA}.file_name", [".jsonl"]),
     ("a missing column", [f"{DATA}.prompt=problem"], f"{DATA}.prompt", ["question, ground_truth, tag"]),
     ("an unknown procedural dataset", [f"{DATA}.procedural=[{{tag: algebra, dataset: chain_sums}}]"],
@@ -368,9 +368,16 @@ def test_the_command_ends_with_code_2_and_no_traceback(job, overrides, fragment)
     assert not {"torch", "ray", "transformers", "datasets", "vllm"} & imported
 
 
+def test_a_glob_and_a_folder_of_files_are_data_too(job):
+    check_prerequisites(load_config(job, "job", [f"{DATA}.file_name='tr*.jsonl'"]))
+    (job / "rows").mkdir()
+    (job / "rows" / "one.jsonl").write_text((job / "train.jsonl").read_text())
+    check_prerequisites(load_config(job, "job", [f"{DATA}.file_name=rows"]))
+
+
 def test_a_data_file_that_the_run_itself_makes_need_not_be_there(job):
     (job / "make.py").write_text("def make(config): ...\n")
     missing = "actor_train.data_args.file_name=made.jsonl"
-    with pytest.raises(ConfigError, match="a file that exists"):
+    with pytest.raises(ConfigError, match="no data file"):
         check_prerequisites(load_config(job, "job", [missing]))
     check_prerequisites(load_config(job, "job", [missing, "prepare='make.py:make'"]))

@@ -9,7 +9,7 @@ import pytest
 
 from roll.configs.schema.worker_config import ProceduralTask
 from roll.data.procedural import procedural_tasks, questions_of
-from roll.data.readers import DataError
+from roll.utils.readers import DataError
 
 ONE_DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 
@@ -77,7 +77,7 @@ def test_what_a_question_contains_is_not_filled_in_again() -> None:
 BROKEN = [
     (
         lambda: procedural_tasks(spec(dataset="chain_sums", config={}), seed=1),
-        "no dataset 'chain_sums'; near: .*chain_sum",
+        "'chain_sums': config {} is refused: .*chain_sums",
     ),
     (lambda: procedural_tasks(spec(config={"max_term": 2}), seed=1), "config .*max_term.* is refused"),
     (lambda: procedural_tasks(spec(config={"min_terms": 0}), seed=1), "refused: min_terms must be positive"),

@@ -17,8 +17,8 @@ from data_tokenizers import word_tokenizer
 
 from roll.configs.schema.sft_config import SFTDataArgs
 from roll.data.chat_masks import ConversationEncoder
-from roll.data.readers import DataError
 from roll.data.sft import Conversation, RowOrder, TaughtRows, batch_of, encode_rows, read_conversations
+from roll.utils.readers import DataError
 
 PAIR = SFTDataArgs(prompt="prompt", response="response")
 CHAT = SFTDataArgs(messages="messages")

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from roll.data.readers import DataError, resolve_sources
-from roll.data.sources import Columns, load_tasks, parse_messages, route_by_tag
+from roll.configs.schema.worker_config import DataArgs
+from roll.data.sources import load_tasks, parse_messages, route_by_tag
 from roll.types.episode import Task
+from roll.utils.readers import DataError, resolve_sources
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 ROWS = [
@@ -88,7 +89,7 @@ def test_folders_globs_and_lists_are_read_in_order_with_distinct_names(tmp_path:
 
 
 def test_files_without_the_id_or_tag_column_are_numbered_and_get_the_default_tag(tmp_path: Path) -> None:
-    columns = Columns(id="key", tag="kind")
+    columns = DataArgs(id="key", tag="kind")
     with_both = write(tmp_path / "a.jsonl", [{"prompt": "p", "key": "k", "kind": "x"}])
     without = write(tmp_path / "b.jsonl", [{"prompt": "p"}])
     tasks = load_tasks([str(with_both), str(without)], seed=1, columns=columns, default_tag="y")
@@ -111,7 +112,7 @@ def test_messages_may_be_a_list_or_a_json_string(tmp_path: Path) -> None:
 
 def test_named_columns_are_used(tmp_path: Path) -> None:
     rows = [{"q": "p", "prompt": "no", "messages": "no", "target": 5, "answer": "no", "key": 7, "kind": "k"}]
-    columns = Columns(prompt="q", ground_truth="target", id="key", tag="kind")
+    columns = DataArgs(prompt="q", ground_truth="target", id="key", tag="kind")
     task = load_tasks(str(write(tmp_path / "n.jsonl", rows)), seed=1, columns=columns)[0]
     assert (task.id, task.payload["prompt"], task.payload["messages"], task.payload["ground_truth"]) == (
         "k:7",
@@ -122,7 +123,7 @@ def test_named_columns_are_used(tmp_path: Path) -> None:
 
 
 P = '{"prompt": "p"}\n'
-BAD_FILES: list[tuple[str, str | bytes, Columns | None, str]] = [
+BAD_FILES: list[tuple[str, str | bytes, DataArgs | None, str]] = [
     ("bad.jsonl", P + '{"prompt": \n', None, r"bad\.jsonl:2: not JSON: Expecting value"),
     ("bad.jsonl", P + "[1]\n", None, r"bad\.jsonl:2: a row is \[1\]"),
     ("bad.jsonl", P.encode() + b'{"prompt": "\xff"}\n', None, r"bad\.jsonl:2: not UTF-8"),
@@ -149,9 +150,9 @@ BAD_FILES: list[tuple[str, str | bytes, Columns | None, str]] = [
     ("bad.txt", "p", None, r"unknown format '\.txt'; expected one of .*'\.csv'"),
     ("bad.jsonl", '{"question": "p"}', None, r"no `prompt` or `messages` column; columns: \['question'\]"),
     ("bad.jsonl", '{"prompt": "p", "messages": []}', None, "has both a `prompt` and a `messages` column"),
-    ("bad.jsonl", P, Columns(prompt="q"), r"no column 'q' \(named for prompt\); columns: \['prompt'\]"),
-    ("bad.jsonl", P, Columns(ground_truth="answer"), r"no column 'answer' \(named for ground_truth\)"),
-    ("bad.jsonl", P, Columns(tag="kind"), "no column 'kind' .*default_tag"),
+    ("bad.jsonl", P, DataArgs(prompt="q"), r"no column 'q' \(named for prompt\); columns: \['prompt'\]"),
+    ("bad.jsonl", P, DataArgs(ground_truth="answer"), r"no column 'answer' \(named for ground_truth\)"),
+    ("bad.jsonl", P, DataArgs(tag="kind"), "no column 'kind' .*default_tag"),
     (
         "bad.jsonl",
         '{"prompt": "p", "answer": null}',
@@ -182,7 +183,7 @@ BAD_FILES: list[tuple[str, str | bytes, Columns | None, str]] = [
 
 @pytest.mark.parametrize(("name", "content", "columns", "message"), BAD_FILES)
 def test_a_bad_file_or_row_is_named(
-    tmp_path: Path, name: str, content: str | bytes, columns: Columns | None, message: str
+    tmp_path: Path, name: str, content: str | bytes, columns: DataArgs | None, message: str
 ) -> None:
     path = tmp_path / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -209,7 +210,7 @@ def test_missing_files_name_the_nearest(tmp_path: Path) -> None:
 
 def test_both_columns_named_is_refused() -> None:
     with pytest.raises(ValueError, match="both named"):
-        Columns(prompt="a", messages="b")
+        load_tasks("a.jsonl", columns=DataArgs(prompt="a", messages="b"), seed=1)
 
 
 def tagged(*tags: str) -> list[Task]:
@@ -243,10 +244,10 @@ def test_tags_that_do_not_fit_the_domains_are_refused(included: dict[str, list[s
 def test_real_files_load() -> None:
     if not SHARED.is_dir():
         pytest.skip(f"{SHARED} is absent")
-    deepmath = load_tasks(str(SHARED / "deepmath"), columns=Columns(messages="messages"), seed=1)
+    deepmath = load_tasks(str(SHARED / "deepmath"), columns=DataArgs(messages="messages"), seed=1)
     assert len(deepmath) == 4994
     assert deepmath[0].payload["messages"][0]["role"] == "system"
-    assert len(load_tasks(str(SHARED / "gsm8k" / "*.jsonl"), columns=Columns(prompt="question"), seed=1)) == 8792
+    assert len(load_tasks(str(SHARED / "gsm8k" / "*.jsonl"), columns=DataArgs(prompt="question"), seed=1)) == 8792
 
 
 def test_a_messages_content_may_be_a_list_of_text_parts():

@@ -18,10 +18,10 @@ import pytest
 from tiny_models import build_tiny_model
 from toy import metrics_of, run_toy, write_toy
 
-from roll.data.readers import DataError
 from roll.distributed.errors import WorkerDied, WorkerRefused
 from roll.rollout.groups import FilterBudgetExhausted
 from roll.utils.locking import folder_lock
+from roll.utils.readers import DataError
 
 SIZES = ("actor_train.training_args.per_device_train_batch_size=40", "rollout_batch_size=5")
 EPOCH = ("max_steps=0", "num_train_epochs=1", *SIZES[:1], "actor_train.training_args.gradient_accumulation_steps=1")

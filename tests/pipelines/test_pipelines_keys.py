@@ -12,10 +12,10 @@ import torch
 from small import Run, again, row_of, run_small
 
 from roll.configs.errors import ConfigError
-from roll.data.readers import DataError
 from roll.rollout.engine_driver import RolloutStalled
 from roll.rollout.groups import FilterBudgetExhausted
 from roll.strategies.fsdp2 import Fsdp2Strategy
+from roll.utils.readers import DataError
 
 CONSTANT = "def case(response, task):\n    return {}\n"
 DATA = "actor_train.data_args"

@@ -18,11 +18,11 @@ from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config
 from roll.configs.rules.validate import warnings_of
 from roll.data.chat_masks import ConversationEncoder
-from roll.data.readers import DataError
 from roll.data.sft import RowOrder
 from roll.distributed.errors import WorkerFailed
 from roll.pipelines.sft import planned_steps, run_sft, sft_data
 from roll.strategies.fsdp2 import Fsdp2Strategy
+from roll.utils.readers import DataError
 
 ACTOR = "actor_train.strategy_args.strategy_name"
 OPTIONS = "+actor_train.strategy_args.strategy_config"

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.configs.schema.env_config import split_evenly
-from roll.data.readers import DataError
 from roll.rollout.async_scheduler import ReadyGroup
 from roll.rollout.buffer import load_groups, save_groups
 from roll.rollout.env_tasks import EnvTasks
 from roll.types.episode import Group, Trajectory
+from roll.utils.readers import DataError
 
 TYPES = {"small": "sokoban-v1", "large": "sokoban-v1", "lake": "frozen_lake-v1"}
 

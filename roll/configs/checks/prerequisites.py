@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import csv
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -18,7 +16,7 @@ from roll.catalog.pipelines import pipeline_of
 from roll.catalog.rewards import REWARDS
 from roll.configs.checks.engine_arguments import argument_checks
 from roll.configs.checks.machine import Machine, machine_checks, this_machine
-from roll.configs.errors import NO_VALUE, ConfigError, Violation, did_you_mean, nearest
+from roll.configs.errors import NO_VALUE, ConfigError, Violation, did_you_mean, nearest, problem
 from roll.configs.rules.layout import shape_rules
 from roll.configs.rules.lora import PEFT_MISSING
 from roll.configs.rules.reward_model import classifier_checks
@@ -31,9 +29,9 @@ from roll.configs.schema.sft_config import SFTConfig, SFTDataArgs
 from roll.configs.schema.worker_config import DataArgs
 from roll.utils.importing import load_object
 from roll.utils.models import SMOLLM2_FOLDER
+from roll.utils.readers import DataError, Source, read_rows, resolve_sources
 from roll.utils.signatures import signature_in_source
 
-DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
 _HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 
 
@@ -47,71 +45,36 @@ def check_prerequisites(config: RunConfig, machine: Machine | None = None) -> No
 
 
 def data_checks(config: RLVRConfig | SFTConfig) -> Iterator[Violation]:
-    """Data files exist, unless the run itself makes them, aren't empty, have the columns; so do procedural datasets."""
+    """Data files exist, unless the run itself makes them, and have the columns; so do procedural datasets."""
     sections: dict[str, DataArgs | SFTDataArgs] = {"actor_train.data_args": config.actor_train.data_args}
     if config.validation is not None:
         sections["validation.data_args"] = config.validation.data_args
     for path, data in sections.items():
-        columns = {key: getattr(data, key, None) for key in ("prompt", "messages", "response", "ground_truth")}
         for name in data.file_name:
-            if config.prepare is None or Path(name).expanduser().exists():
-                yield from _data_file(f"{path}.file_name", columns, name)
+            if config.prepare is not None and not Path(name).expanduser().exists():
+                continue
+            try:
+                for source in resolve_sources(name):
+                    yield from _columns(path, data, source)
+            except DataError as error:
+                yield problem(f"{path}.file_name", str(error), "check the path, or mend the file", name)
         if isinstance(data, DataArgs) and data.procedural:
             yield from _procedural(path, data)
 
 
-def _data_file(path: str, wanted: Mapping[str, str | None], name: str) -> Iterator[Violation]:
-    file = Path(name).expanduser()
-    if not file.exists():
-        there = _nearby(file)
-        yield Violation(path, f"a file that exists, seen from {Path.cwd()}{there}", "check the path", name)
-    elif file.is_dir():
-        if not (file / "dataset_info.json").is_file() and not (file / "dataset_dict.json").is_file():
-            expected = "a file, or a folder written by datasets' save_to_disk (with dataset_info.json)"
-            yield Violation(path, expected, "name the files in it", name)
-    elif file.suffix not in DATA_SUFFIXES:
-        yield Violation(path, f"a file ending in {', '.join(DATA_SUFFIXES)}", "convert or rename it", name)
-    elif file.stat().st_size == 0:
-        yield Violation(path, "a file with rows; it is empty", "check how it was written", name)
-    else:
-        yield from _first_row(path, wanted, file)
-
-
-def _first_row(path: str, wanted: Mapping[str, str | None], file: Path) -> Iterator[Violation]:
-    """The columns of the first row of a text file; later rows are checked when they are read."""
-    try:
-        columns = _columns(file)
-    except (ValueError, csv.Error) as error:
-        yield Violation(path, f"readable rows; {file}:1: {error}", "mend the file", str(file))
+def _columns(path: str, data: DataArgs | SFTDataArgs, source: Source) -> Iterator[Violation]:
+    """The columns of the first row of a text file; the others, and later rows, are checked when they are read."""
+    file = Path(source.location)
+    if source.format not in ("jsonl", "csv", "tsv") and not (file.is_file() and file.stat().st_size == 0):
         return
-    if columns is None:
-        return
-    if not columns:
-        yield Violation(path, "a file with rows; it has none", "check how it was written", str(file))
-        return
-    section = path.rsplit(".", 1)[0]
-    for key, column in wanted.items():
-        if column is not None and column not in columns:
-            expected = f"a column of {file}: {', '.join(columns)}"
-            yield Violation(f"{section}.{key}", expected, f"{section}.{key}=<one of them>", column)
-
-
-def _columns(file: Path) -> list[str] | None:
-    """Column names of the first row; [] without rows, None when only reading it all would tell."""
-    if file.suffix not in (".jsonl", ".csv"):
-        return None
-    with file.open(encoding="utf-8-sig", newline="") as lines:
-        if file.suffix == ".csv":
-            reader = csv.reader(lines)
-            header = next(reader, [])
-            return header if next(reader, None) is not None else []
-        first = next((line for line in lines if line.strip()), None)
-    if first is None:
-        return []
-    row = json.loads(first)
-    if not isinstance(row, dict):
-        raise ValueError(f"a row must be a JSON object, got {type(row).__name__}")
-    return list(row)
+    row = next(read_rows(source), None)
+    if row is None:
+        raise DataError(f"{source.location}: no rows")
+    for key in ("prompt", "messages", "response", "ground_truth"):
+        column = getattr(data, key, None)
+        if column is not None and column not in row.values:
+            expected = f"a column of {source.location}: {', '.join(row.values)}"
+            yield Violation(f"{path}.{key}", expected, f"{path}.{key}=<one of them>", column)
 
 
 def _procedural(path: str, data: DataArgs) -> Iterator[Violation]:

@@ -24,8 +24,8 @@ class SFTDataArgs:
     themselves how a response ends; after the others comes the end-of-sequence token. null: as in training, where it
     is `native`."""
     file_name: tuple[str, ...] = one_or_many()
-    """json, jsonl, csv, parquet file, or a Hugging Face dataset folder; one or many. Relative to the working
-    directory."""
+    """json, jsonl, csv, tsv, parquet file, a glob, a folder of such files, a Hugging Face dataset folder or hub id; one
+    or many. Relative to the working directory."""
     messages: str | None = None
     """Column with a conversation that ends with the assistant, as a list of {role, content} or its JSON text. Either
     this, or `prompt` and `response`."""

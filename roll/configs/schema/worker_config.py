@@ -162,8 +162,8 @@ class DataArgs:
     `question_answer`, `step_by_step`, a text with `{prompt}`, or Jinja over `messages`. `global_template` and
     `tag_to_template` take precedence."""
     file_name: tuple[str, ...] = one_or_many()
-    """json, jsonl, csv, parquet file, or a Hugging Face dataset folder; one or many. Relative to the working
-    directory."""
+    """json, jsonl, csv, tsv, parquet file, a glob, a folder of such files, a Hugging Face dataset folder or hub id; one
+    or many. Relative to the working directory."""
     prompt: str | None = None
     """Column with the prompt as text. Exactly one of `prompt` and `messages` when there are files."""
     messages: str | None = None

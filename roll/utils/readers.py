@@ -39,13 +39,6 @@ class Row:
     values: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class BadRow:
-    """A row that can't be read; the rows after it can."""
-
-    message: str
-
-
 _FORMATS = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(?:/[\w.-]+)?(?:#[\w.\[\]:%-]+)?")
 _MAX_FIELD = 2**31 - 1
@@ -121,18 +114,18 @@ def _format(path: Path) -> str:
         raise DataError(f"{path}: unknown format {path.suffix!r}; expected one of {sorted(_FORMATS)}") from None
 
 
-def read_rows(source: Source) -> Iterator[Row | BadRow]:
-    """Yield the rows of a source: a `BadRow` for one that can't be read; raise `DataError` for such a file."""
+def read_rows(source: Source) -> Iterator[Row]:
+    """Yield the rows of a source; raise `DataError` at one that can't be read, with file and line."""
     return _READERS[source.format](source)
 
 
-def _row(number: int, where: str, values: object) -> Row | BadRow:
+def _row(number: int, where: str, values: object) -> Row:
     if not isinstance(values, Mapping):
-        return BadRow(f"{where}: a row is {values!r:.60}, expected an object with columns")
+        raise DataError(f"{where}: a row is {values!r:.60}, expected an object with columns")
     return Row(number, where, values)
 
 
-def _read_json(source: Source) -> Iterator[Row | BadRow]:
+def _read_json(source: Source) -> Iterator[Row]:
     try:
         text = Path(source.location).read_text("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -151,51 +144,46 @@ def _read_json(source: Source) -> Iterator[Row | BadRow]:
         yield _row(number, f"{source.location}[row {number}]", values)
 
 
-def _read_jsonl(source: Source) -> Iterator[Row | BadRow]:
+def _read_jsonl(source: Source) -> Iterator[Row]:
     number = 0
     with open(source.location, "rb") as file:
         for line_number, raw in enumerate(file, 1):
             where = f"{source.location}:{line_number}"
             try:
                 line = raw.decode("utf-8-sig" if line_number == 1 else "utf-8").strip()
-                if not line:
-                    continue
-                number += 1
-                yield _row(number, where, json.loads(line))
+                values = json.loads(line) if line else None
             except UnicodeDecodeError as error:
-                number += 1
-                yield BadRow(f"{where}: not UTF-8: {error}")
+                raise DataError(f"{where}: not UTF-8: {error}") from error
             except json.JSONDecodeError as error:
-                yield BadRow(f"{where}: not JSON: {error.msg} (column {error.colno}): {line:.60}")
+                raise DataError(f"{where}: not JSON: {error.msg} (column {error.colno}): {line:.60}") from error
+            if line:
+                number += 1
+                yield _row(number, where, values)
 
 
-def _read_delimited(source: Source) -> Iterator[Row | BadRow]:
+def _read_delimited(source: Source) -> Iterator[Row]:
     csv.field_size_limit(_MAX_FIELD)
     with open(source.location, encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, delimiter="\t" if source.format == "tsv" else ",", strict=True)
         header: list[str] = []
         number, start = 0, 1
-        while True:
-            try:
-                fields = next(reader)
-            except StopIteration:
-                return
-            except (csv.Error, UnicodeDecodeError) as error:  # what follows can't be told apart into rows
-                raise DataError(f"{source.location}:{reader.line_num}: not {source.format}: {error}") from error
-            where, start = f"{source.location}:{start}", reader.line_num + 1
-            if not header:
-                header = fields
-                if len(set(header)) < len(header):
-                    raise DataError(f"{where}: the header names a column twice: {header}")
-            elif fields:  # else a blank line
-                number += 1
-                if len(fields) == len(header):
+        try:
+            for fields in reader:
+                where, start = f"{source.location}:{start}", reader.line_num + 1
+                if not header:
+                    header = fields
+                    if len(set(header)) < len(header):
+                        raise DataError(f"{where}: the header names a column twice: {header}")
+                elif fields:  # else a blank line
+                    if len(fields) != len(header):
+                        raise DataError(f"{where}: {len(fields)} fields, but the header has {len(header)}: {header}")
+                    number += 1
                     yield Row(number, where, dict(zip(header, fields, strict=True)))
-                else:
-                    yield BadRow(f"{where}: {len(fields)} fields, but the header has {len(header)}: {header}")
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise DataError(f"{source.location}:{reader.line_num}: not {source.format}: {error}") from error
 
 
-def _read_parquet(source: Source) -> Iterator[Row | BadRow]:
+def _read_parquet(source: Source) -> Iterator[Row]:
     import pyarrow
     import pyarrow.parquet
 
@@ -211,7 +199,7 @@ def _read_parquet(source: Source) -> Iterator[Row | BadRow]:
                 yield Row(number, f"{source.location}[row {number}]", values)
 
 
-def _read_dataset(source: Source) -> Iterator[Row | BadRow]:
+def _read_dataset(source: Source) -> Iterator[Row]:
     import datasets
 
     location, _, split = source.location.partition("#")
@@ -238,7 +226,7 @@ def _read_dataset(source: Source) -> Iterator[Row | BadRow]:
         yield Row(number, f"{source.location}[row {number}]", values)
 
 
-_READERS: dict[str, Callable[[Source], Iterator[Row | BadRow]]] = {
+_READERS: dict[str, Callable[[Source], Iterator[Row]]] = {
     "json": _read_json,
     "jsonl": _read_jsonl,
     "csv": _read_delimited,
