@@ -91,12 +91,10 @@ def test_every_import_of_the_package_is_declared():
 
 def test_a_backends_package_is_an_extra_of_its_own_which_the_messages_name():
     from roll.configs.checks.machine import MISSING
-    from roll.configs.rules.lora import PEFT_MISSING
 
-    messages = [*MISSING.values(), PEFT_MISSING]
     for extra, package in BACKENDS.items():
         assert list(declared()[extra]) == [package]
-        assert any(f"-e '.[{extra}]'" in message for message in messages), extra
+        assert any(f"-e '.[{extra}]'" in message for message in MISSING.values()), extra
 
 
 def test_what_every_user_installs_brings_no_backend():

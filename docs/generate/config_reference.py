@@ -72,8 +72,11 @@ def reference() -> str:
         own = [spec for spec in fields(cls) if spec.name in told and told[spec.name] not in seen]
         seen.update(told.values())
         parts += [f"\n## {title}\n", *_table(cls, own)]
+    owners = _owners()
+    shared = [place for where in places.values() for place in where]
     for cls, where in places.items():
-        parts.append(f"\n## {', '.join(where)}\n\n{inspect.cleandoc(cls.__doc__ or '')}\n")
+        titles = [f"{place}{owners[cls, place] if shared.count(place) > 1 else ''}" for place in where]
+        parts.append(f"\n## {', '.join(titles)}\n\n{inspect.cleandoc(cls.__doc__ or '')}\n")
         parts.extend(_table(cls, fields(cls)) if fields(cls) else ["No keys."])
     tables: dict[str, tuple[str, Mapping[str, Entry]]] = {
         "track_with": ("tracker_kwargs.<name>", TRACKERS),
@@ -83,6 +86,18 @@ def reference() -> str:
     for key, (home, entries) in tables.items():
         parts += [f"\n## Options of `{key}`\n", *_options(key, home, entries)]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _owners() -> dict[tuple[type, str], str]:
+    """In which pipelines a section is at a place, for places that are different sections in different pipelines."""
+    found: dict[tuple[type, str], list[str]] = {}
+    for name, cls in PIPELINES.items():
+        places: dict[type, list[str]] = {}
+        _collect(cls, "", places)
+        for section, where in places.items():
+            for place in where:
+                found.setdefault((section, place), []).append(name)
+    return {key: f" of `pipeline: {'` and `'.join(names)}`" for key, names in found.items()}
 
 
 def docstrings(cls: type) -> dict[str, str]:

@@ -7,7 +7,7 @@ import json
 
 from rich.console import Console
 
-from roll.cli.find import find_config
+from roll.configs.parsing.find import find_config
 from roll.configs.parsing.loader import load_config
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.rollout.demonstrations import demonstrations

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roll.cli.exits import DEBUG_VARIABLE, Exit, guarded, report, say
-from roll.cli.find import find_by_name, find_config
 from roll.cli.parsers import start_pipeline_parser
+from roll.configs.parsing.find import find_by_name, find_config
 
 if TYPE_CHECKING:
     from roll.configs.schema.run_config import RunConfig

@@ -31,12 +31,11 @@ class Violation:
     """What is wrong as a sentence of its own, where "expected ..." would be none."""
 
     def __str__(self) -> str:
-        if self.problem:
-            got = "" if self.value is NO_VALUE else f" (got {_short(self.value)})"
-            return f"{self.path}: {self.problem}{got}" + (f"\n      fix: {self.fix}" if self.fix else "")
-        got = "" if self.value is NO_VALUE else f"got {_short(self.value)}, "
         fix = f"\n      fix: {self.fix}" if self.fix else ""
-        return f"{self.path}: {got}expected {self.expected}{fix}"
+        got = "" if self.value is NO_VALUE else f"got {_short(self.value)}"
+        if self.problem:
+            return f"{self.path}: {self.problem}{f' ({got})' if got else ''}{fix}"
+        return f"{self.path}: {f'{got}, ' if got else ''}expected {self.expected}{fix}"
 
 
 def problem(path: str, sentence: str, fix: str = "", value: Any = NO_VALUE) -> Violation:

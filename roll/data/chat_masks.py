@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from roll.data.templates import PromptEncoder, TemplateError, is_plain, missing_from, render_chat, resolve_template
 from roll.types.episode import Task
@@ -27,16 +27,12 @@ _PROBES = ("Aa", "Bb")
 """Contents that share neither beginning nor end: what their renderings share is the template's."""
 
 
-@dataclass(frozen=True, slots=True)
-class MarkedTokens:
+class MarkedTokens(NamedTuple):
     """A tokenised conversation."""
 
     token_ids: tuple[int, ...]
     trained: tuple[bool, ...]
     """True for a token that is taught; never the first, which nothing predicts."""
-
-    def __post_init__(self) -> None:
-        assert len(self.token_ids) == len(self.trained)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -88,12 +88,7 @@ class TaughtRows:
             )
         drawn = sorted(self.rows, key=lambda row: stable_hash(seed, "validation", row.id))[:count]
         held = {row.id for row in drawn}
-        rest = TaughtRows(
-            rows=tuple(row for row in self.rows if row.id not in held),
-            filtered=self.filtered,
-            truncated=self.truncated,
-            untaught=self.untaught,
-        )
+        rest = replace(self, rows=tuple(row for row in self.rows if row.id not in held))
         return rest, tuple(row for row in self.rows if row.id in held)
 
 

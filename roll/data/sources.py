@@ -49,20 +49,15 @@ def load_tasks(
         for item in read_rows(source):
             roles = roles or _roles(columns, item, default_tag)
             task = _task(item, source, roles, seed, default_tag or source.name)
-            _check_unique(task.id, item.where, seen, roles["id"])
+            if task.id in seen:
+                mend = f": mend column {roles['id']!r} or remove it, then rows are numbered" if roles["id"] else ""
+                first = f"was used before at {seen[task.id]}; ids must be unique within a tag"
+                raise DataError(f"{item.where}: id {task.id!r} {first}{mend}")
+            seen[task.id] = item.where
             tasks.append(task)
         if roles is None:
             raise DataError(f"{source.name}: no rows")
     return tasks
-
-
-def _check_unique(task_id: str, where: str, seen: dict[str, str], id_column: str | None) -> None:
-    if task_id in seen:
-        raise DataError(
-            f"{where}: id {task_id!r} was used before at {seen[task_id]}; ids must be unique within a tag"
-            + (f": mend column {id_column!r} or remove it, then rows are numbered" if id_column else "")
-        )
-    seen[task_id] = where
 
 
 def _roles(columns: DataArgs, row: Row, default_tag: str | None) -> dict[str, str | None]:
@@ -201,14 +196,10 @@ def _text_of(content: Any) -> str | None:
 def route_by_tag(tasks: Iterable[Task], tag_included: Mapping[str, Sequence[str]]) -> dict[str, list[Task]]:
     """Group tasks by domain, `tag_included` being the tags of each domain; the domain is written into the task.
 
-    Raises `DataError` for a tag that belongs to no domain or to two. A domain may end up empty: generated tasks may
-    fill it, and `TaskSource` refuses it otherwise.
+    Raises `DataError` for a tag that belongs to no domain. A domain may end up empty: generated tasks may fill it, and
+    `TaskSource` refuses it otherwise.
     """
-    owner: dict[str, str] = {}
-    for domain, tags in tag_included.items():
-        for tag in tags:
-            if owner.setdefault(tag, domain) != domain:
-                raise DataError(f"tag {tag!r} is in tag_included of both {owner[tag]!r} and {domain!r}")
+    owner = {tag: domain for domain, tags in tag_included.items() for tag in tags}
     routed: dict[str, list[Task]] = {domain: [] for domain in tag_included}
     lost: Counter[str] = Counter()
     for task in tasks:

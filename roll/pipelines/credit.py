@@ -67,7 +67,7 @@ class CreditAssigner:
         self._estimator = chosen(ESTIMATORS, config.adv_estimator, config.adv_estimator_args, key="adv_estimator")
         # A normalised reward is the episode's: it has no parts that belong to turns.
         normalised = config.reward_mean_over or config.reward_std_over or config.reward_clip is not None
-        identity = config.turn_credit is not None and config.turn_credit.normalization.method == "identity"
+        identity = config.turn_credit is not None and config.turn_credit.reward_normalization.method == "identity"
         self._places_turns = identity and not normalised and config.estimator.reads_tokens
 
     def state_dict(self) -> dict[str, Any]:
@@ -168,8 +168,8 @@ class CreditAssigner:
         normed = normalize_rewards(rewards, rollouts.group_index, mean=mean, std=std, running=self._running)
         credit = config.turn_credit
         if credit is not None and not config.estimator.credits_turns:
-            index = comparison_groups(rollouts, credit.normalization.grouping)
-            normed = normalize_grouped(normed, index, method=credit.normalization.method)
+            index = comparison_groups(rollouts, credit.reward_normalization.grouping)
+            normed = normalize_grouped(normed, index, method=credit.reward_normalization.method)
         if config.reward_clip is not None:
             normed, share = clip_to(normed, config.reward_clip)
             metrics.update({"reward/clipped_share": share})

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from roll.algorithms.gigpo import StepInputs, step_groups
 from roll.algorithms.groups import batch_index, group_moments, index_of
-from roll.configs.schema.env_config import TurnCredit
+from roll.configs.schema.agentic_config import AgenticConfig
 from roll.pipelines.assemble import Rollouts
 from roll.types.episode import Trajectory
 from roll.types.metrics import Metrics
@@ -81,7 +81,7 @@ class TrajectoryView:
 
 
 def turn_inputs(
-    rollouts: Rollouts, action_mask: Tensor, credit: TurnCredit, *, factor: Tensor, extra: Tensor
+    rollouts: Rollouts, action_mask: Tensor, credit: AgenticConfig, *, factor: Tensor, extra: Tensor
 ) -> StepInputs:
     """Return the turns of the trajectories with their rewards, penalties included, and states.
 
@@ -114,8 +114,8 @@ def turn_inputs(
         gamma=credit.step_reward_gamma,
         episode_weight=credit.episode_reward_weight,
         step_weight=credit.step_reward_weight,
-        method=credit.normalization.method,
-        comparison_groups=comparison_groups(rollouts, credit.normalization.grouping),
+        method=credit.reward_normalization.method,
+        comparison_groups=comparison_groups(rollouts, credit.reward_normalization.grouping),
     )
 
 

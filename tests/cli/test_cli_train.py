@@ -12,8 +12,8 @@ import pytest
 
 from roll.cli import exits
 from roll.cli.__main__ import main
-from roll.cli.find import find_by_name
 from roll.cli.train import start_pipeline
+from roll.configs.parsing.find import find_by_name
 
 START = Path(__file__).parents[2] / "examples" / "start_pipeline.py"
 HEAVY = ("torch", "ray", "transformers", "datasets", "vllm", "sglang", "hydra", "numpy", "rich", "yaml")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.configs.rules.validate import warnings_of
-from roll.configs.schema.batch_plan import BatchPlan, TrainBatch
+from roll.configs.schema.batch_plan import BatchPlan
 from roll.configs.schema.placement_plan import PlacementPlan, parse_device_mapping
 from roll.configs.schema.reward_config import RewardConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
@@ -168,11 +168,9 @@ SIZES = st.integers(1, 12)
 @given(SIZES, SIZES, SIZES, SIZES, SIZES)
 def test_the_suggested_sizes_fit_and_are_the_nearest(prompts, group, per_device, accumulation, ranks):
     def plan(prompts: int, accumulation: int) -> BatchPlan:
-        batch = TrainBatch(
-            role="actor_train", per_device=per_device, accumulation=accumulation, data_parallel=ranks,
-            rows=prompts * group, epochs=1,
-        )  # fmt: skip
-        return BatchPlan(tasks=prompts, group_size=group, train_batches=(batch,))
+        args = TrainingArgs(per_device_train_batch_size=per_device, gradient_accumulation_steps=accumulation)
+        worker = TrainConfig(training_args=args, world_size=ranks)
+        return BatchPlan(roles={"actor_train": worker}, tasks=prompts, group_size=group)
 
     given_plan = plan(prompts, accumulation)
     assert bool(list(given_plan.violations())) == (not given_plan.train_batches[0].fits)

@@ -98,11 +98,11 @@ REFUSED = [
      ["a key of the section itself", f"{OPTIONS}.block_size=16"]),
     # other keys
     ("an attention kernel", [*vllm(), f"{MODEL}.attn_implementation=sdpa"], f"{MODEL}.attn_implementation",
-     ["kernels are vLLM's own", f"{OPTIONS}.attention_backend"]),
+     ["kernels are vLLM's own", "strategy_config.attention_backend"]),
     ("no checkpointing", [*sglang(), f"{MODEL}.disable_gradient_checkpointing=true"],
      f"{MODEL}.disable_gradient_checkpointing", ["no backward pass"]),
     ("split sequences", [*vllm(), *WIDE, f"{MODEL}.ulysses_size=2"], f"{MODEL}.ulysses_size",
-     ["vllm doesn't split sequences"]),
+     ["only with fsdp2_* and deepspeed_*, not with vllm"]),
     ("compiled layers", [*vllm(), f"{MODEL}.torch_compile=true"], f"{MODEL}.torch_compile", ["not with vllm"]),
     ("dummies to validate", [*vllm(load_format="dummy"), "val_only=true"], f"{OPTIONS}.load_format", ["val_only"]),
     ("an engine that trains", ["actor_train.strategy_args={strategy_name: vllm}"],

@@ -99,10 +99,10 @@ BROKEN = [
     ("ranks that Ulysses doesn't divide", [*ray(3), f"{ULYSSES}=2"], NO_GPU, ULYSSES,
      ["ulysses 2 = 2", "3 rank(s)", "4 ranks for actor_train"]),
     ("Ulysses in Megatron", [*megatron(2), f"{ULYSSES}=2"], NO_GPU, ULYSSES,
-     ["doesn't split sequences this way", "context_parallel_size=2"]),
+     ["not with megatron_train", "its own context_parallel_size"]),
     ("Ulysses for generation",
      ["executor=ray", "num_gpus_per_node=2", "actor_infer.world_size=2", "actor_infer.model_args.ulysses_size=2"],
-     NO_GPU, "actor_infer.model_args.ulysses_size", ["hf_infer doesn't split sequences", "remove it"]),
+     NO_GPU, "actor_infer.model_args.ulysses_size", ["not with hf_infer", "remove it"]),
     ("experts on ranks that aren't there", megatron(2, "experts", expert_model_parallel_size=3), NO_GPU,
      f"{OPTIONS}.expert_model_parallel_size", ["ep 3 x expert tp 1 x pp 1 = 3", "2 rank(s)"]),
     # a mini-batch counts data-parallel ranks: 1 x 1 x (4 / 2) = 2 doesn't divide 1 prompt x 3 responses

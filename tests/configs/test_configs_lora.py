@@ -61,7 +61,7 @@ def test_megatron_refuses_adapters_and_says_what_takes_them(job):
     with pytest.raises(ConfigError) as caught:
         load_config(job, "job", [RANK, MEGATRON])
     messages = {violation.path: str(violation) for violation in caught.value.violations}
-    assert "no adapters with megatron_train" in messages[f"{ACTOR}.lora_rank"]
+    assert "not with megatron_train: its fused and split layers" in messages[f"{ACTOR}.lora_rank"]
     assert "fsdp2_train or deepspeed_train" in messages[f"{ACTOR}.lora_rank"]
 
 

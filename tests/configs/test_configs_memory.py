@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
 
 import pytest
 
 from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config
+from roll.configs.rules.acts_if import acts_if_rules
+from roll.configs.rules.roles import role_rules
+from roll.configs.schema.sft_config import SFTConfig
+from roll.configs.schema.worker_config import ModelArgs, TrainConfig
 
 
 def problems(*overrides):
@@ -39,15 +44,15 @@ def test_the_switches_are_taken_where_they_act(job):
         (["++actor_infer.model_args.use_liger=true"], "use_liger: this key acts only with fsdp2_* and deepspeed_*"),
         (
             ["++init_kl_coef=0.1", "++add_token_level_kl=true", "++reference.model_args.activation_offload=true"],
-            "activation_offload: this key acts only for actor_train and critic, not for reference",
+            "activation_offload: this key acts only for roles that train, not for reference",
         ),
         (
             [f"++{MODEL}.torch_compile=true", f"++{MODEL}.use_liger=true"],
-            "expected one of torch_compile and use_liger",
+            "use_liger: this key acts only without torch_compile",
         ),
         (
             ["adv_estimator=gae", "++critic.model_args.use_fused_kernels=true"],
-            "acts only for actor_train and reference, not for critic: others compute no log-probs",
+            "acts only for roles that compute log-probs, not for critic",
         ),
         ([NAMED, f"++{FSDP}.offload_policy=true"], "offload_policy: got true, expected false with one rank"),
         ([NAMED, f"++{FSDP}.reduce_dtype=fp16"], "reduce_dtype: got 'fp16', expected fp32 or bf16"),
@@ -99,3 +104,20 @@ def test_offloading_shards_needs_an_accelerator(job, devices):
         check_prerequisites(config)
     devices("null", "nvidia0", "nvidia1")
     check_prerequisites(config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TwoModels(SFTConfig):
+    """Of a pipeline of the user's own, with a role that this project doesn't know."""
+
+    second: TrainConfig = field(default_factory=lambda: TrainConfig(model_args=ModelArgs(activation_offload=True)))
+
+    @property
+    def sections(self):
+        return {**super().sections, "second": self.second}
+
+
+def test_a_role_by_any_name_trains_if_its_section_is_one_that_trains():
+    config = _TwoModels(pipeline="sft", pretrain="model")
+    assert not [violation for rule in (acts_if_rules, role_rules) for violation in rule(config)]
+    assert list(config.trained_roles) == ["actor_train", "second"]

@@ -52,6 +52,12 @@ def test_the_last_override_of_a_named_section_counts(job, overrides, name, optio
     assert (config.policy_loss, config.policy_loss_args) == (name, options)
 
 
+def test_a_key_below_a_list_is_refused_by_its_name(job):
+    (job / "more.yaml").write_text("defaults: [job, _self_]\ntrack_with: [stdout, jsonl]\n")
+    with pytest.raises(ConfigError, match=r"track_with.name: got 'jsonl', .*track_with is a list"):
+        load_config(job, "more", ["track_with.name=jsonl"])
+
+
 def test_a_name_may_be_a_variable_that_only_the_command_line_gives(job):
     (job / "late.yaml").write_text('defaults: [job, _self_]\npolicy_loss: {name: "${loss}", level: token}\n')
     assert load_config(job, "late", ["loss=kimi15"]).policy_loss_args == {"level": "token"}

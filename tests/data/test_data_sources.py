@@ -233,7 +233,6 @@ def test_tags_decide_the_domain() -> None:
     ("included", "message"),
     [
         ({"math": ["a"]}, r"no domain includes the tags \{'b': 1\}"),
-        ({"math": ["a", "b"], "code": ["b"]}, "tag 'b' is in tag_included of both 'math' and 'code'"),
     ],
 )
 def test_tags_that_do_not_fit_the_domains_are_refused(included: dict[str, list[str]], message: str) -> None:

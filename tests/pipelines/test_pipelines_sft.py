@@ -318,7 +318,7 @@ BAD_CONFIGS = {
         ("validation.data_args={file_name: '${actor_train.data_args.file_name}', messages: m}",),
         "validation.data_args.file_name.*a file that isn't trained on",
     ),
-    "validated first": (("val_before_train=true",), "val_before_train: got true, expected false"),
+    "validated first": (("val_before_train=true",), "val_before_train: this key acts only with validation"),
     "a key of others": (("rollout_batch_size=4",), "rollout_batch_size"),
     "a role of others": (("actor_infer={}",), "actor_infer"),
     "an engine": ((f"{ACTOR}=vllm",), f"{ACTOR}: got 'vllm'"),

@@ -7,13 +7,13 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from roll.catalog.strategies import STRATEGIES
 from roll.configs.errors import Violation
-from roll.configs.rules.memory_options import FLASH_MISSING, LIGER_MISSING, accelerator_needs
-from roll.configs.schema.megatron_config import MegatronConfig
+from roll.configs.rules.acts_if import sections_below
+from roll.configs.schema.deepspeed_config import QUANTIZED_KEYS, DeepSpeedConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.strategy_config import Fsdp2Config
@@ -31,8 +31,9 @@ MISSING = {
         "sglang is not installed: pip install -e '.[sglang]'; on a CPU make install-sglang-cpu, which makes an "
         "environment of its own"
     ),
-    "flash_attn": FLASH_MISSING,
-    "liger_kernel": LIGER_MISSING,
+    "flash_attn": "flash-attn is not installed: pip install flash-attn --no-build-isolation",
+    "peft": "peft is not installed: pip install -e '.[lora]'",
+    "liger_kernel": "liger-kernel is not installed: pip install -e '.[liger]'",
 }
 """Packages that only some configurations need, by the name they are imported under, and what to say without one."""
 
@@ -89,8 +90,8 @@ def machine_checks(config: RunConfig, machine: Machine) -> Iterator[Violation]:
         yield from _dtype(role, worker, machine)
     if isinstance(config, RLConfig):
         yield from _shared_slots(config, machine)
-    needs = [need for role, worker in config.roles.items() for need in _megatron_needs(role, worker)]
-    for key, value, package in [*needs, *(need[:3] for need in accelerator_needs(config))]:
+    needs = [need for role, worker in config.roles.items() for need in _accelerator_needs(role, worker)]
+    for key, value, package in needs:
         # With several nodes the controller's machine needn't be like those of the workers.
         if config.num_nodes == 1 and not present and not machine.amd:
             yield Violation(key, "an accelerator for it, and this machine has none", "remove it", value)
@@ -129,10 +130,8 @@ def _shared_slots(config: RLConfig, machine: Machine) -> Iterator[Violation]:
 
 
 def _compiled(role: str, worker: WorkerConfig, machine: Machine) -> Iterator[Violation]:
-    asking: dict[str, object] = {}
-    if worker.model_args.torch_compile:
-        asking[f"{role}.model_args.torch_compile"] = True
     name = worker.strategy_args.strategy_name
+    asking: dict[str, object] = {f"{role}.model_args.torch_compile": True} if worker.model_args.torch_compile else {}
     if machine.accelerators and name == "deepspeed_train":  # its AdamW for accelerators; on a CPU torch's is taken
         asking[f"{role}.strategy_args.strategy_name"] = name
     for key, value in asking.items():
@@ -141,20 +140,19 @@ def _compiled(role: str, worker: WorkerConfig, machine: Machine) -> Iterator[Vio
             yield Violation(key, expected, "apt-get install g++ python3-dev, or remove it", value)
 
 
-def _megatron_needs(role: str, worker: WorkerConfig) -> Iterator[tuple[str, object, str | None]]:
-    """As `accelerator_needs`, for Megatron's options."""
-    options, path = worker.strategy_args.strategy_config, f"{role}.strategy_args.strategy_config"
-    if not isinstance(options, MegatronConfig):
-        return
-    fused = options.transformer_impl == "transformer_engine"
-    if fused:
-        yield f"{path}.transformer_impl", options.transformer_impl, "transformer_engine"
-    if options.moe_grouped_gemm:
-        yield f"{path}.moe_grouped_gemm", True, None if fused else "grouped_gemm"
-    if options.moe_shared_expert_overlap:
-        yield f"{path}.moe_shared_expert_overlap", True, None
-    if options.optimizer_cpu_offload:
-        yield f"{path}.optimizer_cpu_offload", True, None
+def _accelerator_needs(role: str, worker: WorkerConfig) -> Iterator[tuple[str, object, str | None]]:
+    """What only runs on an accelerator: (key, its value, package it needs or None)."""
+    for path, section in sections_below(worker, role):
+        for spec in fields(section):
+            needs, value = spec.metadata.get("accelerator", {}), getattr(section, spec.name)
+            if needs and value in needs:
+                # Transformer Engine has grouped kernels of its own.
+                own = needs[value] == "grouped_gemm" and section.transformer_impl == "transformer_engine"
+                yield f"{path}.{spec.name}", value, None if own else needs[value]
+        if isinstance(section, DeepSpeedConfig):
+            for key in QUANTIZED_KEYS:
+                if section.zero_optimization.get(key) is True:
+                    yield f"{path}.zero_optimization.{key}", True, None
 
 
 def _dtype(role: str, worker: WorkerConfig, machine: Machine) -> Iterator[Violation]:

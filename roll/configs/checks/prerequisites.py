@@ -15,10 +15,9 @@ from roll.catalog.entries import OWN_PATH
 from roll.catalog.pipelines import pipeline_of
 from roll.catalog.rewards import REWARDS
 from roll.configs.checks.engine_arguments import argument_checks
-from roll.configs.checks.machine import Machine, machine_checks, this_machine
+from roll.configs.checks.machine import MISSING, Machine, machine_checks, this_machine
 from roll.configs.errors import NO_VALUE, ConfigError, Violation, did_you_mean, nearest, problem
 from roll.configs.rules.layout import shape_rules
-from roll.configs.rules.lora import PEFT_MISSING
 from roll.configs.rules.reward_model import classifier_checks
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.model_shape import read_shape
@@ -145,7 +144,9 @@ def adapter_checks(config: RunConfig) -> Iterator[Violation]:
         name = args.adapter_name_or_path
         key = f"{role}.model_args.{'lora_rank' if name is None else 'adapter_name_or_path'}"
         if importlib.util.find_spec("peft") is None:
-            yield Violation(key, "peft, which is not installed", PEFT_MISSING, name or args.lora_rank)
+            yield Violation(
+                key, f"its package; {MISSING['peft']}", "install it, or remove the key", name or args.lora_rank
+            )
         if name is not None and not (Path(name).expanduser() / "adapter_config.json").is_file():
             expected = f"a folder with an adapter_config.json, as peft writes it{_nearby(Path(name))}"
             yield Violation(key, expected, "check the path", name)
@@ -156,14 +157,11 @@ def folder_checks(config: RunConfig) -> Iterator[Violation]:
     told: set[Path] = set()
     for key, folder in _output_folders(config).items():
         there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-        if there in told:
-            continue
-        if not there.is_dir():
-            told.add(there)
+        if there not in told and not there.is_dir():
             yield Violation(key, f"a folder; {there} is a file", "choose another name", str(folder))
-        elif not os.access(there, os.W_OK | os.X_OK):
-            told.add(there)
+        elif there not in told and not os.access(there, os.W_OK | os.X_OK):
             yield Violation(key, f"a folder that can be written; {there} can't", "choose another place", str(folder))
+        told.add(there)
     yield from _resume(config)
 
 
@@ -291,7 +289,10 @@ def _named(
         yield Violation(key, "package.module:name or path/to/file.py:name", "", value)
         return
     if not where.endswith(".py"):
-        yield from _in_package(key, where)
+        package = where.split(".")[0]
+        if not package or importlib.util.find_spec(package) is None:
+            expected = f"something that can be imported; there is no package {package!r}"
+            yield Violation(key, expected, "install it, or put its folder on PYTHONPATH", where)
         return
     missing = list(_in_file(key, Path(where), name, kind))
     yield from missing
@@ -309,13 +310,6 @@ def _arguments(file: Path, name: str, value: str, args: Arguments, skip: int) ->
         given = {"finish_reason": "stop", **given}
     for arg, said in signature.problems(given):
         yield Violation(f"{key}.{arg}", f"an argument of {value}: {said}", f"see {file}", given.get(arg, NO_VALUE))
-
-
-def _in_package(path: str, dotted: str) -> Iterator[Violation]:
-    package = dotted.split(".")[0]
-    if not package or importlib.util.find_spec(package) is None:
-        expected = f"something that can be imported; there is no package {package!r}"
-        yield Violation(path, expected, "install it, or put its folder on PYTHONPATH", dotted)
 
 
 def _in_file(path: str, file: Path, name: str, kind: str = "function") -> Iterator[Violation]:

@@ -18,6 +18,7 @@ from roll.catalog import pipelines as catalog
 from roll.catalog.entries import OWN_PATH
 from roll.configs.errors import NO_VALUE, ConfigError, Violation, nearest, problem
 from roll.configs.parsing.build_config import build
+from roll.configs.parsing.find import find_config
 from roll.configs.parsing.key_hints import UNSUPPORTED_VALUES
 from roll.configs.rules.validate import validate
 from roll.configs.schema.run_config import RunConfig
@@ -46,9 +47,10 @@ def load_config(
 ) -> RunConfig:
     """The configuration in `config_path/config_name.yaml` with Hydra's overrides, of which a declared key needs no `+`.
 
-    `check` also applies the rules between keys. Raises `ConfigError` with every violation that could be found.
+    `check` also applies the rules between keys. Raises `ConfigError` with every violation that could be found, and
+    `ValueError` where there is no such file.
     """
-    file = find_file(Path(config_path), config_name)
+    file = find_config(Path(config_path) / config_name)
     plain, cls = compose_file(file, overrides)
     config, violations = build(cls, plain, pipelines=PIPELINES)
     if config is not None and check:
@@ -75,20 +77,6 @@ def to_yaml(config: RunConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(_plain(asdict(config))))
 
 
-def find_file(folder: Path, name: str) -> Path:
-    """The YAML file that is meant; raises with what there is when it is missing."""
-    if not folder.is_dir():
-        fix = "it is relative to the working directory"
-        raise ConfigError([Violation("--config_path", "a folder", fix, str(folder))])
-    stem = name[: -len(".yaml")] if name.endswith(".yaml") else name
-    file = folder / f"{stem}.yaml"
-    if not file.is_file():
-        there = sorted(path.stem for path in folder.glob("*.yaml"))
-        expected = f"the name of a YAML file in {folder}: {', '.join(there) or 'it has none'}"
-        raise ConfigError([Violation("--config_name", expected, nearest(stem, there), name)])
-    return file
-
-
 def _compose(file: Path, overrides: Sequence[str]) -> tuple[Any, set[str]]:
     """The composed, unresolved tree, and the names of the files in its defaults list."""
     import yaml
@@ -103,7 +91,7 @@ def _compose(file: Path, overrides: Sequence[str]) -> tuple[Any, set[str]]:
         with initialize_config_dir(config_dir=str(file.parent.resolve()), version_base=None):
             before = cache(lambda: _unresolved(compose(config_name=file.stem)))
             adapted = _adapt(overrides, before)
-            _check_replaced(overrides, own)
+            _check_sections(overrides, own)
             tree = compose(config_name=file.stem, overrides=adapted)
             _replace_renamed(tree, adapted, before)
             loader = GlobalHydra.instance().config_loader()
@@ -111,7 +99,9 @@ def _compose(file: Path, overrides: Sequence[str]) -> tuple[Any, set[str]]:
     except yaml.YAMLError as error:
         raise ConfigError([_syntax_violation(error, file)]) from None
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError([_composition_violation(error, file)], str(file)) from None
+        expected = f"a file that composes; {_one_line(error)}"
+        violation = Violation(str(file), expected, "paths in `defaults` are relative to it")
+        raise ConfigError([violation], str(file)) from None
     names = {PurePosixPath(part.config_path).name for part in parts if part.config_path}
     return tree, names - {file.stem}
 
@@ -132,8 +122,9 @@ def _checked_yaml(file: Path) -> Mapping[Any, Any]:
     return tree
 
 
-def _check_replaced(overrides: Sequence[str], own: Mapping[Any, Any]) -> None:
-    """Refuse `a.b=...` where the file has `a: ${c}`: Hydra would replace the whole section by that one key."""
+def _check_sections(overrides: Sequence[str], own: Mapping[Any, Any]) -> None:
+    """Refuse `a.b=...` where the file has `a: ${c}`, for Hydra would replace the whole section by that one key, and
+    where it has a list."""
     violations = []
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")
@@ -141,7 +132,10 @@ def _check_replaced(overrides: Sequence[str], own: Mapping[Any, Any]) -> None:
         names = key.split(".")
         for depth, name in enumerate(names[:-1], 1):
             at = at.get(name) if isinstance(at, Mapping) else None
-            if isinstance(at, str) and (whole := _REFERENCE.fullmatch(at.strip())):
+            if isinstance(at, list) and not names[depth].isdigit():
+                expected = f"an entry's number, because {'.'.join(names[:depth])} is a list"
+                violations.append(Violation(key, expected, f"the whole list: {'.'.join(names[:depth])}=[...]", value))
+            elif isinstance(at, str) and (whole := _REFERENCE.fullmatch(at.strip())):
                 expected = f"keys of the section itself; {'.'.join(names[:depth])} is {at}, which this would replace"
                 fix = ".".join([whole.group(1), *names[depth:]]) + f"={value}"
                 violations.append(Violation(key, expected, fix, value))
@@ -156,10 +150,6 @@ def _syntax_violation(error: Exception, file: Path) -> Violation:
     where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark is not None else str(file)
     fix = "a tab may not indent; use spaces" if "\\t" in problem else "check indentation, colons, quotes, brackets"
     return Violation(where, f"valid YAML; {problem}", fix)
-
-
-def _composition_violation(error: Exception, file: Path) -> Violation:
-    return Violation(str(file), f"a file that composes; {_one_line(error)}", "paths in `defaults` are relative to it")
 
 
 def _adapt(overrides: Sequence[str], before: Callable[[], dict[Any, Any]]) -> list[str]:

@@ -7,13 +7,14 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
 from roll.configs.errors import Violation, problem
-from roll.configs.schema.acts_if import BACKEND, ROLE, ActsIf
+from roll.configs.schema.acts_if import BACKEND, ROLE, TRAINED, ActsIf
 from roll.configs.schema.run_config import RunConfig
+from roll.configs.schema.worker_config import TrainConfig
 
 
 def acts_if_rules(config: RunConfig) -> Iterator[Violation]:
     """Every key that is set, of every section, against the first of its conditions that doesn't hold."""
-    for path, section in _sections(config, ""):
+    for path, section in sections_below(config, ""):
         for spec in fields(section):
             conditions, value = spec.metadata.get("acts_if", ()), getattr(section, spec.name)
             if not conditions or value == _default(spec) or value in spec.metadata["idle"]:
@@ -26,7 +27,7 @@ def acts_if_rules(config: RunConfig) -> Iterator[Violation]:
                     break
 
 
-def _sections(section: Any, path: str) -> Iterator[tuple[str, Any]]:
+def sections_below(section: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Every dataclass of the tree with its path."""
     yield path, section
     for spec in fields(section):
@@ -38,7 +39,7 @@ def _sections(section: Any, path: str) -> Iterator[tuple[str, Any]]:
             inside = {f"{below}[{i}]": entry for i, entry in enumerate(value)}
         for place, entry in inside.items():
             if is_dataclass(entry):
-                yield from _sections(entry, place)
+                yield from sections_below(entry, place)
 
 
 def _default(spec: Field[Any]) -> Any:
@@ -49,17 +50,23 @@ def _found(config: RunConfig, path: str, section: Any, condition: ActsIf) -> Any
     role = path.split(".")[0]
     if condition.key == ROLE:
         return role
+    if condition.key == TRAINED:
+        return isinstance(config.sections.get(role), TrainConfig)
     if condition.key == BACKEND:
         return config.sections[role].strategy_args.strategy_name
     return getattr(config, condition.key[1:]) if condition.key.startswith("^") else getattr(section, condition.key)
 
 
 def _violation(key: str, path: str, value: Any, condition: ActsIf, found: Any) -> Violation:
-    named = {ROLE: f"not for {found}", BACKEND: f"not with {found}"}.get(condition.key)
+    subject = str(found) if condition.key == BACKEND else path.split(".")[0]
+    not_for = f"not for {subject}"
+    named = {BACKEND: f"not with {subject}", ROLE: not_for, TRAINED: not_for}.get(condition.key)
     top = condition.key.startswith("^") or not path
     place = condition.key.removeprefix("^") if top else f"{path}.{condition.key}"
     now = named or (f"and {place} is {_yaml(found)}" if not condition.words else "")
-    why = condition.why if isinstance(condition.why, str) else condition.why.get(str(found), "")
+    why = condition.why
+    if not isinstance(why, str):
+        why = next((text for start, text in why.items() if subject.startswith(start)), "")
     sentence = f"this key acts only {condition.phrase.replace('`', '')}"
     sentence += (f", {now}" if now else "") + (f": {why}" if why else "")
     if condition.fix or named:

@@ -31,9 +31,6 @@ def env_rules(config: AgenticConfig) -> Iterator[Violation]:
         if env.max_actions_per_step > 1 and not env.action_separator.strip():
             expected = "more than blanks between two actions, because max_actions_per_step is above 1"
             yield Violation(f"{path}.action_separator", expected, f'{path}.action_separator="||"', env.action_separator)
-        if env.history_length is not None and config.sample_unit == "trajectory":
-            expected = "null with sample_unit trajectory, where everything is carried on"
-            yield Violation(f"{path}.history_length", expected, "sample_unit=step or concat", env.history_length)
         if env.history_length == 0 and config.sample_unit == "concat":
             expected = "at least 1 with sample_unit concat; 0 is what sample_unit step has"
             yield Violation(f"{path}.history_length", expected, "sample_unit=step", 0)
@@ -89,18 +86,9 @@ def manager_rules(config: AgenticConfig) -> Iterator[Violation]:
     """Groups, their sizes and tags, in training and validation."""
     train, val = config.train_env_manager, config.val_env_manager
     yield from _manager(config, "train_env_manager", train)
-    size = config.rollout_batch_size
-    if size % train.group_size:
-        below, above = size // train.group_size * train.group_size, -(-size // train.group_size) * train.group_size
-        expected = f"whole groups: {size} episodes / {train.group_size} per group"
-        fix = f"rollout_batch_size={below} or {above}" if below else f"rollout_batch_size={above}"
-        yield Violation("rollout_batch_size", expected, fix, size)
-    elif train.max_traj_per_env > 0 and train.num_env_groups * train.max_traj_per_env < config.groups_per_step:
-        most = train.num_env_groups * train.max_traj_per_env
-        sums = f"{train.num_env_groups} env groups x {train.max_traj_per_env} = {most}"
-        expected = f"enough for a step of {config.groups_per_step} groups; {sums}"
-        fix = f"max_traj_per_env={-(-config.groups_per_step // train.num_env_groups)}, or -1"
-        yield Violation("train_env_manager.max_traj_per_env", expected, fix, train.max_traj_per_env)
+    yield from _sizes(
+        "train_env_manager", train, "rollout_batch_size", config.rollout_batch_size, config.groups_per_step
+    )
     if val is not None:
         yield from _manager(config, "val_env_manager", val)
         if val.group_filter.type != "no_filter":
@@ -112,25 +100,24 @@ def manager_rules(config: AgenticConfig) -> Iterator[Violation]:
         if given not in (None, size):
             expected = f"group_size ({size}), which rules in validation"
             yield Violation("val_env_manager.generating_args.num_return_sequences", expected, "remove it", given)
-        yield from _validation_size(config, val)
+        yield from _sizes("val_env_manager", val, "val_batch_size", config.val_batch_size, config.validation_groups)
     elif config.val_batch_size is not None:
         expected = "null, because there is no val_env_manager"
         yield Violation("val_batch_size", expected, "add val_env_manager, or remove it", config.val_batch_size)
 
 
-def _validation_size(config: AgenticConfig, val: EnvManager) -> Iterator[Violation]:
-    size, episodes = val.group_size, config.val_batch_size
+def _sizes(path: str, manager: EnvManager, key: str, episodes: int | None, groups: int) -> Iterator[Violation]:
+    """`episodes`, which `key` says, are whole groups, and environments may play as many groups as are wanted."""
+    size, most = manager.group_size, manager.num_env_groups * manager.max_traj_per_env
     if episodes is not None and episodes % size:
+        below, above = episodes // size * size, -(-episodes // size) * size
         expected = f"whole groups: {episodes} episodes / {size} per group"
-        yield Violation("val_batch_size", expected, f"val_batch_size={-(-episodes // size) * size}", episodes)
-    elif val.max_traj_per_env > 0 and val.num_env_groups * val.max_traj_per_env < config.validation_groups:
-        most = val.num_env_groups * val.max_traj_per_env
-        expected = (
-            f"enough for a validation of {config.validation_groups} groups; {val.num_env_groups} env groups x "
-            f"{val.max_traj_per_env} = {most}"
-        )
-        fix = f"max_traj_per_env={-(-config.validation_groups // val.num_env_groups)}, or -1"
-        yield Violation("val_env_manager.max_traj_per_env", expected, fix, val.max_traj_per_env)
+        yield Violation(key, expected, f"{key}={below} or {above}" if below else f"{key}={above}", episodes)
+    elif manager.max_traj_per_env > 0 and most < groups:
+        sums = f"{manager.num_env_groups} env groups x {manager.max_traj_per_env} = {most}"
+        expected = f"enough for a {'step' if key == 'rollout_batch_size' else 'validation'} of {groups} groups; {sums}"
+        fix = f"max_traj_per_env={-(-groups // manager.num_env_groups)}, or -1"
+        yield Violation(f"{path}.max_traj_per_env", expected, fix, manager.max_traj_per_env)
 
 
 def _manager(config: AgenticConfig, path: str, manager: EnvManager) -> Iterator[Violation]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from roll.configs.errors import Violation
+from roll.configs.schema.engine_config import VLLM_LORA_RANKS, VllmConfig
 from roll.configs.schema.rl_config import RLConfig
 
 _AHEAD = "async_generation_ratio"
@@ -19,12 +20,6 @@ def async_rules(config: RLConfig) -> Iterator[Violation]:
         expected = "0 with executor inline and hf_infer: generation stands still while training computes in its process"
         fix = "executor=ray, or an engine with processes of its own (vllm, sglang)"
         yield Violation(_AHEAD, expected, fix, config.async_generation_ratio)
-    if config.val_only:
-        expected = "0 with val_only: there is no training to run ahead of"
-        yield Violation(_AHEAD, expected, f"{_AHEAD}=0", config.async_generation_ratio)
-    if config.is_use_additional_prompts:
-        expected = f"false with {_AHEAD} above 0, which keeps engines busy with the prompts of the steps to come"
-        yield Violation("is_use_additional_prompts", expected, "is_use_additional_prompts=false", True)
     if config.allow_uncorrected_async:
         correction = "train_infer_correction" if config.train_infer_correction else f"policy_loss {config.policy_loss}"
         if config.train_infer_correction is not None or config.loss.corrects_staleness:
@@ -43,3 +38,26 @@ def transport_rules(config: RLConfig) -> Iterator[Violation]:
     if config.val_only and config.verify_weight_sync != "off" and not config.resume_from_checkpoint:
         expected = "off with val_only: the starting weights are read by the engine itself, nothing is sent"
         yield Violation("verify_weight_sync", expected, "verify_weight_sync=off", config.verify_weight_sync)
+
+
+def lora_sync_rules(config: RLConfig) -> Iterator[Violation]:
+    """Adapters alone can be sent where there are some, to an engine that can hold them beside its weights."""
+    if config.lora_sync != "adapters":
+        return
+    key, worker, args = "lora_sync", config.actor_infer, config.actor_train.model_args
+    merge = "remove it, or lora_sync=merged"
+    if not args.uses_lora:
+        expected = "merged: actor_train trains the weights themselves, there are no adapters to send"
+        yield Violation(key, expected, f"{merge}, or actor_train.model_args.lora_rank=16", "adapters")
+    options, name = worker.strategy_args.strategy_config, worker.strategy_args.strategy_name
+    if not isinstance(options, VllmConfig):
+        expected = f"merged with {name}, which takes merged weights only"
+        yield Violation(key, expected, f"{merge}, or actor_infer.strategy_args.strategy_name=vllm", "adapters")
+        return
+    if options.sleep_level == 2:
+        path = "actor_infer.strategy_args.strategy_config.sleep_level"
+        expected = "0 or 1 with lora_sync: adapters: level 2 gives up the base weights, which are sent only once"
+        yield Violation(path, expected, f"{path}=1, or lora_sync=merged", 2)
+    if args.lora_rank > VLLM_LORA_RANKS[-1]:
+        expected = f"at most {VLLM_LORA_RANKS[-1]} with lora_sync: adapters, for which vLLM has room"
+        yield Violation("actor_train.model_args.lora_rank", expected, "lora_sync=merged", args.lora_rank)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from roll.configs.errors import NO_VALUE, Violation, did_you_mean, nearest, no_effect
 from roll.configs.rules.verifiers import WHAT_TO_DO, WHY_REFUSED, verifier_that_executes
@@ -14,22 +14,21 @@ from roll.configs.schema.worker_config import TEMPLATES, DataArgs, ProceduralTas
 
 def data_rules(config: RLVRConfig) -> Iterator[Violation]:
     """Where prompts come from, and whose they are."""
-    path, data = "actor_train.data_args", config.actor_train.data_args
-    if not data.file_name and not data.procedural and not config.val_only:
-        yield Violation(f"{path}.file_name", "a file, or procedural tasks", f"{path}.file_name=data.jsonl", NO_VALUE)
-    yield from _source_rules(config, path, data)
-    yield from _shares(config, f"{path}.domain_interleave_probs", data)
+    sections = {"actor_train": config.actor_train.data_args}
     if config.validation is not None:
-        path, data = "validation.data_args", config.validation.data_args
-        if not data.file_name and not data.procedural:
-            yield Violation(
-                f"{path}.file_name", "a file, or procedural tasks", f"{path}.file_name=test.jsonl", NO_VALUE
-            )
+        sections["validation"] = config.validation.data_args
+    for role, data in sections.items():
+        path, trains = f"{role}.data_args", role == "actor_train"
+        if not data.file_name and not data.procedural and not (trains and config.val_only):
+            fix = f"{path}.file_name={'data' if trains else 'test'}.jsonl"
+            yield Violation(f"{path}.file_name", "a file, or procedural tasks", fix, NO_VALUE)
         yield from _source_rules(config, path, data)
-        if data.domain_interleave_probs:
+        if trains:
+            yield from _shares(config, f"{path}.domain_interleave_probs", data)
+        elif data.domain_interleave_probs:
             why = ": validation plays every row once"
             yield no_effect(f"{path}.domain_interleave_probs", why, "remove it", data.domain_interleave_probs)
-    yield from _template_rules(config)
+    yield from template_rules(_templates(config))
     yield from _supply_rules(config)
     tags = {tag for domain in config.rewards for tag in config.tags_of(domain)}
     for tag in config.tag_to_template:
@@ -109,16 +108,21 @@ def _procedural_rules(path: str, task: ProceduralTask) -> Iterator[Violation]:
             yield Violation(f"{path}.config.{key}", expected, f"{path}.{key}={task.config[key]}", task.config[key])
 
 
-def _template_rules(config: RLVRConfig) -> Iterator[Violation]:
+def _templates(config: RLVRConfig) -> dict[str, str | None]:
     given = {
         "global_template": config.global_template,
         "actor_train.data_args.template": config.actor_train.data_args.template,
+        **{f"tag_to_template.{tag}": text for tag, text in config.tag_to_template.items()},
     }
     if config.reward_model is not None:
         given["reward_model.template"] = config.reward_model.template
-    given.update({f"tag_to_template.{tag}": text for tag, text in config.tag_to_template.items()})
     if config.validation is not None:
         given["validation.data_args.template"] = config.validation.data_args.template
+    return given
+
+
+def template_rules(given: Mapping[str, str | None]) -> Iterator[Violation]:
+    """Texts by their keys that are a name, a text with one slot, or Jinja."""
     for path, text in given.items():
         if text is None or text in TEMPLATES or "{%" in text or "{{" in text or text.count("{prompt}") == 1:
             continue

@@ -35,8 +35,7 @@ def deepspeed_rules(config: RunConfig) -> Iterator[Violation]:
         if not isinstance(worker.strategy_args.strategy_config, DeepSpeedConfig):
             continue
         options, path = worker.strategy_args.strategy_config, f"{role}.strategy_args.strategy_config"
-        yield from _zero(f"{path}.zero_optimization", options)
-        yield from _values(f"{path}.zero_optimization", options.zero_optimization)
+        yield from _zero(f"{path}.zero_optimization", options.zero_optimization)
         group = options.zero_optimization.get("zero_hpz_partition_size", 1)
         if _is_count(group) and group > 1 and worker.ranks % group:
             expected = f"a divisor of the {worker.ranks} rank(s) of {role}, whose weights such a group keeps whole"
@@ -48,54 +47,59 @@ def deepspeed_rules(config: RunConfig) -> Iterator[Violation]:
             yield from _sizes(path, role, worker, options, limit)
             yield from _optimizer(f"{path}.optimizer", f"{role}.training_args", worker, options)
             yield from _division(path, options)
-        for name, instead in (
-            ("scheduler", f"{role}.training_args.lr_scheduler_type and its neighbours"),
-            ("activation_checkpointing", f"{role}.model_args.disable_gradient_checkpointing"),
-        ):
-            if getattr(options, name) is not None:
-                why = f": {instead} say it for every backend"
-                yield no_effect(f"{path}.{name}", why, "remove it", getattr(options, name))
 
 
-def _zero(path: str, options: DeepSpeedConfig) -> Iterator[Violation]:
-    given = options.zero_optimization
-    for key, value in given.items():
-        if key in REFUSED_ZERO_KEYS:
-            yield no_effect(f"{path}.{key}", f": {REFUSED_ZERO_KEYS[key]}", "remove it", value)
-    yield from _unknown(path, given.keys() - REFUSED_ZERO_KEYS.keys(), frozenset(ZERO_KEYS), given)
+def _zero(path: str, given: Mapping[str, Any]) -> Iterator[Violation]:
+    """Keys that DeepSpeed has, that act here and in this stage, with values of their kind."""
     stage = given.get("stage", 0)
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
         yield Violation(f"{path}.stage", "0, 1, 2 or 3", "", stage)
         return
-    yield from _of_stage(path, stage, given)
-    for name, known in OFFLOAD_KEYS.items():
-        section, below = given.get(name), f"{path}.{name}"
-        if section is None:
-            continue
-        if not isinstance(section, Mapping):
+    if isinstance(stage, float):
+        yield Violation(f"{path}.stage", "a whole number", f"write {stage:.0f}", stage)
+    yield from _unknown(path, given.keys() - REFUSED_ZERO_KEYS.keys(), frozenset(ZERO_KEYS), given)
+    for key, value in given.items():
+        below, switch = f"{path}.{key}", value == "auto" or isinstance(value, bool)
+        if key in REFUSED_ZERO_KEYS:
+            yield no_effect(below, f": {REFUSED_ZERO_KEYS[key]}", "remove it", value)
+        elif key in OFFLOAD_KEYS:
+            yield from _offload(path, key, value, int(stage))
+        elif stage not in ZERO_KEYS.get(key, (stage,)):
+            why = f" with stage {stage}: it acts in stage {' or '.join(map(str, ZERO_KEYS[key]))}"
+            yield no_effect(below, why, "remove it", value)
+        elif key in COUNTS:
+            least = 1 if key == "reduce_bucket_size" else 0
+            if value != "auto" and not (_is_count(value) and value >= least):
+                yield Violation(below, f"a whole number >= {least}, or auto", "", value)
+        elif key in ZERO_KEYS and key != "stage" and not switch:
+            yield Violation(below, "true or false, or auto", "", value)
+        elif key == "allgather_partitions" and value is False:
+            yield Violation(
+                below, "true: DeepSpeed gathers partitions, it no longer sends them around", "remove it", value
+            )
+
+
+def _offload(path: str, name: str, section: Any, stage: int) -> Iterator[Violation]:
+    below = f"{path}.{name}"
+    if not isinstance(section, Mapping):
+        if section is not None:
             yield Violation(below, "a section with keys", f"{below}={{device: cpu}}", section)
-            continue
-        yield from _unknown(below, section, known, section)
-        device = section.get("device", "none")
-        if device not in ("none", "cpu"):
-            expected = "cpu or none: offload to files isn't supported"
-            yield Violation(f"{below}.device", expected, f"{below}.device=cpu", device)
-        least = 3 if name == "offload_param" else 1
-        if device != "none" and stage < least:
-            expected = f"stage {least} or more with {name}, which only acts there"
-            yield Violation(f"{path}.stage", expected, f"{path}.stage={least}, or remove {name}", stage)
-        if section.get("ratio", 1.0) != 1.0 and stage < 3:
-            yield Violation(f"{below}.ratio", "1 below stage 3", "remove it", section["ratio"])
-
-
-def _of_stage(path: str, stage: int, given: Mapping[str, Any]) -> Iterator[Violation]:
-    for key, stages in ZERO_KEYS.items():
-        if key in given and stage not in stages and key not in OFFLOAD_KEYS:
-            why = f" with stage {stage}: it acts in stage {' or '.join(map(str, stages))}"
-            yield no_effect(f"{path}.{key}", why, "remove it", given[key])
-    if given.get("allgather_partitions", True) not in (True, "auto"):
-        expected = "true: DeepSpeed gathers partitions, it no longer sends them around"
-        yield Violation(f"{path}.allgather_partitions", expected, "remove it", given["allgather_partitions"])
+        return
+    yield from _unknown(below, section, OFFLOAD_KEYS[name], section)
+    device, ratio, least = section.get("device", "none"), section.get("ratio", 1.0), 3 if name == "offload_param" else 1
+    if device not in ("none", "cpu"):
+        yield Violation(
+            f"{below}.device", "cpu or none: offload to files isn't supported", f"{below}.device=cpu", device
+        )
+    if device != "none" and stage < least:
+        expected = f"stage {least} or more with {name}, which only acts there"
+        yield Violation(f"{path}.stage", expected, f"{path}.stage={least}, or remove {name}", stage)
+    if not isinstance(section.get("pin_memory", False), bool):
+        yield Violation(f"{below}.pin_memory", "true or false", "", section["pin_memory"])
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
+        yield Violation(f"{below}.ratio", "a number from 0 to 1", "", ratio)
+    elif ratio != 1 and stage < 3:
+        yield Violation(f"{below}.ratio", "1 below stage 3", "remove it", ratio)
 
 
 def _unknown(path: str, keys: Iterable[str], known: frozenset[str], given: Mapping[str, Any]) -> Iterator[Violation]:
@@ -191,30 +195,6 @@ def _optimizer(path: str, source: str, worker: TrainConfig, options: DeepSpeedCo
             given = list(given)
         if given not in ("auto", value):
             yield Violation(f"{path}.params.{name}", f"{value}, as {source} says, or auto", "remove it", given)
-
-
-def _values(path: str, given: Mapping[str, Any]) -> Iterator[Violation]:
-    for key, value in given.items():
-        if key == "stage":
-            if isinstance(value, float) and value.is_integer():
-                yield Violation(f"{path}.stage", "a whole number", f"write {value:.0f}", value)
-        elif key in COUNTS:
-            least = 1 if key == "reduce_bucket_size" else 0
-            if value != "auto" and not (_is_count(value) and value >= least):
-                yield Violation(f"{path}.{key}", f"a whole number >= {least}, or auto", "", value)
-        elif key in OFFLOAD_KEYS:
-            if isinstance(value, Mapping):
-                yield from _offload(f"{path}.{key}", value)
-        elif key in ZERO_KEYS and value != "auto" and not isinstance(value, bool):
-            yield Violation(f"{path}.{key}", "true or false, or auto", "", value)
-
-
-def _offload(path: str, section: Mapping[str, Any]) -> Iterator[Violation]:
-    if not isinstance(section.get("pin_memory", False), bool):
-        yield Violation(f"{path}.pin_memory", "true or false", "", section["pin_memory"])
-    ratio = section.get("ratio", 1.0)
-    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
-        yield Violation(f"{path}.ratio", "a number from 0 to 1", "", ratio)
 
 
 def _is_count(value: Any) -> bool:

@@ -9,7 +9,6 @@ from roll.catalog.strategies import STRATEGIES
 from roll.configs.errors import Violation, no_effect
 from roll.configs.schema.engine_config import EngineConfig, SglangConfig, VllmConfig
 from roll.configs.schema.rl_config import RLConfig
-from roll.configs.schema.worker_config import WorkerConfig
 
 VLLM_TEMPERATURES = (0.01, 2.0)
 """Lowest and highest temperature that vLLM samples at as it is told."""
@@ -22,10 +21,12 @@ def engine_rules(config: RLConfig) -> Iterator[Violation]:
     worker = config.actor_infer
     options, name = worker.strategy_args.strategy_config, worker.strategy_args.strategy_name
     if not isinstance(options, EngineConfig):
-        yield from _without_engine(config, name)
+        if config.engine_restarts > 1:
+            expected = f"0 or 1, because nothing replaces {name}: the death of its worker ends the run"
+            fix = "remove it, or actor_infer.strategy_args.strategy_name=vllm"
+            yield Violation("engine_restarts", expected, fix, config.engine_restarts)
         return
     yield from _arguments(name, options)
-    yield from _model_args(name, worker)
     if options.load_format == "dummy" and config.val_only and not config.resume_from_checkpoint:
         expected = "weights to validate: with val_only nothing is trained that could fill in a dummy's"
         yield Violation(f"{_OPTIONS}.load_format", expected, f"{_OPTIONS}.load_format=auto", "dummy")
@@ -36,13 +37,6 @@ def engine_rules(config: RLConfig) -> Iterator[Violation]:
     if quantised and config.verify_weight_sync == "logprob":
         expected = f"off or checksum with quantization {quantised}, which changes log-probs by more than a sync may"
         yield Violation("verify_weight_sync", expected, "verify_weight_sync=checksum", "logprob")
-
-
-def _without_engine(config: RLConfig, name: str) -> Iterator[Violation]:
-    if config.engine_restarts > 1:
-        expected = f"0 or 1, because nothing replaces {name}: the death of its worker ends the run"
-        fix = "remove it, or actor_infer.strategy_args.strategy_name=vllm"
-        yield Violation("engine_restarts", expected, fix, config.engine_restarts)
 
 
 def _arguments(name: str, options: EngineConfig) -> Iterator[Violation]:
@@ -60,18 +54,6 @@ def _arguments(name: str, options: EngineConfig) -> Iterator[Violation]:
     stages = options.engine_args.get(options.pipeline_key, 1)
     if type(stages) is not int or stages < 1:
         yield Violation(f"{_OPTIONS}.{options.pipeline_key}", "a whole number >= 1", "", stages)
-
-
-def _model_args(name: str, worker: WorkerConfig) -> Iterator[Violation]:
-    """Switches of models that this project builds itself. `memory_rules` and `lora_rules` have the others."""
-    args, path, engine = worker.model_args, "actor_infer.model_args", STRATEGIES[name].project
-    if args.attn_implementation != "auto":
-        expected = f"auto with {name}: the kernels are {engine}'s own"
-        fix = f"{_OPTIONS}.attention_backend=..., or remove it"
-        yield Violation(f"{path}.attn_implementation", expected, fix, args.attn_implementation)
-    if args.disable_gradient_checkpointing:
-        expected = f"false with {name}, which has no backward pass"
-        yield Violation(f"{path}.disable_gradient_checkpointing", expected, "remove it", True)
 
 
 def _vllm_sizes(config: RLConfig, options: VllmConfig) -> Iterator[Violation]:

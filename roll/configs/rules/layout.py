@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import fields
 
 from roll.configs.errors import Violation, no_effect, problem
 from roll.configs.schema.engine_config import EngineConfig, VllmConfig
 from roll.configs.schema.megatron_config import RECOMPUTED, UNEVEN, MegatronConfig
 from roll.configs.schema.model_shape import MEGATRON_MODEL_TYPES, ModelShape
-from roll.configs.schema.strategy_config import HfInferConfig
 from roll.configs.schema.worker_config import TrainConfig, WorkerConfig
 
 
@@ -24,25 +23,10 @@ def layout_rules(role: str, worker: WorkerConfig) -> Iterator[Violation]:
         place = path if isinstance(options, MegatronConfig) else f"{role}.model_args.ulysses_size"
         more = -(-worker.ranks // together) * together
         yield Violation(place, expected, f"{more} ranks for {role}, or smaller sizes")
-    ulysses = worker.model_args.ulysses_size
-    if ulysses > 1 and isinstance(options, (MegatronConfig, HfInferConfig, EngineConfig)):
-        name = worker.strategy_args.strategy_name
-        expected = f"1: {name} doesn't split sequences this way"
-        fix = f"{path}.context_parallel_size={ulysses}" if isinstance(options, MegatronConfig) else "remove it"
-        yield Violation(f"{role}.model_args.ulysses_size", expected, fix, ulysses)
     if isinstance(options, MegatronConfig):
-        yield from _megatron_model(role, worker)
         yield from _megatron_sizes(path, worker.ranks, options)
         if isinstance(worker, TrainConfig):
             yield from _recompute(role, worker, options)
-
-
-def _megatron_model(role: str, worker: WorkerConfig) -> Iterator[Violation]:
-    args = worker.model_args
-    if args.attn_implementation != "auto":
-        key = f"{role}.model_args.attn_implementation"
-        expected = "auto: the attention of megatron_* is chosen by strategy_config.transformer_impl"
-        yield Violation(key, expected, f"{key}=auto", args.attn_implementation)
 
 
 def _megatron_sizes(path: str, ranks: int, options: MegatronConfig) -> Iterator[Violation]:
@@ -190,24 +174,11 @@ def _experts(path: str, model: str, options: MegatronConfig, shape: ModelShape) 
             yield problem(f"{path}.recompute_modules", what, "remove it", "shared_experts")
 
 
-_OF_EXPERTS: dict[str, Any] = {
-    "expert_model_parallel_size": 1,
-    "expert_tensor_parallel_size": None,
-    "moe_layer_recompute": False,
-    "moe_token_dispatcher_type": "alltoall",
-    "moe_grouped_gemm": False,
-    "moe_shared_expert_overlap": False,
-    "moe_router_dtype": None,
-    "moe_aux_loss_coeff": 0.0,
-}
-"""Keys about experts, with the values that ask for nothing."""
-
-
 def _no_experts(path: str, model: str, options: MegatronConfig) -> Iterator[Violation]:
     named = [name for name in options.recompute_modules or () if name in ("moe", "moe_act", "shared_experts")]
     if named:
         yield problem(f"{path}.recompute_modules", f"{model} has no experts to recompute", "remove them", named)
-    for key, idle in _OF_EXPERTS.items():
-        value = getattr(options, key)
-        if value != idle:
-            yield no_effect(f"{path}.{key}", f": {model} has no experts", "remove it", value)
+    for spec in fields(options):
+        value = getattr(options, spec.name)
+        if spec.name.startswith(("expert_", "moe_")) and value != spec.default:
+            yield no_effect(f"{path}.{spec.name}", f": {model} has no experts", "remove it", value)

@@ -82,17 +82,13 @@ def reward_norm_rules(config: RLConfig) -> Iterator[Violation]:
 def kl_rules(config: RLConfig) -> Iterator[Violation]:
     """KL terms and the reference they need."""
     if config.add_token_level_kl and config.use_kl_loss and not config.allow_both_kl:
-        yield Violation(
-            "use_kl_loss",
-            "one KL term: add_token_level_kl already puts it into the reward",
-            "use_kl_loss=false, or add_token_level_kl=false, or say allow_both_kl=true",
-            True,
-        )
+        expected = "one KL term: add_token_level_kl already puts it into the reward"
+        fix = "use_kl_loss=false, or add_token_level_kl=false, or say allow_both_kl=true"
+        yield Violation("use_kl_loss", expected, fix, True)
     if config.uses_reference and config.reference is None and not config.reference_is_actor:
         key = "use_kl_loss" if config.use_kl_loss else "add_token_level_kl"
-        yield Violation(
-            "reference", f"a reference, because {key} is on", f"add a reference section, or {key}=false", None
-        )
+        expected = f"a reference, because {key} is on"
+        yield Violation("reference", expected, f"add a reference section, or {key}=false", None)
     if config.target_kl is not None and config.init_kl_coef == 0:
         expected = "more than 0, because the adaptive controller only multiplies it"
         yield Violation("init_kl_coef", expected, "init_kl_coef=0.2", 0.0)
@@ -111,14 +107,8 @@ def loss_rules(config: RLConfig) -> Iterator[Violation]:
         yield Violation("rl_loss_coef", "more than 0, because no other loss is on", "rl_loss_coef=1", 0.0)
     correction = config.train_infer_correction
     if correction is not None:
-        acting = (
-            correction.importance_upper,
-            correction.ratio_low,
-            correction.ratio_high,
-            correction.difference_low,
-            correction.difference_high,
-        )
-        if all(value is None for value in acting):
+        bounds = ("importance_upper", "ratio_low", "ratio_high", "difference_low", "difference_high")
+        if all(getattr(correction, name) is None for name in bounds):
             expected = "a weight or a filter: all its bounds are null, so it does nothing"
             yield Violation("train_infer_correction", expected, "importance_upper=2, or train_infer_correction=null")
     if config.error_max_len_clip and config.error_max_len_threshold is None:

@@ -44,13 +44,6 @@ def _weight_rules(path: str, reward: RewardConfig) -> Iterator[Violation]:
 
 
 def _model_rules(model: RewardModelConfig) -> Iterator[Violation]:
-    if model.model_args.ulysses_size != 1:
-        expected = "1: a reward model reads whole texts; its ranks share out responses"
-        yield Violation("reward_model.model_args.ulysses_size", expected, "", model.model_args.ulysses_size)
-    budget = model.max_tokens_per_microbatch_in_infer
-    if model.use_dynamic_batching_in_infer and budget is None:
-        expected = "a number of tokens, because use_dynamic_batching_in_infer is on"
-        yield Violation("reward_model.max_tokens_per_microbatch_in_infer", expected, "", None)
     if model.use_sequence_packing and model.infer_batch_size == 1 and not model.use_dynamic_batching_in_infer:
         expected = "false, because infer_batch_size is 1 and there is nothing to lay end to end"
         fix = "reward_model.infer_batch_size=8, or use_dynamic_batching_in_infer"

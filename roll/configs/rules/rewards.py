@@ -37,9 +37,6 @@ def reward_rules(config: RLVRConfig) -> Iterator[Violation]:
 
 def score_rules(config: RLVRConfig) -> Iterator[Violation]:
     """What becomes of scores before the estimator."""
-    if config.use_reward_scaling and config.reward_norm is not None:
-        expected = "false, because reward_norm already divides scores"
-        yield Violation("use_reward_scaling", expected, "keep one: reward_norm=null or use_reward_scaling=false", True)
     for key in ("reward_norm", "use_reward_scaling"):
         if config.estimator.needs_greedy and getattr(config, key):
             off = "null" if key == "reward_norm" else "false"

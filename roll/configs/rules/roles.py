@@ -11,13 +11,15 @@ from roll.configs.rules.layout import layout_rules
 from roll.configs.schema.engine_config import EngineConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.strategy_config import Fsdp2Config
-from roll.configs.schema.worker_config import TrainConfig, WorkerConfig
+from roll.configs.schema.worker_config import ALL_LINEAR, TrainConfig, WorkerConfig
 
 
 def role_rules(config: RunConfig) -> Iterator[Violation]:
     """Each configured role by itself."""
     for role, worker in config.sections.items():
-        allowed, name = strategies_for(role), worker.strategy_args.strategy_name
+        name = worker.strategy_args.strategy_name
+        kind = "actor_train" if isinstance(worker, TrainConfig) else "reference"
+        allowed = strategies_for(role) or strategies_for(kind)  # a role of the user's own does the work of its kind
         if name not in allowed and not OWN_PATH.match(name):
             path = f"{role}.strategy_args.strategy_name"
             expected = f"{' or '.join(allowed)}, which can do the work of {role}"
@@ -40,6 +42,9 @@ def _model_rules(config: RunConfig, role: str, worker: WorkerConfig) -> Iterator
         expected = "bf16 or fp32 where a role trains: small gradients vanish in fp16, and there is no loss scaling"
         key = f"{path}.dtype" if args.dtype == "fp16" else f"{role}.strategy_args.strategy_config.param_dtype"
         yield Violation(key, expected, f"{key}=bf16", "fp16")
+    if ALL_LINEAR in args.lora_target and len(args.lora_target) > 1:
+        key, expected = f"{path}.lora_target", f"{ALL_LINEAR} alone, or names of layers alone"
+        yield Violation(key, expected, f"{key}={ALL_LINEAR}", list(args.lora_target))
     if args.attn_implementation == "fa2" and args.dtype == "fp32":
         what = "flash attention computes in half precision, and dtype is fp32"
         yield problem(f"{path}.attn_implementation", what, f"{path}.dtype=bf16, or sdpa", "fa2")
@@ -61,15 +66,27 @@ def _size_rules(config: RunConfig, role: str, worker: WorkerConfig) -> Iterator[
     if config.executor == "inline" and worker.ranks > 1:
         expected = f"one rank with executor inline, not {worker.ranks}"
         yield Violation(f"{role}.device_mapping", expected, "executor=ray, or one slot", _given(worker))
-    if isinstance(options, Fsdp2Config) and options.fsdp_size and worker.ranks % options.fsdp_size:
-        expected = f"a divisor of the role's {worker.ranks} rank(s)"
-        yield Violation(f"{role}.strategy_args.strategy_config.fsdp_size", expected, "remove it", options.fsdp_size)
+    if isinstance(options, Fsdp2Config):
+        yield from _fsdp_rules(role, worker, options)
     beyond = [slot for slot in worker.slots if slot >= config.num_nodes * config.num_gpus_per_node]
     if beyond:
         slots = f"{config.num_nodes} x {config.num_gpus_per_node} = {config.num_nodes * config.num_gpus_per_node}"
         expected = f"slots below num_nodes x num_gpus_per_node = {slots}; {beyond[0]} isn't there"
         fix = f"num_gpus_per_node={-(-(beyond[-1] + 1) // config.num_nodes)}, or fewer slots"
         yield Violation(f"{role}.device_mapping", expected, fix, _given(worker))
+
+
+def _fsdp_rules(role: str, worker: WorkerConfig, options: Fsdp2Config) -> Iterator[Violation]:
+    path = f"{role}.strategy_args.strategy_config"
+    if options.fsdp_size and worker.ranks % options.fsdp_size:
+        expected = f"a divisor of the role's {worker.ranks} rank(s)"
+        yield Violation(f"{path}.fsdp_size", expected, "remove it", options.fsdp_size)
+    if options.offload_policy and worker.ranks == 1:
+        expected = "false with one rank, which isn't sharded; model_args.activation_offload saves memory there"
+        yield Violation(f"{path}.offload_policy", expected, "more ranks, or remove it", True)
+    if isinstance(worker, TrainConfig) and options.reduce_dtype == "fp16":
+        expected = "fp32 or bf16: small gradients vanish in fp16, and there is no loss scaling"
+        yield Violation(f"{path}.reduce_dtype", expected, f"{path}.reduce_dtype=bf16", "fp16")
 
 
 def _devices(role: str, worker: WorkerConfig, needed: int) -> Violation:

@@ -85,11 +85,7 @@ def _untracked_truncation(config: RLConfig, path: str, args: GeneratingArgs) -> 
 
 
 def rollout_schedule_rules(config: RLConfig) -> Iterator[Violation]:
-    """Validation that is asked for is configured; prompts beyond those needed are some."""
-    for key, value in (("val_before_train", config.val_before_train), ("val_only", config.val_only)):
-        if value and not config.validates:
-            section = config.validation_key
-            yield Violation(key, f"false, because there is no {section}", f"add {section}", value)
+    """Prompts beyond those needed are some."""
     if config.is_use_additional_prompts and config.max_additional_running_prompts == 0:
         yield Violation("max_additional_running_prompts", "more than 0, because is_use_additional_prompts is on", "", 0)
 
@@ -104,18 +100,11 @@ def end_rules(config: RunConfig) -> Iterator[Violation]:
 
 
 def schedule_rules(config: RunConfig) -> Iterator[Violation]:
-    """When the run ends, validates, saves, resumes."""
-    if config.eval_steps and not config.validates:
-        section = config.validation_key
-        yield Violation("eval_steps", f"0, because there is no {section}", f"add {section}", config.eval_steps)
-    if isinstance(config.resume_from_checkpoint, str) and config.resume_from_checkpoint.lower() in (
-        "true",
-        "false",
-        "",
-    ):
-        expected = "true, false, auto, or a folder"
+    """Where the run resumes."""
+    wanted = config.resume_from_checkpoint
+    if isinstance(wanted, str) and wanted.lower() in ("true", "false", ""):
         fix = "write true or false without quotes"
-        yield Violation("resume_from_checkpoint", expected, fix, config.resume_from_checkpoint)
+        yield Violation("resume_from_checkpoint", "true, false, auto, or a folder", fix, wanted)
 
 
 def name_rules(config: RunConfig) -> Iterator[Violation]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from roll.configs.errors import NO_VALUE, Violation, nearest
+from roll.configs.errors import NO_VALUE, Violation
+from roll.configs.rules.data import template_rules
 from roll.configs.schema.sft_config import SFTConfig, SFTDataArgs
-from roll.configs.schema.worker_config import TEMPLATES
 
 
 def length_rules(config: SFTConfig) -> Iterator[Violation]:
@@ -25,12 +25,6 @@ def data_rules(config: SFTConfig) -> Iterator[Violation]:
         for name in sorted(held):
             expected = "a file that isn't trained on: it wouldn't tell what the model does with new rows"
             yield Violation("validation.data_args.file_name", expected, "validation_share=0.05 instead", name)
-
-
-def validation_rules(config: SFTConfig) -> Iterator[Violation]:
-    """Validation that is asked for has rows."""
-    if config.val_before_train and not config.validates:
-        yield Violation("val_before_train", "false, because no rows are held out", "validation_share=0.05", True)
 
 
 def sft_warnings(config: SFTConfig) -> Iterator[str]:
@@ -56,10 +50,7 @@ def _source_rules(path: str, data: SFTDataArgs) -> Iterator[Violation]:
         yield Violation(
             f"{path}.{missing}", f"a column that goes with {there[0]!r}", f"{path}.{missing}={missing}", None
         )
-    text = data.template or "native"
-    if text not in TEMPLATES and "{%" not in text and "{{" not in text and text.count("{prompt}") != 1:
-        expected = f"one of {', '.join(TEMPLATES)}, a text with one {{prompt}}, or Jinja"
-        yield Violation(f"{path}.template", expected, nearest(text, TEMPLATES), text)
+    yield from template_rules({f"{path}.template": data.template})
 
 
-RULES = (length_rules, data_rules, validation_rules)
+RULES = (length_rules, data_rules)

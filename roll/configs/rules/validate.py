@@ -14,8 +14,6 @@ from roll.configs.rules import (
     data,
     deepspeed,
     engines,
-    lora,
-    memory_options,
     policy,
     reward_model,
     rewards,
@@ -36,7 +34,7 @@ Rule = Callable[[Any], Iterator[Violation]]
 def _batch_rules(config: RLConfig) -> Iterator[Violation]:
     plan = config.batch
     # Without a whole data-parallel size `layout_rules` has said why.
-    if all(batch.data_parallel for batch in plan.train_batches):
+    if all(worker.data_parallel for worker in plan.roles.values()):
         yield from plan.violations()
 
 
@@ -47,8 +45,6 @@ _RUN: tuple[Rule, ...] = (
     run.name_rules,
     run.token_budget_rules,
     roles.role_rules,
-    lora.lora_rules,
-    memory_options.memory_rules,
     deepspeed.deepspeed_rules,
     roles.placement_rules,
 )
@@ -60,7 +56,7 @@ _ROLLOUTS: tuple[Rule, ...] = (
     run.length_rules,
     run.sampling_rules,
     run.rollout_schedule_rules,
-    lora.lora_sync_rules,
+    async_generation.lora_sync_rules,
     engines.engine_rules,
     async_generation.async_rules,
     async_generation.transport_rules,

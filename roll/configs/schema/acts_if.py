@@ -8,6 +8,8 @@ from typing import Any
 
 ROLE = "role"
 """In place of a key: the role that has the section."""
+TRAINED = "trains"
+"""In place of a key: whether that role trains, whatever it is called."""
 BACKEND = "strategy_name"
 """In place of a key: the backend of that role; values are beginnings of its name."""
 
@@ -17,7 +19,7 @@ class ActsIf:
     """A condition on another key, without which a key has no effect."""
 
     key: str
-    """A key or property of the same section, of the top level with `^`, or `ROLE` or `BACKEND`."""
+    """A key or property of the same section, of the top level with `^`, or `ROLE`, `TRAINED` or `BACKEND`."""
     values: tuple[Any, ...] = ()
     """It has one of these, or a list has. Empty: it isn't null, false, 0 or empty."""
     unless: bool = False
@@ -25,7 +27,7 @@ class ActsIf:
     words: str = ""
     """The condition as it goes on after "Acts only", where `key` and `values` don't say it."""
     why: str | Mapping[str, str] = ""
-    """Why not otherwise; for `ROLE` by role."""
+    """Why not otherwise; or by role, for `BACKEND` by the beginning of its name."""
     fix: str = ""
     """How to make the key act, or what to write instead; `{section}` stands for the path of the section."""
 
@@ -54,7 +56,10 @@ class ActsIf:
 
 
 def acting(default: Any, *conditions: ActsIf, idle: tuple[Any, ...] = (), **metadata: Any) -> Any:
-    """A field that acts only under conditions. `idle`: values besides the default that ask for nothing."""
+    """A field that acts only under conditions. `idle`: values besides the default that ask for nothing.
+
+    `accelerator` (in `metadata`): values that need one, each with the package that it also needs, or None.
+    """
     return field(default=default, metadata={"acts_if": conditions, "idle": idle, **metadata})
 
 
@@ -68,4 +73,4 @@ def unless(key: str, *values: Any, **more: Any) -> ActsIf:
     return ActsIf(key=key, values=values, unless=True, **more)
 
 
-TRAINS = needs(ROLE, "actor_train", "critic", why="it doesn't train")
+TRAINS = needs(TRAINED, words="for roles that train", why="it doesn't train")

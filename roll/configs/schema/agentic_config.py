@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from roll.configs.schema.acts_if import acting, needs
 from roll.configs.schema.batch_plan import BatchPlan
@@ -13,7 +13,6 @@ from roll.configs.schema.env_config import (
     EnvManager,
     EnvWorkers,
     RewardNormalization,
-    TurnCredit,
     ValEnvManager,
     split_evenly,
 )
@@ -25,6 +24,9 @@ from roll.configs.schema.worker_config import GeneratingArgs
 @dataclass(frozen=True, kw_only=True)
 class AgenticConfig(RLConfig):
     """Pairs of an environment and a seed as tasks, an episode of several responses each."""
+
+    group_size_key: ClassVar[str] = "train_env_manager.group_size"
+    validation_key: ClassVar[str] = "val_env_manager"
 
     pipeline: Literal["agentic"]
     """Which pipeline the file is for."""
@@ -89,10 +91,6 @@ class AgenticConfig(RLConfig):
         return replace(self.env_workers, world_size=processes, max_env_num_per_worker=most)
 
     @property
-    def group_size_key(self) -> str:
-        return "train_env_manager.group_size"
-
-    @property
     def needs_group(self) -> tuple[tuple[str, str], ...]:
         found = []
         rule = self.reward_normalization
@@ -108,10 +106,6 @@ class AgenticConfig(RLConfig):
         if self.val_env_manager is None:
             return None
         return "val_env_manager.generating_args", self.val_env_manager.generating_args
-
-    @property
-    def validation_key(self) -> str:
-        return "val_env_manager"
 
     @property
     def warm_start_path(self) -> Path:
@@ -157,14 +151,8 @@ class AgenticConfig(RLConfig):
         return None if self.val_env_manager is None else self.val_env_manager.num_env_groups
 
     @property
-    def turn_credit(self) -> TurnCredit | None:
-        return TurnCredit(
-            normalization=self.reward_normalization,
-            step_reward_gamma=self.step_reward_gamma,
-            episode_reward_weight=self.episode_reward_weight,
-            step_reward_weight=self.step_reward_weight,
-            discount_over=self.discount_over,
-        )
+    def turn_credit(self) -> AgenticConfig:
+        return self
 
     def domain_weight(self, domain: str) -> float:
         assert domain in self.custom_envs

@@ -90,8 +90,6 @@ class DeepSpeedConfig(StrategyConfig):
     """Likewise, for roles that don't train."""
     optimizer: dict[str, Any] | None = acting(None, TRAINS)
     """Accepted only as far as it repeats `training_args`: AdamW with the same numbers or `auto`."""
-    scheduler: dict[str, Any] | None = None
-    """Refused: `training_args.lr_scheduler_type` and its neighbours say it, alike for all backends."""
     communication_data_type: Literal["fp32", "bf16", "fp16"] | None = acting(None, TRAINS)
     """Type in which gradients are summed over ranks. null: fp32."""
     data_types: dict[str, Any] | None = acting(None, TRAINS)
@@ -103,8 +101,6 @@ class DeepSpeedConfig(StrategyConfig):
     gradient_predivide_factor: float | None = acting(None, TRAINS)
     """Divide by this much before the sum and by the rest after it. For the same stages; not with
     `prescale_gradients`."""
-    activation_checkpointing: dict[str, Any] | None = None
-    """Refused: `model_args.disable_gradient_checkpointing` says it, alike for all backends."""
 
     @property
     def stage(self) -> int:

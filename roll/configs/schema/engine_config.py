@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from roll.configs.schema.fields import number, open_section
+from roll.configs.schema.fields import number
 from roll.configs.schema.strategy_options import StrategyConfig
 
 
@@ -131,7 +131,7 @@ class EngineConfig(StrategyConfig):
     load_format: str = "auto"
     """How weights are read at the start; `dummy` reads none: the first update from the trainer fills them. Not with
     `val_only`."""
-    engine_args: dict[str, Any] = field(default_factory=dict, metadata=open_section())
+    engine_args: dict[str, Any] = field(default_factory=dict, metadata={"open": True})
     """Any other argument of the engine, which may as well stand next to this key. A name that the installed engine
     doesn't have, or that another key of the run sets, is refused."""
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from roll.configs.schema.acts_if import needs
 from roll.configs.schema.fields import number, one_or_many
 from roll.configs.schema.reward_config import QueryFilterConfig
 from roll.configs.schema.worker_config import GeneratingArgs
@@ -43,7 +44,7 @@ class CustomEnv:
     turn_template: str = "{observation}"
     """Text of every turn's message, with {observation}, {step} (from 1), {steps_left}, {max_steps},
     {max_actions_per_step}, {max_tokens}."""
-    history_length: int | None = number(None, ge=0)
+    history_length: int | None = number(None, ge=0, acts_if=(needs("^sample_unit", "step", "concat"),))
     """`sample_unit: step`: earlier exchanges (a message and its response) that a prompt shows before the new message.
     `concat`: exchanges that are carried on until the context is reset. null: all."""
 
@@ -120,17 +121,6 @@ class RewardNormalization:
     `inductive`), or with those of the same group."""
     method: Literal["mean_std", "mean", "asym_clip", "identity"] = "mean_std"
     """(r - mean) / std; r - mean; the first clamped to [-1, 3]; r itself."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnCredit:
-    """What credit assignment is told about episodes of several turns. Derived from a configuration's keys."""
-
-    normalization: RewardNormalization
-    step_reward_gamma: float
-    episode_reward_weight: float
-    step_reward_weight: float
-    discount_over: Literal["token", "turn"]
 
 
 def split_evenly(num_groups: int, tags: Sequence[str]) -> tuple[int, ...]:

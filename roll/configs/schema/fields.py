@@ -1,4 +1,9 @@
-"""How a field says more than its type: bounds, one value or a list, a parser, a type picked by a sibling."""
+"""How a field says more than its type: bounds, one value or a list, a parser, options of what a sibling names.
+
+Metadata that only one field has stands there: `choices` (a text is one of these, or with `own` a path of the user's
+own), `typed_by` (a sibling whose value picks the section's dataclass out of `table`; `own_table` is a path's), and
+`open` (a mapping takes up the keys that its section doesn't declare).
+"""
 
 from __future__ import annotations
 
@@ -33,19 +38,9 @@ def one_or_many(default: tuple[Any, ...] = (), *, args: str | None = None, acts_
     return acting(default, *acts_if, one_or_many=True, **more)
 
 
-def choice(choices: Mapping[str, Any], *, own: bool = False) -> dict[str, Any]:
-    """Metadata of a text that must be a key of `choices`, or with `own` a path of the user's own."""
-    return {"choices": choices, "own": own}
-
-
 def parsed(default: Any, parser: Callable[[Any], Any], expected: str) -> Any:
     """A value in a notation of its own; `parser` raises `ValueError` for what it doesn't understand."""
     return field(default=default, metadata={"parser": parser, "expected": expected})
-
-
-def typed_by(sibling: str, table: Mapping[str, type], *, own: type) -> dict[str, Any]:
-    """Metadata of a section whose dataclass `table` picks by the field called `sibling`; `own` is that of a path."""
-    return {"typed_by": sibling, "table": table, "own_table": own}
 
 
 def named(default: str, *, args: str) -> Any:
@@ -61,8 +56,3 @@ def args_of(sibling: str, entries: Mapping[str, Entry]) -> Any:
 def args_by_name(entries: Mapping[str, Entry]) -> Any:
     """Options by name, typed by the entry of that name; those of the user's own are taken as they are."""
     return field(default_factory=dict, metadata={"args_by_name": entries})
-
-
-def open_section() -> dict[str, Any]:
-    """Metadata of a mapping that takes up the keys which its section doesn't declare."""
-    return {"open": True}

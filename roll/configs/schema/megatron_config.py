@@ -61,11 +61,12 @@ class MegatronConfig(StrategyConfig):
     `model_args.disable_gradient_checkpointing`, because whole layers are recomputed otherwise."""
     moe_token_dispatcher_type: Literal["allgather", "alltoall"] = "alltoall"
     """How tokens reach their experts on other ranks."""
-    moe_grouped_gemm: bool = False
+    moe_grouped_gemm: bool = acting(False, accelerator={True: "grouped_gemm"})
     """Compute all experts of a rank in one grouped kernel. Needs an accelerator."""
     moe_shared_expert_overlap: bool = acting(
-        False, needs("moe_token_dispatcher_type", "alltoall", why="the overlap is with the all-to-all")
-    )
+        False, needs("moe_token_dispatcher_type", "alltoall", why="the overlap is with the all-to-all"),
+        accelerator={True: None},
+    )  # fmt: skip
     """Compute the shared expert while tokens travel. Needs an accelerator."""
     moe_router_dtype: Literal["fp32", "fp64"] | None = None
     """Type of the router's computation. null: that of the model."""
@@ -78,9 +79,11 @@ class MegatronConfig(StrategyConfig):
     """Gather updated parameters while the forward pass goes on."""
     use_distributed_optimizer: bool = True
     """Keep each optimizer state on one of the ranks that hold the same weights (data and context parallelism) only."""
-    optimizer_cpu_offload: bool = acting(False, TRAINS)
+    optimizer_cpu_offload: bool = acting(False, TRAINS, accelerator={True: None})
     """Keep optimizer states in host memory. Needs an accelerator."""
-    transformer_impl: Literal["local", "transformer_engine"] = "local"
+    transformer_impl: Literal["local", "transformer_engine"] = acting(
+        "local", accelerator={"transformer_engine": "transformer_engine"}
+    )
     """Layers of Megatron itself, or fused ones of Transformer Engine (needs its package and an accelerator)."""
     additional_configs: dict[str, Any] = field(default_factory=dict)
     """Any other field of Megatron's `TransformerConfig`; an unknown one, one that another key or the model sets, or one

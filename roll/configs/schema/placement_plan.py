@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,12 +21,14 @@ def parse_device_mapping(value: Any) -> tuple[int, ...]:
     Raises:
         ValueError: notation not understood, no slot at all, a negative slot, or a slot named twice.
     """
+    slots: tuple[Any, ...]
     if isinstance(value, str):
-        slots = _parse_text(value.strip())
-    elif isinstance(value, (list, tuple)):
-        slots = tuple(value)
+        spans = _spans(value.strip())
+        if sum(map(len, spans)) > MAX_SLOTS:
+            raise ValueError(f"it names more than {MAX_SLOTS} slots")
+        slots = tuple(itertools.chain.from_iterable(spans))
     else:
-        slots = (value,)
+        slots = tuple(value) if isinstance(value, (list, tuple)) else (value,)
     wrong = [slot for slot in slots if isinstance(slot, bool) or not isinstance(slot, int)]
     if wrong:
         raise ValueError(f"slot {wrong[0]!r} isn't a whole number")
@@ -39,44 +42,27 @@ def parse_device_mapping(value: Any) -> tuple[int, ...]:
     return slots
 
 
-def _parse_text(text: str) -> tuple[int, ...]:
-    match = _RANGE.match(text)
-    if match:
-        return _parse_range(match.group(1) or match.group(2))
+def _spans(text: str) -> list[range]:
+    if match := _RANGE.match(text):
+        arguments = match.group(1) or match.group(2)
+        numbers = [_whole_number(part.strip()) for part in arguments.split(",")]
+        if len(numbers) > 3 or (len(numbers) == 3 and numbers[2] == 0):
+            raise ValueError(f"range({arguments}) isn't a range")
+        return [range(*numbers)]
     if text.startswith("[") and text.endswith("]"):
         text = text[1:-1]
-    slots: list[int] = []
     parts = [part.strip() for part in text.split(",")]
-    if parts and not parts[-1]:
+    if not parts[-1]:
         parts.pop()  # a trailing comma, as in Python
-    for part in parts:
-        slots.extend(_parse_span(part))
-        if len(slots) > MAX_SLOTS:
-            raise ValueError(f"it names more than {MAX_SLOTS} slots")
-    return tuple(slots)
+    return [_span(part) for part in parts]
 
 
-def _parse_span(part: str) -> range:
+def _span(part: str) -> range:
     span = _SPAN.match(part)
-    if span:
-        first, last = int(span.group(1)), int(span.group(2))
-        if last < first:
-            raise ValueError(f"the span {part!r} runs backwards")
-        if last - first >= MAX_SLOTS:
-            raise ValueError(f"it names more than {MAX_SLOTS} slots")
-        return range(first, last + 1)
-    number = _whole_number(part)
-    return range(number, number + 1)
-
-
-def _parse_range(arguments: str) -> tuple[int, ...]:
-    numbers = [_whole_number(part.strip()) for part in arguments.split(",")]
-    if len(numbers) > 3 or (len(numbers) == 3 and numbers[2] == 0):
-        raise ValueError(f"range({arguments}) isn't a range")
-    slots = range(*numbers)
-    if len(slots) > MAX_SLOTS:
-        raise ValueError(f"it names more than {MAX_SLOTS} slots")
-    return tuple(slots)
+    first, last = (_whole_number(text) for text in (span.groups() if span else (part, part)))
+    if last < first:
+        raise ValueError(f"the span {part!r} runs backwards")
+    return range(first, last + 1)
 
 
 def _whole_number(text: str) -> int:

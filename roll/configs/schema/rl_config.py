@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from roll.catalog.transports import TRANSPORTS
 from roll.configs.errors import did_you_mean
-from roll.configs.schema.acts_if import acting, needs
-from roll.configs.schema.batch_plan import BatchPlan, plan_batches
-from roll.configs.schema.env_config import TurnCredit
+from roll.configs.schema.acts_if import acting, needs, unless
+from roll.configs.schema.batch_plan import BatchPlan
 from roll.configs.schema.fields import number, parsed
 from roll.configs.schema.policy_config import USES_CRITIC, PolicyOptimisation
-from roll.configs.schema.run_config import RunConfig
+from roll.configs.schema.run_config import VALIDATES, RunConfig
 from roll.configs.schema.worker_config import (
     ActorInferConfig,
     GeneratingArgs,
@@ -21,6 +20,9 @@ from roll.configs.schema.worker_config import (
     TrainConfig,
     WorkerConfig,
 )
+
+if TYPE_CHECKING:
+    from roll.configs.schema.agentic_config import AgenticConfig
 
 WEIGHT_TRANSPORTS = ("auto", *(name for name, entry in TRANSPORTS.items() if entry.configurable))
 
@@ -42,10 +44,13 @@ class RLConfig(PolicyOptimisation, RunConfig):
     """Everything that a run with rollouts is told, whatever its tasks are. Inert and frozen; derived values are
     properties."""
 
-    val_before_train: bool = False
-    """Validate the starting model. Needs `validation`, or `val_env_manager`."""
-    val_only: bool = False
-    """Validate and end, no optimizer is built. Needs `validation`, or `val_env_manager`."""
+    group_size_key: ClassVar[str]
+    """The key that says how many episodes a group has, for messages."""
+
+    val_before_train: bool = acting(False, VALIDATES)
+    """Validate the starting model."""
+    val_only: bool = acting(False, VALIDATES)
+    """Validate and end, no optimizer is built."""
     rollout_batch_size: int = number(64, ge=1)
     """Prompts per step; in `pipeline: agentic` episodes, i.e. groups x `group_size`."""
     val_batch_size: int | None = number(None, ge=1)
@@ -63,14 +68,18 @@ class RLConfig(PolicyOptimisation, RunConfig):
     max_running_requests: int = number(128, ge=1)
     """Requests one engine works on at once: the decode batch of `hf_infer`, the requests in flight at `vllm` and
     `sglang`. With several engines each has as many."""
-    is_use_additional_prompts: bool = False
+    is_use_additional_prompts: bool = acting(
+        False, unless("async_generation_ratio", why="it keeps engines busy with the prompts of the steps to come")
+    )
     """Start more prompts than a step needs; when enough groups are complete the rest is aborted."""
     max_additional_running_prompts: int = number(16, ge=0, acts_if=(needs("is_use_additional_prompts"),))
     """How many more."""
     max_num_gen_batches: int = number(10, ge=1)
     """Budget of dynamic filtering and of failed groups: a step may start this many times `rollout_batch_size`
     prompts, then it ends with an error that shows the scores."""
-    async_generation_ratio: float = number(0.0, ge=0)
+    async_generation_ratio: float = number(
+        0.0, ge=0, acts_if=(unless("val_only", why="there is no training to run ahead of"),)
+    )
     """How far generation may run ahead of training: no token that is trained on is more than ceil(this) weight versions
     old. 0: generation and training take turns. Above 0 they work at once, on slots of their own, and the loss needs
     `train_infer_correction`, `policy_loss: decoupled_ppo` or `allow_uncorrected_async`."""
@@ -120,11 +129,6 @@ class RLConfig(PolicyOptimisation, RunConfig):
         raise NotImplementedError
 
     @property
-    def group_size_key(self) -> str:
-        """The key that says how many episodes a group has, for messages."""
-        raise NotImplementedError
-
-    @property
     def needs_group(self) -> tuple[tuple[str, str], ...]:
         """What a pipeline has of its own that compares the members of a group: (key, why)."""
         return ()
@@ -135,8 +139,8 @@ class RLConfig(PolicyOptimisation, RunConfig):
         raise NotImplementedError
 
     @property
-    def turn_credit(self) -> TurnCredit | None:
-        """How episodes of several turns are credited; None where an episode is one response."""
+    def turn_credit(self) -> AgenticConfig | None:
+        """Keys that say how episodes of several turns are credited; None where an episode is one response."""
         return None
 
     def domain_weight(self, domain: str) -> float:
@@ -184,8 +188,8 @@ class RLConfig(PolicyOptimisation, RunConfig):
 
     @property
     def batch(self) -> BatchPlan:
-        return plan_batches(
-            self.trained_roles, tasks=self.groups_per_step, group_size=self.group_size, passes=self.ppo_epochs
+        return BatchPlan(
+            roles=self.trained_roles, tasks=self.groups_per_step, group_size=self.group_size, epochs=self.ppo_epochs
         )
 
     @property

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
-from roll.configs.schema.acts_if import acting, needs
+from roll.configs.schema.acts_if import acting, needs, unless
 from roll.configs.schema.fields import number
 from roll.configs.schema.policy_config import NormLevel, OverlongShaping
 from roll.configs.schema.reward_config import CustomRewardFunction, RewardConfig, RewardModelConfig, ValidationConfig
@@ -16,6 +16,8 @@ from roll.configs.schema.worker_config import ActorTrainConfig, GeneratingArgs, 
 @dataclass(frozen=True, kw_only=True)
 class RLVRConfig(RLConfig):
     """Rows of data sets as tasks, one response per episode, a reward function per domain."""
+
+    group_size_key: ClassVar[str] = "num_return_sequences_in_group"
 
     pipeline: Literal["rlvr"]
     """Which pipeline the file is for."""
@@ -49,8 +51,8 @@ class RLVRConfig(RLConfig):
     """Only subtract the mean (with `reward_scale` too: both, as with neither)."""
     reward_scale: bool = acting(False, needs("reward_norm", fix="reward_norm=group (or batch, running)"))
     """Only divide by the standard deviation."""
-    use_reward_scaling: bool = False
-    """Divide scores by the standard deviation of all scores so far. Instead of `reward_norm`."""
+    use_reward_scaling: bool = acting(False, unless("reward_norm", why="that already divides scores"))
+    """Divide scores by the standard deviation of all scores so far."""
     use_reward_norm: bool = acting(False, needs("use_reward_scaling"))
     """Also subtract the mean of all scores so far."""
     overlong_shaping: OverlongShaping | None = None
@@ -63,10 +65,6 @@ class RLVRConfig(RLConfig):
     @property
     def groups_per_step(self) -> int:
         return self.rollout_batch_size
-
-    @property
-    def group_size_key(self) -> str:
-        return "num_return_sequences_in_group"
 
     @property
     def reward_mean_over(self) -> NormLevel | None:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from roll.catalog.trackers import TRACKERS
+from roll.configs.schema.acts_if import acting, needs
 from roll.configs.schema.batch_plan import BatchPlan
 from roll.configs.schema.fields import args_by_name, number, one_or_many
 from roll.configs.schema.placement_plan import PlacementPlan
 from roll.configs.schema.worker_config import OF_PROCESSES, TrainConfig, WorkerConfig
+
+VALIDATES = needs(
+    "validates", words="with `validation` (in `pipeline: agentic` with `val_env_manager`)",
+    fix="add that section (in pipeline sft, validation_share does as well), or remove it",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +35,9 @@ class CheckpointConfig:
 class RunConfig:
     """Keys of every run: names and folders, machines, schedule, checkpoints, tracking. What is trained a subclass says.
     Inert and frozen; derived values are properties."""
+
+    validation_key: ClassVar[str] = "validation"
+    """The section that says what is held out."""
 
     pipeline: str
     """Which pipeline the file is for."""
@@ -66,9 +75,8 @@ class RunConfig:
     """Steps between checkpoints; the last step is then saved too. 0 or null: none at all."""
     logging_steps: int | None = number(1, ge=0)
     """Steps between rows in the trackers. 0 or null: only the last."""
-    eval_steps: int | None = number(0, ge=0)
-    """Steps between validations; the last step is then validated too. 0 or null: none. Needs `validation`, or
-    `val_env_manager`."""
+    eval_steps: int | None = acting(0, VALIDATES, idle=(None,), bounds={"ge": 0})
+    """Steps between validations; the last step is then validated too. 0 or null: none."""
     resume_from_checkpoint: bool | str = False
     """false: start from scratch. true: newest complete checkpoint, an error if there is none. `auto`: the newest if
     there is one. Else a checkpoint's folder."""
@@ -136,18 +144,12 @@ class RunConfig:
     @property
     def trained_roles(self) -> dict[str, TrainConfig]:
         """Those that will be trained."""
-        found = ((role, self.roles.get(role)) for role in ("actor_train", "critic"))
-        return {role: worker for role, worker in found if isinstance(worker, TrainConfig)}
+        return {role: worker for role, worker in self.roles.items() if isinstance(worker, TrainConfig)}
 
     @property
     def validates(self) -> bool:
         """Whether there is something held out to validate on."""
         raise NotImplementedError
-
-    @property
-    def validation_key(self) -> str:
-        """The section that says what is held out."""
-        return "validation"
 
     @property
     def only_validates(self) -> bool:

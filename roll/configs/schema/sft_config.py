@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from roll.configs.schema.acts_if import acting, unless
-from roll.configs.schema.batch_plan import BatchPlan, plan_batches
+from roll.configs.schema.batch_plan import BatchPlan
 from roll.configs.schema.fields import number, one_or_many
-from roll.configs.schema.run_config import RunConfig
+from roll.configs.schema.run_config import VALIDATES, RunConfig
 from roll.configs.schema.worker_config import TrainConfig, WorkerConfig
 
 _SINGLE = unless("messages", why="it holds whole conversations")
@@ -65,6 +65,8 @@ class SFTValidationConfig:
 class SFTConfig(RunConfig):
     """Everything a run of supervised fine-tuning is told. Inert and frozen; derived values are properties."""
 
+    validation_key: ClassVar[str] = "validation or validation_share"
+
     pipeline: Literal["sft"]
     """Which pipeline the file is for."""
     exp_name: str = "sft"
@@ -83,8 +85,8 @@ class SFTConfig(RunConfig):
     """Held-out rows, for loss, token accuracy and perplexity. null: `validation_share` decides."""
     validation_share: float = number(0.0, ge=0, lt=1, acts_if=(unless("validation"),))
     """Share of the training rows that is held out instead, drawn by the seed. 0: none."""
-    val_before_train: bool = False
-    """Validate the starting model. Needs held-out rows."""
+    val_before_train: bool = acting(False, VALIDATES)
+    """Validate the starting model."""
 
     @property
     def max_sequence_length(self) -> int:
@@ -99,10 +101,6 @@ class SFTConfig(RunConfig):
         return self.validation is not None or self.validation_share > 0
 
     @property
-    def validation_key(self) -> str:
-        return "validation or validation_share"
-
-    @property
     def rows_per_step(self) -> int:
         """Rows of one step, which is one optimizer step: per device x accumulation x data-parallel ranks."""
         args = self.actor_train.training_args
@@ -111,6 +109,4 @@ class SFTConfig(RunConfig):
 
     @property
     def batch(self) -> BatchPlan:
-        return plan_batches(
-            self.trained_roles, tasks=self.rows_per_step, group_size=1, passes=1, words=("rows", "rows")
-        )
+        return BatchPlan(roles=self.trained_roles, tasks=self.rows_per_step, group_size=1, words=("rows", "rows"))

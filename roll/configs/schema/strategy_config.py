@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from roll.catalog import strategies as catalog
-from roll.configs.schema.fields import choice, number, open_section, typed_by
+from roll.configs.schema.acts_if import acting
+from roll.configs.schema.fields import number
 from roll.configs.schema.strategy_options import StrategyConfig
 from roll.utils.importing import load_object
 
@@ -27,7 +28,7 @@ class Fsdp2Config(StrategyConfig):
     reshard_after_forward: bool = True
     """Free the gathered weights between forward and backward: less memory, one more gather. Acts with two
     ranks or more."""
-    offload_policy: bool = False
+    offload_policy: bool = acting(False, accelerator={True: None})
     """Keep sharded weights, gradients and optimizer states in host memory and bring them in layer by layer.
     Needs an accelerator, acts with two ranks or more."""
 
@@ -41,7 +42,7 @@ class HfInferConfig(StrategyConfig):
 class OwnStrategyConfig(StrategyConfig):
     """Options of a backend of your own, which reads them itself."""
 
-    options: dict[str, Any] = field(default_factory=dict, metadata=open_section())
+    options: dict[str, Any] = field(default_factory=dict, metadata={"open": True})
     """Any keys; they may stand in the section itself."""
 
 
@@ -55,12 +56,13 @@ STRATEGIES: dict[str, type[StrategyConfig]] = {
 class StrategyArgs:
     """Which backend a role runs on."""
 
-    strategy_name: str = field(metadata=choice(STRATEGIES, own=True))
+    strategy_name: str = field(metadata={"choices": STRATEGIES, "own": True})
     """Backend: one that ends in `_train` for roles that train, in `_infer` for forward passes only; `hf_infer`, `vllm`
     or `sglang` for generation; or your own as `package.module:name` or `path/to/file.py:name`, a subclass of
     `TrainStrategy` or a function that builds an engine. Roles may differ."""
     strategy_config: StrategyConfig = field(
-        default_factory=StrategyConfig, metadata=typed_by("strategy_name", STRATEGIES, own=OwnStrategyConfig)
+        default_factory=StrategyConfig,
+        metadata={"typed_by": "strategy_name", "table": STRATEGIES, "own_table": OwnStrategyConfig},
     )
     """Options of that backend, see below. Default: the backend's own defaults."""
 

@@ -6,12 +6,16 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from roll.configs.schema.acts_if import BACKEND, ROLE, TRAINS, acting, needs, unless
+from roll.configs.schema.acts_if import BACKEND, ROLE, TRAINED, TRAINS, acting, needs, unless
 from roll.configs.schema.fields import number, one_or_many, parsed
 from roll.configs.schema.placement_plan import parse_device_mapping
 from roll.configs.schema.strategy_config import Dtype, StrategyArgs
 
 HUGGING_FACE = needs(BACKEND, "fsdp2", "deepspeed")
+ADAPTERS_FIT = unless(
+    BACKEND, "megatron", words="without `megatron_*`", why="its fused and split layers have no place for adapters",
+    fix="strategy_name=fsdp2_train or deepspeed_train, or remove the LoRA keys",
+)  # fmt: skip
 OF_PROCESSES = {
     "acts_if": (needs("^executor", "ray", why="this process has already read its environment",
                       fix="set them in the shell, or executor=ray"),),
@@ -20,7 +24,7 @@ OF_PROCESSES = {
 """Metadata of environment variables: `inline` starts no processes."""
 
 
-ADAPTERS_TRAIN = needs(ROLE, "actor_train", "critic", why={
+ADAPTERS_TRAIN = needs(TRAINED, words="for roles that train", why={
     "actor_infer": "the engine gets the trainer's merged weights, or its adapters (lora_sync)",
     "reward_model": "it doesn't train; merge the adapters into its model first",
     "reference": "it doesn't train; without a reference section, actor_train with its adapters off is the reference",
@@ -34,6 +38,9 @@ WITHOUT_ADAPTERS = unless(
     fix="choose the layers that train with {section}.lora_target",
 )  # fmt: skip
 
+ALL_LINEAR = "all-linear"
+"""Entry of `lora_target` that means every linear layer but the head."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelArgs:
@@ -44,9 +51,19 @@ class ModelArgs:
     else the model of `actor_train`."""
     dtype: Dtype = "fp32"
     """Type of the forward pass, and of the weights of roles that don't train; trained weights are kept in fp32."""
-    attn_implementation: Literal["auto", "eager", "sdpa", "fa2"] = "auto"
+    attn_implementation: Literal["auto", "eager", "sdpa", "fa2"] = acting(
+        "auto",
+        unless(BACKEND, "megatron", "vllm", "sglang", words="without `megatron_*`, `vllm` and `sglang`", why={
+            "megatron": "its attention is chosen by strategy_config.transformer_impl",
+            "vllm": "the kernels are vLLM's own, see strategy_config.attention_backend",
+            "sglang": "the kernels are SGLang's own, see strategy_config.attention_backend",
+        }),
+        accelerator={"fa2": "flash_attn"},
+    )  # fmt: skip
     """Attention kernel. `auto`: what transformers picks; `fa2` needs the flash-attn package and an accelerator."""
-    disable_gradient_checkpointing: bool = False
+    disable_gradient_checkpointing: bool = acting(
+        False, unless(BACKEND, "vllm", "sglang", words="without `vllm` and `sglang`", why="it has no backward pass")
+    )
     """false: a training role recomputes activations in the backward pass (less memory, about a third more
     time). Roles that never run a backward pass have nothing to switch off."""
     model_config_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -62,18 +79,26 @@ class ModelArgs:
     torch_compile: bool = acting(False, HUGGING_FACE)
     """Compile the decoder layers with torch.compile, once for all lengths. The first
     passes wait for the compiler; numbers differ by rounding."""
-    use_liger: bool = acting(False, HUGGING_FACE)
+    use_liger: bool = acting(
+        False, HUGGING_FACE, unless("torch_compile", why="the compiler makes fused norms and MLPs of its own"),
+        accelerator={True: "liger_kernel"},
+    )  # fmt: skip
     """Compute norms and gated MLPs with the Triton kernels of liger-kernel. Llama, Mistral, Qwen2, Qwen3; of Mixtral
-    and Qwen3-MoE the norms. Needs an accelerator; not with `torch_compile`."""
+    and Qwen3-MoE the norms. Needs an accelerator."""
     use_fused_kernels: bool = acting(
-        False, HUGGING_FACE, needs(ROLE, "actor_train", "reference", why="others compute no log-probs")
-    )
+        False, HUGGING_FACE, unless(ROLE, "critic", "reward_model", words="for roles that compute log-probs"),
+        accelerator={True: "liger_kernel"},
+    )  # fmt: skip
     """Compute log-probs from hidden states with liger-kernel's fused kernel. Passes that also want entropies, and
     models with soft-capped logits, use the chunks of logits as ever. Needs an accelerator."""
-    ulysses_size: int = number(1, ge=1)
+    ulysses_size: int = number(1, ge=1, acts_if=(
+        unless(ROLE, "reward_model", words="but for `reward_model`", why="it reads whole texts, its ranks share responses"),
+        unless(BACKEND, "megatron", "hf_infer", "vllm", "sglang", words="with `fsdp2_*` and `deepspeed_*`",
+               why={"megatron": "it splits sequences by its own context_parallel_size"}),
+    ))  # fmt: skip
     """Ranks that share every sequence (Ulysses sequence parallelism): attention exchanges heads for tokens between
-    them. For `fsdp2_*` and `deepspeed_*`; megatron has `context_parallel_size`. Divides the attention heads."""
-    lora_rank: int = number(0, ge=0, acts_if=(ADAPTERS_TRAIN,))
+    them. Divides the attention heads."""
+    lora_rank: int = number(0, ge=0, acts_if=(ADAPTERS_TRAIN, ADAPTERS_FIT))
     """Rank of low-rank adapters (LoRA, arXiv:2106.09685), which then are all that is trained (with a critic's value
     head); the base weights are frozen and kept in `dtype`. Engines get the merged weights, or the
     adapters (`lora_sync`). For `fsdp2_train` and `deepspeed_train`; needs peft. 0: train the weights themselves, unless
@@ -87,7 +112,7 @@ class ModelArgs:
     lora_dropout: float = number(0.0, ge=0, lt=1, acts_if=(ADAPTERS_TRAIN, WITH_ADAPTERS))
     """Dropout before the adapters in the update, never in other passes. It makes old and new log-probs differ by
     chance; 0 is safe."""
-    adapter_name_or_path: str | None = acting(None, ADAPTERS_TRAIN)
+    adapter_name_or_path: str | None = acting(None, ADAPTERS_TRAIN, ADAPTERS_FIT)
     """Folder of adapters in peft's format to start from; their own rank, alpha and targets count, and keys that say
     something else are refused. null: new ones, which change nothing until they are trained."""
 

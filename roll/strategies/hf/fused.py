@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from roll.configs.rules.memory_options import LIGER_MISSING
+from roll.configs.checks.machine import MISSING
 from roll.utils.logits import HeadRequest
 
 GATED_MLP = ("llama", "mistral", "qwen2", "qwen3")
@@ -27,7 +27,7 @@ def require_liger(key: str, device: torch.device) -> None:
     try:
         import liger_kernel.transformers  # noqa: F401
     except ImportError:
-        raise ValueError(f"{key}: {LIGER_MISSING}") from None
+        raise ValueError(f"{key}: {MISSING['liger_kernel']}") from None
 
 
 def use_liger_layers(model: nn.Module) -> None:

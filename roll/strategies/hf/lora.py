@@ -19,8 +19,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from roll.configs.rules.lora import ALL_LINEAR, PEFT_MISSING
-from roll.configs.schema.worker_config import ModelArgs
+from roll.configs.checks.machine import MISSING
+from roll.configs.schema.worker_config import ALL_LINEAR, ModelArgs
 from roll.distributed.weights import WeightPart
 from roll.strategies.base import NamedWeights, TrainSpec
 from roll.strategies.hf.hf_model import named_tensors
@@ -48,7 +48,7 @@ def add_adapters(model: nn.Module, spec: TrainSpec) -> None:
     try:
         from peft.functional import cast_adapter_dtype, inject_adapter_in_model
     except ImportError:
-        raise ValueError(f"{spec.role}: peft is not installed: {PEFT_MISSING}") from None
+        raise ValueError(f"{spec.role}: {MISSING['peft']}") from None
     args = spec.worker.model_args
     wanted = _chosen_layers(model, args.lora_target)
     folder = Path(args.adapter_name_or_path).expanduser() if args.adapter_name_or_path is not None else None
