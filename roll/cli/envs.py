@@ -15,8 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from roll.catalog.envs import ENVS
+from roll.configs.errors import ConfigError
+from roll.configs.parsing.build_config import build
+from roll.configs.schema.env_config import CustomEnv
 from roll.envs.base import Env
-from roll.envs.baselines import Score, random_score, scripted_score
+from roll.envs.baselines import random_score, scripted_score
 from roll.envs.conformance import Finding, blame, check_env
 from roll.envs.env_registry import EnvLoadError, EnvSpec, bare_env, load_env
 
@@ -37,13 +40,13 @@ def list_envs(options: argparse.Namespace) -> int:  # noqa: ARG001 - every comma
         parameters = inspect.signature(env_class).parameters.values()
         what = (env_class.__doc__ or "").split("\n")[0]
         table.add_row(env_type, what, ", ".join(_argument(parameter) for parameter in parameters))
-    _console().print(table)
+    Console(highlight=False).print(table)
     return 0
 
 
 def test_env(options: argparse.Namespace) -> int:
     """Tables of findings and scores; status 1 if something is wrong."""
-    console = _console()
+    console = Console(highlight=False)
     for name in ("seeds", "episodes", "steps"):
         if getattr(options, name) < 1:
             raise ValueError(f"--{name}: got {getattr(options, name)}, expected at least 1")
@@ -89,22 +92,16 @@ def _spec(env: str, config: Path | None, arguments: Sequence[str]) -> EnvSpec:
     return EnvSpec(tag=Path(env).stem if ".py" in env else env, env_type=env_type, env_config=env_config)
 
 
-def _section(sections: Any, env: str, config: Path) -> tuple[str, dict[str, Any]]:
-    """Return the id and the arguments that `custom_envs` of a file has for the tag `env`."""
-
-    def keys(value: Any, key: str) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise ValueError(f"--config: {key} in {config} is {value!r}, expected keys and values")
-        return value
-
-    if env not in keys(sections, "custom_envs"):
-        tags = ", ".join(map(str, sections))
-        raise ValueError(f"--config: custom_envs in {config} has no tag {env!r}; it has {tags}")
-    section = keys(sections[env], f"custom_envs.{env}")
-    env_type = section.get("env_type")
-    if not isinstance(env_type, str):
-        raise ValueError(f"--config: custom_envs.{env}.env_type in {config} is {env_type!r}, expected text")
-    return env_type, dict(keys(section.get("env_config") or {}, f"custom_envs.{env}.env_config"))
+def _section(sections: Any, tag: str, file: Path) -> tuple[str, dict[str, Any]]:
+    """Return the id and the arguments that `custom_envs` of a file has for a tag."""
+    if not isinstance(sections, dict):
+        raise ValueError(f"--config: custom_envs in {file} is {sections!r}, expected keys and values")
+    if tag not in sections:
+        raise ValueError(f"--config: custom_envs in {file} has no tag {tag!r}; it has {', '.join(map(str, sections))}")
+    section, violations = build(CustomEnv, sections[tag], f"custom_envs.{tag}")
+    if section is None:
+        raise ConfigError(violations, str(file))
+    return section.env_type, dict(section.env_config)
 
 
 def _yaml(text: str, source: str) -> Any:
@@ -137,21 +134,12 @@ def _scores_table(make: functools.partial[Env], episodes: int, steps: int) -> Ta
     table = Table("agent", "episodes", "success", "mean return", "mean steps", "steps/s")
     for score in (random_score(make, range(episodes), steps), scripted_score(make, range(episodes), max(steps, 1000))):
         if score is not None:
-            table.add_row(*_cells(score))
+            table.add_row(
+                score.agent,
+                str(score.episodes) + (f" ({score.unplayed} without)" if score.unplayed else ""),
+                f"{score.success_rate:.1%}",
+                f"{score.mean_return:.3g}",
+                f"{score.mean_steps:.1f}",
+                f"{1 / score.seconds_per_step if score.seconds_per_step else 0.0:,.0f}",
+            )
     return table
-
-
-def _cells(score: Score) -> tuple[str, ...]:
-    rate = 1 / score.seconds_per_step if score.seconds_per_step else 0.0
-    return (
-        score.agent,
-        str(score.episodes) + (f" ({score.unplayed} without)" if score.unplayed else ""),
-        f"{score.success_rate:.1%}",
-        f"{score.mean_return:.3g}",
-        f"{score.mean_steps:.1f}",
-        f"{rate:,.0f}",
-    )
-
-
-def _console() -> Console:
-    return Console(highlight=False)

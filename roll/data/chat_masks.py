@@ -17,7 +17,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from roll.data.templates import PromptEncoder, TemplateError, is_plain, missing_from, render_chat, resolve_template
+from roll.data.templates import (
+    PromptEncoder,
+    TemplateError,
+    is_plain,
+    missing_from,
+    refuse_two_starts,
+    render_chat,
+    resolve_template,
+)
 from roll.types.episode import Task
 
 TrainOn: TypeAlias = Literal["last", "all"]
@@ -83,12 +91,7 @@ class ConversationEncoder:
             raise TemplateError(_left_out(messages, others[lost]))
         encoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         ids = tuple(encoding["input_ids"])
-        bos = self._tokenizer.bos_token_id
-        if bos is not None and ids[:2] == (bos, bos):
-            raise TemplateError(
-                f"the conversation starts with {self._tokenizer.bos_token!r} twice; remove it from the template or "
-                "from the data"
-            )
+        refuse_two_starts(ids, self._tokenizer, "the conversation")
         ranges = _char_ranges(encoding["offset_mapping"])
         trained = [False] * len(ids)
         for span in self._spans(messages, text):

@@ -61,12 +61,7 @@ class PromptEncoder:
             ids = self._bos + ids
         if not ids:
             raise TemplateError(f"task {task.id!r}: the prompt has no tokens")
-        bos = self._tokenizer.bos_token_id
-        if bos is not None and ids[:2] == (bos, bos):
-            raise TemplateError(
-                f"task {task.id!r}: the prompt starts with {self._tokenizer.bos_token!r} twice; remove it from the "
-                "template or from the data"
-            )
+        refuse_two_starts(ids, self._tokenizer, f"task {task.id!r}: the prompt")
         return ids
 
     def render(self, task: Task, response: str | None = None) -> str:
@@ -80,6 +75,14 @@ class PromptEncoder:
         if response is not None:
             messages = [*messages, {"role": "assistant", "content": response}]
         return render_chat(self._tokenizer, messages, template=template, opens_answer=response is None)
+
+
+def refuse_two_starts(ids: tuple[int, ...], tokenizer: Any, what: str) -> None:
+    """Raise `TemplateError` if token ids begin with two beginning-of-sequence tokens."""
+    bos = tokenizer.bos_token_id
+    if bos is not None and ids[:2] == (bos, bos):
+        token = tokenizer.bos_token
+        raise TemplateError(f"{what} starts with {token!r} twice; remove it from the template or from the data")
 
 
 def render_chat(

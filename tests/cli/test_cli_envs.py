@@ -113,10 +113,10 @@ def test_arguments_may_come_from_a_file(capsys, tmp_path):
 
 MISTAKES = [
     ("size: [", [], "no YAML"),
-    ("custom_envs: {x: {env_config: {}}}", [], "custom_envs.x.env_type in"),
-    ("custom_envs: {x: {env_type: 3}}", [], "custom_envs.x.env_type in"),
-    ("custom_envs: {x: {env_type: frozen_lake-v1, env_config: 5}}", [], "custom_envs.x.env_config in"),
-    ("custom_envs: {x: frozen_lake-v1}", [], "custom_envs.x in"),
+    ("custom_envs: {x: {env_config: {}}}", [], "custom_envs.x.env_type: "),
+    ("custom_envs: {x: {env_type: 3}}", [], "custom_envs.x.env_type: "),
+    ("custom_envs: {x: {env_type: frozen_lake-v1, env_config: 5}}", [], "custom_envs.x.env_config: got 5"),
+    ("custom_envs: {x: frozen_lake-v1}", [], "custom_envs.x: got"),
     ("custom_envs: 5", [], "custom_envs in"),
     ("custom_envs: {x: {env_type: frozen_lake-v1}}", ["size=["], "size=[ is no YAML"),
 ]

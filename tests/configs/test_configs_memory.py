@@ -112,10 +112,6 @@ class _TwoModels(SFTConfig):
 
     second: TrainConfig = field(default_factory=lambda: TrainConfig(model_args=ModelArgs(activation_offload=True)))
 
-    @property
-    def sections(self):
-        return {**super().sections, "second": self.second}
-
 
 def test_a_role_by_any_name_trains_if_its_section_is_one_that_trains():
     config = _TwoModels(pipeline="sft", pretrain="model")

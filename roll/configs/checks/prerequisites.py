@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 import shutil
+import symtable
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -320,31 +321,17 @@ def _in_file(path: str, file: Path, name: str, kind: str = "function") -> Iterat
         )
         return
     try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        symbols = symtable.symtable(text, str(file), "exec").get_symbols()
     except (SyntaxError, UnicodeDecodeError) as error:
         line = getattr(error, "lineno", None)
         yield Violation(path, f"valid Python; {file}:{line}: {error}", "mend the file", str(file))
         return
-    names = set(_top_level_names(tree))
-    if name not in names:
+    if not any(symbol.get_name() == name and (symbol.is_assigned() or symbol.is_imported()) for symbol in symbols):
         made = ast.ClassDef if kind == "class" else ast.FunctionDef
-        there = sorted(node.name for node in tree.body if isinstance(node, made))
+        there = sorted(node.name for node in ast.parse(text).body if isinstance(node, made))
         expected = f"a {kind} {name!r} in {file}; it has {', '.join(there) or 'none'}"
         yield Violation(path, expected, did_you_mean(name, there), name)
-
-
-def _top_level_names(tree: ast.Module) -> Iterator[str]:
-    pending: list[ast.AST] = list(tree.body)
-    while pending:
-        node = pending.pop()
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            yield node.name
-            continue  # what is inside is not at the top level
-        pending.extend(ast.iter_child_nodes(node))
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-        elif isinstance(node, ast.alias):
-            yield node.asname or node.name
 
 
 _RUN = (model_checks, shape_checks, adapter_checks, folder_checks, export_checks, function_checks)

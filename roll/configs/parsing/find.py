@@ -23,7 +23,7 @@ def find_config(given: str | Path) -> Path:
         raise ValueError(f"{path} isn't a configuration file: its name must end in .yaml")
     there = sorted(file.parent.glob("*.yaml"))
     near = nearest(file.stem, [*there, *EXAMPLES.rglob("*.yaml")])
-    hint = f"did you mean {_alternatives(near)}?" if near else f"seen from {Path.cwd()}"
+    hint = f"did you mean {' or '.join(map(str, near))}?" if near else f"seen from {Path.cwd()}"
     if there and not near:
         hint = f"its folder has {', '.join(other.stem for other in there)}"
     raise ValueError(f"there is no configuration file {file}; {hint}")
@@ -40,8 +40,9 @@ def find_by_name(name: str, folder: Path) -> Path:
         lines = "".join(f"\n  --config_path {file.parent} --config_name {file.stem}" for file in found)
         raise ValueError(f"--config_name: {len(found)} files below {folder} are named {name!r}; choose one:{lines}")
     near = nearest(wanted[-1] if wanted else "", files)
-    names = _alternatives(file.stem for file in near)
-    hint = f"did you mean {names}?" if near else f"there are {', '.join(file.stem for file in files) or 'none'}"
+    hint = f"there are {', '.join(file.stem for file in files) or 'none'}"
+    if near:
+        hint = f"did you mean {' or '.join(file.stem for file in near)}?"
     raise ValueError(f"--config_name: no file below {folder} is named {name!r}; {hint}")
 
 
@@ -52,7 +53,3 @@ def nearest(stem: str, files: Iterable[Path], count: int = 3) -> list[Path]:
         by_stem.setdefault(file.stem, []).append(file)
     close = difflib.get_close_matches(stem, by_stem, n=count, cutoff=0.6)
     return list(dict.fromkeys(file for name in close for file in by_stem[name]))[:count]
-
-
-def _alternatives(words: Iterable[object]) -> str:
-    return " or ".join(str(word) for word in words)

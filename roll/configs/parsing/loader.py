@@ -74,7 +74,7 @@ def to_yaml(config: RunConfig) -> str:
     """The whole configuration as YAML, defaults included."""
     from omegaconf import OmegaConf
 
-    return OmegaConf.to_yaml(OmegaConf.create(_plain(asdict(config))))
+    return OmegaConf.to_yaml(OmegaConf.create(asdict(config)))
 
 
 def _compose(file: Path, overrides: Sequence[str]) -> tuple[Any, set[str]]:
@@ -279,11 +279,3 @@ def _drop_variables(plain: dict[str, Any], tree: Any, presets: set[str], cls: ty
     used = set(_VARIABLE.findall(OmegaConf.to_yaml(tree, resolve=False))) | presets
     declared = set(cls.__dataclass_fields__)
     return {key: value for key, value in plain.items() if key in declared or key not in used}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(entry) for entry in value]
-    return value

@@ -151,14 +151,12 @@ def _shares(config: RLVRConfig, path: str, data: DataArgs) -> Iterator[Violation
     shares = data.domain_interleave_probs
     if not shares:
         return
-    for domain in shares:
+    for domain in [domain for domain in config.rewards if domain not in shares]:
+        yield Violation(f"{path}.{domain}", "a share for every domain of rewards", f"add {domain}: ...", NO_VALUE)
+    for domain, share in shares.items():
         if domain not in config.rewards:
             expected = f"a domain of rewards: {', '.join(config.rewards)}"
             yield Violation(f"{path}.{domain}", expected, did_you_mean(domain, config.rewards))
-    for domain in config.rewards:
-        if domain not in shares:
-            yield Violation(f"{path}.{domain}", "a share for every domain of rewards", f"add {domain}: ...", NO_VALUE)
-    for domain, share in shares.items():
         if share <= 0:
             yield Violation(f"{path}.{domain}", "a share above 0", "or remove the domain from rewards", share)
     total = sum(shares.values())

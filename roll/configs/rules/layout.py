@@ -58,16 +58,14 @@ def _recompute(role: str, worker: TrainConfig, options: MegatronConfig) -> Itera
         yield Violation(f"{path}.recompute_granularity", expected, "keep one of the two", given)
         return
     effective = given or (None if off else "full")
-    said = "off" if effective is None else effective
-    of_full = {"recompute_method": options.recompute_method, "recompute_num_layers": options.recompute_num_layers}
-    for key, value in of_full.items():
-        if value is not None and effective != "full":
-            expected = f"null, because recompute_granularity is {said}"
-            yield Violation(f"{path}.{key}", expected, f"{path}.recompute_granularity=full", value)
+    of = {"recompute_method": "full", "recompute_num_layers": "full", "recompute_modules": "selective"}
+    for key, granularity in of.items():
+        value = getattr(options, key)
+        if value is not None and effective != granularity:
+            expected = f"null, because recompute_granularity is {effective or 'off'}"
+            found = list(value) if isinstance(value, tuple) else value
+            yield Violation(f"{path}.{key}", expected, f"{path}.recompute_granularity={granularity}", found)
     modules = options.recompute_modules
-    if modules is not None and effective != "selective":
-        expected = f"null, because recompute_granularity is {said}"
-        yield Violation(f"{path}.recompute_modules", expected, f"{path}.recompute_granularity=selective", list(modules))
     for name in modules or ():
         if name not in RECOMPUTED:
             yield Violation(f"{path}.recompute_modules", f"any of {', '.join(RECOMPUTED)}", "", name)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.configs.errors import NO_VALUE, Violation
-from roll.configs.schema.reward_config import REWARD_MODEL, RewardConfig, RewardModelConfig
+from roll.configs.schema.reward_config import REWARD_MODEL, RewardConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 
 _CLASSIFIER = "ForSequenceClassification"
@@ -19,8 +19,12 @@ def reward_model_rules(config: RLVRConfig) -> Iterator[Violation]:
     """Domains and the model they refer to."""
     for domain, reward in config.rewards.items():
         yield from _weight_rules(f"rewards.{domain}", reward)
-    if config.reward_model is not None:
-        yield from _model_rules(config.reward_model)
+    model = config.reward_model
+    if model is not None:
+        if model.use_sequence_packing and model.infer_batch_size == 1 and not model.use_dynamic_batching_in_infer:
+            expected = "false, because infer_batch_size is 1 and there is nothing to lay end to end"
+            fix = "reward_model.infer_batch_size=8, or use_dynamic_batching_in_infer"
+            yield Violation("reward_model.use_sequence_packing", expected, fix, True)
     elif config.reward_model_domains:
         path = f"rewards.{config.reward_model_domains[0]}"
         asked = "name" if config.rewards[config.reward_model_domains[0]].name == REWARD_MODEL else "reward_model_weight"
@@ -41,13 +45,6 @@ def _weight_rules(path: str, reward: RewardConfig) -> Iterator[Violation]:
         elif value == 0:
             alone = f"{path}.name={REWARD_MODEL}" if key == "rule_weight" else "remove both weights"
             yield Violation(f"{path}.{key}", "a number other than 0, which would score in vain", alone, value)
-
-
-def _model_rules(model: RewardModelConfig) -> Iterator[Violation]:
-    if model.use_sequence_packing and model.infer_batch_size == 1 and not model.use_dynamic_batching_in_infer:
-        expected = "false, because infer_batch_size is 1 and there is nothing to lay end to end"
-        fix = "reward_model.infer_batch_size=8, or use_dynamic_batching_in_infer"
-        yield Violation("reward_model.use_sequence_packing", expected, fix, True)
 
 
 def classifier_checks(config: RLVRConfig, file: Path, limit: Any) -> Iterator[Violation]:

@@ -18,7 +18,6 @@ from roll.configs.schema.env_config import (
 )
 from roll.configs.schema.fields import named, number
 from roll.configs.schema.rl_config import RLConfig
-from roll.configs.schema.worker_config import GeneratingArgs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +28,6 @@ class AgenticConfig(RLConfig):
     validation_key: ClassVar[str] = "val_env_manager"
 
     pipeline: Literal["agentic"]
-    """Which pipeline the file is for."""
     warm_start: str | None = None
     """A configuration file of `pipeline: sft` that is run first, with this run's `seed`, below
     `<output_dir>/warm_start`; what it makes is then `pretrain`. Once its model is there it isn't run again. Relative to
@@ -100,12 +98,6 @@ class AgenticConfig(RLConfig):
         if self.train_env_manager.group_filter.type == "std_filter":
             found.append(("train_env_manager.group_filter std_filter", "drops groups of one"))
         return tuple(found)
-
-    @property
-    def validation_sampling(self) -> tuple[str, GeneratingArgs] | None:
-        if self.val_env_manager is None:
-            return None
-        return "val_env_manager.generating_args", self.val_env_manager.generating_args
 
     @property
     def warm_start_path(self) -> Path:

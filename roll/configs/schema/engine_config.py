@@ -9,110 +9,94 @@ from typing import Any, ClassVar, Literal
 from roll.configs.schema.fields import number
 from roll.configs.schema.strategy_options import StrategyConfig
 
-
-def _by_name(names_by_text: dict[str, str]) -> dict[str, str]:
-    """Return what to say about each name."""
-    return {name: text for text, names in names_by_text.items() for name in names.split()}
-
-
 VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks for which vLLM makes room; another one takes the next of these."""
 
-_RESERVED_VLLM = _by_name(
-    {
-        "write actor_infer.model_args.model_name_or_path": "model model_weights hf_config_path",
-        "write actor_infer.model_args.dtype": "dtype",
-        "write actor_infer.model_args.trust_remote_code": "trust_remote_code",
-        "write actor_infer.model_args.model_config_kwargs": "hf_overrides",
-        "write seed at the top level; every response has a key of its own": "seed",
-        "prompts and responses are token ids; the tokenizer is that of actor_train's model": (
-            "tokenizer tokenizer_mode tokenizer_revision skip_tokenizer_init enable_prompt_embeds tokens_only"
-        ),
-        "the engine is called directly, there is no server": "served_model_name",
-        "it always generates": "runner convert pooler_config",
-        "log-probs are those of the distribution that tokens are drawn from, on every engine": (
-            "max_logprobs logprobs_mode return_sampling_mask"
-        ),
-        "sampling is what generating_args say, and nothing else": "generation_config",
-        "write actor_infer.generating_args": "override_generation_config",
-        "weights come from the trainer; see weight_transport": "weight_transfer_config worker_cls worker_extension_cls",
-        "write sleep_level": "enable_sleep_mode",
-        "write actor_infer.device_mapping": "device_ids",
-        "an engine's devices are processes of its own on one machine": "distributed_executor_backend",
-        "engines don't span machines: give each machine its own ranks": "nnodes node_rank master_addr master_port",
-        "a rank of actor_infer is one engine: give it more ranks": (
-            "data_parallel_size data_parallel_rank data_parallel_start_rank data_parallel_size_local "
-            "data_parallel_address data_parallel_rpc_port data_parallel_hybrid_lb data_parallel_external_lb "
-            "data_parallel_multi_port_external_lb data_parallel_backend"
-        ),
-        "engines get the trainer's merged weights, or with lora_sync: adapters what those need is set by the run": (
-            "enable_lora max_loras max_lora_rank fully_sharded_loras max_cpu_loras lora_dtype lora_target_modules "
-            "default_mm_loras"
-        ),
-        "metrics are those of the run, see docs/metrics.md": "disable_log_stats",
-        "aborts and weight updates must know every token": "stream_interval",
-        "the trainer's log-probs wouldn't know them": "logits_processors",
-    }
-)
-_RESERVED_SGLANG = _by_name(
-    {
-        "write actor_infer.model_args.model_name_or_path": "model_path",
-        "write actor_infer.model_args.dtype": "dtype",
-        "write actor_infer.model_args.trust_remote_code": "trust_remote_code",
-        "write actor_infer.model_args.model_config_kwargs": "json_model_override_args",
-        "write seed at the top level; SGLang has no key per response": "random_seed",
-        "prompts and responses are token ids; the tokenizer is that of actor_train's model": (
-            "tokenizer_path tokenizer_mode tokenizer_backend skip_tokenizer_init"
-        ),
-        "responses are free text": "grammar_backend",
-        "log-probs are those of the distribution that tokens are drawn from, on every engine": (
-            "sampling_mask_max_tokens"
-        ),
-        "write actor_train.data_args.template": "chat_template",
-        "write tensor_parallel_size": "tp_size",
-        "it is the run's sequence_length": "context_length",
-        "write max_running_requests at the top level": "max_running_requests",
-        "it is the accelerator of the rank's slots, or the CPU where there is none": "device",
-        "write actor_infer.device_mapping": "base_gpu_id gpu_id_step",
-        "the engine is called directly, there is no server": "served_model_name host port api_key admin_api_key",
-        "it always generates": "is_embedding",
-        "weights come from the trainer; see weight_transport": (
-            "weight_version custom_weight_loader checkpoint_engine_wait_weights_before_ready"
-        ),
-        "it is on where there is an accelerator: roles on one device take turns": "enable_memory_saver",
-        "the rank of actor_infer is what Ray places": "use_ray",
-        "engines don't span machines: give each machine its own ranks": "nnodes node_rank dist_init_addr nccl_port",
-        "a rank of actor_infer is one engine: give it more ranks": "dp_size",
-        "engines get the trainer's merged weights, or with lora_sync: adapters what those need is set by the run": (
-            "enable_lora lora_paths max_lora_rank lora_target_modules max_loras_per_batch"
-        ),
-        "aborts and weight updates must know every token": "stream_interval incremental_streaming_output",
-        "the trainer's log-probs wouldn't know them": "enable_custom_logit_processor",
-    }
-)
-_GONE_VLLM = _by_name(
-    {
-        "vLLM no longer moves KV blocks to host memory; it computes them again": "swap_space",
-        "there is one block manager": "use_v2_block_manager",
-        "it has no such switch any more": "disable_async_output_proc num_scheduler_steps",
-        "write max_cudagraph_capture_size, or enforce_eager": "max_seq_len_to_capture",
-        "it is the accelerator of the rank's slots, or the CPU where there is none": "device",
-        "write tensor_parallel_size": "tp_size",
-        "requests aren't logged; see enable_log_requests": "disable_log_requests",
-        "that is SGLang's word: write gpu_memory_utilization": "mem_fraction_static",
-    }
-)
-_GONE_SGLANG = _by_name(
-    {
-        "write pp_size": "pipeline_parallel_size",
-        "that is vLLM's word: write mem_fraction_static": "gpu_memory_utilization",
-        "it is the run's sequence_length": "max_model_len",
-        "write max_running_requests at the top level": "max_num_seqs",
-        "for false write disable_radix_cache: true": "enable_prefix_caching",
-        "for true write disable_cuda_graph: true": "enforce_eager",
-        "it gives back weights and KV cache while others use its device": "sleep_level",
-    }
-)
+_RESERVED = {
+    "write actor_infer.model_args.model_name_or_path": ("model model_weights hf_config_path", "model_path"),
+    "write actor_infer.model_args.dtype": ("dtype", "dtype"),
+    "write actor_infer.model_args.trust_remote_code": ("trust_remote_code", "trust_remote_code"),
+    "write actor_infer.model_args.model_config_kwargs": ("hf_overrides", "json_model_override_args"),
+    "write seed at the top level; every response has a key of its own": ("seed", ""),
+    "prompts and responses are token ids; the tokenizer is that of actor_train's model": (
+        "tokenizer tokenizer_mode tokenizer_revision skip_tokenizer_init enable_prompt_embeds tokens_only",
+        "tokenizer_path tokenizer_mode tokenizer_backend skip_tokenizer_init",
+    ),
+    "the engine is called directly, there is no server": (
+        "served_model_name",
+        "served_model_name host port api_key admin_api_key",
+    ),
+    "it always generates": ("runner convert pooler_config", "is_embedding"),
+    "log-probs are those of the distribution that tokens are drawn from, on every engine": (
+        "max_logprobs logprobs_mode return_sampling_mask",
+        "sampling_mask_max_tokens",
+    ),
+    "sampling is what generating_args say, and nothing else": ("generation_config", ""),
+    "write actor_infer.generating_args": ("override_generation_config", ""),
+    "weights come from the trainer; see weight_transport": (
+        "weight_transfer_config worker_cls worker_extension_cls",
+        "weight_version custom_weight_loader checkpoint_engine_wait_weights_before_ready",
+    ),
+    "write sleep_level": ("enable_sleep_mode", ""),
+    "write actor_infer.device_mapping": ("device_ids", "base_gpu_id gpu_id_step"),
+    "an engine's devices are processes of its own on one machine": ("distributed_executor_backend", ""),
+    "engines don't span machines: give each machine its own ranks": (
+        "nnodes node_rank master_addr master_port",
+        "nnodes node_rank dist_init_addr nccl_port",
+    ),
+    "a rank of actor_infer is one engine: give it more ranks": (
+        "data_parallel_size data_parallel_rank data_parallel_start_rank data_parallel_size_local "
+        "data_parallel_address data_parallel_rpc_port data_parallel_hybrid_lb data_parallel_external_lb "
+        "data_parallel_multi_port_external_lb data_parallel_backend",
+        "dp_size",
+    ),
+    "engines get the trainer's merged weights, or with lora_sync: adapters what those need is set by the run": (
+        "enable_lora max_loras max_lora_rank fully_sharded_loras max_cpu_loras lora_dtype lora_target_modules "
+        "default_mm_loras",
+        "enable_lora lora_paths max_lora_rank lora_target_modules max_loras_per_batch",
+    ),
+    "metrics are those of the run, see docs/metrics.md": ("disable_log_stats", ""),
+    "aborts and weight updates must know every token": (
+        "stream_interval",
+        "stream_interval incremental_streaming_output",
+    ),
+    "the trainer's log-probs wouldn't know them": ("logits_processors", "enable_custom_logit_processor"),
+    "write seed at the top level; SGLang has no key per response": ("", "random_seed"),
+    "responses are free text": ("", "grammar_backend"),
+    "write actor_train.data_args.template": ("", "chat_template"),
+    "write tensor_parallel_size": ("", "tp_size"),
+    "it is the run's sequence_length": ("", "context_length"),
+    "write max_running_requests at the top level": ("", "max_running_requests"),
+    "it is the accelerator of the rank's slots, or the CPU where there is none": ("", "device"),
+    "it is on where there is an accelerator: roles on one device take turns": ("", "enable_memory_saver"),
+    "the rank of actor_infer is what Ray places": ("", "use_ray"),
+}
+"""What to write instead of arguments that the run sets itself, or why there is nothing to write, with the names that
+vLLM has for them and SGLang's."""
+
+_GONE = {
+    "vLLM no longer moves KV blocks to host memory; it computes them again": ("swap_space", ""),
+    "there is one block manager": ("use_v2_block_manager", ""),
+    "it has no such switch any more": ("disable_async_output_proc num_scheduler_steps", ""),
+    "write max_cudagraph_capture_size, or enforce_eager": ("max_seq_len_to_capture", ""),
+    "it is the accelerator of the rank's slots, or the CPU where there is none": ("device", ""),
+    "write tensor_parallel_size": ("tp_size", ""),
+    "requests aren't logged; see enable_log_requests": ("disable_log_requests", ""),
+    "that is SGLang's word: write gpu_memory_utilization": ("mem_fraction_static", ""),
+    "write pp_size": ("", "pipeline_parallel_size"),
+    "that is vLLM's word: write mem_fraction_static": ("", "gpu_memory_utilization"),
+    "it is the run's sequence_length": ("", "max_model_len"),
+    "write max_running_requests at the top level": ("", "max_num_seqs"),
+    "for false write disable_radix_cache: true": ("", "enable_prefix_caching"),
+    "for true write disable_cuda_graph: true": ("", "enforce_eager"),
+    "it gives back weights and KV cache while others use its device": ("", "sleep_level"),
+}
+"""What to say about words that vLLM, and that SGLang doesn't have (any more)."""
+
+
+def _by_name(texts: Mapping[str, tuple[str, str]], engine: int) -> dict[str, str]:
+    """What to say about each name; `engine` is its column."""
+    return {name: text for text, names in texts.items() for name in names[engine].split()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,8 +136,8 @@ class VllmConfig(EngineConfig):
     `kv_cache_memory_bytes`, `enable_chunked_prefill`, `speculative_config` or `pipeline_parallel_size`."""
 
     pipeline_key: ClassVar[str] = "pipeline_parallel_size"
-    reserved = _RESERVED_VLLM
-    gone = _GONE_VLLM
+    reserved = _by_name(_RESERVED, 0)
+    gone = _by_name(_GONE, 0)
 
     gpu_memory_utilization: float = number(0.8, gt=0, le=1)
     """Share of a device's memory that the engine takes for weights and KV cache. Roles on the same device must fit into
@@ -189,8 +173,8 @@ class SglangConfig(EngineConfig):
     `max_total_tokens`, `chunked_prefill_size`, `sampling_backend` or `pp_size`."""
 
     pipeline_key: ClassVar[str] = "pp_size"
-    reserved = _RESERVED_SGLANG
-    gone = _GONE_SGLANG
+    reserved = _by_name(_RESERVED, 1)
+    gone = _by_name(_GONE, 1)
 
     mem_fraction_static: float | None = number(None, gt=0, lt=1)
     """Share of a device's memory for weights and KV cache. null: the engine's choice."""

@@ -105,7 +105,6 @@ class RewardModelConfig(ForwardConfig):
     `reward_model_weight`. Its model: `model_args.model_name_or_path`, else `reward_pretrain`."""
 
     strategy_args: StrategyArgs = field(default_factory=lambda: StrategyArgs(strategy_name="fsdp2_infer"))
-    """Backend of this role."""
     infer_batch_size: int = number(1, ge=1)
     """Responses per forward pass on one rank. 1: a score depends on its own response alone, to the last bit. More is
     faster for short responses; passes are then filled with what one decoding round finished."""

@@ -136,7 +136,8 @@ class RLConfig(PolicyOptimisation, RunConfig):
     @property
     def validation_sampling(self) -> tuple[str, GeneratingArgs] | None:
         """How validation samples, and the key that says so; None without validation."""
-        raise NotImplementedError
+        section = getattr(self, self.validation_key)
+        return None if section is None else (f"{self.validation_key}.generating_args", section.generating_args)
 
     @property
     def turn_credit(self) -> AgenticConfig | None:
@@ -150,16 +151,6 @@ class RLConfig(PolicyOptimisation, RunConfig):
     @property
     def max_sequence_length(self) -> int:
         return self.sequence_length or self.prompt_length + self.response_length
-
-    @property
-    def sections(self) -> dict[str, WorkerConfig]:
-        given = {
-            "actor_train": self.actor_train,
-            "actor_infer": self.actor_infer,
-            "reference": self.reference,
-            "critic": self.critic,
-        }
-        return {role: worker for role, worker in given.items() if worker is not None}
 
     @property
     def roles(self) -> dict[str, WorkerConfig]:

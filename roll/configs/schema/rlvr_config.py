@@ -10,7 +10,7 @@ from roll.configs.schema.fields import number
 from roll.configs.schema.policy_config import NormLevel, OverlongShaping
 from roll.configs.schema.reward_config import CustomRewardFunction, RewardConfig, RewardModelConfig, ValidationConfig
 from roll.configs.schema.rl_config import RLConfig
-from roll.configs.schema.worker_config import ActorTrainConfig, GeneratingArgs, WorkerConfig
+from roll.configs.schema.worker_config import ActorTrainConfig, WorkerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,6 @@ class RLVRConfig(RLConfig):
     group_size_key: ClassVar[str] = "num_return_sequences_in_group"
 
     pipeline: Literal["rlvr"]
-    """Which pipeline the file is for."""
     num_return_sequences_in_group: int = number(8, ge=1)
     """Responses per prompt; they form the group that rewards are compared in."""
     num_train_epochs: int | None = number(None, ge=0)
@@ -33,7 +32,6 @@ class RLVRConfig(RLConfig):
     rewards: dict[str, RewardConfig]
     """How each domain is scored, by domain name."""
     actor_train: ActorTrainConfig = field(default_factory=ActorTrainConfig)
-    """The policy that learns."""
     custom_reward_function: CustomRewardFunction | None = None
     """A reward function of your own, for domains with `name: custom`."""
     global_template: str | None = None
@@ -87,12 +85,6 @@ class RLVRConfig(RLConfig):
             if kind == "std_filter"
         )
 
-    @property
-    def validation_sampling(self) -> tuple[str, GeneratingArgs] | None:
-        if self.validation is None:
-            return None
-        return "validation.generating_args", self.validation.generating_args
-
     def domain_weight(self, domain: str) -> float:
         return self.rewards[domain].weight
 
@@ -100,11 +92,6 @@ class RLVRConfig(RLConfig):
     def reward_model_domains(self) -> tuple[str, ...]:
         """Domains whose score is the reward model's, or has a part of it."""
         return tuple(domain for domain, reward in self.rewards.items() if reward.uses_reward_model)
-
-    @property
-    def sections(self) -> dict[str, WorkerConfig]:
-        reward_model = {} if self.reward_model is None else {"reward_model": self.reward_model}
-        return {**super().sections, **reward_model}
 
     @property
     def roles(self) -> dict[str, WorkerConfig]:

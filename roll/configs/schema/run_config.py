@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -134,7 +134,8 @@ class RunConfig:
     @property
     def sections(self) -> dict[str, WorkerConfig]:
         """The model roles that the configuration has a section for, by name."""
-        raise NotImplementedError
+        values = {spec.name: getattr(self, spec.name) for spec in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, WorkerConfig)}
 
     @property
     def roles(self) -> dict[str, WorkerConfig]:

@@ -9,7 +9,7 @@ from roll.configs.schema.acts_if import acting, unless
 from roll.configs.schema.batch_plan import BatchPlan
 from roll.configs.schema.fields import number, one_or_many
 from roll.configs.schema.run_config import VALIDATES, RunConfig
-from roll.configs.schema.worker_config import TrainConfig, WorkerConfig
+from roll.configs.schema.worker_config import TrainConfig
 
 _SINGLE = unless("messages", why="it holds whole conversations")
 
@@ -68,9 +68,7 @@ class SFTConfig(RunConfig):
     validation_key: ClassVar[str] = "validation or validation_share"
 
     pipeline: Literal["sft"]
-    """Which pipeline the file is for."""
     exp_name: str = "sft"
-    """Name of the run in its closing summary and its checkpoints."""
     num_train_epochs: int | None = number(None, ge=0)
     """Passes over the training rows. 0 or null: `max_steps` decides."""
     actor_train: SFTTrainConfig = field(default_factory=SFTTrainConfig)
@@ -91,10 +89,6 @@ class SFTConfig(RunConfig):
     @property
     def max_sequence_length(self) -> int:
         return self.sequence_length or 1
-
-    @property
-    def sections(self) -> dict[str, WorkerConfig]:
-        return {"actor_train": self.actor_train}
 
     @property
     def validates(self) -> bool:

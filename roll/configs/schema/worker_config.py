@@ -92,7 +92,7 @@ class ModelArgs:
     """Compute log-probs from hidden states with liger-kernel's fused kernel. Passes that also want entropies, and
     models with soft-capped logits, use the chunks of logits as ever. Needs an accelerator."""
     ulysses_size: int = number(1, ge=1, acts_if=(
-        unless(ROLE, "reward_model", words="but for `reward_model`", why="it reads whole texts, its ranks share responses"),
+        unless(ROLE, "reward_model", words="but for `reward_model`", why="it reads whole texts"),
         unless(BACKEND, "megatron", "hf_infer", "vllm", "sglang", words="with `fsdp2_*` and `deepspeed_*`",
                why={"megatron": "it splits sequences by its own context_parallel_size"}),
     ))  # fmt: skip
@@ -321,7 +321,6 @@ class ReferenceConfig(ForwardConfig):
     """The frozen reference policy of the KL terms."""
 
     strategy_args: StrategyArgs = field(default_factory=lambda: StrategyArgs(strategy_name="fsdp2_infer"))
-    """Backend of this role."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,7 +339,6 @@ class TrainConfig(ForwardConfig):
     sequence_length_round_in_train: int = number(1, ge=1)
     """As `sequence_length_round_in_infer`, for forward/backward passes."""
     strategy_args: StrategyArgs = field(default_factory=lambda: StrategyArgs(strategy_name="fsdp2_train"))
-    """Backend of this role."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,4 +356,3 @@ class ActorInferConfig(WorkerConfig):
     generating_args: GeneratingArgs = field(default_factory=GeneratingArgs)
     """Sampling in training; validation has its own."""
     strategy_args: StrategyArgs = field(default_factory=lambda: StrategyArgs(strategy_name="hf_infer"))
-    """Backend of this role."""
