@@ -42,8 +42,8 @@ REFUSED = [
     ("no way at all", ["weight_transport=null"], "weight_transport", ["expected one of auto", "broadcast"]),
     ("a number for a way", ["weight_transport=3"], "weight_transport", ["expected one of auto", "broadcast"]),
     ("an empty bucket", ["model_update_buffer_size_mb=0"], "model_update_buffer_size_mb", [">= 1"]),
-    ("a check by name only", ["verify_weight_sync=sha"], "verify_weight_sync", ["off, checksum or logprob"]),
-    ("a check by switch", ["verify_weight_sync=true"], "verify_weight_sync", ["got true", "off, checksum or logprob"]),
+    ("a check by name only", ["verify_weight_sync=sha"], "verify_weight_sync", ["off, checksum, logprob"]),
+    ("a check by switch", ["verify_weight_sync=true"], "verify_weight_sync", ["got true", "off, checksum, logprob"]),
     ("a check of nothing", ["verify_weight_sync=checksum", "val_only=true"], "verify_weight_sync", ["nothing is sent"]),
     ("fewer deaths than none", [VLLM, "engine_restarts=-1"], "engine_restarts", [">= 0"]),
 ]  # fmt: skip

@@ -64,16 +64,11 @@ def _fields(file: Path, classes: set[str] | None) -> frozenset[str]:
     """Annotated public names in these classes of a file, or in those with an `_NS_PATH`."""
     if not file.is_file():
         return frozenset()
-    found: set[str] = set()
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
-        if not isinstance(node, ast.ClassDef):
-            continue
-        if (node.name not in classes) if classes is not None else not _is_namespace(node):
-            continue
-        for line in node.body:
-            if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
-                found.add(line.target.id)
-    return frozenset(name for name in found if not name.startswith("_"))
+    nodes = [node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
+    chosen = [node for node in nodes if (_is_namespace(node) if classes is None else node.name in classes)]
+    lines = [line for node in chosen for line in node.body if isinstance(line, ast.AnnAssign)]
+    names = [line.target.id for line in lines if isinstance(line.target, ast.Name)]
+    return frozenset(name for name in names if not name.startswith("_"))
 
 
 def _is_namespace(node: ast.ClassDef) -> bool:

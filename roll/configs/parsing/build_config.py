@@ -201,6 +201,7 @@ class _Builder:
         if origin is tuple:
             return self._tuple(args[0], value, path)
         if origin is Literal:
+            value = "off" if value is False and "off" in args else value  # which YAML reads as false
             if any(choice == value and type(choice) is type(value) for choice in args):
                 return value
             return self._wrong(path, value, describe(hint), nearest(str(value), map(str, args)))

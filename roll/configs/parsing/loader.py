@@ -254,9 +254,7 @@ def _reference_violation(path: str, text: str, error: Exception, names: Sequence
 
 def _pipeline_of(plain: Mapping[str, Any], source: str) -> type[RunConfig]:
     name = plain.get("pipeline", NO_VALUE)
-    if isinstance(name, str) and name in PIPELINES:
-        return PIPELINES[name]
-    if isinstance(name, str) and OWN_PATH.match(name):
+    if isinstance(name, str) and (name in PIPELINES or OWN_PATH.match(name)):
         try:
             own: type[RunConfig] = load_object(catalog.pipeline_of(name).config, key="pipeline")
         except ValueError as error:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from roll.catalog.transports import TRANSPORTS
-from roll.configs.errors import did_you_mean
 from roll.configs.schema.acts_if import acting, needs, unless
 from roll.configs.schema.batch_plan import BatchPlan
-from roll.configs.schema.fields import number, parsed
+from roll.configs.schema.fields import number
 from roll.configs.schema.policy_config import USES_CRITIC, PolicyOptimisation
 from roll.configs.schema.run_config import VALIDATES, RunConfig
 from roll.configs.schema.worker_config import (
@@ -25,18 +23,6 @@ if TYPE_CHECKING:
     from roll.configs.schema.agentic_config import AgenticConfig
 
 WEIGHT_TRANSPORTS = ("auto", *(name for name, entry in TRANSPORTS.items() if entry.configurable))
-
-
-def _off_or(*names: str) -> Callable[[Any], str]:
-    """A parser for one of `names`, or `off`, which YAML reads as false."""
-
-    def parse(value: Any) -> str:
-        value = "off" if value is False else value
-        if value not in ("off", *names):
-            raise ValueError(did_you_mean(str(value), ("off", *names)))
-        return str(value)
-
-    return parse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,9 +87,7 @@ class RLConfig(PolicyOptimisation, RunConfig):
     """What the engines get of an actor that trains LoRA adapters. `merged`: all weights, with the adapters merged in.
     `adapters`: the base weights once and then the adapters alone, which the engine computes beside them. For `vllm`;
     see docs/engines.md."""
-    verify_weight_sync: Literal["off", "checksum", "logprob"] = parsed(
-        "off", _off_or("checksum", "logprob"), "off, checksum or logprob"
-    )
+    verify_weight_sync: Literal["off", "checksum", "logprob"] = "off"
     """After every update: `checksum` compares the bytes that arrived with those that left, `logprob` also compares
     log-probs of a few sampled tokens between engine and trainer. A difference ends the run."""
     reward_pretrain: str | None = None
