@@ -103,7 +103,7 @@ REFUSED: list[tuple[str, list[str], str, list[str]]] = [
     ("redundancy in validation", [f"{VAL}.group_size_redundancy=1"], f"{VAL}.group_size_redundancy", ["expected 0"]),
     ("half a group of validation", ["val_batch_size=5"], "val_batch_size", ["5 episodes / 2", "val_batch_size=4 or 6"]),
     ("a size of no validation", ["val_batch_size=4", f"{VAL}=null", "eval_steps=0"], "val_batch_size",
-     [f"no {VAL}", f"add {VAL}"]),
+     [f"with {VAL}", "add that section"]),
     ("a validation beyond its environments", ["val_batch_size=20", f"{VAL}.max_traj_per_env=3"],
      f"{VAL}.max_traj_per_env", ["10 groups; 3 env groups x 3 = 9", "max_traj_per_env=4, or -1"]),
     ("responses per prompt in validation", [f"{VAL}.generating_args.num_return_sequences=4"],

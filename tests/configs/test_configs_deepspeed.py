@@ -103,7 +103,7 @@ REFUSED = [
      f"{CONFIG}.gradient_predivide_factor", "no effect with stage 3"),
     ({"gradient_predivide_factor": 2.0, "prescale_gradients": True},
      f"{CONFIG}.gradient_predivide_factor", "keep one of the two"),
-    ({"gradient_predivide_factor": 0.0}, f"{CONFIG}.gradient_predivide_factor", "above 0"),
+    ({"gradient_predivide_factor": 0.0}, f"{CONFIG}.gradient_predivide_factor", "a number > 0"),
     ({"bf16": {"enabled": False, "immediate_grad_update": True}, "zero_optimization": {"stage": 2}},
      f"{CONFIG}.bf16.immediate_grad_update", "known: enabled"),
     ({"train_batch_size": 16}, f"{CONFIG}.train_batch_size", "8 (actor_train's per_device_train_batch_size 4 x"),

@@ -101,9 +101,6 @@ def manager_rules(config: AgenticConfig) -> Iterator[Violation]:
             expected = f"group_size ({size}), which rules in validation"
             yield Violation("val_env_manager.generating_args.num_return_sequences", expected, "remove it", given)
         yield from _sizes("val_env_manager", val, "val_batch_size", config.val_batch_size, config.validation_groups)
-    elif config.val_batch_size is not None:
-        expected = "null, because there is no val_env_manager"
-        yield Violation("val_batch_size", expected, "add val_env_manager, or remove it", config.val_batch_size)
 
 
 def _sizes(path: str, manager: EnvManager, key: str, episodes: int | None, groups: int) -> Iterator[Violation]:

@@ -51,13 +51,13 @@ def deepspeed_rules(config: RunConfig) -> Iterator[Violation]:
 
 def _zero(path: str, given: Mapping[str, Any]) -> Iterator[Violation]:
     """Keys that DeepSpeed has, that act here and in this stage, with values of their kind."""
+    yield from _unknown(path, given.keys() - REFUSED_ZERO_KEYS.keys(), frozenset(ZERO_KEYS), given)
     stage = given.get("stage", 0)
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
         yield Violation(f"{path}.stage", "0, 1, 2 or 3", "", stage)
         return
     if isinstance(stage, float):
         yield Violation(f"{path}.stage", "a whole number", f"write {stage:.0f}", stage)
-    yield from _unknown(path, given.keys() - REFUSED_ZERO_KEYS.keys(), frozenset(ZERO_KEYS), given)
     for key, value in given.items():
         below, switch = f"{path}.{key}", value == "auto" or isinstance(value, bool)
         if key in REFUSED_ZERO_KEYS:
@@ -74,9 +74,8 @@ def _zero(path: str, given: Mapping[str, Any]) -> Iterator[Violation]:
         elif key in ZERO_KEYS and key != "stage" and not switch:
             yield Violation(below, "true or false, or auto", "", value)
         elif key == "allgather_partitions" and value is False:
-            yield Violation(
-                below, "true: DeepSpeed gathers partitions, it no longer sends them around", "remove it", value
-            )
+            expected = "true: DeepSpeed gathers partitions, it no longer sends them around"
+            yield Violation(below, expected, "remove it", value)
 
 
 def _offload(path: str, name: str, section: Any, stage: int) -> Iterator[Violation]:
@@ -88,9 +87,8 @@ def _offload(path: str, name: str, section: Any, stage: int) -> Iterator[Violati
     yield from _unknown(below, section, OFFLOAD_KEYS[name], section)
     device, ratio, least = section.get("device", "none"), section.get("ratio", 1.0), 3 if name == "offload_param" else 1
     if device not in ("none", "cpu"):
-        yield Violation(
-            f"{below}.device", "cpu or none: offload to files isn't supported", f"{below}.device=cpu", device
-        )
+        expected = "cpu or none: offload to files isn't supported"
+        yield Violation(f"{below}.device", expected, f"{below}.device=cpu", device)
     if device != "none" and stage < least:
         expected = f"stage {least} or more with {name}, which only acts there"
         yield Violation(f"{path}.stage", expected, f"{path}.stage={least}, or remove {name}", stage)
@@ -164,8 +162,6 @@ def _division(path: str, options: DeepSpeedConfig) -> Iterator[Violation]:
     if early and factor is not None:
         why = " with prescale_gradients, which divides by all ranks before the sum"
         yield no_effect(f"{path}.gradient_predivide_factor", why, "keep one of the two", factor)
-    elif factor is not None and factor <= 0:
-        yield Violation(f"{path}.gradient_predivide_factor", "a number above 0", "remove it", factor)
 
 
 def _optimizer(path: str, source: str, worker: TrainConfig, options: DeepSpeedConfig) -> Iterator[Violation]:

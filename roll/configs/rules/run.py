@@ -84,12 +84,6 @@ def _untracked_truncation(config: RLConfig, path: str, args: GeneratingArgs) -> 
             yield Violation(f"{path}.{key}", expected, f"remove {key}, or set train_infer_correction", value)
 
 
-def rollout_schedule_rules(config: RLConfig) -> Iterator[Violation]:
-    """Prompts beyond those needed are some."""
-    if config.is_use_additional_prompts and config.max_additional_running_prompts == 0:
-        yield Violation("max_additional_running_prompts", "more than 0, because is_use_additional_prompts is on", "", 0)
-
-
 def end_rules(config: RunConfig) -> Iterator[Violation]:
     """A run ends."""
     if not config.max_steps and not config.num_train_epochs and not config.only_validates:

@@ -55,7 +55,6 @@ _ROLLOUTS: tuple[Rule, ...] = (
     policy.loss_rules,
     run.length_rules,
     run.sampling_rules,
-    run.rollout_schedule_rules,
     async_generation.lora_sync_rules,
     engines.engine_rules,
     async_generation.async_rules,

@@ -98,7 +98,7 @@ class DeepSpeedConfig(StrategyConfig):
     prescale_gradients: bool | None = acting(None, TRAINS)
     """Divide gradients before they are summed over ranks and not after it, against overflow in half precision. For
     stage 0, and for 1 and 2 with `reduce_scatter: false`; the others always do."""
-    gradient_predivide_factor: float | None = acting(None, TRAINS)
+    gradient_predivide_factor: float | None = acting(None, TRAINS, bounds={"gt": 0})
     """Divide by this much before the sum and by the rest after it. For the same stages; not with
     `prescale_gradients`."""
 

@@ -39,7 +39,7 @@ class RLConfig(PolicyOptimisation, RunConfig):
     """Validate and end, no optimizer is built."""
     rollout_batch_size: int = number(64, ge=1)
     """Prompts per step; in `pipeline: agentic` episodes, i.e. groups x `group_size`."""
-    val_batch_size: int | None = number(None, ge=1)
+    val_batch_size: int | None = number(None, ge=1, acts_if=(VALIDATES,))
     """Validation prompts in flight at once, null: all. In `pipeline: agentic` the episodes of a validation, null: one
     round of `val_env_manager`."""
     prompt_length: int = number(1024, ge=1)
@@ -58,7 +58,7 @@ class RLConfig(PolicyOptimisation, RunConfig):
         False, unless("async_generation_ratio", why="it keeps engines busy with the prompts of the steps to come")
     )
     """Start more prompts than a step needs; when enough groups are complete the rest is aborted."""
-    max_additional_running_prompts: int = number(16, ge=0, acts_if=(needs("is_use_additional_prompts"),))
+    max_additional_running_prompts: int = number(16, ge=1, acts_if=(needs("is_use_additional_prompts"),))
     """How many more."""
     max_num_gen_batches: int = number(10, ge=1)
     """Budget of dynamic filtering and of failed groups: a step may start this many times `rollout_batch_size`
