@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from roll.data.task_ids import base_id
@@ -15,36 +14,13 @@ from roll.utils.readers import DataError
 Truncation = Literal["error", "left", "right", "middle", "filter"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptReport:
-    """What became of the prompts."""
-
-    total: int
-    filtered: int
-    """Left out, with `truncation: filter`."""
-    truncated: int
-    """Cut to the limit, with `left`, `right` or `middle`."""
-    longest: int
-    """Tokens, before anything was done."""
-    mean: float
-
-    def metrics(self) -> dict[str, float]:
-        """For the tracker."""
-        return {
-            "data/prompts": float(self.total),
-            "data/prompts_filtered": float(self.filtered),
-            "data/prompts_truncated": float(self.truncated),
-            "data/prompt_length_mean": self.mean,
-            "data/prompt_length_max": float(self.longest),
-        }
-
-
 class PromptSet:
     """Tasks that can be played, and their prompt token ids."""
 
-    def __init__(self, tasks: Sequence[Task], ids: Sequence[tuple[int, ...]], report: PromptReport) -> None:
+    def __init__(self, tasks: Sequence[Task], ids: Sequence[tuple[int, ...]], metrics: Mapping[str, float]) -> None:
         self.tasks = list(tasks)
-        self.report = report
+        self.metrics = metrics
+        """What became of the prompts, lengths before anything was done: for the tracker."""
         self._ids = {task.id: row for task, row in zip(tasks, ids, strict=True)}
 
     def __len__(self) -> int:
@@ -98,14 +74,15 @@ def encode_prompts(
             f"all {len(tasks)} prompts have more than prompt_length = {prompt_length} tokens "
             f"(the shortest has {min(lengths)}); raise prompt_length"
         )
-    report = PromptReport(
-        total=len(tasks),
-        filtered=len(long) if truncation == "filter" else 0,
-        truncated=0 if truncation == "filter" else len(long),
-        longest=max(lengths),
-        mean=sum(lengths) / len(lengths),
-    )
-    return PromptSet(kept, kept_ids, report)
+    filtered = truncation == "filter"
+    metrics = {
+        "data/prompts": float(len(tasks)),
+        "data/prompts_filtered": float(len(long)) if filtered else 0.0,
+        "data/prompts_truncated": 0.0 if filtered else float(len(long)),
+        "data/prompt_length_mean": sum(lengths) / len(lengths),
+        "data/prompt_length_max": float(max(lengths)),
+    }
+    return PromptSet(kept, kept_ids, metrics)
 
 
 def _cut_middle(ids: tuple[int, ...], limit: int) -> tuple[int, ...]:

@@ -77,7 +77,7 @@ class PromptWorkload(Workload):
     def first_metrics(self) -> Metrics:
         prompts, metrics = self._prompts["train"], Metrics()
         assert prompts is not None
-        metrics.update(prompts.report.metrics())
+        metrics.update(prompts.metrics)
         return metrics
 
     def validation_metrics(self, groups: Sequence[Group]) -> dict[str, float]:

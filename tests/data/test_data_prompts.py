@@ -45,7 +45,8 @@ def encoder() -> PromptEncoder:
 def test_long_prompts_are_cut_and_reported(encoder: PromptEncoder, truncation: Any, expected: tuple[int, ...]) -> None:
     prompts = encode_prompts(tasks(6, 4), encoder, prompt_length=4, truncation=truncation)
     assert [prompts.prompt_ids(task) for task in prompts.tasks] == [expected, (7, 8, 9, 10)]
-    assert (prompts.report.truncated, prompts.report.filtered, prompts.report.longest) == (1, 0, 6)
+    counts = {"data/prompts_truncated": 1, "data/prompts_filtered": 0, "data/prompt_length_max": 6}
+    assert counts.items() <= prompts.metrics.items()
 
 
 def test_middle_of_an_odd_limit_keeps_one_more_of_the_head(encoder: PromptEncoder) -> None:
@@ -58,7 +59,7 @@ def test_filter_leaves_long_prompts_out_and_counts_them(encoder: PromptEncoder) 
     prompts = encode_prompts(tasks(3, 6, 2), encoder, prompt_length=4, truncation="filter")
     assert [task.id for task in prompts.tasks] == ["t:0", "t:2"]
     # lengths 3, 6, 2: mean 11/3
-    assert prompts.report.metrics() == {
+    assert prompts.metrics == {
         "data/prompts": 3.0,
         "data/prompts_filtered": 1.0,
         "data/prompts_truncated": 0.0,
@@ -93,4 +94,4 @@ def test_the_number_of_workers_does_not_show(num_workers: int) -> None:
     one = encode_prompts(many, encoder, prompt_length=64)
     several = encode_prompts(many, encoder, prompt_length=64, num_workers=num_workers)
     assert [one.prompt_ids(t) for t in many] == [several.prompt_ids(t) for t in many]
-    assert one.report == several.report
+    assert one.metrics == several.metrics

@@ -252,7 +252,7 @@ class _Builder:
         below = f"{path}.{key}" if path else key
         where = f"a key of {path}" if path else "a key at the top level"
         elsewhere = sorted(
-            (place for place in _all_places(self._root) if place.split(".")[-1] == key),
+            (place for place in _places(self._root) if place.split(".")[-1] == key),
             key=lambda place: not place.startswith(f"{path}."),
         )
         own = next((name for name, cls in self._pipelines.items() if cls is self._root), "")
