@@ -145,9 +145,8 @@ def adapter_checks(config: RunConfig) -> Iterator[Violation]:
         name = args.adapter_name_or_path
         key = f"{role}.model_args.{'lora_rank' if name is None else 'adapter_name_or_path'}"
         if importlib.util.find_spec("peft") is None:
-            yield Violation(
-                key, f"its package; {MISSING['peft']}", "install it, or remove the key", name or args.lora_rank
-            )
+            expected = f"its package; {MISSING['peft']}"
+            yield Violation(key, expected, "install it, or remove the key", name or args.lora_rank)
         if name is not None and not (Path(name).expanduser() / "adapter_config.json").is_file():
             expected = f"a folder with an adapter_config.json, as peft writes it{_nearby(Path(name))}"
             yield Violation(key, expected, "check the path", name)
@@ -316,9 +315,8 @@ def _arguments(file: Path, name: str, value: str, args: Arguments, skip: int) ->
 def _in_file(path: str, file: Path, name: str, kind: str = "function") -> Iterator[Violation]:
     file = file.expanduser()
     if not file.is_file():
-        yield Violation(
-            path, f"a Python file that exists, seen from {Path.cwd()}{_nearby(file)}", "check the path", str(file)
-        )
+        expected = f"a Python file that exists, seen from {Path.cwd()}{_nearby(file)}"
+        yield Violation(path, expected, "check the path", str(file))
         return
     try:
         text = file.read_text(encoding="utf-8")

@@ -262,7 +262,7 @@ class _Builder:
             fix = FOREIGN_KEYS[key]
         elif reason := UNSUPPORTED_KEYS.get(key) or UNSUPPORTED_KEYS.get(in_section):
             fix = f"remove it: {reason}"
-        elif others := [name for name, cls in self._pipelines.items() if below in _all_places(cls)]:
+        elif others := [name for name, cls in self._pipelines.items() if below in _places(cls)]:
             fix = f"remove it: a key of pipeline: {' and '.join(others)}"
             fix += f"; {instead}" if instead else ""
         elif instead:
@@ -277,11 +277,6 @@ class _Builder:
 @cache
 def _hints(cls: type) -> dict[str, Any]:
     return get_type_hints(cls)
-
-
-@cache
-def _all_places(cls: type) -> frozenset[str]:
-    return frozenset(_places(cls))
 
 
 def _places(cls: type, path: str = "") -> Iterator[str]:

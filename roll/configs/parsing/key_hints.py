@@ -18,9 +18,7 @@ UNSUPPORTED_KEYS: dict[str, str] = {
     "worker_cls": "a role has one worker class; code of your own goes into rewards, environments and rollouts",
     "checkpoint_config.type": "checkpoints are files, in checkpoint_config.output_dir",
     "strategy_config.scheduler": "training_args.lr_scheduler_type and its neighbours say it for every backend",
-    "strategy_config.activation_checkpointing": (
-        "model_args.disable_gradient_checkpointing says it for every backend, the other way round"
-    ),
+    "strategy_config.activation_checkpointing": "model_args.disable_gradient_checkpointing says it for every backend",
     "model_args.model_type": "the model's own configuration says it",
     "use_thread_lock": "an environment process makes one call after the other",
     "max_env_step_concurrent": "an environment process makes one call after the other; see env_workers.world_size",

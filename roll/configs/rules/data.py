@@ -33,9 +33,8 @@ def data_rules(config: RLVRConfig) -> Iterator[Violation]:
     tags = {tag for domain in config.rewards for tag in config.tags_of(domain)}
     for tag in config.tag_to_template:
         if tag not in tags:
-            yield Violation(
-                f"tag_to_template.{tag}", f"a tag of some domain: {', '.join(sorted(tags))}", did_you_mean(tag, tags)
-            )
+            expected = f"a tag of some domain: {', '.join(sorted(tags))}"
+            yield Violation(f"tag_to_template.{tag}", expected, did_you_mean(tag, tags))
 
 
 def validation_rules(config: RLVRConfig) -> Iterator[Violation]:
@@ -68,9 +67,8 @@ def _source_rules(config: RLVRConfig, path: str, data: DataArgs) -> Iterator[Vio
     for i, task in enumerate(data.procedural):
         here = f"{path}.procedural[{i}]"
         if task.tag in seen:
-            yield Violation(
-                f"{here}.tag", "a tag of its own for every entry", "tags of one domain may differ", task.tag
-            )
+            fix = "tags of one domain may differ"
+            yield Violation(f"{here}.tag", "a tag of its own for every entry", fix, task.tag)
         seen.add(task.tag)
         if task.tag not in known:
             expected = f"a tag of some domain: {', '.join(sorted(known))}"

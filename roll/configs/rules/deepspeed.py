@@ -10,9 +10,6 @@ from roll.configs.schema.deepspeed_config import OFFLOAD_KEYS, REFUSED_ZERO_KEYS
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import TrainConfig, WorkerConfig
 
-_OPTIMIZERS = ("Adam", "AdamW")
-
-
 COUNTS = frozenset(
     {
         "reduce_bucket_size",
@@ -170,7 +167,7 @@ def _optimizer(path: str, source: str, worker: TrainConfig, options: DeepSpeedCo
     if section is None:
         return
     yield from _unknown(path, section, frozenset({"type", "params"}), section)
-    if section.get("type", "AdamW") not in _OPTIMIZERS:
+    if section.get("type", "AdamW") not in ("Adam", "AdamW"):
         yield Violation(f"{path}.type", "AdamW, the optimizer of every backend", "remove it", section["type"])
     args = worker.training_args
     wanted = {

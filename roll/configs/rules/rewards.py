@@ -54,9 +54,8 @@ def _reward_name(config: RLVRConfig, path: str, name: str) -> Iterator[Violation
     known = (*REWARDS, "custom", REWARD_MODEL)
     if name == "custom" and config.custom_reward_function is None:
         expected = "a path and a name, because a domain has name: custom"
-        yield Violation(
-            "custom_reward_function", expected, "custom_reward_function: {path: my.py, name: score}", NO_VALUE
-        )
+        fix = "custom_reward_function: {path: my.py, name: score}"
+        yield Violation("custom_reward_function", expected, fix, NO_VALUE)
     if name in known or OWN_PATH.match(name):
         return
     expected = f"one of {', '.join(known)}; or package.module:function or path/to/file.py:function"

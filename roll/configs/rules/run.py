@@ -65,23 +65,18 @@ def _generating_rules(config: RLConfig, path: str, args: GeneratingArgs) -> Iter
         expected = f"at most response_length ({config.response_length})"
         yield Violation(f"{path}.max_new_tokens", expected, "raise response_length", args.max_new_tokens)
     if "" in args.stop_strings:
-        yield Violation(
-            f"{path}.stop_strings", "texts that aren't empty", "remove the empty one", list(args.stop_strings)
-        )
+        key, expected = f"{path}.stop_strings", "texts that aren't empty"
+        yield Violation(key, expected, "remove the empty one", list(args.stop_strings))
 
 
 def _untracked_truncation(config: RLConfig, path: str, args: GeneratingArgs) -> Iterator[Violation]:
     if config.train_infer_correction is not None:
         return
-    changed = {
-        "top_p": args.top_p < 1 and args.top_p,
-        "top_k": args.top_k > 0 and args.top_k,
-        "repetition_penalty": args.repetition_penalty != 1 and args.repetition_penalty,
-    }
-    for key, value in changed.items():
-        if value:
-            expected = "no truncation in training: the trainer's log-probs are those of the full distribution"
-            yield Violation(f"{path}.{key}", expected, f"remove {key}, or set train_infer_correction", value)
+    changed = {"top_p": args.top_p < 1, "top_k": args.top_k > 0, "repetition_penalty": args.repetition_penalty != 1}
+    for key in (key for key, truncates in changed.items() if truncates):
+        expected = "no truncation in training: the trainer's log-probs are those of the full distribution"
+        fix = f"remove {key}, or set train_infer_correction"
+        yield Violation(f"{path}.{key}", expected, fix, getattr(args, key))
 
 
 def end_rules(config: RunConfig) -> Iterator[Violation]:

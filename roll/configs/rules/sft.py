@@ -47,9 +47,8 @@ def _source_rules(path: str, data: SFTDataArgs) -> Iterator[Violation]:
         yield Violation(f"{path}.messages", expected, fix, None)
     elif data.messages is None and len(there) == 1:
         missing = "prompt" if data.prompt is None else "response"
-        yield Violation(
-            f"{path}.{missing}", f"a column that goes with {there[0]!r}", f"{path}.{missing}={missing}", None
-        )
+        key, expected = f"{path}.{missing}", f"a column that goes with {there[0]!r}"
+        yield Violation(key, expected, f"{key}={missing}", None)
     yield from template_rules({f"{path}.template": data.template})
 
 
