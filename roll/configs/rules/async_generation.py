@@ -20,6 +20,10 @@ def async_rules(config: RLConfig) -> Iterator[Violation]:
         expected = "0 with executor inline and hf_infer: generation stands still while training computes in its process"
         fix = "executor=ray, or an engine with processes of its own (vllm, sglang)"
         yield Violation(_AHEAD, expected, fix, config.async_generation_ratio)
+    corrected = config.train_infer_correction is not None or config.loss.corrects_staleness
+    if corrected and config.allow_uncorrected_async:
+        by = "train_infer_correction" if config.train_infer_correction else f"policy_loss {config.policy_loss}"
+        yield Violation("allow_uncorrected_async", f"false, because {by} corrects for older weights", "remove it", True)
 
 
 def transport_rules(config: RLConfig) -> Iterator[Violation]:

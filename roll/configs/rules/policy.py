@@ -128,10 +128,6 @@ def _off_policy_rules(config: RLConfig) -> Iterator[Violation]:
             correction.importance_upper,
         )
     corrected = correction is not None or config.loss.corrects_staleness
-    if ratio > 0 and corrected and config.allow_uncorrected_async:
-        by = f"policy_loss {config.policy_loss}" if correction is None else "train_infer_correction"
-        expected = f"false, because {by} corrects for older weights"
-        yield Violation("allow_uncorrected_async", expected, "remove it", True)
     if ratio > 0 and not corrected and not config.allow_uncorrected_async:
         first, *others = (name for name, loss in LOSSES.items() if loss.corrects_staleness)
         yield Violation(
