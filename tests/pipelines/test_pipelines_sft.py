@@ -313,7 +313,7 @@ BAD_CONFIGS = {
         ("validation_share=0.1", "validation.data_args={file_name: x.jsonl, messages: m}", "eval_steps=1"),
         "validation_share: this key acts only without validation, and validation is there",
     ),
-    "nothing held out": (("eval_steps=1",), "eval_steps.*there is no validation or validation_share"),
+    "nothing held out": (("eval_steps=1",), "eval_steps: this key acts only with validation.*\n.*validation_share"),
     "trained and held out": (
         ("validation.data_args={file_name: '${actor_train.data_args.file_name}', messages: m}",),
         "validation.data_args.file_name.*a file that isn't trained on",
