@@ -37,6 +37,7 @@ from roll.algorithms.shaping import (
 from roll.algorithms.turns import place_on_turns, sum_over_turns
 from roll.catalog.entries import chosen
 from roll.catalog.estimators import ESTIMATORS
+from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.pipelines.assemble import Rollouts
 from roll.pipelines.off_policy import corrected, old_logprobs_source, staleness_metrics, staleness_of
@@ -59,6 +60,7 @@ class CreditAssigner:
 
     def __init__(self, config: RLConfig) -> None:
         self._config = config
+        self._turns = config if isinstance(config, AgenticConfig) else None
         self._running = RunningMoments()
         self._old_logprobs = old_logprobs_source(config).source
         self._kl_coef = config.init_kl_coef
@@ -67,7 +69,7 @@ class CreditAssigner:
         self._estimator = chosen(ESTIMATORS, config.adv_estimator, config.adv_estimator_args, key="adv_estimator")
         # A normalised reward is the episode's: it has no parts that belong to turns.
         normalised = config.reward_mean_over or config.reward_std_over or config.reward_clip is not None
-        identity = config.turn_credit is not None and config.turn_credit.reward_normalization.method == "identity"
+        identity = self._turns is not None and self._turns.reward_normalization.method == "identity"
         self._places_turns = identity and not normalised and config.estimator.reads_tokens
 
     def state_dict(self) -> dict[str, Any]:
@@ -114,7 +116,7 @@ class CreditAssigner:
                 group_index=rollouts.group_index,
                 gamma=config.gamma,
                 lam=config.lambd,
-                discount_over="token" if config.turn_credit is None else config.turn_credit.discount_over,
+                discount_over="token" if self._turns is None else self._turns.discount_over,
                 values=values,
                 # Where the greedy response failed there is nothing to compare with; those rows leave the loss below.
                 greedy_rewards=None if greedy_scores is None else (greedy_scores * factor).nan_to_num(),
@@ -166,7 +168,7 @@ class CreditAssigner:
         if "running" in (mean, std):
             self._running = self._running.update(rewards)
         normed = normalize_rewards(rewards, rollouts.group_index, mean=mean, std=std, running=self._running)
-        credit = config.turn_credit
+        credit = self._turns
         if credit is not None and not config.estimator.credits_turns:
             index = comparison_groups(rollouts, credit.reward_normalization.grouping)
             normed = normalize_grouped(normed, index, method=credit.reward_normalization.method)
@@ -179,12 +181,11 @@ class CreditAssigner:
         self, rollouts: Rollouts, mask: Tensor, factor: Tensor, extra: Tensor, metrics: Metrics
     ) -> StepInputs | None:
         """Return the turns that were played; None where episodes are one response."""
-        credit = self._config.turn_credit
-        if credit is None:
+        if self._turns is None:
             return None
         if self._config.estimator.compares_states:
             require_states(rollouts)
-        steps = turn_inputs(rollouts, mask, credit, factor=factor, extra=extra)
+        steps = turn_inputs(rollouts, mask, self._turns, factor=factor, extra=extra)
         metrics.merge(turn_metrics(steps))
         if self._config.estimator.compares_states:
             metrics.merge(state_metrics(steps, rollouts.group_index))

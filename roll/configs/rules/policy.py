@@ -8,13 +8,14 @@ from roll.catalog.entries import OWN_PATH, Entry
 from roll.catalog.estimators import ESTIMATORS
 from roll.catalog.losses import LOSSES
 from roll.configs.errors import Violation, nearest, problem
+from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.policy_config import PolicyOptimisation
 from roll.configs.schema.rl_config import RLConfig
 
 
 def estimator_rules(config: RLConfig) -> Iterator[Violation]:
     """Names, group sizes, critic."""
-    turns = config.turn_credit is not None
+    turns = isinstance(config, AgenticConfig)
     known = tuple(name for name, entry in ESTIMATORS.items() if turns or not entry.credits_turns)
     yield from _named(config.adv_estimator, "adv_estimator", known)
     yield from _named(config.policy_loss, "policy_loss", tuple(LOSSES))

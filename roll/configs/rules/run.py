@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from roll.catalog.entries import OWN_PATH
 from roll.catalog.trackers import TRACKERS
 from roll.configs.errors import Violation, nearest, no_effect
+from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import GeneratingArgs
@@ -20,7 +21,7 @@ def length_rules(config: RLConfig) -> Iterator[Violation]:
         expected = f"at least prompt_length + response_length = {sums}"
         yield Violation("sequence_length", expected, "raise it, or remove it", config.sequence_length)
     threshold = config.error_max_len_threshold
-    one_response = config.turn_credit is None  # an episode of several may be longer than each of them
+    one_response = not isinstance(config, AgenticConfig)  # an episode of several may be longer than each of them
     if one_response and config.error_max_len_clip and threshold is not None and threshold > config.response_length:
         expected = f"at most response_length ({config.response_length}), which no response exceeds"
         yield Violation("error_max_len_threshold", expected, "", threshold)

@@ -142,10 +142,6 @@ class AgenticConfig(RLConfig):
     def validation_chunk(self) -> int | None:
         return None if self.val_env_manager is None else self.val_env_manager.num_env_groups
 
-    @property
-    def turn_credit(self) -> AgenticConfig:
-        return self
-
     def domain_weight(self, domain: str) -> float:
         assert domain in self.custom_envs
         return 1.0

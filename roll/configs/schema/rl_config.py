@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from roll.catalog.transports import TRANSPORTS
 from roll.configs.schema.acts_if import acting, needs, unless
@@ -18,9 +18,6 @@ from roll.configs.schema.worker_config import (
     TrainConfig,
     WorkerConfig,
 )
-
-if TYPE_CHECKING:
-    from roll.configs.schema.agentic_config import AgenticConfig
 
 WEIGHT_TRANSPORTS = ("auto", *(name for name, entry in TRANSPORTS.items() if entry.configurable))
 
@@ -122,11 +119,6 @@ class RLConfig(PolicyOptimisation, RunConfig):
         """How validation samples, and the key that says so; None without validation."""
         section = getattr(self, self.validation_key)
         return None if section is None else (f"{self.validation_key}.generating_args", section.generating_args)
-
-    @property
-    def turn_credit(self) -> AgenticConfig | None:
-        """Keys that say how episodes of several turns are credited; None where an episode is one response."""
-        return None
 
     def domain_weight(self, domain: str) -> float:
         """Factor on a domain's scores in training."""
