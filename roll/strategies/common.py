@@ -109,10 +109,6 @@ class CommonStrategy(TrainStrategy):
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self._group)
         return int(most)
 
-    def _summed(self, mine: Denominators) -> Denominators:
-        """Sizes of the whole mini-batch from those of each data-parallel rank."""
-        return Denominators(*self._sums(*astuple(mine)))
-
     def _sums(self, *mine: float) -> list[float]:
         """Numbers added up over the data-parallel ranks."""
         if self.layout.dp_size == 1:
@@ -175,7 +171,8 @@ class CommonStrategy(TrainStrategy):
         self._nonfinite = set()
         mine = denominators(batch)
         batch = batch.select(rows_to_compute(batch, loss_fn))
-        return batch, self._summed(replace(mine, computed_tokens=denominators(batch).tokens))
+        mine = replace(mine, computed_tokens=denominators(batch).tokens)
+        return batch, Denominators(*self._sums(*astuple(mine)))
 
     def _spread(
         self,

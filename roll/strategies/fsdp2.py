@@ -89,7 +89,7 @@ class Fsdp2Strategy(HfTrainStrategy):
     def _build_optimizer(self, model: nn.Module) -> None:
         args = self._trained.training_args
         self._optimizer = torch.optim.AdamW(
-            parameter_groups(model.named_parameters(), args.weight_decay),
+            parameter_groups(model.parameters(), args.weight_decay),
             lr=args.learning_rate,
             betas=(args.adam_beta1, args.adam_beta2),
             eps=args.adam_epsilon,

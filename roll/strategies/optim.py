@@ -38,12 +38,9 @@ def schedule_from(args: TrainingArgs, total_steps: int) -> Callable[[int], float
     return factor
 
 
-def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], weight_decay: float) -> list[dict[str, Any]]:
+def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
     """Trainable parameters in two groups: matrices decay; vectors (norms, biases) don't."""
-    decayed: list[nn.Parameter] = []
-    plain: list[nn.Parameter] = []
-    for _, parameter in named:
-        if parameter.requires_grad:
-            (decayed if parameter.dim() > 1 else plain).append(parameter)
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    decayed, plain = [p for p in trained if p.dim() > 1], [p for p in trained if p.dim() <= 1]
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]

@@ -104,12 +104,12 @@ def shard_weights(module: nn.Module, made: dict[str, Any], computed: torch.dtype
     deepspeed.zero.Init(module=module, config_dict_or_path=made, dtype=computed)
 
 
-def adamw(parameters: nn.Module, args: TrainingArgs, options: DeepSpeedConfig, device: torch.device) -> Any:
+def adamw(module: nn.Module, args: TrainingArgs, options: DeepSpeedConfig, device: torch.device) -> Any:
     """AdamW with decoupled decay, on the fastest kernel for where its states lie; all compute the same update.
 
     Host memory beside an accelerator: DeepSpeed's CPU kernel. An accelerator: its fused kernel. Otherwise torch's own.
     """
-    groups = parameter_groups(parameters.named_parameters(), args.weight_decay)
+    groups = parameter_groups(module.parameters(), args.weight_decay)
     betas = (args.adam_beta1, args.adam_beta2)
     common: dict[str, Any] = {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon}
     if device.type == "cpu":
