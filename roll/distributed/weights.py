@@ -77,8 +77,9 @@ class BucketWriter:
         return self._handles
 
     def _flush(self, *, last: bool) -> None:
-        pack = _pack if crosses_processes() else (lambda tensor: tensor)
-        contents = tuple((name, pack(tensor)) for name, tensor in self._waiting)
+        contents: tuple[tuple[str, Any], ...] = tuple(self._waiting)
+        if crosses_processes():
+            contents = tuple((name, _pack(tensor)) for name, tensor in self._waiting)
         self._handles.append(put(_Bucket(self._version, len(self._handles), last, contents)))
         self._waiting, self._size = [], 0
 
@@ -142,8 +143,12 @@ def _unpack(packed: _Packed) -> Tensor:
     dtype = getattr(torch, packed.dtype)
     if packed.data.size == 0:
         return torch.empty(packed.shape, dtype=dtype)
+    return tensor_of(packed.data).view(dtype).reshape(packed.shape)
+
+
+def tensor_of(array: Any) -> Tensor:
+    """Return a tensor on the memory of a numpy array, which it keeps alive; the array may be read-only."""
     with warnings.catch_warnings():
-        # The array is read-only shared memory, which is what this module's contract says.
+        # Whoever gets the tensor is told not to write.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        flat = torch.from_numpy(packed.data)
-    return flat.view(dtype).reshape(packed.shape)
+        return torch.from_numpy(array)

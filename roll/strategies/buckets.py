@@ -16,8 +16,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from roll.distributed.transports.bucket_layout import ALIGN, Entry, entry_of, tensor_of, unpacked
+from roll.distributed.transports.bucket_layout import ALIGN, Entry, entry_of, unpacked
 from roll.distributed.transports.shm_segments import Place, attach, locate
+from roll.distributed.weights import tensor_of
 
 Batch: TypeAlias = tuple[str, list[Entry]]
 """Path of the memory, and what lies where in it."""

@@ -135,23 +135,19 @@ def send(route: Route, weights: Weights, *, writes: bool = True) -> Sent:
 
 def _send(route: Route, weights: Weights, stream: NamedWeights) -> Sent:
     module = importlib.import_module(TRANSPORTS[route.transport].path)
+    stats = TransferStats(checksum=route.checksum)
     if route.transport == "in_process" and not route.keep:
         # Every engine begins the stream itself and pulls it tensor by tensor: nothing is ever held.
-        return Sent(module.hand_to_engine(route, weights), _summarised(weights()) if route.checksum else None, [])
-    stats = TransferStats(checksum=route.checksum)
+        if route.checksum:
+            for name, tensor in weights():
+                stats.add(name, tensor)
+        return Sent(module.hand_to_engine(route, weights), stats.summary() if route.checksum else None, [])
     snapshot = None
     if route.keep and route.transport in STREAMING:
         snapshot = BucketWriter(route.bucket_bytes, route.version)
     handles = module.send(route, _watched(stream, stats, snapshot))
     kept = snapshot.finish() if snapshot is not None else handles if route.keep else []
     return Sent(handles, stats.summary(), kept)
-
-
-def _summarised(stream: NamedWeights) -> TransferSummary:
-    stats = TransferStats(checksum=True)
-    for name, tensor in stream:
-        stats.add(name, tensor)
-    return stats.summary()
 
 
 def _watched(stream: NamedWeights, stats: TransferStats, snapshot: BucketWriter | None) -> NamedWeights:

@@ -21,11 +21,10 @@ from torch import Tensor
 
 from roll.distributed.handles import Handle
 from roll.distributed.transports import NamedWeights, Route
-from roll.distributed.transports.bucket_layout import Entry, buffer_size, packed, tensor_of, unpacked
+from roll.distributed.transports.bucket_layout import SLOTS, Entry, Outbox, buffer_size, unpacked
 from roll.distributed.transports.rendezvous import ABORT_POLL_SECONDS, TransferChannel
-from roll.distributed.weights import WeightSyncError
+from roll.distributed.weights import WeightSyncError, tensor_of
 
-_SLOTS = 2
 _POLL_SECONDS = 0.0005
 _GRACE = 5.0  # seconds for what is under way to break off, once its group is given up
 
@@ -99,9 +98,9 @@ def send(route: Route, stream: NamedWeights) -> list[Handle]:
     channel = TransferChannel(route, "the trainer")
     outbox = _Outbox(route, channel)
     try:
-        for flat, used, entries in packed(stream, outbox.take):
-            outbox.post(flat[:used], {"used": used, "entries": entries})
-        outbox.finish()
+        outbox.send(stream)
+        if outbox.member is None:
+            channel.publish("device", None)
     except BaseException as error:
         channel.abort(error)
         _leave(0)
@@ -109,56 +108,35 @@ def send(route: Route, stream: NamedWeights) -> list[Handle]:
     return []
 
 
-class _Outbox:
-    """The sender's two buffers: one is filled while the other is on its way."""
+class _Outbox(Outbox):
+    """Joins the group once it knows the device."""
 
     def __init__(self, route: Route, channel: TransferChannel) -> None:
-        self._route = route
-        self._channel = channel
-        self._member: _Member | None = None
-        self._slots: list[tuple[Tensor | None, int | None]] = [(None, None)] * _SLOTS
-        self._index = -1
+        super().__init__(route, channel)
+        self.member: _Member | None = None
+        self._flats: list[Tensor | None] = [None] * SLOTS
+        self._numbers = [0] * SLOTS
 
-    def take(self, size: int, device: torch.device) -> Tensor:
-        """Return the next bucket's buffer."""
-        if self._member is None:
-            self._channel.publish("device", device.type)
-            self._member = _join(self._route, self._channel, 0, device)
-        self._index += 1
-        self._settle(self._index % _SLOTS)
-        if self._index >= _SLOTS:
-            self._channel.wait_until_free(self._index - _SLOTS)
-        size = max(size, buffer_size(self._index, self._route.bucket_bytes, self._member.device))
-        flat, _ = self._slots[self._index % _SLOTS]
+    def buffer(self, index: int, size: int, device: torch.device) -> Tensor:
+        if self.member is None:
+            self.channel.publish("device", device.type)
+            self.member = _join(self.route, self.channel, 0, device)
+        size = max(size, buffer_size(index, self.route.bucket_bytes, self.member.device))
+        flat = self._flats[index % SLOTS]
         if flat is None or flat.numel() < size:
-            flat = torch.empty(size, dtype=torch.uint8, device=self._member.device)
-            self._slots[self._index % _SLOTS] = flat, None
+            flat = torch.empty(size, dtype=torch.uint8, device=self.member.device)
+            self._flats[index % SLOTS] = flat
         return flat
 
-    def post(self, filled: Tensor, notice: dict[str, Any]) -> None:
-        """Send the bucket off."""
-        assert self._member is not None
-        self._channel.publish(f"bucket/{self._index}", notice)
-        flat, _ = self._slots[self._index % _SLOTS]
-        self._slots[self._index % _SLOTS] = flat, self._member.broadcast(filled)
+    def ship(self, index: int, filled: Tensor, entries: list[Entry]) -> None:
+        assert self.member is not None
+        self.channel.publish(f"bucket/{index}", {"used": len(filled), "entries": entries})
+        self._numbers[index % SLOTS] = self.member.broadcast(filled)
 
-    def finish(self) -> None:
-        """Say that this was all, and wait until everybody has it."""
-        if self._member is None:
-            self._channel.publish("device", None)
-        self._channel.publish(f"bucket/{self._index + 1}", None)
-        for slot in range(_SLOTS):
-            self._settle(slot)
-        for index in range(max(0, self._index + 1 - _SLOTS), self._index + 1):
-            self._channel.wait_until_free(index)
-
-    def _settle(self, slot: int) -> None:
-        flat, number = self._slots[slot]
-        if number is None:
-            return
-        assert self._member is not None
-        self._member.finish(number, self._channel, "the engines")
-        self._slots[slot] = flat, None
+    def free(self, index: int) -> None:
+        assert self.member is not None
+        self.member.finish(self._numbers[index % SLOTS], self.channel, "the engines")
+        self.channel.wait_until_free(index)
 
 
 def receive(route: Route, handles: Sequence[Handle], rank: int) -> Iterator[tuple[str, Tensor]]:
@@ -170,10 +148,7 @@ def receive(route: Route, handles: Sequence[Handle], rank: int) -> Iterator[tupl
         if kind is None:
             return  # there is nothing to send
         device = torch.device("cpu") if kind == "cpu" else torch.device(kind, torch.cuda.current_device())
-        inbox = _Inbox(channel, _join(route, channel, rank + 1, device))
-        while (bucket := inbox.next()) is not None:
-            flat, entries = bucket
-            del bucket
+        for flat, entries in _buckets(channel, _join(route, channel, rank + 1, device)):
             for name, tensor in unpacked(flat, entries):
                 yield name, tensor
                 del tensor
@@ -184,36 +159,27 @@ def receive(route: Route, handles: Sequence[Handle], rank: int) -> Iterator[tupl
         raise
 
 
-class _Inbox:
-    """The receiver's buffers. The next bucket is on its way already while an engine reads this one."""
+def _buckets(channel: TransferChannel, member: _Member) -> Iterator[tuple[Tensor, list[Entry]]]:
+    """Receive (buffer, entries); the next bucket is on its way already while an engine reads this one."""
+    buffers = _Buffers(member.device)
 
-    def __init__(self, channel: TransferChannel, member: _Member) -> None:
-        self._channel = channel
-        self._member = member
-        self._buffers = _Buffers(member.device)
-        self._index = 0
-        self._ahead: tuple[Tensor, list[Entry], int] | None = None
-
-    def next(self) -> tuple[Tensor, list[Entry]] | None:
-        """Return the next bucket's buffer and entries; None at the end."""
-        begun = self._ahead or self._begin()
-        self._ahead = None
-        if begun is None:
-            return None
-        flat, entries, number = begun
-        self._member.finish(number, self._channel, f"bucket {self._index} from the trainer")
-        self._channel.done(self._index)
-        self._index += 1
-        if self._channel.has(f"bucket/{self._index}"):
-            self._ahead = self._begin()
-        return flat, entries
-
-    def _begin(self) -> tuple[Tensor, list[Entry], int] | None:
-        notice = self._channel.wait(f"bucket/{self._index}", f"bucket {self._index} from the trainer")
+    def begin(index: int) -> tuple[Tensor, list[Entry], int] | None:
+        notice = channel.wait(f"bucket/{index}", f"bucket {index} from the trainer")
         if notice is None:
             return None
-        flat = self._buffers.take(notice["used"])
-        return flat, notice["entries"], self._member.broadcast(flat)
+        flat = buffers.take(notice["used"])
+        return flat, notice["entries"], member.broadcast(flat)
+
+    index, ahead = 0, None
+    while (begun := ahead or begin(index)) is not None:
+        flat, entries, number = begun
+        member.finish(number, channel, f"bucket {index} from the trainer")
+        channel.done(index)
+        index += 1
+        ahead = begin(index) if channel.has(f"bucket/{index}") else None
+        del begun
+        yield flat, entries
+        del flat
 
 
 class _Buffers:
@@ -233,7 +199,7 @@ class _Buffers:
         base = np.empty(size, dtype=np.uint8) if fitting is None else fitting
         view = base[:size]
         spare = [slot for slot in idle if slot[0] is not base]
-        self._slots = [*busy, *spare[: max(0, _SLOTS - 1 - len(busy))], (base, weakref.ref(view))]
+        self._slots = [*busy, *spare[: max(0, SLOTS - 1 - len(busy))], (base, weakref.ref(view))]
         return tensor_of(view)
 
 

@@ -1,16 +1,19 @@
-"""Tensors side by side in flat buffers of bytes, and back."""
+"""Tensors side by side in flat buffers of bytes, and back; and the sender of what streams them."""
 
 from __future__ import annotations
 
-import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from roll.distributed.transports import NamedWeights
+from roll.distributed.transports import NamedWeights, Route
+from roll.distributed.transports.rendezvous import TransferChannel
 
+SLOTS = 2
+"""Buffers of a sender."""
 ALIGN = 64  # bytes; a multiple of every element's size, which a typed view needs
 
 _FIRST = 2**20
@@ -66,9 +69,36 @@ def unpacked(flat: Tensor, entries: Sequence[Entry]) -> NamedWeights:
         yield name, flat[start : start + size].view(dtype).view(shape)
 
 
-def tensor_of(array: Any) -> Tensor:
-    """Return a tensor on the memory of a numpy array, which it keeps alive; the array may be read-only."""
-    with warnings.catch_warnings():
-        # Whoever gets the tensor is told not to write.
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(array)
+class Outbox(ABC):
+    """A sender with two buffers: one is filled while the receivers have the other."""
+
+    def __init__(self, route: Route, channel: TransferChannel) -> None:
+        self.route = route
+        self.channel = channel
+        self._index = -1
+
+    def send(self, stream: NamedWeights) -> None:
+        """Send everything; returns when every receiver has read it."""
+        for flat, used, entries in packed(stream, self._take):
+            self.ship(self._index, flat[:used], entries)
+        self.channel.publish(f"bucket/{self._index + 1}", None)
+        for index in range(max(0, self._index + 1 - SLOTS), self._index + 1):
+            self.free(index)
+
+    def _take(self, size: int, device: torch.device) -> Tensor:
+        self._index += 1
+        if self._index >= SLOTS:
+            self.free(self._index - SLOTS)
+        return self.buffer(self._index, size, device)
+
+    @abstractmethod
+    def buffer(self, index: int, size: int, device: torch.device) -> Tensor:
+        """Return a buffer for bucket `index`, which begins with a tensor of so many bytes on this device."""
+
+    @abstractmethod
+    def ship(self, index: int, filled: Tensor, entries: list[Entry]) -> None:
+        """Begin to send a bucket, and publish what it holds."""
+
+    @abstractmethod
+    def free(self, index: int) -> None:
+        """Wait until no receiver needs the bucket."""

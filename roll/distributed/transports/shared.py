@@ -6,86 +6,65 @@ import gc
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from roll.distributed.handles import Handle
 from roll.distributed.transports import NamedWeights, Route
-from roll.distributed.transports.bucket_layout import buffer_size, packed, tensor_of, unpacked
+from roll.distributed.transports.bucket_layout import SLOTS, Entry, Outbox, buffer_size, unpacked
 from roll.distributed.transports.rendezvous import TransferChannel
 from roll.distributed.transports.shm_segments import Bytes, DeviceSegment, ShmSegment, Token, attach, make, register
-from roll.distributed.weights import WeightSyncError
-
-_SLOTS = 2
+from roll.distributed.weights import WeightSyncError, tensor_of
 
 
 def send(route: Route, stream: NamedWeights) -> list[Handle]:
     """Stream to all receivers; returns when they have read everything. Nothing is left behind, even on failure."""
     channel = TransferChannel(route, "the trainer")
-    ring = _Ring(route, channel)
+    outbox = _Outbox(route, channel)
     try:
-        for flat, used, entries in packed(stream, ring.take):
-            if flat.is_cuda:
-                torch.cuda.current_stream().synchronize()
-            ring.publish({"used": used, "entries": entries})
-        ring.finish()
+        outbox.send(stream)
     except BaseException as error:
         channel.abort(error)
         raise
     finally:
-        ring.close()
+        for slot in outbox.slots:
+            if slot is not None:
+                slot.close()
     return []
 
 
-class _Ring:
-    """The sender's segments. A slot is written again when every receiver is done with it."""
+class _Outbox(Outbox):
+    """The sender's segments."""
 
     def __init__(self, route: Route, channel: TransferChannel) -> None:
-        self._route = route
-        self._channel = channel
-        self._slots: list[ShmSegment | DeviceSegment | None] = [None] * _SLOTS
-        self._index = -1
+        super().__init__(route, channel)
+        self.slots: list[ShmSegment | DeviceSegment | None] = [None] * SLOTS
 
-    def take(self, size: int, device: torch.device) -> Tensor:
-        """Return the next bucket's buffer."""
-        self._index += 1
-        if self._index >= _SLOTS:
-            self._free(self._index - _SLOTS)
-        place = device if self._route.on_device else torch.device("cpu")
-        size = max(size, buffer_size(self._index, self._route.bucket_bytes, place))
-        slot = self._slots[self._index % _SLOTS]
+    def buffer(self, index: int, size: int, device: torch.device) -> Tensor:
+        place = device if self.route.on_device else torch.device("cpu")
+        size = max(size, buffer_size(index, self.route.bucket_bytes, place))
+        slot = self.slots[index % SLOTS]
         if slot is None or slot.flat.numel() < size:
             if slot is not None:
                 slot.close()
-                self._slots[self._index % _SLOTS] = None
-            slot = make(self._route.transfer, size, device, on_device=self._route.on_device)
-            self._slots[self._index % _SLOTS] = slot
+                self.slots[index % SLOTS] = None
+            slot = make(self.route.transfer, size, device, on_device=self.route.on_device)
+            self.slots[index % SLOTS] = slot
         return slot.flat
 
-    def publish(self, content: dict[str, Any]) -> None:
-        """Tell the receivers that the bucket is there."""
-        slot = self._slots[self._index % _SLOTS]
+    def ship(self, index: int, filled: Tensor, entries: list[Entry]) -> None:
+        slot = self.slots[index % SLOTS]
         assert slot is not None
-        self._channel.publish(f"bucket/{self._index}", {**content, "segment": slot.token})
+        if filled.is_cuda:
+            torch.cuda.current_stream().synchronize()
+        self.channel.publish(f"bucket/{index}", {"used": len(filled), "entries": entries, "segment": slot.token})
 
-    def finish(self) -> None:
-        """Say that this was all, and wait until it has been read."""
-        self._channel.publish(f"bucket/{self._index + 1}", None)
-        for index in range(max(0, self._index + 1 - _SLOTS), self._index + 1):
-            self._free(index)
-
-    def _free(self, index: int) -> None:
-        self._channel.wait_until_free(index)
-        slot = self._slots[index % _SLOTS]
-        if slot is not None:
-            slot.forget()  # all receivers have opened it
-
-    def close(self) -> None:
-        for slot in self._slots:
-            if slot is not None:
-                slot.close()
+    def free(self, index: int) -> None:
+        self.channel.wait_until_free(index)
+        slot = self.slots[index % SLOTS]
+        assert slot is not None
+        slot.forget()  # all receivers have opened it
 
 
 class BucketLeases:
@@ -109,7 +88,7 @@ class BucketLeases:
                 gc.collect()
                 if not is_free():
                     raise WeightSyncError(
-                        f"the engine still holds tensors of bucket {index} when it asks for bucket {index + _SLOTS}; "
+                        f"the engine still holds tensors of bucket {index} when it asks for bucket {index + SLOTS}; "
                         "it must copy what it wants to keep"
                     )
             self._channel.done(index)
@@ -160,7 +139,7 @@ def _opened(attached: OrderedDict[str, Bytes | Tensor], token: Token) -> Bytes |
     if key not in attached:
         attached[key] = attach(token)
     attached.move_to_end(key)
-    if len(attached) > _SLOTS:
+    if len(attached) > SLOTS:
         attached.popitem(last=False)  # its slot has a larger one now
     return attached[key]
 

@@ -25,8 +25,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from roll.distributed.transports.bucket_layout import tensor_of
-from roll.distributed.weights import WeightSyncError
+from roll.distributed.weights import WeightSyncError, tensor_of
 
 Token: TypeAlias = dict[str, Any]
 """What another process opens a segment by: a path and a size, or the parts of a CUDA handle. Travels as JSON."""
