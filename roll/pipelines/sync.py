@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
 import socket
 import threading
 import time
@@ -185,9 +186,8 @@ class WeightSync:
         config = self._config
         homes = [self._trainer.call_rank(0, Worker.ping), *self._engines.call(Worker.ping)]
         bucket_bytes = config.model_update_buffer_size_mb * 2**20
-        transport = choose_transport(
-            config.weight_transport, homes, keeps=self._keeps, fits=_fits_shared_memory(2 * bucket_bytes)
-        )
+        fits = shm_segments.available() and shutil.disk_usage(shm_segments.FOLDER).free > 2 * bucket_bytes
+        transport = choose_transport(config.weight_transport, homes, keeps=self._keeps, fits=fits)
         if transport == "broadcast" and torch.cuda.is_available():
             self._check_separate()
         if transport in STREAMING:
@@ -222,27 +222,16 @@ class WeightSync:
     ) -> tuple[Sent, list[TransferSummary]]:
         """Run both ends of a transfer, one after the other or at once."""
         if route.transport not in STREAMING:
-            sent: Sent = self._trainer.call(TrainWorker.send_weights, route)[0]
+            sent = self._trainer.call(TrainWorker.send_weights, route)[0]
             return sent, receive(route, sent.handles)
-        try:
-            return self._together(route, receive)
-        except BaseException:
-            shm_segments.discard(route.transfer)
-            self._group += 1
-            raise
-
-    def _together(
-        self, route: Route, receive: Callable[[Route, list[Handle]], list[TransferSummary]]
-    ) -> tuple[Sent, list[TransferSummary]]:
         assert self._rendezvous is not None
         pool = ThreadPoolExecutor(2, thread_name_prefix="weight-sync")
         try:
-            sending: Future[list[Sent]] = pool.submit(self._trainer.call, TrainWorker.send_weights, route)
+            sending = pool.submit(self._trainer.call, TrainWorker.send_weights, route)
             receiving = pool.submit(receive, route, [])
             both: list[Future[Any]] = [sending, receiving]
             done, _ = wait(both, return_when=FIRST_EXCEPTION)
-            errors = [future.exception() for future in done]
-            first = next((error for error in errors if error is not None), None)
+            first = next((error for future in done if (error := future.exception()) is not None), None)
             if first is not None:
                 self._rendezvous.abort(route.transfer, f"the transfer failed: {_line(first)}")
                 wait(both, timeout=_ABORT_GRACE_S)
@@ -250,6 +239,8 @@ class WeightSync:
             return sending.result()[0], receiving.result()
         except BaseException as error:
             self._rendezvous.abort(route.transfer, _line(error))
+            shm_segments.discard(route.transfer)
+            self._group += 1
             raise
         finally:
             pool.shutdown(wait=False)
@@ -270,13 +261,8 @@ class WeightSync:
 def choose_transport(wanted: str, homes: Sequence[Ping], *, keeps: bool, fits: bool) -> str:
     """Return the way for weights from the first of `homes`, the trainer's rank 0, to the others.
 
-    Args:
-        homes: where the workers are.
-        keeps: every version has to be kept, which the object store does by itself.
-        fits: two buckets fit into the shared memory of this machine.
-
-    Raises:
-        ValueError: shared memory, but several machines.
+    `keeps`: every version has to be kept, which the object store does by itself. `fits`: two buckets fit into the
+    shared memory of this machine. Raises `ValueError` for shared memory and several machines.
     """
     nodes = sorted({home.node for home in homes})
     if wanted == "shared_memory" and len(nodes) > 1:
@@ -289,12 +275,6 @@ def choose_transport(wanted: str, homes: Sequence[Ping], *, keeps: bool, fits: b
     if len({(home.node, home.pid) for home in homes}) == 1:
         return "in_process"
     return "shared_memory" if len(nodes) == 1 and fits and not keeps else "object_store"
-
-
-def _fits_shared_memory(size: int) -> bool:
-    import shutil
-
-    return shm_segments.available() and shutil.disk_usage(shm_segments.FOLDER).free > size
 
 
 def _address(homes: Sequence[Ping]) -> str:

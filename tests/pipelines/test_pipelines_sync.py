@@ -202,7 +202,7 @@ def test_a_difference_names_engine_version_and_both_values(inline: Executor, tmp
 def test_auto_chooses_by_where_the_workers_are(
     homes: list[tuple[str, int]], keeps: bool, fits: bool, expected: str
 ) -> None:
-    pings = [Ping("role", i, node, pid, 0) for i, (node, pid) in enumerate(homes)]
+    pings = [Ping("role", i, node, pid) for i, (node, pid) in enumerate(homes)]
     assert choose_transport("auto", pings, keeps=keeps, fits=fits) == expected
     assert choose_transport("file", pings, keeps=keeps, fits=fits) == "file"
     if len({node for node, _ in homes}) > 1:
