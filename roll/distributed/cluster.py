@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from roll.distributed.dispatch import Dispatch, check_layouts, merge_results, mode_of, split_batch
-from roll.distributed.handles import Handle
 from roll.distributed.layout import RankLayout
 from roll.distributed.placement import RolePlacement
 from roll.distributed.worker import Worker
@@ -152,10 +151,6 @@ class Executor(ABC):
         self, placement: RolePlacement, worker_cls: type[Worker], init_args: tuple[Any, ...], calls: Mapping[str, Any]
     ) -> Cluster:
         """Make a cluster and append it to `_clusters`, so that it is shut down; `calls` are keywords of `Cluster`."""
-
-    @abstractmethod
-    def put(self, payload: Any) -> Handle:
-        """Return a handle for `roll.distributed.handles.resolve` in any worker: a payload is shipped once."""
 
     def shutdown(self) -> None:
         """End every cluster and what this executor started; a second call does nothing."""

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from roll.distributed.cluster import Executor
 from roll.distributed.placement import RolePlacement
-from roll.distributed.ray_session import RayOptions
 
 EXECUTORS = ("inline", "ray")
 
@@ -18,11 +17,12 @@ def make_executor(
     *,
     rpc_timeout: float,
     log_dir: Path | None = None,
-    ray: RayOptions | None = None,
+    ray_address: str | None = None,
 ) -> Executor:
     """Return the executor called `name` for these roles.
 
     `log_dir` receives one file per worker process (`<role>-<rank>.log`); None keeps them in a temporary folder.
+    `ray_address` names a Ray cluster to join; None starts one on this machine.
     """
     if name not in EXECUTORS:
         raise ValueError(f"unknown executor {name!r}; known: {list(EXECUTORS)}")
@@ -32,4 +32,4 @@ def make_executor(
         return InlineExecutor(placements, rpc_timeout=rpc_timeout)
     from roll.distributed.ray_executor import RayExecutor
 
-    return RayExecutor(placements, rpc_timeout=rpc_timeout, log_dir=log_dir, options=ray or RayOptions())
+    return RayExecutor(placements, rpc_timeout=rpc_timeout, log_dir=log_dir, address=ray_address)

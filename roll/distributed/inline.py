@@ -19,7 +19,6 @@ from typing import Any
 
 from roll.distributed.cluster import Cluster, Executor
 from roll.distributed.errors import Failure, WorkerError, WorkerTimeout
-from roll.distributed.handles import Handle
 from roll.distributed.placement import RolePlacement
 from roll.distributed.process_group import release_port, reserve_port
 from roll.distributed.worker import Worker, WorkerInfo
@@ -54,23 +53,14 @@ class InlineExecutor(Executor):
         self._clusters.append(InlineCluster(placement, worker_cls, init_args, **calls))
         return self._clusters[-1]
 
-    def put(self, payload: Any) -> Handle:
-        return payload
-
 
 class InlineCluster(Cluster):
     """One worker in this process."""
 
     def __init__(
-        self,
-        placement: RolePlacement,
-        worker_cls: type[Worker],
-        init_args: tuple[Any, ...],
-        *,
-        rpc_timeout: float,
-        balance: bool,
+        self, placement: RolePlacement, worker_cls: type[Worker], init_args: tuple[Any, ...], **calls: Any
     ) -> None:
-        super().__init__(placement, worker_cls, rpc_timeout=rpc_timeout, balance=balance)
+        super().__init__(placement, worker_cls, **calls)
         self._free = threading.BoundedSemaphore(placement.max_concurrency)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -113,15 +103,12 @@ class InlineCluster(Cluster):
         if not self._free.acquire(timeout=limit):
             raise self._late(0, name, limit)
         try:
-            method = getattr(self._live(), name)
+            if self._worker is None:
+                raise RuntimeError(f"{self.role} was shut down")
+            method = getattr(self._worker, name)
             return self._attributed(name, lambda: method(*args))
         finally:
             self._free.release()
-
-    def _live(self) -> Worker:
-        if self._worker is None:
-            raise RuntimeError(f"{self.role} was shut down")
-        return self._worker
 
     def _attributed(self, name: str, run: Callable[[], Any]) -> Any:
         try:

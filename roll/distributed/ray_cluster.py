@@ -44,16 +44,8 @@ class Peer:
 class RayCluster(Cluster):
     """Ranks as Ray actors; they end with the controller, however it ends."""
 
-    def __init__(
-        self,
-        placement: RolePlacement,
-        worker_cls: type[Worker],
-        peers: Sequence[Peer],
-        *,
-        rpc_timeout: float,
-        balance: bool,
-    ) -> None:
-        super().__init__(placement, worker_cls, rpc_timeout=rpc_timeout, balance=balance)
+    def __init__(self, placement: RolePlacement, worker_cls: type[Worker], peers: Sequence[Peer], **calls: Any) -> None:
+        super().__init__(placement, worker_cls, **calls)
         self._peers = list(peers)
         self._order = threading.Lock()
         self._healthy = True
@@ -61,20 +53,20 @@ class RayCluster(Cluster):
 
     def find_homes(self) -> list[Home]:
         """Wait for every process to stand."""
-        refs = [peer.shell.home.remote() for peer in self._peers]
-        homes = self._collect(dict(zip(refs, range(self.world_size), strict=True)), "start", None)
+        homes = self._collect({peer.shell.home.remote(): rank for rank, peer in enumerate(self._peers)}, "start", None)
         for peer, home in zip(self._peers, homes, strict=True):
             peer.home = home
         return homes
 
-    def ask(self, rank: int, name: str, *args: Any) -> Any:
-        """Call a method of one rank's shell, not of its worker."""
-        return self._collect({getattr(self._peers[rank].shell, name).remote(*args): rank}, name, None)[0]
+    def reserve_port(self, host: str) -> int:
+        """Have rank 0 hold a port for its process group."""
+        port: int = self._collect({self._peers[0].shell.reserve_port.remote(host): 0}, "reserve_port", None)[0]
+        return port
 
     def build(self, specs: Sequence[tuple[Any, ...]]) -> None:
         """Make the worker of every rank."""
-        refs = [peer.shell.build.remote(*spec) for peer, spec in zip(self._peers, specs, strict=True)]
-        self._collect(dict(zip(refs, range(self.world_size), strict=True)), "__init__", None)
+        refs = {peer.shell.build.remote(*specs[rank]): rank for rank, peer in enumerate(self._peers)}
+        self._collect(refs, "__init__", None)
 
     def shutdown(self) -> None:
         """Ask the workers to close, unless one of them is stuck or dead, then end their processes."""
@@ -124,7 +116,7 @@ class RayCluster(Cluster):
         try:
             value = await asyncio.wait_for(asyncio.wrap_future(ref.future()), limit)
         except asyncio.TimeoutError:
-            raise await asyncio.to_thread(self._late, [rank], name, limit) from None
+            raise await asyncio.to_thread(self._late, rank, name, limit) from None
         except ray.exceptions.RayError as error:
             raise self._attributed(error, rank, name) from None
         return self._checked_value(value, rank, name)
@@ -144,7 +136,7 @@ class RayCluster(Cluster):
         while pending:
             ready, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise self._late([refs[ref] for ref in pending], call, limit)
+                raise self._late(refs[pending[0]], call, limit)
             try:
                 values[ready[0]] = self._fetch(ready[0], refs[ready[0]], call)
             except WorkerDied:
@@ -206,10 +198,10 @@ class RayCluster(Cluster):
         reason, tail = _reason(str(error)), _tail(peer.log_file)
         return WorkerDied(role=self.role, rank=rank, node=node, pid=pid, call=call, reason=reason, stderr_tail=tail)
 
-    def _late(self, ranks: Sequence[int], call: str, seconds: float) -> WorkerTimeout:
+    def _late(self, rank: int, call: str, seconds: float) -> WorkerTimeout:
         self._healthy = False
-        doing = self._stacks(self._peers[ranks[0]])
-        return WorkerTimeout(role=self.role, rank=ranks[0], call=call, seconds=seconds, doing=doing)
+        doing = self._stacks(self._peers[rank])
+        return WorkerTimeout(role=self.role, rank=rank, call=call, seconds=seconds, doing=doing)
 
     def _stacks(self, peer: Peer) -> str:
         """Return stacks of a worker's threads; empty where its process or log can't be reached from here."""

@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from roll.distributed.cluster import Cluster, Executor
-from roll.distributed.handles import Handle
 from roll.distributed.placement import RolePlacement, num_slots
 from roll.distributed.ray_cluster import Peer, RayCluster
-from roll.distributed.ray_session import RayOptions, RaySession
+from roll.distributed.ray_session import RaySession
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.utils.importing import own_files
 
 _logger = logging.getLogger(__name__)
 _BUNDLE_CPU = 0.01
+_START_SECONDS = 120.0  # For Ray to give the slots
 _LOOPBACK = "127.0.0.1"
 _THREADS = "OMP_NUM_THREADS"
 
@@ -47,12 +47,12 @@ class RayExecutor(Executor):
         *,
         rpc_timeout: float,
         log_dir: Path | None = None,
-        options: RayOptions | None = None,
+        address: str | None = None,
     ) -> None:
         super().__init__(placements, rpc_timeout=rpc_timeout)
-        self._options = options or RayOptions()
         self._group: Any = None
-        self._session: RaySession | None = RaySession(self._options)
+        self._session: RaySession | None = RaySession(address)
+        self._own_ray = address is None
         atexit.register(self.shutdown)
         self._log_dir = (log_dir or self._session.temp.path / "workers").absolute()
         try:
@@ -73,11 +73,6 @@ class RayExecutor(Executor):
             cluster.kill()
             raise
         return cluster
-
-    def put(self, payload: Any) -> Handle:
-        import ray
-
-        return ray.put(payload)
 
     def shutdown(self) -> None:
         session, self._session = self._session, None
@@ -107,9 +102,9 @@ class RayExecutor(Executor):
             )
         shape = {"CPU": _BUNDLE_CPU, "GPU": 1.0} if gpus else {"CPU": _BUNDLE_CPU}
         self._group = placement_group([shape] * count, strategy="PACK")
-        if not self._group.wait(self._options.start_timeout):
+        if not self._group.wait(_START_SECONDS):
             raise TimeoutError(
-                f"Ray didn't give {count} slots of {shape} in {self._options.start_timeout:g} s; it "
+                f"Ray didn't give {count} slots of {shape} in {_START_SECONDS:g} s; it "
                 f"has {dict(total)}, free now: {dict(ray.available_resources())}; is another job using it?"
             )
         nodes = placement_group_table(self._group)["bundles_to_node_id"]
@@ -125,7 +120,7 @@ class RayExecutor(Executor):
 
         probe = ray.remote(num_cpus=0, num_gpus=1, max_retries=0)(which)
         refs = [probe.options(scheduling_strategy=self._in_bundle(i)).remote() for i in range(count)]
-        return [ids[0] for ids in ray.get(refs, timeout=self._options.start_timeout)]
+        return [ids[0] for ids in ray.get(refs, timeout=_START_SECONDS)]
 
     def _in_bundle(self, bundle: int) -> Any:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -158,7 +153,7 @@ class RayExecutor(Executor):
 
     def _env(self, placement: RolePlacement, slots: Sequence[_Slot]) -> dict[str, str]:
         env = {}
-        if self._options.address is None:
+        if self._own_ray:
             # The workers import what the controller imports; machines of a joined cluster have their own
             # installation.
             env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
@@ -183,7 +178,7 @@ class RayExecutor(Executor):
         # Ranks on one machine talk over loopback, which nobody else can reach.
         local = len({home.node for home in homes}) == 1
         master = _LOOPBACK if local else homes[0].node
-        port = cluster.ask(0, "reserve_port", master)
+        port = cluster.reserve_port(master)
         _logger.info("%s: %d rank(s) on %s", placement.role, len(homes), sorted({home.host for home in homes}))
         specs = []
         for rank, slots in enumerate(placement.ranks):

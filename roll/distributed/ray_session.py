@@ -7,7 +7,6 @@ import logging
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,22 +14,11 @@ _PREFIX = "roll-ray-"
 _LONGEST_ROOT = 30  # Ray's socket paths add about 75 characters, and a Unix socket's path may have 107
 
 
-@dataclass(frozen=True, slots=True)
-class RayOptions:
-    """How to get a Ray cluster."""
-
-    address: str | None = None
-    """An existing cluster, e.g. `auto` or `host:port`; None starts one for this run alone, on this machine."""
-    object_store_gb: float | None = None
-    """Size of the own cluster's object store; None lets Ray choose."""
-    start_timeout: float = 120.0
-    """Seconds to wait for the cluster's devices."""
-
-
 class RaySession:
     """Holds the connection of this process to Ray; one at a time per process."""
 
-    def __init__(self, options: RayOptions) -> None:
+    def __init__(self, address: str | None) -> None:
+        """Join a cluster, e.g. `auto` or `host:port`; None: start one for this run alone, on this machine."""
         # Before the import: Ray reads them then. Nothing of a run is reported to anybody.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -42,33 +30,24 @@ class RaySession:
                 "(set ray.address to join an existing one) and a process can have one at a time"
             )
         self.temp = PrivateFolder()
-        common: dict[str, Any] = {
-            "namespace": self.temp.path.name,
-            "log_to_driver": False,
-            "logging_level": logging.ERROR,
+        own: dict[str, Any] = {
+            "include_dashboard": False,
+            "_temp_dir": str(self.temp.path),
+            # Workers get an environment of their own, so processes started in advance would idle for ever.
+            "_system_config": {"prestart_worker_first_driver": False},
         }
         try:
-            if options.address is None:
-                self._start_own(ray, options, common)
-            else:
-                ray.init(address=options.address, **common)
+            ray.init(
+                # "local" keeps RAY_ADDRESS and clusters that others left running on this machine out of the choice.
+                address="local" if address is None else address,
+                namespace=self.temp.path.name,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                **(own if address is None else {}),
+            )
         except BaseException:
             self.temp.remove()
             raise
-        self.own = options.address is None
-
-    def _start_own(self, ray: Any, options: RayOptions, common: dict[str, Any]) -> None:
-        size = options.object_store_gb
-        # "local" keeps RAY_ADDRESS and clusters that others left running on this machine out of the choice.
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            object_store_memory=None if size is None else int(size * 2**30),
-            _temp_dir=str(self.temp.path),
-            # Workers get an environment of their own, so processes started in advance would idle for ever.
-            _system_config={"prestart_worker_first_driver": False},
-            **common,
-        )
 
     def close(self) -> None:
         """Leave the cluster, which ends with its last process when it is our own."""

@@ -34,8 +34,6 @@ class Ping:
     rank: int
     node: str
     pid: int
-    rss_bytes: int
-    """Resident memory of the worker's process; 0 where the system doesn't tell."""
 
 
 class Worker:
@@ -50,8 +48,8 @@ class Worker:
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def ping(self) -> Ping:
-        """Return who and where this worker is, and how much memory its process holds."""
-        return Ping(self.info.role, self.info.rank, socket.gethostname(), os.getpid(), _rss_bytes())
+        """Return who and where this worker is."""
+        return Ping(self.info.role, self.info.rank, socket.gethostname(), os.getpid())
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def device(self) -> str:
@@ -67,11 +65,3 @@ class Worker:
 
     def close(self) -> None:
         """Let go of what wouldn't end with the process, such as an engine's own processes. Default: nothing."""
-
-
-def _rss_bytes() -> int:
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0

@@ -12,7 +12,6 @@ from roll.configs.schema.run_config import RunConfig
 from roll.distributed.cluster import Cluster, Executor
 from roll.distributed.executors import make_executor
 from roll.distributed.placement import RolePlacement
-from roll.distributed.ray_session import RayOptions
 from roll.pipelines.offload import DeviceOffloader
 from roll.workers.infer import InferWorker
 from roll.workers.train import ForwardWorker, TrainWorker, train_spec
@@ -70,9 +69,9 @@ def placements(config: RunConfig) -> list[RolePlacement]:
     return result
 
 
-def ray_options(config: RunConfig) -> RayOptions:
+def ray_address(config: RunConfig) -> str | None:
     """A run on one machine starts a Ray of its own; one on several joins the one that `ray start` spans over them."""
-    return RayOptions(address="auto" if config.num_nodes > 1 else None)
+    return "auto" if config.num_nodes > 1 else None
 
 
 @contextlib.contextmanager
@@ -84,7 +83,7 @@ def start_clusters(config: RunConfig, *, total_steps: int) -> Iterator[Clusters]
         list(by_role.values()),
         rpc_timeout=config.rpc_timeout,
         log_dir=config.logging_path / "workers",
-        ray=ray_options(config),
+        ray_address=ray_address(config),
     )
     with executor:
         offloader = DeviceOffloader(config.placement.colocated())

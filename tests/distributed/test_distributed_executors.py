@@ -19,7 +19,7 @@ from torch import Tensor
 from roll.distributed.cluster import Cluster, Executor
 from roll.distributed.errors import WorkerDied, WorkerFailed, WorkerRefused, WorkerTimeout
 from roll.distributed.executors import make_executor
-from roll.distributed.handles import resolve
+from roll.distributed.handles import put, resolve
 from roll.distributed.placement import RolePlacement
 from roll.distributed.weights import weights_checksum
 from roll.types.ragged import Ragged, token_column
@@ -89,9 +89,7 @@ def test_calls_reach_the_worker_with_what_it_was_built_with(solo: Cluster) -> No
     info = solo.call(Echo.first)
     assert (info.role, info.rank, info.world_size, info.slots, info.local_rank) == ("solo", 0, 1, (0,), 0)
     assert solo.call_rank(0, Echo.greet, "me") == "good day me from solo 0"
-    ping = solo.call(Echo.ping)[0]
-    assert ping.rss_bytes > 10 * 2**20
-    assert ping.pid > 0
+    assert solo.call(Echo.ping)[0].pid > 0
 
 
 def test_a_split_call_gives_rows_metrics_or_nothing(solo: Cluster) -> None:
@@ -192,7 +190,7 @@ def test_an_asynchronous_call_that_hangs_times_out_naming_what_it_did(solo: Clus
 def test_payloads_travel_by_handle(executor: Executor) -> None:
     trainer = executor.create_cluster(SOLO[1], Trainer)
     sampler = executor.create_cluster(SOLO[2], Sampler)
-    handle = executor.put([1, 2])
+    handle = put([1, 2])
     assert sampler.call(Sampler.read, handle) == [[1, 2]]
     published = trainer.call(Trainer.publish, "from the trainer")
     assert sampler.call(Sampler.read, published) == [{"text": "from the trainer"}]

@@ -10,7 +10,7 @@ import pytest
 from rows import make_config
 from toy import metrics_of, write_toy
 
-from roll.pipelines.clusters import ray_options
+from roll.pipelines.clusters import ray_address
 
 START = Path(__file__).parents[2] / "examples" / "start_pipeline.py"
 
@@ -87,4 +87,4 @@ def test_a_failure_is_a_few_lines_and_its_traceback_is_in_a_file(tiny_model, tmp
 
 @pytest.mark.parametrize(("nodes", "address"), [(1, None), (2, "auto")])
 def test_a_run_on_several_machines_joins_the_ray_cluster_that_spans_them(nodes, address):
-    assert ray_options(make_config(num_nodes=nodes)).address == address
+    assert ray_address(make_config(num_nodes=nodes)) == address
