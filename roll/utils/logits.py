@@ -139,9 +139,26 @@ def _slices(total: int, rows: int) -> list[slice]:
     return [slice(start, min(start + rows, total)) for start in range(0, total, rows)]
 
 
-def _statistics(
-    logits: Tensor, tokens: Tensor, temperature: float, slice_rows: int | None, with_entropy: bool
+def logprobs_and_entropy(
+    logits: Tensor,
+    tokens: Tensor,
+    *,
+    temperature: float = 1.0,
+    slice_rows: int | None = None,
+    with_entropy: bool = True,
 ) -> tuple[Tensor, Tensor]:
+    """Return log softmax(logits / temperature) at `tokens`, and the entropy [...] of each distribution in nats.
+
+    Args:
+        logits: [..., V], any float dtype; half precision is upcast slice by slice.
+        tokens: int64 [...] or [..., K], each in 0..V-1; the second to the last of K must differ from each other.
+        temperature: > 0, the same as at sampling.
+        slice_rows: tokens per slice; None fits a slice into 64 MiB.
+        with_entropy: False leaves the entropy 0.
+
+    Returns:
+        As `tokens`, and [...]; float32 (float64 for float64 logits).
+    """
     if temperature <= 0:
         raise ValueError(f"temperature must be > 0, got {temperature}; log-probs of greedy sampling are taken at 1")
     shape, vocabulary = logits.shape[:-1], logits.shape[-1]
@@ -156,30 +173,6 @@ def _statistics(
         logits.reshape(-1, vocabulary), tokens.reshape(shape.numel(), each), temperature, rows, with_entropy
     )
     return logprobs.reshape(tokens.shape), entropy.reshape(shape)
-
-
-def logprobs_from_logits(
-    logits: Tensor, tokens: Tensor, *, temperature: float = 1.0, slice_rows: int | None = None
-) -> Tensor:
-    """Return log softmax(logits / temperature) at `tokens`.
-
-    Args:
-        logits: [..., V], any float dtype; half precision is upcast slice by slice.
-        tokens: int64 [...] or [..., K], each in 0..V-1; the second to the last of K must differ from each other.
-        temperature: > 0, the same as at sampling.
-        slice_rows: tokens per slice; None fits a slice into 64 MiB.
-
-    Returns:
-        As `tokens`, float32 (float64 for float64 logits).
-    """
-    return _statistics(logits, tokens, temperature, slice_rows, with_entropy=False)[0]
-
-
-def logprobs_and_entropy(
-    logits: Tensor, tokens: Tensor, *, temperature: float = 1.0, slice_rows: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return `logprobs_from_logits`, and the entropy [...] of each distribution in nats."""
-    return _statistics(logits, tokens, temperature, slice_rows, with_entropy=True)
 
 
 def head_outputs(
@@ -215,7 +208,8 @@ def head_outputs(
         if request.top_k:
             require_tokens(request.top_k, logits.shape[-1])
             wanted = torch.cat([wanted, top_tokens(logits.detach(), request.top_k)], dim=1)
-        return *_statistics(logits, wanted, temperature, None, request.entropy), correct, wanted
+        found = logprobs_and_entropy(logits, wanted, temperature=temperature, with_entropy=request.entropy)
+        return *found, correct, wanted
 
     vocabulary = getattr(head, "out_features", None) or 1 << 17
     rows = max(1, _CHUNK_ELEMENTS // vocabulary)

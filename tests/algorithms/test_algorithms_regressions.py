@@ -30,7 +30,7 @@ from roll.catalog.estimators import ESTIMATORS
 from roll.catalog.losses import LOSSES
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.ragged import RowMismatch
-from roll.utils.logits import logprobs_from_logits
+from roll.utils.logits import logprobs_and_entropy
 from roll.utils.partition import pack_first_fit_decreasing, partition_balanced
 
 QUICK = settings(max_examples=20, deadline=None, derandomize=True)
@@ -231,7 +231,7 @@ def test_10_advantages_do_not_depend_on_the_order_of_arrival(name, seed):
 def test_12_the_trainers_logprobs_use_the_sampling_temperature():
     # logits 0, log 3 at temperature 0.5: p(second) = 9 / 10, not 3 / 4
     logits = torch.tensor([[0.0, math.log(3.0)]])
-    found = logprobs_from_logits(logits, torch.tensor([1]), temperature=0.5)
+    found, _ = logprobs_and_entropy(logits, torch.tensor([1]), temperature=0.5)
     assert float(found.exp()) == pytest.approx(0.9)
 
 

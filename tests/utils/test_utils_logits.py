@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from roll.utils import logits as logits_module
-from roll.utils.logits import HeadRequest, head_outputs, logprobs_and_entropy, logprobs_from_logits, top_tokens
+from roll.utils.logits import HeadRequest, head_outputs, logprobs_and_entropy, top_tokens
 
 QUICK = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -23,7 +23,7 @@ def test_logprobs_and_entropy_match_hand_computed_values():
     logp, entropy = logprobs_and_entropy(logits, tokens)
     assert float(logp.exp()) == pytest.approx(0.75)
     assert float(entropy) == pytest.approx(0.562335, rel=1e-5)
-    assert float(logprobs_from_logits(logits, tokens, temperature=0.5).exp()) == pytest.approx(0.9)
+    assert float(logprobs_and_entropy(logits, tokens, temperature=0.5)[0].exp()) == pytest.approx(0.9)
 
 
 @given(
@@ -48,7 +48,10 @@ def test_values_and_gradients_equal_log_softmax_for_every_slice_size(seed, rows,
     (slope,) = torch.autograd.grad((weights * found + entropy_weights * found_entropy).sum(), logits)
     assert_close(slope, expected)
 
-    alone = logprobs_from_logits(logits, tokens, temperature=temperature, slice_rows=slice_rows)
+    alone, none = logprobs_and_entropy(
+        logits, tokens, temperature=temperature, slice_rows=slice_rows, with_entropy=False
+    )
+    assert not none.any()
     assert_close(alone, picked)
     (slope,) = torch.autograd.grad((weights * alone).sum(), logits)
     (expected,) = torch.autograd.grad(
@@ -66,7 +69,7 @@ def test_the_gradient_passes_torchs_numerical_check():
 def test_half_precision_logits_are_upcast(dtype):
     logits = draw(0, 3, 50, dtype=dtype).requires_grad_()
     tokens = torch.tensor([1, 2, 3])
-    found = logprobs_from_logits(logits, tokens, slice_rows=2)
+    found, _ = logprobs_and_entropy(logits, tokens, slice_rows=2, with_entropy=False)
     assert found.dtype == torch.float32
     assert_close(found, logits.float().log_softmax(-1).gather(-1, tokens[:, None])[:, 0])
     found.sum().backward()
@@ -130,9 +133,9 @@ def test_tokens_beside_each_target_have_the_gradients_of_log_softmax(monkeypatch
 @pytest.mark.parametrize("temperature", [0.0, -1.0])
 def test_a_temperature_that_is_not_positive_is_refused(temperature):
     with pytest.raises(ValueError, match="temperature must be > 0"):
-        logprobs_from_logits(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64), temperature=temperature)
+        logprobs_and_entropy(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64), temperature=temperature)
 
 
 def test_tokens_of_another_shape_are_refused():
     with pytest.raises(ValueError, match="need tokens"):
-        logprobs_from_logits(torch.zeros(2, 3, 4), torch.zeros(2, dtype=torch.int64))
+        logprobs_and_entropy(torch.zeros(2, 3, 4), torch.zeros(2, dtype=torch.int64))
