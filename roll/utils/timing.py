@@ -3,13 +3,12 @@
 `with timers.span("step"):` around a step and `with timers.span("generate", waits=True):` around the calls in it that
 wait for workers give seconds by name, with and without the spans inside, and what was left to the controller.
 
-A span belongs to one thread and to synchronous code. Time spent inside one episode (generation, reward) overlaps with
-that of others, so it belongs to `Trajectory.spans`, not here.
+Spans belong to the controller's one thread and to synchronous code. Time spent inside one episode (generation, reward)
+overlaps with that of others, so it belongs to `Trajectory.spans`, not here.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,13 +41,12 @@ class _Total:
 
 
 class Timers:
-    """Seconds by span name since the last `result`. Threads may time at once; their spans add up by name."""
+    """Seconds by span name since the last `result`."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
         self._totals: dict[str, _Total] = {}
-        self._open = threading.local()
+        self._open: list[_Frame] = []
 
     @contextmanager
     def span(self, name: str, *, waits: bool = False, event_loop: bool = False) -> Iterator[None]:
@@ -58,31 +56,29 @@ class Timers:
         loop on this thread, which waited for workers while it wasn't computing.
         """
         assert name.isidentifier(), f"a span name is one word, got {name!r}"
-        stack = self._stack()
         frame = _Frame(name, self._clock())
         computed = time.thread_time()
-        stack.append(frame)
+        self._open.append(frame)
         try:
             yield
         finally:
             seconds = self._clock() - frame.start
-            inner = stack[-1]
+            inner = self._open[-1]
             assert inner is frame, f"span {name!r} closed before {inner.name!r}; spans don't cross coroutines"
-            stack.pop()
+            self._open.pop()
             if event_loop:
                 frame.waited = max(frame.waited, seconds - (time.thread_time() - computed))
-            self._close(frame, seconds, waits, stack)
+            self._close(frame, seconds, seconds if waits else frame.waited)
 
     def result(self) -> dict[str, float]:
         """Return the seconds since the last call, by metric name, and start again at 0.
 
         `time/<span>` includes the spans inside; `time/<span>/self`, present where there were any,
-        doesn't. When a `step` span was closed, `time/controller` is the part of it not spent waiting, on
-        the thread that opened it, and `time/controller_share` that part as a fraction.
+        doesn't. When a `step` span was closed, `time/controller` is the part of it not spent waiting, and
+        `time/controller_share` that part as a fraction.
         """
-        assert not self._stack(), f"result() inside the open span {self._stack()[-1].name!r}"
-        with self._lock:
-            totals, self._totals = self._totals, {}
+        assert not self._open, f"result() inside the open span {self._open[-1].name!r}"
+        totals, self._totals = self._totals, {}
         values: dict[str, float] = {}
         for name, total in sorted(totals.items()):
             values[f"time/{name}"] = total.inclusive
@@ -95,22 +91,14 @@ class Timers:
             values["time/controller_share"] = own / step.inclusive if step.inclusive > 0 else 0.0
         return values
 
-    def _stack(self) -> list[_Frame]:
-        if not hasattr(self._open, "stack"):
-            self._open.stack = []
-        return self._open.stack
-
-    def _close(self, frame: _Frame, seconds: float, waits: bool, around: list[_Frame]) -> None:
-        waited = seconds if waits else frame.waited
-        if around:
-            around[-1].inside += seconds
-            around[-1].waited += waited
+    def _close(self, frame: _Frame, seconds: float, waited: float) -> None:
+        if self._open:
+            self._open[-1].inside += seconds
+            self._open[-1].waited += waited
+        total = self._totals.setdefault(frame.name, _Total())
+        total.exclusive += seconds - frame.inside
+        total.has_inside |= frame.inside > 0
         # A span inside one of its own name is already in the outer one's inclusive time.
-        repeated = any(outer.name == frame.name for outer in around)
-        with self._lock:
-            total = self._totals.setdefault(frame.name, _Total())
-            total.exclusive += seconds - frame.inside
-            total.has_inside |= frame.inside > 0
-            if not repeated:
-                total.inclusive += seconds
-                total.waited += waited
+        if all(outer.name != frame.name for outer in self._open):
+            total.inclusive += seconds
+            total.waited += waited

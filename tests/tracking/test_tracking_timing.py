@@ -1,8 +1,6 @@
-"""Spans: inclusive and exclusive seconds, the controller's share, threads."""
+"""Spans: inclusive and exclusive seconds, the controller's share."""
 
 from __future__ import annotations
-
-import threading
 
 import pytest
 
@@ -120,57 +118,6 @@ def test_time_counts_when_the_body_raises_and_the_next_span_is_not_inside_it():
     with timers.span("save"):
         clock.now += 1
     assert timers.result() == {"time/load": 3.0, "time/save": 1.0}
-
-
-def test_spans_of_other_threads_add_up_by_name_but_are_not_the_steps_waiting():
-    clock = Clock()
-    timers = Timers(clock)
-    entered, leave = threading.Event(), threading.Event()
-
-    def work() -> None:
-        with timers.span("upload", waits=True):
-            entered.set()
-            assert leave.wait(timeout=10), "the main thread never said leave"
-
-    thread = threading.Thread(target=work)
-    with timers.span("step"):
-        thread.start()
-        assert entered.wait(timeout=10), "the worker thread never started"
-        clock.now += 4
-        leave.set()
-        thread.join(timeout=10)
-    result = timers.result()
-    assert (result["time/upload"], result["time/step"], result["time/controller"]) == (4.0, 4.0, 4.0)
-    assert "time/step/self" not in result
-
-
-def test_many_threads_lose_no_time():
-    ticks = threading.local()
-
-    def clock() -> float:
-        """Each call of a thread takes one second of that thread."""
-        ticks.now = getattr(ticks, "now", 0.0) + 1
-        return ticks.now
-
-    timers = Timers(clock)
-    barrier = threading.Barrier(8, timeout=10)
-
-    def work(index: int) -> None:
-        barrier.wait()
-        for _ in range(50):
-            with timers.span(f"span_{index}"), timers.span("shared"):
-                pass
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=10)
-    result = timers.result()
-    # Readings t, t+1, t+2, t+3: the inner span lasts 1, the outer 3, of which 2 are its own; 50 times each.
-    assert result["time/shared"] == 8 * 50
-    for index in range(8):
-        assert (result[f"time/span_{index}"], result[f"time/span_{index}/self"]) == (150.0, 100.0)
 
 
 def test_misuse_is_our_bug_and_is_asserted():
