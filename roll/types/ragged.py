@@ -132,16 +132,6 @@ class Ragged:
         position = {row_id: i for i, row_id in enumerate(self.row_ids)}
         return self.select([position[row_id] for row_id in row_ids])
 
-    def split(self: R, sizes: Sequence[int]) -> list[R]:
-        """Consecutive pieces of these sizes, which must add up to the number of rows."""
-        if sum(sizes) != len(self) or any(size < 0 for size in sizes):
-            raise ValueError(f"split sizes {list(sizes)} don't add up to {len(self)} rows")
-        pieces, start = [], 0
-        for size in sizes:
-            pieces.append(self.select(range(start, start + size)))
-            start += size
-        return pieces
-
     @classmethod
     def concat(cls: type[R], parts: Sequence[R]) -> R:
         """All rows of all parts; the parts must have the same columns filled."""
