@@ -17,7 +17,7 @@ from roll.pipelines.eval_table import TagResult, table
 from roll.tracking.base import Sample
 from roll.tracking.drops import DropLog
 from roll.tracking.registry import build_trackers
-from roll.tracking.rollouts import RolloutRow, RolloutWriter
+from roll.tracking.rollouts import TOKEN_COLUMNS, write_rollouts
 from roll.tracking.summary import RunSummary, render
 from roll.types.episode import Group, Trajectory
 from roll.utils.timing import Timers
@@ -54,8 +54,6 @@ class Report:
         folder = config.logging_path
         self._trackers = build_trackers(config.track_with, config.tracker_kwargs, folder, resume_step)
         self._drops = DropLog(folder, resume_step)
-        dump = config.extra_output_dirs.get("rollout_dump_dir")
-        self._writer = RolloutWriter(Path(dump)) if dump else None
         self._spans: dict[str, float] = {}
         self._tokens = 0
         self._resumed_at = resume_step or 0
@@ -156,36 +154,29 @@ class Report:
 
     def rollouts(self, step: int, rollouts: Rollouts) -> None:
         """Write every training row of a step to parquet, if asked for."""
-        if self._writer is not None:
-            rows = range(len(rollouts.batch))
-            self._writer.write(step, [self._rollout_row(step, rollouts, i) for i in rows])
+        if dump := self._config.extra_output_dirs.get("rollout_dump_dir"):
+            write_rollouts(Path(dump), step, [self._rollout_row(rollouts, i) for i in range(len(rollouts.batch))])
 
-    def _rollout_row(self, step: int, rollouts: Rollouts, i: int) -> RolloutRow:
+    def _rollout_row(self, rollouts: Rollouts, i: int) -> dict[str, Any]:
         number = int(rollouts.row_trajectory[i])
         batch, trajectory, task = rollouts.batch, rollouts.trajectories[number], rollouts.tasks[number]
         ids = batch.row("token_ids", i).tolist()
         first = len(trajectory.turns[rollouts.row_turns[i].start].prompt_ids)
-        optional = {
-            name: batch.row(name, i).tolist()
-            for name in ("sampling_logprobs", "old_logprobs", "ref_logprobs", "versions", "advantages")
-            if getattr(batch, name) is not None
+        row = {
+            "task_id": task.id,
+            "domain": task.domain,
+            "tag": task.tag,
+            "member": trajectory.member,
+            "status": trajectory.status,
+            "error": trajectory.error,
+            "prompt": self._tokenizer.decode(ids[:first]),
+            "response": self._tokenizer.decode(ids[first:]),
+            "token_ids": ids,
+            "reward": trajectory.reward,
+            "reward_parts": sorted(trajectory.reward_parts.items()),
         }
-        return RolloutRow(
-            step=step,
-            task_id=task.id,
-            domain=task.domain,
-            tag=task.tag,
-            member=trajectory.member,
-            status=trajectory.status,
-            error=trajectory.error,
-            prompt=self._tokenizer.decode(ids[:first]),
-            response=self._tokenizer.decode(ids[first:]),
-            token_ids=ids,
-            action_mask=batch.row("action_mask", i).tolist(),
-            reward=trajectory.reward,
-            reward_parts=dict(trajectory.reward_parts),
-            **optional,
-        )
+        present = batch.columns()
+        return row | {name: batch.row(name, i).tolist() if name in present else [] for name in TOKEN_COLUMNS}
 
     def _text(self, trajectory: Trajectory) -> str:
         return self._tokenizer.decode([token for turn in trajectory.turns for token in turn.response_ids])

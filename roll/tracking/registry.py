@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +29,13 @@ class MultiTracker(Tracker):
         )
         self._last_step = step
         for name, tracker in self._trackers.items():
-            try:
+            with _named(name, f"logging step {step}"):
                 tracker.log(step, metrics)
-            except Exception as error:
-                raise _failed(name, f"logging step {step}", error) from error
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
         for name, tracker in self._trackers.items():
-            try:
+            with _named(name, f"logging the samples of step {step}"):
                 tracker.log_samples(step, samples)
-            except Exception as error:
-                raise _failed(name, f"logging the samples of step {step}", error) from error
 
     def finish(self, summary: Mapping[str, float]) -> None:
         """Close every tracker, also after one has failed; then raise the first failure. Again: nothing."""
@@ -46,9 +43,10 @@ class MultiTracker(Tracker):
         open_trackers, self._trackers = self._trackers, {}
         for name, tracker in open_trackers.items():
             try:
-                tracker.finish(summary)
-            except Exception as error:  # noqa: BLE001 - raised below, once the others are closed
-                failure = failure or _failed(name, "closing", error)
+                with _named(name, "closing"):
+                    tracker.finish(summary)
+            except TrackingError as error:  # raised below, once the others are closed
+                failure = failure or error
         if failure is not None:
             raise failure
 
@@ -90,12 +88,15 @@ def build_trackers(
     folder.mkdir(parents=True, exist_ok=True)
     destination, trackers = Destination(folder, resume_step), {}
     for name, tracker_class in classes.items():
-        try:
+        with _named(name, f"opening {folder}", (OSError, ImportError)):
             trackers[name] = tracker_class(destination, **kwargs.get(name, {}))
-        except (OSError, ImportError) as error:
-            raise _failed(name, f"opening {folder}", error) from error
     return MultiTracker(trackers)
 
 
-def _failed(name: str, doing: str, error: Exception) -> TrackingError:
-    return TrackingError(f"tracker {name!r} failed while {doing}: {type(error).__name__}: {error}")
+@contextlib.contextmanager
+def _named(name: str, doing: str, kinds: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
+    """Say which tracker failed at what."""
+    try:
+        yield
+    except kinds as error:
+        raise TrackingError(f"tracker {name!r} failed while {doing}: {type(error).__name__}: {error}") from error

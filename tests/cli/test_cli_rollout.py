@@ -8,12 +8,12 @@ import re
 from pathlib import Path
 
 import pytest
+from rollout_files import read_rollouts
 from tiny_models import build_tiny_model
 
 from roll.cli.__main__ import main
 from roll.cli.rollout import configuration
 from roll.configs.parsing.loader import load_config
-from roll.tracking.rollouts import read_rollouts
 
 DIAL = f"{Path(__file__).parents[2]}/examples/custom_env/dial.py:Dial"
 SHORT = ("prompt_length=32", "response_length=8")

@@ -8,16 +8,17 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
+from rollout_files import read_rollouts
 from toy import run_toy, write_toy
 
 from roll.strategies.base import Request
 from roll.strategies.fsdp2 import Fsdp2Strategy
 from roll.strategies.hf_infer import HfInfer
-from roll.tracking.rollouts import RolloutRow, read_rollouts
 from roll.types.batch import TokenBatch
 
 SMALL = (
@@ -67,7 +68,7 @@ class Run:
     def column(self, name: str) -> list[Any]:
         return [row[name] for row in self.rows if name in row]
 
-    def rollouts(self, step: int = 1) -> list[RolloutRow]:
+    def rollouts(self, step: int = 1) -> list[SimpleNamespace]:
         return read_rollouts(self.folder / "dump" / f"rollouts-{step:06d}.parquet")
 
     def lines(self, name: str) -> list[dict[str, Any]]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rollout_files import read_rollouts
 from rows import R, make_config, make_rollouts
 
 from roll.pipelines.assemble import assemble
 from roll.pipelines.report import Report
 from roll.pipelines.rollout_metrics import rollout_metrics
-from roll.tracking.rollouts import read_rollouts
 from roll.types.episode import Group, Task, Trajectory, Turn
 from roll.utils.timing import Timers
 

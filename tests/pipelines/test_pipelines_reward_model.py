@@ -52,7 +52,7 @@ def test_rule_and_model_are_combined_by_their_weights_and_logged_apart(tiny_mode
         "from roll.rewards.base import Reward\n"
         "def case(response, task):\n    return Reward(3.0 * response[:1].isdigit(), {'digits': 7.0})\n"
     )
-    from roll.tracking.rollouts import read_rollouts
+    from rollout_files import read_rollouts
 
     run_toy(
         folder, *COMBINED, "max_steps=1", f"reward_model.model_args.model_name_or_path={case_lover}",

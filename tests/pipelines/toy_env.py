@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
-from roll.tracking.rollouts import RolloutRow, read_rollouts
+from rollout_files import read_rollouts
 
 YAML = """
 pipeline: agentic
@@ -64,7 +65,7 @@ def without_template(model: Path, folder: Path) -> Path:
     return folder
 
 
-def episodes(folder: Path) -> list[RolloutRow]:
+def episodes(folder: Path) -> list[SimpleNamespace]:
     """Every training row that a run dumped into `folder/dump`, step by step."""
     return [row for file in sorted((folder / "dump").glob("*.parquet")) for row in read_rollouts(file)]
 
