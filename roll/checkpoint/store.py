@@ -25,8 +25,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from roll.checkpoint.files import CheckpointError, CheckpointWriteError, files_below, hash_files, sync_folder
-from roll.checkpoint.manifest import MANIFEST, Checkpoint, read_manifest, verify, write_manifest
+from roll.checkpoint.files import (
+    MANIFEST,
+    Checkpoint,
+    CheckpointError,
+    CheckpointWriteError,
+    files_below,
+    hash_files,
+    read_manifest,
+    sync_folder,
+    verify,
+    write_manifest,
+)
 from roll.utils.locking import folder_lock
 
 _logger = logging.getLogger(__name__)

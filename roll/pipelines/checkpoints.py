@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from roll.checkpoint.files import CheckpointWriteError, read_json, write_json
-from roll.checkpoint.manifest import Checkpoint
+from roll.checkpoint.files import Checkpoint, CheckpointWriteError, read_json, write_json
 from roll.checkpoint.model_export import set_aside, write_model
 from roll.checkpoint.store import CheckpointStore
 from roll.configs.schema.run_config import RunConfig

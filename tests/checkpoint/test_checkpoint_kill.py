@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from roll.checkpoint import CheckpointStore
-from roll.checkpoint.manifest import verify
+from roll.checkpoint.files import verify
 
 
 def _save(store: CheckpointStore, step: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from roll.checkpoint import CheckpointError, CheckpointStore, CheckpointWriteError
 from roll.checkpoint import files as checkpoint_files
-from roll.checkpoint.manifest import read_manifest, verify
+from roll.checkpoint.files import read_manifest, verify
 from roll.cli.exits import Exit, report
 
 
