@@ -19,13 +19,15 @@ from torch import Tensor
 
 from roll.algorithms.gigpo import StepInputs
 from roll.algorithms.groups import group_moments, group_sum
-from roll.algorithms.masking import as_bool, at_least_float32, masked_mean, masked_sum, require_shape, zero_outside
+from roll.algorithms.masking import as_bool, at_least_float32, masked_sum, require_shape, zero_outside
 from roll.algorithms.normalization import whiten
-from roll.algorithms.scan import PackedRows, discounted_sums
 from roll.algorithms.turns import at_first_tokens, sum_over_turns, turns_present, turns_to_tokens
 from roll.catalog.entries import implementation
 from roll.catalog.estimators import ESTIMATORS
 from roll.types.metrics import Metrics
+
+_CHUNK = 64
+"""Tokens that one matrix product sums; the loop runs over chunks."""
 
 
 def gae(rewards: Tensor, values: Tensor, action_mask: Tensor, *, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
@@ -42,12 +44,53 @@ def gae(rewards: Tensor, values: Tensor, action_mask: Tensor, *, gamma: float, l
     require_shape("action_mask", action_mask, tuple(rewards.shape), "the shape of rewards, [B, T]")
     mask = as_bool(action_mask)
     rewards, values = at_least_float32(rewards), at_least_float32(values)
-    packed = PackedRows(mask)
+    packed = _PackedRows(mask)
     value = packed.pack(values)
     next_value = F.pad(value, (0, 1))[:, 1:]
     delta = packed.pack(rewards) + gamma * next_value - value
-    advantages = discounted_sums(delta, gamma * lam)
+    advantages = _discounted_sums(delta, gamma * lam)
     return packed.unpack(advantages, rewards.dtype), packed.unpack(advantages + value, rewards.dtype)
+
+
+class _PackedRows:
+    """Puts the masked entries of [B, T] side by side, [B, n] in float64, and back; n is the longest row's number."""
+
+    def __init__(self, mask: Tensor) -> None:
+        self._mask, lengths = mask, mask.sum(1)
+        self._width = int(lengths.max()) if len(lengths) else 0
+        self._source = mask.flatten().nonzero()[:, 0]
+        shift = torch.arange(len(lengths), device=mask.device) * self._width - (lengths.cumsum(0) - lengths)
+        ranks = torch.arange(len(self._source), device=mask.device)
+        self._place = ranks + shift.repeat_interleave(lengths)
+
+    def pack(self, values: Tensor) -> Tensor:
+        """Move the masked entries of [B, T] to [B, n], zeros behind each row's last entry."""
+        packed = values.new_zeros(len(self._mask) * self._width, dtype=torch.float64)
+        packed.index_copy_(0, self._place, values.flatten()[self._source].to(torch.float64))
+        return packed.view(len(self._mask), self._width)
+
+    def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
+        """Move [B, n] back to [B, T], zeros outside the mask."""
+        values = torch.zeros(self._mask.numel(), dtype=dtype, device=packed.device)
+        values[self._source] = packed.flatten()[self._place].to(dtype)
+        return values.view(self._mask.shape)
+
+
+def _discounted_sums(terms: Tensor, factor: float) -> Tensor:
+    """Return sum_{s >= t} factor^(s - t) terms_s along each row, [B, n]; chunk by chunk, from right to left."""
+    rows, width = terms.shape
+    chunks = -(-width // _CHUNK)
+    padded = F.pad(terms, (0, chunks * _CHUNK - width)).view(rows, chunks, _CHUNK)
+    place = torch.arange(_CHUNK, device=terms.device)
+    distance = place[:, None] - place[None, :]
+    base = torch.tensor(factor, dtype=terms.dtype, device=terms.device)
+    sums = padded @ (base ** distance.clamp(min=0)).tril()
+    to_next_chunk = base ** (_CHUNK - place)
+    carried = terms.new_zeros(rows, 1)
+    for chunk in reversed(range(chunks)):
+        sums[:, chunk] += carried * to_next_chunk
+        carried = sums[:, chunk, :1].clone()
+    return sums.view(rows, chunks * _CHUNK)[:, :width]
 
 
 def reinforce_return(rewards: Tensor, action_mask: Tensor, *, gamma: float) -> Tensor:
@@ -231,7 +274,7 @@ def _signal_metrics(advantages: Tensor, inputs: AdvantageInputs) -> Metrics:
     metrics.add_mean("advantage/group_of_one_share", float((group.size == 1).sum()), groups)
     tokens = int(mask.sum())
     if tokens:
-        metrics.add_mean("advantage/mean", float(masked_mean(advantages, mask)) * tokens, tokens)
+        metrics.add_mean("advantage/mean", float(masked_sum(advantages, mask)), tokens)
         metrics.add_max("advantage/max", float(advantages[mask].max()))
         metrics.add_min("advantage/min", float(advantages[mask].min()))
     return metrics

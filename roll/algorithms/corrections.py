@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -183,7 +183,11 @@ def correct(
             metrics.add_sum("mismatch/undefined_weights", float(undefined.sum()))
     keep = inside
     for rule in filters:
-        keep = keep & _passes(rule, train_logprobs, infer_logprobs, log_ratio, inside, versions)
+        bounds: dict[str, Any] = {"level": rule.level, "low": rule.low, "high": rule.high, "versions": versions}
+        if rule.on == "ratio":
+            keep = keep & keep_by_ratio(log_ratio, inside, **bounds)
+        else:
+            keep = keep & keep_by_difference(train_logprobs, infer_logprobs, inside, **bounds)
     if filters:
         metrics.add_mean("mismatch/rejected_share", float((inside & ~keep).sum()), tokens)
         rows = inside.any(1)
@@ -194,15 +198,6 @@ def correct(
     if rejection == "icepop":
         return Correction(weights=kept, keep=inside, metrics=metrics)
     return Correction(weights=weights, keep=keep, metrics=metrics)
-
-
-def _passes(
-    rule: Filter, train: Tensor, infer: Tensor, log_ratio: Tensor, mask: Tensor, versions: Tensor | None
-) -> Tensor:
-    level, low, high = rule.level, rule.low, rule.high
-    if rule.on == "ratio":
-        return keep_by_ratio(log_ratio, mask, level=level, low=low, high=high, versions=versions)
-    return keep_by_difference(train, infer, mask, level=level, low=low, high=high, versions=versions)
 
 
 def effective_share(weights: Tensor, mask: Tensor) -> float:
@@ -226,29 +221,24 @@ def mismatch_metrics(log_ratio: Tensor, mask: Tensor, fresh: Tensor | None = Non
     """
     inside = as_bool(mask)
     if fresh is None:
-        return _distances(_FRESH, log_ratio, inside)
+        return _distances("mismatch/", log_ratio, inside)
     require_shape("fresh", fresh, tuple(inside.shape), "[B, T]")
-    metrics = _distances(_FRESH, log_ratio, inside & as_bool(fresh))
-    return metrics.merge(_distances(_ALL, log_ratio, inside))
+    metrics = _distances("mismatch/", log_ratio, inside & as_bool(fresh))
+    return metrics.merge(_distances("mismatch/all_", log_ratio, inside))
 
 
-_FRESH = ("mismatch/kl", "mismatch/abs_log_ratio_mean", "mismatch/ratio_max", "mismatch/ratio_min")
-_ALL = ("mismatch/all_kl", "mismatch/all_abs_log_ratio_mean", "mismatch/all_ratio_max", "mismatch/all_ratio_min")
-
-
-def _distances(names: tuple[str, str, str, str], log_ratio: Tensor, inside: Tensor) -> Metrics:
+def _distances(prefix: str, log_ratio: Tensor, inside: Tensor) -> Metrics:
     metrics = Metrics()
     inside = inside & ~log_ratio.isnan()
     bound = LOG_RATIO_BOUND
     log_ratio = zero_outside(log_ratio.detach(), inside).nan_to_num(posinf=bound, neginf=-bound)
     if not bool(inside.any()):
         return metrics
-    kl, distance, largest, smallest = names
     tokens = float(inside.sum())
     # Tokens were drawn from the sampler: E[ratio - 1 - log ratio] under it is KL(sampler || trainer).
     bounded = log_ratio.clamp(-bound, bound)
-    metrics.add_mean(kl, float((bounded.expm1() - bounded).sum()), tokens)
-    metrics.add_mean(distance, float(log_ratio.abs().sum()), tokens)
-    metrics.add_max(largest, float(bounded[inside].max().exp()))
-    metrics.add_min(smallest, float(bounded[inside].min().exp()))
+    metrics.add_mean(f"{prefix}kl", float((bounded.expm1() - bounded).sum()), tokens)
+    metrics.add_mean(f"{prefix}abs_log_ratio_mean", float(log_ratio.abs().sum()), tokens)
+    metrics.add_max(f"{prefix}ratio_max", float(bounded[inside].max().exp()))
+    metrics.add_min(f"{prefix}ratio_min", float(bounded[inside].min().exp()))
     return metrics

@@ -36,13 +36,6 @@ def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     return kept.sum() if dim is None else kept.sum(dim)
 
 
-def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Return the mean over `mask`; 0 where the mask is empty."""
-    mask = as_bool(mask)
-    count = mask.sum() if dim is None else mask.sum(dim)
-    return masked_sum(values, mask, dim) / count.clamp(min=1)
-
-
 def masked_moments(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return (mean, unbiased variance) over `mask`, float64 scalars; fewer than two entries have variance 0."""
     kept = values[as_bool(mask)].to(torch.float64)
