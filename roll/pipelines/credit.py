@@ -41,14 +41,7 @@ from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.pipelines.assemble import Rollouts
 from roll.pipelines.off_policy import corrected, old_logprobs_source, staleness_metrics, staleness_of
-from roll.pipelines.turn_credit import (
-    TrajectoryView,
-    comparison_groups,
-    require_states,
-    state_metrics,
-    turn_inputs,
-    turn_metrics,
-)
+from roll.pipelines.turn_credit import TrajectoryView, comparison_groups, require_states, state_metrics, turn_inputs
 from roll.types.batch import TokenBatch
 from roll.types.metrics import Metrics
 from roll.types.ragged import unpad
@@ -168,10 +161,10 @@ class CreditAssigner:
         if "running" in (mean, std):
             self._running = self._running.update(rewards)
         normed = normalize_rewards(rewards, rollouts.group_index, mean=mean, std=std, running=self._running)
-        credit = self._turns
-        if credit is not None and not config.estimator.credits_turns:
-            index = comparison_groups(rollouts, credit.reward_normalization.grouping)
-            normed = normalize_grouped(normed, index, method=credit.reward_normalization.method)
+        if self._turns is not None and not config.estimator.credits_turns:
+            compared = self._turns.reward_normalization
+            index = comparison_groups(rollouts, compared.grouping)
+            normed = normalize_grouped(normed, index, method=compared.method)
         if config.reward_clip is not None:
             normed, share = clip_to(normed, config.reward_clip)
             metrics.update({"reward/clipped_share": share})
@@ -184,9 +177,10 @@ class CreditAssigner:
         if self._turns is None:
             return None
         if self._config.estimator.compares_states:
-            require_states(rollouts)
+            require_states(rollouts, "adv_estimator: gigpo")
         steps = turn_inputs(rollouts, mask, self._turns, factor=factor, extra=extra)
-        metrics.merge(turn_metrics(steps))
+        present = steps.turn_mask
+        metrics.add_mean("reward/turn_mean", float(steps.turn_rewards[present].sum()), float(present.sum()))
         if self._config.estimator.compares_states:
             metrics.merge(state_metrics(steps, rollouts.group_index))
         return steps
@@ -241,27 +235,21 @@ class CreditAssigner:
         return keep
 
     def _loss_mask(self, batch: TokenBatch, keep: Tensor, step: int, metrics: Metrics) -> tuple[Tensor, Tensor | None]:
-        """Return (bool [N], the tokens that count in the loss; float [N], importance weights).
+        """Return (bool [N], the tokens that count in the loss; float [N], importance weights); log staleness.
 
         Filters shrink numerator and denominators alike.
         """
-        counted = batch.action_mask & keep.repeat_interleave(batch.lengths)
-        keeps, weights = self._correction(batch, step, metrics)
-        return counted if keeps is None else counted & keeps, weights
-
-    def _correction(self, batch: TokenBatch, step: int, metrics: Metrics) -> tuple[Tensor | None, Tensor | None]:
-        """Return [N] (tokens that the filters keep, importance weights), None where there are none; log staleness."""
-        config = self._config
+        config, counted = self._config, batch.action_mask & keep.repeat_interleave(batch.lengths)
         staleness = staleness_of(batch, step, config.async_generation_ratio)
         if config.async_generation_ratio > 0:
             metrics.merge(staleness_metrics(staleness, batch.action_mask))
         if self._old_logprobs != "forward":
-            return None, None  # the update measures the mismatch in its first forward pass
+            return counted, None  # the update measures the mismatch in its first forward pass
         found = corrected(config, batch, staleness)
         metrics.merge(found.metrics)
         if config.train_infer_correction is None:
-            return None, None
-        return unpad(found.keep, batch.offsets), unpad(found.weights, batch.offsets)
+            return counted, None
+        return counted & unpad(found.keep, batch.offsets), unpad(found.weights, batch.offsets)
 
     def _row_weights(
         self, rollouts: Rollouts, view: TrajectoryView, scores: Tensor, loss_mask: Tensor, step: int

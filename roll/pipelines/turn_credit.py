@@ -81,7 +81,7 @@ class TrajectoryView:
 
 
 def turn_inputs(
-    rollouts: Rollouts, action_mask: Tensor, credit: AgenticConfig, *, factor: Tensor, extra: Tensor
+    rollouts: Rollouts, action_mask: Tensor, config: AgenticConfig, *, factor: Tensor, extra: Tensor
 ) -> StepInputs:
     """Return the turns of the trajectories with their rewards, penalties included, and states.
 
@@ -111,11 +111,11 @@ def turn_inputs(
         turn_index=index,
         turn_rewards=rewards,
         state_index=states,
-        gamma=credit.step_reward_gamma,
-        episode_weight=credit.episode_reward_weight,
-        step_weight=credit.step_reward_weight,
-        method=credit.reward_normalization.method,
-        comparison_groups=comparison_groups(rollouts, credit.reward_normalization.grouping),
+        gamma=config.step_reward_gamma,
+        episode_weight=config.episode_reward_weight,
+        step_weight=config.step_reward_weight,
+        method=config.reward_normalization.method,
+        comparison_groups=comparison_groups(rollouts, config.reward_normalization.grouping),
     )
 
 
@@ -158,19 +158,15 @@ def comparison_groups(rollouts: Rollouts, grouping: str) -> Tensor:
     if grouping in ("tags", "inductive"):
         return index_of([task.tag for task in rollouts.tasks])
     if grouping == "state":
-        _require_states(rollouts, "reward_normalization.grouping: state", first_only=True)
+        require_states(rollouts, "reward_normalization.grouping: state", first_only=True)
         first = [trajectory.turns[0].state for trajectory in rollouts.trajectories]
         return index_of([f"{task.tag}\0{state}" for task, state in zip(rollouts.tasks, first, strict=True)])
     assert grouping == "traj_group", f"unknown grouping {grouping!r}"
     return rollouts.group_index
 
 
-def require_states(rollouts: Rollouts) -> None:
+def require_states(rollouts: Rollouts, reader: str, *, first_only: bool = False) -> None:
     """Refuse turns without a state: they would all count as the same one."""
-    _require_states(rollouts, "adv_estimator: gigpo", first_only=False)
-
-
-def _require_states(rollouts: Rollouts, reader: str, *, first_only: bool) -> None:
     for trajectory in rollouts.trajectories:
         for number, turn in enumerate(trajectory.turns[:1] if first_only else trajectory.turns):
             if not turn.state:
@@ -178,13 +174,6 @@ def _require_states(rollouts: Rollouts, reader: str, *, first_only: bool) -> Non
                     f"{reader} compares turns that met the same state, but turn {number} of {trajectory.id} has none "
                     "(`Turn.state` is empty); a rollout of your own has to fill it"
                 )
-
-
-def turn_metrics(steps: StepInputs) -> Metrics:
-    """Return the mean reward of a turn."""
-    metrics, present = Metrics(), steps.turn_mask
-    metrics.add_mean("reward/turn_mean", float(steps.turn_rewards[present].sum()), float(present.sum()))
-    return metrics
 
 
 def state_metrics(steps: StepInputs, group_index: Tensor) -> Metrics:
