@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from roll.configs.schema.agentic_config import AgenticConfig
@@ -16,7 +15,8 @@ from roll.configs.schema.worker_config import GeneratingArgs
 from roll.envs.env_pool import EnvPool
 from roll.envs.env_registry import EnvSpec, bare_env, env_spec
 from roll.envs.replay import save_replay
-from roll.pipelines.validation import successes, validation_samples
+from roll.pipelines.eval_table import results_by_tag
+from roll.pipelines.validation import validation_samples
 from roll.pipelines.workload import Split, TrainingSource, Workload, query_filter
 from roll.rollout.agent import Agent
 from roll.rollout.conversation import Conversation, ConversationRollout
@@ -64,9 +64,6 @@ class EnvWorkload(Workload):
         self._counted: dict[str, int] = {}
         self._idle: set[str] = set()
         self._unsteady: set[str] = set()  # Tags that were warned of, here and above
-        self._renderer = None
-        if config.render_save_dir is not None:
-            self._renderer = Renderer(Path(config.render_save_dir), self._specs["val"], config.env_workers.timeout_s)
 
     def _specs_of(self, manager: EnvManager) -> dict[str, EnvSpec]:
         config = self._config
@@ -163,25 +160,16 @@ class EnvWorkload(Workload):
     def validation_metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """Return success, reward and length by tag. An episode without a reward counts as failed, and in no mean."""
         values: dict[str, float] = {}
-        tags: dict[str, list[Group]] = defaultdict(list)
-        for group in groups:
-            tags[group.task.tag].append(group)
-        every: list[float] = []
-        for tag, members in sorted(tags.items()):
-            played = [t for group in members for t in group.trajectories]
-            good = [t for t in played if t.trainable]
-            values[f"val/{tag}/failed"] = float(len(played) - len(good))
-            if not good:
-                continue
-            values[f"val/{tag}/reward"] = fmean(t.reward for t in good)
-            values[f"val/{tag}/length_mean"] = fmean(t.num_response_tokens for t in good)
-            values[f"val/{tag}/turns_mean"] = fmean(len(t.turns) for t in good)
-            succeeded = successes(good)
-            if succeeded:
-                values[f"val/{tag}/accuracy"] = fmean(succeeded)
-            every += succeeded
-        if every:
-            values["val/accuracy"] = fmean(every)
+        succeeded = episodes = 0.0
+        for found in sorted(results_by_tag(groups), key=lambda result: result.tag):
+            numbers = {"reward": found.reward, "length_mean": found.tokens, "turns_mean": found.turns}
+            numbers |= {"failed": float(found.failed), "accuracy": found.success}
+            values |= {f"val/{found.tag}/{name}": value for name, value in numbers.items() if value is not None}
+            if found.success is not None:
+                episodes += found.episodes - found.failed
+                succeeded += found.success * (found.episodes - found.failed)
+        if episodes:
+            values["val/accuracy"] = succeeded / episodes
         values["val/responses"] = float(sum(len(t.turns) for group in groups for t in group.trajectories))
         # Taken here, or the next training step would show them, unless the run is resumed in between.
         counted = self.take_metrics().result()
@@ -189,17 +177,18 @@ class EnvWorkload(Workload):
         return values
 
     def samples(self, step: int, groups: Sequence[Group]) -> list[Sample]:
-        count = self._config.log_val_generations
-        if self._renderer is not None:
-            assert self._config.val_env_manager is not None
-            args = self._config.val_env_manager.generating_args
+        config, count = self._config, self._config.log_val_generations
+        if config.render_save_dir is not None:
+            assert config.val_env_manager is not None
+            args = config.val_env_manager.generating_args
             agent = self._agent(args)
             opened = {tag: agent.forced_think_prefix(c.env.thinking_tags) for tag, c in self._conversations.items()}
 
             def said(task: Task, token_ids: Sequence[int]) -> str:
                 return opened[task.tag] + agent.decode_response(token_ids, args.stop_strings)
 
-            self._renderer.save(step, groups[:count], said)
+            folder, timeout_s = Path(config.render_save_dir) / f"step-{step:06d}", config.env_workers.timeout_s
+            draw_episodes(folder, self._specs["val"], groups[:count], said, timeout_s=timeout_s)
         return validation_samples(groups, self._tokenizer, count)
 
     def close(self) -> None:
@@ -207,36 +196,26 @@ class EnvWorkload(Workload):
             pool.shutdown()
 
 
-class Renderer:
-    """Plays episodes again, in processes of their own, and draws them.
+def draw_episodes(
+    folder: Path,
+    specs: Mapping[str, EnvSpec],
+    groups: Sequence[Group],
+    said: Callable[[Task, Sequence[int]], str],
+    *,
+    timeout_s: float,
+) -> None:
+    """Play episodes again, in processes of their own, and draw them into `folder/<task>`: the first member of every
+    group that was played to its end, as `validation_samples` shows it.
 
-    Args:
-        folder: gets `step-<n>/<task>/` with `episode.png`, `first.png` and `episode.txt`.
-        timeout_s: for a whole episode; one that takes longer has no picture.
+    What can't be drawn, or takes longer than `timeout_s`, is logged: a picture never ends a run. `said` gives the
+    tokens of a response to a task as the text that the environment got.
     """
-
-    def __init__(self, folder: Path, specs: Mapping[str, EnvSpec], timeout_s: float) -> None:
-        self._folder = folder
-        self._specs = dict(specs)
-        self._timeout_s = timeout_s
-
-    def save(self, step: int, groups: Sequence[Group], said: Callable[[Task, Sequence[int]], str]) -> None:
-        """Draw the first member of every group that was played to its end, as `validation_samples` shows it.
-
-        What can't be drawn is logged: a picture never ends a run.
-
-        Args:
-            said: tokens of a response to a task, as the text that the environment got.
-        """
-        for group in groups:
-            if not group.survivors:
-                continue
-            task, played = group.task, group.survivors[0]
-            responses = [said(task, turn.response_ids) for turn in played.turns]
-            folder = self._folder / f"step-{step:06d}" / task.id
-            try:
-                save_replay(
-                    self._specs[task.tag], task.seed, task.payload, responses, folder, timeout_s=self._timeout_s
-                )
-            except (RuntimeError, OSError) as error:
-                logger.warning("no picture of %s: %s", task.id, error)
+    for group in groups:
+        if not group.survivors:
+            continue
+        task, played = group.task, group.survivors[0]
+        responses = [said(task, turn.response_ids) for turn in played.turns]
+        try:
+            save_replay(specs[task.tag], task.seed, task.payload, responses, folder / task.id, timeout_s=timeout_s)
+        except (RuntimeError, OSError) as error:
+            logger.warning("no picture of %s: %s", task.id, error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,66 +52,42 @@ def assemble(groups: Sequence[Group]) -> Rollouts:
     the policy chose no token is left out.
     """
     members = [(index, group.task, trajectory) for index, group in enumerate(groups) for trajectory in group.survivors]
-    rows = _Rows()
-    for place, (_, task, trajectory) in enumerate(members):
-        rows.add(place, task, trajectory)
+    ids: list[str] = []
+    owners: list[int] = []
+    row_turns: list[range] = []
+    turns: list[Turn] = []
+    offsets = [0]
+    for place, (_, _, trajectory) in enumerate(members):
+        contexts, first = trajectory.contexts, 0
+        for k, context in enumerate(contexts):
+            positions = range(first, first + len(context))
+            first = positions.stop
+            if not any(turn.response_ids for turn in context):
+                continue
+            ids.append(trajectory.id if len(contexts) == 1 else f"{trajectory.id}/{k}")
+            owners.append(place)
+            row_turns.append(positions)
+            turns += context
+            offsets.append(offsets[-1] + sum(len(turn.prompt_ids) + len(turn.response_ids) for turn in context))
+
+    def column(values: Callable[[Turn], Iterable[Any]], dtype: torch.dtype) -> Tensor:
+        return torch.tensor([value for turn in turns for value in values(turn)], dtype=dtype)
+
+    batch = TokenBatch(
+        row_ids=tuple(ids),
+        group_ids=tuple(members[place][1].id for place in owners),
+        unit_ids=tuple(members[place][2].id for place in owners),
+        offsets=torch.tensor(offsets),
+        token_ids=column(lambda turn: [*turn.prompt_ids, *turn.response_ids], torch.int64),
+        action_mask=column(lambda t: [False] * len(t.prompt_ids) + [True] * len(t.response_ids), torch.bool),
+        sampling_logprobs=column(lambda turn: [0.0] * len(turn.prompt_ids) + [*turn.logprobs], torch.float32),
+        versions=column(lambda turn: [-1] * len(turn.prompt_ids) + [*turn.versions], torch.int64),
+    )
     return Rollouts(
-        batch=rows.batch(),
+        batch=batch,
         trajectories=tuple(trajectory for _, _, trajectory in members),
         tasks=tuple(task for _, task, _ in members),
         group_index=torch.tensor([index for index, _, _ in members], dtype=torch.int64),
-        row_trajectory=torch.tensor(rows.trajectory, dtype=torch.int64),
-        row_turns=tuple(rows.turns),
+        row_trajectory=torch.tensor(owners, dtype=torch.int64),
+        row_turns=tuple(row_turns),
     )
-
-
-class _Rows:
-    """Collects training rows."""
-
-    def __init__(self) -> None:
-        self.trajectory: list[int] = []
-        self.turns: list[range] = []
-        self._ids: list[str] = []
-        self._group_ids: list[str] = []
-        self._unit_ids: list[str] = []
-        self._offsets = [0]
-        self._columns: dict[str, list[Any]] = {
-            "token_ids": [], "action_mask": [], "sampling_logprobs": [], "versions": []
-        }  # fmt: skip
-
-    def add(self, place: int, task: Task, trajectory: Trajectory) -> None:
-        """Add the rows of the trajectory at this place."""
-        contexts, first = trajectory.contexts, 0
-        for k, context in enumerate(contexts):
-            turns = range(first, first + len(context))
-            first = turns.stop
-            if not any(turn.response_ids for turn in context):
-                continue
-            self.trajectory.append(place)
-            self.turns.append(turns)
-            self._ids.append(trajectory.id if len(contexts) == 1 else f"{trajectory.id}/{k}")
-            self._group_ids.append(task.id)
-            self._unit_ids.append(trajectory.id)
-            for turn in context:
-                self._append(turn)
-            self._offsets.append(len(self._columns["token_ids"]))
-
-    def _append(self, turn: Turn) -> None:
-        columns, given, chosen = self._columns, len(turn.prompt_ids), len(turn.response_ids)
-        columns["token_ids"] += [*turn.prompt_ids, *turn.response_ids]
-        columns["action_mask"] += [False] * given + [True] * chosen
-        columns["sampling_logprobs"] += [0.0] * given + list(turn.logprobs)
-        columns["versions"] += [-1] * given + list(turn.versions)
-
-    def batch(self) -> TokenBatch:
-        columns = self._columns
-        return TokenBatch(
-            row_ids=tuple(self._ids),
-            group_ids=tuple(self._group_ids),
-            unit_ids=tuple(self._unit_ids),
-            offsets=torch.tensor(self._offsets),
-            token_ids=torch.tensor(columns["token_ids"], dtype=torch.int64),
-            action_mask=torch.tensor(columns["action_mask"], dtype=torch.bool),
-            sampling_logprobs=torch.tensor(columns["sampling_logprobs"], dtype=torch.float32),
-            versions=torch.tensor(columns["versions"], dtype=torch.int64),
-        )

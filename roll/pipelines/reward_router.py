@@ -5,7 +5,6 @@ Everything is behind one `submit`: a request in, a future of its result out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -31,10 +30,17 @@ def reward_spec(config: RLVRConfig, domain: str) -> RewardSpec:
     return RewardSpec(name=reward.name, kwargs=reward.reward_kwargs, key=f"rewards.{domain}.name")
 
 
-class RewardProcesses:
-    """One pool of processes per domain with a reward function. A context manager; starts them without waiting."""
+class RewardRouter:
+    """The score of every domain: `submit` asks whom the configuration names.
+
+    Starts a pool of processes for each domain with a reward function, without waiting; a context manager that ends
+    them.
+    """
 
     def __init__(self, config: RLVRConfig) -> None:
+        self.model: RewardModelClient | None = None
+        """Scores what the reward model scores; set when its cluster stands."""
+        self._rewards = config.rewards
         self._pools = {
             domain: RewardPool(
                 {domain: reward_spec(config, domain)},
@@ -52,41 +58,22 @@ class RewardProcesses:
             pool.wait_ready()
 
     def submit(self, request: RewardRequest) -> Future[RewardResult]:
-        """Queue one response."""
-        return self._pools[request.domain].submit(request)
+        """Queue one response; a combined score is there when both its parts are."""
+        reward = self._rewards[request.domain]
+        if not reward.uses_reward_model:
+            return self._pools[request.domain].submit(request)
+        assert self.model is not None, "a model that a domain uses is started"
+        model = self.model.submit(request)
+        if reward.name == REWARD_MODEL:
+            return model
+        return _when_both(self._pools[request.domain].submit(request), model, reward)
 
-    def __enter__(self) -> RewardProcesses:
+    def __enter__(self) -> RewardRouter:
         return self
 
     def __exit__(self, *_: object) -> None:
         for pool in self._pools.values():
             pool.shutdown()
-
-
-class RewardRouter:
-    """The score of every domain: `submit` asks whom the configuration names.
-
-    Args:
-        model: scores what the reward model scores; None where no domain uses it.
-    """
-
-    def __init__(
-        self, rewards: Mapping[str, RewardConfig], processes: RewardProcesses, model: RewardModelClient | None
-    ) -> None:
-        self._rewards = rewards
-        self._processes = processes
-        self._model = model
-
-    def submit(self, request: RewardRequest) -> Future[RewardResult]:
-        """Queue one response; a combined score is there when both its parts are."""
-        reward = self._rewards[request.domain]
-        if not reward.uses_reward_model:
-            return self._processes.submit(request)
-        assert self._model is not None, "a model that a domain uses is started"
-        model = self._model.submit(request)
-        if reward.name == REWARD_MODEL:
-            return model
-        return _when_both(self._processes.submit(request), model, reward)
 
 
 def _when_both(rule: Future[RewardResult], model: Future[RewardResult], reward: RewardConfig) -> Future[RewardResult]:

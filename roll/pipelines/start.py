@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 from roll.configs.checks.prerequisites import check_prerequisites
@@ -19,12 +18,11 @@ from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.sft_config import SFTConfig
 from roll.data.sampler import TaskSource
 from roll.pipelines.agentic import EnvWorkload
-from roll.pipelines.clusters import Clusters, start_clusters
+from roll.pipelines.clusters import start_clusters
 from roll.pipelines.loop import prepare
-from roll.pipelines.prompt_tasks import training_data, validation_data
-from roll.pipelines.reward_router import RewardProcesses, RewardRouter
+from roll.pipelines.reward_router import RewardRouter
 from roll.pipelines.rl_pipeline import RLPipeline
-from roll.pipelines.rlvr import PromptWorkload
+from roll.pipelines.rlvr import PromptWorkload, training_data, validation_data
 from roll.pipelines.sft import run_sft
 from roll.strategies.hf.hf_model import load_tokenizer
 from roll.utils.locking import folder_lock
@@ -51,21 +49,22 @@ def planned_steps(config: RLVRConfig, source: TaskSource) -> int:
 def run_rlvr(config: RLVRConfig) -> None:
     """Run RLVR to its end."""
     prepare(config)
-    with folder_lock(config.output_path), RewardProcesses(config) as rewards:
+    with folder_lock(config.output_path), RewardRouter(config) as rewards:
         tokenizer = load_tokenizer(resolved_model_args(config, "actor_train"))
-        training = training_data(config, tokenizer) if _has_training_data(config) else None
-        held_out = training[1] if training is not None else None
-        validation = validation_data(config, tokenizer, held_out) if _validates(config) else None
+        data = config.actor_train.data_args  # `val_only` may do without
+        training = training_data(config, tokenizer) if data.file_name or data.procedural else None
+        validation = None
+        if config.validation is not None and (config.eval_steps or config.val_before_train or config.val_only):
+            validation = validation_data(config, tokenizer, None if training is None else training[1])
         texts = RewardTexts.of(config) if "reward_model" in config.roles else None
         rewards.wait_ready()
         total_steps = planned_steps(config, training[0]) if training is not None else 0
         _log_plan(config, total_steps)
-        with (
-            start_clusters(config, total_steps=total_steps) as clusters,
-            _reward_model(config, clusters, texts) as model,
-        ):
-            router = RewardRouter(config.rewards, rewards, model)
-            workload = PromptWorkload(config, tokenizer, training=training, validation=validation, rewards=router)
+        with start_clusters(config, total_steps=total_steps) as clusters, contextlib.ExitStack() as stack:
+            if clusters.reward_model is not None and texts is not None:
+                client = RewardModelClient(clusters.reward_model, texts, retries=config.reward_retries)
+                rewards.model = stack.enter_context(client)
+            workload = PromptWorkload(config, tokenizer, training=training, validation=validation, rewards=rewards)
             pipeline = RLPipeline(config, clusters, tokenizer, workload=workload, total_steps=total_steps)
             with contextlib.closing(pipeline):
                 pipeline.run()
@@ -77,28 +76,6 @@ def _log_plan(config: RLConfig, total_steps: int) -> None:
     else:
         logger.info("%d steps of %s", total_steps, config.batch.explain())
     logger.info("%s", config.placement.explain())
-
-
-@contextlib.contextmanager
-def _reward_model(
-    config: RLVRConfig, clusters: Clusters, texts: RewardTexts | None
-) -> Iterator[RewardModelClient | None]:
-    """Start the reward model if any domain uses one."""
-    if clusters.reward_model is None or texts is None:
-        yield None
-        return
-    with RewardModelClient(clusters.reward_model, texts, retries=config.reward_retries) as model:
-        yield model
-
-
-def _has_training_data(config: RLVRConfig) -> bool:
-    """Return whether there is any: `val_only` may do without."""
-    data = config.actor_train.data_args
-    return bool(data.file_name or data.procedural)
-
-
-def _validates(config: RLVRConfig) -> bool:
-    return config.validation is not None and bool(config.eval_steps or config.val_before_train or config.val_only)
 
 
 def run_agentic(config: AgenticConfig) -> None:

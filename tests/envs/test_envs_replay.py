@@ -14,7 +14,7 @@ import pytest
 
 from roll.envs.env_registry import EnvSpec, build_env
 from roll.envs.replay import save_replay
-from roll.pipelines.agentic import Renderer
+from roll.pipelines.agentic import draw_episodes
 from roll.types.episode import Group, Task, Trajectory, Turn
 
 LAKE = EnvSpec(
@@ -222,11 +222,11 @@ def test_the_first_episode_with_a_reward_is_drawn_and_what_cant_be_is_logged(tmp
         Group(task=tasks[1], trajectories=(episode_of(tasks[1], 0, "<answer>Down</answer>"),)),
         Group(task=tasks[2], trajectories=(episode_of(tasks[2], 0, status="timeout"),)),
     ]
-    renderer = Renderer(tmp_path / "pictures", {"lake": LAKE, "odd": odd("exit")}, timeout_s=60)
+    specs = {"lake": LAKE, "odd": odd("exit")}
     with caplog.at_level(logging.WARNING):
-        renderer.save(12, groups, lambda _task, ids: said(ids))
-    assert [folder.name for folder in (tmp_path / "pictures" / "step-000012").iterdir()] == ["lake-val-0"]
-    text = (tmp_path / "pictures" / "step-000012" / "lake-val-0" / "episode.txt").read_text()
+        draw_episodes(tmp_path / "pictures", specs, groups, lambda _task, ids: said(ids), timeout_s=60)
+    assert [folder.name for folder in (tmp_path / "pictures").iterdir()] == ["lake-val-0"]
+    text = (tmp_path / "pictures" / "lake-val-0" / "episode.txt").read_text()
     assert "--- response 1: <answer>Down</answer>\n--- reward 0, terminated" in text
     (record,) = caplog.records
     assert "no picture of odd-val-1: its process ended with exit code 3" in record.getMessage()
@@ -235,6 +235,6 @@ def test_the_first_episode_with_a_reward_is_drawn_and_what_cant_be_is_logged(tmp
 def test_a_folder_that_cant_be_written_ends_no_run(tmp_path, caplog):
     (tmp_path / "pictures").write_text("a file")
     task = task_of("lake", 0)
-    renderer = Renderer(tmp_path / "pictures", {"lake": LAKE}, timeout_s=60)
-    renderer.save(1, [Group(task=task, trajectories=(episode_of(task, 0, "a"),))], lambda _task, ids: said(ids))
+    groups = [Group(task=task, trajectories=(episode_of(task, 0, "a"),))]
+    draw_episodes(tmp_path / "pictures", {"lake": LAKE}, groups, lambda _task, ids: said(ids), timeout_s=60)
     assert "NotADirectoryError" in caplog.text
