@@ -14,7 +14,7 @@ import queue
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from roll.distributed.cluster import Cluster, Executor
@@ -30,22 +30,7 @@ _Job = tuple["concurrent.futures.Future[Any]", Callable[[], Any]]
 
 
 class InlineExecutor(Executor):
-    """Runs workers in this process; refuses roles of more than one rank."""
-
-    def __init__(self, placements: Sequence[RolePlacement], *, rpc_timeout: float) -> None:
-        super().__init__(placements, rpc_timeout=rpc_timeout)
-        for placement in placements:
-            if placement.world_size != 1:
-                raise ValueError(
-                    f"{placement.role} has {placement.world_size} ranks, but the inline executor runs one "
-                    "rank per role, inside the controller's process; set executor: ray, or give the role one "
-                    f"rank ({placement.role}.device_mapping with one slot)"
-                )
-            if placement.env:
-                raise ValueError(
-                    f"{placement.role} has system_envs {sorted(placement.env)}, but executor: inline starts "
-                    "no process that could have them; set executor: ray, or export them before the start"
-                )
+    """Runs workers in this process; the configuration sees to one rank per role and no variables of their own."""
 
     def _start(
         self, placement: RolePlacement, worker_cls: type[Worker], init_args: tuple[Any, ...], calls: Mapping[str, Any]

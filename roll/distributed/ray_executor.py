@@ -18,7 +18,7 @@ from typing import Any
 from roll.distributed.cluster import Cluster, Executor
 from roll.distributed.placement import RolePlacement, num_slots
 from roll.distributed.ray_cluster import Peer, RayCluster
-from roll.distributed.ray_session import RaySession
+from roll.distributed.ray_session import PrivateFolder, connect
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.utils.importing import own_files
 
@@ -51,10 +51,15 @@ class RayExecutor(Executor):
     ) -> None:
         super().__init__(placements, rpc_timeout=rpc_timeout)
         self._group: Any = None
-        self._session: RaySession | None = RaySession(address)
         self._own_ray = address is None
+        self._temp: PrivateFolder | None = PrivateFolder()
+        try:
+            connect(address, self._temp.path)
+        except BaseException:
+            self._temp.remove()
+            raise
         atexit.register(self.shutdown)
-        self._log_dir = (log_dir or self._session.temp.path / "workers").absolute()
+        self._log_dir = (log_dir or self._temp.path / "workers").absolute()
         try:
             self._accelerated, self._slots = self._reserve(num_slots(placements))
         except BaseException:
@@ -75,8 +80,10 @@ class RayExecutor(Executor):
         return cluster
 
     def shutdown(self) -> None:
-        session, self._session = self._session, None
-        if session is None:
+        import ray
+
+        temp, self._temp = self._temp, None
+        if temp is None:
             return
         atexit.unregister(self.shutdown)
         super().shutdown()
@@ -84,7 +91,8 @@ class RayExecutor(Executor):
             from ray.util.placement_group import remove_placement_group
 
             remove_placement_group(self._group)
-        session.close()
+        ray.shutdown()  # its last process ends a cluster of our own
+        temp.remove()
 
     def _reserve(self, count: int) -> tuple[bool, list[_Slot]]:
         """Reserve the slots; whether they are accelerators, and the device behind each slot."""

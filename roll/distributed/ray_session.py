@@ -14,47 +14,32 @@ _PREFIX = "roll-ray-"
 _LONGEST_ROOT = 30  # Ray's socket paths add about 75 characters, and a Unix socket's path may have 107
 
 
-class RaySession:
-    """Holds the connection of this process to Ray; one at a time per process."""
+def connect(address: str | None, temp: Path) -> None:
+    """Connect this process to Ray: join the cluster at `address` (`auto`, `host:port`), or start one in `temp`."""
+    # Before the import: Ray reads them then. Nothing of a run is reported to anybody.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
 
-    def __init__(self, address: str | None) -> None:
-        """Join a cluster, e.g. `auto` or `host:port`; None: start one for this run alone, on this machine."""
-        # Before the import: Ray reads them then. Nothing of a run is reported to anybody.
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        import ray
-
-        if ray.is_initialized():
-            raise RuntimeError(
-                "this process is connected to Ray already; the ray executor starts or joins a cluster itself "
-                "(set ray.address to join an existing one) and a process can have one at a time"
-            )
-        self.temp = PrivateFolder()
-        own: dict[str, Any] = {
-            "include_dashboard": False,
-            "_temp_dir": str(self.temp.path),
-            # Workers get an environment of their own, so processes started in advance would idle for ever.
-            "_system_config": {"prestart_worker_first_driver": False},
-        }
-        try:
-            ray.init(
-                # "local" keeps RAY_ADDRESS and clusters that others left running on this machine out of the choice.
-                address="local" if address is None else address,
-                namespace=self.temp.path.name,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                **(own if address is None else {}),
-            )
-        except BaseException:
-            self.temp.remove()
-            raise
-
-    def close(self) -> None:
-        """Leave the cluster, which ends with its last process when it is our own."""
-        import ray
-
-        ray.shutdown()
-        self.temp.remove()
+    if ray.is_initialized():
+        raise RuntimeError(
+            "this process is connected to Ray already; the ray executor starts or joins a cluster itself "
+            "(set ray.address to join an existing one) and a process can have one at a time"
+        )
+    own: dict[str, Any] = {
+        "include_dashboard": False,
+        "_temp_dir": str(temp),
+        # Workers get an environment of their own, so processes started in advance would idle for ever.
+        "_system_config": {"prestart_worker_first_driver": False},
+    }
+    ray.init(
+        # "local" keeps RAY_ADDRESS and clusters that others left running on this machine out of the choice.
+        address="local" if address is None else address,
+        namespace=temp.name,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        **(own if address is None else {}),
+    )
 
 
 class PrivateFolder:

@@ -82,30 +82,13 @@ def test_layouts_must_give_every_shard_one_answer() -> None:
             check_layouts("actor", bad)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "message"),
-    [
-        ((), "needs at least one rank"),
-        (((0,), (0,)), r"two ranks of one role can't share a slot, got \[0\]"),
-        (((-1,),), "slots count from 0"),
-    ],
-)
-def test_impossible_placements_are_refused(ranks: tuple[tuple[int, ...], ...], message: str) -> None:
-    with pytest.raises(ValueError, match=f"actor: .*{message}"):
-        RolePlacement("actor", ranks)
-
-
 def test_the_cluster_needs_as_many_slots_as_the_largest_one_named() -> None:
     placements = [RolePlacement("a", ((0, 1),)), RolePlacement("b", ((4,),)), RolePlacement("c", ((),))]
     assert num_slots(placements) == 5
     assert num_slots([]) == 0
 
 
-def test_executors_refuse_nonsense() -> None:
+def test_an_unknown_executor_is_refused() -> None:
     role = RolePlacement("a", ((0,),))
     with pytest.raises(ValueError, match=r"unknown executor 'slurm'; known: \['inline', 'ray'\]"):
         make_executor("slurm", [role], rpc_timeout=1)
-    with pytest.raises(ValueError, match="rpc_timeout must be > 0 seconds, got 0"):
-        make_executor("inline", [role], rpc_timeout=0)
-    with pytest.raises(ValueError, match="each role needs its own name"):
-        make_executor("inline", [role, role], rpc_timeout=1)

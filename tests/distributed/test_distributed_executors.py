@@ -238,13 +238,6 @@ def test_inline_keeps_the_original_exception_as_the_cause() -> None:
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-def test_inline_refuses_what_one_process_cannot_do() -> None:
-    with pytest.raises(ValueError, match=r"duo has 2 ranks.*one rank per role.*set executor: ray.*duo.device_mapping"):
-        make_executor("inline", [DUO], rpc_timeout=60)
-    with pytest.raises(ValueError, match=r"solo has system_envs \['X'\].*set executor: ray"):
-        make_executor("inline", [RolePlacement("solo", ((0,),), {"X": "1"})], rpc_timeout=60)
-
-
 def test_a_cluster_that_was_shut_down_says_so() -> None:
     inline = make_executor("inline", SOLO, rpc_timeout=60)
     cluster = inline.create_cluster(SOLO[0], Echo)
