@@ -11,6 +11,7 @@ from typing import Any
 from roll.tracking.steplines import StepLines
 
 DROPPED_FILE = "dropped.jsonl"
+_EXAMPLES = 3
 
 
 class DropLog:
@@ -19,12 +20,9 @@ class DropLog:
     Counts are per step and depend on nothing before it, so a resumed run reports the same ones.
     """
 
-    def __init__(self, folder: Path, resume_step: int | None, *, examples: int = 3) -> None:
-        """Open the file in `folder`; `examples` items are written out per step and reason, all are counted."""
-        if examples < 0:
-            raise ValueError(f"examples must be >= 0, got {examples}")
+    def __init__(self, folder: Path, resume_step: int | None) -> None:
+        """Open the file in `folder`; all items are counted, the first of a step and reason are written out."""
         self._lines = StepLines(folder / DROPPED_FILE, resume_step)
-        self._limit = examples
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._examples: list[dict[str, Any]] = []
@@ -38,7 +36,7 @@ class DropLog:
         assert reason.isidentifier(), f"a reason is one word, got {reason!r}"
         with self._lock:
             self._counts[reason] += 1
-            if self._counts[reason] <= self._limit:
+            if self._counts[reason] <= _EXAMPLES:
                 example = {"reason": reason, "item": item, "detail": detail, "sample": dict(sample or {})}
                 self._examples.append(example)
 

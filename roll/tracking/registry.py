@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from roll.catalog.entries import implementation, nearest
+from roll.catalog.entries import implementation
 from roll.catalog.trackers import TRACKERS
 from roll.tracking.base import Destination, Sample, Tracker, TrackingError
 from roll.tracking.names import check_names
@@ -55,13 +55,6 @@ def _tracker_class(name: str, options: Mapping[str, Any]) -> Callable[..., Track
     """The class that a name of `track_with` stands for; it takes these options."""
     found: Callable[..., Tracker] = implementation(TRACKERS, name, key="track_with")
     if name in TRACKERS:
-        known = list(TRACKERS[name].options)
-        for option in options:
-            if option not in known:
-                expected = f"expected one of {known}" if known else f"{name!r} has no options"
-                raise ValueError(
-                    f"tracker_kwargs.{name}.{option}: unknown option; {expected}. {nearest(option, known)}".rstrip()
-                )
         return found
     if not isinstance(found, type) or not issubclass(found, Tracker):
         raise ValueError(f"track_with: {name} isn't a tracker; derive its class from roll.tracking.base.Tracker")
@@ -75,15 +68,10 @@ def build_trackers(
 ) -> MultiTracker:
     """Open the trackers of a run (`track_with`, `tracker_kwargs`), which write to `folder` (made if absent).
 
-    Raises `ValueError` for an unknown or repeated tracker, or options that it doesn't have, before anything is opened,
-    and `TrackingError` for a tracker that can't be opened.
+    The configuration has checked the names and the options of built-in ones. Raises `ValueError` for one of the user's
+    own that is no tracker or doesn't have these options, before anything is opened, and `TrackingError` for a tracker
+    that can't be opened.
     """
-    for name in names:
-        if list(names).count(name) > 1:
-            raise ValueError(f"track_with: {name!r} is named twice in {list(names)}")
-    for name in kwargs:
-        if name not in names:
-            raise ValueError(f"tracker_kwargs.{name}: track_with is {list(names)}; add {name!r} or remove these")
     classes = {name: _tracker_class(name, kwargs.get(name, {})) for name in names}
     folder.mkdir(parents=True, exist_ok=True)
     destination, trackers = Destination(folder, resume_step), {}

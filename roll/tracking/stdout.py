@@ -56,10 +56,6 @@ class StdoutTracker(Tracker):
         self, destination: Destination, *, live: bool | None = None, rows: int = 20, file: TextIO | None = None
     ) -> None:
         """Show a table (`live`) of the latest `rows` steps, or lines; None: as the output is a terminal or not."""
-        if not isinstance(rows, int) or rows < 1:
-            raise ValueError(f"tracker_kwargs.stdout.rows must be a whole number >= 1, got {rows!r}")
-        if live not in (True, False, None):
-            raise ValueError(f"tracker_kwargs.stdout.live must be true, false or null, got {live!r}")
         self._file = sys.stdout if file is None else file
         self._rows: deque[tuple[str, ...]] = deque(maxlen=rows)
         self._live: Live | None = None

@@ -109,7 +109,7 @@ def test_comparable_metrics_leave_out_what_depends_on_the_machine(tmp_path: Path
 
 
 def test_dropped_items_are_all_counted_and_the_first_of_each_reason_written(tmp_path: Path):
-    drops = DropLog(tmp_path, None, examples=2)
+    drops = DropLog(tmp_path, None)
     for row in range(5):
         drops.add("too_long", f"data.jsonl:{row}", "900 tokens, limit 512", {"prompt": "x" * 3})
     drops.add("zero_signal", "math:7", "all rewards 0.0")
@@ -122,6 +122,7 @@ def test_dropped_items_are_all_counted_and_the_first_of_each_reason_written(tmp_
     assert [(r["step"], r["reason"], r["item"], r["count"]) for r in records] == [
         (4, "too_long", "data.jsonl:0", 5),
         (4, "too_long", "data.jsonl:1", 5),
+        (4, "too_long", "data.jsonl:2", 5),
         (4, "zero_signal", "math:7", 1),
         (5, "zero_signal", "math:9", 1),
     ]

@@ -70,47 +70,9 @@ def test_no_tracker_at_all_is_fine(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("names", "kwargs", "message"),
-    [
-        (
-            ["tensorbord"],
-            {},
-            r"track_with: unknown name 'tensorbord'; did you mean 'tensorboard'",
-        ),
-        (["jsonl", "jsonl"], {}, r"'jsonl' is named twice"),
-        (["jsonl"], {"stdout": {"rows": 3}}, r"tracker_kwargs\.stdout: track_with is \['jsonl'\]"),
-        (
-            ["stdout"],
-            {"stdout": {"row": 3}},
-            r"tracker_kwargs\.stdout\.row: unknown option; .*did you mean 'rows'",
-        ),
-        (
-            ["jsonl"],
-            {"jsonl": {"path": "x"}},
-            r"tracker_kwargs\.jsonl\.path: unknown option; 'jsonl' has no options",
-        ),
-        (["stdout"], {"stdout": {"file": "x"}}, r"tracker_kwargs\.stdout\.file: unknown option"),
-        (
-            ["stdout"],
-            {"stdout": {"rows": 0}},
-            r"tracker_kwargs\.stdout\.rows must be a whole number >= 1, got 0",
-        ),
-        (
-            ["stdout"],
-            {"stdout": {"rows": "9"}},
-            r"tracker_kwargs\.stdout\.rows must be a whole number >= 1, got '9'",
-        ),
-        (
-            ["stdout"],
-            {"stdout": {"live": "yes"}},
-            r"tracker_kwargs\.stdout\.live must be true, false or null",
-        ),
-    ],
-)
-def test_bad_tracker_configuration_is_refused_with_the_path_and_the_fix(tmp_path: Path, names, kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        build_trackers(names, kwargs, tmp_path, None)
+def test_an_unknown_tracker_is_refused_with_the_nearest_name(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"track_with: unknown name 'tensorbord'; did you mean 'tensorboard'"):
+        build_trackers(["tensorbord"], {}, tmp_path, None)
 
 
 def test_a_negative_resume_step_is_refused(tmp_path: Path):
