@@ -51,8 +51,6 @@ class CheckpointStore:
 
     def __init__(self, root: Path, max_to_keep: int | None = None) -> None:
         """Keep the `max_to_keep` newest checkpoints (None: all)."""
-        if max_to_keep is not None and max_to_keep < 1:
-            raise ValueError(f"checkpoint_config.max_to_keep must be >= 1, or null for all, got {max_to_keep}")
         self.root = root
         self.max_to_keep = max_to_keep
 
@@ -210,7 +208,7 @@ class CheckpointStore:
 
     def _recover(self) -> None:
         """Bring back a checkpoint that a kill left between two renames, unless a writer is at work."""
-        if not self.root.is_dir() or not any(_is_replaced(path.name) for path in self.root.iterdir()):
+        if not any(self.root.glob(".checkpoint-*.replaced")):
             return
         with contextlib.suppress(CheckpointError), self._lock():
             self._clean()
@@ -229,11 +227,6 @@ class CheckpointStore:
                 f"the checkpoint of step {step} couldn't be written to {self.root}: {error}; "
                 f"{_space(self.root)}. Earlier checkpoints are intact: {self._listing()}"
             ) from error
-
-
-def _is_replaced(name: str) -> bool:
-    match = _OURS.fullmatch(name)
-    return match is not None and match[2] == "replaced"
 
 
 def _space(root: Path) -> str:

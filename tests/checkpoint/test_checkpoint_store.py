@@ -315,12 +315,6 @@ def test_json_refuses_nan_and_keeps_the_old_file(tmp_path: Path) -> None:
     assert checkpoint_files.read_json(tmp_path / "s.json") == 1
 
 
-@pytest.mark.parametrize("keep", [0, -1])
-def test_max_to_keep_below_one_is_refused(tmp_path: Path, keep: int) -> None:
-    with pytest.raises(ValueError, match=f"max_to_keep must be >= 1.*got {keep}"):
-        CheckpointStore(tmp_path, max_to_keep=keep)
-
-
 def test_a_negative_step_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must be >= 0, got -1"), CheckpointStore(tmp_path).writing(-1):
         pass
