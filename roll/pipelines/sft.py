@@ -26,6 +26,7 @@ from roll.workers.train import TrainWorker, resolved_model_args
 
 logger = logging.getLogger(__name__)
 
+_LARGEST_EXPONENT = 700.0
 _FORWARD_PASSES = 16  # Forward passes of one call in validation: its rows and their outputs lie in memory at once
 
 
@@ -112,9 +113,6 @@ class SFTPipeline(Loop):
     def load_state(self, state: dict[str, Any], folder: Path) -> None:
         del folder
         self._order.load_state_dict(state["rows"])
-
-
-_LARGEST_EXPONENT = 700.0
 
 
 def sft_data(config: SFTConfig, tokenizer: Any) -> SFTData:

@@ -10,7 +10,7 @@ before), so the turns here are those in which the policy chose a token, and no r
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from roll.algorithms.gigpo import StepInputs, step_groups
 from roll.algorithms.groups import batch_index, group_moments, index_of
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.pipelines.assemble import Rollouts
-from roll.types.episode import Trajectory
+from roll.types.episode import Trajectory, Turn
 from roll.types.metrics import Metrics
 from roll.types.ragged import pad_flat, unpad
 
@@ -103,7 +103,7 @@ def turn_inputs(
         rewards[i, len(turns) - 1] += float(extra[i])
         states[i, : len(turns)] = torch.tensor(names[position : position + len(turns)])
         position += len(turns)
-        numbers += [n for n, turn in enumerate(turns) for _ in range(turn.tokens)]
+        numbers += [n for n, turn in enumerate(turns) for _ in turn.response_ids]
     assert len(numbers) == int(action_mask.sum()), "rows and turns of a trajectory have the same action tokens"
     index = torch.full(action_mask.shape, -1, dtype=torch.int64)
     index[action_mask] = torch.tensor(numbers, dtype=torch.int64)
@@ -119,31 +119,22 @@ def turn_inputs(
     )
 
 
-@dataclass(slots=True)
-class _Played:
-    """A turn with at least one token."""
-
-    tokens: int
-    reward: float
-    state: str
-
-
-def _turns_of(trajectory: Trajectory) -> list[_Played]:
+def _turns_of(trajectory: Trajectory) -> list[Turn]:
     """Its turns with tokens. What the episode was paid beyond its turns joins the last one."""
-    played: list[_Played] = []
+    played: list[Turn] = []
     carried = 0.0
     for turn in trajectory.turns:
         if turn.response_ids:
-            played.append(_Played(len(turn.response_ids), turn.reward + carried, turn.state))
+            played.append(replace(turn, reward=turn.reward + carried))
             carried = 0.0
         elif played:
-            played[-1].reward += turn.reward
+            played[-1] = replace(played[-1], reward=played[-1].reward + turn.reward)
         else:
             carried += turn.reward
     assert played, f"trajectory {trajectory.id} is trained without a token"
     beyond = trajectory.reward - math.fsum(turn.reward for turn in trajectory.turns)
     if not math.isclose(beyond, 0.0, abs_tol=1e-6 * max(1.0, abs(trajectory.reward))):
-        played[-1].reward += beyond
+        played[-1] = replace(played[-1], reward=played[-1].reward + beyond)
     return played
 
 
