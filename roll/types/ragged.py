@@ -5,6 +5,7 @@ Nothing is padded until a strategy lays out a micro-batch; `pad` gives the `[B, 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
@@ -29,15 +30,6 @@ class RowMismatch(ValueError):
     """Two carriers that should describe the same rows don't."""
 
 
-def _unique(ids: Sequence[str]) -> str | None:
-    seen: set[str] = set()
-    for row_id in ids:
-        if row_id in seen:
-            return row_id
-        seen.add(row_id)
-    return None
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Ragged:
     """Rows of different length. Subclasses declare columns with `token_column()` and `row_column()`."""
@@ -52,8 +44,8 @@ class Ragged:
             raise ValueError(f"{len(self.row_ids)} rows need {len(self.row_ids) + 1} offsets, got shape {got}")
         if int(self.offsets[0]) != 0 or bool((self.offsets.diff() < 0).any()):
             raise ValueError(f"offsets must start at 0 and never fall, got {self.offsets.tolist()[:8]}")
-        twice = _unique(self.row_ids)
-        if twice is not None:
+        if len(set(self.row_ids)) != len(self.row_ids):
+            twice = next(row_id for row_id, count in Counter(self.row_ids).items() if count > 1)
             raise ValueError(f"row id {twice!r} appears twice; every row needs its own id")
         for name, level in self._levels().items():
             column = getattr(self, name)
