@@ -20,11 +20,9 @@ from typing import Any
 from roll.distributed.cluster import Cluster, Executor
 from roll.distributed.errors import Failure, WorkerError, WorkerTimeout
 from roll.distributed.placement import RolePlacement
-from roll.distributed.process_group import release_port, reserve_port
 from roll.distributed.worker import Worker, WorkerInfo
 
 _logger = logging.getLogger(__name__)
-_HOST = "127.0.0.1"
 _CLOSE_SECONDS = 10.0
 _Job = tuple["concurrent.futures.Future[Any]", Callable[[], Any]]
 
@@ -49,9 +47,9 @@ class InlineCluster(Cluster):
         self._free = threading.BoundedSemaphore(placement.max_concurrency)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._port = reserve_port(_HOST)
         slots = placement.ranks[0]
-        info = WorkerInfo(placement.role, 0, 1, _HOST, self._port, slots, local_rank=slots[0] if slots else 0)
+        # A single rank has no peers to meet at an address.
+        info = WorkerInfo(placement.role, 0, 1, "", 0, slots, local_rank=slots[0] if slots else 0)
         self._worker: Worker | None = None
         self._worker = self._attributed("__init__", lambda: worker_cls(info, *init_args))
 
@@ -64,7 +62,6 @@ class InlineCluster(Cluster):
         for thread in self._threads:
             # A thread inside torch when the interpreter ends would abort the process.
             thread.join(_CLOSE_SECONDS)
-        release_port(self._port)
         try:
             self._attributed("close", worker.close)
         except WorkerError as error:

@@ -18,13 +18,6 @@ def reserve_port(host: str) -> int:
     return port
 
 
-def release_port(port: int) -> None:
-    """Give up a reserved port that nobody took over."""
-    server = _reserved.pop(port, None)
-    if server is not None:
-        server.close()
-
-
 def connect(info: WorkerInfo, backend: str) -> None:
     """Join the process group of the role, for libraries that insist on one; a single rank forms it alone.
 
