@@ -93,24 +93,20 @@ def turn_inputs(
         extra: [R], what shaping added to the episode's reward; joins the last turn.
     """
     played = [_turns_of(trajectory) for trajectory in rollouts.trajectories]
-    shape = len(played), max((len(turns) for turns in played), default=0)
-    rewards, states = torch.zeros(shape, dtype=torch.float64), torch.full(shape, -1, dtype=torch.int64)
-    names = index_of([turn.state for turns in played for turn in turns]).tolist()
-    numbers: list[int] = []
-    position = 0
-    for i, turns in enumerate(played):
-        rewards[i, : len(turns)] = torch.tensor([turn.reward for turn in turns], dtype=torch.float64) * float(factor[i])
-        rewards[i, len(turns) - 1] += float(extra[i])
-        states[i, : len(turns)] = torch.tensor(names[position : position + len(turns)])
-        position += len(turns)
-        numbers += [n for n, turn in enumerate(turns) for _ in turn.response_ids]
+    turns = [turn for each in played for turn in each]
+    lengths = torch.tensor([len(each) for each in played], dtype=torch.int64)
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    rewards = torch.tensor([turn.reward for turn in turns], dtype=torch.float64)
+    rewards *= factor.double().repeat_interleave(lengths)
+    rewards[offsets[1:] - 1] += extra.double()
+    numbers = [n for each in played for n, turn in enumerate(each) for _ in turn.response_ids]
     assert len(numbers) == int(action_mask.sum()), "rows and turns of a trajectory have the same action tokens"
     index = torch.full(action_mask.shape, -1, dtype=torch.int64)
     index[action_mask] = torch.tensor(numbers, dtype=torch.int64)
     return StepInputs(
         turn_index=index,
-        turn_rewards=rewards,
-        state_index=states,
+        turn_rewards=pad_flat(rewards, offsets),
+        state_index=pad_flat(index_of([turn.state for turn in turns]), offsets, -1),
         gamma=config.step_reward_gamma,
         episode_weight=config.episode_reward_weight,
         step_weight=config.step_reward_weight,
