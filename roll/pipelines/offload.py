@@ -81,23 +81,20 @@ class DeviceOffloader:
         yield
         self._engine_is_fresh = True
 
-    def _offload(self, role: str, parts: Iterable[str]) -> None:
-        cluster = self._clusters.get(role)
-        loaded = [] if cluster is None else [part for part in parts if part not in self._offloaded[role]]
-        if cluster is None or not loaded:
+    def _offload(self, role: str, parts: tuple[str, ...]) -> None:
+        loaded = tuple(part for part in parts if part not in self._offloaded.get(role, parts))
+        if not loaded:
             return
         method = InferWorker.sleep if role == ENGINE else ForwardWorker.sleep
-        self.offloaded_bytes[role] = sum(cluster.call(method, tuple(loaded)))
+        self.offloaded_bytes[role] = sum(self._clusters[role].call(method, loaded))
         self._offloaded[role] |= set(loaded)
         logger.debug("%s offloaded: %s, %.2f GiB", role, ", ".join(loaded), self.offloaded_bytes[role] / 2**30)
 
-    def _onload(self, role: str, parts: Iterable[str]) -> None:
-        cluster = self._clusters.get(role)
-        wanted = [] if cluster is None else [part for part in parts if part in self._offloaded[role]]
-        if cluster is None or not wanted:
-            return
-        cluster.call(InferWorker.wake if role == ENGINE else ForwardWorker.wake, tuple(wanted))
-        self._offloaded[role] -= set(wanted)
+    def _onload(self, role: str, parts: tuple[str, ...]) -> None:
+        wanted = tuple(part for part in parts if part in self._offloaded.get(role, ()))
+        if wanted:
+            self._clusters[role].call(InferWorker.wake if role == ENGINE else ForwardWorker.wake, wanted)
+            self._offloaded[role] -= set(wanted)
 
 
 def _parts(role: str) -> tuple[str, ...]:

@@ -170,19 +170,16 @@ class RLPipeline(Loop):
         while True:
             try:
                 self.driver.run(self.driver.wait_all_up())
-                self._sync_weights(version)
+                with self.timers.span("sync_weights", waits=True):
+                    with self.offloader.while_syncing():
+                        self.weight_sync(version)
+                    self.weight_sync.verify(version)
                 break
             except WorkerFailed as error:
                 if not engine_died(error):
                     raise
                 self.driver.run(self.driver.mark_dead(error.rank, error))
         self.collector.set_version(version)
-
-    def _sync_weights(self, version: int) -> None:
-        with self.timers.span("sync_weights", waits=True):
-            with self.offloader.while_syncing():
-                self.weight_sync(version)
-            self.weight_sync.verify(version)
 
     # --- validation -----------------------------------------------------------------------------------------------
 
