@@ -221,24 +221,29 @@ def mismatch_metrics(log_ratio: Tensor, mask: Tensor, fresh: Tensor | None = Non
     """
     inside = as_bool(mask)
     if fresh is None:
-        return _distances("mismatch/", log_ratio, inside)
+        return _distances(_FRESH, log_ratio, inside)
     require_shape("fresh", fresh, tuple(inside.shape), "[B, T]")
-    metrics = _distances("mismatch/", log_ratio, inside & as_bool(fresh))
-    return metrics.merge(_distances("mismatch/all_", log_ratio, inside))
+    metrics = _distances(_FRESH, log_ratio, inside & as_bool(fresh))
+    return metrics.merge(_distances(_ALL, log_ratio, inside))
 
 
-def _distances(prefix: str, log_ratio: Tensor, inside: Tensor) -> Metrics:
+_FRESH = ("mismatch/kl", "mismatch/abs_log_ratio_mean", "mismatch/ratio_max", "mismatch/ratio_min")
+_ALL = ("mismatch/all_kl", "mismatch/all_abs_log_ratio_mean", "mismatch/all_ratio_max", "mismatch/all_ratio_min")
+
+
+def _distances(names: tuple[str, str, str, str], log_ratio: Tensor, inside: Tensor) -> Metrics:
     metrics = Metrics()
     inside = inside & ~log_ratio.isnan()
     bound = LOG_RATIO_BOUND
     log_ratio = zero_outside(log_ratio.detach(), inside).nan_to_num(posinf=bound, neginf=-bound)
     if not bool(inside.any()):
         return metrics
+    kl, distance, largest, smallest = names
     tokens = float(inside.sum())
     # Tokens were drawn from the sampler: E[ratio - 1 - log ratio] under it is KL(sampler || trainer).
     bounded = log_ratio.clamp(-bound, bound)
-    metrics.add_mean(f"{prefix}kl", float((bounded.expm1() - bounded).sum()), tokens)
-    metrics.add_mean(f"{prefix}abs_log_ratio_mean", float(log_ratio.abs().sum()), tokens)
-    metrics.add_max(f"{prefix}ratio_max", float(bounded[inside].max().exp()))
-    metrics.add_min(f"{prefix}ratio_min", float(bounded[inside].min().exp()))
+    metrics.add_mean(kl, float((bounded.expm1() - bounded).sum()), tokens)
+    metrics.add_mean(distance, float(log_ratio.abs().sum()), tokens)
+    metrics.add_max(largest, float(bounded[inside].max().exp()))
+    metrics.add_min(smallest, float(bounded[inside].min().exp()))
     return metrics

@@ -197,12 +197,6 @@ def test_unknown_columns_are_refused_with_the_known_ones():
         make([1]).with_columns(reward=torch.zeros(1))
 
 
-@pytest.mark.parametrize("sizes", [[1], [1, 2], [3, -1]])
-def test_a_split_that_does_not_add_up_is_refused(sizes):
-    with pytest.raises(ValueError, match="don't add up to 2"):
-        make([1, 1]).split(sizes)
-
-
 def test_concatenating_nothing_or_different_columns_is_refused():
     with pytest.raises(ValueError, match="at least one"):
         TokenBatch.concat([])
