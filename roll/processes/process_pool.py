@@ -19,7 +19,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from roll.processes.worker_process import Call, Ended, T, WorkerProcess
 
@@ -34,37 +34,35 @@ _STARTS = 3  # Times that a process is started before what it was given fails
 class ProcessPool(ABC, Generic[T]):
     """A pool of processes, each with a number of items of work. The methods below the line run in the pool's thread."""
 
+    name: ClassVar[str]  # `reward`, for messages
+    handler: ClassVar[str]  # `package.module:Class` of the `Handler` in each process
+    what: ClassVar[str]  # What a process loads, for messages
+    counted: ClassVar[tuple[str, ...]] = ()  # Counters that are shown even while they are 0
+
     def __init__(
         self,
-        name: str,
-        handler: str,
         setup: Any,
         *,
-        what: str,
         num_processes: int,
         timeout_s: float,
         start_timeout_s: float,
         max_assigned: float = math.inf,
     ) -> None:
-        """Prepare a pool; see `start`.
+        """Start the processes without waiting for them. A subclass is ready to serve before it calls this.
 
         Args:
-            name: `reward`, for messages.
-            handler: `package.module:Class` of the `Handler` in each process.
-            what: what a process loads, for messages.
+            setup: argument of the handler.
             num_processes: how many calls run at once.
             timeout_s: seconds of one call; beyond, its process is killed with all it started.
             start_timeout_s: seconds that a process may take to load.
             max_assigned: items that a process has at once.
         """
-        require_at_least(name, 1, num_processes=num_processes)
-        require_positive(name, timeout_s=timeout_s, start_timeout_s=start_timeout_s)
-        self.counters: Counter[str] = Counter()
+        self.counters: Counter[str] = Counter(dict.fromkeys(self.counted, 0))
         """`restarts` of processes that ended or were killed, `timeouts` of calls or starts, `recycled` processes."""
         self.loaded: list[Future[None]] = [Future() for _ in range(num_processes)]
         self.ended_because = ""  # Why the pool takes no further requests
-        self._name, self._handler, self._what, self._setup = name, handler, what, pickle.dumps(setup)
-        self._timeout_s, self._start_timeout_s, self._max_assigned = timeout_s, start_timeout_s, max_assigned
+        self.setup = pickle.dumps(setup)
+        self.timeout_s, self.start_timeout_s, self._max_assigned = timeout_s, start_timeout_s, max_assigned
         self._period_s = min(0.25, timeout_s / 20, start_timeout_s / 20)
         self._queue: deque[T] = deque()
         self._processes: list[WorkerProcess[T]] = []  # The one of each index that gets further items
@@ -76,21 +74,18 @@ class ProcessPool(ABC, Generic[T]):
         self._woken = False
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(self._broken)
-        self._thread = threading.Thread(target=self._run, name=f"{name} pool", daemon=True)
-
-    def start(self) -> None:
-        """Start the processes without waiting for them."""
+        self._thread = threading.Thread(target=self._run, name=f"{self.name} pool", daemon=True)
         self._thread.start()
         self.post(self._start_processes)
 
     def wait_ready(self) -> None:
         """Wait until every process has loaded; raises what `_load_error` makes of the reason why one can't."""
-        patience_s = _STARTS * self._start_timeout_s + 30.0
+        patience_s = _STARTS * self.start_timeout_s + 30.0
         for loaded in list(self.loaded):
             try:
                 loaded.result(timeout=patience_s)
             except FutureTimeout:
-                raise TimeoutError(f"the {self._name} processes weren't ready after {patience_s:g} s") from None
+                raise TimeoutError(f"the {self.name} processes weren't ready after {patience_s:g} s") from None
 
     def post(self, request: Callable[[], None]) -> None:
         """Have something done in the pool's thread; wakes it once for all that is posted meanwhile."""
@@ -104,7 +99,7 @@ class ProcessPool(ABC, Generic[T]):
 
     def shutdown(self) -> None:
         """Kill the processes and fail what is under way. Harmless when repeated."""
-        self._end(f"the {self._name} pool was shut down")
+        self._end(f"the {self.name} pool was shut down")
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=30.0)
 
@@ -238,15 +233,7 @@ class ProcessPool(ABC, Generic[T]):
         self._watch()
 
     def _new_process(self, index: int) -> WorkerProcess[T]:
-        process = WorkerProcess(
-            self,
-            self._handler,
-            self._setup,
-            what=self._what,
-            index=index,
-            timeout_s=self._timeout_s,
-            start_timeout_s=self._start_timeout_s,
-        )
+        process = WorkerProcess(self, index)
         self._alive.append(process)
         return process
 
@@ -288,19 +275,5 @@ class ProcessPool(ABC, Generic[T]):
     def _broken(self, _: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
         """A bug of ours, or no further process can be started: better an end than calls that are never answered."""
         error = context.get("exception")
-        logger.error("the %s pool failed: %s", self._name, context["message"], exc_info=error)
-        self._end(f"the {self._name} pool failed: {type(error).__name__}: {error}")
-
-
-def require_at_least(pool: str, least: int, **settings: int) -> None:
-    """Raise `ValueError` for a setting below `least`."""
-    for name, value in settings.items():
-        if value < least:
-            raise ValueError(f"{pool} pool: {name} must be >= {least}, got {value}")
-
-
-def require_positive(pool: str, **settings: float) -> None:
-    """Raise `ValueError` for a setting that isn't above 0."""
-    for name, value in settings.items():
-        if not value > 0:
-            raise ValueError(f"{pool} pool: {name} must be > 0, got {value}")
+        logger.error("the %s pool failed: %s", self.name, context["message"], exc_info=error)
+        self._end(f"the {self.name} pool failed: {type(error).__name__}: {error}")

@@ -12,22 +12,22 @@ import gc
 import mmap
 import os
 import pickle
-import resource
 import select
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol
+
+import psutil
 
 from roll.processes.child import short_traceback
 from roll.processes.frames import Frames, frame
 
 _READ_BYTES = 1 << 20
 _FLUSH_NS = 2_000_000
+_PROCESS = psutil.Process()
 
 
 class Handler(Protocol):
@@ -144,8 +144,4 @@ class _Server:
 
 def resident_mb() -> float:
     """Return the memory of this process."""
-    try:
-        pages = int(Path("/proc/self/statm").read_bytes().split()[1])
-    except OSError:  # no /proc here: its peak, in bytes on macOS
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
-    return pages * resource.getpagesize() / 2**20
+    return float(_PROCESS.memory_info().rss / 2**20)

@@ -14,7 +14,7 @@ import socket
 import tempfile
 import time
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from roll.processes.child import ChildProcess
 from roll.processes.frames import Frames, frame
@@ -46,8 +46,14 @@ class Ended:
     load_error: bool  # It reported that it can't load what it needs: starting another is no use
 
 
-class Owner(Protocol, Generic[T]):
-    """Who is told."""
+class Pool(Protocol, Generic[T]):
+    """What it needs of its `ProcessPool`: settings, and whom to tell."""
+
+    handler: ClassVar[str]
+    what: ClassVar[str]
+    setup: bytes
+    timeout_s: float
+    start_timeout_s: float
 
     def ready(self, process: WorkerProcess[T]) -> None:
         """It has loaded what it needs."""
@@ -60,41 +66,22 @@ class Owner(Protocol, Generic[T]):
 
 
 class WorkerProcess(Generic[T]):
-    """A child that answers calls.
+    """A child that answers calls."""
 
-    Args:
-        handler: `package.module:Class` of the child's `Handler`.
-        setup: pickled argument of that class.
-        what: what the child loads, for error messages: `the environments`.
-        timeout_s: seconds of one call.
-    """
-
-    def __init__(
-        self,
-        owner: Owner[T],
-        handler: str,
-        setup: bytes,
-        *,
-        what: str,
-        index: int,
-        timeout_s: float,
-        start_timeout_s: float,
-    ) -> None:
-        """Start it; `owner.ready` follows. Calls may be sent at once: they wait in the pipe."""
+    def __init__(self, pool: Pool[T], index: int) -> None:
+        """Start it; `pool.ready` follows. Calls may be sent at once: they wait in the pipe."""
         self.assigned: dict[int, T] = {}  # What the pool has given it to do
         self.answers = 0
         self.index = index
         self.is_ready = False
         self.gone = False
         self.resident_mb = 0.0
-        self._owner = owner
-        self._what = what
-        self._timeout_s, self._start_timeout_s = timeout_s, start_timeout_s
+        self._pool = pool
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
         self._calls: dict[int, Call] = {}
         self._outbox: list[tuple[Any, ...]] = []
-        self._unsent = bytearray(frame(setup))
+        self._unsent = bytearray(frame(pool.setup))
         self._frames = Frames()
         self._started_at = self._heard_at = time.monotonic()
         ours, theirs = socket.socketpair()
@@ -104,9 +91,9 @@ class WorkerProcess(Generic[T]):
             self._memory = mmap.mmap(shared.fileno(), 16)
             self._progress = memoryview(self._memory).cast("Q")
             fds = (theirs.fileno(), shared.fileno())
-            module, name = handler.split(":")
+            module, name = pool.handler.split(":")
             load = f"from roll.processes.serve import serve; from {module} import {name}"
-            code = f"{load}; serve({fds[0]}, {fds[1]}, {timeout_s * 1.25 + 5.0}, {name})"
+            code = f"{load}; serve({fds[0]}, {fds[1]}, {pool.timeout_s * 1.25 + 5.0}, {name})"
             try:
                 self._child = ChildProcess(code, fds)
             except BaseException:
@@ -148,21 +135,21 @@ class WorkerProcess(Generic[T]):
                 self._died()
             return
         self._child.limit_stderr()
-        now = time.monotonic()
+        pool, now = self._pool, time.monotonic()
         if not self.is_ready:
-            if now - self._started_at > self._start_timeout_s:
-                self._end("timeout", f"its process took over {self._start_timeout_s:g} s to load {self._what}")
+            if now - self._started_at > pool.start_timeout_s:
+                self._end("timeout", f"its process took over {pool.start_timeout_s:g} s to load {pool.what}")
             return
         running, started_at = self._running()
         if running is not None:
-            if now - started_at > self._timeout_s:
-                self._end("timeout", f"{running.doing} took over {self._timeout_s:g} s", running)
-        elif self._calls and now - max(self._heard_at, started_at) > self._timeout_s:
+            if now - started_at > pool.timeout_s:
+                self._end("timeout", f"{running.doing} took over {pool.timeout_s:g} s", running)
+        elif self._calls and now - max(self._heard_at, started_at) > pool.timeout_s:
             # Between two calls for so long: it was stopped, or something in it holds all threads up.
-            self._end("timeout", f"its process did nothing for over {self._timeout_s:g} s between calls")
+            self._end("timeout", f"its process did nothing for over {pool.timeout_s:g} s between calls")
 
     def kill(self) -> None:
-        """Kill it and its process group without telling the owner."""
+        """Kill it and its process group without telling the pool."""
         if self.gone:
             return
         self.gone = True
@@ -235,9 +222,9 @@ class WorkerProcess(Generic[T]):
         match message:
             case ("ready", float(resident_mb)):
                 self.is_ready, self.resident_mb = True, resident_mb
-                self._owner.ready(self)
+                self._pool.ready(self)
             case ("failed", str(why)):
-                self._end("died", f"its process can't load {self._what}:\n{why}", load_error=True)
+                self._end("died", f"its process can't load {self._pool.what}:\n{why}", load_error=True)
             case _:
                 self.refuse("it sent an unknown message")
 
@@ -247,7 +234,7 @@ class WorkerProcess(Generic[T]):
             match answer:
                 case (int(number), _, _, *_) if number in self._calls:
                     self.answers += 1
-                    self._owner.answered(self, self._calls.pop(number), answer[1:])
+                    self._pool.answered(self, self._calls.pop(number), answer[1:])
                 case _:
                     self.refuse("it answered what it wasn't asked")
             if self.gone:
@@ -266,4 +253,4 @@ class WorkerProcess(Generic[T]):
         self, status: Literal["died", "timeout"], reason: str, running: Call | None = None, *, load_error: bool = False
     ) -> None:
         self.kill()
-        self._owner.ended(self, Ended(status, reason, running, self.is_ready, load_error))
+        self._pool.ended(self, Ended(status, reason, running, self.is_ready, load_error))

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from roll.processes.process_pool import ProcessPool, require_at_least
+from roll.processes.process_pool import ProcessPool
 from roll.processes.worker_process import Call, Ended, WorkerProcess
 from roll.rewards.base import ResultStatus, Reward, RewardLoadError, RewardRequest, RewardResult, RewardSpec, as_reward
 
@@ -41,6 +41,8 @@ class RewardPool(ProcessPool[_Job]):
     A timeout is not tried again: the call had its whole time, and hostile responses would cost it several times.
     """
 
+    name, handler, what = "reward", "roll.rewards.reward_worker:RewardHandler", "the reward functions"
+
     def __init__(
         self,
         specs: Mapping[str, RewardSpec],
@@ -60,23 +62,16 @@ class RewardPool(ProcessPool[_Job]):
             start_timeout_s: wall time a process may take to import the reward functions.
             recycle_after: calls after which a process is replaced, which bounds its memory; 0 = never.
         """
-        if not specs:
-            raise ValueError("a reward pool needs at least one domain")
-        require_at_least("reward", 0, retries=retries, recycle_after=recycle_after)
         self._specs = dict(specs)
         self._numbers = itertools.count(1)
         self._retries, self._recycle_after = retries, recycle_after
         super().__init__(
-            "reward",
-            "roll.rewards.reward_worker:RewardHandler",
             self._specs,
-            what="the reward functions",
             num_processes=num_processes,
             timeout_s=timeout_s,
             start_timeout_s=start_timeout_s,
             max_assigned=1,
         )
-        self.start()
 
     def submit(self, request: RewardRequest) -> Future[RewardResult]:
         """Queue one request. The future always gets a result, unless the functions can't load or the pool closes."""

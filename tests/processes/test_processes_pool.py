@@ -26,12 +26,10 @@ from roll.processes.worker_process import Call, Ended, WorkerProcess
 class Words(ProcessPool[tuple[int, str, Future[Any]]]):
     """Sends words to processes."""
 
+    name, handler, what = "word", "handlers:Obedient", "nothing"
+
     def __init__(self, folder: Path, *, timeout_s: float = 0.5) -> None:
-        super().__init__(
-            "word", "handlers:Obedient", str(folder), what="nothing", num_processes=1, timeout_s=timeout_s,
-            start_timeout_s=60.0, max_assigned=1,
-        )  # fmt: skip
-        self.start()
+        super().__init__(str(folder), num_processes=1, timeout_s=timeout_s, start_timeout_s=60.0, max_assigned=1)
 
     def ask(self, word: str) -> Future[Any]:
         answer: Future[Any] = Future()

@@ -208,20 +208,6 @@ def test_a_closed_pool_leaves_no_process_and_takes_no_request() -> None:
     pool.shutdown()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"num_processes": 0}, "num_processes must be >= 1, got 0"),
-        ({"retries": -1}, "retries must be >= 0"),
-        ({"timeout_s": 0.0}, "timeout_s must be > 0"),
-        ({"recycle_after": -1}, "recycle_after"),
-    ],
-)
-def test_impossible_settings_are_refused(arguments: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        RewardPool({"obey": RewardSpec(name="gsm8k")}, **arguments)  # type: ignore[arg-type]
-
-
 def test_a_script_without_a_main_guard_can_use_a_pool_and_end_without_closing_it(tmp_path: Path) -> None:
     script = tmp_path / "unguarded.py"
     script.write_text(
