@@ -32,7 +32,8 @@ import psutil
 
 from roll.envs.base import Env
 from roll.envs.env_pool import EnvPool
-from roll.envs.env_registry import EnvSpec, bare_env, build_env
+from roll.envs.env_registry import bare_env, build_env
+from roll.envs.wrappers import EnvSpec
 
 STEPS = 20
 LAKE = EnvSpec(tag="env", env_type="frozen_lake-v1", env_config={"slippery": True}, max_steps=STEPS)

@@ -21,7 +21,8 @@ from roll.configs.schema.env_config import CustomEnv
 from roll.envs.base import Env
 from roll.envs.baselines import random_score, scripted_score
 from roll.envs.conformance import Finding, blame, check_env
-from roll.envs.env_registry import EnvLoadError, EnvSpec, bare_env, load_env
+from roll.envs.env_registry import EnvLoadError, bare_env, load_env
+from roll.envs.wrappers import EnvSpec
 
 MARKS = {
     "ok": ("ok", "green"),

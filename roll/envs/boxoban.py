@@ -24,41 +24,30 @@ def load_levels(path: str | Path) -> Mapping[int, str]:
 
 @lru_cache(maxsize=16)
 def _read(file: Path, modified: int, size: int) -> Mapping[int, str]:  # noqa: ARG001 (they are there for the cache)
-    levels: dict[int, str] = {}
-    number, rows, begin = -1, list[str](), 0
-    for line_number, line in enumerate([*file.read_text(encoding="utf-8").splitlines(), ";"], start=1):
-        line = line.rstrip()
-        if not line.startswith(";"):
-            if line and number < 0:
-                raise ValueError(f"{file}:{line_number}: got {line!r}, expected a heading such as '; 0' before a level")
-            if line:
-                rows.append(line)
-            continue
-        if number >= 0:
-            levels[number] = _level(file, begin, number, rows)
-        number, rows, begin = _heading(file, line_number, line, levels), [], line_number
-    if not levels:
-        raise ValueError(f"{file}: no level in it; expected '; 0', then rows such as '#@$.#'")
-    return MappingProxyType(levels)
-
-
-def _heading(file: Path, line_number: int, line: str, levels: Mapping[int, str]) -> int:
-    if line == ";":  # the end, as added above
-        return -1
-    text = line[1:].strip()
-    if not text.isdecimal():
-        raise ValueError(f"{file}:{line_number}: got {line!r}, expected ';' and the number of the level")
-    if int(text) in levels:
-        raise ValueError(f"{file}:{line_number}: there is a level {int(text)} already; numbers must differ")
-    return int(text)
-
-
-def _level(file: Path, begin: int, number: int, rows: list[str]) -> str:
+    rows: dict[int, list[str]] = {}
+    headings: dict[int, str] = {}  # Where they are
+    for line_number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        line, where = line.rstrip(), f"{file}:{line_number}"
+        if line.startswith(";"):
+            text = line[1:].strip()
+            if not text.isdecimal():
+                raise ValueError(f"{where}: got {line!r}, expected ';' and the number of the level")
+            number = int(text)
+            if number in rows:
+                raise ValueError(f"{where}: there is a level {number} already; numbers must differ")
+            rows[number], headings[number] = [], where
+        elif line and not rows:
+            raise ValueError(f"{where}: got {line!r}, expected a heading such as '; 0' before a level")
+        elif line:
+            rows[number].append(line)
     if not rows:
-        raise ValueError(f"{file}:{begin}: level {number} has no rows")
-    text = "\n".join(rows)
-    try:
-        parse_board(text)
-    except ValueError as error:
-        raise ValueError(f"{file}:{begin}: level {number}: {error}") from None
-    return text
+        raise ValueError(f"{file}: no level in it; expected '; 0', then rows such as '#@$.#'")
+    levels = {number: "\n".join(level) for number, level in rows.items()}
+    for number, level in levels.items():
+        if not level:
+            raise ValueError(f"{headings[number]}: level {number} has no rows")
+        try:
+            parse_board(level)
+        except ValueError as error:
+            raise ValueError(f"{headings[number]}: level {number}: {error}") from None
+    return MappingProxyType(levels)

@@ -21,31 +21,17 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from roll.envs.base import Observation, StepResult
-from roll.envs.env_registry import EnvLoadError, EnvSpec
+from roll.envs.env_registry import EnvLoadError
 from roll.envs.messages import Packed, difference, is_over, is_packed, unpack_observation, unpack_step
-from roll.processes.process_pool import ProcessPool, require_at_least, require_positive
+from roll.envs.wrappers import EnvSpec
+from roll.processes.process_pool import ProcessPool
 from roll.processes.worker_process import Call, Ended, WorkerProcess
+from roll.types.episode import EpisodeError, Status
 
 logger = logging.getLogger(__name__)
 
 _REBUILDS = 3  # Times that an episode is rebuilt after ends that were no episode's doing
 _MAX_NAMES_SHOWN = 5
-
-COUNTERS = ("episodes", "steps", "restarts", "timeouts", "replayed", "recycled")
-"""`episodes` begun, `steps` answered; processes that ended or were killed and were started again (`restarts`), calls or
-starts that took too long (`timeouts`), episodes rebuilt (`replayed`), processes replaced for their memory
-(`recycled`)."""
-
-
-Status = Literal["env_error", "timeout"]
-
-
-class EnvFailed(RuntimeError):
-    """An episode's environment failed; no reward can be given. `status` says how, the message whose and why."""
-
-    def __init__(self, status: Status, message: str) -> None:
-        super().__init__(message)
-        self.status: Status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +58,7 @@ class PooledEpisode:
     process: EnvProcess | None = None
     replaying: bool = False
     rebuilds: int = 0
-    failure: EnvFailed | None = None
+    failure: EpisodeError | None = None
     closed: bool = False
     queued_at: float = 0.0
 
@@ -98,6 +84,12 @@ class EnvPool(ProcessPool[PooledEpisode]):
     process that ends are played again in another.
     """
 
+    name, handler, what = "environment", "roll.envs.env_worker:EnvHandler", "the environments"
+    counted = ("episodes", "steps", "restarts", "timeouts", "replayed", "recycled")
+    """`episodes` begun, `steps` answered; processes that ended or were killed and were started again (`restarts`),
+    calls or starts that took too long (`timeouts`), episodes rebuilt (`replayed`), processes replaced for their memory
+    (`recycled`)."""
+
     def __init__(
         self,
         specs: Mapping[str, EnvSpec],
@@ -118,11 +110,6 @@ class EnvPool(ProcessPool[PooledEpisode]):
             memory_limit_mb: a process that is found above this when an episode ends gets no further ones: a successor
                 does, and it is ended after its last one. There are two processes meanwhile, never more.
         """
-        if not specs:
-            raise ValueError("an environment pool needs at least one environment")
-        if max_envs_per_process is not None:
-            require_at_least("environment", 1, max_envs_per_process=max_envs_per_process)
-        require_positive("environment", memory_limit_mb=memory_limit_mb)
         self._specs = dict(specs)
         self._memory_limit_mb = memory_limit_mb
         self._episodes: dict[str, PooledEpisode] = {}
@@ -130,17 +117,12 @@ class EnvPool(ProcessPool[PooledEpisode]):
         self._warned_at = 0.0
         self._outcomes: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Packed], Packed | Exception]]] = {}
         super().__init__(
-            "environment",
-            "roll.envs.env_worker:EnvHandler",
             self._specs,
-            what="the environments",
             num_processes=num_processes,
             timeout_s=timeout_s,
             start_timeout_s=start_timeout_s,
             max_assigned=math.inf if max_envs_per_process is None else max_envs_per_process,
         )
-        self.counters.update(dict.fromkeys(COUNTERS, 0))
-        self.start()
 
     async def reset(self, episode: str, tag: str, seed: int, options: Mapping[str, Any]) -> Observation:
         """Begin an episode; waits until a process has room for it.
@@ -193,7 +175,7 @@ class EnvPool(ProcessPool[PooledEpisode]):
     def _step(self, episode: PooledEpisode, pending: PendingCall) -> None:
         """Ask for a step; after the replay, if one is under way."""
         if episode.failure is not None:
-            self._tell(pending, EnvFailed(episode.failure.status, str(episode.failure)))
+            self._tell(pending, EpisodeError(episode.failure.status, str(episode.failure)))
         elif episode.pending is not None:
             self._tell(pending, RuntimeError(f"{episode}: a step was asked for during {episode.doing}"))
         else:
@@ -208,7 +190,7 @@ class EnvPool(ProcessPool[PooledEpisode]):
         episode.closed = True
         if episode.pending is not None:
             reason = "during " + episode.doing if episode.process else "while it waited for a place in a process"
-            self._tell(episode.pending, EnvFailed("env_error", f"{episode} was closed {reason}"))
+            self._tell(episode.pending, EpisodeError("env_error", f"{episode} was closed {reason}"))
         self._release(episode)
 
     # --- what becomes of processes ----------------------------------------------------
@@ -275,7 +257,7 @@ class EnvPool(ProcessPool[PooledEpisode]):
 
     def _watch_queue(self) -> None:
         """Warn when the first episode in the queue has waited long."""
-        now, patience = time.monotonic(), self._start_timeout_s + self._timeout_s
+        now, patience = time.monotonic(), self.start_timeout_s + self.timeout_s
         first = next((episode for episode in self._queue if not episode.closed), None)
         if first is not None and now - max(first.queued_at, self._warned_at) > patience:
             self._warned_at = now
@@ -332,12 +314,12 @@ class EnvPool(ProcessPool[PooledEpisode]):
 
     def _abandon(self, item: PooledEpisode, reason: str) -> None:
         if item.pending is not None:
-            self._tell(item.pending, EnvFailed("env_error", f"{item}: {reason}"))
+            self._tell(item.pending, EpisodeError("env_error", f"{item}: {reason}"))
             item.pending = None
         self._deliver()
 
     def _fail(self, episode: PooledEpisode, status: Status, reason: str) -> None:
-        episode.failure = EnvFailed(status, f"{episode}: {reason}")
+        episode.failure = EpisodeError(status, f"{episode}: {reason}")
         if episode.pending is not None:
             self._tell(episode.pending, episode.failure)
         self._release(episode)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from roll.catalog.envs import ENVS
 from roll.configs.errors import did_you_mean
 from roll.configs.schema.env_config import CustomEnv, EnvManager
 from roll.envs.base import Env
-from roll.envs.wrappers import ActionRules, ResponseActions, TimeLimit
+from roll.envs.wrappers import EnvSpec, ResponseEnv
 from roll.utils.importing import load_object, suggested_path
 
 if TYPE_CHECKING:
@@ -22,39 +20,16 @@ class EnvLoadError(ValueError):
     """An environment that can't be found, imported or made with its arguments."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvSpec:
-    """What a process needs to make an environment; it holds no code, so it travels."""
-
-    tag: str
-    env_type: str
-    env_config: Mapping[str, Any] = field(default_factory=dict)
-    max_steps: int = 10
-    rules: ActionRules = field(default_factory=ActionRules)
-
-
 def env_spec(tag: str, env: CustomEnv, manager: EnvManager) -> EnvSpec:
     """The spec of one section of `custom_envs`; raises `ValueError` naming the key that is wrong.
 
     Imports the environment's class to compare its arguments with `env_config`, but makes none.
     """
-    for name in ("format_penalty", "invalid_action_penalty"):
-        if not getattr(manager, name) <= 0:
-            raise ValueError(f"{name}: got {getattr(manager, name)}, expected at most 0: it is added to the reward")
-    try:
-        rules = ActionRules(
-            pattern=env.action_pattern,
-            separator=env.action_separator,
-            lookup=dict(env.action_lookup),
-            max_actions=env.max_actions_per_step,
-            thinking_tags=env.thinking_tags,
-            format_penalty=manager.format_penalty,
-            invalid_action_penalty=manager.invalid_action_penalty,
-        )
-    except ValueError as error:
-        raise ValueError(f"custom_envs.{tag}.{error}") from None
     spec = EnvSpec(
-        tag=tag, env_type=env.env_type, env_config=dict(env.env_config), max_steps=env.max_steps, rules=rules
+        tag=tag,
+        format_penalty=manager.format_penalty,
+        invalid_action_penalty=manager.invalid_action_penalty,
+        **vars(env),
     )
     check_spec(spec)
     return spec
@@ -90,7 +65,7 @@ def check_spec(spec: EnvSpec) -> None:
 def build_env(spec: EnvSpec) -> Env:
     """The environment as an episode plays it: `step` gets a response, and the time is limited."""
     try:
-        return TimeLimit(ResponseActions(bare_env(spec), spec.rules), spec.max_steps)
+        return ResponseEnv(bare_env(spec), spec)
     except EnvLoadError:
         raise
     except ValueError as error:

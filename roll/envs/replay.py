@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy
 
-from roll.envs.env_registry import EnvSpec, build_env
+from roll.envs.env_registry import build_env
 from roll.envs.pixels import apng_bytes, png_bytes
+from roll.envs.wrappers import EnvSpec
 from roll.processes.child import ChildProcess
 
 

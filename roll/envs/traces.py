@@ -16,8 +16,6 @@ from roll.envs.baselines import random_action
 from roll.envs.wrappers import checked_observation, checked_result
 from roll.utils.seeding import stable_hash
 
-_UNIT, _RECORD = "\x1f", "\x1e"
-
 
 class NotMade(RuntimeError):
     """The environment can't be made in another process, for a reason that isn't its own."""
@@ -78,18 +76,19 @@ def trace_elsewhere(make: Callable[[], Env], seed: int, num_steps: int) -> list[
         )
         if not answered.is_file():
             raise ProcessEnded(f"the process ended with status {done.returncode}: {done.stderr[-500:].strip()}")
-        kind, _, text = answered.read_text("utf-8", errors="surrogatepass").partition(_UNIT)
-    if kind != "lines":
-        raise NotMade(text)
-    return text.split(_RECORD)
+        played: list[str] | NotMade = pickle.loads(answered.read_bytes())
+    if isinstance(played, NotMade):
+        raise played
+    return played
 
 
 def answer(asked: str, answered: str) -> None:
     """The other process: reads what to play, writes its trace."""
+    played: list[str] | NotMade
     try:
         make, seed, num_steps = pickle.loads(Path(asked).read_bytes())
     except (AttributeError, ImportError, pickle.UnpicklingError) as error:
-        text = f"not made{_UNIT}{type(error).__name__}: {error}"
+        played = NotMade(f"{type(error).__name__}: {error}")
     else:
-        text = f"lines{_UNIT}" + _RECORD.join(trace(make(), seed, num_steps))
-    Path(answered).write_text(text, "utf-8", errors="surrogatepass")
+        played = list(trace(make(), seed, num_steps))
+    Path(answered).write_bytes(pickle.dumps(played))

@@ -1,7 +1,4 @@
-"""From a response's text to the environment's actions, and the time limit.
-
-`TimeLimit(ResponseActions(env, rules), max_steps)` is what an episode is played against: `step` gets a whole response.
-"""
+"""From a response's text to the environment's actions, and the time limit."""
 
 from __future__ import annotations
 
@@ -9,13 +6,14 @@ import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from roll.configs.schema.env_config import CustomEnv
 from roll.envs.base import Env, InvalidAction, Message, Observation, ResetNeeded, StepResult
 from roll.utils.importing import FILE_MODULE
 
@@ -26,56 +24,16 @@ _PLAIN = re.compile(r"[^\\.^$*+?{}\[\]|()]+(?![*+?{])")
 """The plain beginning of a pattern, up to what could repeat its last letter."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActionRules:
-    """How actions are found in a response, and what it costs when they aren't."""
+@dataclass(frozen=True, kw_only=True)
+class EnvSpec(CustomEnv):
+    """What a process needs to make and play an environment: a section of `custom_envs`. It holds no code, so it
+    travels."""
 
-    pattern: str | None = "<answer>(.*?)</answer>"
-    """Its first group is the action, the last match counts; null: the whole response is the action."""
-    separator: str = "||"
-    """Between the actions of one response. Acts with `max_actions` above 1."""
-    lookup: Mapping[str, str] = field(default_factory=dict)
-    """The policy's name of an action -> the environment's; case doesn't count. Empty: the environment's names."""
-    max_actions: int = 1
-    thinking_tags: tuple[str, str] | None = None
-    """No action is looked for between these."""
+    tag: str
     format_penalty: float = 0.0
     """Added to the reward of a response without an action; at most 0."""
     invalid_action_penalty: float = 0.0
     """Added for each action that the environment doesn't know; at most 0."""
-
-    def __post_init__(self) -> None:
-        if self.pattern is not None:
-            _check_pattern(self.pattern)
-        if self.max_actions < 1:
-            raise ValueError(f"max_actions_per_step: got {self.max_actions}, expected at least 1")
-        if self.max_actions > 1 and not self.separator.strip():
-            raise ValueError(
-                f"action_separator: got {self.separator!r}, expected something other than blanks, which stand "
-                "around and in actions too"
-            )
-        tags = self.thinking_tags
-        if tags is not None and (len(tags) != 2 or not all(tags) or tags[0] == tags[1]):
-            raise ValueError(f"thinking_tags: got {tags!r}, expected two tags, e.g. ['<think>', '</think>'], or null")
-        for name in ("format_penalty", "invalid_action_penalty"):
-            penalty = getattr(self, name)
-            if not -math.inf < penalty <= 0:
-                raise ValueError(f"{name}: got {penalty}, expected at most 0: it is added to the reward")
-        twice = [a for a in self.lookup if sum(a.strip().casefold() == b.strip().casefold() for b in self.lookup) > 1]
-        if twice:
-            raise ValueError(f"action_lookup: {twice} are one name, since case doesn't count; keep one of them")
-
-
-def _check_pattern(pattern: str) -> None:
-    try:
-        groups = re.compile(pattern, re.DOTALL).groups
-    except re.error as error:
-        raise ValueError(f"action_pattern: {pattern!r} is not a regular expression: {error}") from None
-    if groups < 1:
-        raise ValueError(
-            f"action_pattern: {pattern!r} has no group; put parentheses around the action, e.g. "
-            "'<answer>(.*?)</answer>', or set it to null: then the whole response is the action"
-        )
 
 
 def without_thoughts(text: str, tags: tuple[str, str]) -> str:
@@ -97,13 +55,13 @@ def without_thoughts(text: str, tags: tuple[str, str]) -> str:
     return "".join(kept)
 
 
-def found_actions(response: str, rules: ActionRules) -> list[str]:
+def found_actions(response: str, spec: CustomEnv) -> list[str]:
     """The actions that a response names, as it writes them; empty: there are none."""
-    text = response if rules.thinking_tags is None else without_thoughts(response, rules.thinking_tags)
-    if rules.pattern is not None:
-        last = _last_match(rules.pattern, text[-SEARCHED:])
+    text = response if spec.thinking_tags is None else without_thoughts(response, spec.thinking_tags)
+    if spec.action_pattern is not None:
+        last = _last_match(spec.action_pattern, text[-SEARCHED:])
         text = (last.group(1) or "") if last else ""
-    pieces = text.split(rules.separator) if rules.max_actions > 1 else [text]
+    pieces = text.split(spec.action_separator) if spec.max_actions_per_step > 1 else [text]
     return [piece.strip() for piece in pieces if piece.strip()]
 
 
@@ -122,52 +80,44 @@ def _last_match(pattern: str, text: str) -> re.Match[str] | None:
     return None
 
 
-class _Wrapper(Env):
-    """Shows what the wrapped environment shows."""
-
-    def __init__(self, env: Env) -> None:
-        self._env = env
-        self.instructions = env.instructions
-        self.actions = env.actions
-
-    def render(self) -> Any:
-        return self._env.render()
-
-    def close(self) -> None:
-        self._env.close()
-
-
-class ResponseActions(_Wrapper):
-    """Does the actions that a response names.
+class ResponseEnv(Env):
+    """An environment as an episode plays it: `step` takes a whole response and does the actions that it names.
 
     Several are done in turn until the episode ends; their rewards add up. Adds to `metrics`: `actions` (those done),
     `format_errors` (1 when the response names none), `invalid_actions` (those that the environment doesn't know),
-    `surplus_actions` (those beyond `max_actions`, not done). `reward_parts`: `env`, `format_penalty`,
+    `surplus_actions` (those beyond `max_actions_per_step`, not done). `reward_parts`: `env`, `format_penalty`,
     `invalid_action_penalty`, and the environment's own parts as `env/<name>`.
 
     A response that leads to no step is shown the last observation again, below a line that says what was wrong.
+
+    After `max_steps` responses the episode is cut off. That is no success, unless the environment says so, and the only
+    place that sets `truncated`.
     """
 
-    def __init__(self, env: Env, rules: ActionRules) -> None:
-        super().__init__(env)
-        self._rules = rules
-        self._names = _names(env.actions, rules.lookup)
-        self._last: Observation | None = None
+    def __init__(self, env: Env, spec: EnvSpec) -> None:
+        self._env = env
+        self._spec = spec
+        self.instructions, self.actions = env.instructions, env.actions
+        self._names = _names(env.actions, spec.action_lookup)
+        self._last: Observation | None = None  # None: no episode is under way
+        self._steps_left = 0
 
     def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:
         self._last = None
         observation = checked_observation(self._env, "reset", self._env.reset(seed, options))
         self.instructions = self._env.instructions
-        self._last = observation
+        self._last, self._steps_left = observation, self._spec.max_steps
         return observation
 
     def step(self, action: str) -> StepResult:
         if self._last is None:
             raise ResetNeeded(f"{_name(self._env)}.step without an episode: call reset first")
-        found = found_actions(action, self._rules)
+        found = found_actions(action, self._spec)
         done: list[StepResult] = []
-        problems: list[str] = [] if found else [f"No action was found in your response{_example(self._rules.pattern)}."]
-        for text in found[: self._rules.max_actions]:
+        problems: list[str] = (
+            [] if found else [f"No action was found in your response{_example(self._spec.action_pattern)}."]
+        )
+        for text in found[: self._spec.max_actions_per_step]:
             try:
                 done.append(checked_result(self._env, self._env.step(self._known(text))))
             except InvalidAction as error:
@@ -175,7 +125,18 @@ class ResponseActions(_Wrapper):
                 continue
             if done[-1].terminated or done[-1].truncated:
                 break
-        return self._together(done, found, problems)
+        result = self._together(done, found, problems)
+        self._steps_left = 0 if self._last is None else self._steps_left - 1
+        if self._steps_left or result.terminated:
+            return result
+        self._last = None
+        return replace(result, truncated=True, observation=None, metrics={"success": 0.0, **result.metrics})
+
+    def render(self) -> Any:
+        return self._env.render()
+
+    def close(self) -> None:
+        self._env.close()
 
     def _known(self, text: str) -> str:
         """The environment's name of an action."""
@@ -184,13 +145,13 @@ class ResponseActions(_Wrapper):
         name = self._names.get(text.casefold())
         if name is None:
             shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-            known = ", ".join(self._rules.lookup or self.actions)
+            known = ", ".join(self._spec.action_lookup or self.actions)
             raise InvalidAction(f"{shown!r} is not an action. Actions: {known}.")
         return name
 
     def _together(self, done: Sequence[StepResult], found: Sequence[str], problems: Sequence[str]) -> StepResult:
         """One result for all actions of a response."""
-        rules = self._rules
+        spec = self._spec
         invalid = len(problems) if found else 0
         own: dict[str, float] = {}
         for result in done:
@@ -198,14 +159,14 @@ class ResponseActions(_Wrapper):
                 own[f"env/{name}"] = own.get(f"env/{name}", 0.0) + value
         parts = {
             "env": math.fsum(result.reward for result in done),
-            "format_penalty": 0.0 if found else rules.format_penalty,
-            "invalid_action_penalty": invalid * rules.invalid_action_penalty,
+            "format_penalty": 0.0 if found else spec.format_penalty,
+            "invalid_action_penalty": invalid * spec.invalid_action_penalty,
         }
         counts = {
             "actions": len(done),
             "format_errors": int(not found),
             "invalid_actions": invalid,
-            "surplus_actions": max(0, len(found) - rules.max_actions),
+            "surplus_actions": max(0, len(found) - spec.max_actions_per_step),
         }
         over = bool(done) and (done[-1].terminated or done[-1].truncated)
         if over:
@@ -220,36 +181,6 @@ class ResponseActions(_Wrapper):
             reward_parts={**own, **parts},
             metrics={**_summed(done), **{name: float(count) for name, count in counts.items()}},
         )
-
-
-class TimeLimit(_Wrapper):
-    """Cuts an episode off after `max_steps` responses. The only place that sets `truncated`.
-
-    An episode that is cut off is no success, unless its environment says so.
-    """
-
-    def __init__(self, env: Env, max_steps: int) -> None:
-        if max_steps < 1:
-            raise ValueError(f"max_steps: got {max_steps}, expected at least 1")
-        super().__init__(env)
-        self._max_steps = max_steps
-        self._left = 0
-
-    def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:
-        self._left = 0
-        observation = self._env.reset(seed, options)
-        self._left = self._max_steps
-        self.instructions = self._env.instructions
-        return observation
-
-    def step(self, action: str) -> StepResult:
-        if self._left == 0:
-            raise ResetNeeded(f"step without an episode (or after {self._max_steps} steps): call reset first")
-        result = self._env.step(action)
-        self._left = 0 if result.terminated or result.truncated else self._left - 1
-        if self._left or result.terminated:
-            return result
-        return replace(result, truncated=True, observation=None, metrics={"success": 0.0, **result.metrics})
 
 
 def _summed(results: Sequence[StepResult]) -> dict[str, float]:

@@ -13,8 +13,9 @@ from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.env_config import EnvManager
 from roll.configs.schema.worker_config import GeneratingArgs
 from roll.envs.env_pool import EnvPool
-from roll.envs.env_registry import EnvSpec, bare_env, env_spec
+from roll.envs.env_registry import bare_env, env_spec
 from roll.envs.replay import save_replay
+from roll.envs.wrappers import EnvSpec
 from roll.pipelines.eval_table import results_by_tag
 from roll.pipelines.validation import validation_samples
 from roll.pipelines.workload import Split, TrainingSource, Workload, query_filter
@@ -23,7 +24,7 @@ from roll.rollout.conversation import Conversation, ConversationRollout
 from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.env_tasks import EnvTasks
 from roll.rollout.episode import EpisodePlayer
-from roll.rollout.pooled_env import PooledEnv
+from roll.rollout.episode_envs import PooledEnv
 from roll.tracking.base import Sample
 from roll.types.episode import Group, Task
 from roll.types.metrics import Metrics

@@ -9,7 +9,8 @@ from typing import Any
 
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.envs.base import Env, Message, Observation, StepResult
-from roll.envs.env_registry import EnvSpec, bare_env, build_env, env_spec, load_env
+from roll.envs.env_registry import bare_env, build_env, env_spec, load_env
+from roll.envs.wrappers import EnvSpec
 from roll.rollout.conversation import Conversation
 from roll.rollout.env_tasks import EnvTasks
 from roll.utils.seeding import stable_hash

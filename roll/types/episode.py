@@ -18,6 +18,14 @@ TRAINABLE: frozenset[Status] = frozenset({"ok", "truncated"})
 """Statuses whose reward says something about the policy."""
 
 
+class EpisodeError(RuntimeError):
+    """An episode can't go on. The message ends in its trajectory, the status in the counters."""
+
+    def __init__(self, status: Status, message: str) -> None:
+        super().__init__(message)
+        self.status: Status = status
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """What to play: one dataset row, or one (environment, seed)."""

@@ -64,6 +64,8 @@ REFUSED: list[tuple[str, list[str], str, list[str]]] = [
     ("equal thinking tags", [f"{LAKE}.thinking_tags=['|','|']"], f"{LAKE}.thinking_tags", ["two different texts"]),
     ("nothing between actions", [f"{LAKE}.max_actions_per_step=2", f"{LAKE}.action_separator=' '"],
      f"{LAKE}.action_separator", ["more than blanks", '"||"']),
+    ("one name of two actions", [f"{LAKE}.action_lookup={{up: Up, UP: Down}}"], f"{LAKE}.action_lookup",
+     ["['up', 'UP']", "keep one of them"]),
     ("a turn beyond a response", [f"{LAKE}.max_tokens_per_step=17"], f"{LAKE}.max_tokens_per_step",
      ["at most response_length (16)", "raise response_length"]),
     ("an unknown name in the system message", [f"{LAKE}.system_template='{{instruction}}'"], f"{LAKE}.system_template",
@@ -317,12 +319,26 @@ def test_one_turn_is_a_warning_for_what_credits_turns(play):
     assert warnings_of(load_config(play, "job", ["adv_estimator=gigpo", one[0]])) == []
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        (f"{LAKE}.max_steps", "0", ">= 1"),
+        (f"{TRAIN}.invalid_action_penalty", "nan", "finite"),
+        ("env_workers.world_size", "0", ">= 1"),
+        ("env_workers.max_env_num_per_worker", "0", ">= 1"),
+        ("env_workers.timeout_s", "0", "> 0"),
+        ("env_workers.memory_limit_mb", "0", ">= 64"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(play, key, value, expected):
+    check_refused(play, [f"{key}={value}"], key, [expected])
+
+
 CHECKS = [
     ([f"{LAKE}.env_type=frozenlake-v1"], ["custom_envs.lake.env_type", "did you mean 'frozen_lake-v1'"]),
     ([f"{LAKE}.env_config.sise=5"], ["custom_envs.lake.env_config.sise", "did you mean 'size'"]),
     ([f"{LAKE}.env_config.size=1", "custom_envs.room.env_config.dim_room=2"],
      ["2 problems with environments", "size: got 1", "dim_room: got"]),
-    ([f"{LAKE}.action_lookup={{up: Up, UP: Up}}"], ["custom_envs.lake.action_lookup", "case doesn't count"]),
 ]  # fmt: skip
 
 

@@ -114,6 +114,9 @@ BROKEN: list[tuple[str, list[str], str, list[str]]] = [
      ["is_use_additional_prompts is false"]),
     # rewards
     ("no domain", ["~rewards", "+rewards={}"], "rewards", ["at least one domain"]),
+    ("no process for a reward", ["rewards.math.world_size=0"], "rewards.math.world_size", [">= 1"]),
+    ("no time for a reward", ["rewards.math.timeout_s=0"], "rewards.math.timeout_s", ["> 0"]),
+    ("fewer attempts than one", ["reward_retries=-1"], "reward_retries", [">= 0"]),
     ("an unknown reward", ["rewards.math.name=mathrule"], "rewards.math.name", ["did you mean 'math_rule'"]),
     ("a reward by a dotted path", ["rewards.math.name=my.rewards.score"], "rewards.math.name", ["my.rewards:score"]),
     ("two domains with one tag", ["rewards.words.tag_included=algebra"], "rewards.words.tag_included",

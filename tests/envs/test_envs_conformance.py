@@ -15,7 +15,8 @@ import pytest
 from roll.envs.base import Env, InvalidAction, Observation, ResetNeeded, StepResult
 from roll.envs.baselines import random_score, scripted_score
 from roll.envs.conformance import CHECKS, check_env
-from roll.envs.env_registry import EnvSpec, bare_env
+from roll.envs.env_registry import bare_env
+from roll.envs.wrappers import EnvSpec
 
 
 class Coin(Env):

@@ -11,9 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
-from roll.envs.env_pool import EnvFailed, EnvPool
-from roll.envs.env_registry import EnvSpec
-from roll.envs.wrappers import ActionRules
+from roll.envs.env_pool import EnvPool
+from roll.envs.wrappers import EnvSpec
+from roll.types.episode import EpisodeError
 
 FAULTY = f"{Path(__file__).with_name('envs_faulty.py')}:Counter"
 OTHERS = 12
@@ -21,15 +21,17 @@ STEPS = 6
 
 
 def pool_of(folder: Path, processes: int = 1, timeout_s: float = 1.0, **settings: Any) -> EnvPool:
-    rules = ActionRules(pattern=None)
     specs = {
         "count": EnvSpec(
-            tag="count", env_type=FAULTY, env_config={"folder": str(folder)}, max_steps=50, rules=rules
+            tag="count", env_type=FAULTY, env_config={"folder": str(folder)}, max_steps=50, action_pattern=None
         ),
         "broken": EnvSpec(
-            tag="broken", env_type=FAULTY, env_config={"folder": str(folder), "on_init": "raise init"}, rules=rules
+            tag="broken",
+            env_type=FAULTY,
+            env_config={"folder": str(folder), "on_init": "raise init"},
+            action_pattern=None,
         ),
-        "drift": EnvSpec(tag="drift", env_type=FAULTY, env_config={"drift": True}, rules=rules),
+        "drift": EnvSpec(tag="drift", env_type=FAULTY, env_config={"drift": True}, action_pattern=None),
     }
     pool = EnvPool(specs, num_processes=processes, timeout_s=timeout_s, **settings)
     pool.wait_ready()
@@ -95,7 +97,7 @@ NO_RESULTS = [
 def test_an_answer_that_is_no_result_costs_its_episode_alone(tmp_path: Path, answer: tuple[Any, ...]) -> None:
     with pool_of(tmp_path) as pool:
         failure = asyncio.run(with_innocents(pool, guilty(pool, f"answer {answer}")))
-        assert isinstance(failure, EnvFailed), failure
+        assert isinstance(failure, EpisodeError), failure
         assert re.search(HERE + "its process was killed: it gave no result of step 2", str(failure))
 
 
@@ -125,7 +127,7 @@ def test_a_fault_costs_its_episode_alone(
     with pool_of(tmp_path) as pool:
         failure = asyncio.run(with_innocents(pool, guilty(pool, response, tag, **options)))
         counters = pool.counters
-    assert isinstance(failure, EnvFailed), failure
+    assert isinstance(failure, EpisodeError), failure
     assert re.search(message, str(failure)), failure
     assert failure.status == status
     process_ended = status == "timeout" or "its process ended" in message
@@ -189,7 +191,7 @@ def test_a_process_is_killed_with_what_it_started(tmp_path: Path) -> None:
         await pool.reset("parent", "count", 0, {})
         await pool.step("parent", "grandchild")
         grandchild = psutil.Process(int((tmp_path / "grandchild").read_text()))
-        with pytest.raises(EnvFailed, match="exit code 1"):
+        with pytest.raises(EpisodeError, match="exit code 1"):
             await pool.step("parent", "os_exit 1")
         return grandchild
 
@@ -207,7 +209,7 @@ def test_an_episode_in_flight_may_be_closed_and_its_name_used_again(tmp_path: Pa
         step = asyncio.ensure_future(pool.step("abort", "sleep 0.2"))
         await asyncio.sleep(0.05)
         await pool.close("abort")
-        with pytest.raises(EnvFailed, match="was closed during step 1"):
+        with pytest.raises(EpisodeError, match="was closed during step 1"):
             await step
         cancelled = asyncio.ensure_future(pool.reset("abort", "count", 2, {}))
         await asyncio.sleep(0.05)
@@ -259,7 +261,7 @@ def test_a_leaking_process_that_dies_leaves_its_episodes_to_a_process_of_their_o
     async def play(pool: EnvPool) -> None:
         await _leaked(pool)
         pid = (await pool.step("comes", "pid")).reward
-        with pytest.raises(EnvFailed, match="exit code 1"):
+        with pytest.raises(EpisodeError, match="exit code 1"):
             await pool.step("dies", "os_exit 1")
         assert (await pool.step("stays", "add 2")).reward == 3.0
         assert (await pool.step("stays", "pid")).reward != pid
@@ -278,11 +280,11 @@ def test_a_replay_that_differs_is_an_error_and_not_another_episode(tmp_path: Pat
         await pool.reset("drifts", "drift", 0, {})
         await pool.step("drifts", "add 1")
         await pool.reset("dies", "count", 0, {})
-        with pytest.raises(EnvFailed, match="exit code 1"):
+        with pytest.raises(EpisodeError, match="exit code 1"):
             await pool.step("dies", "os_exit 1")
         message = r"'drifts', seed 0\): it is not deterministic: .* observation .* then "
         for _ in range(2):
-            with pytest.raises(EnvFailed, match=message):
+            with pytest.raises(EpisodeError, match=message):
                 await pool.step("drifts", "add 1")
 
     with pool_of(tmp_path) as pool:
@@ -296,10 +298,10 @@ def test_a_replay_that_fails_where_nothing_failed_is_named(tmp_path: Path) -> No
         await pool.step("changes", "once raise later")  # nothing, since the flag is there
         (tmp_path / "once").unlink()
         await pool.reset("dies", "count", 0, {})
-        with pytest.raises(EnvFailed, match="exit code 1"):
+        with pytest.raises(EpisodeError, match="exit code 1"):
             await pool.step("dies", "os_exit 1")
         message = "not deterministic: no call failed the first time.*IndexError: deliberate: later"
-        with pytest.raises(EnvFailed, match=message):
+        with pytest.raises(EpisodeError, match=message):
             await pool.step("changes", "add 1")
 
     with pool_of(tmp_path) as pool:
@@ -313,8 +315,8 @@ def test_an_episode_that_kills_its_process_in_a_replay_is_given_up(tmp_path: Pat
         await pool.step("bomb", "once os_exit 9")
         (tmp_path / "once").unlink()
         fault = guilty(pool, "os_exit 1")
-        assert isinstance(await with_innocents(pool, fault), EnvFailed)
-        with pytest.raises(EnvFailed, match="ended with exit code 9 during the replay of 1 responses"):
+        assert isinstance(await with_innocents(pool, fault), EpisodeError)
+        with pytest.raises(EpisodeError, match="ended with exit code 9 during the replay of 1 responses"):
             await pool.step("bomb", "add 1")
 
     with pool_of(tmp_path) as pool:
@@ -339,7 +341,7 @@ def test_a_process_that_is_killed_between_calls_costs_no_episode_until_it_happen
     with pool_of(tmp_path) as pool:
         assert asyncio.run(asyncio.wait_for(killed_between_calls(pool, 3), 30.0)) == 6.0
         assert pool.counters["replayed"] == 3
-    with pool_of(tmp_path) as pool, pytest.raises(EnvFailed, match="SIGKILL.* between calls; that was the 4th time"):
+    with pool_of(tmp_path) as pool, pytest.raises(EpisodeError, match="SIGKILL.* between calls; that was the 4th time"):
         asyncio.run(asyncio.wait_for(killed_between_calls(pool, 4), 30.0))
 
 

@@ -12,8 +12,9 @@ from contextlib import suppress
 import numpy
 import pytest
 
-from roll.envs.env_registry import EnvSpec, build_env
+from roll.envs.env_registry import build_env
 from roll.envs.replay import save_replay
+from roll.envs.wrappers import EnvSpec
 from roll.pipelines.agentic import draw_episodes
 from roll.types.episode import Group, Task, Trajectory, Turn
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from roll.envs.base import Env, InvalidAction, Message, Observation, ResetNeeded, StepResult
-from roll.envs.wrappers import ActionRules, ResponseActions, TimeLimit, found_actions, without_thoughts
+from roll.envs.wrappers import EnvSpec, ResponseEnv, found_actions, without_thoughts
 
 
 class Line(Env):
@@ -50,8 +50,12 @@ class Free(Env):
         return self.result or StepResult(reward=0.0, terminated=False, observation=Observation.of(f"got {action}"))
 
 
-def started(env: Env | None = None, **rules: Any) -> ResponseActions:
-    wrapped = ResponseActions(env or Line(), ActionRules(**rules))
+def spec_of(**keys: Any) -> EnvSpec:
+    return EnvSpec(tag="x", env_type="x", **keys)
+
+
+def started(env: Env | None = None, **rules: Any) -> ResponseEnv:
+    wrapped = ResponseEnv(env or Line(), spec_of(**rules))
     wrapped.reset(0, {})
     return wrapped
 
@@ -68,24 +72,24 @@ def started(env: Env | None = None, **rules: Any) -> ResponseActions:
         ("It goes inside <answer> tags. <answer>Up</answer>", {}, ["Up"]),
         ("<answer>I think <answer>Up</answer></answer>", {}, ["Up"]),
         ("<answer>Up</answer> or <answer>Down", {}, ["Up"]),
-        ("room 7, then 12", {"pattern": r"(\d+)"}, ["12"]),
-        ("x 1 y 2 x 3", {"pattern": r"x (\d)|y (\d)"}, ["3"]),
-        ("abbc, then abc", {"pattern": "ab*(c)"}, ["c"]),
+        ("room 7, then 12", {"action_pattern": r"(\d+)"}, ["12"]),
+        ("x 1 y 2 x 3", {"action_pattern": r"x (\d)|y (\d)"}, ["3"]),
+        ("abbc, then abc", {"action_pattern": "ab*(c)"}, ["c"]),
         ("<answer>Up</answer>" + "!" * 20_000, {}, []),  # only the end of a long response is looked at
-        (" Right\n", {"pattern": None}, ["Right"]),
-        ("  ", {"pattern": None}, []),
-        ("move: Right", {"pattern": r"move: (\w+)"}, ["Right"]),
-        ("nothing", {"pattern": r"(a)|nothing"}, []),
-        ("<answer>a || b||</answer>", {"max_actions": 3}, ["a", "b"]),
+        (" Right\n", {"action_pattern": None}, ["Right"]),
+        ("  ", {"action_pattern": None}, []),
+        ("move: Right", {"action_pattern": r"move: (\w+)"}, ["Right"]),
+        ("nothing", {"action_pattern": r"(a)|nothing"}, []),
+        ("<answer>a || b||</answer>", {"max_actions_per_step": 3}, ["a", "b"]),
         ("<answer>a || b</answer>", {}, ["a || b"]),
-        ("<answer>a; b</answer>", {"max_actions": 2, "separator": ";"}, ["a", "b"]),
+        ("<answer>a; b</answer>", {"max_actions_per_step": 2, "action_separator": ";"}, ["a", "b"]),
         ("<t><answer>a</answer></t> so", {"thinking_tags": ("<t>", "</t>")}, []),
         ("<t>hm</t><answer>b</answer><t><answer>a</answer>", {"thinking_tags": ("<t>", "</t>")}, ["b"]),
         ("<answer>a</answer></t><answer>b", {"thinking_tags": ("<t>", "</t>")}, []),
     ],
 )
 def test_actions_are_found(response, rules, actions):
-    assert found_actions(response, ActionRules(**rules)) == actions
+    assert found_actions(response, spec_of(**rules)) == actions
 
 
 @pytest.mark.parametrize(
@@ -106,7 +110,7 @@ def test_thoughts_are_left_out(text, left):
 
 def test_an_action_is_looked_up_whatever_its_case():
     assert started().step("<answer>RIGHT</answer>").metrics["cell"] == 1
-    with_lookup = started(lookup={"forward": "Right"})
+    with_lookup = started(action_lookup={"forward": "Right"})
     assert with_lookup.step("<answer>Forward</answer>").metrics["cell"] == 1
     unknown = with_lookup.step("<answer>Right</answer>")
     assert unknown.metrics["invalid_actions"] == 1
@@ -133,10 +137,10 @@ def test_all_of_the_last_observation_is_shown_again_but_a_system_message():
 
 
 def test_metrics_of_several_actions_are_summed():
-    result = started(max_actions=3).step("<answer>Right||Right||Right</answer>")
+    result = started(max_actions_per_step=3).step("<answer>Right||Right||Right</answer>")
     assert result.metrics["cell"] == 1 + 2 + 3
     assert result.metrics["success"] == 1
-    assert "success" not in started(max_actions=3).step("<answer>Right||Right</answer>").metrics
+    assert "success" not in started(max_actions_per_step=3).step("<answer>Right||Right</answer>").metrics
 
 
 def test_the_state_of_a_repeated_message_is_the_first_ones():
@@ -148,12 +152,12 @@ def test_the_state_of_a_repeated_message_is_the_first_ones():
 
 @pytest.mark.parametrize("pattern", [r"move: (\w+)", "<a>([^<]*)</a>", None])
 def test_only_plain_patterns_are_shown_as_an_example(pattern):
-    shown = started(pattern=pattern).step("").observation
+    shown = started(action_pattern=pattern).step("").observation
     assert shown.text == "No action was found in your response.\nat 0"
 
 
 def test_several_actions_are_done_in_turn_and_their_rewards_add_up():
-    env = started(max_actions=3, invalid_action_penalty=-0.25)
+    env = started(max_actions_per_step=3, invalid_action_penalty=-0.25)
     result = env.step("<answer>Left || Right || jump || Right || Right</answer>")
     # Of the first three, Left is refused by the environment, jump is unknown, and Right counts 1; two are surplus.
     assert result.reward == 1 - 2 * 0.25
@@ -169,7 +173,7 @@ def test_several_actions_are_done_in_turn_and_their_rewards_add_up():
 
 
 def test_nothing_is_done_after_the_end_of_the_episode():
-    env = started(max_actions=9)
+    env = started(max_actions_per_step=9)
     result = env.step("<answer>" + "||".join(["Right"] * 9) + "</answer>")
     assert (result.reward, result.terminated, result.observation) == (3, True, None)
     assert (result.metrics["actions"], result.metrics["success"]) == (3, 1)
@@ -181,14 +185,11 @@ def test_nothing_is_done_after_the_end_of_the_episode():
 
 def test_before_reset_there_is_no_episode():
     with pytest.raises(ResetNeeded):
-        ResponseActions(Line(), ActionRules()).step("x")
-    with pytest.raises(ResetNeeded):
-        TimeLimit(Line(), 3).step("Right")
+        ResponseEnv(Line(), spec_of()).step("x")
 
 
 def test_the_time_limit_counts_responses_and_cuts_off():
-    env = TimeLimit(ResponseActions(Line(), ActionRules()), 2)
-    env.reset(0, {})
+    env = started(max_steps=2)
     assert not env.step("no action").truncated
     last = env.step("<answer>Right</answer>")
     assert (last.terminated, last.truncated, last.observation, last.metrics["success"]) == (False, True, None, 0)
@@ -197,9 +198,8 @@ def test_the_time_limit_counts_responses_and_cuts_off():
 
 
 def test_an_end_on_the_last_step_is_an_end_and_not_a_cut():
-    env = TimeLimit(Line(), 3)
-    env.reset(0, {})
-    *_, last = [env.step("Right") for _ in range(3)]
+    env = started(max_steps=3)
+    *_, last = [env.step("<answer>Right</answer>") for _ in range(3)]
     assert (last.terminated, last.truncated, last.metrics["success"]) == (True, False, 1)
 
 
@@ -227,7 +227,7 @@ def changed(**fields: Any) -> StepResult:
 )
 def test_what_is_no_step_result_is_refused_by_class_and_value(result, message):
     with pytest.raises(TypeError, match=message) as caught:
-        started(Free(result), pattern=None).step("go")
+        started(Free(result), action_pattern=None).step("go")
     assert "Free.step" in str(caught.value)
 
 
@@ -240,37 +240,19 @@ def test_numpy_numbers_become_plain_ones():
     import numpy as np
 
     result = started(
-        Free(changed(reward=np.float32(0.5), terminated=np.bool_(True), metrics={"n": np.int64(3)})), pattern=None
+        Free(changed(reward=np.float32(0.5), terminated=np.bool_(True), metrics={"n": np.int64(3)})),
+        action_pattern=None,
     ).step("go")
     assert type(result.reward) is float
     assert type(result.terminated) is bool
     assert type(result.metrics["n"]) is float
 
 
-@pytest.mark.parametrize(
-    ("rules", "message"),
-    [
-        ({"pattern": "(unclosed"}, "action_pattern: .*not a regular expression"),
-        ({"pattern": "Right"}, "action_pattern: 'Right' has no group"),
-        ({"max_actions": 0}, "max_actions_per_step: got 0"),
-        ({"max_actions": 2, "separator": " "}, "action_separator"),
-        ({"thinking_tags": ("<t>", "")}, "thinking_tags"),
-        ({"thinking_tags": ("<t>", "<t>")}, "thinking_tags"),
-        ({"format_penalty": 0.5}, "format_penalty: got 0.5, expected at most 0"),
-        ({"invalid_action_penalty": math.nan}, "invalid_action_penalty: got nan"),
-        ({"lookup": {"up": "Up", "UP": "Down"}}, "action_lookup: .*one name"),
-    ],
-)
-def test_rules_that_find_nothing_are_refused(rules, message):
-    with pytest.raises(ValueError, match=message):
-        ActionRules(**rules)
-
-
 def test_a_lookup_must_lead_to_actions_of_the_environment():
     with pytest.raises(ValueError, match="no action 'Up'; it has Left, Right"):
-        ResponseActions(Line(), ActionRules(lookup={"u": "Up"}))
+        ResponseEnv(Line(), spec_of(action_lookup={"u": "Up"}))
 
 
 def test_rules_travel():
-    rules = ActionRules(lookup={"u": "Up"}, thinking_tags=("<t>", "</t>"))
+    rules = spec_of(action_lookup={"u": "Up"}, thinking_tags=("<t>", "</t>"))
     assert pickle.loads(pickle.dumps(rules)) == rules

@@ -222,9 +222,9 @@ FAULTS = (
     ),
     _fault(
         "a conversation forgets what it was told",
-        "rollout/recorder.py",
-        "self._pieces += (response.prompt, completion.token_ids)",
-        "self._pieces += (completion.token_ids,)",
+        "rollout/episode.py",
+        "return (*self._context, *self._turns[-1].response_ids) if self._turns else ()",
+        "return self._turns[-1].response_ids if self._turns else ()",
         "rollout/test_rollout_conversation.py",
     ),
     _fault(

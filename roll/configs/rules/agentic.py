@@ -31,6 +31,11 @@ def env_rules(config: AgenticConfig) -> Iterator[Violation]:
         if env.max_actions_per_step > 1 and not env.action_separator.strip():
             expected = "more than blanks between two actions, because max_actions_per_step is above 1"
             yield Violation(f"{path}.action_separator", expected, f'{path}.action_separator="||"', env.action_separator)
+        names = [name.strip().casefold() for name in env.action_lookup]
+        if len(set(names)) < len(names):
+            twice = [name for name, folded in zip(env.action_lookup, names, strict=True) if names.count(folded) > 1]
+            expected = "names that differ in more than upper and lower case, which doesn't count"
+            yield Violation(f"{path}.action_lookup", expected, "keep one of them", twice)
         if env.history_length == 0 and config.sample_unit == "concat":
             expected = "at least 1 with sample_unit concat; 0 is what sample_unit step has"
             yield Violation(f"{path}.history_length", expected, "sample_unit=step", 0)
