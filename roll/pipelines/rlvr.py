@@ -19,7 +19,7 @@ from roll.pipelines.workload import Split, TrainingSource, Workload, query_filte
 from roll.rollout.agent import Agent
 from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.episode import EpisodePlayer
-from roll.rollout.reward_env import RewardEnv
+from roll.rollout.episode_envs import RewardEnv
 from roll.tracking.base import Sample
 from roll.types.episode import Group, Task
 from roll.types.metrics import Metrics

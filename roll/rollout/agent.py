@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from roll.envs.base import Message, Observation
-from roll.rollout.chat import ChatTemplate, PlainText, Rendering, check_template
-from roll.strategies.base import Completion, SamplingParams
+from roll.rollout.chat import ChatTemplate, PlainText, check_template
 from roll.types.episode import Task
 
 
@@ -42,7 +41,7 @@ class Agent:
         self._tokenizer = tokenizer
         self._first_prompt = first_prompt
         self._chat = bool(getattr(tokenizer, "chat_template", None)) if chat is None else chat
-        self._rendering: Rendering = ChatTemplate(tokenizer) if self._chat else PlainText(tokenizer)
+        self._rendering = ChatTemplate(tokenizer) if self._chat else PlainText(tokenizer)
         self._keep_stop_string = keep_stop_string
 
     def start(self, task: Task, observation: Observation) -> tuple[int, ...]:
@@ -85,11 +84,7 @@ class Agent:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a text as it stands."""
-        return tuple(self._tokenizer(text, add_special_tokens=False).input_ids)
-
-    def action(self, completion: Completion, params: SamplingParams) -> str:
-        """Return what a response says; see `decode_response`."""
-        return self.decode_response(completion.token_ids, params.stop_strings)
+        return self._rendering.encode(text)
 
     def decode_response(self, token_ids: Sequence[int], stop_strings: Sequence[str]) -> str:
         """Return the text of a response, without special tokens."""

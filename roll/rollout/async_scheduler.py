@@ -80,7 +80,6 @@ class AsyncRolloutScheduler:
     """See the module docstring. All but `collect`, `set_version` and `state` happens on the engines' event loop.
 
     Args:
-        version: of the weights that the engines sample with.
         keep: dynamic filter, asked for complete groups with enough survivors.
         on_drop: see `GroupFilter`; called from within `collect` or `stop`.
     """
@@ -93,21 +92,17 @@ class AsyncRolloutScheduler:
         plan: AsyncPlan,
         *,
         seed: int,
-        version: int = 0,
         keep: FilterFn = lambda _group: None,
         on_drop: Callable[[Group, str], None] = lambda _group, _reason: None,
-        purpose: str = "train",
     ) -> None:
-        if plan.ratio <= 0:
-            raise ValueError(f"async_generation_ratio must be > 0 for generation ahead of training, got {plan.ratio}")
         self._engines = engines
         self._source = source
         self._plan = plan
-        self._version = version
+        self._version = 0  # Of the weights that the engines sample with
         self._on_drop = on_drop
         self._drops: list[tuple[Group, str]] = []
         self._keep = keep
-        self._starter = GroupStarter(engines, player, plan, seed=seed, purpose=purpose, completed=self._completed)
+        self._starter = GroupStarter(engines, player, plan, seed=seed, purpose="train", completed=self._completed)
         self._new_window()
         self._open: dict[int, OpenGroup] = {}
         self._open_versions: Counter[int] = Counter()  # Groups in flight by the version under which they were started
@@ -115,7 +110,7 @@ class AsyncRolloutScheduler:
         """Finished groups by the version of their oldest token, then by position."""
         self._started = 0
         self._wanted = 0  # Groups that a waiting step may have on top of those ahead of it
-        self._left = (plan.last_step - version) * plan.groups  # Groups that the steps to come will use
+        self._left = plan.last_step * plan.groups  # Groups that the steps to come will use
         self._exhausted = False
         self._begun = False  # Whether a step has asked for groups; until then nothing is played
         self._stopped = False

@@ -17,7 +17,7 @@ def save_groups(path: Path, groups: Iterable[ReadyGroup]) -> None:
     import pyarrow.parquet as pq
 
     rows = [
-        {"position": ready.position, "version": ready.version, "task": ready.group.task.id, **_row(trajectory)}
+        {"position": ready.position, "version": ready.version, "task": ready.group.task.id, **asdict(trajectory)}
         for ready in groups
         for trajectory in ready.group.trajectories
     ]
@@ -29,54 +29,20 @@ def load_groups(path: Path, task: Callable[[str], Task]) -> list[ReadyGroup]:
     import pyarrow.parquet as pq
 
     members: dict[int, list[Trajectory]] = {}
-    heads: dict[int, tuple[str, int]] = {}
-    for row in pq.read_table(path).to_pylist():
-        heads[row["position"]] = (row["task"], row["version"])
-        members.setdefault(row["position"], []).append(_trajectory(row))
+    versions: dict[int, int] = {}
+    for row in pq.read_table(path).to_pylist(maps_as_pydicts="strict"):
+        position = row.pop("position")
+        versions[position] = row.pop("version")
+        turns: list[dict[str, Any]] = row.pop("turns")
+        for turn in turns:
+            turn.update({name: tuple(value) for name, value in turn.items() if isinstance(value, list)})
+        played = tuple(Turn(**turn) for turn in turns)
+        trajectory = Trajectory(task_id=row.pop("task"), turns=played, **row)
+        members.setdefault(position, []).append(trajectory)
     return [
-        ReadyGroup(position, Group(task=task(heads[position][0]), trajectories=tuple(trajectories)), heads[position][1])
-        for position, trajectories in members.items()
+        ReadyGroup(position, Group(task=task(group[0].task_id), trajectories=tuple(group)), versions[position])
+        for position, group in members.items()
     ]
-
-
-def _row(trajectory: Trajectory) -> dict[str, Any]:
-    """Write mappings as lists of pairs: parquet has no columns whose keys differ by row."""
-    turns = [{**asdict(turn), "metrics": list(turn.metrics.items())} for turn in trajectory.turns]
-    return {
-        "member": trajectory.member,
-        "turns": turns,
-        "reward": trajectory.reward,
-        "reward_parts": list(trajectory.reward_parts.items()),
-        "status": trajectory.status,
-        "error": trajectory.error,
-        "spans": list(trajectory.spans.items()),
-    }
-
-
-def _trajectory(row: dict[str, Any]) -> Trajectory:
-    turns = tuple(
-        Turn(
-            **{
-                **turn,
-                "prompt_ids": tuple(turn["prompt_ids"]),
-                "response_ids": tuple(turn["response_ids"]),
-                "logprobs": tuple(turn["logprobs"]),
-                "versions": tuple(turn["versions"]),
-                "metrics": dict(turn["metrics"]),
-            }
-        )
-        for turn in row["turns"]
-    )
-    return Trajectory(
-        task_id=row["task"],
-        member=row["member"],
-        turns=turns,
-        reward=row["reward"],
-        reward_parts=dict(row["reward_parts"]),
-        status=row["status"],
-        error=row["error"],
-        spans=dict(row["spans"]),
-    )
 
 
 def _schema(pa: Any) -> Any:

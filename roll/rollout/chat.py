@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import zip_longest
-from typing import Any, Protocol
+from typing import Any
 
 from jinja2.exceptions import TemplateError as JinjaError
 
@@ -29,39 +29,27 @@ _WAY_OUT = (
 )
 
 
-class Rendering(Protocol):
-    """How messages become tokens."""
-
-    def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Return a whole prompt, up to where the response begins."""
-
-    def reply(self, messages: Sequence[Message], sampled: Sequence[int]) -> tuple[int, ...]:
-        """Return what stands between the `sampled` response and the next: its closing, the messages, an opening."""
-
-    def opens_with(self, tags: tuple[str, str]) -> bool:
-        """Return whether every prompt ends inside a thought that the template itself has opened."""
-
-
 class PlainText:
-    """For models without a chat template: the messages' contents as they are, joined."""
+    """How messages become tokens without a chat template: their contents as they are, joined."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Begins with the token that the tokenizer itself puts before a text, if any."""
-        return (*self._begin, *self._encode(messages))
+        """Return a whole prompt, up to where the response begins; it begins with the token that the tokenizer itself
+        puts before a text, if any."""
+        return (*self._begin, *self.reply(messages, ()))
 
-    def reply(self, messages: Sequence[Message], sampled: Sequence[int]) -> tuple[int, ...]:
-        del sampled
-        return self._encode(messages)
+    def reply(self, messages: Sequence[Message], sampled: Sequence[int]) -> tuple[int, ...]:  # noqa: ARG002
+        """Return what stands between the `sampled` response and the next: its closing, the messages, an opening."""
+        return self.encode("".join(message.content for message in messages))
 
-    def opens_with(self, tags: tuple[str, str]) -> bool:
-        del tags
+    def opens_with(self, tags: tuple[str, str]) -> bool:  # noqa: ARG002
+        """Return whether every prompt ends inside a thought that the template itself has opened."""
         return False
 
-    def _encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        text = "".join(message.content for message in messages)
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Return the token ids of a text as it stands."""
         return tuple(self._tokenizer(text, add_special_tokens=False).input_ids)
 
     @cached_property
@@ -70,14 +58,11 @@ class PlainText:
         return empty[:1] if empty and empty[0] == self._tokenizer.bos_token_id else ()
 
 
-class ChatTemplate:
-    """For models with a chat template. A reply costs the same however long the conversation is."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+class ChatTemplate(PlainText):
+    """The same by a chat template. A reply costs the same however long the conversation is."""
 
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        return self._encode(self.text(messages))
+        return self.encode(self.text(messages))
 
     def reply(self, messages: Sequence[Message], sampled: Sequence[int]) -> tuple[int, ...]:
         """A response that ends with the very token that closes it isn't closed twice."""
@@ -124,17 +109,14 @@ class ChatTemplate:
         text = self.text([Message("user", "-")])
         return text.rfind(tags[0]) > text.rfind(tags[1])
 
-    def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer(text, add_special_tokens=False).input_ids)
-
     def _encode_after(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a text that has something before it."""
-        ids, anchor = self._encode(_ANCHOR + text), self._anchor
-        return ids[len(anchor) :] if ids[: len(anchor)] == anchor else self._encode(text)
+        ids, anchor = self.encode(_ANCHOR + text), self._anchor
+        return ids[len(anchor) :] if ids[: len(anchor)] == anchor else self.encode(text)
 
     @cached_property
     def _anchor(self) -> tuple[int, ...]:
-        return self._encode(_ANCHOR)
+        return self.encode(_ANCHOR)
 
     def _closing(self, ids: Sequence[int]) -> int:
         """Count the tokens that close a response: up to its special token; 0 if there is none."""

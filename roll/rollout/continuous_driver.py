@@ -13,16 +13,16 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
+import sys
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from roll.rollout.engine_driver import EngineDriver, EngineRanks, RolloutStalled, never_started_completion
-from roll.rollout.progress import Progress, result_from
 from roll.rollout.routing import Router
-from roll.rollout.waiting import WaitingRequests
 from roll.strategies.base import Completion, EngineCounters, Request
 from roll.types.metrics import Metrics
 
@@ -94,14 +94,16 @@ class ContinuousDriver(EngineDriver):
         self._engines = [_EngineState(rank) for rank in range(ranks.world_size)]
         self._busy: dict[str, str] = {}
         self._in_flight: dict[str, InFlightRequest] = {}
-        self._waiting = WaitingRequests()
         self._error: BaseException | None = None
         self._counts: Counter[str] = Counter()
         self._background: set[asyncio.Task[None]] = set()
         self._repairs: set[asyncio.Task[None]] = set()
         self._own_thread = loop is None
         self._loop = loop or asyncio.new_event_loop()
-        self._progress = Progress(self._loop, timeout, lambda: RolloutStalled(self._stall_message()))
+        self._progressed = False  # Since the scheduler last looked
+        self._scheduler: asyncio.Future[None] | None = None  # Waits for progress
+        self._waits_since = 0.0
+        self._timer: asyncio.TimerHandle | None = None  # One for all waits
         if self._own_thread:
             self._thread = threading.Thread(target=self._loop.run_forever, name="rollout", daemon=True)
             self._thread.start()
@@ -114,12 +116,29 @@ class ContinuousDriver(EngineDriver):
             return self._loop.run_until_complete(main)
         future = asyncio.run_coroutine_threadsafe(main, self._loop)
         try:
-            return result_from(self._thread, self._loop, future, self._timeout)
+            return self._result_of(future)
         except KeyboardInterrupt:
             future.cancel()
             with contextlib.suppress(concurrent.futures.CancelledError, concurrent.futures.TimeoutError):
                 future.result(timeout=30)
             raise
+
+    def _result_of(self, future: concurrent.futures.Future[T]) -> T:
+        """Return the result of a coroutine on the loop.
+
+        Raises `RolloutStalled` with the line that the thread is at when the loop itself stands still for `timeout`
+        seconds; no limit that is kept on the loop can act then.
+        """
+        while not concurrent.futures.wait([future], self._timeout).done:
+            beat = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop)
+            if not concurrent.futures.wait([beat], self._timeout).done:
+                frame = sys._current_frames().get(self._thread.ident or 0)
+                where = "".join(traceback.format_stack(frame)[-3:]) if frame is not None else "an unknown place\n"
+                raise RolloutStalled(
+                    f"the event loop of rollouts has stood still for {self._timeout:.0f} s. Something on it waits "
+                    f"without `await`, perhaps a rollout of your own; call it by asyncio.to_thread. It is at\n{where}"
+                )
+        return future.result()
 
     def close(self) -> None:
         if not self._own_thread:
@@ -153,7 +172,7 @@ class ContinuousDriver(EngineDriver):
 
     def mark_ended(self, episode: str) -> None:
         self._busy.pop(episode, None)
-        self._progress.made()
+        self._note_progress()
 
     async def generate(self, episode: str, request: Request) -> Completion:
         if request.id in self._in_flight:
@@ -179,7 +198,13 @@ class ContinuousDriver(EngineDriver):
 
     async def advance(self) -> None:
         """Wait until an episode has ended; raises what made it impossible to go on."""
-        await self._progress.wait()
+        if not self._progressed:
+            self._waits_since = self._loop.time()
+            if self._timer is None:
+                self._timer = self._loop.call_later(self._timeout, self._check_progress)
+            self._scheduler = self._loop.create_future()
+            await self._scheduler
+        self._progressed = False
         if self._error is not None:
             raise self._error
 
@@ -235,44 +260,24 @@ class ContinuousDriver(EngineDriver):
             metrics.add_sum("rollout/discarded_tokens", counters.discarded_tokens)
         return metrics
 
-    @property
-    def running(self) -> list[int]:
-        """Requests on each engine."""
-        return list(self._router.load)
-
     # --- requests on their way ------------------------------------------------------------------------------------
 
     def _enqueue(self, entry: InFlightRequest) -> None:
-        request = entry.request
         entry.rank = None
-        self._waiting.add(request.id, request.order, request.affinity, self._router.home(request.affinity))
+        self._router.add(entry.request.id, entry.request.order, entry.request.affinity)
 
     def _dispatch(self, freed: int | None = None) -> None:
         """Give waiting requests to engines as long as there is room; `freed` is an engine that has just got some."""
-        if freed is not None:
-            while self._router.has_room(freed) and (chosen := self._waiting.first_for(freed)) is not None:
-                entry = self._in_flight[chosen]
-                self._router.take(freed, entry.request.affinity)
-                self._place(entry, freed)
-        while (chosen := self._waiting.first()) is not None:
-            entry = self._in_flight[chosen]
-            rank = self._router.place(entry.request.affinity)
-            if rank is None:
-                return
-            self._place(entry, rank)
-
-    def _place(self, entry: InFlightRequest, rank: int) -> None:
-        request, engine = entry.request, self._engines[rank]
-        self._waiting.discard(request.id)
-        self._waiting.settle(request.affinity, rank)
-        entry.rank = rank
-        engine.running.add(request.id)
-        engine.outbox.append(request)
-        if engine.submitting is None:
-            engine.submitting = self._loop.create_task(self._submit(engine))
-        if engine.polling is None:
-            engine.polling = self._loop.create_task(self._poll(engine))
-        engine.work.set()
+        while (placed := self._router.place(freed)) is not None:
+            entry, engine = self._in_flight[placed[0]], self._engines[placed[1]]
+            entry.rank = engine.rank
+            engine.running.add(entry.request.id)
+            engine.outbox.append(entry.request)
+            if engine.submitting is None:
+                engine.submitting = self._loop.create_task(self._submit(engine))
+            if engine.polling is None:
+                engine.polling = self._loop.create_task(self._poll(engine))
+            engine.work.set()
 
     async def _submit(self, engine: _EngineState) -> None:
         """Empty the outbox; what is placed meanwhile goes with the next call."""
@@ -319,7 +324,7 @@ class ContinuousDriver(EngineDriver):
 
     def _forget(self, entry: InFlightRequest) -> None:
         if entry.rank is None:
-            self._waiting.discard(entry.request.id)
+            self._router.discard(entry.request.id)
             return
         engine = self._engines[entry.rank]
         if entry.request.id in engine.running:
@@ -362,7 +367,6 @@ class ContinuousDriver(EngineDriver):
         engine.restarts += 1
         self._counts["restarts"] += 1
         self._router.down(engine.rank)
-        self._waiting.lose(engine.rank)
         logger.warning(
             "engine %d died with %d requests; restart %d of %d: %s",
             engine.rank, len(engine.running), engine.restarts, self._max_restarts, error,
@@ -402,7 +406,23 @@ class ContinuousDriver(EngineDriver):
         for entry in list(self._in_flight.values()):
             if not entry.future.done():
                 entry.future.set_exception(error)
-        self._progress.made()
+        self._note_progress()
+
+    def _note_progress(self) -> None:
+        """Wake the scheduler, or else let it go on when it next waits."""
+        self._progressed = True
+        if self._scheduler is not None and not self._scheduler.done():
+            self._scheduler.set_result(None)
+
+    def _check_progress(self) -> None:
+        """Raise for a scheduler that has waited too long; the wait that set the timer may be long over."""
+        self._timer = None
+        if self._scheduler is not None and not self._scheduler.done():
+            left = self._waits_since + self._timeout - self._loop.time()
+            if left > 0:
+                self._timer = self._loop.call_later(left, self._check_progress)
+            else:
+                self._scheduler.set_exception(RolloutStalled(self._stall_message()))
 
     def _stall_message(self) -> str:
         parts = [f"no progress for {self._timeout:.0f} s"]

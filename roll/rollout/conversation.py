@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from roll.configs.errors import did_you_mean
 from roll.configs.schema.env_config import CustomEnv
-from roll.configs.schema.turn_templates import SYSTEM_NAMES, TURN_NAMES, filled, names_in, unknown_names
+from roll.configs.schema.turn_templates import filled
 from roll.envs.base import Message, Observation
 from roll.envs.wrappers import without_thoughts
 from roll.rollout.agent import Agent
-from roll.rollout.episode import Episode, EpisodeError
+from roll.rollout.episode import Episode
+from roll.types.episode import EpisodeError
 
 SampleUnit = Literal["trajectory", "step", "concat"]
 
@@ -40,15 +40,6 @@ class Conversation:
     instructions: str = ""
     """The environment's."""
     sample_unit: SampleUnit = "trajectory"
-
-    def __post_init__(self) -> None:
-        _check_names(f"custom_envs.{self.tag}.system_template", self.env.system_template or "", SYSTEM_NAMES)
-        _check_names(f"custom_envs.{self.tag}.turn_template", self.env.turn_template, TURN_NAMES)
-        if "observation" not in names_in(self.env.turn_template):
-            raise ValueError(
-                f"custom_envs.{self.tag}.turn_template: got {self.env.turn_template!r:.80}, expected a text with "
-                "{observation}: the policy would not see what happens"
-            )
 
     def system(self) -> tuple[Message, ...]:
         """Return the system message, if there is one."""
@@ -154,12 +145,3 @@ class ConversationRollout:
         if not prompt:
             raise EpisodeError("env_error", "a prompt without tokens: no system message, and nothing to observe")
         return prompt
-
-
-def _check_names(key: str, template: str, known: Sequence[str]) -> None:
-    for name in unknown_names(template, known):
-        names = ", ".join(f"{{{n}}}" for n in known)
-        raise ValueError(
-            f"{key}: got {{{name}}}, expected one of {names} (or {{{{{name}}}}}, which stands for the text "
-            f"{{{name}}}); {did_you_mean(name, known)}"
-        )

@@ -46,7 +46,6 @@ class EnvTasks:
         split: Split,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        _check(tags, partition, env_types)
         self._env_types = {tag: env_types[tag] for tag in tags}
         self._slots = _spread(tags, partition)
         self._seed = seed
@@ -146,20 +145,6 @@ class EnvTasks:
             tag=tag,
             domain=tag,
         )
-
-
-def _check(tags: Sequence[str], partition: Sequence[int], env_types: Mapping[str, str]) -> None:
-    if len(set(tags)) != len(tags):
-        raise ValueError(f"tags must differ, got {list(tags)}; give each its number of groups in num_groups_partition")
-    if len(tags) != len(partition):
-        raise ValueError(
-            f"num_groups_partition has {len(partition)} numbers for {len(tags)} tags ({', '.join(tags)}); give one each"
-        )
-    if any(groups < 0 for groups in partition) or not sum(partition):
-        raise ValueError(f"num_groups_partition must be >= 0 and not all 0, got {list(partition)}")
-    unknown = [tag for tag in tags if tag not in env_types]
-    if unknown:
-        raise ValueError(f"tag {unknown[0]!r} is not in custom_envs; {did_you_mean(unknown[0], env_types)}")
 
 
 def _spread(tags: Sequence[str], partition: Sequence[int]) -> tuple[str, ...]:

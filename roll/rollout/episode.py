@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -11,9 +12,8 @@ from roll.envs.base import Observation, StepResult
 from roll.rollout.agent import Agent, PromptTooLong
 from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.episode_slots import EpisodeSlots
-from roll.rollout.recorder import Recorder, Response
 from roll.strategies.base import Completion, Request, SamplingParams
-from roll.types.episode import FinishReason, Status, Task, Trajectory
+from roll.types.episode import EpisodeError, FinishReason, Status, Task, Trajectory, Turn
 from roll.utils.seeding import stable_hash
 
 
@@ -23,14 +23,6 @@ class Action:
 
     text: str
     finish_reason: FinishReason
-
-
-class EpisodeError(RuntimeError):
-    """An episode can't go on. The message ends in its trajectory, the status in the counters."""
-
-    def __init__(self, status: Status, message: str) -> None:
-        super().__init__(message)
-        self.status: Status = status
 
 
 class EpisodeEnv(Protocol):
@@ -102,18 +94,21 @@ class Episode:
         self._key = key
         self._name = key.name(task)
         self._max_sequence_length = max_sequence_length
-        self._recorder = Recorder(task, key.member)
-        self._turn = 0
+        self._turns: list[Turn] = []
+        self._context: tuple[int, ...] = ()  # Of the last response
         self._state = ""
-        self._pending: Response | None = None
+        self._unanswered: Completion | None = None  # The last response, until the environment was asked
+        self._parts: dict[str, float] = {}
+        self._spans: dict[str, float] = {}
+        self._status: Status = "ok"
+        self._error = ""
+        self._truncated = False
         self.env_stepped = False
 
     @property
     def tokens(self) -> tuple[int, ...]:
         """Prompts and responses so far, since the context was last reset."""
-        if self._pending is None:
-            return self._recorder.context
-        return (*self._recorder.context, *self._pending.prompt, *self._pending.completion.token_ids)
+        return (*self._context, *self._turns[-1].response_ids) if self._turns else ()
 
     async def reset(self) -> Observation:
         """Begin; what the environment shows first."""
@@ -132,7 +127,7 @@ class Episode:
 
     def text(self, completion: Completion) -> str:
         """Return what a response says."""
-        return self._agent.action(completion, self.params)
+        return self._agent.decode_response(completion.token_ids, self.params.stop_strings)
 
     async def generate(self, prompt_ids: Sequence[int], *, reset_context: bool = False, **changes: Any) -> Completion:
         """Return one response to everything so far plus `prompt_ids`, which may be empty.
@@ -142,66 +137,90 @@ class Episode:
             reset_context: drop everything so far, for this turn and those after it; they become a row of their own.
             changes: fields of `SamplingParams` that differ from the run's, e.g. `max_new_tokens=32`.
         """
-        self._flush(None)
-        if reset_context:
-            self._recorder.reset_context()
-        prompt = tuple(prompt_ids)
-        context = (*self._recorder.context, *prompt)
+        turn_number, prompt = len(self._turns), tuple(prompt_ids)
+        context = prompt if reset_context else (*self.tokens, *prompt)
         room = self._max_sequence_length - len(context)
         if room < 1:
-            turn = f"turn {self._turn} has {len(context)} tokens of context"
+            turn = f"turn {turn_number} has {len(context)} tokens of context"
             raise EpisodeError(
                 "truncated", f"{turn} and no room to respond: sequence_length is {self._max_sequence_length}"
             )
         params = replace(self.params, **changes) if changes else self.params
         request = Request(
-            id=f"{self._name}/{self._turn}",
+            id=f"{self._name}/{turn_number}",
             prompt_ids=context,
             params=params if params.max_new_tokens <= room else replace(params, max_new_tokens=room),
-            seed=self._key.request_seed(self.task, self._turn),
-            order=(self._key.position, self._key.member, self._turn),
+            seed=self._key.request_seed(self.task, turn_number),
+            order=(self._key.position, self._key.member, turn_number),
             affinity=self._key.group_name(self.task),
         )
-        with self._recorder.span("generate"):
+        with self._span("generate"):
             completion = await self._engines.generate(self._name, request)
-        self._turn += 1
-        self._pending = Response(prompt, reset_context, self._state, completion)
+        self._turns.append(
+            Turn(
+                prompt_ids=prompt,
+                response_ids=completion.token_ids,
+                logprobs=completion.logprobs,
+                versions=completion.versions,
+                finish_reason=completion.finish_reason,
+                resets_context=reset_context,
+                state=self._state,
+            )
+        )
+        self._context, self._unanswered = context, completion
         if completion.finish_reason == "abort":
             raise EpisodeError("aborted", "stopped by the scheduler")
         return completion
 
     async def step_env(self, text: str | None = None) -> StepResult:
         """Give a response to the environment, or in RLVR to the reward function; null: what the last one says."""
-        assert self._pending is not None, "step_env() comes after generate()"
-        completion = self._pending.completion
+        completion = self._unanswered
+        assert completion is not None, "step_env() comes after generate()"
         self._engines.mark_busy(self._name, self._env.waits_for)
-        with self._recorder.span(self._env.waits_for):
+        with self._span(self._env.waits_for):
             action = Action(self.text(completion) if text is None else text, completion.finish_reason)
             result = await self._env.step(action)
+        shown = ""
         if result.observation is not None:
-            self._state = _state_of(result.observation)
-        self.env_stepped = True
-        self._flush(result)
+            shown, self._state = result.observation.text, _state_of(result.observation)
+        self._turns[-1] = replace(
+            self._turns[-1], observation=shown, reward=result.reward, metrics=dict(result.metrics)
+        )
+        for part, value in result.reward_parts.items():
+            self._parts[part] = self._parts.get(part, 0.0) + value
+        self._truncated = result.truncated
+        self._unanswered, self.env_stepped = None, True
         return result
 
     def truncate(self) -> None:
         """Note that the episode was stopped before its end."""
-        self._recorder.truncated = True
+        self._truncated = True
 
     def fail(self, status: Status, error: str) -> None:
         """Note that it failed."""
-        self._recorder.fail(status, error)
+        self._status, self._error = status, error
 
     def finished(self) -> Trajectory:
         """Return what was played."""
-        self._flush(None)
-        return self._recorder.trajectory()
+        return Trajectory(
+            task_id=self.task.id,
+            member=self._key.member,
+            turns=tuple(self._turns),
+            reward=sum(turn.reward for turn in self._turns),
+            reward_parts=self._parts,
+            status="truncated" if self._status == "ok" and self._truncated else self._status,
+            error=self._error,
+            spans=self._spans,
+        )
 
-    def _flush(self, result: StepResult | None) -> None:
-        """Record the last response, with what the environment said to it if it was asked."""
-        if self._pending is not None:
-            response, self._pending = self._pending, None
-            self._recorder.add(response, result)
+    @contextlib.contextmanager
+    def _span(self, name: str) -> Iterator[None]:
+        """Add the seconds of a block to `spans`."""
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self._spans[name] = self._spans.get(name, 0.0) + time.monotonic() - begun
 
 
 def _state_of(observation: Observation) -> str:
@@ -262,21 +281,18 @@ class EpisodePlayer:
         The engines are told what it waits for, so that a stall can be explained. An exception of a user's rollout ends
         the run with its name: it is a bug, not an outcome.
         """
-        async with contextlib.nullcontext() if self._slots is None else self._slots.acquire(key.name(task)):
-            return await self._play(task, key, params)
-
-    async def _play(self, task: Task, key: EpisodeKey, params: SamplingParams) -> Trajectory:
-        env = self._make_env(task, key.name(task))
-        episode = Episode(self._engines, self._agent, env, task, key, params, self._max_sequence_length)
-        rollout = self._rollouts.get(task.domain, self._usual)
-        try:
-            await rollout.play(episode)
-            name = type(rollout).__name__
-            assert episode.env_stepped, f"{name}.play() ended without episode.step_env(): no reward is not 0"
-        except EpisodeError as error:
-            episode.fail(error.status, str(error))
-        except PromptTooLong as error:
-            episode.fail("truncated", str(error))
-        finally:
-            await env.close()
-        return episode.finished()
+        name, rollout = key.name(task), self._rollouts.get(task.domain, self._usual)
+        async with contextlib.nullcontext() if self._slots is None else self._slots.acquire(name):
+            env = self._make_env(task, name)
+            episode = Episode(self._engines, self._agent, env, task, key, params, self._max_sequence_length)
+            try:
+                await rollout.play(episode)
+                kind = type(rollout).__name__
+                assert episode.env_stepped, f"{kind}.play() ended without episode.step_env(): no reward is not 0"
+            except EpisodeError as error:
+                episode.fail(error.status, str(error))
+            except PromptTooLong as error:
+                episode.fail("truncated", str(error))
+            finally:
+                await env.close()
+            return episode.finished()

@@ -23,7 +23,6 @@ class EpisodeSlots:
     """
 
     def __init__(self, engines: EngineDriver, count: int) -> None:
-        assert count >= 1, "without a slot nothing is ever played"
         self._engines = engines
         self._free = count
         self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()

@@ -47,28 +47,17 @@ class Collected:
     exhausted: bool = False  # The task source ended before enough groups were there
 
 
+@dataclass(frozen=True)
 class RolloutScheduler:
-    """See the module docstring.
+    """See the module docstring."""
 
-    Args:
-        keep: dynamic filter, asked for complete groups with enough survivors.
-        on_drop: see `GroupFilter`.
-    """
-
-    def __init__(
-        self,
-        engines: EngineDriver,
-        player: EpisodePlayer,
-        *,
-        seed: int,
-        keep: FilterFn = lambda _group: None,
-        on_drop: Callable[[Group, str], None] = lambda _group, _reason: None,
-    ) -> None:
-        self._engines = engines
-        self._player = player
-        self._seed = seed
-        self._keep = keep
-        self._on_drop = on_drop
+    engines: EngineDriver
+    player: EpisodePlayer
+    seed: int
+    keep: FilterFn = lambda _group: None
+    """Dynamic filter, asked for complete groups with enough survivors."""
+    on_drop: Callable[[Group, str], None] = lambda _group, _reason: None
+    """See `GroupFilter`."""
 
     def collect(self, source: TaskSource, plan: CollectPlan) -> Collected:
         """Play tasks from `source` until `plan.groups` groups are accepted.
@@ -77,48 +66,50 @@ class RolloutScheduler:
             FilterBudgetExhausted: `plan.max_prompts` were started and too few groups were kept.
             RolloutStalled: an environment or reward gave no sign within the time limit.
         """
-        group_filter = GroupFilter(min_survivors=plan.min_survivors, keep=self._keep, on_drop=self._on_drop)
-        collection = _Collection(self._engines, source, plan, group_filter)
-        completed = collection.completed.append
-        starter = GroupStarter(
-            self._engines, self._player, plan, seed=self._seed, purpose=plan.purpose, completed=completed
-        )
-        return self._engines.run(collection.run(starter))
+        return self.engines.run(_Collection(self, source, plan).run())
 
 
 class _Collection:
     """The state of one `collect` call."""
 
-    def __init__(self, engines: EngineDriver, source: TaskSource, plan: CollectPlan, group_filter: GroupFilter) -> None:
-        self._engines = engines
+    def __init__(self, scheduler: RolloutScheduler, source: TaskSource, plan: CollectPlan) -> None:
+        self._engines = scheduler.engines
         self._source = source
         self._plan = plan
-        self._group_filter = group_filter
+        self._filter = GroupFilter(min_survivors=plan.min_survivors, keep=scheduler.keep, on_drop=scheduler.on_drop)
+        self._completed: list[OpenGroup] = []  # Open groups that are complete, not yet decided about
+        self._starter = GroupStarter(
+            scheduler.engines,
+            scheduler.player,
+            plan,
+            seed=scheduler.seed,
+            purpose=plan.purpose,
+            completed=self._completed.append,
+        )
         self._open: dict[int, OpenGroup] = {}
-        self.completed: list[OpenGroup] = []  # Open groups that are complete, not yet decided about
         self._started = 0
         self._result = Collected()
         self._accepted: list[tuple[int, Group]] = []
 
-    async def run(self, starter: GroupStarter) -> Collected:
+    async def run(self) -> Collected:
         try:
-            self._launch(starter)
+            self._launch()
             while True:
                 await self._engines.wait_idle()
-                starter.raise_failed()
-                await self._settle(starter)
+                self._starter.raise_failed()
+                await self._settle()
                 if len(self._accepted) >= self._plan.groups or not self._open:
                     break
-                starter.round_number += 1
+                self._starter.round_number += 1
                 await self._engines.advance()
             await self._abort_rest()
         finally:
-            await starter.end()
+            await self._starter.end()
         await self._engines.wait_idle()  # nothing of this step is left on the engines: they may sleep now
         self._result.groups = [group for _, group in sorted(self._accepted, key=lambda item: item[0])]
         return self._result
 
-    def _launch(self, starter: GroupStarter) -> None:
+    def _launch(self) -> None:
         """Start the groups that are missing, as far as the source, the budget and `max_open_groups` allow."""
         plan = self._plan
         first = plan.groups + plan.extra_prompts - self._started
@@ -131,16 +122,16 @@ class _Collection:
         tasks = self._source.take(allowed)
         self._result.exhausted = len(tasks) < allowed
         for task in tasks:
-            self._open[self._started] = starter.start(task, position=self._started, step=plan.step)
+            self._open[self._started] = self._starter.start(task, position=self._started, step=plan.step)
             self._started += 1
 
-    async def _settle(self, starter: GroupStarter) -> None:
+    async def _settle(self) -> None:
         """Decide about complete groups in plan order; start what is to take their place."""
-        completed = [(group, group.outcome()) for group in sorted(self.completed, key=lambda group: group.position)]
-        self.completed.clear()
+        completed = [(group, group.outcome()) for group in sorted(self._completed, key=lambda group: group.position)]
+        self._completed.clear()
         running = {name for _, outcome in completed for name in outcome.running}
         if running:
-            await starter.stop(running)
+            await self._starter.stop(running)
             # Nothing new has been started yet: what the next round has in its batch must not depend on how long
             # episodes take to end.
             await self._engines.wait_idle()
@@ -148,13 +139,13 @@ class _Collection:
             if len(self._accepted) >= self._plan.groups:
                 return
             del self._open[group.position]
-            if self._group_filter.accept(outcome, self._result.metrics):
+            if self._filter.accept(outcome, self._result.metrics):
                 self._accepted.append((group.position, outcome.group))
-        self._group_filter.check_failure_rate(step=self._plan.step, needed=self._plan.groups)
+        self._filter.check_failure_rate(step=self._plan.step, needed=self._plan.groups)
         if len(self._accepted) < self._plan.groups:
-            self._launch(starter)
+            self._launch()
         if not self._open and len(self._accepted) < self._plan.groups and not self._result.exhausted:
-            raise self._group_filter.exhausted(
+            raise self._filter.exhausted(
                 step=self._plan.step, started=self._started, kept=len(self._accepted), needed=self._plan.groups
             )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 from roll.strategies.base import Request
@@ -85,11 +85,14 @@ class EngineUse:
 
     def add(self, other: EngineUse) -> None:
         """Add another engine's sums, and keep the larger of what is `most`."""
-        for name, value in vars(other).items():
-            mine = getattr(self, name)
-            setattr(self, name, max(mine, value) if name.startswith("most_") else mine + value)
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.most_running = max(self.most_running, other.most_running)
+        self.most_submitted = max(self.most_submitted, other.most_submitted)
 
     def since(self, earlier: EngineUse) -> EngineUse:
         """Return what came after an `earlier` look; `most` are over the whole time."""
-        before = {name: 0 if name.startswith("most_") else value for name, value in vars(earlier).items()}
-        return EngineUse(**{name: value - before[name] for name, value in vars(self).items()})
+        return replace(self, **{name: getattr(self, name) - getattr(earlier, name) for name in _SUMS})
+
+
+_SUMS = ("busy_request_seconds", "tokens", "thrown_away", "prefill_tokens", "cached_tokens")

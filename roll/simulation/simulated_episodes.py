@@ -10,10 +10,9 @@ from typing import Any
 
 from roll.envs.base import Message, Observation, StepResult
 from roll.rollout.agent import Agent
-from roll.rollout.episode import Action, EpisodeError
+from roll.rollout.episode import Action
 from roll.simulation.simulated_engines import TOKEN
-from roll.strategies.base import Completion, SamplingParams
-from roll.types.episode import Task
+from roll.types.episode import EpisodeError, Task
 from roll.utils.seeding import stable_hash
 
 
@@ -81,8 +80,8 @@ class SimulatedAgent(Agent):
         del observation, sampled
         return self._reply
 
-    def action(self, completion: Completion, params: SamplingParams) -> str:
-        del completion, params
+    def decode_response(self, token_ids: Sequence[int], stop_strings: Sequence[str]) -> str:
+        del token_ids, stop_strings
         return ""
 
 

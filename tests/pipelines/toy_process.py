@@ -16,8 +16,7 @@ def kill_at(moment: str, nth: int) -> None:
     """The process dies at the n-th call of the function that stands for this moment."""
     from roll.pipelines import checkpoints
     from roll.pipelines.rl_pipeline import RLPipeline
-    from roll.rollout.pooled_env import PooledEnv
-    from roll.rollout.reward_env import RewardEnv
+    from roll.rollout.episode_envs import PooledEnv, RewardEnv
     from roll.strategies.hf_infer import HfInfer
     from roll.workers.train import TrainWorker
 

@@ -23,8 +23,8 @@ from tiny_models import char_tokenizer
 from roll.envs.base import Message, Observation
 from roll.rollout.agent import Agent
 from roll.rollout.episode import EpisodePlayer
+from roll.rollout.episode_envs import RewardEnv
 from roll.rollout.lockstep_driver import LockstepDriver
-from roll.rollout.reward_env import RewardEnv
 from roll.rollout.scheduler import RolloutScheduler
 from roll.strategies.base import Completion, SamplingParams
 
@@ -148,7 +148,7 @@ def test_the_stop_string_is_in_the_actions_text_if_asked_for(tokenizer, keep, ex
     completion = Completion(
         id="r", token_ids=ids, logprobs=(0.0,) * len(ids), versions=(0,) * len(ids), finish_reason="stop"
     )
-    assert agent.action(completion, SamplingParams(max_new_tokens=9, stop_strings=("\n",))) == expected
+    assert agent.decode_response(completion.token_ids, ("\n",)) == expected
 
 
 class OneEngine:

@@ -16,8 +16,8 @@ from roll.rollout.async_scheduler import AsyncPlan, AsyncRolloutScheduler, Async
 from roll.rollout.continuous_driver import ContinuousDriver
 from roll.rollout.engine_driver import RolloutStalled
 from roll.rollout.episode import EpisodePlayer
-from roll.rollout.reward_env import RewardEnv
-from roll.rollout.waiting import WaitingRequests
+from roll.rollout.episode_envs import RewardEnv
+from roll.rollout.routing import Router
 from roll.simulation.engine_model import EngineModel
 from roll.simulation.scenario import Scenario, Simulation
 from roll.simulation.simulated_engines import SimulatedRanks
@@ -53,7 +53,7 @@ class Cursor(Source):
         return {}
 
 
-def ahead(ranks, plan=PLAN, version=0, timeout=5.0, **options):
+def ahead(ranks, plan=PLAN, timeout=5.0, **options):
     engines = ContinuousDriver(ranks, max_running_requests=64, timeout=timeout)
     agent = Agent(NumberTokenizer(), first_prompt, chat=False)
     score = instant(lambda request: 1.0)
@@ -61,7 +61,7 @@ def ahead(ranks, plan=PLAN, version=0, timeout=5.0, **options):
         engines, agent, lambda task, name: RewardEnv(score, task, name), max_sequence_length=1000, **options
     )
     source = Cursor(make_tasks(100))
-    return engines, source, AsyncRolloutScheduler(engines, player, source, plan, seed=1, version=version)
+    return engines, source, AsyncRolloutScheduler(engines, player, source, plan, seed=1)
 
 
 def test_closing_leaves_nothing_behind_and_asks_nothing_of_engines_that_are_about_to_end(caplog):
@@ -101,7 +101,7 @@ def ready(number, version, size=2):
 )
 def test_what_a_run_with_other_settings_had_ready_is_used_once_and_in_time_or_played_again(found, kept):
     ranks = Engines(length=lambda request: 1)
-    engines, source, rollouts = ahead(ranks, version=5)
+    engines, source, rollouts = ahead(ranks)
     ranks.version = 5
     source.tasks = source.tasks[20:]
     rollouts.restore(AsyncState(version=5, started=20, ready=found))
@@ -174,11 +174,11 @@ def test_a_rollout_that_holds_up_the_event_loop_is_found_out():
 class LeftOver(Simulation):
     """Looks at the engines when a step has its groups."""
 
-    async def _train(self, step, collected):
+    def _count(self, step, collected):
         assert [len(engine.submitted) for engine in self.ranks._engines] == [0] * self.scenario.engines
         assert not self.engines._in_flight
-        assert not self.engines._waiting._siblings
-        await super()._train(step, collected)
+        assert not self.engines._router._siblings
+        super()._count(step, collected)
 
 
 class SlowAborts(SimulatedRanks):
@@ -202,15 +202,18 @@ def test_engines_have_nothing_left_to_do_when_an_over_sampled_step_has_its_group
 
 
 def test_requests_that_were_never_placed_are_forgotten():
-    waiting = WaitingRequests()
+    router = Router(engines=1, capacity=1)
+    router.add("first", (0, 0), "taken")
+    assert router.place() == ("first", 0)
     for step in range(100):
         for member in range(2):
-            waiting.add(f"{step}#{member}", (step, member), f"prompt {step}", None)
+            router.add(f"{step}#{member}", (step, member), f"prompt {step}")
         for member in range(2):
-            waiting.discard(f"{step}#{member}")
-    assert waiting.first() is None
-    assert waiting.first_for(0) is None
-    assert not waiting._siblings
+            router.discard(f"{step}#{member}")
+    router.release(0)
+    assert router.place() is None
+    assert router.place(freed=0) is None
+    assert not router._siblings
 
 
 class LateAborts(SimulatedRanks):

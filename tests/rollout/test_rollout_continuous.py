@@ -15,8 +15,8 @@ from roll.rollout.buffer import load_groups, save_groups
 from roll.rollout.continuous_driver import ContinuousDriver, EngineLost
 from roll.rollout.engine_driver import RolloutStalled
 from roll.rollout.episode import EpisodePlayer
+from roll.rollout.episode_envs import RewardEnv
 from roll.rollout.lockstep_driver import LockstepDriver
-from roll.rollout.reward_env import RewardEnv
 from roll.rollout.routing import Router
 from roll.rollout.scheduler import RolloutScheduler
 from roll.strategies.base import EngineCounters, Request, SamplingParams
@@ -192,14 +192,34 @@ def test_a_stall_says_who_is_waited_for(make_driver):
 
 def test_the_router_keeps_siblings_together_while_there_is_room():
     router = Router(engines=3, capacity=2)
-    assert [router.place(group) for group in "aabb"] == [0, 0, 1, 1]
-    assert router.place("a") == 2  # home is full
+    for number, group in enumerate("aabbacd"):
+        router.add(f"{group}{number}", (number,), group)
+    assert [router.place() for _ in range(4)] == [("a0", 0), ("a1", 0), ("b2", 1), ("b3", 1)]
+    assert router.place() == ("a4", 2)  # home is full
     router.release(0)
     router.down(2)
-    assert router.place("c") == 0
-    assert router.place("d") is None
+    assert router.place() == ("c5", 0)
+    assert router.place() is None
     router.up(2)
-    assert router.place("d") == 2
+    assert router.place() == ("d6", 2)
+
+
+def test_a_slot_that_becomes_free_goes_to_a_request_whose_prefix_the_engine_has():
+    router = Router(engines=2, capacity=1)
+    for number, group in enumerate("abcbad"):
+        router.add(f"{group}{number}", (number,), group)
+    assert [router.place() for _ in range(3)] == [("a0", 0), ("b1", 1), None]
+    router.release(1)
+    assert router.place(freed=1) == ("b3", 1)
+    router.release(1)
+    assert router.place(freed=1) == ("c2", 1)  # no engine has it
+    router.release(1)
+    assert router.place(freed=1) == ("d5", 1)
+    router.release(1)
+    assert router.place(freed=1) == ("a4", 1)  # its home has no room
+    router.add("a6", (6,), "a")
+    router.release(0)
+    assert router.place(freed=0) == ("a6", 0)  # the home that it kept
 
 
 def test_requests_need_ids_of_their_own(make_driver):

@@ -7,12 +7,13 @@ from chat_tokenizers import Script, ScriptedEnv, bpe_tokenizer, conversation, gr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from roll.configs.schema.env_config import CustomEnv
 from roll.envs.base import Message, Observation
-from roll.envs.wrappers import ActionRules, found_actions
+from roll.envs.wrappers import found_actions
 from roll.pipelines.assemble import assemble
 from roll.rollout.agent import Agent
 from roll.rollout.conversation import ConversationRollout
-from roll.rollout.episode import EpisodeError
+from roll.types.episode import EpisodeError
 
 PLAIN = bpe_tokenizer(None)
 CHAT = bpe_tokenizer("chatml")
@@ -109,8 +110,8 @@ def test_a_thought_that_the_template_opened_is_one_also_when_it_is_cut_off():
         sample_unit="step", history_length=0, thinking_tags=("<think>", "</think>"), system_template=None,
     )  # fmt: skip
     assert env.actions == ["<think>Perhaps <answer>Up</answer>? No,", "<think>so</think>Down"]
-    rules = ActionRules(thinking_tags=("<think>", "</think>"))
-    assert [found_actions(action, rules) for action in env.actions] == [[], []]
+    spec = CustomEnv(env_type="x", thinking_tags=("<think>", "</think>"))
+    assert [found_actions(action, spec) for action in env.actions] == [[], []]
 
 
 def test_what_the_environment_says_as_system_holds_in_later_contexts_too():
@@ -164,22 +165,6 @@ def test_without_a_limit_of_its_own_a_step_has_the_runs():
 def test_what_an_environment_says_is_never_read_as_a_template():
     text = "{step} {{step}} {0} {observation} {% raw %}"
     assert played("a", shows=(text,), instructions=text)[0].texts == [text + text]
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        (
-            {"turn_template": "{observation} {step_left}"},
-            r"custom_envs\.maze\.turn_template: got \{step_left\}, expected one of \{observation\}, .*'steps_left'",
-        ),
-        ({"system_template": "{observation}"}, r"system_template: got \{observation\}, expected one of \{instruct"),
-        ({"turn_template": "What now? {{observation}}"}, r"turn_template: got .*expected a text with \{observation\}"),
-    ],
-)
-def test_a_name_that_no_template_knows_is_refused(keys, message):
-    with pytest.raises(ValueError, match=message):
-        conversation(**keys)
 
 
 @pytest.mark.parametrize("keys", [{"system_template": None}, {"instructions": ""}])

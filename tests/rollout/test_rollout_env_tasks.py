@@ -135,10 +135,6 @@ def test_without_a_partition_groups_are_split_evenly(groups, expected):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: tasks_of(("small", "lake"), (1,)), r"num_groups_partition has 1 numbers for 2 tags \(small, lake\)"),
-        (lambda: tasks_of(partition=(0, 0)), "not all 0"),
-        (lambda: tasks_of(("small", "small")), "tags must differ"),
-        (lambda: tasks_of(("smal", "lake")), "tag 'smal' is not in custom_envs; did you mean 'small'"),
         (lambda: split_evenly(3, []), "no tags"),
         (lambda: tasks_of().take(-1), "can't take -1"),
     ],

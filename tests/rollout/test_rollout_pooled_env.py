@@ -10,18 +10,17 @@ from pathlib import Path
 import pytest
 
 from roll.envs.env_pool import EnvPool
-from roll.envs.env_registry import EnvSpec
-from roll.envs.wrappers import ActionRules
-from roll.rollout.episode import Action, EpisodeError
-from roll.rollout.pooled_env import PooledEnv
-from roll.types.episode import Task
+from roll.envs.wrappers import EnvSpec
+from roll.rollout.episode import Action
+from roll.rollout.episode_envs import PooledEnv
+from roll.types.episode import EpisodeError, Task
 
 FAULTY = Path(__file__).parents[1] / "envs" / "envs_faulty.py"
 
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[EnvPool]:
-    spec = EnvSpec(tag="count", env_type=f"{FAULTY}:Counter", rules=ActionRules(pattern=None))
+    spec = EnvSpec(tag="count", env_type=f"{FAULTY}:Counter", action_pattern=None)
     with EnvPool({"count": spec}, timeout_s=0.5) as pool:
         yield pool
 

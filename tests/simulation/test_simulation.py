@@ -403,23 +403,21 @@ def test_requests_given_up_make_room_for_those_that_wait():
 
 
 def test_waiting_without_progress_ends_after_the_limit_and_not_before():
-    from roll.rollout.progress import Progress
+    from roll.rollout.continuous_driver import ContinuousDriver
+    from roll.rollout.engine_driver import RolloutStalled
 
-    loop = VirtualClockLoop()
-    progress = Progress(loop, 10.0, lambda: TimeoutError("nothing"))
-
-    async def script():
-        progress.made()
-        await progress.wait()  # had happened before
-        loop.call_later(9.0, progress.made)
-        await progress.wait()
+    async def script(ranks, loop):
+        engines = ContinuousDriver(ranks, max_running_requests=1, timeout=10.0, loop=loop)
+        engines.mark_ended("first")
+        await engines.advance()  # had happened before
+        loop.call_later(9.0, engines.mark_ended, "second")
+        await engines.advance()
         assert loop.time() == 9.0
-        with pytest.raises(TimeoutError, match="nothing"):
-            await progress.wait()
+        with pytest.raises(RolloutStalled, match="no progress for 10 s"):
+            await engines.advance()
         assert loop.time() == 19.0
 
-    loop.run_until_complete(script())
-    loop.close()
+    play(script)
 
 
 def test_async_generation_keeps_engines_busier_under_a_long_tail():

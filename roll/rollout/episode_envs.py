@@ -1,4 +1,4 @@
-"""RLVR's one-turn environment: hands over the prompt, takes one response, asks a reward function."""
+"""Environments as the episode player sees them: a reward function's, and those of a pool."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from roll.envs.base import Message, Observation, StepResult
+from roll.envs.env_pool import EnvPool
 from roll.rewards.base import RewardRequest, RewardResult
-from roll.rollout.episode import Action, EpisodeError
-from roll.types.episode import Task
+from roll.rollout.episode import Action
+from roll.types.episode import EpisodeError, Task
 
 SubmitReward = Callable[[RewardRequest], "Future[RewardResult]"]
 """Queues one response for scoring; the future always gets a result, a failed reward function included."""
 
 
 class RewardEnv:
-    """One per episode; `name` is the id of its request."""
+    """RLVR's: hands over the prompt, takes one response, asks a reward function. `name` is the id of the request."""
 
     waits_for = "reward"
 
@@ -52,3 +53,22 @@ class RewardEnv:
 
     async def close(self) -> None:
         pass
+
+
+class PooledEnv:
+    """One episode's of a pool: the task's tag says which environment, its seed and payload what is played."""
+
+    waits_for = "environment"
+
+    def __init__(self, pool: EnvPool, _: Task, name: str) -> None:
+        self._pool = pool
+        self._name = name
+
+    async def reset(self, task: Task) -> Observation:
+        return await self._pool.reset(self._name, task.tag, task.seed, task.payload)
+
+    async def step(self, action: Action) -> StepResult:
+        return await self._pool.step(self._name, action.text)
+
+    async def close(self) -> None:
+        await self._pool.close(self._name)
