@@ -247,6 +247,9 @@ def scenarios(draw, asynchronous=None):
     engines = draw(st.integers(1, 3))
     if asynchronous is None:
         asynchronous = draw(st.booleans())
+    group_size = draw(st.integers(1, 3))
+    # A failure is a group of one's end, and several in a row with nothing else end a run.
+    failure_shares = [0.0, 0.3] if group_size > 1 else [0.0]
     return Scenario(
         engines=engines,
         engine=EngineModel(max_running_requests=draw(st.integers(1, 5)), step_seconds=0.01),
@@ -255,11 +258,11 @@ def scenarios(draw, asynchronous=None):
             prompt_tokens=8,
             turns=draw(st.integers(1, 2)),
             env_seconds=draw(st.sampled_from([0.0, 1.0])),
-            failure_share=draw(st.sampled_from([0.0, 0.3])),
+            failure_share=draw(st.sampled_from(failure_shares)),
         ),
         steps=draw(st.integers(1, 4)),
         groups=draw(st.integers(1, 5)),
-        group_size=draw(st.integers(1, 3)),
+        group_size=group_size,
         max_new_tokens=2000,
         extra_prompts=0 if asynchronous else draw(st.integers(0, 3)),
         async_ratio=draw(st.sampled_from([0.3, 1.0, 1.5, 2.0])) if asynchronous else 0.0,
