@@ -23,8 +23,8 @@ def connect(address: str | None, temp: Path) -> None:
 
     if ray.is_initialized():
         raise RuntimeError(
-            "this process is connected to Ray already; the ray executor starts or joins a cluster itself "
-            "(set ray.address to join an existing one) and a process can have one at a time"
+            "this process is connected to Ray already, and can be to one cluster at a time; executor: ray starts one "
+            "itself, or joins that of `ray start` (num_nodes > 1): call ray.shutdown() before"
         )
     own: dict[str, Any] = {
         "include_dashboard": False,
