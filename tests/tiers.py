@@ -79,7 +79,7 @@ SMALL_REAL_RUNS = (
     "pipelines/test_pipelines_backends.py::test_every_backend_takes_the_steps_that_fsdp2_takes[zero 1]",
     "pipelines/test_pipelines_backends.py::test_every_backend_takes_the_steps_that_fsdp2_takes[megatron]",
     "pipelines/test_pipelines_learning.py::test_the_toy_is_solved[grpo]",
-    "pipelines/test_pipelines_resume.py::test_ray_with_two_data_parallel_ranks_equals_inline",
+    "pipelines/test_pipelines_resume.py::test_two_ranks_that_train_under_ray_equal_one_inline",
 )
 """One small run each of hf_infer, FSDP2 on one and on two ranks, DeepSpeed, Megatron, `inline` and `ray`."""
 

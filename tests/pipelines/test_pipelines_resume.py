@@ -77,6 +77,11 @@ def test_killed_and_resumed_equals_never_killed(uninterrupted, tiny_model, tmp_p
     assert weights_hash(killed) == weights_hash(folder)
 
 
+def test_two_ranks_that_train_under_ray_equal_one_inline(tiny_model, tmp_path):
+    names = ("actor/loss", "actor/pg_loss", "reward/mean")
+    check_ray_equals_inline(tiny_model, tmp_path, ("max_steps=2",), names=names)
+
+
 def test_ray_with_two_data_parallel_ranks_equals_inline(tiny_model, tmp_path):
     loss = ("use_kl_loss=true", "kl_loss_coef=0.1", "reference.infer_batch_size=16")
     settings = ("max_steps=4", "adv_estimator=reinforce", "ppo_epochs=2", *loss)

@@ -289,7 +289,7 @@ def make(config):
 def test_what_isnt_there_is_prepared(tiny_model: Path, tmp_path: Path) -> None:
     folder = write(tmp_path, tiny_model)
     (folder / "rows.jsonl").unlink()
-    with pytest.raises(ConfigError, match="actor_train.data_args.file_name: got .*a file that exists"):
+    with pytest.raises(ConfigError, match="actor_train.data_args.file_name: no data file .*rows.jsonl"):
         run(folder)
     (folder / "make.py").write_text(PREPARE)
     rows = run(folder, f"prepare={folder}/make.py:make", "max_steps=1")
