@@ -27,7 +27,7 @@ if __name__ == "__main__":
         cluster = executor.create_cluster(role, Echo)
         reduced = cluster.call(Echo.all_reduce)
         pids = [ping.pid for ping in cluster.call(Echo.ping)]
-        temp = str(executor._session.temp.path)  # type: ignore[attr-defined]
+        temp = str(executor._temp.path)  # type: ignore[attr-defined]
         tell({"reduced": reduced, "pids": pids, "temp": temp})
         time.sleep(float(sys.argv[2]))
         tell({"greetings": cluster.call(Echo.greet, "still")})
