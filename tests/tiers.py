@@ -47,7 +47,7 @@ FULL = (
     "extensions/test_extensions_pipeline.py::test_two_ranks*",
     "pipelines/test_pipelines_agentic_faults.py*",
     "pipelines/test_pipelines_faults.py*",
-    "pipelines/test_pipelines_keys_training.py::test_ranks_slots_and_environment_on_ray",
+    "pipelines/test_pipelines_keys_training.py*",
     "pipelines/test_pipelines_lora.py::test_*killed*",
     "pipelines/test_pipelines_lora.py::test_ray*",
     "pipelines/test_pipelines_resume.py*",
