@@ -26,6 +26,7 @@ from roll.strategies.hf.hf_model import DTYPES, PolicyModel, ValueModel
 from roll.strategies.hf.hf_strategy import HfTrainStrategy
 from roll.strategies.offload import num_bytes
 from roll.strategies.optim import MOMENTS, parameter_groups
+from roll.utils.pickles import plain_values_only
 
 
 class Fsdp2Strategy(HfTrainStrategy):
@@ -210,7 +211,10 @@ class Fsdp2Strategy(HfTrainStrategy):
         options = StateDictOptions(strict=self._adapters is None)
         state = self._state()
         self._check_names(path, state)
-        with _checkpoint_errors(f"{path} doesn't fit the model of {self._spec.role}"):
+        with (
+            plain_values_only(path / "state"),
+            _checkpoint_errors(f"{path} doesn't fit the model of {self._spec.role}"),
+        ):
             dcp.load(state, checkpoint_id=path / "state", no_dist=self._info.world_size == 1)
         if self._optimizer is None:
             set_model_state_dict(self._module, state["model"], options=options)
@@ -231,7 +235,8 @@ class Fsdp2Strategy(HfTrainStrategy):
 
         wanted = set(flatten_state_dict(state)[0])
         try:
-            stored = set(FileSystemReader(path / "state").read_metadata().state_dict_metadata)
+            with plain_values_only(path / "state"):
+                stored = set(FileSystemReader(path / "state").read_metadata().state_dict_metadata)
         except FileNotFoundError:
             raise ValueError(f"{path} holds no checkpoint of fsdp2: it has no state/.metadata") from None
         kinds = ("model.", "optimizer.state.") if self._optimizer is not None else ("model.",)

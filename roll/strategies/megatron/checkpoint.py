@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from roll.strategies.megatron.optimizer import Optimizer, state_names
+from roll.utils.pickles import plain_values_only
 
 STATE, SCHEDULE = "state", "schedule.json"
 
@@ -51,7 +52,8 @@ def load_checkpoint(path: Path, role: str, modules: Sequence[nn.Module], optimiz
             raise FileNotFoundError(f"there is no folder {path / STATE}")
         steps: int = json.loads((path / SCHEDULE).read_text())["optimizer_steps"]
         wanted = _sharded(modules, optimizer, loading=True)
-        found: Any = dist_checkpointing.load(wanted, str(path / STATE), strict=StrictHandling.RAISE_UNEXPECTED)
+        with plain_values_only(path / STATE):
+            found: Any = dist_checkpointing.load(wanted, str(path / STATE), strict=StrictHandling.RAISE_UNEXPECTED)
         for i, module in enumerate(modules):
             module.load_state_dict(found[f"model{i}"], strict=True)
             if optimizer is not None:
