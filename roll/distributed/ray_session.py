@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import IO, Any
 
 _PREFIX = "roll-ray-"
+_LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Says, on any system, that a cluster may have several machines. Without it Ray's seven ports listen on loopback only,
+where they should: it has no authentication. (An address of loopback that is given to `ray.init` is replaced.)"""
 _LONGEST_ROOT = 30  # Ray's socket paths add about 75 characters, and a Unix socket's path may have 107
 
 
@@ -19,8 +22,11 @@ def connect(address: str | None, temp: Path) -> None:
     # Before the import: Ray reads them then. Nothing of a run is reported to anybody.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ[_LOOPBACK_ONLY] = "0" if address is None else "1"  # Ray's processes read it
     import ray
+    from ray._private import ray_constants
 
+    ray_constants.ENABLE_RAY_CLUSTER = address is not None  # its value where Ray had been imported before
     if ray.is_initialized():
         raise RuntimeError(
             "this process is connected to Ray already, and can be to one cluster at a time; executor: ray starts one "

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from distributed_workers import Clumsy, Echo, Pair, Sampler, Trainer, weights
@@ -287,6 +288,20 @@ def test_ranks_meet_in_a_process_group(duo: Cluster) -> None:
 def test_a_role_without_slots_runs_too(ray_executor: Executor) -> None:
     cluster = ray_executor.create_cluster(SLOTLESS, Echo)
     assert cluster.call(Echo.first).slots == ()
+
+
+def test_rays_ports_are_on_loopback(duo: Cluster) -> None:
+    """Ray has no authentication: whoever reaches one of its ports can run code."""
+    assert duo.placement.world_size == 2
+    me = psutil.Process()
+    listening = {
+        (process.name(), connection.laddr)
+        for process in (me, *me.children(recursive=True))
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert len(listening) >= 7
+    assert {address.ip.removeprefix("::ffff:") for _, address in listening} == {"127.0.0.1"}, listening
 
 
 def test_peers_of_one_shard_get_the_same_rows_and_the_collecting_one_answers(ray_executor: Executor) -> None:
