@@ -14,9 +14,11 @@ LAST_FAILED = Path(__file__).parents[1] / ".pytest_cache/v/cache/lastfailed"
 def main() -> int:
     """Return 0 if they may run again."""
     failed = json.loads(LAST_FAILED.read_text()) if LAST_FAILED.is_file() else {}
-    print(f"\n{len(failed)} failed beside other tests" + (", once more alone:" if 0 < len(failed) <= MOST else "."))
-    print(*failed, sep="\n", flush=True)
-    return 0 if 0 < len(failed) <= MOST else 1
+    again = 0 < len(failed) <= MOST
+    sys.stdout.write(f"\n{len(failed)} failed beside other tests{', once more alone' if again else ''}:\n")
+    sys.stdout.writelines(f"{test}\n" for test in failed)
+    sys.stdout.flush()
+    return 0 if again else 1
 
 
 if __name__ == "__main__":
