@@ -147,5 +147,6 @@ $(INSTALLED_TEST): $(INSTALLED) $(INSTALLED_BACKENDS)
 	$(PIP) install -q -c requirements.txt -e '.[quickstart,test]'
 	@touch $@
 
-$(INSTALLED_FULL): $(INSTALLED_TEST) $(INSTALLED_VLLM)
+$(INSTALLED_FULL): $(INSTALLED_TEST) $(INSTALLED_VLLM) requirements-trackers.txt
+	$(PIP) install -q -r requirements-trackers.txt
 	@touch $@

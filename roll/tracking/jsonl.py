@@ -20,6 +20,8 @@ SUMMARY_FILE = "summary.json"
 class JsonlTracker(Tracker):
     """Plain files that any tool reads. Non-finite numbers are the strings `nan`, `inf`, `-inf`."""
 
+    essential = True  # the run's own record, which `roll plot` and a resumed run read
+
     def __init__(self, destination: Destination) -> None:
         self._folder = destination.folder
         self._metrics = StepLines(destination.folder / METRICS_FILE, destination.resume_step)

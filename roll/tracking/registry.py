@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,24 @@ from roll.catalog.entries import implementation
 from roll.catalog.trackers import TRACKERS
 from roll.tracking.base import Destination, Sample, Tracker, TrackingError
 from roll.tracking.names import check_names
+from roll.utils.secrets import redacted, redacted_tree
 from roll.utils.signatures import signature_of
+
+_logger = logging.getLogger(__name__)
 
 
 class MultiTracker(Tracker):
-    """Several trackers as one. Refuses undocumented names, and names the tracker that fails."""
+    """Several trackers as one. Refuses undocumented names.
+
+    A tracker that fails is named in a warning and left out from then on: what is shown of a run must not end it. Only
+    the failure of an essential one is raised, as `TrackingError`.
+    """
 
     def __init__(self, trackers: Mapping[str, Tracker]) -> None:
         self._trackers = dict(trackers)
         self._last_step: int | None = None
+        self.failed: dict[str, str] = {}
+        """What happened to those that are left out, by name."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log to each tracker; undocumented names and steps out of order are refused by `AssertionError`."""
@@ -28,25 +38,30 @@ class MultiTracker(Tracker):
             f"step {step} logged after step {self._last_step}; a step is logged once, with all its metrics"
         )
         self._last_step = step
-        for name, tracker in self._trackers.items():
-            with _named(name, f"logging step {step}"):
-                tracker.log(step, metrics)
+        self._each(f"logging step {step}", lambda tracker: tracker.log(step, metrics))
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        for name, tracker in self._trackers.items():
-            with _named(name, f"logging the samples of step {step}"):
-                tracker.log_samples(step, samples)
+        self._each(f"logging the samples of step {step}", lambda tracker: tracker.log_samples(step, samples))
 
     def finish(self, summary: Mapping[str, float]) -> None:
-        """Close every tracker, also after one has failed; then raise the first failure. Again: nothing."""
+        """Close every tracker, also after one has failed. Again: nothing."""
+        self._each("closing", lambda tracker: tracker.finish(summary))
+        self._trackers = {}
+
+    def _each(self, doing: str, do: Callable[[Tracker], None]) -> None:
         failure: TrackingError | None = None
-        open_trackers, self._trackers = self._trackers, {}
-        for name, tracker in open_trackers.items():
+        for name, tracker in list(self._trackers.items()):
             try:
-                with _named(name, "closing"):
-                    tracker.finish(summary)
-            except TrackingError as error:  # raised below, once the others are closed
-                failure = failure or error
+                do(tracker)
+            except Exception as error:  # noqa: BLE001 - anything, from code that isn't ours and from the network
+                said = redacted(f"{doing}: {type(error).__name__}: {error}")
+                self.failed[name] = said
+                del self._trackers[name]
+                if tracker.essential:  # raised below, once the others have had their turn
+                    failure = failure or TrackingError(f"tracker {name!r} failed while {said}")
+                    failure.__cause__ = error
+                    continue
+                _logger.warning("tracker %r failed while %s; the run goes on without it", name, said)
         if failure is not None:
             raise failure
 
@@ -64,9 +79,17 @@ def _tracker_class(name: str, options: Mapping[str, Any]) -> Callable[..., Track
 
 
 def build_trackers(
-    names: Sequence[str], kwargs: Mapping[str, Mapping[str, Any]], folder: Path, resume_step: int | None
+    names: Sequence[str],
+    kwargs: Mapping[str, Mapping[str, Any]],
+    folder: Path,
+    resume_step: int | None,
+    *,
+    run_name: str = "",
+    settings: Mapping[str, Any] | None = None,
 ) -> MultiTracker:
     """Open the trackers of a run (`track_with`, `tracker_kwargs`), which write to `folder` (made if absent).
+
+    `run_name` and `settings` (the configuration) are for trackers that show several runs.
 
     The configuration has checked the names and the options of built-in ones. Raises `ValueError` for one of the user's
     own that is no tracker or doesn't have these options, before anything is opened, and `TrackingError` for a tracker
@@ -74,17 +97,23 @@ def build_trackers(
     """
     classes = {name: _tracker_class(name, kwargs.get(name, {})) for name in names}
     folder.mkdir(parents=True, exist_ok=True)
-    destination, trackers = Destination(folder, resume_step), {}
-    for name, tracker_class in classes.items():
-        with _named(name, f"opening {folder}", (OSError, ImportError)):
-            trackers[name] = tracker_class(destination, **kwargs.get(name, {}))
+    destination = Destination(folder, resume_step, run_name, redacted_tree(settings or {}))
+    trackers: dict[str, Tracker] = {}
+    try:
+        for name, tracker_class in classes.items():
+            with _opening(name, folder):
+                trackers[name] = tracker_class(destination, **kwargs.get(name, {}))
+    except BaseException:
+        MultiTracker(trackers).finish({})
+        raise
     return MultiTracker(trackers)
 
 
 @contextlib.contextmanager
-def _named(name: str, doing: str, kinds: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
-    """Say which tracker failed at what."""
+def _opening(name: str, folder: Path) -> Iterator[None]:
+    """Say which tracker failed. At the start that ends the run: nothing is lost yet, and a login may be missing."""
     try:
         yield
-    except kinds as error:
-        raise TrackingError(f"tracker {name!r} failed while {doing}: {type(error).__name__}: {error}") from error
+    except Exception as error:
+        said = redacted(f"{type(error).__name__}: {error}")
+        raise TrackingError(f"tracker {name!r} failed while opening {folder}: {said}") from error

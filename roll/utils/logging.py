@@ -6,6 +6,8 @@ import logging
 import sys
 from pathlib import Path
 
+from roll.utils.secrets import RedactingFormatter
+
 _FORMAT = "%(asctime)s %(levelname)s [{name}] %(name)s: %(message)s"
 
 
@@ -34,5 +36,5 @@ def setup_logging(level: str = "INFO", *, name: str = "controller", file: Path |
         file.parent.mkdir(parents=True, exist_ok=True)
         handlers.append(logging.FileHandler(file, encoding="utf-8"))
     for handler in handlers:
-        handler.setFormatter(logging.Formatter(_FORMAT.format(name=name)))
+        handler.setFormatter(RedactingFormatter(_FORMAT.format(name=name)))
     logging.basicConfig(level=level, handlers=handlers, force=True)

@@ -58,7 +58,6 @@ BROKEN: list[tuple[str, list[str], str, list[str]]] = [
     ("an option of another engine",
      ["actor_infer.strategy_args={strategy_name: hf_infer, strategy_config: {reduce_dtype: fp32}}"],
      "actor_infer.strategy_args.strategy_config.reduce_dtype", ["a key of actor_infer.strategy_args"]),
-    ("a tracker of later", ["track_with=wandb"], "track_with", ["not available in this version", "tensorboard"]),
     ("no checkpoint to keep", ["checkpoint_config.max_to_keep=0"], "checkpoint_config.max_to_keep", [">= 1"]),
     ("a tracker twice", ["track_with=[jsonl,jsonl]"], "track_with", ["each tracker once"]),
     ("an option that the tracker lacks", ["track_with=[{name: stdout, row: 3}]"], "tracker_kwargs.stdout.row",

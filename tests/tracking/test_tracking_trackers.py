@@ -95,12 +95,35 @@ def test_a_step_logged_twice_or_out_of_order_is_refused(second: int):
         tracker.log(second, {})
 
 
-def test_a_tracker_that_fails_is_named_with_the_step_and_the_reason():
-    tracker = MultiTracker({"good": Recorder(), "bad": Recorder("log")})
+def essential(fails: str = "") -> Recorder:
+    """A tracker without which a run isn't on record."""
+    recorder = Recorder(fails)
+    recorder.essential = True
+    return recorder
+
+
+def test_an_essential_tracker_that_fails_is_named_with_the_step_and_the_reason():
+    other = Recorder()
+    tracker = MultiTracker({"bad": essential("log"), "good": other})
     with pytest.raises(TrackingError, match=r"tracker 'bad' failed while logging step 7: OSError: .*No space left"):
         tracker.log(7, {})
+    assert other.calls == ["log"]
     with pytest.raises(TrackingError, match=r"tracker 'bad' failed while logging the samples of step 7"):
-        MultiTracker({"bad": Recorder("samples")}).log_samples(7, [])
+        MultiTracker({"bad": essential("samples")}).log_samples(7, [])
+
+
+def test_any_other_tracker_that_fails_is_left_out_with_one_warning(caplog, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "left on device")
+    good, bad = Recorder(), Recorder("log")
+    tracker = MultiTracker({"bad": bad, "good": good})
+    tracker.log(7, {})
+    tracker.log(8, {})
+    tracker.finish({"steps": 8})
+    assert (bad.calls, good.calls) == (["log"], ["log", "log", "finish"])
+    (warning,) = caplog.messages
+    assert "tracker 'bad' failed while logging step 7" in warning
+    assert "[Errno 28] No space [WANDB_API_KEY]" in warning
+    assert list(tracker.failed) == ["bad"]
 
 
 def test_a_tracker_that_cannot_be_opened_is_named(tmp_path: Path):
@@ -119,7 +142,7 @@ def test_a_full_disk_shows_at_the_step_where_it_happens(tmp_path: Path):
 
 
 def test_finish_closes_the_others_and_then_raises_the_first_failure():
-    first, second = Recorder("finish"), Recorder()
+    first, second = essential("finish"), Recorder()
     with pytest.raises(TrackingError, match="tracker 'first' failed while closing"):
         MultiTracker({"first": first, "second": second}).finish({})
     assert second.calls == ["finish"]

@@ -15,6 +15,7 @@ from typing import Any
 from roll.catalog.entries import OWN_PATH
 from roll.catalog.pipelines import pipeline_of
 from roll.catalog.rewards import REWARDS
+from roll.catalog.trackers import TRACKERS, TrackerEntry
 from roll.configs.checks.engine_arguments import argument_checks
 from roll.configs.checks.machine import MISSING, Machine, machine_checks, this_machine
 from roll.configs.errors import NO_VALUE, ConfigError, Violation, did_you_mean, nearest, problem
@@ -237,6 +238,10 @@ def function_checks(config: RunConfig) -> Iterator[Violation]:
         if OWN_PATH.match(tracker):
             args = (f"tracker_kwargs.{tracker}", config.tracker_kwargs.get(tracker, {}))
             yield from _named("track_with", tracker, "class", args)
+        entry = TRACKERS.get(tracker)
+        if isinstance(entry, TrackerEntry) and importlib.util.find_spec(entry.package) is None:
+            fix = f"pip install {entry.package}, or leave it out"
+            yield Violation("track_with", f"a tracker whose package is installed; {tracker} isn't", fix, tracker)
 
 
 def algorithm_checks(config: RLConfig) -> Iterator[Violation]:

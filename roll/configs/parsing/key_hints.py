@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 _FULL_KL = "it needs both models' distributions over the whole vocabulary, which aren't kept; try low_var_kl"
-_TRACKERS = "not available in this version; available: tensorboard, stdout, jsonl"
 _PIPELINES = "not available in this version; available: rlvr, agentic, sft"
 
 UNSUPPORTED_KEYS: dict[str, str] = {
@@ -140,6 +139,5 @@ UNSUPPORTED_VALUES: dict[str, dict[str, str]] = {
     "pipeline": dict.fromkeys(("dpo", "distill"), _PIPELINES),
     "kl_penalty": {"full": _FULL_KL},
     "kl_loss_type": {"full": _FULL_KL},
-    "track_with": dict.fromkeys(("wandb", "swanlab", "mlflow", "trackio"), _TRACKERS),
 }
 """Values of the users' vocabulary, by key, that are refused with a reason of their own."""

@@ -1,0 +1,50 @@
+"""`trackio`: Hugging Face's local tracker; `trackio show` opens its page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from roll.tracking.base import Destination, Sample, Tracker
+from roll.tracking.run_ids import kept_run_id
+
+
+class TrackioTracker(Tracker):
+    """Metrics by step, samples as a table. Its files lie where TRACKIO_DIR says, else in the user's cache."""
+
+    def __init__(
+        self,
+        destination: Destination,
+        *,
+        project: str = "roll",
+        name: str | None = None,
+        space_id: str | None = None,
+        group: str | None = None,
+    ) -> None:
+        """Open the run; a name is given an id of this run, since names are what trackio tells runs by."""
+        import trackio
+
+        self._trackio = trackio
+        label = name or destination.run_name or "run"
+        self._run = trackio.init(
+            project=project,
+            name=f"{label}-{kept_run_id(destination, 'trackio')[:6]}",
+            space_id=space_id,
+            group=group,
+            config=dict(destination.settings),
+            resume="allow",
+            embed=False,
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
+        columns = ["domain", "prompt", "response", "reward"]
+        rows = [[s.domain, s.prompt, s.response, s.reward] for s in samples]
+        import pandas
+
+        self._run.log({"samples": self._trackio.Table(dataframe=pandas.DataFrame(rows, columns=columns))}, step=step)
+
+    def finish(self, summary: Mapping[str, float]) -> None:
+        del summary
+        self._run.finish()

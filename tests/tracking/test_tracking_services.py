@@ -1,0 +1,103 @@
+"""wandb, swanlab, mlflow and trackio: a run is written without network, and their own readers find it again."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sqlite3
+import struct
+
+import pytest
+
+from roll.tracking.base import Sample
+from roll.tracking.registry import build_trackers
+
+METRICS = ({"reward/mean": 0.25, "actor/loss": -0.5}, {"reward/mean": 0.75, "actor/loss": -0.25})
+SAMPLE = Sample(domain="math", prompt="2+2?", response="4", reward=1.0)
+SETTINGS = {"seed": 7, "actor_train": {"training_args": {"learning_rate": 1e-5}}, "api_key": "hidden-hidden"}
+
+
+def write(name, folder, resume_step=None, first=1, **options):
+    """Log two steps, samples and a summary."""
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"needs the package {name} (requirements-trackers.txt)")
+    trackers = build_trackers([name], {name: options}, folder, resume_step, run_name="toy", settings=SETTINGS)
+    for step, metrics in enumerate(METRICS, start=first):
+        trackers.log(step, metrics)
+    trackers.log_samples(first + 1, [SAMPLE])
+    trackers.finish({"accuracy_after/all": 0.5})
+    assert trackers.failed == {}
+
+
+def log_records(content):
+    """Yield the records of a log in LevelDB's format: blocks of 32 KiB, pieces with checksum, length, type."""
+    at, whole = 7, b""  # after the file's own header
+    while at + 7 <= len(content):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        length, kind = struct.unpack_from("<xxxxHB", content, at)
+        whole += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last piece
+            yield whole
+            whole = b""
+
+
+def test_wandb_writes_a_run_that_can_be_synchronised_later(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef" * 3)
+    write("wandb", tmp_path, project="proj", tags=["a", "b"], mode="offline")
+    (run,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    from wandb.proto import wandb_internal_pb2
+
+    rows, started = [], None
+    for data in log_records(run.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        if record.HasField("history"):
+            rows.append({item.key or "/".join(item.nested_key): item.value_json for item in record.history.item})
+        if record.HasField("run"):
+            started = record.run
+    assert [json.loads(row["reward/mean"]) for row in rows if "reward/mean" in row] == [0.25, 0.75]
+    assert (started.project, started.display_name, list(started.tags)) == ("proj", "toy", ["a", "b"])
+    assert started.run_id == (tmp_path / "wandb_run_id").read_text().strip()
+    config = {item.key: item.value_json for item in started.config.update}
+    assert (config["seed"], config["api_key"]) == ("7", '"[secret]"')
+    for file in tmp_path.rglob("*"):
+        assert not file.is_file() or b"0123456789abcdef" not in file.read_bytes(), file
+
+
+def test_mlflow_keeps_metrics_parameters_and_samples_and_goes_on_after_a_resume(tmp_path):
+    write("mlflow", tmp_path, project="proj", tags=["a"])
+    write("mlflow", tmp_path, resume_step=2, first=3, project="proj")
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    (run,) = client.search_runs([client.get_experiment_by_name("proj").experiment_id])
+    history = client.get_metric_history(run.info.run_id, "reward/mean")
+    assert [(entry.step, entry.value) for entry in history] == [(1, 0.25), (2, 0.75), (3, 0.25), (4, 0.75)]
+    assert run.data.params["actor_train.training_args.learning_rate"] == "1e-05"
+    assert run.data.params["api_key"] == "[secret]"
+    assert (run.info.run_name, run.info.status, run.data.tags["a"]) == ("toy", "FINISHED", "true")
+    (file,) = tmp_path.glob("mlflow_artifacts/*/artifacts/samples/000002.json")
+    assert json.loads(file.read_text())[0]["response"] == "4"
+
+
+def test_swanlab_writes_a_run_of_this_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("SWANLAB_SAVE_DIR", str(tmp_path / "home"))
+    write("swanlab", tmp_path, project="proj", mode="offline")
+    written = b"".join(file.read_bytes() for file in sorted((tmp_path / "swanlab").rglob("*")) if file.is_file())
+    for expected in (b"reward/mean", b"actor/loss", b"learning_rate", b"toy"):
+        assert expected in written
+    assert b"hidden-hidden" not in written
+
+
+def test_trackio_writes_a_run_of_this_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    write("trackio", tmp_path, project="proj")
+    database = next((tmp_path / "trackio").rglob("proj*.db"))
+    with sqlite3.connect(database) as connection:
+        rows = connection.execute("select run_name, step, metrics from metrics order by step").fetchall()
+    assert {name.split("-")[0] for name, *_ in rows} == {"toy"}
+    values = [(step, json.loads(metrics).get("reward/mean")) for _, step, metrics in rows]
+    assert [value for value in values if value[1] is not None] == [(1, 0.25), (2, 0.75)]
