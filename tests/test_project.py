@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 
-DISTRIBUTIONS = {"hydra": "hydra-core", "yaml": "pyyaml", "megatron": "megatron-core"}
+DISTRIBUTIONS = {"hydra": "hydra-core", "yaml": "pyyaml", "megatron": "megatron-core", "mlflow": "mlflow-skinny"}
 """Import names that aren't their distribution's."""
 
 BACKENDS = {
@@ -117,7 +117,12 @@ def test_every_version_pinned_is_inside_the_declared_range_and_nothing_else_is_p
     groups = declared()
     everyone = {**groups[""], **groups["quickstart"]}
     backends = {name: groups[extra][name] for extra, name in BACKENDS.items() if name not in (*GPU_ONLY, *ENGINES)}
-    for file, ranges in {"requirements.txt": everyone, "requirements-backends.txt": backends}.items():
+    files = {
+        "requirements.txt": everyone,
+        "requirements-backends.txt": backends,
+        "requirements-trackers.txt": groups["trackers"],
+    }
+    for file, ranges in files.items():
         assert {plain(pin.name) for pin in pins(file)} == ranges.keys()
         for pin in pins(file):
             (exact,) = pin.specifier

@@ -40,10 +40,8 @@ class TrackioTracker(Tracker):
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
         columns = ["domain", "prompt", "response", "reward"]
-        rows = [[s.domain, s.prompt, s.response, s.reward] for s in samples]
-        import pandas
-
-        self._run.log({"samples": self._trackio.Table(dataframe=pandas.DataFrame(rows, columns=columns))}, step=step)
+        rows: list[list[object]] = [[s.domain, s.prompt, s.response, s.reward] for s in samples]
+        self._run.log({"samples": self._trackio.Table(columns=columns, data=rows)}, step=step)
 
     def finish(self, summary: Mapping[str, float]) -> None:
         del summary
