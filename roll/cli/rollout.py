@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from roll.catalog.envs import ENVS
+from roll.cli.exits import Exit, say
 from roll.cli.train import load, run
 from roll.configs.parsing.loader import to_yaml
 from roll.configs.schema.agentic_config import AgenticConfig
+from roll.tracking.drops import last_words
 
 PICTURES = 4
 """Episodes per environment that `render_save_dir` draws and `samples.jsonl` shows."""
@@ -32,7 +36,17 @@ def rollout(options: argparse.Namespace) -> int:
     if not isinstance(config, AgenticConfig):
         raise ValueError(f"pipeline: got {config.pipeline}, expected agentic, which alone plays environments")
     file.write_text(to_yaml(config), encoding="utf-8")  # all that was played, overrides included
-    return run(config)
+    status = run(config)
+    return _all_failed(options.output_dir) if status == Exit.DONE else status
+
+
+def _all_failed(folder: Path) -> int:
+    """Return `Exit.FAILED`, with a reason, if no episode came to its end."""
+    scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))["scores"]
+    if any(score["failed"] < score["episodes"] for score in scores):
+        return Exit.DONE
+    say(f"error: every episode failed, the first because of: {last_words(scores[0]['first_failure'])}")
+    return Exit.FAILED
 
 
 def configuration(options: argparse.Namespace) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from roll.configs.schema.run_config import RunConfig
 from roll.pipelines.assemble import Rollouts
 from roll.pipelines.eval_table import TagResult, table
 from roll.tracking.base import Sample
-from roll.tracking.drops import DropLog
+from roll.tracking.drops import DropLog, last_words
+from roll.tracking.health import Health
 from roll.tracking.registry import build_trackers
 from roll.tracking.rollouts import TOKEN_COLUMNS, write_rollouts
 from roll.tracking.summary import RunSummary, render
@@ -68,6 +69,8 @@ class Report:
         self._steps = self._resumed_at
         self._accuracy: list[dict[str, float]] = []
         self._eval_results: Sequence[TagResult] = ()
+        self._rewards: list[dict[str, float]] = []
+        self._health = Health()
         self._warned: set[str] = set()
         self._unshown: tuple[int, dict[str, float]] = (-1, {})
 
@@ -96,8 +99,11 @@ class Report:
             parts = {tuple(name.split("/")): value for name, value in row.items()}
             domains = {part[1]: v for part, v in parts.items() if len(part) == 3 and part[::2] == ("val", "accuracy")}
             self._accuracy.append({**domains, "all": row["val/accuracy"]})
+            self._rewards.append({p[1]: v for p, v in parts.items() if len(p) == 3 and p[::2] == ("val", "reward")})
         if "val/token_accuracy" in row:
             self._accuracy.append({"tokens": row["val/token_accuracy"]})
+        for words in self._health.look(step, row):
+            logger.warning("%s", words)
         self._steps = max(self._steps, step)
         held, values_held = self._unshown
         if held == step and not values_held:
@@ -153,7 +159,7 @@ class Report:
                 "%s failed (%s): %s; further ones are counted, and listed in dropped.jsonl",
                 trajectory.id,
                 trajectory.status,
-                trajectory.error.splitlines()[0] if trajectory.error else "",
+                last_words(trajectory.error),
             )
 
     def eval_results(self, results: Sequence[TagResult]) -> None:
@@ -218,6 +224,9 @@ class Report:
             # The first validation of a resumed run isn't one of the starting model.
             accuracy_before=self._accuracy[0] if len(self._accuracy) > 1 and not self._resumed_at else {},
             accuracy_after=self._accuracy[-1] if self._accuracy else {},
+            reward_before=self._rewards[0] if len(self._rewards) > 1 and not self._resumed_at else {},
+            reward_after=self._rewards[-1] if self._rewards else {},
+            notices=[*self._health.told(), *(f"tracker {name}: {why}" for name, why in self._trackers.failed.items())],
             tokens=self._tokens,
             step_seconds=self._spans.get("step", 0.0),
             spans={name: self._spans[name] for name in (*_WORK, *_OUTSIDE_STEP) if name in self._spans},

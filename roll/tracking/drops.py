@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Mapping
@@ -12,6 +13,8 @@ from roll.tracking.steplines import StepLines
 
 DROPPED_FILE = "dropped.jsonl"
 _EXAMPLES = 3
+_PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(: |$)")
 
 
 class DropLog:
@@ -52,3 +55,16 @@ class DropLog:
     def close(self) -> None:
         """Close the file."""
         self._lines.close()
+
+
+def last_words(error: str) -> str:
+    """Return the exception of an error's text, with file and line where it holds a traceback."""
+    lines = [line.strip() for line in error.strip().splitlines() if line.strip()]
+    if not lines:
+        return ""
+    places = [(i, found) for i, line in enumerate(lines) if (found := _PLACE.match(line))]
+    if not places:
+        return lines[0]
+    last, place = places[-1]
+    said = next((line for line in lines[last + 1 :] if _EXCEPTION.match(line)), lines[-1])
+    return f"{said} ({place['file']}, line {place['line']})"

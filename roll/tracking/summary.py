@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -33,11 +33,18 @@ class RunSummary:
     """Seconds by what they went to, over the whole run, without overlap. What is left is `other`."""
     files: Mapping[str, Path]
     """Where things are, by what they are."""
+    reward_before: Mapping[str, float] = field(default_factory=dict)
+    """Mean reward of the same responses, by domain."""
+    reward_after: Mapping[str, float] = field(default_factory=dict)
+    notices: Sequence[str] = ()
+    """What was wrong, in words."""
 
     def metrics(self) -> dict[str, float]:
         """Return the final numbers, for `Tracker.finish`."""
         values = {f"accuracy_before/{domain}": value for domain, value in self.accuracy_before.items()}
         values.update({f"accuracy_after/{domain}": value for domain, value in self.accuracy_after.items()})
+        values.update({f"reward_before/{domain}": value for domain, value in self.reward_before.items()})
+        values.update({f"reward_after/{domain}": value for domain, value in self.reward_after.items()})
         values.update(steps=self.steps, wall_seconds=self.wall_seconds)
         values["tokens_per_second"] = self.tokens_per_second
         return values
@@ -57,8 +64,12 @@ def render(summary: RunSummary) -> RenderableType:
         parts.append(Text(f"{summary.tokens_per_second:,.0f} tokens/s ({summary.tokens:,} response tokens)"))
     if summary.accuracy_before or summary.accuracy_after:
         parts += [Text(), _accuracy(summary)]
+    if summary.reward_after and not _is_accuracy(summary):
+        parts += [Text(), _rewards(summary)]
     if summary.spans:
         parts += [Text(), _times(summary)]
+    if summary.notices:
+        parts += [Text(), Text("what to look at", "bold"), *(Text(f"- {notice}") for notice in summary.notices)]
     if summary.files:
         parts += [Text(), _files(summary)]
     return Group(*parts)
@@ -67,7 +78,7 @@ def render(summary: RunSummary) -> RenderableType:
 def _accuracy(summary: RunSummary) -> Table:
     table = Table("held-out accuracy", title_justify="left")
     if not summary.accuracy_before:
-        table.add_column("", justify="right")
+        table.add_column("measured", justify="right")
         for domain, accuracy in sorted(summary.accuracy_after.items()):
             table.add_row(domain, _percent(accuracy))
         return table
@@ -78,6 +89,33 @@ def _accuracy(summary: RunSummary) -> Table:
         change = "-" if before is None or after is None else f"{100 * (after - before):+.1f} points"
         table.add_row(domain, _percent(before), _percent(after), change)
     return table
+
+
+def _is_accuracy(summary: RunSummary) -> bool:
+    """Return whether the rewards say nothing beyond the accuracy: right or wrong."""
+    return all(
+        abs(value - accuracy.get(domain, value)) < 1e-9
+        for rewards, accuracy in (
+            (summary.reward_before, summary.accuracy_before),
+            (summary.reward_after, summary.accuracy_after),
+        )
+        for domain, value in rewards.items()
+    )
+
+
+def _rewards(summary: RunSummary) -> Table:
+    table = Table("held-out reward", title_justify="left")
+    for title in ("before", "after", "change"):
+        table.add_column(title, justify="right")
+    for domain in sorted({*summary.reward_before, *summary.reward_after}):
+        before, after = summary.reward_before.get(domain), summary.reward_after.get(domain)
+        change = "-" if before is None or after is None else f"{after - before:+.3f}"
+        table.add_row(domain, _number(before), _number(after), change)
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 def _times(summary: RunSummary) -> Table:

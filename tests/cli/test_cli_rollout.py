@@ -114,7 +114,8 @@ def test_the_file_it_leaves_plays_the_same_again(ran, model):
 def test_prompts_without_room_are_counted_and_named(ran, model):
     arguments = ("--model", model, "--env", "frozen_lake-v1", "--episodes=2", "--max_steps=3", "--output_dir=out")
     status, said = ran(*arguments, *SHORT)
-    assert status == 0, said
+    assert status == 1, said
+    assert "every episode failed" in said
     assert "2 failed, e.g. frozen_lake_v1-val-0#0: truncated: turn 0 has" in said
     assert "tokens of context and no room to respond" in said
     (score,) = json.loads(Path("out/scores.json").read_text())["scores"]
@@ -137,6 +138,16 @@ def test_an_environment_that_fails_is_told_from_one_that_is_lost(ran, model, tmp
     assert "KeyError: '[/bold] no such room'" in said
     good, bad = json.loads(Path("out/scores.json").read_text())["scores"]
     assert (good["tag"], good["failed"], bad["tag"], bad["failed"]) == ("Odd", 0, "Odd_2", 2)
+
+
+def test_a_rollout_in_which_every_episode_fails_is_a_failure(ran, model, tmp_path):
+    (tmp_path / "odd.py").write_text(ODD)
+    keys = (*SHORT, "sequence_length=256", "custom_envs.Odd.env_config={fails: true}")
+    environment = f"{tmp_path}/odd.py:Odd"
+    status, said = ran("--model", model, "--env", environment, "--episodes=2", "--output_dir=out", *keys)
+    assert status == 1, said
+    assert "error: every episode failed, the first because of: KeyError: '[/bold] no such room' (" in said
+    assert "odd.py, line " in said
 
 
 def test_pictures_show_what_the_environment_got(ran, model, tmp_path):
