@@ -18,6 +18,7 @@ from typing import Any
 from roll.distributed.cluster import Cluster, Executor
 from roll.distributed.placement import RolePlacement, num_slots
 from roll.distributed.ray_cluster import Peer, RayCluster
+from roll.distributed.ray_reaper import MARK, start_reaper
 from roll.distributed.ray_session import PrivateFolder, connect
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.utils.importing import own_files
@@ -53,10 +54,12 @@ class RayExecutor(Executor):
         self._group: Any = None
         self._own_ray = address is None
         self._temp: PrivateFolder | None = PrivateFolder()
+        self._reaper = start_reaper(self._temp.path) if self._own_ray and sys.platform == "linux" else None
+        os.environ[MARK] = str(self._temp.path)
         try:
             connect(address, self._temp.path)
         except BaseException:
-            self._temp.remove()
+            self._end_session(self._temp)
             raise
         atexit.register(self.shutdown)
         self._log_dir = (log_dir or self._temp.path / "workers").absolute()
@@ -92,7 +95,14 @@ class RayExecutor(Executor):
 
             remove_placement_group(self._group)
         ray.shutdown()  # its last process ends a cluster of our own
+        self._end_session(temp)
+
+    def _end_session(self, temp: PrivateFolder) -> None:
         temp.remove()
+        os.environ.pop(MARK, None)
+        if self._reaper is not None:
+            os.close(self._reaper)
+            self._reaper = None
 
     def _reserve(self, count: int) -> tuple[bool, list[_Slot]]:
         """Reserve the slots; whether they are accelerators, and the device behind each slot."""
