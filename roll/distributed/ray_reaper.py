@@ -1,7 +1,7 @@
 """Ends a Ray that its controller left behind: Ray's own processes notice a killed driver only after a minute.
 
-`start_reaper` starts a process that waits for the controller's death at the end of a pipe. Then it kills what belongs to
-that Ray: processes with the session's mark in their environment, and all that these started (Ray writes its workers'
+`start_reaper` starts a process that waits for the controller's death at the end of a pipe. Then it kills what belonged
+to that Ray: processes with the session's mark in their environment, and all that these started (Ray writes its workers'
 titles over their environment). It is run as a plain script, which needs little time and memory.
 """
 
