@@ -33,6 +33,8 @@ class RunSummary:
     """Seconds by what they went to, over the whole run, without overlap. What is left is `other`."""
     files: Mapping[str, Path]
     """Where things are, by what they are."""
+    hazards: tuple[str, ...] = ()
+    """What the configuration put at risk."""
 
     def metrics(self) -> dict[str, float]:
         """Return the final numbers, for `Tracker.finish`."""
@@ -61,6 +63,8 @@ def render(summary: RunSummary) -> RenderableType:
         parts += [Text(), _times(summary)]
     if summary.files:
         parts += [Text(), _files(summary)]
+    if summary.hazards:
+        parts += [Text(), *(Text(hazard, "bold red") for hazard in summary.hazards)]
     return Group(*parts)
 
 
