@@ -165,9 +165,10 @@ def _text(value: Any) -> str:
 class Unknown:
     """A result that isn't there yet. It agrees with everything, so that the test goes on."""
 
-    def __init__(self, session: Session, index: int | None) -> None:
+    def __init__(self, session: Session, index: int | None, attribute: tuple[Unknown, str] | None = None) -> None:
         object.__setattr__(self, "_session", session)
         object.__setattr__(self, "_index", index)
+        object.__setattr__(self, "_attribute", attribute)
         session.guess()
 
     def __call__(self, *values: Any, **named: Any) -> Any:
@@ -177,10 +178,11 @@ class Unknown:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return Unknown(object.__getattribute__(self, "_session"), None)
+        return Unknown(object.__getattribute__(self, "_session"), None, (self, name))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise Stop
+        held = _asked_for(self)
+        object.__getattribute__(held, "_session").perform("set", [held, name, value])
 
     def __setitem__(self, key: Any, value: Any) -> None:
         raise Stop
@@ -191,6 +193,18 @@ class Unknown:
 
     def __hash__(self) -> int:
         return 0
+
+
+def _asked_for(unknown: Unknown) -> Unknown:
+    """Return an `Unknown` that is the result of an operation: an attribute that was only read is asked for now."""
+    attribute = object.__getattribute__(unknown, "_attribute")
+    if object.__getattribute__(unknown, "_index") is not None:
+        return unknown
+    if attribute is None:
+        raise Stop
+    found = object.__getattribute__(unknown, "_session").perform("get", [_asked_for(attribute[0]), attribute[1]])
+    assert isinstance(found, Unknown)
+    return found
 
 
 def _vague(self: Unknown, *_: Any) -> Any:

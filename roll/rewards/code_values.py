@@ -57,7 +57,7 @@ class _Encoder:
         found = self._collection(value, depth + 1) or _scalar(value)
         if found is not None:
             return found
-        if isinstance(value, Iterator):
+        if isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools"):
             return ["it", self._items(itertools.islice(value, MAX_DRAWN), depth + 1)]
         if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
             return self.encode(value.tolist(), depth + 1)
