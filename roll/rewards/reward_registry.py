@@ -11,6 +11,7 @@ from roll.catalog.entries import implementation
 from roll.catalog.rewards import REWARDS
 from roll.rewards.base import Reward, RewardFn, RewardLoadError, RewardSpec, as_reward
 from roll.sandbox.base import Sandbox, SandboxError, SandboxUnavailable
+from roll.sandbox.on_demand import SandboxOnDemand
 from roll.sandbox.open_sandbox import open_sandbox
 from roll.types.episode import FinishReason, Task
 from roll.utils.signatures import signature_of
@@ -53,6 +54,8 @@ def load_reward(spec: RewardSpec) -> LoadedReward:
 
 
 def _opened(spec: RewardSpec) -> Sandbox:
+    if spec.name in REWARDS and not REWARDS[spec.name].sandboxed:  # it needs one for some of its tasks alone
+        return SandboxOnDemand(spec.sandbox)
     try:
         return open_sandbox(spec.sandbox)
     except (SandboxUnavailable, SandboxError) as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from roll.catalog.rewards import REWARDS
 from roll.configs.errors import Violation
+from roll.configs.rules.verifiers import verifier_that_executes
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.sandbox.base import SandboxError, SandboxUnavailable
 from roll.sandbox.open_sandbox import probe_sandbox
@@ -23,6 +24,16 @@ def sandboxed_domains(config: RLVRConfig) -> tuple[str, ...]:
         for domain, reward in config.rewards.items()
         if (reward.name in REWARDS and REWARDS[reward.name].sandboxed)
         or _takes_sandbox(own if reward.name == "custom" else reward.name)
+        or (reward.name == "reasoning_gym" and _has_executing_verifier(config, domain))
+    )
+
+
+def _has_executing_verifier(config: RLVRConfig, domain: str) -> bool:
+    """Return whether a verifier of reasoning-gym executes the responses of a domain; most don't."""
+    sections = [config.actor_train.data_args, *([config.validation.data_args] if config.validation else [])]
+    tasks = [task for section in sections if section is not None for task in section.procedural]
+    return any(
+        config.domain_of(task.tag) == domain and verifier_that_executes(task.dataset, task.config) for task in tasks
     )
 
 
