@@ -62,7 +62,8 @@ def reasoning_gym(
     score = 0.0
     if answer and executed is not None and sandbox is not None:
         grammar = GRAMMARS.get(name if name == executed else _source_dataset(entry))
-        if grammar is None or is_plain_answer(answer, grammar):
+        # The gold answer of a text puzzle may read as the name of a variable.
+        if grammar is None or answer == entry["answer"] or is_plain_answer(answer, grammar):
             score = _score(SandboxedVerifier(sandbox, name, config), answer, entry, name)
     elif answer:
         score = _score(_scorer(name, json.dumps(config, sort_keys=True)), answer, entry, name)
