@@ -26,6 +26,8 @@ EVIDENCE = (
     "pipelines/test_pipelines_resume.py::test_killed_and_resumed_equals_never_killed[generation-90]",
     "pipelines/test_pipelines_resume.py::test_killed_and_resumed_equals_never_killed[scoring-300]",
     "pipelines/test_pipelines_reward_model.py::test_killed_and_resumed_equals_never_killed_with_a_reward_model",
+    "rewards/test_rewards_code_sets.py::test_every_*",
+    "rewards/test_rewards_verifiers.py::test_every_verifier_scores_twenty*",
 )
 
 FULL = (
@@ -67,6 +69,8 @@ FULL = (
     "pipelines/test_pipelines_backends.py*",
     "pipelines/test_pipelines_learning.py*",
     "pipelines/test_pipelines_reward_model.py::test_a_policy_learns*",
+    "rewards/test_rewards_code_sets.py*",
+    "rewards/test_rewards_verifiers.py::test_every_verifier_scores_three*",
     "tracking/test_tracking_models.py::test_the_real_model*",
 )
 """Patterns of test ids below tests/."""

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("reasoning_gym")
 
+from reasoning_gym.composite import DatasetSpec
 from reasoning_gym.factory import DATASETS
 
 from roll.configs.rules.verifiers import VERIFIERS_THAT_EXECUTE
@@ -24,8 +25,8 @@ from roll.sandbox.on_demand import SandboxOnDemand
 from roll.sandbox.open_sandbox import open_sandbox
 from roll.types.episode import Task
 
-PARAMETERS = {"composite": {"datasets": [{"name": "chain_sum", "weight": 1, "config": {}}]}}
-NO_REFERENCE = {"rubiks_cube", "rush_hour"}
+PARAMETERS = {"composite": {"datasets": [DatasetSpec(name="chain_sum", weight=1, config={})]}}
+NO_REFERENCE = {"boxnet", "rubiks_cube", "rush_hour"}
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +57,8 @@ def test_a_hostile_answer_is_contained_and_scores_nothing(dataset: str, sandbox:
         reward = reasoning_gym(attack, task, sandbox=sandbox, extract="whole", partial_credit=True)
         assert reward.value == 0.0
         # The guard aside, the sandbox holds: what the code writes is written nowhere.
-        with_effect = SandboxedVerifier.score_answer
         try:
-            with_effect(verifier, attack, task.payload[PAYLOAD_KEY]["entry"])
+            verifier.score_answer(attack, task.payload[PAYLOAD_KEY]["entry"])
         except Exception:  # noqa: BLE001, S110 - however it ends
             pass
         assert not touched.exists()
@@ -82,12 +82,14 @@ def test_other_verifiers_open_no_sandbox() -> None:
 
 
 def test_a_composite_scores_by_the_verifier_of_the_entrys_dataset(sandbox: Sandbox) -> None:
-    inner = [{"name": name, "weight": 1.0, "config": {}} for name in ("countdown", "spell_backward")]
-    spec = ProceduralTask(tag="c", dataset="composite", size=6, config={"datasets": inner})
+    import reasoning_gym as library
+
+    inner = [DatasetSpec(name=name, weight=1.0, config={}) for name in ("countdown", "spell_backward")]
     sources = set()
-    for task in procedural_tasks(spec, seed=2):
-        entry = task.payload[PAYLOAD_KEY]["entry"]
+    for entry in library.create_dataset("composite", datasets=inner, size=6, seed=2):
         sources.add(entry["metadata"]["source_dataset"])
+        payload = {"dataset": "composite", "config": {"datasets": inner}, "entry": entry}
+        task = Task(id="t:1", source="t", payload={PAYLOAD_KEY: payload}, seed=0, tag="t", domain="d")
         assert reasoning_gym(str(entry["answer"]), task, sandbox=sandbox).value == 1.0
         assert reasoning_gym("print(24)", task, sandbox=sandbox).value == 0.0
     assert sources == {"countdown", "spell_backward"}
@@ -114,7 +116,7 @@ def test_a_composite_scores_by_the_verifier_of_the_entrys_dataset(sandbox: Sandb
         ("-exp(x)*sin(2*x)/2 + x**(3/2) + C", "algebra", True),
         ("E**(2*x)", "algebra", True),
         ("x.diff(x)", "algebra", False),
-        ("Integral(x, x)", "algebra", False),
+        ("Integral(x, x)", "algebra", False),  # not solved, though its derivative is right
         ("sin(*[x])", "algebra", False),
         ("__import__('os')", "algebra", False),
         ("__class__", "algebra", False),
@@ -139,18 +141,17 @@ def references(dataset: str, count: int) -> Iterator[tuple[Any, dict[str, Any], 
 
 def scores_alike(datasets: Sequence[str], count: int, sandbox: Sandbox) -> list[str]:
     """Return where a verifier scores a reference answer in the sandbox otherwise than outside."""
-    different = []
+    different, without = [], set()
     for dataset in datasets:
         inside = SandboxedVerifier(sandbox, dataset, PARAMETERS.get(dataset, {}))
         for scorer, entry, answer in references(dataset, count):
             if answer is None:
-                assert dataset in NO_REFERENCE, dataset
-                break
+                without.add(dataset)
+                continue
             outside = float(scorer.score_answer(answer, entry))
             if inside.score_answer(answer, entry) != outside:
                 different.append(f"{dataset}: {json.dumps(answer)}")
-            if dataset in GRAMMARS:
-                assert is_plain_answer(answer, GRAMMARS[dataset]) or dataset == "string_insertion", answer
+    assert without == NO_REFERENCE & set(datasets)
     return different
 
 

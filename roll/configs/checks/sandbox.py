@@ -24,7 +24,7 @@ def sandboxed_domains(config: RLVRConfig) -> tuple[str, ...]:
         for domain, reward in config.rewards.items()
         if (reward.name in REWARDS and REWARDS[reward.name].sandboxed)
         or _takes_sandbox(own if reward.name == "custom" else reward.name)
-        or (reward.name == "reasoning_gym" and _has_executing_verifier(config, domain))
+        or (reward.name.endswith("reasoning_gym") and _has_executing_verifier(config, domain))
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
 from typing import Any
 
 VERIFIERS_THAT_EXECUTE = frozenset(
@@ -48,3 +49,5 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _texts(item)
+    elif is_dataclass(value):  # a specification of the library's own
+        yield from _texts(vars(value))
