@@ -58,7 +58,7 @@ def make_task(rng: random.Random) -> dict[str, Any]:
         expression = {"add": f"{expression} + {n}", "minus": f"{expression} - {n}", "times": f"{inner} * {n}",
                       "from": f"{n} - {inner}"}[kind]  # fmt: skip
         sums = kind != "times"
-    results = [eval(expression, {"x": x}) for x in ARGUMENTS]  # noqa: S307 - written above, by us
+    results = [eval(expression, {"x": x}) for x in ARGUMENTS]
     return {
         "prompt": " , ".join(words),
         "program": f"def f ( x ) : return {expression}",

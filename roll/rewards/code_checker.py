@@ -1,8 +1,8 @@
 """What runs the tests of a task in a sandbox of their own, where the program isn't.
 
-A test calls stand-ins. Each use of one is an operation, numbered within its test: the answers that the program has given
-so far are read in this order. Where they end, the test goes on with an `Unknown`, to find the operations that will be
-asked for next; what it then concludes doesn't count. So a test is finished once it ran on answers alone.
+A test calls stand-ins. Each use of one is an operation, numbered within its test: the answers that the program has
+given so far are read in this order. Where they end, the test goes on with an `Unknown`, to find the operations that will
+be asked for next; what it then concludes doesn't count. So a test is finished once it ran on answers alone.
 """
 
 from __future__ import annotations
@@ -219,10 +219,11 @@ def _plainly(result: Any) -> Callable[..., Any]:
     return method
 
 
-for _name in (
+_OPERATORS = (
     "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow and rand or ror xor rxor lshift "
     "rlshift rshift rrshift neg pos abs invert eq ne lt le gt ge getitem round matmul next enter"
-).split():
+)
+for _name in _OPERATORS.split():
     setattr(Unknown, f"__{_name}__", _vague)
 for _name, _result in {
     "int": 0, "float": 0.0, "index": 0, "len": 0, "iter": iter, "contains": True, "complex": 0j, "str": "", "repr": "",
@@ -256,7 +257,7 @@ class _Program(types.ModuleType):
 
 
 class _Asserts(ast.NodeTransformer):
-    def visit_Assert(self, node: ast.Assert) -> ast.AST:  # noqa: N802 - ast's name
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
         call = ast.Call(ast.Name(_ASSERT, ast.Load()), [self.visit(node.test)], [])
         return ast.copy_location(ast.Expr(call), node)
 
@@ -298,19 +299,19 @@ class Checker:
         if not self.asked["discover"]:
             return [f"test {i + 1}" for i in range(len(self.tests))]
         space = self.space(Session([], []))
-        exec(self.setup, space)  # noqa: S102 - this is the sandbox
+        exec(self.setup, space)
         return [name for name, _ in discovered_tests(space)]  # type: ignore[name-defined]  # noqa: F821
 
     def run(self, number: int, session: Session) -> None:
         """Run one test; raises what it raises."""
         space = self.space(session)
-        exec(self.setup, space)  # noqa: S102
+        exec(self.setup, space)
         for name in self.asked["program_names"]:
             space[name] = session.perform("name", [name])
         if self.asked["discover"]:
             discovered_tests(space)[number][1]()  # type: ignore[name-defined]  # noqa: F821
         else:
-            exec(self.tests[number], space)  # noqa: S102
+            exec(self.tests[number], space)
 
     def result(self, number: int, recorded: list[Any], answers: list[Any]) -> dict[str, Any]:
         """Return how a test ended: `passed`, `failed` or `open`, with its operations."""
@@ -335,7 +336,8 @@ def check() -> None:
     try:
         checker = Checker(asked)
         names = checker.names()
-        rounds = asked["rounds"] if asked["rounds"] is not None else [[n, [], []] for n in range(len(names))]
+        first: list[Any] = [[n, [], []] for n in range(len(names))]
+        rounds = first if asked["rounds"] is None else asked["rounds"]
         results = [checker.result(number, recorded, answers) for number, recorded, answers in rounds]
         ours.write(json.dumps({"names": names, "results": results}))
     except BaseException as error:  # noqa: BLE001 - the tests can't be run at all

@@ -45,10 +45,11 @@ def _raises(expected: Any, function: Any = None, *values: Any, match: str | None
         return _Raises(expected, match)
     with _Raises(expected, match):
         function(*values, **named)
+    return None
 
 
 class _Approx:
-    def __init__(self, expected: Any, rel: float | None = None, abs: float | None = None) -> None:  # noqa: A002
+    def __init__(self, expected: Any, rel: float | None = None, abs: float | None = None) -> None:
         self.expected, self.rel, self.abs = expected, rel, abs
 
     def __eq__(self, actual: object) -> Any:

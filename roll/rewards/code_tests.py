@@ -140,7 +140,9 @@ def _rows(rows: Sequence[Mapping[str, Any]], payload: Mapping[str, Any]) -> Test
 
 def _pairs(inputs: Any, outputs: Any, name: Any) -> Tests:
     if isinstance(inputs, str) or isinstance(outputs, str) or len(inputs) != len(outputs) or not len(inputs):
-        raise BrokenTask(f"'inputs' and 'outputs' must be lists of one length above 0, got {len(inputs)}, {len(outputs)}")
+        raise BrokenTask(
+            f"'inputs' and 'outputs' must be lists of one length above 0, got {len(inputs)}, {len(outputs)}"
+        )
     if not name:
         return StdioTests(inputs=tuple(map(_lines, inputs)), outputs=tuple(map(_lines, outputs)))
     if not str(name).isidentifier():
@@ -229,9 +231,9 @@ def _shadowed(tests: Sequence[str], payload: Mapping[str, Any]) -> Iterator[str]
         yield from sorted(name for name in stated if hasattr(builtins, name))
         return
     calls = [_calls(text) for text in tests]
-    if all(names and all(hasattr(builtins, name) for name in names) for names in calls):
-        if len({names[0] for names in calls}) == 1:
-            yield calls[0][0]
+    only_builtins = all(names and all(hasattr(builtins, name) for name in names) for names in calls)
+    if only_builtins and len({names[0] for names in calls}) == 1:
+        yield calls[0][0]
 
 
 def _defined(code: Any) -> set[str]:

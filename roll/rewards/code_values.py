@@ -21,10 +21,10 @@ MAX_VALUES = 200_000
 MAX_DRAWN = 1_000
 """Items drawn from an iterator."""
 _BIG = 1_000  # bits; a longer integer is written in hexadecimal, which has no limit on digits
-_TYPES: dict[str, Any] = {
-    t.__name__: t
-    for t in (int, float, str, bool, list, tuple, dict, set, frozenset, bytes, complex, type(None), range, object)
-}
+_KINDS: tuple[type, ...] = (
+    int, float, str, bool, list, tuple, dict, set, frozenset, bytes, complex, type(None), range, object
+)  # fmt: skip
+_TYPES = {kind.__name__: kind for kind in _KINDS}
 _DATES: dict[str, Any] = {"date": datetime.date, "datetime": datetime.datetime, "time": datetime.time}
 
 

@@ -25,9 +25,9 @@ GRAMMARS: dict[str, Grammar] = {
 }
 """How the answers of each verifier that executes them are written."""
 
-_FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc asin acos atan acot sinh cosh tanh asinh acosh atanh exp log ln sqrt Abs Rational".split()
-)
+_TRIGONOMETRIC = ("sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "acot")
+_HYPERBOLIC = ("sinh", "cosh", "tanh", "asinh", "acosh", "atanh")
+_FUNCTIONS = frozenset([*_TRIGONOMETRIC, *_HYPERBOLIC, "exp", "log", "ln", "sqrt", "Abs", "Rational"])
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9]{0,9}")
 _MAX_EXPONENT = 1_000
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.UAdd, ast.USub)
@@ -76,4 +76,5 @@ def _is_small(node: ast.expr) -> bool:
         return _is_small(node.operand)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
         return _is_small(node.left) and _is_small(node.right)
-    return isinstance(node, ast.Constant) and type(node.value) in (int, float) and abs(node.value) <= _MAX_EXPONENT
+    value = node.value if isinstance(node, ast.Constant) else None
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _MAX_EXPONENT

@@ -29,7 +29,8 @@ def test_the_quickstart_needs_no_sandbox() -> None:
 )
 @pytest.mark.parametrize("name", ["reasoning_gym", "roll.rewards.reasoning_gym:reasoning_gym"])
 def test_a_domain_with_such_a_verifier_needs_one(dataset: str, config: str, name: str) -> None:
-    tasks = f"[{{tag: products, dataset: {dataset}, size: 1, config: {config}}}, {{tag: chain_sum, dataset: chain_sum, size: 1}}]"
+    first = f"{{tag: products, dataset: {dataset}, size: 1, config: {config}}}"
+    tasks = f"[{first}, {{tag: chain_sum, dataset: chain_sum, size: 1}}]"
     rewards = [f"rewards.products.name='{name}'", f"rewards.sums.name='{name}'"]
     assert domains(f"actor_train.data_args.procedural={tasks}", *rewards) == ("products",)
     # In validation alone, too.

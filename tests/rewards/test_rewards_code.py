@@ -154,7 +154,9 @@ def test_a_function_may_change_its_arguments_and_raise(sandbox: Sandbox) -> None
     row = task(["a = [3, 1]\nassert f(a) is None\nassert a == [1, 3]"])
     assert code("def f(a):\n    a.sort()\n", row, sandbox=sandbox).value == 1.0
     assert code("def f(a):\n    sorted(a)\n", row, sandbox=sandbox).value == 0.0
-    row = task(["try:\n    f(0)\n    raise RuntimeError\nexcept ZeroDivisionError as error:\n    assert 'zero' in str(error)"])
+    row = task(
+        ["try:\n    f(0)\n    raise RuntimeError\nexcept ZeroDivisionError as error:\n    assert 'zero' in str(error)"]
+    )
     assert code("def f(a):\n    return 1 / a\n", row, sandbox=sandbox).value == 1.0
     assert code("def f(a):\n    return 0\n", row, sandbox=sandbox).value == 0.0
 
@@ -164,7 +166,7 @@ FORGERIES = {
     "exits well": "import os\nos._exit(0)",
     "exits well when called": "def f(x):\n    import os\n    os._exit(0)",
     "raises SystemExit": "def f(x):\n    raise SystemExit(0)",
-    "is equal to everything": "class E:\n    def __eq__(self, o):\n        return True\n    __ne__ = lambda s, o: False\n"
+    "is equal to everything": "class E:\n    def __eq__(self, o):\n        return True\n    __ne__ = lambda *a: 0\n"
     "def f(x):\n    return E()",
     "a text equal to everything": "class E(str):\n    def __eq__(self, o):\n        return True\n"
     "def f(x):\n    return E('z')",
@@ -175,24 +177,30 @@ FORGERIES = {
     "patches unittest and operator": "import unittest, operator\nunittest.TestCase.assertEqual = lambda *a: None\n"
     "operator.eq = lambda *a: True\ndef f(x):\n    return 0",
     "brings its own builtins": "def len(x):\n    return 0\ndef str(x):\n    return 'xxxy'\ndef f(x):\n    return 0",
-    "prints results": "print('[0, 0, [\"ok\", true]]')\nprint('{\"names\": [], \"results\": []}')\ndef f(x):\n    return 0",
+    "prints results": "print('[0, 0, [\"ok\", true]]')\nprint('{\"results\": []}')\n"
+    "def f(x):\n    return 0",
     "writes results to every descriptor": "import os\nfor n in range(1, 64):\n    try:\n"
-    "        os.write(n, b'{\"names\": [\"test 1\"], \"results\": [{\"test\": 0, \"state\": \"passed\", \"requests\": []}]}\\n')\n"
+    "        os.write(n, b'{\"names\": [\"test 1\"], \"results\": [{\"test\": 0, '\n"
+    "                    b'\"state\": \"passed\", \"requests\": []}]}\\n')\n"
     "    except OSError:\n        pass\ndef f(x):\n    return 0",
     "answers before it is asked": "import os\nfor n in range(1, 64):\n    try:\n"
-    "        os.write(n, b'[\"loaded\"]\\n[0, 0, [\"ok\", true]]\\n[0, 1, [\"ok\", true]]\\n')\n    except OSError:\n        pass\n"
+    "        os.write(n, b'[\"loaded\"]\\n[0, 0, [\"ok\", true]]\\n[0, 1, [\"ok\", true]]\\n')\n"
+    "    except OSError:\n        pass\n"
     "def f(x):\n    return 0",
     "looks for the answer in memory": "import gc, sys\ndef f(x):\n    frame = sys._getframe()\n    seen = []\n"
     "    while frame:\n        seen += [v for v in frame.f_locals.values() if isinstance(v, str)]\n"
     "        seen += [v for v in frame.f_globals.values() if isinstance(v, str)]\n        frame = frame.f_back\n"
-    "    for item in gc.get_objects():\n        if isinstance(item, (list, dict)):\n            seen.append(repr(item)[:10000])\n"
+    "    for item in gc.get_objects():\n        if isinstance(item, (list, dict)):\n"
+    "            seen.append(repr(item)[:10000])\n"
     "    needles = ['* 3 ' + '+ ', 'xx' + 'xy']\n"
     "    return 'xxx' + chr(121) if any(n in t for n in needles for t in seen) else 0",
     "looks for the answer in files": "import os\ndef f(x):\n    for root, _, names in os.walk('.'):\n"
-    "        for name in names:\n            if \"assert f\" in open(os.path.join(root, name), errors='ignore').read():\n"
+    "        for name in names:\n"
+    "            if \"assert f\" in open(os.path.join(root, name), 'r', 1, 'latin1').read():\n"
     "                return 'x' * 3 + chr(121)\n    return 0",
     "raises what the tests raise": "def f(x):\n    class Skipped(BaseException):\n        pass\n    raise Skipped",
-    "sends what isn't a value": "import json\njson.dumps = lambda *a, **k: '[0, 1, [\"ok\", [\"T\", \"__import__\"]]]'\n"
+    "sends what isn't a value": "import json\n"
+    "json.dumps = lambda *a, **k: '[0, 1, [\"ok\", [\"T\", \"__import__\"]]]'\n"
     "def f(x):\n    return 0",
     "sends values nested without end": "import json\n_real = json.dumps\njson.dumps = lambda *a, **k: "
     "'[0, 1, [\"ok\", ' + '[\"l\", [' * 900 + ']]' * 900 + ']]'\ndef f(x):\n    return 0",
@@ -219,7 +227,11 @@ def test_a_program_that_forges_its_result_scores_nothing(name: str, sandbox: San
         (["assert 1 == 2\nf(1)"], {}, "fails whatever"),
         ("def check(candidate): pass", {}, "entry_point"),
         ("def test_x(): pass", {}, "none of its tests calls"),
-        ({"pytest": "import pytest\nfrom solution import f\n@pytest.mark.skip\ndef test_x():\n    f()"}, {}, "no tests"),
+        (
+            {"pytest": "import pytest\nfrom solution import f\n@pytest.mark.skip\ndef test_x():\n    f()"},
+            {},
+            "no tests",
+        ),
         ({"inputs": ["1"], "outputs": []}, {}, "one length"),
         ({"inputs": [], "outputs": []}, {}, "one length"),
         ({"questions": []}, {}, "nothing is known"),

@@ -1,7 +1,7 @@
 """`code` on MBPP and HumanEval: reference solutions, and the same with a small fault.
 
 What a mutant deserves is what the tests say when they and the mutant run as one plain program, in the sandbox: three
-asserts don't notice every fault. `survivors` are the mutants that pass; the figures are in docs/benchmarks.md.
+asserts don't notice every fault. The mutants that pass are listed in code_survivors.json.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from roll.sandbox.base import Limits, Program, Sandbox, SandboxUnavailable
 from roll.sandbox.open_sandbox import open_sandbox
 from roll.types.episode import Task
 
-MBPP = Path(__file__).parents[2] / "shared" / "data" / "mbpp" / "mbpp.jsonl"
-_S = 4.0
+MBPP = Path(__file__).parents[2].parent / "shared" / "data" / "mbpp" / "mbpp.jsonl"
+SURVIVORS = Path(__file__).with_name("code_survivors.json")
+_S = 2.0
 
 
 @pytest.fixture(scope="module")
@@ -86,20 +87,20 @@ def compare(rows: Sequence[dict[str, Any]], sandbox: Sandbox) -> tuple[int, list
 
 
 def test_a_sample_of_mbpp_scores_as_its_tests_say(mbpp: list[dict[str, Any]], sandbox: Sandbox) -> None:
-    count, survivors = compare(mbpp[::33], sandbox)
-    assert count > 50 > 5 * len(survivors)
+    count, survivors = compare(mbpp[::66], sandbox)
+    assert count > 25 > 5 * len(survivors)
 
 
 def test_a_sample_of_human_eval_scores_as_its_tests_say(human_eval: list[dict[str, Any]], sandbox: Sandbox) -> None:
-    count, survivors = compare(human_eval[::6], sandbox)
-    assert count > 50 > 5 * len(survivors)
+    count, survivors = compare(human_eval[::11], sandbox)
+    assert count > 25 > 5 * len(survivors)
 
 
 def test_every_task_of_mbpp_scores_as_its_tests_say(mbpp: list[dict[str, Any]], sandbox: Sandbox) -> None:
-    count, survivors = compare(mbpp, sandbox)
-    print(count, "mutants of MBPP, survivors:", *survivors, sep="\n")
+    _, survivors = compare(mbpp, sandbox)
+    assert survivors == json.loads(SURVIVORS.read_text("utf-8"))["mbpp"]
 
 
 def test_every_task_of_human_eval_scores_as_its_tests_say(human_eval: list[dict[str, Any]], sandbox: Sandbox) -> None:
-    count, survivors = compare(human_eval, sandbox)
-    print(count, "mutants of HumanEval, survivors:", *survivors, sep="\n")
+    _, survivors = compare(human_eval, sandbox)
+    assert survivors == json.loads(SURVIVORS.read_text("utf-8"))["human_eval"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -57,10 +58,8 @@ def test_a_hostile_answer_is_contained_and_scores_nothing(dataset: str, sandbox:
         reward = reasoning_gym(attack, task, sandbox=sandbox, extract="whole", partial_credit=True)
         assert reward.value == 0.0
         # The guard aside, the sandbox holds: what the code writes is written nowhere.
-        try:
+        with contextlib.suppress(Exception):  # however it ends
             verifier.score_answer(attack, task.payload[PAYLOAD_KEY]["entry"])
-        except Exception:  # noqa: BLE001, S110 - however it ends
-            pass
         assert not touched.exists()
     assert reasoning_gym(gold, task, sandbox=sandbox, extract="whole").value == 1.0
     assert reasoning_gym("7", task, sandbox=sandbox).value == 0.0
