@@ -31,9 +31,9 @@ def code(
 ) -> Reward:
     """1.0 for a program that passes all tests, else 0.0; with `score: fraction` the share of tests that it passes.
 
-    `timeout_s` and `memory_mb` are for one run of the program, `total_s` for all runs of one response. Parts:
-    `correct` (all tests), `passed` (their share; with `score: all`, 0 from the first failure on isn't counted further),
-    `answered` (there was a program), `timed_out`.
+    `timeout_s` (of processor time; twice that on the clock) and `memory_mb` are for one run of the program, `total_s`
+    for all runs of one response. Parts: `correct` (all tests), `passed` (their share; with `score: all`, tests after a
+    failure aren't run and don't count), `answered` (there was a program), `timed_out`.
 
     Raises:
         BrokenTask: a task without tests, or with tests that can't be run, whatever the response.

@@ -1,8 +1,8 @@
 """What runs the tests of a task in a sandbox of their own, where the program isn't.
 
 A test calls stand-ins. Each use of one is an operation, numbered within its test: the answers that the program has
-given so far are read in this order. Where they end, the test goes on with an `Unknown`, to find the operations that will
-be asked for next; what it then concludes doesn't count. So a test is finished once it ran on answers alone.
+given so far are read in this order. Where they end, the test goes on with an `Unknown`, to find the operations that
+will be asked for next; what it then concludes doesn't count. So a test is finished once it ran on answers alone.
 """
 
 from __future__ import annotations

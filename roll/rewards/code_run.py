@@ -55,8 +55,11 @@ class _Clock:
 
     def limits(self, output_bytes: int) -> Limits:
         """Return the limits of the next run: what is left of the time for all of them."""
-        left = max(0.1, min(self._settings.timeout_s, self._ends_at - time.monotonic()))
-        return Limits(wall_s=left, cpu_s=left, memory_mb=self._settings.memory_mb, output_bytes=output_bytes)
+        left = max(0.1, self._ends_at - time.monotonic())
+        cpu_s = min(self._settings.timeout_s, left)
+        # Twice the time on the clock: the program may share its core with others.
+        wall_s, memory_mb = min(2 * cpu_s, left), self._settings.memory_mb
+        return Limits(wall_s=wall_s, cpu_s=cpu_s, memory_mb=memory_mb, output_bytes=output_bytes)
 
 
 def run_tests(program: str, tests: Tests, sandbox: Sandbox, settings: RunSettings) -> TestResults:
