@@ -41,7 +41,10 @@ for name, source in setup.pop("modules"):
     module = sys.modules["roll.sandbox." + name] = types.ModuleType("roll.sandbox." + name)
     setattr(sys.modules["roll.sandbox"], name, module)
     exec(compile(source, name + ".py", "exec"), module.__dict__)
-module.serve(setup)
+try:
+    module.serve(setup)
+except BaseException as error:
+    os.write(1, json.dumps({"failed": f"{type(error).__name__}: {error}"[:2000]}).encode() + b"\n")
 """
 """Reads a line: twenty digits with its length, then JSON. What is behind it stays in the pipe."""
 
@@ -167,6 +170,8 @@ class WarmParent:
             raise self._failed(f"it answered {line[:100]!r}") from error
         if not isinstance(answer, dict):
             raise self._failed(f"it answered {line[:100]!r}")
+        if "failed" in answer:
+            raise self._failed(str(answer["failed"]))
         return answer
 
     def has_buffered(self) -> bool:
