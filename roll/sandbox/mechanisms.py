@@ -13,6 +13,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from roll.sandbox.base import SandboxUnavailable
 from roll.sandbox.readable import Interpreter
@@ -45,6 +46,8 @@ class Started:
     """Descriptor to read from."""
     kill: Callable[[], None]
     """End it with all that it started, and free it."""
+    errors: Callable[[], str] = str
+    """The end of what it wrote to its standard error."""
 
 
 def start_unconfined(start: Start) -> Started:
@@ -110,16 +113,18 @@ def start_sandlock(start: Start) -> Started:
 
 
 def _popen(command: list[str], start: Start) -> Started:
+    file = Path(start.folder, "errors")
     try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=dict(start.environment),
-            cwd=start.folder,
-            start_new_session=True,
-        )
+        with file.open("wb") as errors:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=dict(start.environment),
+                cwd=start.folder,
+                start_new_session=True,
+            )
     except OSError as error:
         raise SandboxUnavailable(f"{command[0]} can't be started: {error}") from error
     assert process.stdin is not None
@@ -135,7 +140,14 @@ def _popen(command: list[str], start: Start) -> Started:
             with contextlib.suppress(OSError):
                 pipe.close()
 
-    return Started(pid=process.pid, requests=pipes[0].fileno(), answers=pipes[1].fileno(), kill=kill)
+    def errors_text() -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)
+        return file.read_text(encoding="utf-8", errors="replace")[-500:].strip()
+
+    return Started(
+        pid=process.pid, requests=pipes[0].fileno(), answers=pipes[1].fileno(), kill=kill, errors=errors_text
+    )
 
 
 MECHANISMS: dict[str, Callable[[Start], Started]] = {

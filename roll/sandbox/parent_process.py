@@ -44,7 +44,7 @@ for name, source in setup.pop("modules"):
 try:
     module.serve(setup)
 except BaseException as error:
-    os.write(1, json.dumps({"failed": f"{type(error).__name__}: {error}"[:2000]}).encode() + b"\n")
+    os.write(1, json.dumps({"failed": f"{type(error).__name__}: {error}"[:2000]}).encode() + b"\\n")
 """
 """Reads a line: twenty digits with its length, then JSON. What is behind it stays in the pipe."""
 
@@ -111,14 +111,13 @@ class WarmParent:
             self.send(f"{len(text):020d}".encode() + text + b"\n", _START_S)
             self.answer(_START_S)
         except SandboxError as error:
+            said = self._process.errors()
             self.close()
+            skipped = ", ".join(interpreter.skipped)
             raise SandboxUnavailable(
-                f"the warm parent ({interpreter.executable}) didn't start: {error}"
-                + (
-                    f"; paths that this user can't read: {', '.join(interpreter.skipped)}"
-                    if interpreter.skipped
-                    else ""
-                )
+                f"{error}, with {interpreter.executable}"
+                + (f"; it wrote: {said}" if said else "")
+                + (f"; paths that this user can't read: {skipped}" if skipped else "")
             ) from error
         self.pid = (usage.descendants(self._process.pid) or [self._process.pid])[-1]
         with contextlib.suppress(OSError):  # the kernel, short of memory, ends a program before anything else
