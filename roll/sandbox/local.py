@@ -69,6 +69,11 @@ class LocalSandbox(Sandbox):
         paths = (*self._import_paths, *import_paths)
         return LocalSandbox(self.name, import_paths=paths, preload=(*self._preload, *preload))
 
+    def pids(self) -> list[int]:
+        """Return the warm parents, as this process sees them."""
+        with self._lock:
+            return sorted(parent.pid for parent in self._all)
+
     def close(self) -> None:
         with self._lock:
             self._closed = True
@@ -108,7 +113,7 @@ class LocalSandbox(Sandbox):
     def _give_back(self, parent: WarmParent) -> None:
         parent.done = True
         with self._lock:
-            keep = parent.usable and not self._closed
+            keep = parent.usable and not self._closed and not parent.worn_out()
             if keep:
                 self._idle.append(parent)
         if not keep:

@@ -7,14 +7,17 @@ Each takes what to start and returns pipes and a handle. Whether it really conta
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from roll.sandbox import usage
 from roll.sandbox.base import SandboxUnavailable
 from roll.sandbox.readable import Interpreter
 
@@ -86,33 +89,30 @@ def start_sandlock(start: Start) -> Started:
             "in its list of security modules (lsm=)"
         )
     devices = [path for path in _DEVICES if os.path.exists(path)]
-    policy = sandlock.Sandbox(
-        fs_readable=[*start.interpreter.coarse, *devices],
-        fs_writable=[start.folder, *devices[:1]],
-        max_processes=start.processes,
-        clean_env=True,
-        env=dict(start.environment),
-        cwd=start.folder,
-    )
-    pipe, null = sandlock.StdioMode.PIPED, sandlock.StdioMode.NULL
-    try:
-        process = policy.popen(start.command, stdin=pipe, stdout=pipe, stderr=null)
-    except (RuntimeError, sandlock.SandlockError) as error:
-        raise SandboxUnavailable(f"sandlock can't start a process: {error}") from error
-
-    def kill() -> None:
-        with contextlib.suppress(OSError, RuntimeError):
-            process.kill()
-        with contextlib.suppress(OSError, RuntimeError):
-            process.wait(timeout=5.0)
-        for stream in (process.stdin, process.stdout):
-            with contextlib.suppress(OSError):
-                stream.close()
-
-    return Started(pid=process.pid, requests=process.stdin.fileno(), answers=process.stdout.fileno(), kill=kill)
+    policy = {
+        "fs_readable": [*start.interpreter.coarse, *devices],
+        "fs_writable": [start.folder, *devices[:1]],
+        "max_processes": start.processes,
+        "clean_env": True,
+        "env": dict(start.environment),
+        "cwd": start.folder,
+    }
+    # Its supervisor keeps a descriptor for every process that ever was: in a process of its own, not in the caller's.
+    command = [sys.executable, "-c", _SUPERVISOR, json.dumps(policy), *start.command]
+    return _popen(command, start, PYTHONPATH=str(Path(str(sandlock.__file__)).parents[1]))
 
 
-def _popen(command: list[str], start: Start) -> Started:
+_SUPERVISOR = """
+import json, resource, sys
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+import sandlock
+same = sandlock.StdioMode.INHERIT
+sandlock.Sandbox(**json.loads(sys.argv[1])).popen(sys.argv[2:], stdin=same, stdout=same, stderr=same).wait()
+"""
+
+
+def _popen(command: list[str], start: Start, **environment: str) -> Started:
     file = Path(start.folder, "errors")
     try:
         with file.open("wb") as errors:
@@ -121,7 +121,7 @@ def _popen(command: list[str], start: Start) -> Started:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env=dict(start.environment),
+                env={**start.environment, **environment},
                 cwd=start.folder,
                 start_new_session=True,
             )
@@ -132,13 +132,17 @@ def _popen(command: list[str], start: Start) -> Started:
     pipes = (process.stdin, process.stdout)
 
     def kill() -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(5.0)
-        for pipe in pipes:
+        for pipe in pipes:  # the warm parent ends its program and itself
             with contextlib.suppress(OSError):
                 pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(3.0)
+            return
+        for pid in [*usage.descendants(process.pid), process.pid]:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(5.0)
 
     def errors_text() -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -19,6 +19,7 @@ from roll.sandbox.readable import Interpreter
 
 _START_S = 30.0
 _ANSWER_BYTES = 65_536
+_MOST_OPEN_FILES = 256
 
 WARM_MODULES = (
     "abc", "array", "ast", "bisect", "collections", "contextlib", "copy", "dataclasses", "datetime", "decimal", "enum",
@@ -97,9 +98,8 @@ class WarmParent:
         """Nobody uses it."""
         self._closed = False
         self._programs = 0
-        modules = [(Path(str(m.__file__)).stem, m.__file__) for m in (syscalls, confine, warm_parent)]
         setup = {
-            "modules": [(name, Path(str(file)).read_text(encoding="utf-8")) for name, file in modules],
+            "modules": list(read_sources().items()),
             "confined": confined,
             "paths": {**interpreter.rights, str(Path(folder, "home")): confine.WRITE},
             "import_path": interpreter.import_path,
@@ -182,6 +182,13 @@ class WarmParent:
         self._programs += 1
         return str(self._programs)
 
+    def worn_out(self) -> bool:
+        """Return whether its supervisor has so many files open that another should take its place."""
+        try:
+            return len(os.listdir(f"/proc/{self._process.pid}/fd")) > _MOST_OPEN_FILES
+        except OSError:
+            return False  # bwrap's can't be seen; it opens none
+
     def usage(self) -> usage.Usage:
         """Return what its program and all that it started use now."""
         return usage.usage_of(usage.descendants(self.pid))
@@ -199,6 +206,14 @@ class WarmParent:
     def _failed(self, why: str) -> SandboxError:
         self.usable = False
         return SandboxError(f"the sandbox's warm parent failed: {why}")
+
+
+def read_sources() -> dict[str, str]:
+    """Return what the warm parent is made of, in the order of its imports: it can't read this project's folder."""
+    return {
+        str(module.__name__).rpartition(".")[2]: Path(str(module.__file__)).read_text(encoding="utf-8")
+        for module in (syscalls, confine, warm_parent)
+    }
 
 
 def _readable(descriptor: int, timeout_s: float) -> bool:

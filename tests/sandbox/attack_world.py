@@ -252,6 +252,6 @@ if __name__ == "__main__":
     rows = [attack for attack in read_attacks() if not sys.argv[3:] or attack.name in sys.argv[3:]]
     got_through = campaign(sys.argv[1], rows, threads=4, slack_s=5.0, alone=True)
     for name, harms in got_through.items():
-        print(name, harms)
-    print(f"{len(rows)} attacks, {len(got_through)} did harm, {time.monotonic() - start:.1f} s")
+        sys.stdout.write(f"{name} {harms}\n")
+    sys.stdout.write(f"{len(rows)} attacks, {len(got_through)} did harm, {time.monotonic() - start:.1f} s\n")
     sys.exit(bool(got_through))
