@@ -16,7 +16,8 @@ PACKAGE = ROOT / "roll"
 
 MIDDLE = {"utils", "types", "catalog", "configs"}
 BELOW_WORKERS = MIDDLE | {
-    "algorithms", "data", "sandbox", "rewards", "envs", "distributed", "strategies", "rollout", "tracking", "checkpoint",
+    "algorithms", "data", "sandbox", "rewards", "envs", "distributed", "strategies", "rollout",
+    "tracking", "checkpoint",
 }  # fmt: skip
 
 ALLOWED: dict[str, set[str]] = {

@@ -28,6 +28,9 @@ EVIDENCE = (
     "pipelines/test_pipelines_reward_model.py::test_killed_and_resumed_equals_never_killed_with_a_reward_model",
     "rewards/test_rewards_code_sets.py::test_every_*",
     "rewards/test_rewards_verifiers.py::test_every_verifier_scores_twenty*",
+    # Other users and containers, emulated: for an upgrade of sandlock, or of what confines.
+    "sandbox/test_sandbox_attacks.py::test_no_attack_does_harm_in_another_set_up*",
+    "sandbox/test_sandbox_programs.py::test_memory_and_open_files_stay_the_same_for_long",
 )
 
 FULL = (
@@ -61,6 +64,9 @@ FULL = (
     "pipelines/test_pipelines_sync.py::test_a_process_that_is_killed*",
     "pipelines/test_pipelines_sync.py::test_every_transport*",
     "pipelines/test_pipelines_sync.py::test_two_runs*",
+    "sandbox/test_sandbox_attacks.py::test_no_attack_does_harm",
+    "sandbox/test_sandbox_programs.py::test_memory_and_open_files_stay_the_same",
+    "sandbox/test_sandbox_programs.py::test_programs_end_with_their_caller",
     # Learning runs, a real model, benchmarks.
     "benchmarks/*",
     "pipelines/test_pipelines_agentic.py::test_the_game_is_learnt*",

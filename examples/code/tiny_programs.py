@@ -39,7 +39,8 @@ def prepare(config: SFTConfig) -> None:
 
 def make_tasks(count: int, *, seed: int, without: set[str]) -> list[dict[str, Any]]:
     """Make tasks with different descriptions."""
-    rng, tasks, taken = random.Random(seed), [], set(without)
+    rng, taken = random.Random(seed), set(without)
+    tasks: list[dict[str, Any]] = []
     while len(tasks) < count:
         task = make_task(rng)
         if task["prompt"] not in taken:

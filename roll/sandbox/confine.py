@@ -65,7 +65,10 @@ def landlock_rules(paths: Mapping[str, int]) -> int:
     data = struct.pack(f"{len(fields)}Q", *fields)
     rules = _call(_LANDLOCK[0], data, ctypes.c_size_t(len(data)), ctypes.c_uint(0))
     for path, rights in paths.items():
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue  # a link out of what bwrap shows; nobody can read it then
         try:
             if not os.path.isdir(path):
                 rights &= _ON_FILES  # the others are refused for what isn't a folder

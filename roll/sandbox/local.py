@@ -35,7 +35,8 @@ class LocalSandbox(Sandbox):
         self._turns = threading.BoundedSemaphore(parallel or min(_MOST_PARENTS, 2 * (os.cpu_count() or 1)))
         self._lock = threading.Lock()
         self._idle: list[WarmParent] = []
-        self._folder = ""
+        self.folder = ""
+        """Everything of its programs is in here; empty before the first one."""
         self._numbers = itertools.count()
         self._closed = False
         self._owner = os.getpid()
@@ -68,14 +69,19 @@ class LocalSandbox(Sandbox):
         paths = (*self._import_paths, *import_paths)
         return LocalSandbox(self.name, import_paths=paths, preload=(*self._preload, *preload))
 
+    def pids(self) -> list[int]:
+        """Return the warm parents, as this process sees them."""
+        with self._lock:
+            return sorted(parent.pid for parent in self._all)
+
     def close(self) -> None:
         with self._lock:
             self._closed = True
             self._idle.clear()
         self._finalizer()
-        if self._folder and os.getpid() == self._owner:
+        if self.folder and os.getpid() == self._owner:
             with contextlib.suppress(OSError):
-                usage.remove_tree(self._folder)
+                usage.remove_tree(self.folder)
 
     def _take(self, processes: int) -> WarmParent:
         with self._lock:
@@ -87,9 +93,9 @@ class LocalSandbox(Sandbox):
                     parent.done = False
                     return parent
             spare = self._idle.pop(0) if len(self._idle) >= _MOST_PARENTS else None
-            if not self._folder:
-                self._folder = tempfile.mkdtemp(prefix="roll-sandbox-")
-            folder = os.path.join(os.path.realpath(self._folder), str(next(self._numbers)))
+            if not self.folder:
+                self.folder = tempfile.mkdtemp(prefix="roll-sandbox-")
+            folder = os.path.join(os.path.realpath(self.folder), str(next(self._numbers)))
         if spare is not None:
             self._drop(spare)
         parent = WarmParent(
@@ -107,7 +113,7 @@ class LocalSandbox(Sandbox):
     def _give_back(self, parent: WarmParent) -> None:
         parent.done = True
         with self._lock:
-            keep = parent.usable and not self._closed
+            keep = parent.usable and not self._closed and not parent.worn_out()
             if keep:
                 self._idle.append(parent)
         if not keep:

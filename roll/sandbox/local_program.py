@@ -48,6 +48,8 @@ class LocalProgram(Running):
         self._out, self._err = bytearray(), bytearray()
         self._printed = {"out": 0, "err": 0}
         self._outcome: Outcome | None = None
+        self._released = False
+        self._unread = False
         self._killed: tuple[Ending, str] | None = None
         self._began = time.monotonic()
         self._deadline = self._began + limits.wall_s
@@ -104,6 +106,11 @@ class LocalProgram(Running):
             if answer.get(what) == self._name:
                 return answer
 
+    @property
+    def parent_pid(self) -> int:
+        """Its warm parent."""
+        return self._parent.pid
+
     # --- the seam ----------------------------------------------------------------------
 
     def write(self, data: bytes, timeout_s: float | None = None) -> bool:
@@ -111,7 +118,7 @@ class LocalProgram(Running):
             raise ValueError("the program's input was closed")
         self._input += data
         self._pump(timeout_s, lambda: not self._input)
-        return not self._input
+        return not self._input and not self._unread
 
     def close_input(self) -> None:
         self._input_ends = True
@@ -190,6 +197,7 @@ class LocalProgram(Running):
                 return
             except OSError:  # it doesn't read any more
                 self._input.clear()
+                self._unread = True
                 self._close("in")
             self._close_finished_input()
             return
@@ -245,10 +253,8 @@ class LocalProgram(Running):
         if not answer["clean"]:
             self._parent.usable = False
         self._release()
-        if code in (70, 71) and not self._printed["out"]:
-            raise SandboxError(
-                f"the program wasn't confined and so not run: {self._err.decode(errors='replace')[-500:]}"
-            )
+        if not answer["confined"]:
+            raise SandboxError("the program couldn't be confined, and wasn't run")
 
     def _drained(self, name: str) -> bool:
         """Read once what is left in a pipe whose writers are gone; return whether there may be more."""
@@ -278,6 +284,9 @@ class LocalProgram(Running):
             os.close(self._fds.pop(name))
 
     def _release(self) -> None:
+        if self._released:
+            return
+        self._released = True
         for name in list(self._fds):
             self._close(name)
         with contextlib.suppress(OSError):

@@ -7,13 +7,17 @@ Each takes what to start and returns pipes and a handle. Whether it really conta
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from roll.sandbox import usage
 from roll.sandbox.base import SandboxUnavailable
 from roll.sandbox.readable import Interpreter
 
@@ -45,6 +49,8 @@ class Started:
     """Descriptor to read from."""
     kill: Callable[[], None]
     """End it with all that it started, and free it."""
+    errors: Callable[[], str] = str
+    """The end of what it wrote to its standard error."""
 
 
 def start_unconfined(start: Start) -> Started:
@@ -83,43 +89,42 @@ def start_sandlock(start: Start) -> Started:
             "in its list of security modules (lsm=)"
         )
     devices = [path for path in _DEVICES if os.path.exists(path)]
-    policy = sandlock.Sandbox(
-        fs_readable=[*start.interpreter.coarse, *devices],
-        fs_writable=[start.folder, *devices[:1]],
-        max_processes=start.processes,
-        clean_env=True,
-        env=dict(start.environment),
-        cwd=start.folder,
-    )
-    pipe, null = sandlock.StdioMode.PIPED, sandlock.StdioMode.NULL
+    policy = {
+        "fs_readable": [*start.interpreter.coarse, *devices],
+        "fs_writable": [start.folder, *devices[:1]],
+        "max_processes": start.processes,
+        "clean_env": True,
+        "env": dict(start.environment),
+        "cwd": start.folder,
+    }
+    # Its supervisor keeps a descriptor for every process that ever was: in a process of its own, not in the caller's.
+    command = [sys.executable, "-c", _SUPERVISOR, json.dumps(policy), *start.command]
+    return _popen(command, start, PYTHONPATH=str(Path(str(sandlock.__file__)).parents[1]))
+
+
+_SUPERVISOR = """
+import json, resource, sys
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+import sandlock
+same = sandlock.StdioMode.INHERIT
+sandlock.Sandbox(**json.loads(sys.argv[1])).popen(sys.argv[2:], stdin=same, stdout=same, stderr=same).wait()
+"""
+
+
+def _popen(command: list[str], start: Start, **environment: str) -> Started:
+    file = Path(start.folder, "errors")
     try:
-        process = policy.popen(start.command, stdin=pipe, stdout=pipe, stderr=null)
-    except (RuntimeError, sandlock.SandlockError) as error:
-        raise SandboxUnavailable(f"sandlock can't start a process: {error}") from error
-
-    def kill() -> None:
-        with contextlib.suppress(OSError, RuntimeError):
-            process.kill()
-        with contextlib.suppress(OSError, RuntimeError):
-            process.wait(timeout=5.0)
-        for stream in (process.stdin, process.stdout):
-            with contextlib.suppress(OSError):
-                stream.close()
-
-    return Started(pid=process.pid, requests=process.stdin.fileno(), answers=process.stdout.fileno(), kill=kill)
-
-
-def _popen(command: list[str], start: Start) -> Started:
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=dict(start.environment),
-            cwd=start.folder,
-            start_new_session=True,
-        )
+        with file.open("wb") as errors:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env={**start.environment, **environment},
+                cwd=start.folder,
+                start_new_session=True,
+            )
     except OSError as error:
         raise SandboxUnavailable(f"{command[0]} can't be started: {error}") from error
     assert process.stdin is not None
@@ -127,15 +132,26 @@ def _popen(command: list[str], start: Start) -> Started:
     pipes = (process.stdin, process.stdout)
 
     def kill() -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(5.0)
-        for pipe in pipes:
+        for pipe in pipes:  # the warm parent ends its program and itself
             with contextlib.suppress(OSError):
                 pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(3.0)
+            return
+        for pid in [*usage.descendants(process.pid), process.pid]:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(5.0)
 
-    return Started(pid=process.pid, requests=pipes[0].fileno(), answers=pipes[1].fileno(), kill=kill)
+    def errors_text() -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)
+        return file.read_text(encoding="utf-8", errors="replace")[-500:].strip()
+
+    return Started(
+        pid=process.pid, requests=pipes[0].fileno(), answers=pipes[1].fileno(), kill=kill, errors=errors_text
+    )
 
 
 MECHANISMS: dict[str, Callable[[Start], Started]] = {

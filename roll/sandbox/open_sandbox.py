@@ -5,6 +5,7 @@ from __future__ import annotations
 from roll.sandbox.base import Limits, Program, Sandbox, SandboxError, SandboxUnavailable
 from roll.sandbox.local import LocalSandbox
 from roll.sandbox.mechanisms import MECHANISMS
+from roll.sandbox.remote import RemoteSandbox
 
 AUTO = ("sandlock", "bwrap")
 """What `auto` tries, in this order; never `unconfined`."""
@@ -23,7 +24,13 @@ def open_sandbox(name: str) -> Sandbox:
         SandboxUnavailable: it doesn't work on this machine. Nothing else is taken in its place.
     """
     if name.startswith(("http://", "https://")):
-        raise SandboxUnavailable(f"sandbox {name!r}: not there yet")
+        remote = RemoteSandbox(name)
+        try:
+            remote.check()
+            _greet(remote)
+        except (SandboxUnavailable, SandboxError) as error:
+            raise SandboxUnavailable(f"The sandbox server doesn't work: {error}. {WHAT_TO_DO}") from error
+        return remote
     if name != "auto" and name not in MECHANISMS:
         raise SandboxUnavailable(f"sandbox {name!r}: expected auto, {', '.join(MECHANISMS)}, or an http(s) address")
     tried = []

@@ -19,6 +19,7 @@ from roll.sandbox.readable import Interpreter
 
 _START_S = 30.0
 _ANSWER_BYTES = 65_536
+_MOST_OPEN_FILES = 256
 
 WARM_MODULES = (
     "abc", "array", "ast", "bisect", "collections", "contextlib", "copy", "dataclasses", "datetime", "decimal", "enum",
@@ -41,7 +42,10 @@ for name, source in setup.pop("modules"):
     module = sys.modules["roll.sandbox." + name] = types.ModuleType("roll.sandbox." + name)
     setattr(sys.modules["roll.sandbox"], name, module)
     exec(compile(source, name + ".py", "exec"), module.__dict__)
-module.serve(setup)
+try:
+    module.serve(setup)
+except BaseException as error:
+    os.write(1, json.dumps({"failed": f"{type(error).__name__}: {error}"[:2000]}).encode() + b"\\n")
 """
 """Reads a line: twenty digits with its length, then JSON. What is behind it stays in the pipe."""
 
@@ -94,9 +98,8 @@ class WarmParent:
         """Nobody uses it."""
         self._closed = False
         self._programs = 0
-        modules = [(Path(str(m.__file__)).stem, m.__file__) for m in (syscalls, confine, warm_parent)]
         setup = {
-            "modules": [(name, Path(str(file)).read_text(encoding="utf-8")) for name, file in modules],
+            "modules": list(read_sources().items()),
             "confined": confined,
             "paths": {**interpreter.rights, str(Path(folder, "home")): confine.WRITE},
             "import_path": interpreter.import_path,
@@ -108,14 +111,13 @@ class WarmParent:
             self.send(f"{len(text):020d}".encode() + text + b"\n", _START_S)
             self.answer(_START_S)
         except SandboxError as error:
+            said = self._process.errors()
             self.close()
+            skipped = ", ".join(interpreter.skipped)
             raise SandboxUnavailable(
-                f"the warm parent ({interpreter.executable}) didn't start: {error}"
-                + (
-                    f"; paths that this user can't read: {', '.join(interpreter.skipped)}"
-                    if interpreter.skipped
-                    else ""
-                )
+                f"{error}, with {interpreter.executable}"
+                + (f"; it wrote: {said}" if said else "")
+                + (f"; paths that this user can't read: {skipped}" if skipped else "")
             ) from error
         self.pid = (usage.descendants(self._process.pid) or [self._process.pid])[-1]
         with contextlib.suppress(OSError):  # the kernel, short of memory, ends a program before anything else
@@ -167,6 +169,8 @@ class WarmParent:
             raise self._failed(f"it answered {line[:100]!r}") from error
         if not isinstance(answer, dict):
             raise self._failed(f"it answered {line[:100]!r}")
+        if "failed" in answer:
+            raise self._failed(str(answer["failed"]))
         return answer
 
     def has_buffered(self) -> bool:
@@ -177,6 +181,13 @@ class WarmParent:
         """Return a name for its next program."""
         self._programs += 1
         return str(self._programs)
+
+    def worn_out(self) -> bool:
+        """Return whether its supervisor has so many files open that another should take its place."""
+        try:
+            return len(os.listdir(f"/proc/{self._process.pid}/fd")) > _MOST_OPEN_FILES
+        except OSError:
+            return False  # bwrap's can't be seen; it opens none
 
     def usage(self) -> usage.Usage:
         """Return what its program and all that it started use now."""
@@ -195,6 +206,14 @@ class WarmParent:
     def _failed(self, why: str) -> SandboxError:
         self.usable = False
         return SandboxError(f"the sandbox's warm parent failed: {why}")
+
+
+def read_sources() -> dict[str, str]:
+    """Return what the warm parent is made of, in the order of its imports: it can't read this project's folder."""
+    return {
+        str(module.__name__).rpartition(".")[2]: Path(str(module.__file__)).read_text(encoding="utf-8")
+        for module in (syscalls, confine, warm_parent)
+    }
 
 
 def _readable(descriptor: int, timeout_s: float) -> bool:

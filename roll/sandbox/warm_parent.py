@@ -62,7 +62,8 @@ def serve(setup: dict[str, Any]) -> None:
 
 
 def _tell(**fields: Any) -> None:
-    os.write(1, json.dumps(fields).encode() + b"\n")
+    with contextlib.suppress(BrokenPipeError):  # the caller is gone, and descriptor 0 says so too
+        os.write(1, json.dumps(fields).encode() + b"\n")
 
 
 class _Requests:
@@ -97,14 +98,16 @@ def _run(request: dict[str, Any], requests: _Requests, rules: int, filter_: byte
     names = request["pipes"]
     pipes = [os.open(names[0], os.O_RDONLY | os.O_NONBLOCK)]
     pipes += [os.open(name, os.O_WRONLY | os.O_NONBLOCK) for name in names[1:]]
+    confined, confirm = os.pipe()
     parent = os.getpid()
     child = os.fork()
     if child == 0:
         try:
             signal.set_wakeup_fd(-1)
-            _become_program(request, pipes, parent, rules, filter_)
+            _become_program(request, [*pipes, confirm], parent, rules, filter_)
         finally:
             os._exit(70)  # confinement failed: nothing was run
+    os.close(confirm)
     with contextlib.suppress(OSError):
         os.setpgid(child, child)  # the child does so too: whoever is first
     for pipe in pipes:
@@ -128,7 +131,9 @@ def _run(request: dict[str, Any], requests: _Requests, rules: int, filter_: byte
         cpu_s=used,
         because=because,
         clean=clean,
+        confined=bool(os.read(confined, 1)) if clean else True,
     )
+    os.close(confined)
 
 
 def _end(child: int) -> tuple[int, float, bool]:
@@ -175,16 +180,22 @@ def _become_program(request: dict[str, Any], pipes: list[int], parent: int, rule
     confine.die_with_parent(parent)
     for number, pipe in enumerate(pipes):
         os.set_blocking(pipe, True)
-        os.dup2(pipe, number)
+        os.dup2(pipe, 100 + number)
+    if rules >= 0:
+        rules = os.dup2(rules, 100 + len(pipes))
+    for number in range(len(pipes)):
+        os.dup2(100 + number, number)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     os.chdir(request["folder"])
     confine.limit_resources(**request["limits"])
     if rules >= 0:
         confine.landlock_enter(rules)
-    os.closerange(3, 1 << 16)
+    os.closerange(4, 1 << 16)
     if filter_:
         confine.seccomp_enter(filter_)
+    os.write(3, b"1")  # the warm parent knows now that this happened; without it, how it ended means nothing
+    os.close(3)
     environment = {"HOME": request["folder"], "TMPDIR": request["folder"], "PWD": request["folder"]}
     os.environ.update(environment)
     (length,) = struct.unpack("!Q", _read_exactly(8))
