@@ -16,18 +16,20 @@ PACKAGE = ROOT / "roll"
 
 MIDDLE = {"utils", "types", "catalog", "configs"}
 BELOW_WORKERS = MIDDLE | {
-    "algorithms", "data", "rewards", "envs", "distributed", "strategies", "rollout", "tracking", "checkpoint",
+    "algorithms", "data", "sandbox", "rewards", "envs", "distributed", "strategies", "rollout",
+    "tracking", "checkpoint",
 }  # fmt: skip
 
 ALLOWED: dict[str, set[str]] = {
     "utils": set(),
     "types": {"utils"},
     "catalog": {"utils"},
-    "configs": {"utils", "catalog"},
+    "sandbox": {"utils"},
+    "configs": {"utils", "catalog", "sandbox"},
     "processes": {"utils"},
     "algorithms": {"types", "catalog"},
     "data": MIDDLE,
-    "rewards": MIDDLE | {"processes"},
+    "rewards": MIDDLE | {"processes", "sandbox"},
     "envs": MIDDLE | {"processes", "data", "rewards"},
     "distributed": MIDDLE,
     "tracking": MIDDLE,

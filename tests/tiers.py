@@ -26,6 +26,11 @@ EVIDENCE = (
     "pipelines/test_pipelines_resume.py::test_killed_and_resumed_equals_never_killed[generation-90]",
     "pipelines/test_pipelines_resume.py::test_killed_and_resumed_equals_never_killed[scoring-300]",
     "pipelines/test_pipelines_reward_model.py::test_killed_and_resumed_equals_never_killed_with_a_reward_model",
+    "rewards/test_rewards_code_sets.py::test_every_*",
+    "rewards/test_rewards_verifiers.py::test_every_verifier_scores_twenty*",
+    # Other users and containers, emulated: for an upgrade of sandlock, or of what confines.
+    "sandbox/test_sandbox_attacks.py::test_no_attack_does_harm_in_another_set_up*",
+    "sandbox/test_sandbox_programs.py::test_memory_and_open_files_stay_the_same_for_long",
 )
 
 FULL = (
@@ -59,6 +64,9 @@ FULL = (
     "pipelines/test_pipelines_sync.py::test_a_process_that_is_killed*",
     "pipelines/test_pipelines_sync.py::test_every_transport*",
     "pipelines/test_pipelines_sync.py::test_two_runs*",
+    "sandbox/test_sandbox_attacks.py::test_no_attack_does_harm",
+    "sandbox/test_sandbox_programs.py::test_memory_and_open_files_stay_the_same",
+    "sandbox/test_sandbox_programs.py::test_programs_end_with_their_caller",
     # Learning runs, a real model, benchmarks.
     "benchmarks/*",
     "pipelines/test_pipelines_agentic.py::test_the_game_is_learnt*",
@@ -67,6 +75,8 @@ FULL = (
     "pipelines/test_pipelines_backends.py*",
     "pipelines/test_pipelines_learning.py*",
     "pipelines/test_pipelines_reward_model.py::test_a_policy_learns*",
+    "rewards/test_rewards_code_sets.py*",
+    "rewards/test_rewards_verifiers.py::test_every_verifier_scores_three*",
     "tracking/test_tracking_models.py::test_the_real_model*",
     "tracking/test_tracking_services.py*",
 )

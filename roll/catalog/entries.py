@@ -39,6 +39,8 @@ class Entry:
     """`package.module:name` of its implementation."""
     options: Mapping[str, Option] = field(default_factory=dict)
     """By name."""
+    sandboxed: bool = False
+    """Of a reward: it runs model output, and is given the run's sandbox as `sandbox`."""
 
 
 E = TypeVar("E", bound=Entry)

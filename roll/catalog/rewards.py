@@ -8,5 +8,6 @@ REWARDS: dict[str, Entry] = {
     "math_rule": Entry(path="roll.rewards.math_rule:math_rule"),
     "gsm8k": Entry(path="roll.rewards.gsm8k:gsm8k"),
     "reasoning_gym": Entry(path="roll.rewards.reasoning_gym:reasoning_gym"),
+    "code": Entry(path="roll.rewards.code:code", sandboxed=True),
 }
 """`(response, task, **reward_kwargs) -> Reward | float`; a new one is a file and a line here."""

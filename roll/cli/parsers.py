@@ -20,7 +20,7 @@ def roll_parser() -> argparse.ArgumentParser:
     )
     _add_debug(parser)
     groups = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_train, _add_check, _add_rollout, _add_envs, _add_demos):
+    for add in (_add_train, _add_check, _add_rollout, _add_envs, _add_demos, _add_sandbox):
         add(groups)
     return parser
 
@@ -115,3 +115,14 @@ def _add_demos(groups: Any) -> None:
     parser.add_argument("--episodes", type=int, default=1000, help="how many are tried (default 1000)")
     parser.add_argument("--response", help="text of a response, with {action} (default: what action_pattern looks for)")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the configuration")
+
+
+def _add_sandbox(groups: Any) -> None:
+    group = _command(groups, "sandbox", "test what contains model output on this machine")
+    commands = group.add_subparsers(required=True, metavar="COMMAND")
+    test = _command(
+        commands, "test", "run some attacks in a sandbox and print a table", "roll.cli.sandbox:test_sandbox"
+    )
+    test.add_argument(
+        "name", nargs="?", default="auto", help="auto (default), sandlock, bwrap, unconfined, or a server's address"
+    )

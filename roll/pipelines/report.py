@@ -231,6 +231,7 @@ class Report:
             step_seconds=self._spans.get("step", 0.0),
             spans={name: self._spans[name] for name in (*_WORK, *_OUTSIDE_STEP) if name in self._spans},
             files=files,
+            hazards=self._config.hazards,
         )
 
     def close(self) -> None:

@@ -25,9 +25,11 @@ def reward_spec(config: RLVRConfig, domain: str) -> RewardSpec:
         custom = config.custom_reward_function
         assert custom is not None, "configuration checks make sure that there is one"
         kwargs = {**custom.reward_kwargs, **reward.reward_kwargs}
-        return RewardSpec(name=f"{custom.path}:{custom.name}", kwargs=kwargs, key="custom_reward_function")
+        path, key = f"{custom.path}:{custom.name}", "custom_reward_function"
+        return RewardSpec(name=path, kwargs=kwargs, key=key, sandbox=config.sandbox)
     assert reward.name is not None, "configuration checks make sure that a domain names its reward"
-    return RewardSpec(name=reward.name, kwargs=reward.reward_kwargs, key=f"rewards.{domain}.name")
+    key = f"rewards.{domain}.name"
+    return RewardSpec(name=reward.name, kwargs=reward.reward_kwargs, key=key, sandbox=config.sandbox)
 
 
 class RewardRouter:

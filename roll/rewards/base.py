@@ -3,7 +3,8 @@
 A reward function is `fn(response: str, task: Task, **reward_kwargs) -> Reward | float`. It raises when the
 *task* is broken or a service it needs is down: that becomes a status, is retried and counted. A broken
 *response* is the policy's doing and gets a low reward. A function with a parameter called `finish_reason` is
-also told how the response ended.
+also told how the response ended. One with a parameter called `sandbox` is given the run's opened `Sandbox`
+(`roll/sandbox/base.py`), the only place where model output may be executed.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class RewardSpec:
     """
     key: str = "reward"
     """The configuration's key that names it, for error messages."""
+    sandbox: str = "auto"
+    """What a function with a parameter `sandbox` runs programs in: the configuration's key of that name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Literal
 
-from roll.configs.rules.verifiers import WHAT_TO_DO, WHY_REFUSED, verifier_that_executes
+from roll.configs.rules.verifiers import WHAT_TO_DO, WHY_SANDBOXED, verifier_that_executes
 from roll.rewards.base import Reward
+from roll.rewards.verifier_guard import GRAMMARS, is_plain_answer
+from roll.rewards.verifiers_in_sandbox import SandboxedVerifier
+from roll.sandbox.base import Sandbox, SandboxError, SandboxUnavailable
 from roll.types.episode import Task
 
 Extract = Literal["first_line", "after_answer", "tags", "whole"]
@@ -27,34 +30,55 @@ _FULL_MARKS = 1.0 - 1e-9
 
 
 class UnsafeVerifier(ValueError):
-    """A verifier that would run the response as code."""
+    """A verifier that would run the response as code, and no sandbox to run it in."""
 
 
 def reasoning_gym(
-    response: str, task: Task, *, extract: Extract = "first_line", partial_credit: bool = False
+    response: str,
+    task: Task,
+    *,
+    extract: Extract = "first_line",
+    partial_credit: bool = False,
+    sandbox: Sandbox | None = None,
 ) -> Reward:
     """1.0 for an answer that the dataset's verifier gives full marks, else 0.0 (its own score with `partial_credit`).
 
     `extract` says where the answer is: `first_line` (few-shot prompts: the first line that isn't blank), `after_answer`
     (the line after the last "Answer:"), `tags` (inside of the last `<answer>...</answer>`), `whole`. Parts: `correct`,
-    `answered`, `score` (what the verifier said).
+    `answered`, `score` (what the verifier said). A verifier that executes the answer runs in the sandbox, and gives 0
+    to an answer that is more than plain values, arithmetic or algebra.
 
     Raises:
-        UnsafeVerifier: the dataset's verifier executes the response.
+        UnsafeVerifier: the dataset's verifier executes the response, and there is no sandbox.
+        SandboxError: the sandbox failed.
         ValueError: a task without the generator's entry.
         RuntimeError: the verifier fails for a reason that isn't the response.
     """
     name, config, entry = _read_payload(task)
     executed = verifier_that_executes(name, config)
-    if executed is not None:  # before the verifier is even imported
-        raise UnsafeVerifier(f"reasoning_gym: {executed}: {WHY_REFUSED}; {WHAT_TO_DO}")
-    scorer = _scorer(name, json.dumps(config, sort_keys=True))
+    if executed is not None and sandbox is None:  # before the verifier is even imported
+        raise UnsafeVerifier(f"reasoning_gym: {executed}: {WHY_SANDBOXED}; {WHAT_TO_DO}")
     answer = extract_answer(response, extract)
-    score = _score(scorer, answer, entry, name) if answer else 0.0
+    score = 0.0
+    if answer and executed is not None and sandbox is not None:
+        grammar = GRAMMARS.get(name if name == executed else _source_dataset(entry))
+        # The gold answer of a text puzzle may read as the name of a variable.
+        if grammar is None or answer == entry["answer"] or is_plain_answer(answer, grammar):
+            score = _score(SandboxedVerifier(sandbox, name, config), answer, entry, name)
+    elif answer:
+        score = _score(_scorer(name, json.dumps(config, sort_keys=True)), answer, entry, name)
     correct = float(score >= _FULL_MARKS)
     return Reward(
         score if partial_credit else correct, {"correct": correct, "answered": float(bool(answer)), "score": score}
     )
+
+
+def _source_dataset(entry: Mapping[str, Any]) -> str:
+    """Return whose verifier a `composite` hands the answer to."""
+    source = str(entry["metadata"].get("source_dataset"))
+    if source == "composite":
+        raise UnsafeVerifier("reasoning_gym: a composite inside of a composite has verifiers that execute the answer")
+    return source
 
 
 def extract_answer(response: str, extract: Extract) -> str | None:
@@ -96,6 +120,8 @@ def _scorer(name: str, config: str) -> Any:
 def _score(scorer: Any, answer: str, entry: Mapping[str, Any], name: str) -> float:
     try:
         score = float(scorer.score_answer(answer, entry))
+    except (SandboxError, SandboxUnavailable):
+        raise
     except Exception as error:  # noqa: BLE001 - verifiers raise anything on odd text; re-raised if the task is at fault
         _check_verifier(scorer, entry, name, error)
         return 0.0  # the verifier works, so what it choked on is the response

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from roll.catalog.entries import implementation
 from roll.catalog.rewards import REWARDS
 from roll.rewards.base import Reward, RewardFn, RewardLoadError, RewardSpec, as_reward
+from roll.sandbox.base import Sandbox, SandboxError, SandboxUnavailable
+from roll.sandbox.on_demand import SandboxOnDemand
+from roll.sandbox.open_sandbox import open_sandbox
 from roll.types.episode import FinishReason, Task
 from roll.utils.signatures import signature_of
 
@@ -18,32 +23,59 @@ class LoadedReward:
 
     spec: RewardSpec
     function: RewardFn
-    wants_finish_reason: bool
+    given: frozenset[str]
+    """Parameters that aren't the configuration's: `finish_reason`, `sandbox`."""
+    sandbox: Sandbox | None = None
 
     def __call__(self, response: str, task: Task, finish_reason: FinishReason = "stop") -> Reward:
         """Score one response; raises what the function raises, or `RewardOutputError`."""
         kwargs = dict(self.spec.kwargs)
-        if self.wants_finish_reason:
+        if "finish_reason" in self.given:
             kwargs["finish_reason"] = finish_reason
+        if "sandbox" in self.given:
+            kwargs["sandbox"] = self.sandbox
         return as_reward(self.function(response, task, **kwargs), self.spec.name.rpartition(":")[2])
 
 
 def load_reward(spec: RewardSpec) -> LoadedReward:
-    """Import the function and check that it can be called as configured; raises `RewardLoadError`."""
+    """Import the function, check that it can be called as configured, and open the sandbox that it asks for.
+
+    Raises:
+        RewardLoadError: one of the three fails. A function that asks for a sandbox is never called without.
+    """
     try:
         function = implementation(REWARDS, spec.name, key=spec.key, kind="function")
     except ValueError as error:
         raise RewardLoadError(str(error)) from error.__cause__
     if not callable(function) or inspect.iscoroutinefunction(function):
         raise RewardLoadError(f"{spec.key}: {spec.name} is not a plain function (async isn't supported)")
-    return LoadedReward(spec, function, _check_signature(function, spec))
+    given = _check_signature(function, spec)
+    return LoadedReward(spec, function, given, _opened(spec) if "sandbox" in given else None)
 
 
-def _check_signature(function: RewardFn, spec: RewardSpec) -> bool:
-    """Return whether the function takes `finish_reason`; raise if it can't be called as configured."""
+def _opened(spec: RewardSpec) -> Sandbox:
+    if spec.name in REWARDS and not REWARDS[spec.name].sandboxed:  # it needs one for some of its tasks alone
+        return SandboxOnDemand(spec.sandbox)
+    try:
+        return open_sandbox(spec.sandbox)
+    except (SandboxUnavailable, SandboxError) as error:
+        raise RewardLoadError(f"{spec.key}: {spec.name} needs a sandbox. {error}") from error
+
+
+_GIVEN: Mapping[str, Any] = {"finish_reason": "stop", "sandbox": None}
+"""Parameters that the process fills in where a function has them, with a value to check its signature with."""
+
+
+def _check_signature(function: RewardFn, spec: RewardSpec) -> frozenset[str]:
+    """Return which of `_GIVEN` the function takes; raise if it can't be called as configured."""
     signature = inspect.signature(function)
-    wants_finish_reason = "finish_reason" in signature.parameters and "finish_reason" not in spec.kwargs
-    kwargs = {**spec.kwargs, **({"finish_reason": "stop"} if wants_finish_reason else {})}
+    if "sandbox" in spec.kwargs and "sandbox" in signature.parameters:
+        raise RewardLoadError(
+            f"{spec.key}: {spec.name} is given the sandbox by the run, and reward_kwargs name one too; remove "
+            "`sandbox` there and use the key `sandbox` at the top level"
+        )
+    given = frozenset(name for name in _GIVEN if name in signature.parameters and name not in spec.kwargs)
+    kwargs = {**spec.kwargs, **{name: _GIVEN[name] for name in given}}
     wrong = [f"{name}: {problem}" for name, problem in signature_of(function, skip=2).problems(kwargs)]
     try:
         signature.bind("", None, **kwargs)
@@ -54,4 +86,4 @@ def _check_signature(function: RewardFn, spec: RewardSpec) -> bool:
             f"{spec.key}: {spec.name} can't be called with reward_kwargs {sorted(spec.kwargs)}: {'; '.join(wrong)}; "
             f"its signature is {signature}, and it is called as fn(response, task, **reward_kwargs)"
         )
-    return wants_finish_reason
+    return given

@@ -38,6 +38,8 @@ class RunSummary:
     reward_after: Mapping[str, float] = field(default_factory=dict)
     notices: Sequence[str] = ()
     """What was wrong, in words."""
+    hazards: tuple[str, ...] = ()
+    """What the configuration put at risk."""
 
     def metrics(self) -> dict[str, float]:
         """Return the final numbers, for `Tracker.finish`."""
@@ -72,6 +74,8 @@ def render(summary: RunSummary) -> RenderableType:
         parts += [Text(), Text("what to look at", "bold"), *(Text(f"- {notice}") for notice in summary.notices)]
     if summary.files:
         parts += [Text(), _files(summary)]
+    if summary.hazards:
+        parts += [Text(), *(Text(hazard, "bold red") for hazard in summary.hazards)]
     return Group(*parts)
 
 

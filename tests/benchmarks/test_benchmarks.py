@@ -43,6 +43,11 @@ def test_environments_in_loops_in_the_pool_and_in_gymnasium(bench):
     assert "| 0 of 4 |" in held
 
 
+def test_programs_in_sandboxes(bench):
+    printed = bench("sandbox", "--programs", 2, "--rounds", 1, "--only", "unconfined")
+    assert rows(printed) == ["way", "cold interpreter", "unconfined"]
+
+
 @pytest.mark.parametrize("name", ["trl_ours", "trl_task", "trl_theirs"])
 def test_the_sides_of_the_comparison_can_be_imported(bench, name: str):
     importlib.import_module(name)

@@ -18,6 +18,7 @@ from roll.catalog.rewards import REWARDS
 from roll.catalog.trackers import TRACKERS, TrackerEntry
 from roll.configs.checks.engine_arguments import argument_checks
 from roll.configs.checks.machine import MISSING, Machine, machine_checks, this_machine
+from roll.configs.checks.sandbox import sandbox_checks
 from roll.configs.errors import NO_VALUE, ConfigError, Violation, did_you_mean, nearest, problem
 from roll.configs.rules.layout import shape_rules
 from roll.configs.rules.reward_model import classifier_checks
@@ -311,8 +312,8 @@ def _arguments(file: Path, name: str, value: str, args: Arguments, skip: int) ->
     node = next((node for node in tree.body if isinstance(node, made) and node.name == name), tree)
     signature = signature_in_source(node, skip=skip)
     key, given = args
-    if skip == 2 and "finish_reason" in signature.annotations:  # the process gives it
-        given = {"finish_reason": "stop", **given}
+    if skip == 2:  # the process gives them
+        given = {**{name: NO_VALUE for name in ("finish_reason", "sandbox") if name in signature.annotations}, **given}
     for arg, said in signature.problems(given):
         yield Violation(f"{key}.{arg}", f"an argument of {value}: {said}", f"see {file}", given.get(arg, NO_VALUE))
 
@@ -338,7 +339,7 @@ def _in_file(path: str, file: Path, name: str, kind: str = "function") -> Iterat
 
 
 _RUN = (model_checks, shape_checks, adapter_checks, folder_checks, export_checks, function_checks)
-RLVR_CHECKS = (data_checks, argument_checks, algorithm_checks, reward_checks, *_RUN)
+RLVR_CHECKS = (data_checks, argument_checks, algorithm_checks, reward_checks, sandbox_checks, *_RUN)
 AGENTIC_CHECKS = (argument_checks, algorithm_checks, env_checks, *_RUN)
 SFT_CHECKS = (data_checks, *_RUN)
 """All but those of `machine_checks`, in the order of their messages."""

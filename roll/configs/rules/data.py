@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Mapping
 
 from roll.configs.errors import NO_VALUE, Violation, did_you_mean, nearest, no_effect
-from roll.configs.rules.verifiers import WHAT_TO_DO, WHY_REFUSED, verifier_that_executes
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.worker_config import TEMPLATES, DataArgs, ProceduralTask
 
@@ -74,21 +73,9 @@ def _source_rules(config: RLVRConfig, path: str, data: DataArgs) -> Iterator[Vio
             expected = f"a tag of some domain: {', '.join(sorted(known))}"
             yield Violation(f"{here}.tag", expected, "add it to rewards.<domain>.tag_included", task.tag)
         yield from _procedural_rules(here, task)
-        executed = verifier_that_executes(task.dataset, task.config)
-        # Another reward may score these tasks: the verifier is what is unsafe. It may be named by its path as well.
-        if executed and _reward_of(config, task.tag).endswith("reasoning_gym"):
-            expected = f"a dataset that can be scored safely; {executed}: {WHY_REFUSED}"
-            yield Violation(f"{here}.dataset", expected, WHAT_TO_DO, task.dataset)
     if data.default_tag is not None and data.default_tag not in known:
         expected = f"a tag of some domain: {', '.join(sorted(known))}"
         yield Violation(f"{path}.default_tag", expected, did_you_mean(data.default_tag, known), data.default_tag)
-
-
-def _reward_of(config: RLVRConfig, tag: str) -> str:
-    """Return the name of the function that scores a tag."""
-    domain = config.domain_of(tag)
-    name = config.rewards[domain].name if domain is not None else ""
-    return config.custom_reward_function.name if name == "custom" and config.custom_reward_function else name
 
 
 def _procedural_rules(path: str, task: ProceduralTask) -> Iterator[Violation]:

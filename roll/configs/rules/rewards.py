@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from roll.catalog.entries import OWN_PATH
 from roll.catalog.rewards import REWARDS
 from roll.configs.errors import NO_VALUE, Violation, nearest
 from roll.configs.schema.reward_config import REWARD_MODEL, QueryFilterConfig
-from roll.configs.schema.rlvr_config import RLVRConfig
+from roll.configs.schema.rlvr_config import UNCONFINED, RLVRConfig
 from roll.utils.importing import suggested_path
 
 
@@ -33,6 +34,17 @@ def reward_rules(config: RLVRConfig) -> Iterator[Violation]:
     if config.custom_reward_function is not None and not used:
         expected = "a domain that uses it"
         yield Violation("custom_reward_function", expected, "rewards.<domain>.name: custom, or remove the section")
+
+
+SANDBOXES = ("auto", "sandlock", "bwrap", UNCONFINED)
+_ADDRESS = re.compile(r"^https?://[^\s/@]+(/\S*)?$")
+
+
+def sandbox_rules(config: RLVRConfig) -> Iterator[Violation]:
+    """The sandbox is one that there is, or the address of one."""
+    if config.sandbox not in SANDBOXES and not _ADDRESS.match(config.sandbox):
+        expected = f"one of {', '.join(SANDBOXES)}, or the address of a sandbox server, http://host:port"
+        yield Violation("sandbox", expected, nearest(config.sandbox, SANDBOXES), config.sandbox)
 
 
 def score_rules(config: RLVRConfig) -> Iterator[Violation]:

@@ -65,6 +65,7 @@ RLVR_RULES: tuple[Rule, ...] = (
     *_ROLLOUTS,
     rewards.score_rules,
     rewards.reward_rules,
+    rewards.sandbox_rules,
     reward_model.reward_model_rules,
     data.data_rules,
     data.validation_rules,

@@ -1,8 +1,9 @@
-"""Verifiers of reasoning-gym that would run the model's text as code."""
+"""Verifiers of reasoning-gym that run the model's text as code."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
 from typing import Any
 
 VERIFIERS_THAT_EXECUTE = frozenset(
@@ -20,13 +21,11 @@ VERIFIERS_THAT_EXECUTE = frozenset(
 )
 """Datasets whose `score_answer` calls `eval`, or sympy's `parse_expr` (an `eval` too), on the response."""
 
-WHY_REFUSED = (
+WHY_SANDBOXED = (
     "its verifier executes the response as Python code (eval, or sympy's parser), so the model could run anything on "
-    "this machine; it is refused until rewards run in a sandbox"
+    "this machine; it needs a sandbox"
 )
-WHAT_TO_DO = (
-    "score it with a reward function of your own that reads the answer without executing it, or use another dataset"
-)
+WHAT_TO_DO = "give the reward the parameter `sandbox`, as a run does, or use another dataset"
 
 
 def verifier_that_executes(dataset: str, options: Mapping[str, Any]) -> str | None:
@@ -50,3 +49,5 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _texts(item)
+    elif is_dataclass(value):  # a specification of the library's own
+        yield from _texts(vars(value))

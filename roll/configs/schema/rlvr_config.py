@@ -12,6 +12,10 @@ from roll.configs.schema.reward_config import CustomRewardFunction, RewardConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.worker_config import ActorTrainConfig, WorkerConfig
 
+UNCONFINED = "unconfined"
+"""The value of `sandbox` that contains nothing."""
+UNCONFINED_HAZARD = "sandbox: unconfined: what the model writes is run as this user, and nothing contains it"
+
 
 @dataclass(frozen=True, kw_only=True)
 class RLVRConfig(RLConfig):
@@ -29,6 +33,9 @@ class RLVRConfig(RLConfig):
     out (counted)."""
     reward_retries: int = number(2, ge=0)
     """Further tries after a reward function raised or timed out; then the sample is dropped and counted."""
+    sandbox: str = "auto"
+    """What contains model output that a reward runs: `sandlock` (Landlock and seccomp), `bwrap` (namespaces), the
+    first of them that works here (`auto`), a sandbox server's http(s) address, or nothing (`unconfined`)."""
     rewards: dict[str, RewardConfig]
     """How each domain is scored, by domain name."""
     actor_train: ActorTrainConfig = field(default_factory=ActorTrainConfig)
@@ -84,6 +91,10 @@ class RLVRConfig(RLConfig):
             for domain, kind in filters.items()
             if kind == "std_filter"
         )
+
+    @property
+    def hazards(self) -> tuple[str, ...]:
+        return (UNCONFINED_HAZARD,) if self.sandbox == UNCONFINED else ()
 
     def domain_weight(self, domain: str) -> float:
         return self.rewards[domain].weight

@@ -215,8 +215,16 @@ class RunConfig:
             roles[name] = tuple(slots[i : i + per_rank] for i in range(0, len(slots), per_rank))
         return PlacementPlan(num_nodes=self.num_nodes, num_gpus_per_node=self.num_gpus_per_node, roles=roles)
 
+    @property
+    def hazards(self) -> tuple[str, ...]:
+        """What was asked for that puts the machine at risk; the plan and the summary repeat it."""
+        return ()
+
     def explain_results(self) -> str:
-        """What the run leaves behind, in words."""
+        """What the run leaves behind, in words, and what it puts at risk."""
+        return "\n".join((self._explain_files(), *self.hazards))
+
+    def _explain_files(self) -> str:
         if self.only_validates:
             return "validation only: no model is written"
         every = f"every {self.save_steps} steps, in {self.checkpoint_path}"
