@@ -26,7 +26,6 @@ INSTALL_REQUIRES = [
     "math-verify>=0.9,<0.10",
     "langdetect>=1.0.9,<2",
     "regex>=2024.5.15",
-    "httpx>=0.27,<1",
     # Below 1.0, and what contains programs: pinned, and raised only with a run of tests/sandbox in all set-ups.
     "sandlock==0.9.0 ; sys_platform == 'linux'",
 ]

@@ -7,7 +7,15 @@ from roll.catalog.entries import Entry
 REWARDS: dict[str, Entry] = {
     "math_rule": Entry(path="roll.rewards.math_rule:math_rule"),
     "gsm8k": Entry(path="roll.rewards.gsm8k:gsm8k"),
-    "ifeval": Entry(path="roll.rewards.ifeval:ifeval"),
     "reasoning_gym": Entry(path="roll.rewards.reasoning_gym:reasoning_gym"),
+    "ifeval": Entry(path="roll.rewards.ifeval:ifeval"),
+    "choice": Entry(path="roll.rewards.choice:choice"),
+    "exact": Entry(path="roll.rewards.exact:exact"),
+    "regex": Entry(path="roll.rewards.regex:regex"),
+    "format": Entry(path="roll.rewards.format:format"),
+    "length": Entry(path="roll.rewards.length:length"),
+    "repetition": Entry(path="roll.rewards.repetition:repetition"),
+    "http": Entry(path="roll.rewards.http:http"),
+    "weighted": Entry(path="roll.rewards.weighted:weighted"),
 }
 """`(response, task, **reward_kwargs) -> Reward | float`; a new one is a file and a line here."""

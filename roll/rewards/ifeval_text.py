@@ -15,16 +15,15 @@ _END = re.compile(r"""[.!?](?=(?P<mark>[)";}\]*:@'({\[!?])|\s+(?P<next>\S{1,64})
 _CLOSING = re.compile(r"""["')\]}]+(?=\s|--|$)""")
 _WORD = re.compile(r"\w+")
 _INITIALS = re.compile(r"(?:[a-z]\.)+[a-z]$")
-_ABBREVIATIONS = frozenset(
-    "mr mrs ms dr prof st sr jr gen col lt maj sen rep messrs "
-    "inc corp co ltd bros vs dec jan feb aug sept sep oct nov tues wed fri ave u.s u.k u.s.a a.m p.m ph.d "
-    "ga tenn minn fla calif conn ill wis mich colo ariz okla ala kan nev ore va pa vt ft ok adm reps cie chg".split()
-)
-_STARTERS = frozenset(
-    "the a an it he she they we you this that these those there in on at by for with but and so if when while as its "
-    "his her their our my what who why how after before however then now such some many most all no not one to from "
-    "thus instead under although despite since once also both each every is are was were do does did will would can".split()
-)
+_SHORTENED = """mr mrs ms dr prof st sr jr gen col lt maj sen rep messrs inc corp co ltd bros vs dec jan feb aug
+sept sep oct nov tues wed fri ave u.s u.k u.s.a a.m p.m ph.d ga tenn minn fla calif conn ill wis
+mich colo ariz okla ala kan nev ore va pa vt ft ok adm reps cie chg"""
+_ABBREVIATIONS = frozenset(_SHORTENED.split())
+_OPENERS = """the a an it he she they we you this that these those there in on at by for with but and so if when
+while as its his her their our my what who why how after before however then now such some many most
+all no not one to from thus instead under although despite since once also both each every is are
+was were do does did will would can could"""
+_STARTERS = frozenset(_OPENERS.split())
 """Words that begin a sentence where they are capitalised after an abbreviation or an ellipsis."""
 
 
