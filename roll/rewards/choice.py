@@ -32,8 +32,8 @@ def choice(
     r"""1.0 when the letter stated is the one of `task.payload["ground_truth"]`, else 0.0.
 
     The letter is the one of the last `\boxed{}`, else of the last "answer is B", "Answer: (B)", "choose B", else the
-    last "(B)", "B." at the start of a line, or line that is a letter. A letter that is ruled out ("not (B)", "B is wrong")
-    isn't stated. The ground truth is a letter, alone or in front of its text, or its number from 0. Parts: `correct`,
+    last "(B)", "B." at the start of a line, or line that is a letter. A letter that is ruled out ("not (B)", "B is
+    wrong") isn't stated. The ground truth is a letter, alone or in front of its text, or its number from 0. Parts: `correct`,
     `answered`.
     """
     if think not in ("auto", "required", "ignore"):

@@ -26,8 +26,8 @@ def regex(
     """1.0 for a response in which the pattern is found, or with `whole` one that it matches from end to end.
 
     With a group `(?P<answer>...)` in the pattern, 1.0 when that group of the last match is the ground truth (white
-    space apart). Parts: `correct`, `answered` (the pattern was found). Raises `TimeoutError` when the search takes longer
-    than `search_timeout_s`: the response then has no score.
+    space apart). Parts: `correct`, `answered` (the pattern was found). Raises `TimeoutError` when the search takes
+    longer than `search_timeout_s`: the response then has no score.
     """
     compiled = _compiled(pattern, ignore_case)
     last = None
