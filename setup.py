@@ -24,6 +24,8 @@ INSTALL_REQUIRES = [
     "rich>=14,<16",
     "tensorboard>=2.20,<3",
     "math-verify>=0.9,<0.10",
+    "langdetect>=1.0.9,<2",
+    "regex>=2024.5.15",
     # Below 1.0, and what contains programs: pinned, and raised only with a run of tests/sandbox in all set-ups.
     "sandlock==0.9.0 ; sys_platform == 'linux'",
 ]

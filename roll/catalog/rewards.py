@@ -9,5 +9,14 @@ REWARDS: dict[str, Entry] = {
     "gsm8k": Entry(path="roll.rewards.gsm8k:gsm8k"),
     "reasoning_gym": Entry(path="roll.rewards.reasoning_gym:reasoning_gym"),
     "code": Entry(path="roll.rewards.code:code", sandboxed=True),
+    "ifeval": Entry(path="roll.rewards.ifeval:ifeval"),
+    "choice": Entry(path="roll.rewards.choice:choice"),
+    "exact": Entry(path="roll.rewards.exact:exact"),
+    "regex": Entry(path="roll.rewards.regex:regex"),
+    "format": Entry(path="roll.rewards.format:format"),
+    "length": Entry(path="roll.rewards.length:length"),
+    "repetition": Entry(path="roll.rewards.repetition:repetition"),
+    "http": Entry(path="roll.rewards.http:http"),
+    "weighted": Entry(path="roll.rewards.weighted:weighted"),
 }
 """`(response, task, **reward_kwargs) -> Reward | float`; a new one is a file and a line here."""

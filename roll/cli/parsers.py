@@ -20,7 +20,7 @@ def roll_parser() -> argparse.ArgumentParser:
     )
     _add_debug(parser)
     groups = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_train, _add_check, _add_rollout, _add_envs, _add_demos, _add_sandbox):
+    for add in (_add_train, _add_check, _add_rollout, _add_envs, _add_demos, _add_sandbox, _add_reward):
         add(groups)
     return parser
 
@@ -126,3 +126,21 @@ def _add_sandbox(groups: Any) -> None:
     test.add_argument(
         "name", nargs="?", default="auto", help="auto (default), sandlock, bwrap, unconfined, or a server's address"
     )
+
+
+def _add_reward(groups: Any) -> None:
+    group = _command(groups, "reward", "test whether a reward scores the answers of a data set as it should")
+    commands = group.add_subparsers(required=True, metavar="COMMAND")
+    help_ = "score every row's reference answer, an empty one and a wrong one, and list what is scored otherwise"
+    test = _command(commands, "test", help_, "roll.cli.reward:test_reward")
+    names = "a .yaml of pipeline rlvr, a built-in reward, or path/to/file.py:function"
+    test.add_argument("reward", metavar="CONFIG|NAME", help=names)
+    test.add_argument("data", help="the rows: a file, glob, folder or hub id, as in data_args.file_name")
+    test.add_argument("arguments", nargs="*", metavar="key=value", help="reward_kwargs of NAME, or keys of CONFIG")
+    for role in ("prompt", "messages", "ground_truth", "tag"):
+        test.add_argument(f"--{role}", metavar="COLUMN", help=f"column of the {role} (default: as data_args finds it)")
+    test.add_argument("--answer", metavar="COLUMN", help="column of the reference answer (default: the ground truth)")
+    test.add_argument("--answer_template", help="the response around it, with {answer} (default: by the reward)")
+    test.add_argument("--full_marks", type=float, default=1.0, help="score of a right answer (default 1.0)")
+    test.add_argument("--limit", type=int, help="test the first N rows only")
+    test.add_argument("--show", type=int, default=50, help="exceptions that are listed (default 50)")

@@ -26,6 +26,7 @@ from roll.rollout.env_tasks import EnvTasks
 from roll.rollout.episode import EpisodePlayer
 from roll.rollout.episode_envs import PooledEnv
 from roll.tracking.base import Sample
+from roll.tracking.names import name_part
 from roll.types.episode import Group, Task
 from roll.types.metrics import Metrics
 
@@ -165,7 +166,9 @@ class EnvWorkload(Workload):
         for found in sorted(results_by_tag(groups), key=lambda result: result.tag):
             numbers = {"reward": found.reward, "length_mean": found.tokens, "turns_mean": found.turns}
             numbers |= {"failed": float(found.failed), "accuracy": found.success}
-            values |= {f"val/{found.tag}/{name}": value for name, value in numbers.items() if value is not None}
+            values |= {
+                f"val/{name_part(found.tag)}/{name}": value for name, value in numbers.items() if value is not None
+            }
             if found.success is not None:
                 episodes += found.episodes - found.failed
                 succeeded += found.success * (found.episodes - found.failed)

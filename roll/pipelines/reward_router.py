@@ -29,7 +29,19 @@ def reward_spec(config: RLVRConfig, domain: str) -> RewardSpec:
         return RewardSpec(name=path, kwargs=kwargs, key=key, sandbox=config.sandbox)
     assert reward.name is not None, "configuration checks make sure that a domain names its reward"
     key = f"rewards.{domain}.name"
-    return RewardSpec(name=reward.name, kwargs=reward.reward_kwargs, key=key, sandbox=config.sandbox)
+    parts = {
+        name: (
+            part.weight,
+            RewardSpec(
+                name=part.name,
+                kwargs=part.reward_kwargs,
+                key=f"rewards.{domain}.parts.{name}.name",
+                sandbox=config.sandbox,
+            ),
+        )
+        for name, part in reward.parts.items()
+    }
+    return RewardSpec(name=reward.name, kwargs=reward.reward_kwargs, key=key, parts=parts, sandbox=config.sandbox)
 
 
 class RewardRouter:

@@ -7,6 +7,7 @@ from statistics import fmean, stdev
 
 from roll.pipelines.assemble import Rollouts
 from roll.pipelines.validation import successes
+from roll.tracking.names import name_part, name_parts
 from roll.types.episode import Trajectory
 from roll.types.metrics import Metrics
 
@@ -63,20 +64,21 @@ def _domains(rollouts: Rollouts, metrics: Metrics) -> None:
         domains[task.domain].append(trajectory)
     for domain, members in sorted(domains.items()):
         rewards = [t.reward for t in members]
+        named = name_part(domain)
         metrics.update(
             {
-                f"reward/{domain}/mean": fmean(rewards),
-                f"reward/{domain}/std": stdev(rewards) if len(rewards) > 1 else 0.0,
-                f"data/{domain}/share": len(members) / len(rollouts.trajectories),
+                f"reward/{named}/mean": fmean(rewards),
+                f"reward/{named}/std": stdev(rewards) if len(rewards) > 1 else 0.0,
+                f"data/{named}/share": len(members) / len(rollouts.trajectories),
             }
         )
         for trajectory in members:
             for part, value in trajectory.reward_parts.items():
-                metrics.add_mean(f"reward/{domain}/part/{part}", value)
+                metrics.add_mean(f"reward/{named}/part/{name_parts(part, 'env/')}", value)
             for name, value in episode_counts(trajectory).items():
-                metrics.add_mean(f"env/{domain}/{name}", value)
+                metrics.add_mean(f"env/{named}/{name}", value)
         for success in successes(members):
-            metrics.add_mean(f"env/{domain}/success", success)
+            metrics.add_mean(f"env/{named}/success", success)
 
 
 def episode_counts(trajectory: Trajectory) -> dict[str, float]:

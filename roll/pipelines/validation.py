@@ -10,6 +10,7 @@ from typing import Any
 
 from roll.configs.schema.reward_config import ValidationConfig
 from roll.tracking.base import Sample
+from roll.tracking.names import name_part
 from roll.types.episode import Group, Trajectory
 
 
@@ -29,23 +30,24 @@ def validation_metrics(groups: Sequence[Group], config: ValidationConfig) -> dic
     accuracies: list[float] = []
     for domain, members in sorted(domains.items()):
         per_task = []
+        named = name_part(domain)
         for group in members:
             right = [float(t.reward >= config.pass_threshold) for t in group.survivors]
             if right:
                 per_task.append(right)
         scored = [t for group in members for t in group.survivors]
         failed = sum(len(group.trajectories) for group in members) - len(scored)
-        values[f"val/{domain}/failed"] = float(failed)
+        values[f"val/{named}/failed"] = float(failed)
         if not per_task:
             continue
         accuracies += [fmean(right) for right in per_task]
-        values[f"val/{domain}/accuracy"] = fmean(fmean(right) for right in per_task)
-        values[f"val/{domain}/reward"] = fmean(t.reward for t in scored)
-        values[f"val/{domain}/length_mean"] = fmean(t.num_response_tokens for t in scored)
+        values[f"val/{named}/accuracy"] = fmean(fmean(right) for right in per_task)
+        values[f"val/{named}/reward"] = fmean(t.reward for t in scored)
+        values[f"val/{named}/length_mean"] = fmean(t.num_response_tokens for t in scored)
         for k in config.pass_at_k:
             enough = [right for right in per_task if len(right) >= k]
             if enough:
-                values[f"val/{domain}/pass_at_{k}"] = fmean(pass_at_k(len(r), int(sum(r)), k) for r in enough)
+                values[f"val/{named}/pass_at_{k}"] = fmean(pass_at_k(len(r), int(sum(r)), k) for r in enough)
     if accuracies:
         values["val/accuracy"] = fmean(accuracies)
     values["val/responses"] = float(sum(len(group.trajectories) for group in groups))

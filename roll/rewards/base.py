@@ -43,6 +43,8 @@ class RewardSpec:
     """
     key: str = "reward"
     """The configuration's key that names it, for error messages."""
+    parts: Mapping[str, tuple[float, RewardSpec]] = field(default_factory=dict)
+    """Of `weighted`: weight and function by the part's name."""
     sandbox: str = "auto"
     """What a function with a parameter `sandbox` runs programs in: the configuration's key of that name."""
 
@@ -108,8 +110,10 @@ def as_reward(output: object, function: str) -> Reward:
         raise RewardOutputError(
             f"reward function {function!r} returned parts of type {type(output.parts).__name__}, expected a dict"
         )
-    bad = [name for name in output.parts if not isinstance(name, str)]
+    bad = [name for name in output.parts if not isinstance(name, str) or not name]
     if bad:
-        raise RewardOutputError(f"reward function {function!r} returned part names {bad!r}, expected strings")
+        raise RewardOutputError(
+            f"reward function {function!r} returned part names {bad!r}, expected strings that aren't empty"
+        )
     parts = {name: _finite(part, f"part {name!r}", function) for name, part in output.parts.items()}
     return Reward(_finite(output.value, "a value", function), parts)

@@ -17,11 +17,14 @@ _OPERATOR = re.compile(r"[-+*/^=<>\\]")
 _TAIL_CHARS = 4000
 
 
-def gsm8k(response: str, task: Task, *, mode: Literal["strict", "flexible"] = "strict") -> Reward:
+def gsm8k(
+    response: str, task: Task, *, mode: Literal["strict", "flexible"] = "strict", format_weight: float = 0.0
+) -> Reward:
     """1.0 when the number stated is the one of `task.payload["ground_truth"]` (`... #### 72`, `72` or 72), else 0.0.
 
     `strict`: the number after the last `####`, alone on its line but for a unit. `flexible`: that, else the last number
-    of the response. Parts: `correct`, `answered` (a number was found), `format` (it followed `####`). Raises
+    of the response. A number after `####` that is wrong gets `format_weight` (other recipes' 0.1).
+    Parts: `correct`, `answered` (a number was found), `format` (it followed `####`). Raises
     `ValueError` for a ground truth that is not a number: scoring against it would train on noise.
     """
     if mode not in ("strict", "flexible"):
@@ -30,9 +33,9 @@ def gsm8k(response: str, task: Task, *, mode: Literal["strict", "flexible"] = "s
     marked = marked_number(response)
     stated = marked if marked is not None or mode == "strict" else last_number(response)
     correct = float(stated is not None and _same(stated, expected))
-    return Reward(
-        correct, {"correct": correct, "answered": float(stated is not None), "format": float(marked is not None)}
-    )
+    formatted = float(marked is not None)
+    parts = {"correct": correct, "answered": float(stated is not None), "format": formatted}
+    return Reward(correct or format_weight * formatted, parts)
 
 
 def marked_number(text: str) -> Fraction | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from roll.catalog.entries import implementation
@@ -34,7 +35,10 @@ class LoadedReward:
             kwargs["finish_reason"] = finish_reason
         if "sandbox" in self.given:
             kwargs["sandbox"] = self.sandbox
-        return as_reward(self.function(response, task, **kwargs), self.spec.name.rpartition(":")[2])
+        output = self.function(response, task, **kwargs)
+        if inspect.iscoroutine(output):
+            output = asyncio.run(output)
+        return as_reward(output, self.spec.name.rpartition(":")[2])
 
 
 def load_reward(spec: RewardSpec) -> LoadedReward:
@@ -47,10 +51,16 @@ def load_reward(spec: RewardSpec) -> LoadedReward:
         function = implementation(REWARDS, spec.name, key=spec.key, kind="function")
     except ValueError as error:
         raise RewardLoadError(str(error)) from error.__cause__
-    if not callable(function) or inspect.iscoroutinefunction(function):
-        raise RewardLoadError(f"{spec.key}: {spec.name} is not a plain function (async isn't supported)")
+    if not callable(function):
+        raise RewardLoadError(f"{spec.key}: {spec.name} is not a plain function")
+    if spec.parts:
+        spec = replace(spec, kwargs={**spec.kwargs, "parts": _loaded_parts(spec)})
     given = _check_signature(function, spec)
     return LoadedReward(spec, function, given, _opened(spec) if "sandbox" in given else None)
+
+
+def _loaded_parts(spec: RewardSpec) -> dict[str, tuple[float, LoadedReward]]:
+    return {name: (weight, load_reward(part)) for name, (weight, part) in spec.parts.items()}
 
 
 def _opened(spec: RewardSpec) -> Sandbox:

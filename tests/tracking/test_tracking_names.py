@@ -116,3 +116,18 @@ def test_every_metric_name_in_the_code_is_in_the_table():
     # "actor/x" is an f-string whose last part is a variable: the trackers judge it when it is logged.
     wrong = [f"{where}: {name}" for where, name in emitted if not name.endswith("/x") and names.undocumented([name])]
     assert not wrong, "\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [("math", "math"), ("math/easy", "math%2Feasy"), ("50%", "50%"), ("a%2Fb", "a%252Fb"), ("a\nb", "a%0Ab"),
+     ("", "%00"), ("\udcff", "%ED%B3%BF"), ("数学", "数学")],
+)  # fmt: skip
+def test_any_text_is_one_part_of_a_name(text: str, part: str):
+    assert names.name_part(text) == part
+    names.check_names([f"reward/{part}/mean", f"reward/math/part/{part}", f"val/{part}/pass_at_4"])
+
+
+def test_a_beginning_of_its_own_stays():
+    assert names.name_parts("env/a/b", "env/") == "env/a%2Fb"
+    assert names.name_parts("a/b", "env/") == "a%2Fb"

@@ -261,15 +261,26 @@ def reward_checks(config: RLVRConfig) -> Iterator[Violation]:
         if OWN_PATH.match(reward.name):
             yield from _named(f"rewards.{domain}.name", reward.name, args=args, skip=2)
         elif reward.name in REWARDS:
-            module, _, name = REWARDS[reward.name].path.rpartition(":")
-            file = Path(__file__).parents[3] / (module.replace(".", "/") + ".py")
-            yield from _arguments(file, name, reward.name, args, skip=2)
+            yield from _built_in(reward.name, args)
         elif reward.name == "custom" and custom is not None:
             path = f"{custom.path}:{custom.name}"
             args = (args[0], {**custom.reward_kwargs, **args[1]})
             yield from _named("custom_reward_function.path", path, args=args, skip=2)
+        for part, term in reward.parts.items():
+            where = f"rewards.{domain}.parts.{part}"
+            args = (f"{where}.reward_kwargs", term.reward_kwargs)
+            if OWN_PATH.match(term.name):
+                yield from _named(f"{where}.name", term.name, args=args, skip=2)
+            elif term.name in REWARDS:
+                yield from _built_in(term.name, args)
         if reward.rollout is not None:
             yield from _named(f"rewards.{domain}.rollout", reward.rollout, "class")
+
+
+def _built_in(reward: str, args: Arguments) -> Iterator[Violation]:
+    module, _, name = REWARDS[reward].path.rpartition(":")
+    file = Path(__file__).parents[3] / (module.replace(".", "/") + ".py")
+    yield from _arguments(file, name, reward, args, skip=2)
 
 
 def env_checks(config: AgenticConfig) -> Iterator[Violation]:
@@ -308,7 +319,7 @@ def _named(
 
 def _arguments(file: Path, name: str, value: str, args: Arguments, skip: int) -> Iterator[Violation]:
     tree = ast.parse(file.read_text(encoding="utf-8"))
-    made = (ast.FunctionDef, ast.ClassDef)
+    made = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     node = next((node for node in tree.body if isinstance(node, made) and node.name == name), tree)
     signature = signature_in_source(node, skip=skip)
     key, given = args

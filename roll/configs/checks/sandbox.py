@@ -22,9 +22,12 @@ def sandboxed_domains(config: RLVRConfig) -> tuple[str, ...]:
     return tuple(
         domain
         for domain, reward in config.rewards.items()
-        if (reward.name in REWARDS and REWARDS[reward.name].sandboxed)
-        or _takes_sandbox(own if reward.name == "custom" else reward.name)
-        or (reward.name.endswith("reasoning_gym") and _has_executing_verifier(config, domain))
+        if any(
+            (name in REWARDS and REWARDS[name].sandboxed)
+            or _takes_sandbox(own if name == "custom" else name)
+            or (name.endswith("reasoning_gym") and _has_executing_verifier(config, domain))
+            for name in (reward.name, *(part.name for part in reward.parts.values()))
+        )
     )
 
 

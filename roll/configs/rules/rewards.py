@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from roll.catalog.entries import OWN_PATH
 from roll.catalog.rewards import REWARDS
-from roll.configs.errors import NO_VALUE, Violation, nearest
-from roll.configs.schema.reward_config import REWARD_MODEL, QueryFilterConfig
+from roll.configs.errors import NO_VALUE, Violation, nearest, no_effect, problem
+from roll.configs.schema.reward_config import REWARD_MODEL, WEIGHTED, QueryFilterConfig, RewardConfig
 from roll.configs.schema.rlvr_config import UNCONFINED, RLVRConfig
 from roll.utils.importing import suggested_path
+from roll.utils.patterns import compile_pattern
+
+MAX_NAME = 100
+COMBINED_PARTS = ("rule", "reward_model", "reward_model_truncated")
+"""Parts that the sum of a reward function and a reward model has itself."""
 
 
 def reward_rules(config: RLVRConfig) -> Iterator[Violation]:
@@ -20,7 +26,10 @@ def reward_rules(config: RLVRConfig) -> Iterator[Violation]:
     owner: dict[str, str] = {}
     for domain, reward in config.rewards.items():
         path = f"rewards.{domain}"
+        yield from printable_rules("rewards", domain, "domain")
         yield from _reward_name(config, path, reward.name)
+        yield from _options(f"{path}.reward_kwargs", reward.name, reward.reward_kwargs)
+        yield from _parts(path, reward)
         if reward.rollout is not None and not OWN_PATH.match(reward.rollout):
             expected = "a class as package.module:Class or path/to/file.py:Class"
             yield Violation(f"{path}.rollout", expected, f"{path}.rollout=episodes.py:MyEpisode", reward.rollout)
@@ -72,6 +81,48 @@ def _reward_name(config: RLVRConfig, path: str, name: str) -> Iterator[Violation
         return
     expected = f"one of {', '.join(known)}; or package.module:function or path/to/file.py:function"
     yield Violation(f"{path}.name", expected, nearest(name, known) or suggested_path(name), name)
+
+
+def printable_rules(path: str, name: str, what: str) -> Iterator[Violation]:
+    """A name that metrics carry is a line of text that people can read."""
+    if not name.strip() or not name.isprintable() or name != name.strip() or len(name) > MAX_NAME:
+        expected = f"a {what}'s name of printable characters, at most {MAX_NAME}, without white space around it"
+        yield Violation(path, expected, "rename it", name)
+
+
+def _parts(path: str, reward: RewardConfig) -> Iterator[Violation]:
+    """A weighted sum has terms, each scored by a function."""
+    if reward.name != WEIGHTED:
+        if reward.parts:
+            yield no_effect(f"{path}.parts", f" unless name is {WEIGHTED}", f"{path}.name={WEIGHTED}, or remove it")
+        return
+    if not reward.parts:
+        fix = f"{path}.parts: {{right: {{name: math_rule}}, short: {{name: length, weight: 0.1, reward_kwargs: ...}}}}"
+        yield Violation(f"{path}.parts", "the terms of the sum, by name", fix, NO_VALUE)
+    known = [name for name in REWARDS if name != WEIGHTED]
+    for part, term in reward.parts.items():
+        where = f"{path}.parts.{part}"
+        yield from printable_rules(f"{path}.parts", part, "part")
+        if reward.reward_model_weight is not None and part in COMBINED_PARTS:
+            expected = f"another name than {', '.join(COMBINED_PARTS)}, which the sum with a reward model uses"
+            yield Violation(f"{path}.parts", expected, "rename it", part)
+        if term.name not in known and not OWN_PATH.match(term.name):
+            expected = f"one of {', '.join(known)}; or package.module:function or path/to/file.py:function"
+            yield Violation(
+                f"{where}.name", expected, nearest(term.name, known) or suggested_path(term.name), term.name
+            )
+        yield from _options(f"{where}.reward_kwargs", term.name, term.reward_kwargs)
+
+
+def _options(path: str, name: str, kwargs: Mapping[str, Any]) -> Iterator[Violation]:
+    """A pattern can be compiled, an address be asked; what else a function takes is compared with its signature."""
+    if name in ("regex", "format") and kwargs.get("pattern") is not None:
+        try:
+            compile_pattern(kwargs["pattern"])
+        except ValueError as error:
+            yield problem(f"{path}.pattern", str(error), "in YAML, put patterns into single quotes")
+    if name == "http" and "url" in kwargs and not re.match(r"https?://[^\s/]+", str(kwargs["url"])):
+        yield Violation(f"{path}.url", "the address of a reward server, http://host:port/path", "", kwargs["url"])
 
 
 def filter_rules(path: str, rule: QueryFilterConfig) -> Iterator[Violation]:

@@ -13,6 +13,9 @@ from roll.configs.schema.worker_config import DataArgs, ForwardConfig, Generatin
 REWARD_MODEL = "reward_model"
 """The value of `rewards.<domain>.name` that means the model of the section of this name."""
 
+WEIGHTED = "weighted"
+"""The value of `rewards.<domain>.name` that means the sum of its `parts`."""
+
 
 def _of_function(why: str, fix: str) -> tuple[ActsIf, ...]:
     return (unless("name", REWARD_MODEL, why=why, fix=fix),)
@@ -46,17 +49,32 @@ class QueryFilterConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RewardPart:
+    """One term of a weighted sum."""
+
+    name: str
+    """What scores it, as `rewards.<domain>.name`: a built-in reward, or a function of your own by its path."""
+    weight: float = 1.0
+    """Factor of its score in the sum."""
+    reward_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Options of that reward; an unknown one is refused."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RewardConfig:
     """How one domain is scored."""
 
     name: str
-    """A built-in reward: math_rule, gsm8k, reasoning_gym; `custom`, see `custom_reward_function`; `reward_model`, see
+    """A built-in reward: math_rule, gsm8k, reasoning_gym, ifeval, choice, exact, regex, format, length, repetition,
+    http; `weighted`, a sum of `parts`; `custom`, see `custom_reward_function`; `reward_model`, see
     there; or a function of your own as `package.module:function` or `path/to/file.py:function`."""
     rule_weight: float | None = acting(None, *_COMBINED)
     """Score = rule_weight * what `name` gives + reward_model_weight * what the reward model gives. Both or neither.
     null: `name` alone."""
     reward_model_weight: float | None = acting(None, *_COMBINED)
     """That factor of the reward model's score. Needs the section `reward_model`."""
+    parts: dict[str, RewardPart] = field(default_factory=dict)
+    """Of `name: weighted`: its terms by the name that they are logged under, `{name, weight, reward_kwargs}` each."""
     tag_included: tuple[str, ...] = one_or_many()
     """Tags of the rows that belong to this domain. Empty: the domain's own name."""
     rollout: str | None = None

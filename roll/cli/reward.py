@@ -1,0 +1,243 @@
+"""`roll reward test`: does a reward give the reference answers of a data set full marks, and wrong ones not?"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from roll.catalog.entries import nearest
+from roll.catalog.rewards import REWARDS
+from roll.cli.exits import Exit, say
+from roll.configs.schema.reward_config import REWARD_MODEL, WEIGHTED
+from roll.configs.schema.worker_config import DataArgs
+from roll.data.sources import GROUND_TRUTH_COLUMNS
+from roll.rewards.base import Reward, RewardRequest, RewardResult, RewardSpec
+from roll.rewards.references import JUDGING, answer_text, filled, perturbed, reference_template
+from roll.rewards.reward_pool import RewardPool
+from roll.types.episode import Task
+from roll.utils.readers import Row, read_rows, resolve_sources
+
+if TYPE_CHECKING:
+    from roll.configs.schema.rlvr_config import RLVRConfig
+
+PROGRESS_S = 5.0
+_AT_ONCE = 256
+_ALONE = "reward"
+"""Domain of all rows where no configuration names others."""
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What scores which rows."""
+
+    specs: Mapping[str, RewardSpec]
+    """By domain."""
+    columns: DataArgs
+    default_tag: str | None
+    config: RLVRConfig | None
+    timeout_s: float
+
+    def domain_of(self, tag: str | None, source: str) -> str | None:
+        """Return the domain of a row, None if there is none."""
+        return _ALONE if self.config is None else self.config.domain_of(tag or self.default_tag or source)
+
+
+@dataclass(frozen=True)
+class _Exception:
+    """A row that isn't scored as it should be."""
+
+    where: str
+    check: str
+    said: str
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One response of a row, and whether it should get full marks (None: it only has to be scored)."""
+
+    where: str
+    check: str
+    right: bool | None
+    request: RewardRequest
+
+
+def test_reward(options: argparse.Namespace) -> int:
+    """Print a table of the rows whose reference answer fails, or whose empty or wrong answer passes."""
+    if options.limit is not None and options.limit < 1:
+        raise ValueError(f"--limit: got {options.limit}, expected at least 1")
+    if options.answer_template is not None and "{answer}" not in options.answer_template:
+        raise ValueError("--answer_template: there is no {answer} in it, where the reference answer goes")
+    plan = _plan(options)
+    counts: Counter[str] = Counter()
+    found: list[_Exception] = []
+    rows = (row for source in resolve_sources(options.data) for row in _rows(source, options.limit))
+    cases = _cases(itertools.islice(rows, options.limit), plan, options, counts, found)
+    begin = said = time.monotonic()
+    processes = max(1, min(4, os.cpu_count() or 1))
+    with RewardPool(plan.specs, num_processes=processes, timeout_s=plan.timeout_s, retries=0) as pool:
+        pool.wait_ready()
+        while batch := list(itertools.islice(cases, _AT_ONCE)):
+            for case, result in zip(batch, pool.score([case.request for case in batch]), strict=True):
+                problem = _problem(case, result, plan.specs[case.request.domain], options.full_marks)
+                if problem:
+                    found.append(_Exception(case.where, case.check, problem))
+            if time.monotonic() - said >= PROGRESS_S:
+                said = time.monotonic()
+                say(f"{counts['rows']} rows, {len(found)} exceptions, {said - begin:.0f} s")
+    if not counts["rows"]:
+        raise ValueError(f"{options.data}: no rows that a reward function scores")
+    _report(options, counts, found)
+    return Exit.FAILED if found else Exit.DONE
+
+
+def _rows(source: Any, limit: int | None) -> Iterator[tuple[str, Row]]:
+    yield from ((source.name, row) for row in itertools.islice(read_rows(source), limit))
+
+
+def _plan(options: argparse.Namespace) -> _Plan:
+    named = {role: getattr(options, role) for role in ("prompt", "messages", "ground_truth", "tag")}
+    given = {role: column for role, column in named.items() if column is not None}
+    if ":" not in options.reward and (options.reward.endswith((".yaml", ".yml")) or os.sep in options.reward):
+        return _plan_of_config(Path(options.reward), options.arguments, given)
+    if options.reward not in REWARDS and ":" not in options.reward:
+        raise ValueError(
+            f"there is no reward {options.reward!r}; {nearest(options.reward, REWARDS)}known: {', '.join(REWARDS)}; or "
+            "path/to/file.py:function, or a configuration, name.yaml"
+        )
+    if options.reward == WEIGHTED:
+        raise ValueError("weighted has its parts from a configuration: give the .yaml instead of the name")
+    kwargs: dict[str, Any] = {}
+    for argument in options.arguments:
+        key, equals, value = argument.partition("=")
+        if not equals:
+            raise ValueError(f"got {argument!r}, expected key=value, e.g. mode=flexible")
+        kwargs[key] = yaml.safe_load(value)
+    spec = RewardSpec(name=options.reward, kwargs=kwargs, key="reward")
+    return _Plan({_ALONE: spec}, DataArgs(**given), None, None, timeout_s=30.0)
+
+
+def _plan_of_config(file: Path, overrides: Sequence[str], given: Mapping[str, str]) -> _Plan:
+    from dataclasses import replace
+
+    from roll.cli.train import load
+    from roll.configs.parsing.find import find_config
+    from roll.configs.schema.rlvr_config import RLVRConfig
+    from roll.pipelines.reward_router import reward_spec
+
+    config = load(find_config(file), overrides)
+    if not isinstance(config, RLVRConfig):
+        raise ValueError(f"{file} is of pipeline {config.pipeline}; rewards belong to rlvr")
+    functions = {name: reward for name, reward in config.rewards.items() if reward.name != REWARD_MODEL}
+    if not functions:
+        raise ValueError(f"{file}: a reward model scores every domain; there is no function to test")
+    data = config.actor_train.data_args
+    only = config.tags_of(next(iter(config.rewards)))[0] if len(config.rewards) == 1 else None
+    return _Plan(
+        {domain: reward_spec(config, domain) for domain in functions},
+        replace(data, **given),
+        data.default_tag or only,
+        config,
+        max(reward.timeout_s for reward in functions.values()),
+    )
+
+
+def _cases(
+    rows: Iterator[tuple[str, Row]],
+    plan: _Plan,
+    options: argparse.Namespace,
+    counts: Counter[str],
+    found: list[_Exception],
+) -> Iterator[_Case]:
+    for source, row in rows:
+        tag = row.values.get(plan.columns.tag or "tag")
+        domain = plan.domain_of(None if tag is None else str(tag), source)
+        if domain not in plan.specs:
+            counts["of no function's domain"] += 1
+            continue
+        counts["rows"] += 1
+        assert domain is not None
+        task = _task(row, plan.columns, domain, str(tag or ""))
+        spec = judged(plan.specs[domain])[1]
+        answer = row.values.get(options.answer) if options.answer else task.payload.get("ground_truth")
+        if options.answer and options.answer not in row.values:
+            raise ValueError(f"--answer: {row.where} has no column {options.answer!r}; columns: {sorted(row.values)}")
+        responses: list[tuple[str, str, bool | None]] = [("empty", "", False)]
+        if answer is None or answer == "":
+            if spec.name in JUDGING and spec.name != "code":
+                found.append(_Exception(row.where, "reference", "the row has no reference answer"))
+                continue
+            counts["without a reference answer"] += 1
+        else:
+            text = answer_text(spec.name, answer, spec.kwargs)
+            template = options.answer_template or reference_template(spec.name, spec.kwargs)
+            responses.append(("reference", filled(template, text), True))
+            responses.append(("perturbed", filled(template, perturbed(spec.name, text)), False))
+        for check, response, right in responses:
+            yield _Case(
+                row.where, check, right, RewardRequest(id=row.where, domain=domain, response=response, task=task)
+            )
+
+
+def _task(row: Row, columns: DataArgs, domain: str, tag: str) -> Task:
+    payload = dict(row.values)
+    for role, named in (("prompt", columns.prompt), ("messages", columns.messages)):
+        payload[role] = row.values.get(named or role)
+    truths = (columns.ground_truth,) if columns.ground_truth else GROUND_TRUTH_COLUMNS
+    if columns.ground_truth and columns.ground_truth not in row.values:
+        there = f"columns: {sorted(row.values)}"
+        raise ValueError(f"{row.where}: no column {columns.ground_truth!r} (named for ground_truth); {there}")
+    truth = next((row.values[name] for name in truths if row.values.get(name) is not None), None)
+    if truth is not None:
+        payload["ground_truth"] = truth
+    return Task(id=row.where, source=row.where, payload=payload, seed=0, tag=tag, domain=domain)
+
+
+def judged(spec: RewardSpec) -> tuple[str, RewardSpec]:
+    """Return what compares with the reference answer: of a weighted sum that part's name and function."""
+    for part, (_, inner) in spec.parts.items():
+        if inner.name in JUDGING:
+            return part, inner
+    return "", spec
+
+
+def marks(reward: Reward, spec: RewardSpec) -> float:
+    """Return how right a reward says that a response is, apart from bonuses for its form."""
+    part, _ = judged(spec)
+    if part:
+        return reward.parts.get(f"{part}.correct", reward.parts[part])
+    return reward.parts.get("correct", reward.value)
+
+
+def _problem(case: _Case, result: RewardResult, spec: RewardSpec, full: float) -> str:
+    if result.reward is None:
+        last = [line.strip() for line in result.error.splitlines() if line.strip()]
+        return f"{result.status}: {last[-1] if last else ''}"
+    got = marks(result.reward, spec)
+    shown = f"{got:g} for {case.request.response[-120:]!r}"
+    if case.right is True and got < full:
+        return f"{shown}, expected {full:g}"
+    return f"{shown}, expected less than {full:g}" if case.right is False and got >= full else ""
+
+
+def _report(options: argparse.Namespace, counts: Mapping[str, int], found: Sequence[_Exception]) -> None:
+    console = Console(highlight=False)
+    if found:
+        table = Table("row", "answer", "what happened", title=f"{options.reward} on {options.data}")
+        for one in found[: options.show]:
+            table.add_row(Text(one.where.rpartition("/")[2]), one.check, Text(one.said))
+        console.print(table)
+    hidden = f" ({len(found) - options.show} not shown, see --show)" if len(found) > options.show else ""
+    counted = ", ".join(f"{number} {what}" for what, number in counts.items())
+    console.print(f"{counted}, {len(found)} exceptions{hidden}")

@@ -1,0 +1,61 @@
+"""`format`: does the response have the form that was asked for?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from roll.rewards.base import Reward
+from roll.rewards.regex import _compiled
+from roll.types.episode import Task
+from roll.utils.patterns import SECONDS, matches
+
+TEMPLATES: dict[str, tuple[tuple[str, ...], bool]] = {
+    "think_answer": (("think", "answer"), False),
+    "reasoning_answer": (("reasoning", "answer"), False),
+    "think": (("think",), True),
+    "answer": (("answer",), False),
+}
+"""Tags in their order, and whether text follows the last one."""
+
+
+def format(
+    response: str,
+    task: Task,  # noqa: ARG001 - every reward takes it
+    *,
+    template: str = "think_answer",
+    tags: Sequence[str] | None = None,
+    pattern: str | None = None,
+    opened: bool = False,
+    search_timeout_s: float = SECONDS,
+) -> Reward:
+    """1.0 for a response of the right form, else 0.0.
+
+    The form is a template's (`think_answer`: `<think>...</think><answer>...</answer>`), that of a list of `tags`, or a
+    pattern that the whole response matches. Each tag is there once, in order, with text inside, and nothing but white
+    space outside; after `think` alone there is text. `opened`: the prompt ends with the first opening tag. Part:
+    `format`.
+    """
+    if pattern is not None:
+        good = any(True for _ in matches(_compiled(pattern, False), response, whole=True, seconds=search_timeout_s))
+        return Reward(float(good), {"format": float(good)})
+    if template not in TEMPLATES:
+        raise ValueError(
+            f"format: template is one of {', '.join(TEMPLATES)}, got {template!r}; or give tags, or pattern"
+        )
+    names, text_follows = (tuple(tags), False) if tags is not None else TEMPLATES[template]
+    if not names or any(not name for name in names):
+        raise ValueError(f"format: tags are names such as [think, answer], got {list(names)!r}")
+    good = has_form(f"<{names[0]}>{response}" if opened else response, names, text_follows=text_follows)
+    return Reward(float(good), {"format": float(good)})
+
+
+def has_form(text: str, tags: Sequence[str], *, text_follows: bool = False) -> bool:
+    """Whether a text is its tags, each once, in order and filled; takes time linear in the text's length."""
+    if any(text.count(f"<{tag}>") != 1 or text.count(f"</{tag}>") != 1 for tag in tags):
+        return False
+    for tag in tags:
+        before, _, rest = text.partition(f"<{tag}>")
+        inside, closed, text = rest.partition(f"</{tag}>")
+        if before.strip() or not inside.strip() or not closed:
+            return False
+    return bool(text.strip()) == text_follows

@@ -1,0 +1,158 @@
+"""`roll reward test`: which rows it lists, what it takes for a reference answer, and the exit status."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roll.cli.__main__ import main
+from roll.rewards.base import Reward, RewardSpec
+from roll.rewards.references import answer_text, filled, perturbed, reference_template
+
+OWN = """
+def generous(response, task):
+    return 1.0
+
+def strict(response, task, *, scale: float = 1.0):
+    return scale * (response == f"it is {task.payload['ground_truth']}")
+"""
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def rows(path: Path, *many: dict[str, Any]) -> str:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in many))
+    return str(path)
+
+
+def ran(capsys: Any, *arguments: str) -> tuple[int, str, str]:
+    status = main(["reward", "test", *arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_sound_rows_are_no_exceptions(capsys: Any, tmp_path: Path):
+    data = rows(tmp_path / "d.jsonl", {"answer": "2 + 2 = 4\n#### 4"}, {"answer": "#### 1,250"}, {"answer": "9"})
+    status, out, _ = ran(capsys, "gsm8k", data)
+    assert (status, out) == (0, "3 rows, 0 exceptions\n")
+
+
+def test_exceptions_are_listed_with_their_rows_and_the_code_is_1(capsys: Any, tmp_path: Path):
+    data = rows(tmp_path / "d.jsonl", {"answer": "4"}, {"answer": "four"}, {"answer": None}, {"answer": "5"})
+    status, out, _ = ran(capsys, "gsm8k", data)
+    assert status == 1
+    assert "d.jsonl:2" in out
+    assert "'four' is not a number" in out
+    assert "d.jsonl:3" in out
+    assert "no reference answer" in out
+    assert "d.jsonl:4" not in out
+    # Row 2 has three responses that can't be scored, row 3 has no reference.
+    assert out.endswith("4 rows, 4 exceptions\n")
+
+
+def test_an_own_function_that_likes_everything_is_found_out(capsys: Any, tmp_path: Path):
+    (tmp_path / "own.py").write_text(OWN)
+    data = rows(tmp_path / "d.jsonl", {"target": 3})
+    status, out, _ = ran(capsys, f"{tmp_path}/own.py:generous", data, "--ground_truth=target")
+    assert status == 1
+    assert "empty" in out
+    assert "perturbed" in out
+    assert out.endswith("1 rows, 2 exceptions\n")
+
+
+def test_a_template_options_and_full_marks(capsys: Any, tmp_path: Path):
+    (tmp_path / "own.py").write_text(OWN)
+    data = rows(tmp_path / "d.jsonl", {"target": 3}, {"target": 4}, {"target": 5})
+    more = ["--ground_truth=target", "--answer_template=it is {answer}", "--full_marks=2", "--limit=2", "scale=2.0"]
+    status, out, _ = ran(capsys, f"{tmp_path}/own.py:strict", data, *more)
+    assert (status, out) == (0, "2 rows, 0 exceptions\n")
+
+
+def test_a_configuration_scores_each_domain_with_its_own(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from roll.cli import reward
+    from roll.configs.schema.reward_config import RewardConfig, RewardPart
+    from roll.configs.schema.rlvr_config import RLVRConfig
+
+    parts = {
+        "right": RewardPart(name="gsm8k"),
+        "short": RewardPart(name="length", weight=0.1, reward_kwargs={"target": 2}),
+    }
+    rewards = {
+        "math": RewardConfig(name="weighted", parts=parts),
+        "letters": RewardConfig(name="choice", tag_included=("quiz",)),
+        "chat": RewardConfig(name="reward_model"),
+    }
+    config = RLVRConfig(pipeline="rlvr", pretrain="none", rewards=rewards)
+    monkeypatch.setattr("roll.cli.train.load", lambda *_: config)
+    file = tmp_path / "run.yaml"
+    file.write_text("pipeline: rlvr\n")
+    data = rows(
+        tmp_path / "d.jsonl",
+        {"answer": "#### 4", "tag": "math"},
+        {"answer": "C", "tag": "quiz"},
+        {"answer": "Paris", "tag": "quiz"},
+        {"answer": "hello", "tag": "chat"},
+    )
+    status, out, _ = ran(capsys, str(file), data)
+    assert status == 1
+    assert "d.jsonl:3" in out
+    assert "'Paris' is no choice" in out
+    assert out.endswith("3 rows, 1 of no function's domain, 3 exceptions\n")
+    reward_of = RewardSpec(name="weighted", parts={"right": (1.0, RewardSpec(name="gsm8k"))})
+    assert reward.marks(Reward(0.3, {"right": 0.1, "right.correct": 0.0}), reward_of) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gsm9k", "DATA"], "did you mean 'gsm8k'"),
+        (["gsm8k", "nothing.jsonl"], "nothing.jsonl"),
+        (["gsm8k", "DATA", "mode=slow"], "there is no column|mode must be"),
+        (["gsm8k", "DATA", "mod=strict"], "did you mean 'mode'"),
+        (["gsm8k", "DATA", "mode"], "expected key=value"),
+        (["gsm8k", "DATA", "--ground_truth=truth"], "no column 'truth'"),
+        (["gsm8k", "DATA", "--answer=truth"], "no column 'truth'"),
+        (["gsm8k", "DATA", "--answer_template=x"], "no {answer} in it"),
+        (["gsm8k", "DATA", "--limit=0"], "at least 1"),
+        (["weighted", "DATA"], "give the .yaml"),
+        (["nothing.yaml", "DATA"], "nothing"),
+    ],
+)
+def test_what_cannot_be_tested_is_the_users_mistake(capsys: Any, tmp_path: Path, arguments: list[str], message: str):
+    data = rows(tmp_path / "d.jsonl", {"answer": "4"})
+    status, out, err = ran(capsys, *[data if word == "DATA" else word for word in arguments])
+    if arguments[-1] == "mode=slow":  # seen only when a row is scored
+        assert status == 1
+        assert "mode must be strict" in out
+        return
+    assert status == 2
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("name", "truth", "kwargs", "reference", "wrong"),
+    [
+        ("gsm8k", "so\n#### 72", {}, "#### 72", "82"),
+        ("math_rule", r"\frac{1}{2}", {}, r"\boxed{\frac{1}{2}}", r"\frac{2}{2}"),
+        ("math_rule", r"it is \boxed{3}", {}, r"\boxed{3}", "4"),
+        ("math_rule", 43.0, {}, r"\boxed{43}", "53"),
+        ("math_rule", r"\infty", {}, r"\boxed{\infty}", "8191"),
+        ("math_rule", "Yes", {}, r"\boxed{Yes}", "no"),
+        ("choice", "(A) Rome", {}, "The answer is (A)", "B"),
+        ("choice", 1, {"require_boxed": True}, r"\boxed{B}", "A"),
+        ("exact", ["Rome", "Roma"], {"extract": "tags"}, "<answer>Rome</answer>", "8191"),
+        ("code", "x = 1", {}, "```python\nx = 1\n```", "raise SystemExit(1)"),
+    ],
+)
+def test_the_response_made_of_a_reference_answer(
+    name: str, truth: Any, kwargs: dict[str, Any], reference: str, wrong: str
+):
+    answer = answer_text(name, truth, kwargs)
+    assert filled(reference_template(name, kwargs), answer) == reference
+    assert perturbed(name, answer) == wrong
