@@ -12,7 +12,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from roll.utils.rows import BadRow, DataError, Row, Source
 
@@ -99,7 +99,7 @@ def _not_utf8(raw: bytes, error: UnicodeDecodeError, *, first: bool = True) -> s
 
 
 def _opened(source: Source) -> IO[bytes]:
-    return gzip.open(source.location) if source.compressed else open(source.location, "rb")
+    return cast(IO[bytes], gzip.open(source.location)) if source.compressed else open(source.location, "rb")
 
 
 def _lines(source: Source, file: IO[bytes]) -> Iterator[tuple[int, int, bytes]]:
