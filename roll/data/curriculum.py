@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,21 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roll.configs.schema.worker_config import CurriculumArgs
-from roll.utils.rows import DataError
+from roll.utils.rows import DataError, column_value
 from roll.utils.seeding import keyed_rng, stable_hash
 
 _MEMORY = 0.5
 """Weight of the last group in a row's running success rate."""
 
 
-def difficulty_of(value: Any, column: str) -> float:
+def difficulty_of(row: Mapping[str, Any], column: str) -> float:
     """Return a row's difficulty; raises `DataError` unless it is a number, or the text of one."""
+    value = column_value(row, column)
     try:
-        number = float(value) if not isinstance(value, bool) else math.nan
+        number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise DataError(f"curriculum column {column!r} is {value!r:.60}, expected a number")
+        raise DataError(f"the difficulty (curriculum column {column!r}) is {value!r:.60}, expected a number")
     return number
 
 
@@ -33,9 +35,7 @@ def shuffled(count: int, seed: int, domain: str, epoch: int) -> NDArray[np.int64
     return keyed_rng(seed, "shuffle", domain, epoch).permutation(count)
 
 
-def by_difficulty(
-    difficulty: Sequence[float], window: float, seed: int, domain: str, epoch: int
-) -> NDArray[np.int64]:
+def by_difficulty(difficulty: Sequence[float], window: float, seed: int, domain: str, epoch: int) -> NDArray[np.int64]:
     """Return positions by ascending difficulty, each at most about `window` x count ranks from its own.
 
     Equal difficulties are in random order, another in every epoch.
@@ -60,14 +60,17 @@ class SuccessRates:
         self._min_share, self._seed = args.min_share, seed
         self._rates: dict[str, float] = {}
         self._pending: list[tuple[str, float]] = []
+        self._lock = threading.Lock()  # groups end in the engines' thread
 
     def observe(self, task_id: str, success: float) -> None:
         """Note which share of a group's responses solved the row with this base id."""
-        self._pending.append((task_id, success))
+        with self._lock:
+            self._pending.append((task_id, success))
 
     def apply(self) -> None:
         """Let what was observed act from the next draw on; the order of the observations doesn't matter."""
-        pending, self._pending = sorted(self._pending), []
+        with self._lock:
+            pending, self._pending = sorted(self._pending), []
         for task_id, success in pending:
             before = self._rates.get(task_id, success)
             self._rates[task_id] = before + _MEMORY * (success - before)

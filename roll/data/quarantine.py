@@ -11,8 +11,8 @@ from roll.utils.rows import BadRowError, DataError
 
 logger = logging.getLogger(__name__)
 
-BAD_ROWS = "bad_rows.jsonl"
-"""Name of the file, in the folder of the logs."""
+BAD_ROWS = {"train": "bad_rows.jsonl", "val": "bad_rows_validation.jsonl"}
+"""Name of the list of bad rows, in the folder of the logs."""
 
 
 class Quarantine:
@@ -20,12 +20,13 @@ class Quarantine:
 
     Args:
         limit: how many may be bad: a count, or below 1 a share of all rows. 0: the first one raises.
-        folder: where the list of bad rows goes; None: no list.
+        path: the list of bad rows; None: no list.
     """
 
-    def __init__(self, limit: float = 0, folder: Path | None = None) -> None:
-        self._limit = limit
-        self._path = None if folder is None else folder / BAD_ROWS
+    def __init__(self, limit: float = 0, path: Path | None = None) -> None:
+        self._limit, self._path = limit, path
+        if path is not None:
+            path.unlink(missing_ok=True)  # of an earlier run
         self._file: IO[Any] | None = None
         self._first = ""
         self.rows = 0
@@ -34,9 +35,10 @@ class Quarantine:
         self.duplicates = 0
         """Rows left out because an earlier one has the same prompt."""
 
-    def count(self) -> None:
-        """Note that one more row was read."""
-        self.rows += 1
+    @property
+    def lenient(self) -> bool:
+        """Whether any row may be bad."""
+        return self._limit > 0
 
     def add(self, where: str, reason: str) -> None:
         """Take a row out; raises `BadRowError` for the first where none may be bad, `DataError` for one too many."""

@@ -5,14 +5,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import logging
 import math
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from roll.configs.schema.worker_config import DataArgs
+from roll.data.curriculum import difficulty_of
 from roll.data.own_dataset import own_rows, own_source
 from roll.data.procedural import PAYLOAD_KEY
 from roll.data.quarantine import Quarantine
@@ -20,6 +24,8 @@ from roll.types.episode import Task
 from roll.utils.readers import resolve_sources, scan_rows
 from roll.utils.rows import BadRow, BadRowError, DataError, Row, Source, column_value, has_column
 from roll.utils.seeding import stable_hash
+
+logger = logging.getLogger(__name__)
 
 GROUND_TRUTH_COLUMNS = ("ground_truth", "answer", "response", "reward_model.ground_truth")
 """Where the expected answer is looked for, in this order, when no column is named; the last is where verl has it."""
@@ -45,11 +51,11 @@ def load_tasks(
     that isn't there, for an id that occurs twice, and for a source without rows.
     """
     columns = columns or DataArgs()
+    sources = data_sources(files, columns)
+    reader = TaskReader(columns, seed=seed, default_tag=default_tag, quarantine=quarantine or Quarantine())
     tasks: list[Task] = []
     seen: dict[str, str] = {}
-    for task, row in read_tasks(
-        data_sources(files, columns), columns, seed=seed, default_tag=default_tag, quarantine=quarantine or Quarantine()
-    ):
+    for _, task, row in reader.read(sources):
         if task.id in seen:
             first = f"was used before at {seen[task.id]}; ids must be unique within a tag"
             raise DataError(f"{row.where}: id {task.id!r} {first}{ID_HINT}")
@@ -73,39 +79,8 @@ def data_sources(files: str | Sequence[str], columns: DataArgs) -> list[Source]:
     return [*(resolve_sources(files) if files else ()), own_source(columns.dataset)]
 
 
-def read_tasks(
-    sources: Iterable[Source],
-    columns: DataArgs,
-    *,
-    seed: int,
-    default_tag: str | None = None,
-    quarantine: Quarantine,
-) -> Iterator[tuple[Task, Row]]:
-    """Yield the tasks of sources with the rows they were made of, one at a time; see `load_tasks`. Ids may repeat."""
-    for source in sources:
-        found = own_rows(source, columns.dataset_args) if source.format == "own" else scan_rows(source)
-        roles: RowRoles | None = None
-        first: list[Row | BadRow] = []
-        for item in found:
-            # The columns are those of the first rows together: one row that lacks one is a bad row, wherever it is.
-            if roles is None:
-                first.append(item)
-                if len(first) < _ROWS_FOR_COLUMNS:
-                    continue
-                roles = _roles_of(columns, first, default_tag)
-                for earlier in first:
-                    yield from _made(earlier, source, roles, seed, default_tag, quarantine)
-                continue
-            yield from _made(item, source, roles, seed, default_tag, quarantine)
-        if not first:
-            raise DataError(f"{source.name}: no rows")
-        if roles is None:
-            roles = _roles_of(columns, first, default_tag)
-            for earlier in first:
-                yield from _made(earlier, source, roles, seed, default_tag, quarantine)
-
-
 _ROWS_FOR_COLUMNS = 100
+_PROGRESS_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,19 +94,82 @@ class RowRoles:
     tag: str | None
 
 
-def _made(
-    item: Row | BadRow, source: Source, roles: RowRoles, seed: int, default_tag: str | None, quarantine: Quarantine
-) -> Iterator[tuple[Task, Row]]:
-    quarantine.count()
-    if isinstance(item, BadRow):
-        quarantine.add(item.where, item.reason)
-        return
-    try:
-        task = make_task(item, source, roles, seed, default_tag or source.name)
-    except BadRowError as error:
-        quarantine.add(item.where, str(error).removeprefix(f"{item.where}: "))
-        return
-    yield task, item
+class TaskReader:
+    """Makes tasks of rows, one at a time, and leaves out bad ones and repeated prompts; see `load_tasks`.
+
+    Ids may repeat: whoever keeps the tasks finds out.
+    """
+
+    def __init__(self, columns: DataArgs, *, seed: int, default_tag: str | None, quarantine: Quarantine) -> None:
+        self._columns, self._seed, self._default_tag = columns, seed, default_tag
+        self._quarantine = quarantine
+        self._roles: dict[str, RowRoles] = {}
+        self._prompts = PromptFilter() if columns.deduplicate else None
+        self._shown = time.monotonic()
+
+    def read(self, sources: Sequence[Source]) -> Iterator[tuple[int, Task, Row]]:
+        """Yield the number of the source, the task, and the row that it was made of."""
+        for number, source in enumerate(sources):
+            for item in self._read(source):
+                self._count(source)
+                if isinstance(item, BadRow):
+                    self._quarantine.add(item.where, item.reason)
+                    continue
+                try:
+                    task = self.make(source, item)
+                except BadRowError as error:
+                    self._quarantine.add(item.where, str(error).removeprefix(f"{item.where}: "))
+                    continue
+                if self._prompts is not None and self._prompts.repeats(task):
+                    self._quarantine.duplicates += 1
+                    continue
+                yield number, task, item
+
+    def _read(self, source: Source) -> Iterator[Row | BadRow]:
+        found = own_rows(source, self._columns.dataset_args) if source.format == "own" else scan_rows(source)
+        # The columns are those of the first rows together: one row that lacks one is a bad row, wherever it is.
+        first = list(itertools.islice(found, _ROWS_FOR_COLUMNS))
+        if not first:
+            raise DataError(f"{source.name}: no rows")
+        self._roles[source.name] = _roles_of(self._columns, first, self._default_tag)
+        yield from first
+        yield from found
+
+    def _count(self, source: Source) -> None:
+        self._quarantine.rows += 1
+        if time.monotonic() - self._shown > _PROGRESS_SECONDS:
+            self._shown = time.monotonic()
+            logger.info("reading %s: %d rows so far", source.location, self._quarantine.rows)
+
+    def make(self, source: Source, row: Row) -> Task:
+        """Return the task of a row, again for one that `read` gave; raises `BadRowError`."""
+        roles = self._roles[source.name]
+        for role in _ROLES:
+            column = getattr(roles, role)
+            if column is not None and not has_column(row.values, column):
+                raise BadRowError(
+                    f"{row.where}: no column {column!r}, which other rows have; columns: {sorted(row.values)}"
+                )
+        late = next((name for name in GROUND_TRUTH_COLUMNS if has_column(row.values, name)), None)
+        if roles.ground_truth is None and late is not None:
+            raise BadRowError(
+                f"{row.where}: column {late!r} (the ground truth), which the first rows don't have; give all rows one"
+            )
+        if PAYLOAD_KEY in row.values:  # verifiers trust what stands there: some evaluate it
+            raise BadRowError(
+                f"{row.where}: the column {PAYLOAD_KEY!r} is reserved for tasks made by data_args.procedural; rename it"
+            )
+        order = self._columns.curriculum
+        if order.by == "column" and order.column is not None:
+            try:
+                difficulty_of(row.values, order.column)
+            except ValueError as error:
+                raise BadRowError(f"{row.where}: {error}") from None
+        tag = _label(row, roles.tag) or self._default_tag or source.name
+        row_id = _label(row, roles.id)
+        task_id = f"{tag}:{row_id}" if row_id is not None else f"{source.name}:{row.number}"
+        key = stable_hash(self._seed, "task", task_id)
+        return Task(id=task_id, source=source.name, payload=_payload(row, roles), seed=key, tag=tag, domain="")
 
 
 def _roles_of(columns: DataArgs, found: Sequence[Row | BadRow], default_tag: str | None) -> RowRoles:
@@ -178,23 +216,7 @@ _ROLES = ("prompt", "messages", "ground_truth", "id", "tag")
 VERL_TAG = "data_source"
 
 
-def make_task(row: Row, source: Source, roles: RowRoles, seed: int, default_tag: str) -> Task:
-    """Return the task of a row; raises `BadRowError`."""
-    for role in _ROLES:
-        column = getattr(roles, role)
-        if column is not None and not has_column(row.values, column):
-            raise BadRowError(
-                f"{row.where}: no column {column!r}, which other rows have; columns: {sorted(row.values)}"
-            )
-    late = next((name for name in GROUND_TRUTH_COLUMNS if has_column(row.values, name)), None)
-    if roles.ground_truth is None and late is not None:
-        raise BadRowError(
-            f"{row.where}: column {late!r} (the ground truth), which the first rows don't have; give all rows one"
-        )
-    if PAYLOAD_KEY in row.values:  # verifiers trust what stands there: some evaluate it
-        raise BadRowError(
-            f"{row.where}: the column {PAYLOAD_KEY!r} is reserved for tasks made by data_args.procedural; rename it"
-        )
+def _payload(row: Row, roles: RowRoles) -> dict[str, Any]:
     payload: dict[str, Any] = dict(row.values)
     payload["prompt"] = payload["messages"] = None
     asked = column_value(row.values, roles.prompt) if roles.prompt is not None else None
@@ -209,11 +231,7 @@ def make_task(row: Row, source: Source, roles: RowRoles, seed: int, default_tag:
         if truth is None or truth == "" or (isinstance(truth, float) and math.isnan(truth)):
             raise BadRowError(f"{row.where}: column {roles.ground_truth!r} (the ground truth) is empty")
         payload["ground_truth"] = truth
-    tag = _label(row, roles.tag) or default_tag
-    row_id = _label(row, roles.id)
-    task_id = f"{tag}:{row_id}" if row_id is not None else f"{source.name}:{row.number}"
-    key = stable_hash(seed, "task", task_id)
-    return Task(id=task_id, source=source.name, payload=payload, seed=key, tag=tag, domain="")
+    return payload
 
 
 def _label(row: Row, column: str | None) -> str | None:
@@ -238,7 +256,7 @@ def encodable(text: str, where: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         half = text[error.start]
-        raise BadRowError(f"{where}: the text has {half!r} at {error.start}, half of a surrogate pair; mend it") from None
+        raise BadRowError(f"{where}: the text has {half!r} at {error.start}, half of a surrogate pair") from None
     return text
 
 
@@ -290,6 +308,27 @@ def _text_of(content: Any) -> str | None:
     return "".join(texts) if texts and len(texts) == len(content) else None
 
 
+class PromptFilter:
+    """Leaves out tasks whose prompt an earlier one has, the exact text or messages. 100 bytes of memory per task."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+
+    def repeats(self, task: Task) -> bool:
+        """Return whether the prompt was seen before."""
+        key = prompt_key(task)
+        if key in self._seen:
+            return True
+        self._seen.add(key)
+        return False
+
+
+def prompt_key(task: Task) -> int:
+    """Return a number that is the same for equal prompts: the text, or roles and contents of the messages."""
+    messages = task.payload.get("messages")
+    return stable_hash("prompt", task.payload["prompt"] if messages is None else json.dumps(messages, sort_keys=True))
+
+
 def route_by_tag(tasks: Iterable[Task], tag_included: Mapping[str, Sequence[str]]) -> dict[str, list[Task]]:
     """Group tasks by domain, `tag_included` being the tags of each domain; the domain is written into the task.
 
@@ -305,6 +344,11 @@ def route_by_tag(tasks: Iterable[Task], tag_included: Mapping[str, Sequence[str]
         else:
             lost[task.tag] += 1
     if lost:
-        known = {domain: list(tags) for domain, tags in tag_included.items()}
-        raise DataError(f"no domain includes the tags {dict(lost)} (tag: rows); domains and their tags: {known}")
+        raise no_domain(lost, tag_included)
     return routed
+
+
+def no_domain(lost: Mapping[str, int], tag_included: Mapping[str, Sequence[str]]) -> DataError:
+    """Return the error for rows whose tag belongs to no domain, counted by tag."""
+    known = {domain: list(tags) for domain, tags in tag_included.items()}
+    return DataError(f"no domain includes the tags {dict(lost)} (tag: rows); domains and their tags: {known}")

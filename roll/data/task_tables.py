@@ -112,7 +112,10 @@ class RowStore:
             offset, size = row.span
             raw = os.pread(self._file(source), size, offset)
         else:
-            raw = pickle.dumps((row.where, dict(row.values)))
+            try:
+                raw = pickle.dumps((row.where, dict(row.values)))
+            except Exception as error:  # whatever the values are, rewards get them by pickle too
+                raise DataError(f"{row.where}: a value can't be pickled: {type(error).__name__}: {error}") from error
             offset, size = self._end, len(raw)
             self._unpacked.write(raw)
             self._end += size
@@ -138,7 +141,7 @@ class RowStore:
                 f"{location}[row {number}] has changed since the run began; leave files alone while a run streams them"
             )
         if unpacked:
-            where, values = pickle.loads(raw)  # noqa: S301 - written by this process, into a file without a name
+            where, values = pickle.loads(raw)  # written by this process, into a file without a name
             return source, Row(number, where, values)
         values = parse_line(raw)
         assert values is not None, "blank lines are no rows"
@@ -203,13 +206,13 @@ class StreamedTable(TaskTable):
         places = (int(place) + len(self._first) for place in found)
         return next((place for place in places if self.item(place).id == task_id), None)
 
-    def repeated_ids(self) -> Iterator[tuple[Task, Task]]:
-        """Yield pairs of tasks with the same id."""
+    def repeated(self) -> Iterator[Task]:
+        """Yield tasks whose id an earlier one has."""
         order, hashes = self._sorted()
         for at in np.flatnonzero(hashes[1:] == hashes[:-1]):
             one, two = (self.item(int(order[at + i]) + len(self._first)) for i in (0, 1))
             if one.id == two.id:
-                yield one, two
+                yield two
 
     def _sorted(self) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
         if self._by_hash is None:

@@ -68,5 +68,3 @@ def column_value(values: Mapping[str, Any], column: str, default: Any = None) ->
 def has_column(values: Mapping[str, Any], column: str) -> bool:
     """Return whether `column_value` finds the column, its value may be None."""
     return column_value(values, column, _MISSING) is not _MISSING
-
-

@@ -81,10 +81,10 @@ def _columns(path: str, data: DataArgs | SFTDataArgs, source: Source) -> Iterato
         if column is not None and not lenient and not has_column(row.values, column):
             expected = f"a column of {source.location}: {', '.join(row.values)}"
             yield Violation(f"{path}.{key}", expected, f"{path}.{key}=<one of them>", column)
-    if isinstance(data, DataArgs) and data.prompt is None and data.messages is None and not lenient:
-        if "prompt" not in row.values and "messages" not in row.values:
-            expected = f"the column with the prompts, one of {source.location}: {', '.join(row.values)}"
-            yield Violation(f"{path}.prompt", expected, f"{path}.prompt=<one of them>", None)
+    unnamed = isinstance(data, DataArgs) and data.prompt is None and data.messages is None
+    if unnamed and not lenient and not {"prompt", "messages"} & set(row.values):
+        expected = f"the column with the prompts, one of {source.location}: {', '.join(row.values)}"
+        yield Violation(f"{path}.prompt", expected, f"{path}.prompt=<one of them>", None)
 
 
 def _procedural(path: str, data: DataArgs) -> Iterator[Violation]:

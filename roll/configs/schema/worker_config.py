@@ -229,9 +229,7 @@ class DataArgs:
     dataset: str | None = None
     """Class of your own that gives rows, `path/to/file.py:MyData` or `package.module:MyData`, next to or instead of
     files; docs/data.md."""
-    dataset_args: dict[str, Any] = field(
-        default_factory=dict, metadata={"acts_if": (needs("dataset"),), "idle": ()}
-    )
+    dataset_args: dict[str, Any] = field(default_factory=dict, metadata={"acts_if": (needs("dataset"),), "idle": ()})
     """Arguments of that class."""
     streaming: bool = acting(False, _TRAINING_ROWS)
     """Leave the rows on disk and keep only where each begins, for files larger than the memory. Order and tokens are
