@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -100,7 +100,17 @@ class TaskReader:
     Ids may repeat: whoever keeps the tasks finds out.
     """
 
-    def __init__(self, columns: DataArgs, *, seed: int, default_tag: str | None, quarantine: Quarantine) -> None:
+    def __init__(
+        self,
+        columns: DataArgs,
+        *,
+        seed: int,
+        default_tag: str | None,
+        quarantine: Quarantine,
+        seen: Callable[[Row], None] | None = None,
+    ) -> None:
+        """Start without any row; `seen` is told of each that can be read, good or bad."""
+        self._seen = seen
         self._columns, self._seed, self._default_tag = columns, seed, default_tag
         self._quarantine = quarantine
         self._roles: dict[str, RowRoles] = {}
@@ -115,6 +125,8 @@ class TaskReader:
                 if isinstance(item, BadRow):
                     self._quarantine.add(item.where, item.reason)
                     continue
+                if self._seen is not None:
+                    self._seen(item)
                 try:
                     task = self.make(source, item)
                 except BadRowError as error:

@@ -23,7 +23,7 @@ def data_rules(config: RLVRConfig) -> Iterator[Violation]:
         path, trains = f"{role}.data_args", role == "actor_train"
         if not data.has_rows and not (trains and config.val_only):
             fix = f"{path}.file_name={'data' if trains else 'test'}.jsonl"
-            yield Violation(f"{path}.file_name", "a file, a dataset class, or procedural tasks", fix, NO_VALUE)
+            yield Violation(f"{path}.file_name", "a file, or procedural tasks, or a dataset class", fix, NO_VALUE)
         yield from _source_rules(config, path, data)
         if trains:
             yield from _shares(config, f"{path}.domain_interleave_probs", data)
