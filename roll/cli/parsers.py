@@ -20,7 +20,7 @@ def roll_parser() -> argparse.ArgumentParser:
     )
     _add_debug(parser)
     groups = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_train, _add_check, _add_rollout, _add_envs, _add_demos, _add_sandbox, _add_reward):
+    for add in (_add_train, _add_check, _add_rollout, _add_envs, _add_demos, _add_sandbox, _add_reward, _add_data):
         add(groups)
     return parser
 
@@ -144,3 +144,18 @@ def _add_reward(groups: Any) -> None:
     test.add_argument("--full_marks", type=float, default=1.0, help="score of a right answer (default 1.0)")
     test.add_argument("--limit", type=int, help="test the first N rows only")
     test.add_argument("--show", type=int, default=50, help="exceptions that are listed (default 50)")
+
+
+def _add_data(groups: Any) -> None:
+    group = _command(groups, "data", "look at data files before a run does")
+    commands = group.add_subparsers(required=True, metavar="COMMAND")
+    check = _command(
+        commands, "check", "check data files, or those of a configuration with its rewards", "roll.cli.data:check_data"
+    )
+    check.add_argument("file", help="a configuration, or a data file, folder or hub id as in data_args.file_name")
+    check.add_argument("--model", help="folder or hub id of the tokenizer (default: that of the configuration)")
+    check.add_argument("--validation", help="without a configuration: held-out rows, to look for the same prompts")
+    check.add_argument("--no_rewards", action="store_true", help="don't let rewards read the ground truths")
+    check.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="keys of the configuration; for files those of data_args"
+    )

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
+from roll.data.quarantine import Quarantine
 from roll.data.task_ids import base_id
-from roll.data.templates import PromptEncoder
+from roll.data.templates import EncodedPrompt, PromptEncoder, TemplateError
 from roll.data.threads import encode_all
 from roll.types.episode import Task
-from roll.utils.readers import DataError
+from roll.utils.rows import DataError
 
 Truncation = Literal["error", "left", "right", "middle", "filter"]
 
@@ -34,6 +35,63 @@ class PromptSet:
             raise KeyError(f"task {task.id!r} is not in this prompt set of {len(self.tasks)} tasks") from None
 
 
+class LengthRule:
+    """What becomes of prompts by their length, one after another; `finish` when all were seen.
+
+    A prompt of more than `prompt_length` tokens: `error` raises in the end, `filter` leaves the task out, `left`,
+    `right` and `middle` cut at that end (a chat template's own tokens are cut like all others).
+    """
+
+    def __init__(self, prompt_length: int, truncation: Truncation) -> None:
+        self._limit, self._truncation = prompt_length, truncation
+        self._count = self._long = self._kept = 0
+        self._sum = self._max = 0
+        self._min: int | None = None
+        self._first = ""
+
+    @property
+    def cut(self) -> str | None:
+        """The end at which long prompts are cut; None if they aren't."""
+        return None if self._truncation in ("error", "filter") else self._truncation
+
+    def accept(self, task: Task, prompt: EncodedPrompt) -> tuple[int, ...] | None:
+        """Return the token ids to play a task with; None if it is left out."""
+        self._count += 1
+        self._sum += prompt.tokens
+        self._max = max(self._max, prompt.tokens)
+        self._min = prompt.tokens if self._min is None else min(self._min, prompt.tokens)
+        ids: tuple[int, ...] | None = prompt.ids
+        if prompt.tokens > self._limit:
+            self._long += 1
+            self._first = self._first or f"{task.id!r} with {prompt.describe_length()}"
+            ids = None if self.cut is None else CUT[self.cut](prompt.ids, self._limit)
+        self._kept += ids is not None
+        return ids
+
+    def finish(self) -> dict[str, float]:
+        """Return metrics; raises `DataError` for long prompts that are an error, and when no task is left."""
+        limit = self._limit
+        if self._long and self._truncation == "error":
+            raise DataError(
+                f"{self._long} of {self._count} prompts have more than prompt_length = {limit} tokens, the first is "
+                f"{self._first}, the longest has {self._max}; raise prompt_length, or set "
+                "truncation to filter, left, right or middle"
+            )
+        if not self._kept:
+            raise DataError(
+                f"all {self._count} prompts have more than prompt_length = {limit} tokens "
+                f"(the shortest has {self._min}); raise prompt_length"
+            )
+        filtered = self._truncation == "filter"
+        return {
+            "data/prompts": float(self._count),
+            "data/prompts_filtered": float(self._long) if filtered else 0.0,
+            "data/prompts_truncated": 0.0 if filtered else float(self._long),
+            "data/prompt_length_mean": self._sum / self._count,
+            "data/prompt_length_max": float(self._max),
+        }
+
+
 def encode_prompts(
     tasks: Sequence[Task],
     encoder: PromptEncoder,
@@ -41,48 +99,50 @@ def encode_prompts(
     prompt_length: int,
     truncation: Truncation = "error",
     num_workers: int = 1,
+    quarantine: Quarantine | None = None,
 ) -> PromptSet:
     """Tokenise all prompts; the result doesn't depend on `num_workers` (`preprocessing_num_workers`).
 
-    A prompt of more than `prompt_length` tokens: `error` raises, `filter` leaves the task out, `left`,
-    `right` and `middle` cut at that end (a chat template's own tokens are cut like all others). Raises
-    `DataError` when no task is left.
+    `LengthRule` says what becomes of long ones. A prompt that the template doesn't fit raises `TemplateError`, or goes
+    to the `quarantine`. Raises `DataError` when no task is left.
     """
     if not tasks:
         raise DataError("there are no tasks to tokenise")
-    encoded = encode_all(tasks, encoder, PromptEncoder.encode, num_workers)
+    rule = LengthRule(prompt_length, truncation)
     kept: list[Task] = []
     kept_ids: list[tuple[int, ...]] = []
-    long: list[str] = []
-    for task, ids in zip(tasks, encoded, strict=True):
-        if len(ids) > prompt_length:
-            long.append(f"{task.id!r} with {len(ids)}")
-            if truncation in ("error", "filter"):
-                continue
-            ids = CUT[truncation](ids, prompt_length)
-        kept.append(task)
-        kept_ids.append(ids)
-    lengths = [len(ids) for ids in encoded]
-    if long and truncation == "error":
-        raise DataError(
-            f"{len(long)} of {len(tasks)} prompts have more than prompt_length = {prompt_length} tokens, the first is "
-            f"{long[0]}, the longest has {max(lengths)}; raise prompt_length, or set "
-            "truncation to filter, left, right or middle"
-        )
-    if not kept:
-        raise DataError(
-            f"all {len(tasks)} prompts have more than prompt_length = {prompt_length} tokens "
-            f"(the shortest has {min(lengths)}); raise prompt_length"
-        )
-    filtered = truncation == "filter"
-    metrics = {
-        "data/prompts": float(len(tasks)),
-        "data/prompts_filtered": float(len(long)) if filtered else 0.0,
-        "data/prompts_truncated": 0.0 if filtered else float(len(long)),
-        "data/prompt_length_mean": sum(lengths) / len(lengths),
-        "data/prompt_length_max": float(max(lengths)),
-    }
-    return PromptSet(kept, kept_ids, metrics)
+    for task, prompt in zip(tasks, encode_some(tasks, encoder, prompt_length, rule.cut, num_workers), strict=True):
+        if isinstance(prompt, TemplateError):
+            refuse(task, prompt, quarantine)
+            continue
+        ids = rule.accept(task, prompt)
+        if ids is not None:
+            kept.append(task)
+            kept_ids.append(ids)
+    if quarantine is not None:
+        quarantine.finish()
+    return PromptSet(kept, kept_ids, rule.finish())
+
+
+def encode_some(
+    tasks: Sequence[Task], encoder: PromptEncoder, limit: int, cut: str | None, num_workers: int
+) -> list[EncodedPrompt | TemplateError]:
+    """Encode prompts in threads; the error in place of one that the template doesn't fit."""
+
+    def encode(own: PromptEncoder, task: Task) -> EncodedPrompt | TemplateError:
+        try:
+            return own.encode_within(task, limit, cut)
+        except TemplateError as error:
+            return error
+
+    return encode_all(tasks, encoder, encode, num_workers)
+
+
+def refuse(task: Task, error: TemplateError, quarantine: Quarantine | None) -> None:
+    """Put a task that has no prompt into quarantine; without one, raise."""
+    if quarantine is None or not quarantine.lenient:
+        raise error
+    quarantine.add(task.id, str(error).removeprefix(f"task {task.id!r}: "))
 
 
 def _cut_middle(ids: tuple[int, ...], limit: int) -> tuple[int, ...]:

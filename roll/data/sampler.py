@@ -8,19 +8,25 @@ from less than one task more or less than its share.
 
 from __future__ import annotations
 
-import json
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from roll.configs.schema.worker_config import CurriculumArgs
+from roll.data.curriculum import SuccessRates, by_difficulty, shuffled
 from roll.data.task_ids import base_id, epoch_of, with_epoch
+from roll.data.task_tables import ListTable, TaskTable
 from roll.types.episode import Task
-from roll.utils.readers import DataError
-from roll.utils.seeding import keyed_shuffle, stable_hash
+from roll.utils.rows import DataError
+from roll.utils.seeding import stable_hash
 
 _STATE_VERSION = 1
+EPOCH_IN_ID = "task ids must not end in @e<number>: that suffix marks repeats"
 
 
 class TaskSource:
@@ -39,30 +45,37 @@ class TaskSource:
         probs: Mapping[str, float],
         shuffle: bool = True,
         num_train_epochs: int | None = None,
+        curriculum: CurriculumArgs | None = None,
+        difficulty: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
         """Start at the first epoch of every domain; ids are unique over all of them.
 
-        `probs` (`domain_interleave_probs`) are the domains' shares, above 0 and on any scale.
+        Args:
+            probs: the domains' shares (`domain_interleave_probs`), above 0 and on any scale.
+            curriculum: the order within an epoch.
+            difficulty: with a curriculum by column, that of each domain's tasks.
         """
-        self._domains = {name: tuple(tasks) for name, tasks in domains.items()}
+        self._domains = {
+            name: tasks if isinstance(tasks, TaskTable) else ListTable(tasks) for name, tasks in domains.items()
+        }
+        self._curriculum, self._difficulty = curriculum or CurriculumArgs(), difficulty or {}
+        self._success = SuccessRates(self._curriculum, seed) if self._curriculum.by == "success" else None
         self._shares = _shares(self._domains, probs)
         self._seed, self._shuffle, self._num_train_epochs = seed, shuffle, num_train_epochs
-        self._by_id = {task.id: task for tasks in self._domains.values() for task in tasks}
-        counts = Counter(task.id for tasks in self._domains.values() for task in tasks)
-        twice = [task_id for task_id, n in counts.items() if n > 1]
-        if twice:
-            raise DataError(f"{len(twice)} task ids are not unique over all domains, e.g. {twice[0]!r}")
-        if any(epoch_of(task_id) for task_id in self._by_id):
-            raise DataError("task ids must not end in @e<number>: that suffix marks repeats")
-        self._identity = {
-            "tasks": {name: _fingerprint(self._domains[name]) for name in self._shares},
+        self._check_ids(domains)
+        self._identity: dict[str, Any] = {
+            "tasks": {name: self._domains[name].fingerprint for name in self._shares},
             "seed": seed,
             "shuffle": shuffle,
             "domain_interleave_probs": {name: str(share) for name, share in self._shares.items()},
         }
+        if self._curriculum.by is not None:
+            self._identity["curriculum"] = asdict(self._curriculum)
+            self._identity["difficulty"] = {name: stable_hash(*map(str, of)) for name, of in self._difficulty.items()}
         self._drawn = dict.fromkeys(self._shares, 0)
+        self._passed_over = 0
         self._returned: deque[Task] = deque()
-        self._orders: dict[str, tuple[int, list[int]]] = {}
+        self._orders: dict[str, tuple[int, NDArray[np.int64]]] = {}
         # Quotas count from the last time that a domain dropped out.
         self._quota_drawn = dict.fromkeys(self._shares, 0)
 
@@ -75,8 +88,23 @@ class TaskSource:
             domain = self._next_domain()
             if domain is None:
                 break
-            tasks.append(self._draw(domain))
+            task = self._draw(domain)
+            if task is not None:
+                tasks.append(task)
         return tasks
+
+    def observe(self, task_id: str, success: float) -> None:
+        """Tell a curriculum by success which share of a group's responses solved its task. It acts from `apply` on."""
+        if self._success is not None:
+            self._success.observe(base_id(task_id), success)
+
+    def apply_observed(self) -> dict[str, float]:
+        """Let what was observed act from the next draw on; return metrics."""
+        if self._success is None:
+            return {}
+        self._success.apply()
+        mean = self._success.mean
+        return {} if mean is None else {"data/success_rate": mean, "data/passed_over": float(self._passed_over)}
 
     def put_back(self, tasks: Sequence[Task]) -> None:
         """Take back tasks that were not used: the next `take` gives them again, in this order. Quotas count draws, so
@@ -104,24 +132,27 @@ class TaskSource:
 
     def state_dict(self, unfinished: Sequence[Task] = ()) -> dict[str, Any]:
         """Return the cursor, as plain JSON values, as if the `unfinished` tasks had been put back."""
-        return {
+        state = {
             "version": _STATE_VERSION,
             "identity": self._identity,
             "drawn": dict(self._drawn),
             "quota_drawn": dict(self._quota_drawn),
             "returned": [task.id for task in (*unfinished, *self._returned)],
         }
+        if self._success is not None:
+            state["success"] = {**self._success.state_dict(), "passed_over": self._passed_over}
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken; raises `DataError` when the data or its order isn't the same."""
         if state.get("version") != _STATE_VERSION:
             raise DataError(f"data cursor has version {state.get('version')!r}, this program reads {_STATE_VERSION}")
         mine, saved = self._identity, state["identity"]
-        different = [key for key in mine if mine[key] != saved.get(key)]
+        different = [key for key in {**mine, **saved} if mine.get(key) != saved.get(key)]
         if different:
             key = different[0]
             raise DataError(
-                f"the data cursor was saved with {key} = {saved.get(key)!r}, this run has {mine[key]!r}: resuming "
+                f"the data cursor was saved with {key} = {saved.get(key)!r}, this run has {mine.get(key)!r}: resuming "
                 "would skip or repeat prompts. Restore the data and its settings, or start without the checkpoint"
             )
         for task_id in state["returned"]:
@@ -129,15 +160,32 @@ class TaskSource:
         self._drawn = {name: int(state["drawn"][name]) for name in self._shares}
         self._quota_drawn = {name: int(n) for name, n in state["quota_drawn"].items()}
         self._returned = deque(self.task(task_id) for task_id in state["returned"])
+        if self._success is not None:
+            self._success.load_state_dict(state["success"])
+            self._passed_over = int(state["success"]["passed_over"])
+
+    def _check_ids(self, domains: Mapping[str, Sequence[Task]]) -> None:
+        """Raise `DataError` for ids that repeat, and such that look like a repeat's. Tables that stream were checked
+        row by row."""
+        lists = [tasks for tasks in domains.values() if not isinstance(tasks, TaskTable)]
+        counts = Counter(task.id for tasks in lists for task in tasks)
+        twice = [task_id for task_id, n in counts.items() if n > 1]
+        if twice:
+            raise DataError(f"{len(twice)} task ids are not unique over all domains, e.g. {twice[0]!r}")
+        if any(epoch_of(task_id) for task_id in counts):
+            raise DataError(EPOCH_IN_ID)
 
     def _check_known(self, task_id: str) -> None:
-        if base_id(task_id) not in self._by_id:
+        if all(table.index_of(base_id(task_id)) is None for table in self._domains.values()):
             raise ValueError(f"task {task_id!r} is not one of this source")
 
     def task(self, task_id: str) -> Task:
         """Return the task of this id; raises `ValueError` for one that isn't of this source."""
-        self._check_known(task_id)
-        return replace(self._by_id[base_id(task_id)], id=task_id)
+        for table in self._domains.values():
+            index = table.index_of(base_id(task_id))
+            if index is not None:
+                return replace(table[index], id=task_id)
+        raise ValueError(f"task {task_id!r} is not one of this source")
 
     def _next_domain(self) -> str | None:
         active = {name: self._shares[name] for name in self._shares if not self._finished(name)}
@@ -155,25 +203,37 @@ class TaskSource:
             return False
         return self._drawn[domain] >= len(self._domains[domain]) * self._num_train_epochs
 
-    def _draw(self, domain: str) -> Task:
+    def _draw(self, domain: str) -> Task | None:
+        """Return the domain's next task; None when the curriculum passes over all that are left of the last epoch."""
         tasks = self._domains[domain]
-        epoch, position = divmod(self._drawn[domain], len(tasks))
-        self._drawn[domain] += 1
-        self._quota_drawn[domain] += 1
-        task = tasks[self._order(domain, epoch)[position]]
-        return replace(task, id=with_epoch(task.id, epoch))
+        passed = 0
+        while not self._finished(domain):
+            epoch, position = divmod(self._drawn[domain], len(tasks))
+            self._drawn[domain] += 1
+            task = tasks[int(self._order(domain, epoch)[position])]
+            # Rows that are passed over for a whole epoch come after all: a draw always ends.
+            if self._success is not None and passed < len(tasks) and self._success.passes_over(task.id, epoch):
+                passed += 1
+                self._passed_over += 1
+                continue
+            self._quota_drawn[domain] += 1
+            return replace(task, id=with_epoch(task.id, epoch))
+        return None
 
-    def _order(self, domain: str, epoch: int) -> list[int]:
+    def _order(self, domain: str, epoch: int) -> NDArray[np.int64]:
         cached = self._orders.get(domain)
         if cached is None or cached[0] != epoch:
-            order = list(range(len(self._domains[domain])))
-            if self._shuffle:
-                order = keyed_shuffle(order, self._seed, "shuffle", domain, epoch)
+            count = len(self._domains[domain])
+            if self._curriculum.by == "column":
+                difficulty = self._difficulty[domain]
+                order = by_difficulty(difficulty, self._curriculum.window, self._seed, domain, epoch)
+            else:
+                order = shuffled(count, self._seed, domain, epoch) if self._shuffle else np.arange(count)
             self._orders[domain] = cached = (epoch, order)
         return cached[1]
 
 
-def _shares(domains: Mapping[str, Sequence[Task]], probs: Mapping[str, float]) -> dict[str, Fraction]:
+def _shares(domains: Mapping[str, TaskTable], probs: Mapping[str, float]) -> dict[str, Fraction]:
     """Return the exact share of each domain, in the order of `domains`; raises `DataError` for one without tasks."""
     # 0.1 is meant as 1/10, not as the nearest binary fraction.
     exact = {name: Fraction(str(probs[name])) for name in domains}
@@ -182,14 +242,3 @@ def _shares(domains: Mapping[str, Sequence[Task]], probs: Mapping[str, float]) -
         raise DataError(f"domain {empty[0]!r} has probability {probs[empty[0]]} but no tasks")
     total = sum(exact.values())
     return {name: prob / total for name, prob in exact.items()}
-
-
-def _fingerprint(tasks: Sequence[Task]) -> str:
-    """Hash the tasks, what they ask and expect, and their order."""
-    content = (
-        json.dumps(
-            [task.id, task.payload.get("prompt"), task.payload.get("messages"), str(task.payload.get("ground_truth"))]
-        )
-        for task in tasks
-    )
-    return f"{len(tasks)} tasks, {stable_hash(*content):016x}"

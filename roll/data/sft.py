@@ -21,7 +21,8 @@ from roll.data.task_ids import with_epoch
 from roll.data.templates import TemplateError
 from roll.data.threads import encode_all
 from roll.types.batch import TokenBatch
-from roll.utils.readers import DataError, Row, read_rows, resolve_sources
+from roll.utils.readers import read_rows, resolve_sources
+from roll.utils.rows import DataError, Row, Source, column_value, has_column
 from roll.utils.seeding import keyed_shuffle, stable_hash
 
 Truncation: TypeAlias = Literal["error", "filter", "right"]
@@ -98,10 +99,15 @@ def read_conversations(data: SFTDataArgs) -> list[Conversation]:
     for source in resolve_sources(data.file_name):
         before = len(found)
         for row in read_rows(source):
-            found.append(Conversation(f"{source.name}:{row.number}", row.where, _messages(row, data)))
+            found.append(conversation_of(source, row, data))
         if len(found) == before:
             raise DataError(f"{source.location}: no rows")
     return found
+
+
+def conversation_of(source: Source, row: Row, data: SFTDataArgs) -> Conversation:
+    """Return the conversation of a row; raises `DataError`."""
+    return Conversation(f"{source.name}:{row.number}", row.where, _messages(row, data))
 
 
 def _messages(row: Row, data: SFTDataArgs) -> tuple[Mapping[str, str], ...]:
@@ -126,9 +132,9 @@ def _messages(row: Row, data: SFTDataArgs) -> tuple[Mapping[str, str], ...]:
 
 
 def _cell(row: Row, column: str, role: str) -> Any:
-    if column not in row.values:
+    if not has_column(row.values, column):
         raise DataError(f"{row.where}: no column {column!r} (named for {role}); columns: {sorted(row.values)}")
-    return row.values[column]
+    return column_value(row.values, column)
 
 
 def _text(row: Row, column: str, role: str) -> str:

@@ -1,29 +1,43 @@
 """Dataset rows as tasks, each error with the file and the line it is about.
 
-`load_tasks` = `resolve_sources` (files, folders, globs, Hub ids) -> `readers.read_rows` -> one `Task` per row.
+`load_tasks` = `data_sources` (files, folders, globs, Hub ids, a class) -> `scan_rows` -> one `Task` per row.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import logging
 import math
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from roll.configs.schema.worker_config import DataArgs
+from roll.data.curriculum import difficulty_of
+from roll.data.own_dataset import own_rows, own_source
 from roll.data.procedural import PAYLOAD_KEY
+from roll.data.quarantine import Quarantine
 from roll.types.episode import Task
-from roll.utils.readers import DataError, Row, Source, read_rows, resolve_sources
+from roll.utils.readers import resolve_sources, scan_rows
+from roll.utils.rows import BadRow, BadRowError, DataError, Row, Source, column_value, has_column
 from roll.utils.seeding import stable_hash
 
-GROUND_TRUTH_COLUMNS = ("ground_truth", "answer", "response")
-"""Where the expected answer is looked for, in this order, when no column is named."""
+logger = logging.getLogger(__name__)
+
+GROUND_TRUTH_COLUMNS = ("ground_truth", "answer", "response", "reward_model.ground_truth")
+"""Where the expected answer is looked for, in this order, when no column is named; the last is where verl has it."""
 
 
 def load_tasks(
-    files: str | Sequence[str], *, columns: DataArgs | None = None, seed: int, default_tag: str | None = None
+    files: str | Sequence[str],
+    *,
+    columns: DataArgs | None = None,
+    seed: int,
+    default_tag: str | None = None,
+    quarantine: Quarantine | None = None,
 ) -> list[Task]:
     """Read one or many sources (see `resolve_sources`) into tasks without a domain, in file and row order.
 
@@ -33,105 +47,218 @@ def load_tasks(
     says which columns mean what: a named one must be there, but for `id`, and for `tag` beside a `default_tag`; the
     defaults are the columns of these names, for the ground truth the first of `GROUND_TRUTH_COLUMNS`.
 
-    Raises `DataError` naming file and line for a bad row, for a named column that isn't there, for an id that occurs
-    twice, and for a source without rows.
+    Raises `DataError` naming file and line for a bad row (with a `quarantine`: for one too many), for a named column
+    that isn't there, for an id that occurs twice, and for a source without rows.
     """
     columns = columns or DataArgs()
+    sources = data_sources(files, columns)
+    reader = TaskReader(columns, seed=seed, default_tag=default_tag, quarantine=quarantine or Quarantine())
+    tasks: list[Task] = []
+    seen: dict[str, str] = {}
+    for _, task, row in reader.read(sources):
+        if task.id in seen:
+            first = f"was used before at {seen[task.id]}; ids must be unique within a tag"
+            raise DataError(f"{row.where}: id {task.id!r} {first}{ID_HINT}")
+        seen[task.id] = row.where
+        tasks.append(task)
+    return tasks
+
+
+ID_HINT = ": mend the id column or remove it, then rows are numbered"
+
+
+def data_sources(files: str | Sequence[str], columns: DataArgs) -> list[Source]:
+    """Return the files' sources, and that of the dataset class if there is one."""
     if columns.prompt is not None and columns.messages is not None:
         raise DataError(
             f"data columns: prompt={columns.prompt!r} and messages={columns.messages!r} are both named; "
             "a task is made of one of them, set the other to null"
         )
-    tasks: list[Task] = []
-    seen: dict[str, str] = {}
-    for source in resolve_sources(files):
-        roles: dict[str, str | None] | None = None
-        for item in read_rows(source):
-            roles = roles or _roles(columns, item, default_tag)
-            task = _task(item, source, roles, seed, default_tag or source.name)
-            if task.id in seen:
-                mend = f": mend column {roles['id']!r} or remove it, then rows are numbered" if roles["id"] else ""
-                first = f"was used before at {seen[task.id]}; ids must be unique within a tag"
-                raise DataError(f"{item.where}: id {task.id!r} {first}{mend}")
-            seen[task.id] = item.where
-            tasks.append(task)
-        if roles is None:
+    if columns.dataset is None:
+        return resolve_sources(files)
+    return [*(resolve_sources(files) if files else ()), own_source(columns.dataset)]
+
+
+_ROWS_FOR_COLUMNS = 100
+_PROGRESS_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class RowRoles:
+    """The column of each role in one source, None where it has none."""
+
+    prompt: str | None
+    messages: str | None
+    ground_truth: str | None
+    id: str | None
+    tag: str | None
+
+
+class TaskReader:
+    """Makes tasks of rows, one at a time, and leaves out bad ones and repeated prompts; see `load_tasks`.
+
+    Ids may repeat: whoever keeps the tasks finds out.
+    """
+
+    def __init__(
+        self,
+        columns: DataArgs,
+        *,
+        seed: int,
+        default_tag: str | None,
+        quarantine: Quarantine,
+        seen: Callable[[Row], None] | None = None,
+    ) -> None:
+        """Start without any row; `seen` is told of each that can be read, good or bad."""
+        self._seen = seen
+        self._columns, self._seed, self._default_tag = columns, seed, default_tag
+        self._quarantine = quarantine
+        self._roles: dict[str, RowRoles] = {}
+        self._prompts = PromptFilter() if columns.deduplicate else None
+        self._shown = time.monotonic()
+
+    def read(self, sources: Sequence[Source]) -> Iterator[tuple[int, Task, Row]]:
+        """Yield the number of the source, the task, and the row that it was made of."""
+        for number, source in enumerate(sources):
+            for item in self._read(source):
+                self._count(source)
+                if isinstance(item, BadRow):
+                    self._quarantine.add(item.where, item.reason)
+                    continue
+                if self._seen is not None:
+                    self._seen(item)
+                try:
+                    task = self.make(source, item)
+                except BadRowError as error:
+                    self._quarantine.add(item.where, str(error).removeprefix(f"{item.where}: "))
+                    continue
+                if self._prompts is not None and self._prompts.repeats(task):
+                    self._quarantine.duplicates += 1
+                    continue
+                yield number, task, item
+
+    def _read(self, source: Source) -> Iterator[Row | BadRow]:
+        found = own_rows(source, self._columns.dataset_args) if source.format == "own" else scan_rows(source)
+        # The columns are those of the first rows together: one row that lacks one is a bad row, wherever it is.
+        first = list(itertools.islice(found, _ROWS_FOR_COLUMNS))
+        if not first:
             raise DataError(f"{source.name}: no rows")
-    return tasks
+        self._roles[source.name] = _roles_of(self._columns, first, self._default_tag)
+        yield from first
+        yield from found
+
+    def _count(self, source: Source) -> None:
+        self._quarantine.rows += 1
+        if time.monotonic() - self._shown > _PROGRESS_SECONDS:
+            self._shown = time.monotonic()
+            logger.info("reading %s: %d rows so far", source.location, self._quarantine.rows)
+
+    def make(self, source: Source, row: Row) -> Task:
+        """Return the task of a row, again for one that `read` gave; raises `BadRowError`."""
+        roles = self._roles[source.name]
+        for role in _ROLES:
+            column = getattr(roles, role)
+            if column is not None and not has_column(row.values, column):
+                raise BadRowError(
+                    f"{row.where}: no column {column!r}, which other rows have; columns: {sorted(row.values)}"
+                )
+        late = next((name for name in GROUND_TRUTH_COLUMNS if has_column(row.values, name)), None)
+        if roles.ground_truth is None and late is not None:
+            raise BadRowError(
+                f"{row.where}: column {late!r} (the ground truth), which the first rows don't have; give all rows one"
+            )
+        if PAYLOAD_KEY in row.values:  # verifiers trust what stands there: some evaluate it
+            raise BadRowError(
+                f"{row.where}: the column {PAYLOAD_KEY!r} is reserved for tasks made by data_args.procedural; rename it"
+            )
+        order = self._columns.curriculum
+        if order.by == "column" and order.column is not None:
+            try:
+                difficulty_of(row.values, order.column)
+            except ValueError as error:
+                raise BadRowError(f"{row.where}: {error}") from None
+        tag = _label(row, roles.tag) or self._default_tag or source.name
+        row_id = _label(row, roles.id)
+        task_id = f"{tag}:{row_id}" if row_id is not None else f"{source.name}:{row.number}"
+        key = stable_hash(self._seed, "task", task_id)
+        return Task(id=task_id, source=source.name, payload=_payload(row, roles), seed=key, tag=tag, domain="")
 
 
-def _roles(columns: DataArgs, row: Row, default_tag: str | None) -> dict[str, str | None]:
-    """Return the column of each role in this row's file; raises when a named one isn't there."""
-    there = set(row.values)
+def _roles_of(columns: DataArgs, found: Sequence[Row | BadRow], default_tag: str | None) -> RowRoles:
+    """Return the column of each role in these rows of one file; raises when a named one isn't there."""
+    rows = [row for row in found if isinstance(row, Row)]
+    if not rows:
+        bad = next(row for row in found if isinstance(row, BadRow))
+        raise BadRowError(f"{bad.where}: {bad.reason}")
+    where, there = rows[0].where, {name for row in rows for name in row.values}
+    defaults = {**{role: (role,) for role in _ROLES}, "ground_truth": GROUND_TRUTH_COLUMNS}
+    if default_tag is None:
+        defaults["tag"] = ("tag", VERL_TAG)
     roles: dict[str, str | None] = {}
-    for role in ("prompt", "messages", "ground_truth", "id", "tag"):
+    for role in _ROLES:
         named = getattr(columns, role)
-        if named is not None and named not in there:
+        if named is not None and not any(has_column(row.values, named) for row in rows):
             if role == "id" or (role == "tag" and default_tag is not None):
                 roles[role] = None
                 continue
             hint = "; give its rows a default_tag" if role == "tag" else ""
-            raise DataError(f"{row.where}: no column {named!r} (named for {role}); columns: {sorted(there)}{hint}")
-        defaults = GROUND_TRUTH_COLUMNS if role == "ground_truth" else (role,)
-        roles[role] = named or next((name for name in defaults if name in there), None)
+            raise DataError(f"{where}: no column {named!r} (named for {role}); columns: {sorted(there)}{hint}")
+        # The first that all rows have, else the first that any has.
+        in_all = (name for name in defaults[role] if all(has_column(row.values, name) for row in rows))
+        in_any = (name for name in defaults[role] if any(has_column(row.values, name) for row in rows))
+        roles[role] = named or next(in_all, None) or next(in_any, None)
     if columns.prompt is not None:
         roles["messages"] = None
     elif columns.messages is not None:
         roles["prompt"] = None
     if roles["prompt"] is not None and roles["messages"] is not None:
         raise DataError(
-            f"{row.where}: has both a `prompt` and a `messages` column; name one of them in data_args "
+            f"{where}: has both a `prompt` and a `messages` column; name one of them in data_args "
             "(prompt: prompt, or messages: messages)"
         )
     if roles["prompt"] is None and roles["messages"] is None:
         raise DataError(
-            f"{row.where}: no `prompt` or `messages` column; columns: {sorted(there)}. Name the one that holds the "
+            f"{where}: no `prompt` or `messages` column; columns: {sorted(there)}. Name the one that holds the "
             "question in data_args, e.g. prompt: question"
         )
-    return roles
+    return RowRoles(**roles)
 
 
-def _task(row: Row, source: Source, roles: Mapping[str, str | None], seed: int, default_tag: str) -> Task:
-    missing = [column for column in roles.values() if column is not None and column not in row.values]
-    if missing:
-        raise DataError(
-            f"{row.where}: no column {missing[0]!r}, which earlier rows have; columns: {sorted(row.values)}"
-        )
-    if PAYLOAD_KEY in row.values:  # verifiers trust what stands there: some evaluate it
-        raise DataError(
-            f"{row.where}: the column {PAYLOAD_KEY!r} is reserved for tasks made by data_args.procedural; rename it"
-        )
+_ROLES = ("prompt", "messages", "ground_truth", "id", "tag")
+VERL_TAG = "data_source"
+
+
+def _payload(row: Row, roles: RowRoles) -> dict[str, Any]:
     payload: dict[str, Any] = dict(row.values)
     payload["prompt"] = payload["messages"] = None
-    if roles["messages"] is not None:
-        payload["messages"] = parse_messages(row.values[roles["messages"]], row.where)
+    asked = column_value(row.values, roles.prompt) if roles.prompt is not None else None
+    if roles.messages is not None:
+        payload["messages"] = parse_messages(column_value(row.values, roles.messages), row.where)
+    elif isinstance(asked, Sequence) and not isinstance(asked, str):  # as verl has them
+        payload["messages"] = parse_messages(asked, row.where)
     else:
-        payload["prompt"] = _prompt(row.values[roles["prompt"] or ""], row.where)
-    if roles["ground_truth"] is not None:
-        truth = row.values[roles["ground_truth"]]
+        payload["prompt"] = _prompt(asked, row.where)
+    if roles.ground_truth is not None:
+        truth = column_value(row.values, roles.ground_truth)
         if truth is None or truth == "" or (isinstance(truth, float) and math.isnan(truth)):
-            raise DataError(f"{row.where}: column {roles['ground_truth']!r} (the ground truth) is empty")
+            raise BadRowError(f"{row.where}: column {roles.ground_truth!r} (the ground truth) is empty")
         payload["ground_truth"] = truth
-    tag = _label(row, roles["tag"]) or default_tag
-    row_id = _label(row, roles["id"])
-    task_id = f"{tag}:{row_id}" if row_id is not None else f"{source.name}:{row.number}"
-    key = stable_hash(seed, "task", task_id)
-    return Task(id=task_id, source=source.name, payload=payload, seed=key, tag=tag, domain="")
+    return payload
 
 
 def _label(row: Row, column: str | None) -> str | None:
     """Return an id or a tag as text; raises when the row leaves it empty."""
     if column is None:
         return None
-    value = row.values[column]
+    value = column_value(row.values, column)
     if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
-        raise DataError(f"{row.where}: column {column!r} is {value!r}, expected a non-empty string or an integer")
+        raise BadRowError(f"{row.where}: column {column!r} is {value!r}, expected a non-empty string or an integer")
     return str(value)
 
 
 def _prompt(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise DataError(f"{where}: the prompt is {value!r:.80}, expected a non-empty string")
+        raise BadRowError(f"{where}: the prompt is {value!r:.80}, expected a non-empty string")
     return encodable(value, where)
 
 
@@ -141,15 +268,15 @@ def encodable(text: str, where: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         half = text[error.start]
-        raise DataError(f"{where}: the text has {half!r} at {error.start}, half of a surrogate pair; mend it") from None
+        raise BadRowError(f"{where}: the text has {half!r} at {error.start}, half of a surrogate pair") from None
     return text
 
 
 def parse_messages(value: Any, where: str) -> list[dict[str, str]]:
-    """Parse chat messages from a list or a JSON string; raises `DataError` unless a model could answer them."""
+    """Parse chat messages from a list or a JSON string; raises `BadRowError` unless a model could answer them."""
     messages = parse_conversation(value, where)
     if messages[-1]["role"] == "assistant":
-        raise DataError(f"{where}: the last message is the assistant's, so there is nothing to answer; drop it")
+        raise BadRowError(f"{where}: the last message is the assistant's, so there is nothing to answer; drop it")
     return messages
 
 
@@ -158,25 +285,25 @@ _SAID_ELSEWHERE = ("tool_calls", "function_call", "reasoning_content")
 
 
 def parse_conversation(value: Any, where: str) -> list[dict[str, str]]:
-    """Parse chat messages from a list or a JSON string, whoever speaks last; raises `DataError`."""
+    """Parse chat messages from a list or a JSON string, whoever speaks last; raises `BadRowError`."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except json.JSONDecodeError as error:
-            raise DataError(f"{where}: messages is a string but not JSON: {error}") from error
+            raise BadRowError(f"{where}: messages is a string but not JSON: {error}") from error
     if not isinstance(value, Sequence) or not value:
-        raise DataError(f"{where}: messages is {value!r:.80}, expected a non-empty list of {{role, content}}")
+        raise BadRowError(f"{where}: messages is {value!r:.80}, expected a non-empty list of {{role, content}}")
     messages = []
     for position, message in enumerate(value):
         role = message.get("role") if isinstance(message, Mapping) else None
         content = _text_of(message.get("content")) if isinstance(message, Mapping) else None
         if not isinstance(role, str) or content is None:
-            raise DataError(
+            raise BadRowError(
                 f"{where}: messages[{position}] is {message!r:.80}, expected "
                 "{'role': ..., 'content': ...} with strings; content may be a list of {'type': 'text', 'text': ...}"
             )
         if lost := next((key for key in _SAID_ELSEWHERE if message.get(key)), None):
-            raise DataError(
+            raise BadRowError(
                 f"{where}: messages[{position}] has {lost}, of which templates would see nothing; expected all that is "
                 "said in content. Write it there, as the model shall write it, or remove it"
             )
@@ -191,6 +318,27 @@ def _text_of(content: Any) -> str | None:
     text_parts = [part for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
     texts = [part["text"] for part in text_parts if isinstance(part.get("text"), str)]
     return "".join(texts) if texts and len(texts) == len(content) else None
+
+
+class PromptFilter:
+    """Leaves out tasks whose prompt an earlier one has, the exact text or messages. 100 bytes of memory per task."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+
+    def repeats(self, task: Task) -> bool:
+        """Return whether the prompt was seen before."""
+        key = prompt_key(task)
+        if key in self._seen:
+            return True
+        self._seen.add(key)
+        return False
+
+
+def prompt_key(task: Task) -> int:
+    """Return a number that is the same for equal prompts: the text, or roles and contents of the messages."""
+    messages = task.payload.get("messages")
+    return stable_hash("prompt", task.payload["prompt"] if messages is None else json.dumps(messages, sort_keys=True))
 
 
 def route_by_tag(tasks: Iterable[Task], tag_included: Mapping[str, Sequence[str]]) -> dict[str, list[Task]]:
@@ -208,6 +356,11 @@ def route_by_tag(tasks: Iterable[Task], tag_included: Mapping[str, Sequence[str]
         else:
             lost[task.tag] += 1
     if lost:
-        known = {domain: list(tags) for domain, tags in tag_included.items()}
-        raise DataError(f"no domain includes the tags {dict(lost)} (tag: rows); domains and their tags: {known}")
+        raise no_domain(lost, tag_included)
     return routed
+
+
+def no_domain(lost: Mapping[str, int], tag_included: Mapping[str, Sequence[str]]) -> DataError:
+    """Return the error for rows whose tag belongs to no domain, counted by tag."""
+    known = {domain: list(tags) for domain, tags in tag_included.items()}
+    return DataError(f"no domain includes the tags {dict(lost)} (tag: rows); domains and their tags: {known}")

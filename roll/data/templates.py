@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from roll.types.episode import Task
@@ -30,8 +32,29 @@ TEMPLATES: dict[str, str] = {
 """Named templates beside `native`: `plain` is the text of the prompt as it is."""
 
 
+_SURELY_SHORT = 1_000_000
+"""Characters that are tokenised in any case: takes about a second."""
+
+
 class TemplateError(ValueError):
     """A template that doesn't fit the tokenizer or the task."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """Token ids of a prompt, and how long it is."""
+
+    ids: tuple[int, ...]
+    tokens: int
+    """Before any cut; of a text that wasn't tokenised as a whole, at least so many."""
+    characters: int = 0
+    """Of a text that wasn't tokenised as a whole, else 0."""
+
+    def describe_length(self) -> str:
+        """Return the length in words, for messages."""
+        return (
+            f"at least {self.tokens} (it has {self.characters:,} characters)" if self.characters else f"{self.tokens}"
+        )
 
 
 class PromptEncoder:
@@ -54,8 +77,32 @@ class PromptEncoder:
     def encode(self, task: Task, response: str | None = None) -> tuple[int, ...]:
         """Encode a task's prompt, or with `response` the whole exchange; raises `TemplateError` when the template
         doesn't fit the task."""
+        return self._encode_text(task, self.render(task, response))
+
+    def encode_within(self, task: Task, limit: int, cut: str | None) -> EncodedPrompt:
+        """Encode a prompt, unless its text is so long that it has more than `limit` tokens in any case.
+
+        Such a text isn't tokenised as a whole, which would take minutes: with `cut` (left, right or middle) what can
+        be left after a cut at that end is, without it nothing.
+        """
+        text = self.render(task)
+        room = max(_SURELY_SHORT, (limit + 1) * self._longest_token)
+        if len(text) <= room:
+            ids = self._encode_text(task, text)
+            return EncodedPrompt(ids, len(ids))
+        least = len(text) // self._longest_token
+        if cut is None:
+            return EncodedPrompt((), least, len(text))
+        ends = {"left": text[-room:], "right": text[:room], "middle": text[:room] + text[-room:]}
+        return EncodedPrompt(self._encode_text(task, ends[cut]), least, len(text))
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """Characters of the longest token."""
+        return max((len(token) for token in self._tokenizer.get_vocab()), default=1)
+
+    def _encode_text(self, task: Task, text: str) -> tuple[int, ...]:
         template = self._by_tag.get(task.tag, self._template)
-        text = self.render(task, response)
         ids = tuple(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
         if is_plain(template):
             ids = self._bos + ids

@@ -13,6 +13,7 @@ import psutil
 from rich.console import Console
 
 from roll.configs.schema.run_config import RunConfig
+from roll.data.quarantine import BAD_ROWS
 from roll.pipelines.assemble import Rollouts
 from roll.pipelines.eval_table import TagResult, table
 from roll.tracking.base import Sample
@@ -38,6 +39,7 @@ _WORK = (
     "sync_weights",
 )
 _OUTSIDE_STEP = ("validate", "save")
+_BAD_ROWS = {"bad rows": "train", "bad validation rows": "val"}
 
 
 class Report:
@@ -209,6 +211,8 @@ class Report:
         files = {"metrics and logs": self._config.logging_path}
         if "tensorboard" in self._config.track_with:
             files["tensorboard"] = self._config.logging_path / "tensorboard"
+        bad = {what: self._config.logging_path / BAD_ROWS[split] for what, split in _BAD_ROWS.items()}
+        files.update({what: path for what, path in bad.items() if path.is_file()})
         if checkpoint is not None:
             files["checkpoint"] = checkpoint
         if self._eval_results:

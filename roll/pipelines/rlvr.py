@@ -7,10 +7,13 @@ from typing import Any
 
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.worker_config import DataArgs
+from roll.data.curriculum import difficulty_of
 from roll.data.procedural import procedural_tasks, questions_of
-from roll.data.prompts import PromptSet, encode_prompts
+from roll.data.prompts import LengthRule, PromptSet, Truncation, encode_prompts
+from roll.data.quarantine import BAD_ROWS, Quarantine
 from roll.data.sampler import TaskSource
 from roll.data.sources import load_tasks, route_by_tag
+from roll.data.streaming import StreamedPrompts, Streamer
 from roll.data.templates import PromptEncoder
 from roll.envs.base import Observation
 from roll.pipelines.reward_router import RewardRouter
@@ -40,15 +43,20 @@ class PromptWorkload(Workload):
         config: RLVRConfig,
         tokenizer: Any,
         *,
-        training: tuple[TaskSource, PromptSet] | None,
+        training: tuple[TaskSource, PromptSet | StreamedPrompts] | None,
         validation: PromptSet | None,
         rewards: RewardRouter,
     ) -> None:
         self._config = config
         self._tokenizer = tokenizer
-        self._prompts = {"val": validation, "train": None if training is None else training[1]}
+        self._prompts: dict[Split, PromptSet | StreamedPrompts | None] = {
+            "val": validation,
+            "train": None if training is None else training[1],
+        }
+        self._solved_above = config.actor_train.data_args.curriculum.success_threshold
         self._rewards = rewards
-        self.source: TrainingSource | None = None if training is None else training[0]
+        self._tasks = None if training is None else training[0]
+        self.source: TrainingSource | None = self._tasks
         self.validation_tasks: Sequence[Task] | None = None if validation is None else validation.tasks
         section = config.validation
         self.validation_group_size = (section.generating_args.num_return_sequences or 1) if section else 1
@@ -78,12 +86,21 @@ class PromptWorkload(Workload):
         )
 
     def keep(self, group: Group) -> str | None:
+        if self._tasks is not None and group.survivors:
+            solved = sum(trajectory.reward > self._solved_above for trajectory in group.survivors)
+            self._tasks.observe(group.task.id, solved / len(group.survivors))
         return query_filter(group, self._config.rewards[group.task.domain].query_filter_config)
 
     def first_metrics(self) -> Metrics:
         prompts, metrics = self._prompts["train"], Metrics()
         assert prompts is not None
         metrics.update(prompts.metrics)
+        return metrics
+
+    def take_metrics(self) -> Metrics:
+        metrics = Metrics()
+        if self._tasks is not None:
+            metrics.update(self._tasks.apply_observed())
         return metrics
 
     def validation_metrics(self, groups: Sequence[Group]) -> dict[str, float]:
@@ -95,16 +112,35 @@ class PromptWorkload(Workload):
 
 
 def load_domains(
-    config: RLVRConfig, data: DataArgs, *, split: str, exclude: Mapping[str, Collection[str]]
+    config: RLVRConfig,
+    data: DataArgs,
+    *,
+    split: str,
+    exclude: Mapping[str, Collection[str]],
+    quarantine: Quarantine | None = None,
 ) -> TasksByDomain:
     """Return all tasks of `data` by domain.
 
     Args:
         split: names the generated tasks; another split, other tasks.
         exclude: questions that generated tasks must not repeat, by tag.
+        quarantine: takes bad rows; None: the first one raises.
     """
-    tags = {domain: config.tags_of(domain) for domain in config.rewards}
-    domains: TasksByDomain = {domain: [] for domain in tags}
+    domains = generated_tasks(config, data, split=split, exclude=exclude)
+    if data.file_name or data.dataset:
+        tasks_of_files = load_tasks(
+            data.file_name, columns=data, seed=config.seed, default_tag=default_tag(config, data), quarantine=quarantine
+        )
+        for domain, tasks in route_by_tag(tasks_of_files, {name: config.tags_of(name) for name in domains}).items():
+            domains[domain] += tasks
+    return domains
+
+
+def generated_tasks(
+    config: RLVRConfig, data: DataArgs, *, split: str, exclude: Mapping[str, Collection[str]]
+) -> TasksByDomain:
+    """Return the procedural tasks of `data` by domain; every domain is there."""
+    domains: TasksByDomain = {domain: [] for domain in config.rewards}
     for item in data.procedural:
         domain = config.domain_of(item.tag)
         assert domain is not None, "configuration checks make sure that every tag has a domain"
@@ -112,48 +148,95 @@ def load_domains(
         domains[domain] += procedural_tasks(
             item, seed=seed, split=split, domain=domain, exclude=exclude.get(item.tag, ())
         )
-    if data.file_name:
-        default = data.default_tag or (next(iter(tags.values()))[0] if len(tags) == 1 else None)
-        tasks_of_files = load_tasks(data.file_name, columns=data, seed=config.seed, default_tag=default)
-        for domain, tasks in route_by_tag(tasks_of_files, tags).items():
-            domains[domain] += tasks
     return domains
 
 
-def _encoded(config: RLVRConfig, data: DataArgs, domains: TasksByDomain, tokenizer: Any) -> PromptSet:
+def default_tag(config: RLVRConfig, data: DataArgs) -> str | None:
+    """Return the tag of rows without a tag column; None for that of verl's `data_source`, or the file's name."""
+    only = next(iter(config.rewards)) if len(config.rewards) == 1 else None
+    return data.default_tag or (config.tags_of(only)[0] if only is not None else None)
+
+
+def prompt_encoder(config: RLVRConfig, data: DataArgs, tokenizer: Any) -> PromptEncoder:
+    """Return the encoder of the prompts of `data`."""
     template = config.global_template or data.template
-    return encode_prompts(
+    return PromptEncoder(tokenizer, template=template, tag_to_template=config.tag_to_template)
+
+
+def _truncation(config: RLVRConfig, data: DataArgs) -> Truncation:
+    return "filter" if data.filter_overlong_prompts else config.truncation
+
+
+def _encoded(
+    config: RLVRConfig, data: DataArgs, *, split: Split, exclude: Mapping[str, Collection[str]], tokenizer: Any
+) -> PromptSet:
+    quarantine = Quarantine(data.max_bad_rows, config.logging_path / BAD_ROWS[split])
+    domains = load_domains(config, data, split=split, exclude=exclude, quarantine=quarantine)
+    prompts = encode_prompts(
         [task for tasks in domains.values() for task in tasks],
-        PromptEncoder(tokenizer, template=template, tag_to_template=config.tag_to_template),
+        prompt_encoder(config, data, tokenizer),
         prompt_length=config.prompt_length,
-        truncation="filter" if data.filter_overlong_prompts else config.truncation,
+        truncation=_truncation(config, data),
         num_workers=data.preprocessing_num_workers,
+        quarantine=quarantine,
     )
+    prompts.metrics = {**prompts.metrics, **quarantine.metrics()}
+    return prompts
 
 
-def training_data(config: RLVRConfig, tokenizer: Any) -> tuple[TaskSource, PromptSet]:
+def training_data(config: RLVRConfig, tokenizer: Any) -> tuple[TaskSource, PromptSet | StreamedPrompts]:
     """Return the endless (or `num_train_epochs` long) sequence of training tasks, and their prompts."""
     data = config.actor_train.data_args
-    prompts = _encoded(config, data, load_domains(config, data, split="train", exclude={}), tokenizer)
+    if data.streaming:
+        return _streamed(config, data, tokenizer)
+    prompts = _encoded(config, data, split="train", exclude={}, tokenizer=tokenizer)
     domains: TasksByDomain = {domain: [] for domain in config.rewards}
     for task in prompts.tasks:
         domains[task.domain].append(task)
-    source = TaskSource(
+    difficulty: dict[str, Sequence[float]] = {}
+    if data.curriculum.by == "column":
+        column = data.curriculum.column or ""
+        difficulty = {name: [difficulty_of(task.payload, column) for task in of] for name, of in domains.items()}
+    return _source(config, data, domains, difficulty), prompts
+
+
+def _streamed(config: RLVRConfig, data: DataArgs, tokenizer: Any) -> tuple[TaskSource, StreamedPrompts]:
+    quarantine = Quarantine(data.max_bad_rows, config.logging_path / BAD_ROWS["train"])
+    streamer = Streamer(
+        data,
+        prompt_encoder(config, data, tokenizer),
+        LengthRule(config.prompt_length, _truncation(config, data)),
+        tags={domain: config.tags_of(domain) for domain in config.rewards},
+        seed=config.seed,
+        default_tag=default_tag(config, data),
+        prompt_length=config.prompt_length,
+        quarantine=quarantine,
+        folder=config.output_path,
+    )
+    streamed = streamer.scan(generated_tasks(config, data, split="train", exclude={}))
+    streamed.prompts.metrics = {**streamed.prompts.metrics, **quarantine.metrics()}
+    return _source(config, data, streamed.tables, streamed.difficulty), streamed.prompts
+
+
+def _source(
+    config: RLVRConfig, data: DataArgs, domains: Mapping[str, Sequence[Task]], difficulty: Mapping[str, Sequence[float]]
+) -> TaskSource:
+    return TaskSource(
         domains,
         seed=config.seed,
         probs=data.domain_interleave_probs or dict.fromkeys(domains, 1.0),
         shuffle=data.shuffle,
         num_train_epochs=config.num_train_epochs or None,
+        curriculum=data.curriculum,
+        difficulty=difficulty,
     )
-    return source, prompts
 
 
-def validation_data(config: RLVRConfig, tokenizer: Any, training: PromptSet | None) -> PromptSet:
+def validation_data(config: RLVRConfig, tokenizer: Any, training: PromptSet | StreamedPrompts | None) -> PromptSet:
     """Return held-out tasks in the order of their files; generated ones repeat no training question."""
     assert config.validation is not None
     exclude: dict[str, set[str]] = {}
     for task in training.tasks if training is not None else ():
         if "question" in task.payload:
             exclude.setdefault(task.tag, set()).update(questions_of([task]))
-    data = config.validation.data_args
-    return _encoded(config, data, load_domains(config, data, split="val", exclude=exclude), tokenizer)
+    return _encoded(config, config.validation.data_args, split="val", exclude=exclude, tokenizer=tokenizer)

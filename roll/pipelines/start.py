@@ -52,7 +52,7 @@ def run_rlvr(config: RLVRConfig) -> None:
     with folder_lock(config.output_path), RewardRouter(config) as rewards:
         tokenizer = load_tokenizer(resolved_model_args(config, "actor_train"))
         data = config.actor_train.data_args  # `val_only` may do without
-        training = training_data(config, tokenizer) if data.file_name or data.procedural else None
+        training = training_data(config, tokenizer) if data.has_rows else None
         validation = None
         if config.validation is not None and (config.eval_steps or config.val_before_train or config.val_only):
             validation = validation_data(config, tokenizer, None if training is None else training[1])

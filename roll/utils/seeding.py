@@ -18,11 +18,27 @@ T = TypeVar("T")
 
 def stable_hash(*key: KeyPart, bits: int = 64) -> int:
     """Return a `bits`-bit integer that depends on `key` alone; `1` and `"1"` are different parts."""
-    digest = hashlib.blake2b(digest_size=bits // 8)
+    hasher = StableHasher(bits)
     for part in key:
+        hasher.add(part)
+    return hasher.value
+
+
+class StableHasher:
+    """`stable_hash` of a key that is given part by part."""
+
+    def __init__(self, bits: int = 64) -> None:
+        self._digest = hashlib.blake2b(digest_size=bits // 8)
+
+    def add(self, part: KeyPart) -> None:
+        """Take in the next part."""
         encoded = f"{type(part).__name__}:{part}".encode()
-        digest.update(len(encoded).to_bytes(4, "little") + encoded)
-    return int.from_bytes(digest.digest(), "little")
+        self._digest.update(len(encoded).to_bytes(4, "little") + encoded)
+
+    @property
+    def value(self) -> int:
+        """The hash of the parts so far."""
+        return int.from_bytes(self._digest.digest(), "little")
 
 
 def keyed_rng(*key: KeyPart) -> np.random.Generator:

@@ -131,7 +131,7 @@ BAD_FILES: list[tuple[str, str | bytes, DataArgs | None, str]] = [
     ("bad.jsonl", P + '{"prompt": 5}\n', None, r"bad\.jsonl:2: the prompt is 5"),
     ("bad.jsonl", P + '{"prompt": "x\\ud800"}\n', None, r"bad\.jsonl:2: .* at 1, half of a surrogate pair"),
     ("bad.jsonl", '{"messages": [{"role": "user", "content": "\\udc00"}]}', None, "half of a surrogate pair"),
-    ("bad.jsonl", P + '{"text": "p"}\n', None, r"bad\.jsonl:2: no column 'prompt', which earlier rows have"),
+    ("bad.jsonl", P + '{"text": "p"}\n', None, r"bad\.jsonl:2: no column 'prompt', which other rows have"),
     ("bad.jsonl", "", None, "bad: no rows"),
     ("bad.jsonl", "\n\n", None, "bad: no rows"),
     ("bad.json", "", None, "bad: no rows"),
@@ -229,12 +229,7 @@ def test_tags_decide_the_domain() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("included", "message"),
-    [
-        ({"math": ["a"]}, r"no domain includes the tags \{'b': 1\}"),
-    ],
-)
+@pytest.mark.parametrize(("included", "message"), [({"math": ["a"]}, r"no domain includes the tags \{'b': 1\}")])
 def test_tags_that_do_not_fit_the_domains_are_refused(included: dict[str, list[str]], message: str) -> None:
     with pytest.raises(DataError, match=message):
         route_by_tag(tagged("a", "b"), included)

@@ -31,7 +31,8 @@ from roll.configs.schema.sft_config import SFTConfig, SFTDataArgs
 from roll.configs.schema.worker_config import DataArgs
 from roll.utils.importing import load_object
 from roll.utils.models import SMOLLM2_FOLDER
-from roll.utils.readers import DataError, Source, read_rows, resolve_sources
+from roll.utils.readers import read_rows, resolve_sources, scan_rows
+from roll.utils.rows import DataError, Row, Source, has_column
 from roll.utils.signatures import signature_in_source
 
 _HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
@@ -62,6 +63,9 @@ def data_checks(config: RLVRConfig | SFTConfig) -> Iterator[Violation]:
                 yield problem(f"{path}.file_name", str(error), "check the path, or mend the file", name)
         if isinstance(data, DataArgs) and data.procedural:
             yield from _procedural(path, data)
+        if isinstance(data, DataArgs) and data.dataset is not None:
+            args = (f"{path}.dataset_args", data.dataset_args)
+            yield from _named(f"{path}.dataset", data.dataset, "class", args, skip=0)
 
 
 def _columns(path: str, data: DataArgs | SFTDataArgs, source: Source) -> Iterator[Violation]:
@@ -69,14 +73,20 @@ def _columns(path: str, data: DataArgs | SFTDataArgs, source: Source) -> Iterato
     file = Path(source.location)
     if source.format not in ("jsonl", "csv", "tsv") and not (file.is_file() and file.stat().st_size == 0):
         return
-    row = next(read_rows(source), None)
+    lenient = isinstance(data, DataArgs) and data.max_bad_rows
+    rows = (row for row in scan_rows(source) if isinstance(row, Row)) if lenient else read_rows(source)
+    row = next(iter(rows), None)
     if row is None:
         raise DataError(f"{source.location}: no rows")
     for key in ("prompt", "messages", "response", "ground_truth"):
         column = getattr(data, key, None)
-        if column is not None and column not in row.values:
+        if column is not None and not lenient and not has_column(row.values, column):
             expected = f"a column of {source.location}: {', '.join(row.values)}"
             yield Violation(f"{path}.{key}", expected, f"{path}.{key}=<one of them>", column)
+    unnamed = isinstance(data, DataArgs) and data.prompt is None and data.messages is None
+    if unnamed and not lenient and not {"prompt", "messages"} & set(row.values):
+        expected = f"the column with the prompts, one of {source.location}: {', '.join(row.values)}"
+        yield Violation(f"{path}.prompt", expected, f"{path}.prompt=<one of them>", None)
 
 
 def _procedural(path: str, data: DataArgs) -> Iterator[Violation]:

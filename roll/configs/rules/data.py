@@ -6,9 +6,11 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
+from roll.catalog.entries import OWN_PATH
 from roll.configs.errors import NO_VALUE, Violation, did_you_mean, nearest, no_effect
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.worker_config import TEMPLATES, DataArgs, ProceduralTask
+from roll.utils.importing import suggested_path
 
 
 def data_rules(config: RLVRConfig) -> Iterator[Violation]:
@@ -18,9 +20,9 @@ def data_rules(config: RLVRConfig) -> Iterator[Violation]:
         sections["validation"] = config.validation.data_args
     for role, data in sections.items():
         path, trains = f"{role}.data_args", role == "actor_train"
-        if not data.file_name and not data.procedural and not (trains and config.val_only):
+        if not data.has_rows and not (trains and config.val_only):
             fix = f"{path}.file_name={'data' if trains else 'test'}.jsonl"
-            yield Violation(f"{path}.file_name", "a file, or procedural tasks", fix, NO_VALUE)
+            yield Violation(f"{path}.file_name", "a file, or procedural tasks, or a dataset class", fix, NO_VALUE)
         yield from _source_rules(config, path, data)
         if trains:
             yield from _shares(config, f"{path}.domain_interleave_probs", data)
@@ -55,9 +57,7 @@ def _source_rules(config: RLVRConfig, path: str, data: DataArgs) -> Iterator[Vio
     if data.prompt is not None and data.messages is not None:
         expected = f"only one of prompt and messages ({data.messages!r})"
         yield Violation(f"{path}.prompt", expected, f"{path}.prompt=null, or {path}.messages=null", data.prompt)
-    if data.file_name and data.prompt is None and data.messages is None:
-        expected = "the column with the prompts, or with messages"
-        yield Violation(f"{path}.prompt", expected, f"{path}.prompt=question, or {path}.messages=messages", None)
+    yield from _row_rules(path, data)
     twice = {name for name in data.file_name if data.file_name.count(name) > 1}
     for name in sorted(twice):
         yield Violation(f"{path}.file_name", "each file once", "remove one", name)
@@ -76,6 +76,23 @@ def _source_rules(config: RLVRConfig, path: str, data: DataArgs) -> Iterator[Vio
     if data.default_tag is not None and data.default_tag not in known:
         expected = f"a tag of some domain: {', '.join(sorted(known))}"
         yield Violation(f"{path}.default_tag", expected, did_you_mean(data.default_tag, known), data.default_tag)
+
+
+def _row_rules(path: str, data: DataArgs) -> Iterator[Violation]:
+    if data.dataset is not None and not OWN_PATH.match(data.dataset):
+        expected = "a class by its path: path/to/file.py:MyData, or package.module:MyData"
+        yield Violation(f"{path}.dataset", expected, suggested_path(data.dataset), data.dataset)
+    if data.max_bad_rows > 1 and data.max_bad_rows != int(data.max_bad_rows):
+        expected = "a whole number of rows, or a share below 1"
+        yield Violation(f"{path}.max_bad_rows", expected, f"{path}.max_bad_rows={data.max_bad_rows:.0f}", NO_VALUE)
+    if data.streaming and not data.file_name and data.dataset is None:
+        yield no_effect(f"{path}.streaming", ": procedural tasks are made in memory", "remove it", True)
+    order = data.curriculum
+    if order.by == "column" and order.column is None:
+        yield Violation(f"{path}.curriculum.column", "the column with the difficulty", "", NO_VALUE)
+    if order.by is not None and not data.shuffle:
+        expected = "true with a curriculum, which is an order of its own"
+        yield Violation(f"{path}.shuffle", expected, f"{path}.curriculum.by=null", False)
 
 
 def _procedural_rules(path: str, task: ProceduralTask) -> Iterator[Violation]:
@@ -123,7 +140,7 @@ def _supply_rules(config: RLVRConfig) -> Iterator[Violation]:
         tags = config.tags_of(domain)
         if generated.intersection(tags) or config.val_only:
             continue
-        if data.procedural and not data.file_name:
+        if data.procedural and not data.file_name and data.dataset is None:
             expected = f"rows: no procedural task has one of its tags ({', '.join(tags)})"
             yield Violation(f"rewards.{domain}", expected, "add a task, or remove the domain")
         elif reward.name == "reasoning_gym":

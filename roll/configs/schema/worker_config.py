@@ -178,6 +178,28 @@ class ProceduralTask:
     """The question to answer, likewise, without its answer."""
 
 
+_TRAINING_ROWS = needs(ROLE, "actor_train", why="validation plays every row once, in the order of its files")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurriculumArgs:
+    """Which rows of a domain come when. Shares of domains stay as they are."""
+
+    by: Literal["column", "success"] | None = None
+    """`column`: easy rows first, by a number in each row. `success`: rows that the model always or never solves are
+    passed over more often. null: a new random order in every epoch."""
+    column: str | None = acting(None, needs("by", "column"))
+    """Column with the difficulty, a number; a dot leads into nested columns."""
+    window: float = number(0.1, ge=0, le=1, acts_if=(needs("by", "column"),))
+    """Share of the rows by which a row may come earlier or later than its difficulty says. 0: strictly ascending (equal
+    ones in random order), 1: hardly sorted."""
+    success_threshold: float = number(0.5, acts_if=(needs("by", "success"),))
+    """A response with a reward above this has solved its row."""
+    min_share: float = number(0.1, gt=0, le=1, acts_if=(needs("by", "success"),))
+    """How often a row still comes that is always or never solved: 0.1 is every tenth epoch. Between, a row with success
+    rate p comes in a share 4 p (1 - p) of the epochs; rows that were never played come."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataArgs:
     """Where prompts come from. Files and procedural tasks may be mixed."""
@@ -190,18 +212,37 @@ class DataArgs:
     """json, jsonl, csv, tsv, parquet file, a glob, a folder of such files, a Hugging Face dataset folder or hub id; one
     or many. Relative to the working directory."""
     prompt: str | None = None
-    """Column with the prompt as text. Exactly one of `prompt` and `messages` when there are files."""
+    """Column with the prompt as text, or as verl's list of messages. null: the column `prompt` or `messages`, whichever
+    there is."""
     messages: str | None = None
-    """Column with the prompt as chat messages (a list, or its JSON text)."""
+    """Column with the prompt as chat messages (a list, or its JSON text). Not together with `prompt`."""
     ground_truth: str | None = None
-    """Column with what the reward compares against. null: `ground_truth`, else `answer`, else `response`, as there
-    are."""
+    """Column with what the reward compares against; a dot leads into nested columns. null: `ground_truth`, else
+    `answer`, else `response`, else verl's `reward_model.ground_truth`, as there are."""
     tag: str | None = None
-    """Column that says which kind of task a row is. null: `tag` if there is one."""
+    """Column that says which kind of task a row is. null: `tag` if there is one, else verl's `data_source` unless there
+    is a `default_tag` or only one domain."""
     default_tag: str | None = None
     """Tag of files without a tag column. null: with one domain its first tag, else the file's name."""
     id: str | None = None
     """Column with a row's name. null: `id` if there is one, else rows are numbered."""
+    dataset: str | None = None
+    """Class of your own that gives rows, `path/to/file.py:MyData` or `package.module:MyData`, next to or instead of
+    files; docs/data.md."""
+    dataset_args: dict[str, Any] = field(default_factory=dict, metadata={"acts_if": (needs("dataset"),), "idle": ()})
+    """Arguments of that class."""
+    streaming: bool = acting(False, _TRAINING_ROWS)
+    """Leave the rows on disk and keep only where each begins, for files larger than the memory. Order and tokens are
+    the same. Formats other than jsonl are unpacked into a temporary file in `output_dir` first."""
+    deduplicate: bool = False
+    """Keep only the first of rows with exactly the same prompt. How many were left out is counted and logged."""
+    max_bad_rows: float = number(0.0, ge=0)
+    """How many rows may be unusable: a count, or below 1 a share of all rows. They are left out and listed with file,
+    line and reason in `bad_rows.jsonl` in the folder of the logs; one more ends the run. 0: the first one does."""
+    curriculum: CurriculumArgs = field(
+        default_factory=CurriculumArgs, metadata={"acts_if": (_TRAINING_ROWS,), "idle": ()}
+    )
+    """Order of the rows within an epoch."""
     domain_interleave_probs: dict[str, float] = field(default_factory=dict)
     """Share of each domain in a batch, met exactly by quotas, not by chance. The domains of `rewards`,
     summing to 1. Empty: equal shares."""
@@ -214,6 +255,11 @@ class DataArgs:
     `truncation` says what happens to a long prompt that is met later."""
     preprocessing_num_workers: int = number(1, ge=1)
     """Threads that tokenise the prompts."""
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether any source is named."""
+        return bool(self.file_name or self.procedural or self.dataset)
 
 
 @dataclass(frozen=True, kw_only=True)

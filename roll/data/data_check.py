@@ -1,0 +1,238 @@
+"""What can be said about data before a run: columns, lengths, repeats, bad rows, tags. One pass, little memory."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from roll.configs.schema.sft_config import SFTDataArgs
+from roll.configs.schema.worker_config import DataArgs
+from roll.data.chat_masks import ConversationEncoder
+from roll.data.prompts import encode_some
+from roll.data.quarantine import Quarantine
+from roll.data.sft import conversation_of
+from roll.data.sources import TaskReader, data_sources, prompt_key
+from roll.data.templates import PromptEncoder, TemplateError
+from roll.types.episode import Task
+from roll.utils.readers import resolve_sources, scan_rows
+from roll.utils.rows import BadRow, DataError, Row
+from roll.utils.seeding import stable_hash
+
+LISTED = 10
+"""Examples of each kind of finding that are kept."""
+_CHUNK = 256
+_BINS = 10
+_PROGRESS_SECONDS = 5.0
+
+
+@dataclass(slots=True)
+class Column:
+    """What a column holds."""
+
+    types: Counter[str] = field(default_factory=Counter)
+    rows: int = 0
+    empty: int = 0
+    """Rows in which it is null, or an empty text or list."""
+    example: str = ""
+
+
+@dataclass(slots=True)
+class Findings:
+    """What was found in one set of rows."""
+
+    name: str
+    rows: int = 0
+    columns: dict[str, Column] = field(default_factory=dict)
+    bad: int = 0
+    bad_listed: list[str] = field(default_factory=list)
+    duplicates: int = 0
+    repeated_ids: list[str] = field(default_factory=list)
+    tags: Counter[str] = field(default_factory=Counter)
+    lengths: array[int] = field(default_factory=lambda: array("Q"))
+    longest: tuple[int, str] = (0, "")
+    too_long: int = 0
+    prompts: set[int] = field(default_factory=set)
+    overlap: int = 0
+    overlap_listed: list[str] = field(default_factory=list)
+    odd: Counter[str] = field(default_factory=Counter)
+    """What is odd about conversations, and how often; such rows are trained on."""
+    untaught: int = 0
+    failure: str = ""
+    """Why reading stopped before the end."""
+
+    def add_row(self, row: Row) -> None:
+        """Take in the columns of a row, nested ones with a dot."""
+        for name, value in _flat(row.values):
+            column = self.columns.setdefault(name, Column())
+            column.rows += 1
+            column.types[type(value).__name__ if value is not None else "null"] += 1
+            column.empty += value is None or value in ("", [])
+            if not column.example and value not in (None, "", []):
+                column.example = " ".join(f"{str(value)[:200]}".split())
+
+    def add_prompt(self, key: int, name: str, known: set[int]) -> None:
+        """Note a prompt: a repeat, or one that is in `known` too."""
+        self.duplicates += key in self.prompts
+        self.prompts.add(key)
+        if key in known:
+            self.overlap += 1
+            if len(self.overlap_listed) < LISTED:
+                self.overlap_listed.append(name)
+
+    def add_length(self, tokens: int, name: str, limit: int | None) -> None:
+        """Note the length of a row in tokens."""
+        self.lengths.append(tokens)
+        self.longest = max(self.longest, (tokens, name))
+        self.too_long += limit is not None and tokens > limit
+
+    def histogram(self) -> list[tuple[int, int, int]]:
+        """Return (from, to, rows) of equal bins of the lengths, the bounds included."""
+        if not self.lengths:
+            return []
+        lengths = np.frombuffer(self.lengths, dtype=np.uint64).astype(np.int64)
+        low, width = int(lengths.min()), max(1, math.ceil((int(lengths.max()) - int(lengths.min()) + 1) / _BINS))
+        counts = np.bincount((lengths - low) // width)
+        return [(low + i * width, low + (i + 1) * width - 1, int(n)) for i, n in enumerate(counts)]
+
+    def quantile(self, share: float) -> int:
+        """Return the length that this share of the rows doesn't exceed."""
+        ordered = np.sort(np.frombuffer(self.lengths, dtype=np.uint64))
+        return int(ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)])
+
+
+class _BadRows(Quarantine):
+    """Lets every row be bad and lists the first."""
+
+    def __init__(self, found: Findings) -> None:
+        super().__init__(math.inf)
+        self._found = found
+
+    def add(self, where: str, reason: str) -> None:
+        self._found.bad += 1
+        if len(self._found.bad_listed) < LISTED:
+            self._found.bad_listed.append(f"{where}: {reason}")
+
+
+class Progress:
+    """Says how far a pass is, now and then."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say, self._said = say, time.monotonic()
+
+    def at(self, rows: int, what: str) -> None:
+        """Say it if some seconds have passed."""
+        if time.monotonic() - self._said > _PROGRESS_SECONDS:
+            self._said = time.monotonic()
+            self._say(f"{what}: {rows:,} rows so far")
+
+
+def check_prompts(
+    found: Findings,
+    data: DataArgs,
+    encoder: PromptEncoder | None,
+    *,
+    prompt_length: int | None,
+    default_tag: str | None,
+    known: set[int],
+    progress: Progress,
+) -> Iterator[Task]:
+    """Take in all rows of prompts and yield the tasks they make.
+
+    Args:
+        encoder: measures prompts; None: lengths stay unknown.
+        known: prompts of the other set, for the overlap.
+    """
+    bad = _BadRows(found)
+    reader = TaskReader(data, seed=0, default_tag=default_tag, quarantine=bad, seen=found.add_row)
+    ids: set[int] = set()
+    try:
+        tasks = reader.read(data_sources(data.file_name, data))
+        while chunk := [task for _, task, _ in itertools.islice(tasks, _CHUNK)]:
+            for task in chunk:
+                found.tags[task.tag] += 1
+                found.add_prompt(prompt_key(task), task.id, known)
+                key = stable_hash(task.id)
+                if key in ids and len(found.repeated_ids) < LISTED:
+                    found.repeated_ids.append(task.id)
+                ids.add(key)
+            if encoder is not None:
+                _measure(found, chunk, encoder, prompt_length, bad)
+            progress.at(bad.rows, found.name)
+            yield from chunk
+    except DataError as error:
+        found.failure = str(error)
+    found.rows, found.duplicates = bad.rows, found.duplicates + bad.duplicates
+
+
+def _measure(found: Findings, tasks: list[Task], encoder: PromptEncoder, limit: int | None, bad: Quarantine) -> None:
+    for task, prompt in zip(tasks, encode_some(tasks, encoder, limit or 2**20, None, 1), strict=True):
+        if isinstance(prompt, TemplateError):
+            bad.add(task.id, str(prompt))
+        else:
+            found.add_length(prompt.tokens, task.id, limit)
+
+
+def check_conversations(
+    found: Findings,
+    data: SFTDataArgs,
+    encoder: ConversationEncoder | None,
+    *,
+    sequence_length: int | None,
+    known: set[int],
+    progress: Progress,
+) -> None:
+    """Take in all rows to learn from: what would stop a run, and what is odd."""
+    bad = _BadRows(found)
+    try:
+        for source in resolve_sources(data.file_name):
+            before = found.rows
+            for row in scan_rows(source):
+                found.rows += 1
+                progress.at(found.rows, found.name)
+                if isinstance(row, BadRow):
+                    bad.add(row.where, row.reason)
+                    continue
+                found.add_row(row)
+                try:
+                    conversation = conversation_of(source, row, data)
+                    marked = None if encoder is None else encoder.encode(conversation.messages)
+                except (DataError, TemplateError) as error:
+                    bad.add(row.where, str(error).removeprefix(f"{row.where}: "))
+                    continue
+                _roles(found, [message["role"] for message in conversation.messages])
+                found.odd["has an empty message"] += any(not m["content"].strip() for m in conversation.messages)
+                key = stable_hash("prompt", str([dict(message) for message in conversation.messages]))
+                found.add_prompt(key, row.where, known)
+                if marked is not None:
+                    found.add_length(len(marked.token_ids), row.where, sequence_length)
+                    found.untaught += not any(marked.trained[:sequence_length])
+            if found.rows == before:
+                raise DataError(f"{source.location}: no rows")
+    except DataError as error:
+        found.failure = str(error)
+
+
+def _roles(found: Findings, roles: list[str]) -> None:
+    """Note an order of roles that few templates are made for."""
+    rest = roles[1:] if roles[0] == "system" else roles
+    found.odd["has a system message that isn't the first"] += "system" in rest
+    found.odd["begins with the assistant"] += rest[0] == "assistant"
+    found.odd["has two messages of one role in a row"] += any(a == b for a, b in itertools.pairwise(rest))
+    unknown = set(roles) - {"system", "user", "assistant", "tool"}
+    found.odd["has a role other than system, user, assistant, tool"] += bool(unknown)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value and not prefix:
+            yield from _flat(value, f"{name}.")
+        else:
+            yield f"{prefix}{name}", value
