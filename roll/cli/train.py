@@ -73,16 +73,11 @@ def show(file: Path, overrides: Sequence[str], *, every_key: bool) -> int:
 
 def load(file: Path, overrides: Sequence[str]) -> RunConfig:
     """Return the configuration, checked in full, and print its warnings; raise `ValueError` with all that is wrong."""
-    from roll.configs.checks.prerequisites import check_prerequisites
-    from roll.configs.parsing.loader import load_config
+    from roll.configs.full_check import load_checked
     from roll.configs.rules.validate import warnings_of
-    from roll.configs.schema.agentic_config import AgenticConfig
-    from roll.envs.env_registry import check_envs
+    from roll.envs.env_registry import env_violations
 
-    config = load_config(file.parent, file.stem, overrides)
-    check_prerequisites(config)
-    if isinstance(config, AgenticConfig):
-        check_envs(config)
+    config = load_checked(file, overrides, further=[env_violations])
     for warning in warnings_of(config):
         say(f"warning: {warning}")
     return config
