@@ -8,7 +8,6 @@ import random
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,12 @@ from typing import Any
 import yaml
 
 from roll.configs.checks.machine import Machine
-from roll.configs.full_check import load_checked
+from roll.configs.errors import ConfigError
+from roll.configs.full_check import checked, load_checked
+from roll.configs.parsing.loader import compose_file, read_tree
+from roll.configs.rules.validate import warnings_of
+from roll.configs.schema.run_config import RunConfig
+from roll.envs.env_registry import env_violations
 
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE = 5.0
@@ -75,7 +79,9 @@ class Case:
 
     file: Path
     what: str
-    text: str
+    tree: dict[Any, Any]
+    composed: bool
+    """Whether `tree` is what the file says once Hydra has composed it, which is most of a check's time."""
 
 
 def shipped(folder: Path) -> list[Path]:
@@ -88,19 +94,25 @@ def shipped(folder: Path) -> list[Path]:
     return sorted((folder / "examples").rglob("*.yaml"))
 
 
-def cases(count: int, seed: int, files: Sequence[Path]) -> Iterator[Case]:
+def cases(count: int, seed: int, files: Sequence[Path], *, composed: bool) -> Iterator[Case]:
     """Yield `count` cases; one in four has two faults."""
     rng = random.Random(seed)
-    trees = {file: yaml.safe_load(file.read_text(encoding="utf-8")) for file in files}
+    trees: dict[Path, dict[Any, Any]] = {}
     for _ in range(count):
         file = rng.choice(files)
+        if file not in trees:
+            trees[file] = _composed(file) if composed else yaml.safe_load(file.read_text(encoding="utf-8"))
         tree, done = copy.deepcopy(trees[file]), []
         for _ in range(rng.choice((1, 1, 1, 2))):
             done.append(_break(rng, tree))
-        text = yaml.dump(tree, sort_keys=False)
-        for name, written in _TEXTS.items():
-            text = text.replace(name, written)
-        yield Case(file, " and ".join(done), text)
+        yield Case(file, " and ".join(done), tree, composed)
+
+
+def _composed(file: Path) -> dict[str, Any]:
+    try:
+        return compose_file(file)[0]
+    except ConfigError as error:  # for the variables that a file leaves to its user
+        return compose_file(file, [f"{violation.path}=rows.jsonl" for violation in error.violations])[0]
 
 
 def _break(rng: random.Random, tree: dict[Any, Any]) -> str:
@@ -133,43 +145,34 @@ def _places(tree: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...],
         yield from _places(tree[key], (*path, key))
 
 
-@contextmanager
-def beside(file: Path, text: str) -> Iterator[Path]:
-    """A file of this text next to `file`, whose `defaults` are relative to it."""
-    variant = file.with_name(f"fuzz_{os.getpid()}.yaml")
+def _checked(case: Case) -> RunConfig:
+    further, machine = [env_violations], Machine()
+    if case.composed:
+        return checked(read_tree(case.tree), further=further, machine=machine)
+    text = yaml.dump(case.tree, sort_keys=False)
+    for name, written in _TEXTS.items():
+        text = text.replace(name, written)
+    variant = case.file.with_name(f"broken_{os.getpid()}.yaml")  # beside it: `defaults` are relative to the file
     variant.write_text(text, encoding="utf-8")
     try:
-        yield variant
+        return load_checked(variant, further=further, machine=machine)
     finally:
         variant.unlink()
 
 
 def verdict(case: Case) -> str:
     """Return what is wrong with the check of a case; empty where it ends in a plan or in a clear error."""
-    from roll.envs.env_registry import env_violations
-
     start = time.process_time()
-    with beside(case.file, case.text) as file:
-        try:
-            config = load_checked(file, further=[env_violations], machine=Machine())
-            said = f"{config.batch.explain()}\n{config.placement.explain()}\n{config.explain_results()}"
-            from roll.configs.rules.validate import warnings_of
-
-            warnings_of(config)
-        except ValueError as error:
-            said = str(error)
-            name = type(error).__name__
-            if name not in ("ConfigError", "EnvLoadError", "ValueError") or (name == "ValueError" and _is_raw(error)):
-                return f"{case.file.name}: {case.what}: {''.join(traceback.format_exception(error))[-1500:]}"
-        except Exception as error:  # noqa: BLE001 - what the campaign looks for
-            return f"{case.file.name}: {case.what}: {''.join(traceback.format_exception(error))[-1500:]}"
+    about = f"{case.file.stem}: {case.what}: "
+    try:
+        config = _checked(case)
+        said = f"{config.batch.explain()}\n{config.placement.explain()}\n{config.explain_results()}"
+        warnings_of(config)
+    except ConfigError as error:
+        said = str(error)
+    except Exception as error:  # noqa: BLE001 - what is looked for
+        return about + "".join(traceback.format_exception(error))[-1500:]
     seconds = time.process_time() - start
     if seconds > PATIENCE:
-        return f"{case.file.name}: {case.what}: it took {seconds:.1f} s"
-    return "" if said.strip() else f"{case.file.name}: {case.what}: nothing was said"
-
-
-def _is_raw(error: BaseException) -> bool:
-    """Whether an error comes from Python or another package, and so isn't about a configuration."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return "/roll/" not in frames[-1].filename
+        return f"{about}it took {seconds:.1f} s"
+    return "" if said.strip() else f"{about}nothing was said"

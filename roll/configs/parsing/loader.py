@@ -80,7 +80,15 @@ def read_config(file: Path, overrides: Sequence[str] = (), *, check: bool = True
 
     Raises `ConfigError` where it can't be composed at all.
     """
-    composed = _composed(file, overrides)
+    return _read(_composed(file, overrides), check=check)
+
+
+def read_tree(tree: Mapping[str, Any], source: str = "") -> Reading:
+    """Return the same of keys and values that need no composition: a file that is composed, or a dict of a program."""
+    return _read(_Composed(dict(tree), _pipeline_of(tree, source), [], Places(None)), check=True)
+
+
+def _read(composed: _Composed, *, check: bool) -> Reading:
     config, violations, sound = build_partly(composed.cls, composed.plain, pipelines=PIPELINES)
     told = {violation.path for violation in composed.violations}
     violations = [*composed.violations, *(violation for violation in violations if violation.path not in told)]
@@ -146,7 +154,8 @@ def _compose(file: Path, overrides: Sequence[str]) -> tuple[Any, set[str]]:
             tree = compose(config_name=file.stem, overrides=adapted)
             _replace_renamed(tree, adapted, before)
             loader = GlobalHydra.instance().config_loader()
-            parts = loader.compute_defaults_list(file.stem, adapted, RunMode.RUN).defaults
+            names_files = "defaults" in own or any("@" in override or "/" in override for override in adapted)
+            parts = loader.compute_defaults_list(file.stem, adapted, RunMode.RUN).defaults if names_files else []
     except yaml.YAMLError as error:
         raise ConfigError([syntax_violation(error, file)]) from None
     except (HydraException, OmegaConfBaseException) as error:

@@ -17,7 +17,7 @@ _LAST = re.compile(r"(\.[^.\[\]]*|\[\d+\])$")
 class Places:
     """Finds the line of a key in a file, or of the nearest section around it that the file has."""
 
-    def __init__(self, file: Path, overrides: Sequence[str] = ()) -> None:
+    def __init__(self, file: Path | None, overrides: Sequence[str] = ()) -> None:
         self._file = file
         keys = [override.lstrip("+~").partition("=")[0] for override in overrides]
         self._overridden = tuple(key for key in keys if key)
@@ -25,7 +25,7 @@ class Places:
     @cached_property
     def _lines(self) -> dict[str, int]:
         try:
-            return lines_of(self._file)
+            return {} if self._file is None else lines_of(self._file)
         except Exception:  # noqa: BLE001 - a message without its line is better than none
             return {}
 
