@@ -86,14 +86,20 @@ def load(file: Path, overrides: Sequence[str]) -> RunConfig:
 def run(config: RunConfig) -> int:
     """Run the pipeline and return its exit code; a failure's traceback goes to `<logging_dir>/error.txt`."""
     from roll.pipelines import run_pipeline
+    from roll.utils.locking import FolderInUse, run_lock
     from roll.utils.logging import setup_logging
 
+    # Before the log is opened: a run that is refused leaves the folder of the other one alone.
+    with run_lock(config.output_path, config.logging_path):
+        pass
     setup_logging(file=config.logging_path / "controller.log")
     try:
         run_pipeline(config)
     except KeyboardInterrupt:
         say("interrupted; resume with resume_from_checkpoint=auto")
         return Exit.INTERRUPTED
+    except FolderInUse as error:
+        return report(error)
     except Exception as error:  # noqa: BLE001 - as in `guarded`, with a file for the traceback
         details = config.logging_path / "error.txt"
         try:
