@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -15,6 +16,7 @@ MANIFEST = "manifest.json"
 FORMAT = "roll-checkpoint"
 VERSION = 1
 
+_NUMBERED = re.compile(r"checkpoint-(\d+)")
 _CHUNK = 4 * 2**20
 _HASHERS = 4
 
@@ -55,7 +57,9 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path} doesn't exist") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:  # a folder in its place, say
+        raise CheckpointError(f"{path} can't be read ({error.strerror}); the checkpoint is damaged") from error
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} isn't valid JSON ({error}); the checkpoint is damaged") from error
 
 
@@ -138,6 +142,7 @@ def read_manifest(path: Path) -> Checkpoint:
             )
         files = {str(name): FileRecord(int(r["size"]), str(r["sha256"])) for name, r in content["files"].items()}
         checkpoint = Checkpoint(path, int(content["step"]), int(content["serial"]), dict(content["meta"]), files)
+        _check_step(checkpoint)
     except CheckpointError:
         raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -145,6 +150,17 @@ def read_manifest(path: Path) -> Checkpoint:
     for name, record in files.items():
         _check_size(path / name, record)
     return checkpoint
+
+
+def _check_step(checkpoint: Checkpoint) -> None:
+    """A manifest of another folder isn't trusted, and neither is one that vouches for nothing."""
+    manifest, named = checkpoint.path / MANIFEST, _NUMBERED.fullmatch(checkpoint.path.name)
+    if not checkpoint.files:
+        raise CheckpointError(f"{manifest} names no files; the checkpoint is damaged")
+    if checkpoint.step < 0 or (named is not None and int(named[1]) != checkpoint.step):
+        raise CheckpointError(f"{manifest} says step {checkpoint.step}, which isn't that of its folder")
+    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in checkpoint.files):
+        raise CheckpointError(f"{manifest} names files outside of its folder")
 
 
 def verify(path: Path) -> Checkpoint:

@@ -108,7 +108,7 @@ class CheckpointStore:
     def resolve(self, resume: bool | str | Path) -> Checkpoint | None:
         """Return the checkpoint to resume from, its hashes verified; None to start afresh.
 
-        False: none. True: the newest intact one, which must exist. `auto`: the newest intact one, if any. A path: that
+        False: none. True: the newest intact one, which must exist. `auto`: the newest intact one; None only where there is none at all. A path: that
         one, also relative to the store's folder. A damaged newer checkpoint is skipped with a warning.
         """
         if resume is False:
@@ -124,6 +124,11 @@ class CheckpointStore:
             raise CheckpointError(
                 f"resume_from_checkpoint is true, but {self.root} holds no intact checkpoint "
                 f"({self._listing()}); set it to auto to start afresh, or to the path of a checkpoint"
+            )
+        if self._named():
+            raise CheckpointError(
+                f"resume_from_checkpoint is auto, but every checkpoint in {self.root} is damaged ({self._listing()}); "
+                "set it to false to start from scratch, which moves them aside, or name another output_dir"
             )
         return None
 

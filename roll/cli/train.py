@@ -73,16 +73,11 @@ def show(file: Path, overrides: Sequence[str], *, every_key: bool) -> int:
 
 def load(file: Path, overrides: Sequence[str]) -> RunConfig:
     """Return the configuration, checked in full, and print its warnings; raise `ValueError` with all that is wrong."""
-    from roll.configs.checks.prerequisites import check_prerequisites
-    from roll.configs.parsing.loader import load_config
+    from roll.configs.full_check import load_checked
     from roll.configs.rules.validate import warnings_of
-    from roll.configs.schema.agentic_config import AgenticConfig
-    from roll.envs.env_registry import check_envs
+    from roll.envs.env_registry import env_violations
 
-    config = load_config(file.parent, file.stem, overrides)
-    check_prerequisites(config)
-    if isinstance(config, AgenticConfig):
-        check_envs(config)
+    config = load_checked(file, overrides, further=[env_violations])
     for warning in warnings_of(config):
         say(f"warning: {warning}")
     return config
@@ -91,14 +86,20 @@ def load(file: Path, overrides: Sequence[str]) -> RunConfig:
 def run(config: RunConfig) -> int:
     """Run the pipeline and return its exit code; a failure's traceback goes to `<logging_dir>/error.txt`."""
     from roll.pipelines import run_pipeline
+    from roll.utils.locking import FolderInUse, run_lock
     from roll.utils.logging import setup_logging
 
+    # Before the log is opened: a run that is refused leaves the folder of the other one alone.
+    with run_lock(config.output_path, config.logging_path):
+        pass
     setup_logging(file=config.logging_path / "controller.log")
     try:
         run_pipeline(config)
     except KeyboardInterrupt:
         say("interrupted; resume with resume_from_checkpoint=auto")
         return Exit.INTERRUPTED
+    except FolderInUse as error:
+        return report(error)
     except Exception as error:  # noqa: BLE001 - as in `guarded`, with a file for the traceback
         details = config.logging_path / "error.txt"
         try:

@@ -13,6 +13,10 @@ class _NoValue:
         return "nothing"
 
 
+_SHOWN = 100
+"""Violations in one message; a file of another kind has thousands."""
+_LONGEST_WORD = 100
+"""Characters of a word that is compared with others: it takes time with the square of the length."""
 NO_VALUE: Any = _NoValue()
 """For violations about something that isn't there."""
 
@@ -29,9 +33,12 @@ class Violation:
     value: Any = NO_VALUE
     problem: str = ""
     """What is wrong as a sentence of its own, where "expected ..." would be none."""
+    where: str = ""
+    """`file:line` of the key, or of the section that lacks it; empty where that isn't known."""
 
     def __str__(self) -> str:
-        fix = f"\n      fix: {self.fix}" if self.fix else ""
+        fix = f"\n      at: {self.where}" if self.where else ""
+        fix += f"\n      fix: {self.fix}" if self.fix else ""
         got = "" if self.value is NO_VALUE else f"got {_short(self.value)}"
         if self.problem:
             return f"{self.path}: {self.problem}{f' ({got})' if got else ''}{fix}"
@@ -56,7 +63,9 @@ class ConfigError(ValueError):
         self.source = source
         count = "1 problem" if len(self.violations) == 1 else f"{len(self.violations)} problems"
         where = f" in {source}" if source else " in the configuration"
-        lines = [f"{count}{where}", *(f"  * {violation}" for violation in self.violations)]
+        lines = [f"{count}{where}", *(f"  * {violation}" for violation in self.violations[:_SHOWN])]
+        if len(self.violations) > _SHOWN:
+            lines.append(f"  and {len(self.violations) - _SHOWN} more")
         super().__init__("\n".join(lines))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -73,11 +82,16 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return `did you mean 'x'?` with the nearest known words, or nothing."""
+    if len(word) > _LONGEST_WORD:
+        return ""
     near = difflib.get_close_matches(word, sorted(known), n=2, cutoff=0.6)
     return f"did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def _short(value: Any) -> str:
     yaml_words = {None: "null", True: "true", False: "false"}
-    text = yaml_words[value] if value is None or isinstance(value, bool) else repr(value)
+    try:
+        text = yaml_words[value] if value is None or isinstance(value, bool) else repr(value)
+    except (ValueError, RecursionError) as error:  # a number of more digits than Python writes, or a deep tree
+        text = f"{type(value).__name__} ({error})"
     return text if len(text) <= 120 else f"{text[:117]}..."

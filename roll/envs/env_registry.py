@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import get_type_hints
 
 from roll.catalog.envs import ENVS
-from roll.configs.errors import did_you_mean
+from roll.configs.errors import Violation, did_you_mean, problem
+from roll.configs.parsing.build_config import type_problem
+from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.env_config import CustomEnv, EnvManager
+from roll.configs.schema.run_config import RunConfig
+from roll.configs.stand_in import StandInUsed
 from roll.envs.base import Env
 from roll.envs.wrappers import EnvSpec, ResponseEnv
 from roll.utils.importing import load_object, suggested_path
-
-if TYPE_CHECKING:
-    from roll.configs.schema.agentic_config import AgenticConfig
 
 
 class EnvLoadError(ValueError):
@@ -35,23 +37,36 @@ def env_spec(tag: str, env: CustomEnv, manager: EnvManager) -> EnvSpec:
     return spec
 
 
-def check_envs(config: AgenticConfig) -> None:
-    """Every environment of a run can be made, with its arguments; raises one `EnvLoadError` with all that can't.
+def env_violations(config: RunConfig) -> Iterator[Violation]:
+    """Every environment of a run can be made, with its arguments; nothing of other pipelines.
 
     With `prepare`, which may make what they read, they aren't made; their arguments are still compared.
     """
-    problems: list[str] = []
+    if not isinstance(config, AgenticConfig):
+        return
     managers = [] if config.val_only else [config.train_env_manager]
     managers += [] if config.val_env_manager is None else [config.val_env_manager]
     for tag, manager in [(tag, one) for one in managers for tag in config.tags_of(one)]:
+        if tag not in config.custom_envs:
+            continue  # of which the rules speak
+        at = f"custom_envs.{tag}"
         try:
             spec = env_spec(tag, config.custom_envs[tag], manager)
             if config.prepare is None:
                 build_env(spec).close()
+        except StandInUsed:
+            continue
+        except EnvLoadError as error:
+            for line in str(error).split("\n    "):
+                key, _, said = line.partition(": ")
+                yield problem(key, said) if key.startswith(at) else problem(at, line)
         except Exception as error:  # noqa: BLE001 - of the environment's own code, perhaps; it is reported
-            kind = "" if isinstance(error, ValueError) else f"custom_envs.{tag}: {type(error).__name__}: "
-            problems.append(f"{kind}{error}")
-    found = list(dict.fromkeys(problems))
+            yield problem(at, f"{type(error).__name__}: {error}")
+
+
+def check_envs(config: RunConfig) -> None:
+    """Raise one `EnvLoadError` with all `env_violations`."""
+    found = list(dict.fromkeys(map(str, env_violations(config))))
     if found:
         count = "1 problem" if len(found) == 1 else f"{len(found)} problems"
         raise EnvLoadError("\n".join([f"{count} with environments", *(f"  * {problem}" for problem in found)]))
@@ -80,8 +95,10 @@ def bare_env(spec: EnvSpec) -> Env:
     except (TypeError, ValueError) as error:
         _check_arguments(env_class, spec)  # only now: it takes longer than many an environment's __init__
         given = ", ".join(f"{name}={value!r}" for name, value in spec.env_config.items())
+        refuses = f"refuses ({given})" if given else "can't be made without arguments"
+        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "  # whose message is for users
         raise EnvLoadError(
-            f"custom_envs.{spec.tag}.env_config: {spec.env_type} refuses ({given}): {type(error).__name__}: {error}"
+            f"custom_envs.{spec.tag}.env_config: {spec.env_type} {refuses}: {kind}{error or type(error).__name__}"
         ) from error
 
 
@@ -119,6 +136,11 @@ def _check_arguments(env_class: type[Env], spec: EnvSpec) -> None:
     known = {name: parameter for name, parameter in parameters.items() if parameter.kind in plain}
     path = f"custom_envs.{spec.tag}.env_config"
     problems = []
+    if spec.env_type in ENVS:  # whose annotations are true
+        hints = get_type_hints(env_class.__init__)
+        for key in spec.env_config.keys() & known.keys():
+            if said := type_problem(hints.get(key), spec.env_config[key]):
+                problems.append(f"{path}.{key}: {said}")
     for key in spec.env_config:
         if key not in known and not takes_any:
             near = did_you_mean(key, known)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from roll.checkpoint.files import Checkpoint, CheckpointWriteError, read_json, write_json
+from roll.checkpoint.files import Checkpoint, CheckpointError, CheckpointWriteError, read_json, write_json
 from roll.checkpoint.model_export import set_aside, write_model
 from roll.checkpoint.store import CheckpointStore
 from roll.configs.schema.run_config import RunConfig
@@ -85,6 +85,10 @@ class Checkpoints:
                 )
             return None
         state: dict[str, Any] = read_json(checkpoint.path / "pipeline.json")
+        if state.get("step") != checkpoint.step:
+            raise CheckpointError(
+                f"{checkpoint.path} holds the state of step {state.get('step')} under the name of step {checkpoint.step}"
+            )
         if state["seed"] != self._config.seed:
             raise ValueError(
                 f"{checkpoint.path} was written with seed {state['seed']}, but seed is {self._config.seed}; "

@@ -16,7 +16,8 @@ def rollout_metrics(rollouts: Rollouts) -> Metrics:
     """Return metrics of the episodes that will be trained on; one with several rows counts once."""
     metrics, trajectories = Metrics(), rollouts.trajectories
     rewards = [t.reward for t in trajectories]
-    lengths = [t.num_response_tokens for t in trajectories]
+    # An episode of several turns has as many responses, each with a limit of its own.
+    lengths = [len(turn.response_ids) for t in trajectories for turn in t.turns]
     prompts = [t.num_tokens - t.num_response_tokens for t in trajectories]
     metrics.update(
         {
@@ -35,7 +36,7 @@ def rollout_metrics(rollouts: Rollouts) -> Metrics:
             "rollout/responses": len(trajectories),
             "rollout/rows": len(rollouts.batch),
             "tokens/prompt": sum(prompts),
-            "tokens/response": sum(lengths),
+            "tokens/response": sum(t.num_response_tokens for t in trajectories),
         }
     )
     _groups(rollouts, metrics)

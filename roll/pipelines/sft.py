@@ -21,7 +21,7 @@ from roll.pipelines.clusters import Clusters, start_clusters
 from roll.pipelines.loop import Loop, prepare
 from roll.strategies.hf.hf_model import load_tokenizer
 from roll.types.metrics import Metrics
-from roll.utils.locking import folder_lock
+from roll.utils.locking import run_lock
 from roll.workers.train import TrainWorker, resolved_model_args
 
 logger = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ def planned_steps(config: SFTConfig, rows: Sequence[TaughtRow]) -> int:
 def run_sft(config: SFTConfig) -> None:
     """Run supervised fine-tuning to its end."""
     prepare(config)
-    with folder_lock(config.output_path):
+    with run_lock(config.output_path, config.logging_path):
         tokenizer = load_tokenizer(resolved_model_args(config, "actor_train"))
         data = sft_data(config, tokenizer)
         total_steps = planned_steps(config, data.training.rows)

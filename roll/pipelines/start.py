@@ -25,7 +25,7 @@ from roll.pipelines.rl_pipeline import RLPipeline
 from roll.pipelines.rlvr import PromptWorkload, training_data, validation_data
 from roll.pipelines.sft import run_sft
 from roll.strategies.hf.hf_model import load_tokenizer
-from roll.utils.locking import folder_lock
+from roll.utils.locking import run_lock
 from roll.utils.readers import DataError
 from roll.workers.reward import RewardModelClient, RewardTexts
 from roll.workers.train import resolved_model_args
@@ -49,7 +49,7 @@ def planned_steps(config: RLVRConfig, source: TaskSource) -> int:
 def run_rlvr(config: RLVRConfig) -> None:
     """Run RLVR to its end."""
     prepare(config)
-    with folder_lock(config.output_path), RewardRouter(config) as rewards:
+    with run_lock(config.output_path, config.logging_path), RewardRouter(config) as rewards:
         tokenizer = load_tokenizer(resolved_model_args(config, "actor_train"))
         data = config.actor_train.data_args  # `val_only` may do without
         training = training_data(config, tokenizer) if data.has_rows else None
@@ -82,7 +82,7 @@ def run_agentic(config: AgenticConfig) -> None:
     """Run environments to the end, after the warm start if there is one to do."""
     prepare(config)
     warm_start(config)
-    with folder_lock(config.output_path):
+    with run_lock(config.output_path, config.logging_path):
         tokenizer = load_tokenizer(resolved_model_args(config, "actor_train"))
         with contextlib.closing(EnvWorkload(config, tokenizer)) as workload:
             workload.wait_ready()

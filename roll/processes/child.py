@@ -18,7 +18,7 @@ from pathlib import Path
 
 _MAX_STDERR_BYTES = 1_000_000
 _MAX_STDERR_TAIL = 1000
-_MAX_TRACEBACK_CHARS = 2000
+_MAX_TRACEBACK_CHARS = 20_000
 
 
 class ChildProcess:

@@ -80,9 +80,9 @@ def render(summary: RunSummary) -> RenderableType:
 
 
 def _accuracy(summary: RunSummary) -> Table:
-    table = Table("held-out accuracy", title_justify="left")
+    table = Table("held-out accuracy" if summary.accuracy_before else "held-out", title_justify="left")
     if not summary.accuracy_before:
-        table.add_column("measured", justify="right")
+        table.add_column("accuracy", justify="right")
         for domain, accuracy in sorted(summary.accuracy_after.items()):
             table.add_row(domain, _percent(accuracy))
         return table

@@ -29,6 +29,7 @@ from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.sft_config import SFTConfig, SFTDataArgs
 from roll.configs.schema.worker_config import DataArgs
+from roll.configs.stand_in import collect
 from roll.utils.importing import load_object
 from roll.utils.models import SMOLLM2_FOLDER
 from roll.utils.readers import read_rows, resolve_sources, scan_rows
@@ -40,11 +41,18 @@ _HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 
 def check_prerequisites(config: RunConfig, machine: Machine | None = None) -> None:
     """Raise `ConfigError` with everything the configuration needs and `machine` (None: this one) doesn't have."""
-    checks = load_object(pipeline_of(config.pipeline).checks, key="pipeline")
-    violations = [violation for check in checks for violation in check(config)]
-    violations.extend(machine_checks(config, machine or this_machine()))
+    violations = prerequisite_violations(config, machine)
     if violations:
         raise ConfigError(violations, "what the configuration refers to")
+
+
+def prerequisite_violations(
+    config: RunConfig, machine: Machine | None = None, *, sound: bool = True
+) -> list[Violation]:
+    """Everything the configuration needs and isn't there. Not `sound`: it breaks rules, or some values are `STAND_IN`."""
+    checks = load_object(pipeline_of(config.pipeline).checks, key="pipeline")
+    seen = machine or this_machine()
+    return collect([*checks, lambda found: machine_checks(found, seen)], config, sound=sound)
 
 
 def data_checks(config: RLVRConfig | SFTConfig) -> Iterator[Violation]:

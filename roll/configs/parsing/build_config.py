@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import types
+from collections import abc
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
@@ -13,13 +14,21 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from roll.catalog.entries import OWN_PATH, Entry
 from roll.configs.errors import NO_VALUE, Violation, did_you_mean, nearest, problem
 from roll.configs.parsing.key_hints import FOREIGN_KEYS, OTHER_PIPELINE_KEYS, UNSUPPORTED_KEYS, UNSUPPORTED_VALUES
+from roll.configs.parsing.plain_values import path_problem, value_problem
+from roll.configs.stand_in import STAND_IN, StandInUsed
 
 T = TypeVar("T")
 
 _BAD: Any = object()
 """Result of a conversion that failed and has said so."""
+UNRESOLVED: Any = _BAD
+"""In a tree: a value that couldn't be worked out, which has been said."""
 _TESTS = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt}
 _SYMBOLS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+_HINTED = 40
+"""Unknown keys that are compared with all known ones; for a file that is something else entirely it takes minutes."""
+_LARGEST = 2**31 - 1
+"""Largest whole number but for seeds: beyond it nothing can be counted, and much of what is below would overflow."""
 _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
@@ -33,18 +42,31 @@ def build(
     The instance is None when a value is unusable or missing. With unknown keys alone it is given, so that
     rules between fields can be checked in the same pass.
     """
+    result, violations, sound = build_partly(cls, tree, path, pipelines=pipelines)
+    return (result if sound else None), violations
+
+
+def build_partly(
+    cls: type[T], tree: Mapping[str, Any], path: str = "", *, pipelines: Mapping[str, type] | None = None
+) -> tuple[T | None, list[Violation], bool]:
+    """The same with `STAND_IN` for every value that is unusable or missing, and whether there is none of them."""
     builder = _Builder(cls, pipelines)
     result = builder.section(cls, tree, path)
-    return (None if result is _BAD else result), builder.violations
+    return (None if result is _BAD else result), builder.violations, builder.sound
 
 
 class _Builder:
     def __init__(self, root: type, pipelines: Mapping[str, type] | None = None) -> None:
         self.violations: list[Violation] = []
+        self.sound = True
+        """Whether every value could be used."""
+        self._unknown_keys = 0
         self._root = root
         self._pipelines = dict(pipelines or {})
 
     def section(self, cls: type, tree: Any, path: str) -> Any:
+        if tree is UNRESOLVED:
+            return _BAD
         if not isinstance(tree, Mapping):
             return self._wrong(path, tree, "a section with keys", _null_fix(tree, path))
         known = {f.name: f for f in fields(cls)}
@@ -53,7 +75,6 @@ class _Builder:
             if key not in known:
                 self._unknown(str(key), tree[key], path, known)
         values: dict[str, Any] = {}
-        failed = False
         hints = _hints(cls)
         for name, spec in known.items():
             below = f"{path}.{name}" if path else name
@@ -64,11 +85,17 @@ class _Builder:
                     values[name] = self._arguments_by_name(spec.metadata["args_by_name"], tree[name], below)
                 else:
                     values[name] = self._field(spec, hints[name], tree, below)
-                failed |= values[name] is _BAD
             elif spec.default is MISSING and spec.default_factory is MISSING:
-                self._wrong(below, NO_VALUE, f"{describe(hints[name])}; this key is required", f"add {below}")
-                failed = True
-        return _BAD if failed else cls(**values)
+                values[name] = self._wrong(
+                    below, NO_VALUE, f"{describe(hints[name])}; this key is required", f"add {below}"
+                )
+        if any(value is _BAD for value in values.values()):
+            self.sound = False
+            values = {name: STAND_IN if value is _BAD else value for name, value in values.items()}
+        try:
+            return cls(**values)
+        except StandInUsed:
+            return _BAD
 
     def _split_names(self, tree: Mapping[str, Any], path: str, known: Mapping[str, Field[Any]]) -> Mapping[str, Any]:
         """The section with `key: {name: x, option: y}` as `key: x` and the options under the key that takes them."""
@@ -144,6 +171,8 @@ class _Builder:
 
     def _field(self, spec: Field[Any], hint: Any, tree: Mapping[str, Any], path: str) -> Any:
         meta, value = spec.metadata, tree[spec.name]
+        if value is UNRESOLVED:
+            return _BAD
         refused = _later_value(spec.name, value)
         if refused:
             self.violations.append(problem(path, f"this value isn't supported: {refused}", value=value))
@@ -151,7 +180,7 @@ class _Builder:
         if "typed_by" in meta:
             chosen = tree.get(meta["typed_by"])
             own = isinstance(chosen, str) and OWN_PATH.match(chosen)
-            if chosen not in meta["table"] and not own:
+            if not isinstance(chosen, str) or (chosen not in meta["table"] and not own):
                 return _BAD  # reported at the sibling's own path
             return self.convert(meta["own_table"] if own else meta["table"][chosen], value, path)
         if "choices" in meta and not meta["own"] and value != "???" and value not in tuple(meta["choices"]):
@@ -164,7 +193,7 @@ class _Builder:
         result = self.convert(hint, value, path)
         if result is _BAD:
             return _BAD
-        if "choices" in meta and result not in meta["choices"] and not OWN_PATH.match(result):
+        if "choices" in meta and result is not None and result not in meta["choices"] and not OWN_PATH.match(result):
             near = nearest(result, meta["choices"])
             return self._wrong(path, result, f"one of {', '.join(meta['choices'])}" + (f"; {near}" if near else ""))
         return self._bounded(result, meta.get("bounds", {}), path)
@@ -174,7 +203,7 @@ class _Builder:
             return None
         try:
             return parser(value)
-        except ValueError as error:
+        except (ValueError, TypeError) as error:  # a list within the list is no number
             return self._wrong(path, value, f"{expected}; {error}")
 
     def _bounded(self, value: Any, bounds: Mapping[str, float], path: str) -> Any:
@@ -185,11 +214,14 @@ class _Builder:
 
     def convert(self, hint: Any, value: Any, path: str) -> Any:
         """`value` as the type `hint`, or `_BAD` after recording why not."""
+        if value is UNRESOLVED:
+            return _BAD
         if value == "???":
             return self._wrong(path, NO_VALUE, f"{describe(hint)} in place of ???", f"give it: {path}=...")
         origin, args = get_origin(hint), get_args(hint)
         if hint is Any:
-            return value
+            refused = value_problem(value)
+            return self._wrong(path, value, refused) if refused else value
         if origin in (Union, types.UnionType):
             return self._union(args, value, path)
         if is_dataclass(hint):
@@ -216,7 +248,7 @@ class _Builder:
         for member in members:
             trial = _Builder(self._root, self._pipelines)
             result = trial.convert(member, value, path)
-            if result is not _BAD:
+            if result is not _BAD and trial.sound:
                 return result
         return self._wrong(path, value, " or ".join(describe(member) for member in args))
 
@@ -224,6 +256,8 @@ class _Builder:
         if not isinstance(value, Mapping):
             return self._wrong(path, value, "a section with keys", _null_fix(value, path))
         odd = [key for key in value if not isinstance(key, str)]
+        if item is Any and (refused := value_problem(value)):
+            return self._wrong(path, value, refused)
         if odd:
             return self._wrong(path, odd[0], "text as a key", f"quote it: '{odd[0]}'")
         result = {key: self.convert(item, entry, f"{path}.{key}") for key, entry in value.items()}
@@ -236,13 +270,17 @@ class _Builder:
         return _BAD if any(entry is _BAD for entry in result) else result
 
     def _scalar(self, hint: Any, value: Any, path: str) -> Any:
-        if hint is float and type(value) is int:
+        if hint is float and type(value) is int and abs(value) < 10**300:
             return float(value)
         if type(value) is not hint:
             return self._wrong(path, value, describe(hint), _scalar_fix(hint, value))
         if hint is float and not math.isfinite(value):
             return self._wrong(path, value, "a finite number")
-        return value
+        limit = 2**63 - 1 if path.endswith("seed") else _LARGEST
+        if hint is int and not -limit - 1 <= value <= limit:
+            return self._wrong(path, value, f"a whole number up to {limit}")
+        refused = path_problem(path, value) if hint is str else ""
+        return self._wrong(path, value, refused) if refused else value
 
     def _wrong(self, path: str, value: Any, expected: str, fix: str = "") -> Any:
         self.violations.append(Violation(path, expected, fix, value))
@@ -251,10 +289,7 @@ class _Builder:
     def _unknown(self, key: str, value: Any, path: str, known: Mapping[str, Any]) -> None:
         below = f"{path}.{key}" if path else key
         where = f"a key of {path}" if path else "a key at the top level"
-        elsewhere = sorted(
-            (place for place in _places(self._root) if place.split(".")[-1] == key),
-            key=lambda place: not place.startswith(f"{path}."),
-        )
+        elsewhere = sorted(_homes(self._root).get(key, ()), key=lambda place: not place.startswith(f"{path}."))
         own = next((name for name, cls in self._pipelines.items() if cls is self._root), "")
         instead = OTHER_PIPELINE_KEYS.get(own, {}).get(key)
         in_section = ".".join(below.split(".")[-2:])
@@ -262,7 +297,7 @@ class _Builder:
             fix = FOREIGN_KEYS[key]
         elif reason := UNSUPPORTED_KEYS.get(key) or UNSUPPORTED_KEYS.get(in_section):
             fix = f"remove it: {reason}"
-        elif others := [name for name, cls in self._pipelines.items() if below in _places(cls)]:
+        elif others := [name for name, cls in self._pipelines.items() if below in _homes(cls).get(key, ())]:
             fix = f"remove it: a key of pipeline: {' and '.join(others)}"
             fix += f"; {instead}" if instead else ""
         elif instead:
@@ -270,7 +305,9 @@ class _Builder:
         elif elsewhere:
             fix = f"{key!r} belongs at {' or '.join(elsewhere[:3])}"
         else:
-            fix = did_you_mean(key, known) or "remove it, or see docs/configuration.md"
+            self._unknown_keys += 1
+            near = did_you_mean(key, known) if self._unknown_keys <= _HINTED else ""
+            fix = near or "remove it, or see docs/configuration.md"
         self._wrong(below, value, where, fix)
 
 
@@ -286,6 +323,16 @@ def _places(cls: type, path: str = "") -> Iterator[str]:
         yield below
         for section, suffix in sections_of(hint):
             yield from _places(section, below + suffix)
+
+
+@cache
+def _homes(cls: type) -> dict[str, tuple[str, ...]]:
+    """Dotted paths of the keys below `cls` by their last name."""
+    homes: dict[str, tuple[str, ...]] = {}
+    for place in _places(cls):
+        last = place.rpartition(".")[2]
+        homes[last] = (*homes.get(last, ()), place)
+    return homes
 
 
 def sections_of(hint: Any) -> Iterator[tuple[type, str]]:
@@ -341,3 +388,33 @@ def _is_number(text: str) -> bool:
         return math.isfinite(float(text))
     except ValueError:
         return False
+
+
+def type_problem(hint: Any, value: Any) -> str:
+    """Return why `value` isn't of the type `hint`, as "got ..., expected ..."; empty if it is, or that can't be told."""
+    origin, args = get_origin(hint), get_args(hint)
+    known = (*_NAMES, type(None), None, Any)
+    members = args if origin in (Union, types.UnionType) else (hint,)
+    said = f"got {value!r:.80}, expected {' or '.join(_described(member) for member in members)}"
+    for member in members:
+        if get_origin(member) is abc.Sequence and isinstance(value, (list, tuple)):
+            item = next(iter(get_args(member)), Any)
+            wrong = next((text for entry in value if (text := type_problem(item, entry))), "")
+            if not wrong:
+                return ""
+        elif get_origin(member) is abc.Mapping and isinstance(value, Mapping):
+            return ""
+        elif member not in known and get_origin(member) not in (Literal, abc.Sequence, abc.Mapping):
+            return ""
+        elif (member in known or get_origin(member) is Literal) and _fits(member, value):
+            return ""
+    return said
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    trial = _Builder(object)
+    return trial.convert(hint, value, "") is not _BAD if hint is not type(None) else value is None
+
+
+def _described(hint: Any) -> str:
+    return {abc.Sequence: "a list", abc.Mapping: "a section with keys"}.get(get_origin(hint)) or describe(hint)

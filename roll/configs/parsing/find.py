@@ -6,12 +6,16 @@ import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
+_LONGEST = 4096
 EXAMPLES = Path("examples")
 """Where `find_config` also looks for names to suggest, from the working directory."""
 
 
 def find_config(given: str | Path) -> Path:
     """Return the configuration file at a path, which may lack its `.yaml`; raise `ValueError` if there is none."""
+    _check_folder()
+    if len(str(given)) > _LONGEST or "\0" in str(given):
+        raise ValueError(f"{str(given)[:80]!r}... can't be the path of a file: it has {len(str(given))} characters")
     path = Path(given).expanduser()
     file = path if path.suffix == ".yaml" else path.with_name(f"{path.name}.yaml")
     if file.is_file():
@@ -27,6 +31,13 @@ def find_config(given: str | Path) -> Path:
     if there and not near:
         hint = f"its folder has {', '.join(other.stem for other in there)}"
     raise ValueError(f"there is no configuration file {file}; {hint}")
+
+
+def _check_folder() -> None:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise ValueError("the working directory has been deleted; cd into one that is there") from None
 
 
 def find_by_name(name: str, folder: Path) -> Path:

@@ -7,9 +7,10 @@ Every step reports all it finds as violations; the first step that finds any end
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -17,9 +18,12 @@ from typing import Any
 from roll.catalog import pipelines as catalog
 from roll.catalog.entries import OWN_PATH
 from roll.configs.errors import NO_VALUE, ConfigError, Violation, nearest, problem
-from roll.configs.parsing.build_config import build
+from roll.configs.parsing.build_config import UNRESOLVED, build_partly
 from roll.configs.parsing.find import find_config
 from roll.configs.parsing.key_hints import UNSUPPORTED_VALUES
+from roll.configs.parsing.places import Places
+from roll.configs.parsing.plain_values import path_problem
+from roll.configs.parsing.yaml_files import read_yaml, syntax_violation
 from roll.configs.rules.validate import validate
 from roll.configs.schema.run_config import RunConfig
 from roll.utils.importing import load_object
@@ -42,6 +46,20 @@ _VARIABLE = re.compile(r"\$\{\s*([A-Za-z_]\w*)")
 _REFERENCE = re.compile(r"\$\{\s*([A-Za-z_][\w.]*)\s*\}")
 
 
+@dataclass(frozen=True)
+class Reading:
+    """What a file says, as far as it can be used."""
+
+    config: RunConfig | None
+    """None where not even the sections are there."""
+    sound: bool
+    """Whether `config` has a usable value for every key, and no `STAND_IN`."""
+    violations: list[Violation]
+    """Of its keys and of the rules between them."""
+    places: Places
+    """Where its keys stand."""
+
+
 def load_config(
     config_path: str | Path, config_name: str, overrides: Sequence[str] = (), *, check: bool = True
 ) -> RunConfig:
@@ -51,23 +69,63 @@ def load_config(
     `ValueError` where there is no such file.
     """
     file = find_config(Path(config_path) / config_name)
-    plain, cls = compose_file(file, overrides)
-    config, violations = build(cls, plain, pipelines=PIPELINES)
+    reading = read_config(file, overrides, check=check)
+    if reading.violations or reading.config is None or not reading.sound:
+        raise ConfigError(reading.places.added_to(reading.violations), str(file))
+    return reading.config
+
+
+def read_config(file: Path, overrides: Sequence[str] = (), *, check: bool = True) -> Reading:
+    """Return what a file says, and all that is wrong with it; rules speak about the values that can be used.
+
+    Raises `ConfigError` where it can't be composed at all.
+    """
+    return _read(_composed(file, overrides), check=check)
+
+
+def read_tree(tree: Mapping[str, Any], source: str = "") -> Reading:
+    """Return the same of keys and values that need no composition: a file that is composed, or a dict of a program."""
+    return _read(_Composed(dict(tree), _pipeline_of(tree, source), [], Places(None)), check=True)
+
+
+def _read(composed: _Composed, *, check: bool) -> Reading:
+    config, violations, sound = build_partly(composed.cls, composed.plain, pipelines=PIPELINES)
+    told = {violation.path for violation in composed.violations}
+    violations = [*composed.violations, *(violation for violation in violations if violation.path not in told)]
     if config is not None and check:
-        violations = [*violations, *validate(config)]
-    if violations or config is None:
-        raise ConfigError(violations, str(file))
-    return config
+        told = {violation.path for violation in violations}
+        ruled = validate(config, sound=sound and not composed.violations)
+        violations += [violation for violation in ruled if violation.path not in told]
+    return Reading(config, sound and config is not None and not composed.violations, violations, composed.places)
+
+
+@dataclass(frozen=True)
+class _Composed:
+    plain: dict[str, Any]
+    cls: type[RunConfig]
+    violations: list[Violation]
+    places: Places
 
 
 def compose_file(file: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], type[RunConfig]]:
     """Return what a file says once it is composed, without names of its own, and the class of its pipeline."""
+    composed = _composed(file, overrides)
+    if composed.violations:
+        raise ConfigError(composed.places.added_to(composed.violations), str(file))
+    return composed.plain, composed.cls
+
+
+def _composed(file: Path, overrides: Sequence[str]) -> _Composed:
     tree, presets = _compose(file, overrides)
-    plain, violations = _resolve(tree)
-    if violations:
-        raise ConfigError(violations, str(file))
-    cls = _pipeline_of(plain, str(file))
-    return _drop_variables(plain, tree, presets, cls), cls
+    places = Places(file, overrides)
+    try:
+        plain, violations = _resolve(tree)
+        cls = _pipeline_of(plain, str(file))
+        return _Composed(_drop_variables(plain, tree, presets, cls), cls, violations, places)
+    except ConfigError as error:
+        raise ConfigError(places.added_to(error.violations), str(file)) from error
+    except RecursionError:
+        raise ConfigError([problem(str(file), "its sections are nested too deeply", "write them flat")]) from None
 
 
 def to_yaml(config: RunConfig) -> str:
@@ -86,7 +144,8 @@ def _compose(file: Path, overrides: Sequence[str]) -> tuple[Any, set[str]]:
     from hydra.types import RunMode
     from omegaconf.errors import OmegaConfBaseException
 
-    own = _checked_yaml(file)
+    own = read_yaml(file)
+    _check_head(file, own, overrides)
     try:
         with initialize_config_dir(config_dir=str(file.parent.resolve()), version_base=None):
             before = cache(lambda: _unresolved(compose(config_name=file.stem)))
@@ -95,31 +154,50 @@ def _compose(file: Path, overrides: Sequence[str]) -> tuple[Any, set[str]]:
             tree = compose(config_name=file.stem, overrides=adapted)
             _replace_renamed(tree, adapted, before)
             loader = GlobalHydra.instance().config_loader()
-            parts = loader.compute_defaults_list(file.stem, adapted, RunMode.RUN).defaults
+            names_files = "defaults" in own or any("@" in override or "/" in override for override in adapted)
+            parts = loader.compute_defaults_list(file.stem, adapted, RunMode.RUN).defaults if names_files else []
     except yaml.YAMLError as error:
-        raise ConfigError([_syntax_violation(error, file)]) from None
+        raise ConfigError([syntax_violation(error, file)]) from None
     except (HydraException, OmegaConfBaseException) as error:
         expected = f"a file that composes; {_one_line(error)}"
         violation = Violation(str(file), expected, "paths in `defaults` are relative to it")
         raise ConfigError([violation], str(file)) from None
+    except ConfigError:
+        raise
+    except Exception as error:  # of the code of others, at a text that it didn't expect
+        said = "its files refer to each other in a circle, or are nested too deeply"
+        said = said if isinstance(error, RecursionError) else f"{type(error).__name__}: {_one_line(error)[:300]}"
+        violation = Violation(str(file), f"a file that composes; {said}", "look at `defaults` and at ${...} in it")
+        raise ConfigError([violation], str(file)) from error
     names = {PurePosixPath(part.config_path).name for part in parts if part.config_path}
     return tree, names - {file.stem}
 
 
-def _checked_yaml(file: Path) -> Mapping[Any, Any]:
-    """What the file itself says. Refuses what isn't YAML, isn't text, or isn't a mapping, before Hydra wraps the
-    error."""
-    import yaml
-
-    try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ConfigError([_syntax_violation(error, file)]) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError([Violation(str(file), f"UTF-8 text; {error}")]) from None
-    if not isinstance(tree, Mapping):
-        raise ConfigError([Violation(str(file), "keys and values", "e.g. pipeline: rlvr", tree)])
-    return tree
+def _check_head(file: Path, own: Mapping[Any, Any], overrides: Sequence[str]) -> None:
+    """Refuse a `hydra` section, and a `defaults` that Hydra would misread."""
+    violations = []
+    if "hydra" in own or any(override.lstrip("+~").startswith(("hydra.", "hydra=")) for override in overrides):
+        sentence = "Hydra composes the file here and runs nothing, so its own settings would do nothing"
+        violations.append(problem("hydra", sentence, "remove it; output_dir says where a run writes"))
+    defaults = own.get("defaults", [])
+    if not isinstance(defaults, list):
+        violations.append(Violation("defaults", "a list of files", "defaults: [../configs/fsdp2@_here_, _self_]", defaults))
+    for i, entry in enumerate(defaults if isinstance(defaults, list) else ()):
+        names = list(entry.values()) if isinstance(entry, Mapping) and len(entry) == 1 else [entry]
+        name = names[0] if isinstance(names[0], str) else None
+        path = "" if name is None else name.partition("@")[0]
+        if name is None and not (isinstance(entry, Mapping) and names[0] is None):
+            violations.append(Violation(f"defaults[{i}]", "the name of a file, without .yaml", "", entry))
+        elif path.removesuffix(".yaml") == file.stem:
+            violations.append(problem(f"defaults[{i}]", "the file names itself", "write _self_, or another file", entry))
+        elif path.startswith("/") and not isinstance(entry, Mapping):
+            fix = os.path.relpath(path, file.parent.resolve()) + name.removeprefix(path) if name else ""
+            expected = "a path relative to the folder of this file: Hydra takes no other"
+            violations.append(Violation(f"defaults[{i}]", expected, f"write {fix}", entry))
+        elif path_problem("defaults_path", path):
+            violations.append(Violation(f"defaults[{i}]", path_problem("defaults_path", path), "", entry))
+    if violations:
+        raise ConfigError(Places(file, overrides).added_to(violations), str(file))
 
 
 def _check_sections(overrides: Sequence[str], own: Mapping[Any, Any]) -> None:
@@ -141,15 +219,6 @@ def _check_sections(overrides: Sequence[str], own: Mapping[Any, Any]) -> None:
                 violations.append(Violation(key, expected, fix, value))
     if violations:
         raise ConfigError(violations, "the command line")
-
-
-def _syntax_violation(error: Exception, file: Path) -> Violation:
-    mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or str(error)
-    name = file if mark is None or not Path(mark.name).is_file() else mark.name
-    where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark is not None else str(file)
-    fix = "a tab may not indent; use spaces" if "\\t" in problem else "check indentation, colons, quotes, brackets"
-    return Violation(where, f"valid YAML; {problem}", fix)
 
 
 def _adapt(overrides: Sequence[str], before: Callable[[], dict[Any, Any]]) -> list[str]:
@@ -226,7 +295,7 @@ def _resolve(tree: Any) -> tuple[Any, list[Violation]]:
             pass  # the missing value itself is reported below
         except (OmegaConfBaseException, RecursionError) as error:
             violations.append(_reference_violation(path, str(raw), error, [str(name) for name in tree]))
-        return None
+        return UNRESOLVED
 
     def walk(node: Any, path: str) -> Any:
         if isinstance(node, DictConfig):
@@ -254,6 +323,7 @@ def _reference_violation(path: str, text: str, error: Exception, names: Sequence
 
 def _pipeline_of(plain: Mapping[str, Any], source: str) -> type[RunConfig]:
     name = plain.get("pipeline", NO_VALUE)
+    name = NO_VALUE if name is UNRESOLVED else name
     if isinstance(name, str) and (name in PIPELINES or OWN_PATH.match(name)):
         try:
             own: type[RunConfig] = load_object(catalog.pipeline_of(name).config, key="pipeline")

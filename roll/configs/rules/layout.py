@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from roll.configs.errors import Violation, no_effect, problem
+from roll.configs.schema.batch_plan import divisors
 from roll.configs.schema.engine_config import EngineConfig, VllmConfig
 from roll.configs.schema.megatron_config import RECOMPUTED, UNEVEN, MegatronConfig
 from roll.configs.schema.model_shape import MEGATRON_MODEL_TYPES, ModelShape
@@ -115,8 +116,8 @@ def shape_rules(role: str, worker: WorkerConfig, model: str, shape: ModelShape) 
 def _divides(key: str, size: int, counts: dict[str, int | None], model: str) -> Iterator[Violation]:
     """The first of a model's counts that `size` doesn't divide, with the sizes that would do."""
     for what, count in counts.items():
-        if count is not None and count % size:
-            legal = ", ".join(str(d) for d in range(1, count + 1) if count % d == 0)
+        if count is not None and 0 < count < 2**40 and count % size:
+            legal = ", ".join(map(str, divisors(count)))
             yield Violation(key, f"a divisor of the {count} {what} of {model}", f"one of {legal}", size)
             return
 

@@ -26,6 +26,7 @@ from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import ForwardConfig
+from roll.configs.stand_in import collect
 from roll.utils.importing import load_object
 
 Rule = Callable[[Any], Iterator[Violation]]
@@ -82,9 +83,9 @@ def _listed(config: RunConfig, kind: Literal["rules", "warnings"]) -> tuple[Call
     return found
 
 
-def validate(config: RunConfig) -> list[Violation]:
-    """Everything that contradicts itself or can't act."""
-    return [violation for rule in _listed(config, "rules") for violation in rule(config)]
+def validate(config: RunConfig, *, sound: bool = True) -> list[Violation]:
+    """Everything that contradicts itself or can't act. Not `sound`: some values are `STAND_IN`."""
+    return collect(_listed(config, "rules"), config, sound=sound)
 
 
 def warnings_of(config: RunConfig) -> list[str]:

@@ -10,6 +10,16 @@ from roll.configs.errors import Violation
 from roll.configs.schema.worker_config import TrainConfig
 
 
+def divisors(number: int) -> list[int]:
+    """Return what divides a number without remainder, in order, in the time of its square root."""
+    small = [count for count in range(1, math.isqrt(number) + 1) if number % count == 0]
+    return sorted({*small, *(number // count for count in small)})
+
+
+def _count(number: int, word: str, plural: str = "s") -> str:
+    return f"{number} {word}{'' if number == 1 else plural}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainBatch:
     """How one training role cuts the responses of a step."""
@@ -61,7 +71,7 @@ class TrainBatch:
         if self.rows % self.rows_per_pass:
             return []
         passes, now = self.rows // self.rows_per_pass, self.worker.training_args.gradient_accumulation_steps
-        legal = [count for count in range(1, passes + 1) if passes % count == 0]
+        legal = divisors(passes)
         return [count for count in legal if count <= now][-1:] + [count for count in legal if count > now][:1]
 
 
@@ -123,8 +133,8 @@ class BatchPlan:
             lines.append(f"  {batch.role}: mini-batch {batch.product} {rows}")
             lines.extend([f"    {batch.division}"] if batch.division else [])
             lines.append(
-                f"    {self.rows} / {batch.mini_batch} = {self.rows // batch.mini_batch} mini-batches, "
-                f"x {batch.epochs} {passes} = {batch.optimizer_steps} optimizer steps per step"
+                f"    {self.rows} / {batch.mini_batch} = {_count(self.rows // batch.mini_batch, 'mini-batch', 'es')}, "
+                f"x {batch.epochs} {passes} = {_count(batch.optimizer_steps, 'optimizer step')} per step"
             )
         return "\n".join(lines)
 

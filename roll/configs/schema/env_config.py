@@ -53,11 +53,11 @@ class CustomEnv:
 class EnvManager:
     """How many environments are played at once, of which tags, in groups of what size."""
 
-    num_env_groups: int = number(8, ge=1)
+    num_env_groups: int = number(8, ge=1, le=65_536)
     """Groups of environments that are played at once. The episodes of a group share task and seed."""
-    group_size: int = number(8, ge=1)
+    group_size: int = number(8, ge=1, le=65_536)
     """Episodes per group."""
-    group_size_redundancy: int = number(0, ge=0)
+    group_size_redundancy: int = number(0, ge=0, le=65_536)
     """Further episodes per group; as soon as `group_size` have ended well, the rest is aborted."""
     tags: tuple[str, ...] = one_or_many()
     """Names in `custom_envs`. Empty: all of them."""
@@ -86,7 +86,7 @@ class EnvManager:
 class ValEnvManager(EnvManager):
     """Environments of validation."""
 
-    group_size: int = number(1, ge=1)
+    group_size: int = number(1, ge=1, le=65_536)
     """Episodes per task."""
     generating_args: GeneratingArgs = field(default_factory=GeneratingArgs)
     """Sampling in validation."""

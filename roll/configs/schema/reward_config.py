@@ -80,7 +80,7 @@ class RewardConfig:
     rollout: str | None = None
     """A class of your own that plays this domain's episodes, as `package.module:Class` or `path/to/file.py:Class`.
     null: one prompt, one response."""
-    weight: float = 1.0
+    weight: float = number(1.0, ge=0, le=1e6)
     """Factor on the domain's scores in training; validation reports unweighted scores."""
     query_filter_config: QueryFilterConfig = field(default_factory=QueryFilterConfig)
     """Dynamic filtering of groups. Not in validation."""

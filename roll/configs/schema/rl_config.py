@@ -34,7 +34,7 @@ class RLConfig(PolicyOptimisation, RunConfig):
     """Validate the starting model."""
     val_only: bool = acting(False, VALIDATES)
     """Validate and end, no optimizer is built."""
-    rollout_batch_size: int = number(64, ge=1)
+    rollout_batch_size: int = number(64, ge=1, le=10_000_000)
     """Prompts per step; in `pipeline: agentic` episodes, i.e. groups x `group_size`."""
     val_batch_size: int | None = number(None, ge=1, acts_if=(VALIDATES,))
     """Validation prompts in flight at once, null: all. In `pipeline: agentic` the episodes of a validation, null: one

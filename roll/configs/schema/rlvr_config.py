@@ -24,7 +24,7 @@ class RLVRConfig(RLConfig):
     group_size_key: ClassVar[str] = "num_return_sequences_in_group"
 
     pipeline: Literal["rlvr"]
-    num_return_sequences_in_group: int = number(8, ge=1)
+    num_return_sequences_in_group: int = number(8, ge=1, le=65_536)
     """Responses per prompt; they form the group that rewards are compared in."""
     num_train_epochs: int | None = number(None, ge=0)
     """Passes over the training rows. 0 or null: `max_steps` decides."""

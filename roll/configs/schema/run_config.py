@@ -63,10 +63,10 @@ class RunConfig:
     `package.module:Name` or `path/to/file.py:Name`. With options: `{name: stdout, rows: 5}`."""
     tracker_kwargs: dict[str, Any] = args_by_name(TRACKERS)
     """Options by tracker, see below. One of your own gets them as keyword arguments."""
-    num_nodes: int = number(1, ge=1)
+    num_nodes: int = number(1, ge=1, le=65_536)
     """Machines. With more than one the run joins the Ray cluster that `ray start` made of them: the one that this
     machine belongs to, or that `RAY_ADDRESS` names."""
-    num_gpus_per_node: int = number(1, ge=1)
+    num_gpus_per_node: int = number(1, ge=1, le=65_536)
     """Device slots per machine: accelerators, or CPU workers where there are none. Every `device_mapping` must fit."""
     max_steps: int | None = number(100, ge=0)
     """Steps of the pipeline. 0 or null: `num_train_epochs` decides, in a pipeline that has it; with both, what comes

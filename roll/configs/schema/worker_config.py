@@ -126,7 +126,7 @@ class ModelArgs:
 class TrainingArgs:
     """Optimizer (AdamW), schedule and batch of a role that trains."""
 
-    learning_rate: float = number(1e-6, ge=0)
+    learning_rate: float = number(1e-6, ge=0, le=1)
     """Peak learning rate."""
     min_lr_ratio: float = number(0.0, ge=0, le=1)
     """Lowest learning rate as a share of the peak: where `linear`, `cosine` and `wsd` end."""
@@ -270,7 +270,7 @@ class GeneratingArgs:
     """Tokens per response. null: `response_length`, which it may not exceed."""
     do_sample: bool = True
     """false: greedy, whatever `temperature` says. Not in training."""
-    temperature: float = number(1.0, ge=0)
+    temperature: float = number(1.0, ge=0, le=100)
     """The trainer divides its logits by the same number. Above 0 in training."""
     top_p: float = number(1.0, gt=0, le=1)
     """Smallest set of tokens with this probability. 1: off. The trainer's log-probs don't know this
@@ -285,7 +285,7 @@ class GeneratingArgs:
     """Keep the stop string in the text that the reward sees; the tokens are trained on either way."""
     ignore_eos: bool = False
     """Sample on after the end-of-sequence token, up to the limit."""
-    num_return_sequences: int | None = number(None, ge=1)
+    num_return_sequences: int | None = number(None, ge=1, le=65_536)
     """Validation: responses per prompt (default 1). Training uses `num_return_sequences_in_group`; if given
     there, equal to that."""
     num_beams: Literal[1] = 1
@@ -296,14 +296,14 @@ class GeneratingArgs:
 class WorkerConfig:
     """Placement, model and backend of one role."""
 
-    world_size: int | None = number(None, ge=1)
+    world_size: int | None = number(None, ge=1, le=8192)
     """Number of ranks. null: slots in `device_mapping` / `num_gpus_per_worker`, or 1; if given, equal to that."""
     device_mapping: tuple[int, ...] | None = parsed(
         None, parse_device_mapping, "slots such as [0, 1], '0-7,12', 'list(range(0, 8))' or 'range(0, 8)'"
     )
     """Global device slots, numbered over all nodes; a CPU worker each where there is no accelerator. Several
     roles may name the same slots. null: slots 0, 1, ... up to the world size."""
-    num_gpus_per_worker: int = number(1, ge=1)
+    num_gpus_per_worker: int = number(1, ge=1, le=64)
     """Slots per rank."""
     system_envs: dict[str, str] = field(default_factory=dict, metadata=OF_PROCESSES)
     """Environment variables of this role's processes, over the pipeline's own `system_envs`."""

@@ -1,0 +1,45 @@
+"""All that can be known about a configuration file before anything heavy is imported, in one error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from roll.configs.checks.machine import Machine
+from roll.configs.checks.prerequisites import prerequisite_violations
+from roll.configs.errors import ConfigError, Violation
+from roll.configs.parsing.loader import Reading, read_config
+from roll.configs.schema.run_config import RunConfig
+from roll.configs.stand_in import collect
+
+Check = Callable[[RunConfig], Iterable[Violation]]
+
+
+def load_checked(
+    file: Path, overrides: Sequence[str] = (), *, further: Sequence[Check] = (), machine: Machine | None = None
+) -> RunConfig:
+    """Return the configuration in `file`; raise one `ConfigError` with everything that is wrong with it.
+
+    That is its keys, the rules between them, what it refers to (files, models, functions), what `machine` (None: this
+    one) can't do, and what `further` checks yield. A later stage is silent about keys that an earlier one has refused.
+    """
+    return checked(read_config(file, overrides), str(file), further=further, machine=machine)
+
+
+def checked(
+    reading: Reading, source: str = "", *, further: Sequence[Check] = (), machine: Machine | None = None
+) -> RunConfig:
+    """Return the configuration of what has been read; raise as `load_checked` does."""
+    violations = list(reading.violations)
+    if reading.config is not None:
+        sound = reading.sound and not violations
+        stages = [
+            lambda: prerequisite_violations(reading.config, machine, sound=sound),  # type: ignore[arg-type]
+            lambda: collect(further, reading.config, sound=sound),
+        ]
+        for stage in stages:
+            told = {violation.path for violation in violations}
+            violations += [violation for violation in stage() if violation.path not in told]
+    if violations or reading.config is None:
+        raise ConfigError(reading.places.added_to(violations), source)
+    return reading.config

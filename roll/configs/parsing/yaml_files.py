@@ -1,0 +1,123 @@
+"""YAML files before Hydra reads them: what would take it for ever, or end it with a traceback, is refused with its
+line; and on which line each key stands."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from roll.configs.errors import ConfigError, Violation, problem
+from roll.configs.parsing.plain_values import DEEPEST
+
+_LONGEST_FILE = 4 * 2**20
+_MOST_VALUES = 100_000
+"""Values of a file once its aliases are filled in. Nine lists of nine aliases each are a billion."""
+
+
+def read_yaml(file: Path) -> Mapping[Any, Any]:
+    """Return what a file says. Raises `ConfigError` for what isn't YAML, isn't text, isn't a mapping, is too much."""
+    import yaml
+
+    try:
+        if file.stat().st_size > _LONGEST_FILE:
+            raise _refused(file, f"it is larger than {_LONGEST_FILE >> 20} MiB, and no configuration is")
+        text = file.read_text(encoding="utf-8")
+        # What isn't YAML the slower parser says better.
+        with contextlib.suppress(yaml.YAMLError):
+            _check_events(file, yaml.parse(text, Loader=_loader()))
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError([syntax_violation(error, file)]) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError([Violation(str(file), f"UTF-8 text; {error}")]) from None
+    except OSError as error:
+        raise _refused(file, f"it can't be read: {error.strerror}") from None
+    except (ValueError, RecursionError, TypeError, AttributeError, OverflowError) as error:
+        # Of the constructors: a date of month 13, a number of 5,000 digits.
+        said = str(error).split(";")[0] or type(error).__name__
+        raise _refused(file, f"a value in it can't be read: {said}") from None
+    if not isinstance(tree, Mapping):
+        raise ConfigError([Violation(str(file), "keys and values", "e.g. pipeline: rlvr", tree)])
+    return tree
+
+
+def lines_of(file: Path) -> dict[str, int]:
+    """Return the line, from 1, of every key of a file that `read_yaml` takes, by dotted path."""
+    import yaml
+
+    lines: dict[str, int] = {}
+
+    def walk(node: Any, path: str) -> None:
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                below = f"{path}.{key.value}" if path else str(key.value)
+                lines.setdefault(below, key.start_mark.line + 1)
+                walk(value, below)
+        elif isinstance(node, yaml.SequenceNode):
+            for i, entry in enumerate(node.value):
+                lines.setdefault(f"{path}[{i}]", entry.start_mark.line + 1)
+                walk(entry, f"{path}[{i}]")
+
+    walk(yaml.compose(file.read_text(encoding="utf-8"), Loader=_loader()), "")
+    return lines
+
+
+def syntax_violation(error: Exception, file: Path) -> Violation:
+    """Return what a parser of YAML says, with the place."""
+    mark = getattr(error, "problem_mark", None)
+    said = getattr(error, "problem", None) or str(error)
+    name = file if mark is None or not _is_file(mark.name) else mark.name
+    where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark is not None else str(file)
+    fix = "a tab may not indent; use spaces" if "\\t" in said else "check indentation, colons, quotes, brackets"
+    return Violation(where, f"valid YAML; {said}", fix)
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _loader() -> Any:
+    import yaml
+
+    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def _refused(file: Path, sentence: str, line: int | None = None) -> ConfigError:
+    where = str(file) if line is None else f"{file}:{line}"
+    return ConfigError([problem(where, sentence, "a configuration is small and flat: write it out, without anchors")])
+
+
+def _check_events(file: Path, events: Iterator[Any]) -> None:
+    """Count values and levels as the parser goes, without building anything."""
+    import yaml
+
+    sizes: dict[str, int] = {}
+    open_nodes: list[list[Any]] = [["", 0]]
+    """Anchor and values so far of everything that has begun and not ended."""
+    for event in events:
+        size, anchor = 0, getattr(event, "anchor", None) or ""
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent):
+            if any(anchor == name for name, _ in open_nodes):
+                raise _refused(file, f"the alias *{anchor} stands inside what it refers to", line)
+            size = sizes.get(anchor, 1)
+        elif isinstance(event, yaml.ScalarEvent):
+            size = 1
+            if anchor:
+                sizes[anchor] = 1
+        elif isinstance(event, yaml.CollectionStartEvent):
+            open_nodes.append([anchor, 1])
+        elif isinstance(event, yaml.CollectionEndEvent):
+            name, size = open_nodes.pop()
+            if name:
+                sizes[name] = size
+        open_nodes[-1][1] += size
+        if len(open_nodes) > DEEPEST:
+            raise _refused(file, f"it has more than {DEEPEST} levels of sections and lists", line)
+        if open_nodes[-1][1] > _MOST_VALUES:
+            raise _refused(file, f"it has more than {_MOST_VALUES} values once its aliases are filled in", line)
