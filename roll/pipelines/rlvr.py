@@ -86,6 +86,9 @@ class PromptWorkload(Workload):
         metrics.update(prompts.metrics)
         return metrics
 
+    def take_metrics(self) -> Metrics:
+        return self._rewards.take_metrics()
+
     def validation_metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         assert self._config.validation is not None
         return validation_metrics(groups, self._config.validation)
