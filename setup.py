@@ -22,6 +22,7 @@ INSTALL_REQUIRES = [
     "safetensors>=0.8,<0.9",
     "psutil>=7,<8",
     "rich>=14,<16",
+    "aiohttp>=3.12,<4",
     "tensorboard>=2.20,<3",
     "math-verify>=0.9,<0.10",
     "langdetect>=1.0.9,<2",

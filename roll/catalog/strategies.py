@@ -39,7 +39,7 @@ def _scores(path: str, config: str, package: str | None = None, *, reward_model:
 
 
 def _samples(path: str, config: str, package: str | None = None, **more: Any) -> Strategy:
-    return Strategy(path=path, config=f"{_SCHEMA}.{config}", roles=("actor_infer",), package=package, **more)
+    return Strategy(path=path, config=f"{_SCHEMA}.{config}", roles=("actor_infer", "judge"), package=package, **more)
 
 
 _FSDP2 = ("roll.strategies.fsdp2:Fsdp2Strategy", "strategy_config:Fsdp2Config")
@@ -74,4 +74,5 @@ def is_lockstep(name: str) -> bool:
 
 def strategies_for(role: str) -> tuple[str, ...]:
     """Return the names of those that can do a role's work."""
-    return tuple(name for name, entry in STRATEGIES.items() if role in entry.roles)
+    kind = "reward_model" if role.startswith("reward_models.") else role
+    return tuple(name for name, entry in STRATEGIES.items() if kind in entry.roles)

@@ -14,11 +14,12 @@ from roll.distributed.executors import make_executor
 from roll.distributed.placement import RolePlacement
 from roll.pipelines.offload import DeviceOffloader
 from roll.workers.infer import InferWorker
+from roll.workers.judge_engine import JudgeWorker
 from roll.workers.train import ForwardWorker, TrainWorker, train_spec
 
 _ENGINE_CALLS = 8
 """Calls that an engine which computes on its own takes at once: requests and aborts arrive while a poll waits."""
-_KINDS: dict[str, Literal["value", "reward"]] = {"critic": "value", "reward_model": "reward"}
+_KINDS: dict[str, Literal["value", "reward"]] = {"critic": "value", "reward_model": "reward", "reward_models": "reward"}
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,14 @@ class Clusters:
         return self.by_role.get("critic")
 
     @property
-    def reward_model(self) -> Cluster | None:
-        """The classifier that scores."""
-        return self.by_role.get("reward_model")
+    def reward_models(self) -> dict[str, Cluster]:
+        """The classifiers that score, by role."""
+        return {role: cluster for role, cluster in self.by_role.items() if role.startswith("reward_model")}
+
+    @property
+    def judge(self) -> Cluster | None:
+        """The language model that grades, where it is an engine of the run."""
+        return self.by_role.get("judge")
 
 
 def placements(config: RunConfig) -> list[RolePlacement]:
@@ -63,7 +69,7 @@ def placements(config: RunConfig) -> list[RolePlacement]:
         env = {**config.system_envs, **worker.system_envs}
         name = worker.strategy_args.strategy_name
         # One of the user's own may not be made for calls from several threads at once.
-        engine = role == "actor_infer" and name in STRATEGIES and not is_lockstep(name)
+        engine = role in ("actor_infer", "judge") and name in STRATEGIES and not is_lockstep(name)
         calls = _ENGINE_CALLS if engine else 1
         result.append(RolePlacement(role=role, ranks=plan.roles[role], env=env, max_concurrency=calls))
     return result
@@ -88,11 +94,13 @@ def start_clusters(config: RunConfig, *, total_steps: int) -> Iterator[Clusters]
     with executor:
         offloader = DeviceOffloader(config.placement.colocated())
         started: dict[str, Cluster] = {}
-        for role in ("actor_train", "actor_infer", "reference", "critic", "reward_model"):
-            if role not in by_role:
-                continue
+        order = ("actor_train", "actor_infer", "reference", "critic", "reward_model", "reward_models", "judge")
+        known = [role for role in by_role if role.split(".")[0] in order]
+        for role in sorted(known, key=lambda role: order.index(role.split(".")[0])):
             if role == "actor_infer":
                 started[role] = executor.create_cluster(by_role[role], InferWorker, (config,))
+            elif role == "judge":
+                started[role] = executor.create_cluster(by_role[role], JudgeWorker, (config,))
             else:
                 started[role] = _start(executor, by_role[role], config, total_steps)
             offloader.add(role, started[role])
@@ -107,7 +115,7 @@ def _start(executor: Executor, placement: RolePlacement, config: RunConfig, tota
     spec = train_spec(
         config,
         role,
-        kind=_KINDS.get(role, "policy"),
+        kind=_KINDS.get(role.split(".")[0], "policy"),
         trains=learns and not config.only_validates,
         total_optimizer_steps=max(1, steps) * config.batch.of(role).optimizer_steps if learns else 1,
     )

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 ENGINE = "actor_infer"
 TRAINER = "actor_train"
-_ALWAYS_LOADED = frozenset({"reward_model"})  # Roles that work while responses are generated; they are never offloaded
+_ALWAYS_LOADED = ("reward_model", "judge")  # Roles that work while responses are generated; they are never offloaded
 
 
 class DeviceOffloader:
@@ -37,7 +37,7 @@ class DeviceOffloader:
     def __init__(self, colocated: Iterable[tuple[str, str]]) -> None:
         self._neighbours: dict[str, set[str]] = {}
         for one, other in colocated:
-            if not {one, other} & _ALWAYS_LOADED:
+            if not (one.startswith(_ALWAYS_LOADED) or other.startswith(_ALWAYS_LOADED)):
                 self._neighbours.setdefault(one, set()).add(other)
                 self._neighbours.setdefault(other, set()).add(one)
         self._clusters: dict[str, Cluster] = {}

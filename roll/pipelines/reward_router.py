@@ -1,21 +1,30 @@
-"""Who scores a response: the processes of its domain's reward function, the reward model, or both by stated weights.
+"""Who scores a response: its domain's reward function, a reward model, the judge, or several by stated weights.
 
 Everything is behind one `submit`: a request in, a future of its result out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
-from roll.configs.schema.reward_config import REWARD_MODEL, RewardConfig
+from roll.configs.schema.reward_config import RewardConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.rewards.base import Reward, RewardRequest, RewardResult, RewardSpec
 from roll.rewards.reward_pool import RewardPool
-from roll.workers.reward import PART, TRUNCATED_PART, RewardModelClient
+from roll.types.metrics import Metrics
+from roll.workers.judge import Judge
 
 RULE_PART = "rule"  # A combined score's part: what the reward function gave, unweighted
+
+
+class Scorer(Protocol):
+    """A model that scores: a `RewardModelClient`, or the `Judge`."""
+
+    def submit(self, request: RewardRequest) -> Future[RewardResult]:
+        """Queue one response."""
 
 
 def reward_spec(config: RLVRConfig, domain: str) -> RewardSpec:
@@ -52,8 +61,8 @@ class RewardRouter:
     """
 
     def __init__(self, config: RLVRConfig) -> None:
-        self.model: RewardModelClient | None = None
-        """Scores what the reward model scores; set when its cluster stands."""
+        self.models: dict[str, Scorer] = {}
+        """Score what the configuration leaves to models, by role; set when their clusters stand."""
         self._rewards = config.rewards
         self._pools = {
             domain: RewardPool(
@@ -63,7 +72,7 @@ class RewardRouter:
                 retries=config.reward_retries,
             )
             for domain, reward in config.rewards.items()
-            if reward.name != REWARD_MODEL
+            if reward.is_function
         }
 
     def wait_ready(self) -> None:
@@ -72,15 +81,20 @@ class RewardRouter:
             pool.wait_ready()
 
     def submit(self, request: RewardRequest) -> Future[RewardResult]:
-        """Queue one response; a combined score is there when both its parts are."""
+        """Queue one response; a combined score is there when all its terms are."""
         reward = self._rewards[request.domain]
-        if not reward.uses_reward_model:
-            return self._pools[request.domain].submit(request)
-        assert self.model is not None, "a model that a domain uses is started"
-        model = self.model.submit(request)
-        if reward.name == REWARD_MODEL:
-            return model
-        return _when_both(self._pools[request.domain].submit(request), model, reward)
+        # Models first: they gather what one turn of the event loop submits.
+        added = {role: self.models[role].submit(request) for role in reward.added}
+        if reward.is_function:
+            own = self._pools[request.domain].submit(request)
+        else:
+            own = self.models[reward.name].submit(request)
+        return _when_all(own, added, reward) if added else own
+
+    def take_metrics(self) -> Metrics:
+        """Return what the judge counted since the last call."""
+        judge = self.models.get("judge")
+        return judge.take_metrics() if isinstance(judge, Judge) else Metrics()
 
     def __enter__(self) -> RewardRouter:
         return self
@@ -90,38 +104,58 @@ class RewardRouter:
             pool.shutdown()
 
 
-def _when_both(rule: Future[RewardResult], model: Future[RewardResult], reward: RewardConfig) -> Future[RewardResult]:
-    both: Future[RewardResult] = Future()
+def _when_all(
+    own: Future[RewardResult], added: Mapping[str, Future[RewardResult]], reward: RewardConfig
+) -> Future[RewardResult]:
+    total: Future[RewardResult] = Future()
+    waited = [own, *added.values()]
 
     def settle(_: object) -> None:
-        if not both.set_running_or_notify_cancel():
+        if not all(future.done() for future in waited) or not total.set_running_or_notify_cancel():
             return
         try:
-            both.set_result(combined(rule.result(), model.result(), reward))
+            results = {role: future.result() for role, future in added.items()}
+            total.set_result(combined(own.result(), results, reward))
         except BaseException as error:  # noqa: BLE001 - handed to whoever waits for the score
-            both.set_exception(error)
+            total.set_exception(error)
 
-    rule.add_done_callback(lambda _: model.add_done_callback(settle))
-    return both
+    def chain(rest: list[Future[RewardResult]]) -> None:
+        # One after the other, so that exactly one callback finds all of them done.
+        if len(rest) == 1:
+            rest[0].add_done_callback(settle)
+        else:
+            rest[0].add_done_callback(lambda _: chain(rest[1:]))
+
+    chain(waited)
+    return total
 
 
-def combined(rule: RewardResult, model: RewardResult, reward: RewardConfig) -> RewardResult:
-    """Return rule_weight * rule + reward_model_weight * model, with both and their own parts as parts.
+def combined(own: RewardResult, added: Mapping[str, RewardResult], reward: RewardConfig) -> RewardResult:
+    """Return the sum of rule_weight * what `name` gave and every added model's score by its weight, with all of them
+    and their own parts as parts.
 
-    A failure of either is a failure of the score: half of a sum says nothing about the response.
+    A failure of one is a failure of the score: a piece of a sum says nothing about the response.
     """
-    both: dict[str, Any] = {"attempts": max(rule.attempts, model.attempts), "seconds": max(rule.seconds, model.seconds)}
-    for who, result in (("reward function", rule), ("reward model", model)):
+    first = "reward function" if reward.is_function else reward.name.replace("_", " ")
+    everyone = {first: own, **{role.replace("_", " "): result for role, result in added.items()}}
+    both: dict[str, Any] = {
+        "attempts": max(result.attempts for result in everyone.values()),
+        "seconds": max(result.seconds for result in everyone.values()),
+    }
+    for who, result in everyone.items():
         if result.reward is None:
             return replace(result, error=f"{who}: {result.error}", **both)
-    assert rule.reward is not None
-    assert model.reward is not None
+    assert own.reward is not None
     assert reward.rule_weight is not None
-    assert reward.reward_model_weight is not None
-    taken = sorted({RULE_PART, PART, TRUNCATED_PART} & rule.reward.parts.keys())
+    parts = dict(own.reward.parts)
+    value = reward.rule_weight * own.reward.value
+    theirs = {RULE_PART: own.reward.value} if reward.is_function else {}
+    for role, result in added.items():
+        assert result.reward is not None
+        value += reward.added[role] * result.reward.value
+        theirs.update(result.reward.parts)
+    taken = sorted(theirs.keys() & parts.keys())
     if taken:
         error = f"the reward function has parts called {taken}, names that a combined score needs; rename them"
-        return RewardResult(id=rule.id, status="error", reward=None, error=error, **both)
-    value = reward.rule_weight * rule.reward.value + reward.reward_model_weight * model.reward.value
-    parts = {**rule.reward.parts, RULE_PART: rule.reward.value, **model.reward.parts}
-    return RewardResult(id=rule.id, status="ok", reward=Reward(value, parts), **both)
+        return RewardResult(id=own.id, status="error", reward=None, error=error, **both)
+    return RewardResult(id=own.id, status="ok", reward=Reward(value, {**parts, **theirs}), **both)

@@ -98,7 +98,7 @@ class PromptWorkload(Workload):
         return metrics
 
     def take_metrics(self) -> Metrics:
-        metrics = Metrics()
+        metrics = self._rewards.take_metrics()
         if self._tasks is not None:
             metrics.update(self._tasks.apply_observed())
         return metrics

@@ -17,6 +17,7 @@ from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.sft_config import SFTConfig
 from roll.data.sampler import TaskSource
+from roll.distributed.cluster import Cluster
 from roll.pipelines.agentic import EnvWorkload
 from roll.pipelines.clusters import start_clusters
 from roll.pipelines.loop import prepare
@@ -27,6 +28,9 @@ from roll.pipelines.sft import run_sft
 from roll.strategies.hf.hf_model import load_tokenizer
 from roll.utils.locking import run_lock
 from roll.utils.readers import DataError
+from roll.workers.judge import Judge
+from roll.workers.judge_endpoint import EndpointJudge
+from roll.workers.judge_engine import EngineJudge
 from roll.workers.reward import RewardModelClient, RewardTexts
 from roll.workers.train import resolved_model_args
 
@@ -56,18 +60,30 @@ def run_rlvr(config: RLVRConfig) -> None:
         validation = None
         if config.validation is not None and (config.eval_steps or config.val_before_train or config.val_only):
             validation = validation_data(config, tokenizer, None if training is None else training[1])
-        texts = RewardTexts.of(config) if "reward_model" in config.roles else None
+        texts = {role: RewardTexts.of(config, role) for role in config.roles if role.startswith("reward_model")}
+        asks_endpoint = config.judge is not None and config.judge.endpoint is not None and config.domains_of("judge")
         rewards.wait_ready()
         total_steps = planned_steps(config, training[0]) if training is not None else 0
         _log_plan(config, total_steps)
-        with start_clusters(config, total_steps=total_steps) as clusters, contextlib.ExitStack() as stack:
-            if clusters.reward_model is not None and texts is not None:
-                client = RewardModelClient(clusters.reward_model, texts, retries=config.reward_retries)
-                rewards.model = stack.enter_context(client)
+        with contextlib.ExitStack() as stack:
+            if asks_endpoint:
+                rewards.models["judge"] = stack.enter_context(_judge(config, None))
+            clusters = stack.enter_context(start_clusters(config, total_steps=total_steps))
+            for role, cluster in clusters.reward_models.items():
+                client = RewardModelClient(cluster, texts[role], retries=config.reward_retries)
+                rewards.models[role] = stack.enter_context(client)
+            if clusters.judge is not None:
+                rewards.models["judge"] = stack.enter_context(_judge(config, clusters.judge))
             workload = PromptWorkload(config, tokenizer, training=training, validation=validation, rewards=rewards)
             pipeline = RLPipeline(config, clusters, tokenizer, workload=workload, total_steps=total_steps)
             with contextlib.closing(pipeline):
                 pipeline.run()
+
+
+def _judge(config: RLVRConfig, cluster: Cluster | None) -> Judge:
+    assert config.judge is not None
+    backend = EndpointJudge(config.judge) if cluster is None else EngineJudge(cluster, config)
+    return Judge(config.judge, backend, config.rewards)
 
 
 def _log_plan(config: RLConfig, total_steps: int) -> None:

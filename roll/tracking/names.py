@@ -227,11 +227,22 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("throughput/sync_gb_per_second", "GB/s", "Weights to each engine, per time of the sync", _VALUE),
         _M("memory/host_gib", "GiB", "Resident memory of the controller", _VALUE),
     ),
+    "Judge": (
+        _M("judge/responses", "responses", "Responses that were to be graded", _WITHIN_STEP),
+        _M("judge/requests", "requests", "Requests made for them", _WITHIN_STEP),
+        _M("judge/cache_hits", "responses", "Responses whose answer was there, or under way", _WITHIN_STEP),
+        _M("judge/retries", "requests", "Further tries of requests", _WITHIN_STEP),
+        _M("judge/unparsed", "responses", "Answers that state no score", _WITHIN_STEP),
+        _M("judge/failures", "responses", "Responses without a score", _WITHIN_STEP),
+        _M("judge/prompt_tokens", "tokens", "Tokens of requests, as the judge reports them", _WITHIN_STEP),
+        _M("judge/completion_tokens", "tokens", "Tokens of its answers", _WITHIN_STEP),
+        _M("judge/cost", "own", "Price of both, by `judge.input_cost` and `judge.output_cost`", _WITHIN_STEP),
+    ),
     "Your own": (_M("custom/*", "own", "Of your own loss or filter", "as you merge them"),),
 }
 
-TIMING_PREFIXES = ("time/", "throughput/", "memory/")
-"""Names that differ between two runs that computed the same."""
+TIMING_PREFIXES = ("time/", "throughput/", "memory/", "judge/")
+"""Names that differ between two runs that computed the same; a resumed run's judge starts with an empty cache."""
 
 
 def is_timing(name: str) -> bool:

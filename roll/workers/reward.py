@@ -33,8 +33,6 @@ from roll.workers.train import ForwardWorker, resolved_model_args
 
 logger = logging.getLogger(__name__)
 
-PART = "reward_model"
-TRUNCATED_PART = "reward_model_truncated"
 _CLOSE_SECONDS = 10.0
 _RPC_TIMEOUT_FRACTION = 0.9
 """Share of `rpc_timeout` for a call: the scheduler, which waits as long for its episodes, must not give up first,
@@ -57,19 +55,23 @@ class EncodedText:
 class RewardTexts:
     """Prompt and response in the words of the reward model: its template, its tokenizer, its limit."""
 
-    def __init__(self, model: RewardModelConfig, tokenizer: Any, *, context_length: int) -> None:
+    def __init__(
+        self, model: RewardModelConfig, tokenizer: Any, *, context_length: int, role: str = "reward_model"
+    ) -> None:
         """Check the template against the tokenizer; raises `TemplateError`."""
         self._encoder = PromptEncoder(tokenizer, template=model.template)
         self._limit = min(model.max_length or context_length, context_length)
         self._truncation = model.truncation
+        self._role = role
 
     @classmethod
-    def of(cls, config: RLVRConfig) -> RewardTexts:
-        """Those of a run, with the tokenizer and the context length of its reward model."""
-        assert config.reward_model is not None
-        args = resolved_model_args(config, "reward_model")
+    def of(cls, config: RLVRConfig, role: str = "reward_model") -> RewardTexts:
+        """Those of a run, with the tokenizer and the context length of this reward model."""
+        model = config.sections[role]
+        assert isinstance(model, RewardModelConfig)
+        args = resolved_model_args(config, role)
         limit = load_config(args).get_text_config().max_position_embeddings
-        return cls(config.reward_model, load_tokenizer(args), context_length=limit)
+        return cls(model, load_tokenizer(args), context_length=limit, role=role)
 
     def encode(self, request: RewardRequest) -> EncodedText:
         """Token ids within the limit; raises `UnscorableText` or `TemplateError`."""
@@ -81,7 +83,7 @@ class RewardTexts:
         if self._truncation == "error":
             raise UnscorableText(
                 f"prompt and response have {len(ids)} tokens for the reward model, more than its limit of "
-                f"{self._limit}; raise reward_model.max_length, shorten responses, or set reward_model.truncation"
+                f"{self._limit}; raise {self._role}.max_length, shorten responses, or set {self._role}.truncation"
             )
         return EncodedText(CUT[self._truncation](ids, self._limit), truncated=True)
 
@@ -94,17 +96,19 @@ class _Waiting:
 
 
 class RewardModelClient:
-    """Scores responses on the cluster of the role `reward_model`. Close it, or use it in a `with` block."""
+    """Scores responses on the cluster of a role such as `reward_model`. Close it, or use it in a `with` block."""
 
     def __init__(self, cluster: Cluster, texts: RewardTexts, *, retries: int = 0) -> None:
         """`retries`: further tries of a response whose forward pass raised."""
         self._cluster = cluster
         self._texts = texts
         self._retries = retries
+        self._part = cluster.role
+        """Name of the score as a part."""
         self._lock = threading.Lock()
         self._gathered: list[_Waiting] = []
         self._queue: queue.SimpleQueue[list[_Waiting] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="reward_model", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=self._part, daemon=True)
         self._thread.start()
 
     def submit(self, request: RewardRequest) -> Future[RewardResult]:
@@ -168,14 +172,14 @@ class RewardModelClient:
         try:
             scores = self._forward([text for _, text in readable])
         except WorkerFailed as error:
-            logger.warning("a call of the reward model with %d responses failed: %s", len(readable), error)
+            logger.warning("a call of %s with %d responses failed: %s", self._part, len(readable), error)
             # One that can't be scored must not take the others with it. Alone, it has already had its first try.
             tries = self._retries + (len(readable) > 1)
             for each, text in readable:
                 self._score_alone(each, text, tries, str(error))
             return
         for (each, text), score in zip(readable, scores, strict=True):
-            _finish(each, text, score)
+            _finish(each, text, score, self._part)
 
     def _score_alone(self, waiting: _Waiting, text: EncodedText, tries: int, error: str) -> None:
         for attempt in range(tries):
@@ -184,7 +188,7 @@ class RewardModelClient:
             except WorkerFailed as failure:
                 error = str(failure)
             else:
-                _finish(waiting, text, score, attempts=attempt + 2)
+                _finish(waiting, text, score, self._part, attempts=attempt + 2)
                 return
         _answer(waiting, tries + 1, error=error)
 
@@ -206,13 +210,13 @@ class RewardModelClient:
         return scores
 
 
-def _finish(waiting: _Waiting, text: EncodedText, score: float, *, attempts: int = 1) -> None:
+def _finish(waiting: _Waiting, text: EncodedText, score: float, part: str, *, attempts: int = 1) -> None:
     if not math.isfinite(score):
         _answer(waiting, attempts, error=f"the reward model gave {score}, expected a finite number")
         return
-    parts = {PART: score}
+    parts = {part: score}
     if text.truncated is not None:
-        parts[TRUNCATED_PART] = float(text.truncated)
+        parts[f"{part}_truncated"] = float(text.truncated)
     _answer(waiting, attempts, reward=Reward(score, parts))
 
 

@@ -192,7 +192,7 @@ def test_a_closed_model_leaves_no_thread_and_a_cancelled_wait_disturbs_nobody(mo
 
 def test_the_end_of_a_worker_is_raised_with_its_name_and_not_scored():
     class Gone:
-        world_size, rpc_timeout = 1, 60.0
+        world_size, rpc_timeout, role = 1, 60.0, "reward_model"
 
         def call(self, *_args, timeout):
             raise WorkerDied(role="reward_model", rank=0, node="n", pid=1, call=f"forward ({timeout:g} s)")
@@ -214,7 +214,7 @@ BOTH = RewardConfig(name="math_rule", rule_weight=2.0, reward_model_weight=-0.5)
 
 def test_a_rule_and_a_model_add_up_by_their_weights():
     # 2 x 1 + (-0.5) x 3 = 0.5
-    result = combined(ok(1.0, correct=1.0), ok(3.0, reward_model=3.0), BOTH)
+    result = combined(ok(1.0, correct=1.0), {"reward_model": ok(3.0, reward_model=3.0)}, BOTH)
     assert result.reward == Reward(0.5, {"correct": 1.0, "rule": 1.0, "reward_model": 3.0})
 
 
@@ -222,12 +222,12 @@ def test_a_rule_and_a_model_add_up_by_their_weights():
 def test_a_failure_of_either_is_a_failure_of_the_sum(status):
     failed = RewardResult(id="r", status=status, reward=None, error="no", attempts=3)
     for rule, model, who in ((failed, ok(1.0), "reward function"), (ok(1.0), failed, "reward model")):
-        result = combined(rule, model, BOTH)
+        result = combined(rule, {"reward_model": model}, BOTH)
         assert (result.status, result.reward, result.attempts) == (status, None, 3)
         assert result.error == f"{who}: no"
 
 
 def test_parts_of_one_name_are_not_written_over_each_other():
-    result = combined(ok(1.0, rule=7.0), ok(3.0, reward_model=3.0), BOTH)
+    result = combined(ok(1.0, rule=7.0), {"reward_model": ok(3.0, reward_model=3.0)}, BOTH)
     assert result.reward is None
     assert "parts called ['rule']" in result.error

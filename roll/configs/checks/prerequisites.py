@@ -23,7 +23,9 @@ from roll.configs.errors import NO_VALUE, ConfigError, Violation, did_you_mean, 
 from roll.configs.rules.layout import shape_rules
 from roll.configs.rules.reward_model import classifier_checks
 from roll.configs.schema.agentic_config import AgenticConfig
+from roll.configs.schema.judge_config import JudgeConfig
 from roll.configs.schema.model_shape import read_shape
+from roll.configs.schema.reward_config import RewardModelConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.run_config import RunConfig
@@ -118,7 +120,7 @@ def model_checks(config: RunConfig) -> Iterator[Violation]:
     """Local model folders are there; a reward model is one."""
     for role in config.roles:
         name = config.model_path(role)
-        args = getattr(config, role).model_args
+        args = config.roles[role].model_args
         scores = isinstance(config, RLConfig) and name == config.reward_pretrain
         default = "reward_pretrain" if scores else "pretrain"
         path = f"{role}.model_args.model_name_or_path" if args.model_name_or_path else default
@@ -130,10 +132,10 @@ def model_checks(config: RunConfig) -> Iterator[Violation]:
                 yield Violation(path, expected, made or "check the path", name)
         elif folder.exists() and not (folder / "config.json").is_file():
             yield Violation(path, "a Hugging Face model folder with a config.json", "check the path", name)
-        elif isinstance(config, RLVRConfig) and role == "reward_model":
+        elif isinstance(worker := config.roles[role], RewardModelConfig):
             shape = read_shape(name, args.model_config_kwargs)
             limit = shape.positions if shape is not None else None
-            yield from classifier_checks(config, folder / "config.json", limit)
+            yield from classifier_checks(role, worker, folder / "config.json", limit)
 
 
 def shape_checks(config: RunConfig) -> Iterator[Violation]:
@@ -144,7 +146,8 @@ def shape_checks(config: RunConfig) -> Iterator[Violation]:
         if shape is None:
             continue
         length = config.max_sequence_length
-        if role != "reward_model" and shape.positions is not None and length > shape.positions:
+        plays = not isinstance(worker, (RewardModelConfig, JudgeConfig))
+        if plays and shape.positions is not None and length > shape.positions:
             default = "if null: prompt_length + response_length"
             expected = f"at most {shape.positions} tokens ({default}), all that {name} can hold"
             fix = f"sequence_length={shape.positions}"

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from roll.catalog.entries import OWN_PATH
 from roll.configs.errors import NO_VALUE, Violation, did_you_mean, nearest, no_effect
+from roll.configs.schema.reward_config import RewardModelConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.worker_config import TEMPLATES, DataArgs, ProceduralTask
 from roll.utils.importing import suggested_path
@@ -116,8 +117,9 @@ def _templates(config: RLVRConfig) -> dict[str, str | None]:
         "actor_train.data_args.template": config.actor_train.data_args.template,
         **{f"tag_to_template.{tag}": text for tag, text in config.tag_to_template.items()},
     }
-    if config.reward_model is not None:
-        given["reward_model.template"] = config.reward_model.template
+    for role, worker in config.sections.items():
+        if isinstance(worker, RewardModelConfig):
+            given[f"{role}.template"] = worker.template
     if config.validation is not None:
         given["validation.data_args.template"] = config.validation.data_args.template
     return given

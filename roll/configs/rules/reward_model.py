@@ -1,62 +1,91 @@
-"""Rules about reward models: who uses one, how its score joins a rule's, what its folder must hold."""
+"""Rules about reward models and combined scores: who uses one, how scores are added, what its folder must hold."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from roll.configs.errors import NO_VALUE, Violation
-from roll.configs.schema.reward_config import REWARD_MODEL, RewardConfig
+from roll.configs.errors import NO_VALUE, Violation, nearest
+from roll.configs.schema.judge_config import JUDGE
+from roll.configs.schema.reward_config import REWARD_MODEL, REWARD_MODELS, RewardConfig, RewardModelConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 
 _CLASSIFIER = "ForSequenceClassification"
 _MOST_LABELS_SHOWN = 8
+_MODEL_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_WEIGHT_KEYS = {REWARD_MODEL: "reward_model_weight", JUDGE: "judge_weight"}
 
 
 def reward_model_rules(config: RLVRConfig) -> Iterator[Violation]:
     """Domains and the model they refer to."""
     for domain, reward in config.rewards.items():
         yield from _weight_rules(f"rewards.{domain}", reward)
-    model = config.reward_model
-    if model is not None:
+        yield from _missing_models(config, f"rewards.{domain}", reward)
+    for role, model in config.sections.items():
+        if not isinstance(model, RewardModelConfig):
+            continue
         if model.use_sequence_packing and model.infer_batch_size == 1 and not model.use_dynamic_batching_in_infer:
             expected = "false, because infer_batch_size is 1 and there is nothing to lay end to end"
-            fix = "reward_model.infer_batch_size=8, or use_dynamic_batching_in_infer"
-            yield Violation("reward_model.use_sequence_packing", expected, fix, True)
-    elif config.reward_model_domains:
-        path = f"rewards.{config.reward_model_domains[0]}"
-        asked = "name" if config.rewards[config.reward_model_domains[0]].name == REWARD_MODEL else "reward_model_weight"
+            fix = f"{role}.infer_batch_size=8, or use_dynamic_batching_in_infer"
+            yield Violation(f"{role}.use_sequence_packing", expected, fix, True)
+    for name in config.reward_models:
+        if not _MODEL_NAME.fullmatch(name):
+            expected = "a name of letters, digits, _ and -, which becomes a part of metrics and processes"
+            yield Violation(f"reward_models.{name}", expected, "rename it", NO_VALUE)
+    asking = config.reward_model_domains
+    if config.reward_model is None and asking:
+        path = f"rewards.{asking[0]}"
+        asked = "name" if config.rewards[asking[0]].name == REWARD_MODEL else "reward_model_weight"
         fix = "reward_model: {model_args: {model_name_or_path: <folder or hub id>}}"
         yield Violation("reward_model", f"a reward model, because {path}.{asked} asks for one", fix, NO_VALUE)
 
 
+def _missing_models(config: RLVRConfig, path: str, reward: RewardConfig) -> Iterator[Violation]:
+    """Names that no entry of `reward_models` has, and a model that is added to itself."""
+    asked = {f"{path}.reward_models_weights.{name}": name for name in reward.reward_models_weights}
+    if reward.scorer == REWARD_MODELS:
+        asked[f"{path}.name"] = reward.name.removeprefix(f"{REWARD_MODELS}.")
+    for key, name in asked.items():
+        if name not in config.reward_models:
+            known = ", ".join(config.reward_models) or "none"
+            fix = nearest(name, tuple(config.reward_models)) or f"reward_models: {{{name}: {{model_args: ...}}}}"
+            yield Violation(key, f"a model of the section reward_models, which has {known}", fix, name)
+    if reward.name in reward.added and reward.scorer == REWARD_MODELS:
+        expected = f"another model than {reward.name}, whose score it already is"
+        yield Violation(f"{path}.reward_models_weights", expected, "remove it, and set weight or rule_weight", NO_VALUE)
+
+
 def _weight_rules(path: str, reward: RewardConfig) -> Iterator[Violation]:
-    weights = {"rule_weight": reward.rule_weight, "reward_model_weight": reward.reward_model_weight}
-    given = {key: value for key, value in weights.items() if value is not None}
-    if not given or reward.name == REWARD_MODEL:
-        return
-    for key, value in weights.items():
-        if value is None:
-            other = next(iter(given))
-            expected = f"a number, because {other} is set: a combined score states both weights"
-            yield Violation(f"{path}.{key}", expected, f"{path}.{key}=1.0, or remove {other}", None)
-        elif value == 0:
-            alone = f"{path}.name={REWARD_MODEL}" if key == "rule_weight" else "remove both weights"
-            yield Violation(f"{path}.{key}", "a number other than 0, which would score in vain", alone, value)
+    own = {"rule_weight": reward.rule_weight} if reward.rule_weight is not None else {}
+    added = {_WEIGHT_KEYS.get(role) or role.replace(".", "_weights.", 1): w for role, w in reward.added.items()}
+    if reward.name in (REWARD_MODEL, JUDGE):
+        added.pop(_WEIGHT_KEYS[reward.name], None)  # `acts_if` says why
+    if added and not own:
+        other = next(iter(added))
+        expected = f"a number, because {other} is set: a combined score states all weights"
+        yield Violation(f"{path}.rule_weight", expected, f"{path}.rule_weight=1.0, or remove {other}", None)
+    if own and not added:
+        key = f"{path}.{'judge_weight' if reward.name == REWARD_MODEL else 'reward_model_weight'}"
+        expected = "a number, because rule_weight is set: a combined score states all weights"
+        yield Violation(key, expected, f"{key}=1.0 (or another model's), or remove rule_weight", None)
+    for key, value in {**own, **added}.items():
+        if value == 0:
+            alone = f"{path}.name={next(iter(reward.added), REWARD_MODEL)}"
+            fix = alone if key == "rule_weight" else "remove both weights" if len(added) == 1 else "remove it"
+            yield Violation(f"{path}.{key}", "a number other than 0, which would score in vain", fix, value)
 
 
-def classifier_checks(config: RLVRConfig, file: Path, limit: Any) -> Iterator[Violation]:
+def classifier_checks(role: str, model: RewardModelConfig, file: Path, limit: Any) -> Iterator[Violation]:
     """What a local model's config.json says already: that it is a classifier, its labels, its length.
 
     `limit`: positions that the model was built for; not a number where it doesn't say.
     """
-    model = config.reward_model
-    assert model is not None, "only called for a reward model that will be started"
     if isinstance(limit, int) and model.max_length is not None and model.max_length > limit:
         expected = f"at most {limit}, all that the model can hold"
-        yield Violation("reward_model.max_length", expected, "", model.max_length)
+        yield Violation(f"{role}.max_length", expected, "", model.max_length)
     try:
         tree = json.loads(file.read_text(encoding="utf-8"))
     except ValueError:
@@ -64,22 +93,22 @@ def classifier_checks(config: RLVRConfig, file: Path, limit: Any) -> Iterator[Vi
     architectures = tree.get("architectures") if isinstance(tree, dict) else None
     if architectures and not any(_CLASSIFIER in name for name in architectures):
         own = model.model_args.model_name_or_path
-        path = "reward_model.model_args.model_name_or_path" if own else "reward_pretrain"
+        path = f"{role}.model_args.model_name_or_path" if own else "reward_pretrain"
         expected = f"a sequence classifier (...{_CLASSIFIER}); {file.parent} holds {', '.join(architectures)}"
         yield Violation(path, expected, "a model trained to score responses", str(file.parent))
     elif architectures:
-        yield from label_violations(model.label, _labels(tree, model.model_args.model_config_kwargs))
+        yield from label_violations(model.label, _labels(tree, model.model_args.model_config_kwargs), role)
 
 
-def label_violations(label: int | None, labels: list[str]) -> Iterator[Violation]:
+def label_violations(label: int | None, labels: list[str], role: str = REWARD_MODEL) -> Iterator[Violation]:
     """A label that isn't there, or none where the model has several."""
     names = ", ".join(f"{i} ({name})" for i, name in enumerate(labels[:_MOST_LABELS_SHOWN]))
     names += ", ..." if len(labels) > _MOST_LABELS_SHOWN else ""
     if label is None and len(labels) != 1:
         expected = f"one of the model's {len(labels)} outputs: {names}"
-        yield Violation("reward_model.label", expected, "reward_model.label=0", None)
+        yield Violation(f"{role}.label", expected, f"{role}.label=0", None)
     elif label is not None and label >= len(labels):
-        yield Violation("reward_model.label", f"an output of the model: {names}", "", label)
+        yield Violation(f"{role}.label", f"an output of the model: {names}", "", label)
 
 
 def _labels(tree: dict[str, Any], overrides: dict[str, Any]) -> list[str]:

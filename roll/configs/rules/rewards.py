@@ -9,7 +9,14 @@ from typing import Any
 from roll.catalog.entries import OWN_PATH
 from roll.catalog.rewards import REWARDS
 from roll.configs.errors import NO_VALUE, Violation, nearest, no_effect, problem
-from roll.configs.schema.reward_config import REWARD_MODEL, WEIGHTED, QueryFilterConfig, RewardConfig
+from roll.configs.schema.judge_config import JUDGE
+from roll.configs.schema.reward_config import (
+    REWARD_MODEL,
+    REWARD_MODELS,
+    WEIGHTED,
+    QueryFilterConfig,
+    RewardConfig,
+)
 from roll.configs.schema.rlvr_config import UNCONFINED, RLVRConfig
 from roll.utils.importing import suggested_path
 from roll.utils.patterns import compile_pattern
@@ -72,12 +79,12 @@ def score_rules(config: RLVRConfig) -> Iterator[Violation]:
 
 
 def _reward_name(config: RLVRConfig, path: str, name: str) -> Iterator[Violation]:
-    known = (*REWARDS, "custom", REWARD_MODEL)
+    known = (*REWARDS, "custom", REWARD_MODEL, JUDGE, *(f"{REWARD_MODELS}.{name}" for name in config.reward_models))
     if name == "custom" and config.custom_reward_function is None:
         expected = "a path and a name, because a domain has name: custom"
         fix = "custom_reward_function: {path: my.py, name: score}"
         yield Violation("custom_reward_function", expected, fix, NO_VALUE)
-    if name in known or OWN_PATH.match(name):
+    if name in known or name.startswith(f"{REWARD_MODELS}.") or OWN_PATH.match(name):
         return
     expected = f"one of {', '.join(known)}; or package.module:function or path/to/file.py:function"
     yield Violation(f"{path}.name", expected, nearest(name, known) or suggested_path(name), name)

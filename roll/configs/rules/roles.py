@@ -9,6 +9,7 @@ from roll.catalog.strategies import strategies_for
 from roll.configs.errors import Violation, problem
 from roll.configs.rules.layout import layout_rules
 from roll.configs.schema.engine_config import EngineConfig
+from roll.configs.schema.judge_config import JudgeConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.strategy_config import Fsdp2Config
 from roll.configs.schema.worker_config import ALL_LINEAR, TrainConfig, WorkerConfig
@@ -17,6 +18,8 @@ from roll.configs.schema.worker_config import ALL_LINEAR, TrainConfig, WorkerCon
 def role_rules(config: RunConfig) -> Iterator[Violation]:
     """Each configured role by itself."""
     for role, worker in config.sections.items():
+        if isinstance(worker, JudgeConfig) and worker.endpoint is not None:
+            continue  # nothing of it is started
         name = worker.strategy_args.strategy_name
         kind = "actor_train" if isinstance(worker, TrainConfig) else "reference"
         allowed = strategies_for(role) or strategies_for(kind)  # a role of the user's own does the work of its kind
@@ -33,7 +36,11 @@ def role_rules(config: RunConfig) -> Iterator[Violation]:
 def _model_rules(config: RunConfig, role: str, worker: WorkerConfig) -> Iterator[Violation]:
     args, path = worker.model_args, f"{role}.model_args"
     if args.model_name_or_path is None and not config.default_model(role):
-        key = "reward_pretrain" if role == "reward_model" else "pretrain"
+        key = "reward_pretrain" if role.startswith("reward_model") else "pretrain"
+        if isinstance(worker, JudgeConfig):
+            key = f"{path}.model_name_or_path"
+            yield Violation(key, "the judge's model, because judge.endpoint is null", f"{key}=<folder or hub id>", None)
+            return
         expected = f"a model: neither this nor {key} names one"
         yield Violation(f"{path}.model_name_or_path", expected, f"{key}=<folder or hub id>", None)
     options = worker.strategy_args.strategy_config

@@ -14,6 +14,7 @@ from roll.configs.rules import (
     data,
     deepspeed,
     engines,
+    judge,
     policy,
     reward_model,
     rewards,
@@ -22,10 +23,10 @@ from roll.configs.rules import (
     sft,
 )
 from roll.configs.schema.engine_config import EngineConfig, VllmConfig
+from roll.configs.schema.reward_config import RewardModelConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.run_config import RunConfig
-from roll.configs.schema.worker_config import ForwardConfig
 from roll.configs.stand_in import collect
 from roll.utils.importing import load_object
 
@@ -68,6 +69,7 @@ RLVR_RULES: tuple[Rule, ...] = (
     rewards.reward_rules,
     rewards.sandbox_rules,
     reward_model.reward_model_rules,
+    judge.judge_rules,
     data.data_rules,
     data.validation_rules,
     *_RUN,
@@ -124,8 +126,9 @@ def _rollout_warnings(config: RLConfig) -> Iterator[str]:
 
 
 def _rlvr_warnings(config: RLVRConfig) -> Iterator[str]:
-    if config.reward_model is not None and not config.reward_model_domains:
-        yield "reward_model is configured, but no domain of rewards uses it: it won't be started"
+    for role in config.sections:
+        if role.startswith(("reward_model", "judge")) and not config.domains_of(role):
+            yield f"{role} is configured, but no domain of rewards uses it: it won't be started"
     if config.rollout_batch_size < len(config.rewards):
         yield "rollout_batch_size is smaller than the number of domains: a step won't hold all of them"
 
@@ -135,14 +138,12 @@ def _engine_warnings(config: RLConfig) -> Iterator[str]:
     if not isinstance(options, EngineConfig):
         return
     name = config.actor_infer.strategy_args.strategy_name
-    reward_model = config.roles.get("reward_model")
-    if isinstance(reward_model, ForwardConfig) and (
-        reward_model.infer_batch_size > 1 or reward_model.use_dynamic_batching_in_infer
-    ):
-        yield (
-            f"responses of {name} are scored as they come, so which ones share a pass of the reward model depends on "
-            "timing, and with it the last bits of their scores; reward_model.infer_batch_size=1 avoids that"
-        )
+    for role, model in config.roles.items():
+        if isinstance(model, RewardModelConfig) and (model.infer_batch_size > 1 or model.use_dynamic_batching_in_infer):
+            yield (
+                f"responses of {name} are scored as they come, so which ones share a pass of the reward model depends "
+                f"on timing, and with it the last bits of their scores; {role}.infer_batch_size=1 avoids that"
+            )
     quantised = options.quantization if isinstance(options, VllmConfig) else options.engine_args.get("quantization")
     if quantised and config.train_infer_correction is None and not config.val_only:
         yield (

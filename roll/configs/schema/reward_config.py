@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from roll.configs.schema.acts_if import ActsIf, acting, unless
 from roll.configs.schema.fields import number, one_or_many
+from roll.configs.schema.judge_config import JUDGE
 from roll.configs.schema.strategy_config import StrategyArgs
 from roll.configs.schema.worker_config import DataArgs, ForwardConfig, GeneratingArgs
 
@@ -17,13 +18,24 @@ WEIGHTED = "weighted"
 """The value of `rewards.<domain>.name` that means the sum of its `parts`."""
 
 
-def _of_function(why: str, fix: str) -> tuple[ActsIf, ...]:
-    return (unless("name", REWARD_MODEL, why=why, fix=fix),)
+REWARD_MODELS = "reward_models"
+"""`reward_models.<name>` as `rewards.<domain>.name` means that model of the section of this name."""
 
 
-_COMBINED = _of_function(
-    "there is nothing to combine it with", "{section}.weight scales a domain's scores; or name a rule"
-)
+def _without(*names: str, why: str, fix: str) -> tuple[ActsIf, ...]:
+    words = " and ".join(f"`name: {name}`" for name in names)
+    return (unless("scorer", *names, words=f"without {words}", why=why, fix=fix),)
+
+
+def _of_function(why: str, fix: str, *but: str) -> tuple[ActsIf, ...]:
+    names = (name for name in (REWARD_MODEL, REWARD_MODELS, JUDGE) if name not in but)
+    return _without(*names, why=why, fix=fix)
+
+
+_NOTHING_TO_COMBINE = {
+    "why": "there is nothing to combine it with",
+    "fix": "{section}.weight scales a domain's scores; or name a rule",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +77,20 @@ class RewardConfig:
     """How one domain is scored."""
 
     name: str
-    """A built-in reward: math_rule, gsm8k, reasoning_gym, ifeval, choice, exact, regex, format, length, repetition,
-    http; `weighted`, a sum of `parts`; `custom`, see `custom_reward_function`; `reward_model`, see
-    there; or a function of your own as `package.module:function` or `path/to/file.py:function`."""
-    rule_weight: float | None = acting(None, *_COMBINED)
-    """Score = rule_weight * what `name` gives + reward_model_weight * what the reward model gives. Both or neither.
-    null: `name` alone."""
-    reward_model_weight: float | None = acting(None, *_COMBINED)
-    """That factor of the reward model's score. Needs the section `reward_model`."""
+    """A built-in reward: math_rule, gsm8k, reasoning_gym, code, ifeval, choice, exact, regex, format, length, repetition,
+    http; `weighted`, a sum of `parts`; `custom`, see `custom_reward_function`; `reward_model`, `reward_models.<name>` or
+    `judge`, see there; or a function of your own as `package.module:function` or `path/to/file.py:function`."""
     parts: dict[str, RewardPart] = field(default_factory=dict)
     """Of `name: weighted`: its terms by the name that they are logged under, `{name, weight, reward_kwargs}` each."""
+    rule_weight: float | None = None
+    """Score = rule_weight * what `name` gives + reward_model_weight * what the reward model gives + likewise for
+    `reward_models_weights` and `judge_weight`. This one and another, or none. null: `name` alone."""
+    reward_model_weight: float | None = acting(None, *_without(REWARD_MODEL, **_NOTHING_TO_COMBINE))
+    """That factor of the reward model's score. Needs the section `reward_model`."""
+    reward_models_weights: dict[str, float] = field(default_factory=dict)
+    """Those factors of the scores of `reward_models`, by their names, e.g. `{quality: 0.7, safety: 0.3}`."""
+    judge_weight: float | None = acting(None, *_without(JUDGE, **_NOTHING_TO_COMBINE))
+    """That factor of the judge's score. Needs the section `judge`."""
     tag_included: tuple[str, ...] = one_or_many()
     """Tags of the rows that belong to this domain. Empty: the domain's own name."""
     rollout: str | None = None
@@ -85,24 +101,54 @@ class RewardConfig:
     query_filter_config: QueryFilterConfig = field(default_factory=QueryFilterConfig)
     """Dynamic filtering of groups. Not in validation."""
     world_size: int = number(
-        1, ge=1, acts_if=_of_function("it has no processes of its own", "reward_model.device_mapping=...")
+        1, ge=1, acts_if=_of_function("it has no processes of its own", "reward_model.device_mapping=... for a model's")
     )
     """Processes that score this domain's responses."""
     timeout_s: float = number(
-        30.0, gt=0, acts_if=_of_function("rpc_timeout limits the model's calls", "rpc_timeout=...")
+        30.0,
+        gt=0,
+        acts_if=_of_function(
+            "rpc_timeout limits the model's calls", "rpc_timeout=..., for a judge judge.request_timeout_s"
+        ),
     )
     """Seconds for one response; beyond, the sample has status `reward_error` and is retried, never a
     score. A reward model has `rpc_timeout` instead."""
     reward_kwargs: dict[str, Any] = field(
         default_factory=dict,
-        metadata={"acts_if": _of_function("its options stand in the section reward_model", "remove it"), "idle": ()},
+        metadata={
+            "acts_if": _of_function("its options stand in the section reward_model", "remove it", JUDGE),
+            "idle": (),
+        },
     )
-    """Options of that reward; an unknown one is refused."""
+    """Options of that reward; an unknown one is refused. With `name: judge`: this domain's own `prompt`, `score_format`
+    and the other keys of `judge` about its score."""
+
+    @property
+    def scorer(self) -> str:
+        """`name`, or `reward_models` for one of those."""
+        return REWARD_MODELS if self.name.startswith(f"{REWARD_MODELS}.") else self.name
+
+    @property
+    def is_function(self) -> bool:
+        """Whether `name` is a function, which runs in processes of its own."""
+        return self.scorer not in (REWARD_MODEL, REWARD_MODELS, JUDGE)
+
+    @property
+    def added(self) -> dict[str, float]:
+        """What is added to the score of `name`, by role, with its weight."""
+        named = {REWARD_MODEL: self.reward_model_weight, JUDGE: self.judge_weight}
+        found = {role: weight for role, weight in named.items() if weight is not None}
+        return {**found, **{f"{REWARD_MODELS}.{name}": w for name, w in self.reward_models_weights.items()}}
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Roles that have a say in the score."""
+        return (*(() if self.is_function else (self.name,)), *self.added)
 
     @property
     def uses_reward_model(self) -> bool:
         """Whether the reward model has a say."""
-        return self.name == REWARD_MODEL or self.reward_model_weight is not None
+        return REWARD_MODEL in self.models
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -170,8 +170,10 @@ class RLConfig(PolicyOptimisation, RunConfig):
 
     def default_model(self, role: str) -> str | None:
         """The policy's model is no classifier, so it is nothing for a reward model."""
-        if role == "reward_model":
+        if role.split(".")[0] in ("reward_model", "reward_models"):
             return self.reward_pretrain
+        if role == "judge":
+            return None  # a policy that grades itself must be asked for
         own = self.reward_pretrain if role == "critic" else None
         return own or super().default_model(role)
 

@@ -7,8 +7,15 @@ from typing import ClassVar, Literal
 
 from roll.configs.schema.acts_if import acting, needs, unless
 from roll.configs.schema.fields import number
+from roll.configs.schema.judge_config import JUDGE, JudgeConfig
 from roll.configs.schema.policy_config import NormLevel, OverlongShaping
-from roll.configs.schema.reward_config import CustomRewardFunction, RewardConfig, RewardModelConfig, ValidationConfig
+from roll.configs.schema.reward_config import (
+    REWARD_MODELS,
+    CustomRewardFunction,
+    RewardConfig,
+    RewardModelConfig,
+    ValidationConfig,
+)
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.worker_config import ActorTrainConfig, WorkerConfig
 
@@ -49,6 +56,10 @@ class RLVRConfig(RLConfig):
     """Held-out prompts. null: no validation."""
     reward_model: RewardModelConfig | None = None
     """A sequence classifier that scores responses; started only if a domain uses it."""
+    reward_models: dict[str, RewardModelConfig] = field(default_factory=dict)
+    """Further ones by name, for domains with `name: reward_models.<name>` or `reward_models_weights`."""
+    judge: JudgeConfig | None = None
+    """A language model that grades responses; asked, and started, only if a domain uses it."""
     reward_norm: NormLevel | None = None
     """Normalise scores before the estimator: subtract the mean and divide by the standard deviation of the
     whole batch, of the prompt's group, or of all scores so far. null: off."""
@@ -104,9 +115,25 @@ class RLVRConfig(RLConfig):
         """Domains whose score is the reward model's, or has a part of it."""
         return tuple(domain for domain, reward in self.rewards.items() if reward.uses_reward_model)
 
+    def domains_of(self, role: str) -> tuple[str, ...]:
+        """Domains in whose score this model has a say."""
+        return tuple(domain for domain, reward in self.rewards.items() if role in reward.models)
+
+    @property
+    def sections(self) -> dict[str, WorkerConfig]:
+        several = {f"{REWARD_MODELS}.{name}": model for name, model in self.reward_models.items()}
+        return {**super().sections, **several}
+
     @property
     def roles(self) -> dict[str, WorkerConfig]:
-        return {role: w for role, w in super().roles.items() if role != "reward_model" or self.reward_model_domains}
+        idle = {role for role, worker in self.sections.items() if self._scores(worker) and not self.domains_of(role)}
+        if self.judge is not None and self.judge.endpoint is not None:
+            idle.add(JUDGE)
+        return {role: worker for role, worker in super().roles.items() if role not in idle}
+
+    @staticmethod
+    def _scores(worker: WorkerConfig) -> bool:
+        return isinstance(worker, (RewardModelConfig, JudgeConfig))
 
     def tags_of(self, domain: str) -> tuple[str, ...]:
         """Tags of a domain's rows."""

@@ -71,7 +71,7 @@ def build_reward_model(spec: TrainSpec, dtype: torch.dtype) -> RewardModel:
     assert isinstance(spec.worker, RewardModelConfig)
     classifier = load_classifier(spec.worker.model_args, dtype)
     labels: dict[int, str] = dict(classifier.config.id2label)  # type: ignore[arg-type]
-    wrong = next(label_violations(spec.worker.label, [labels[i] for i in sorted(labels)]), None)
+    wrong = next(label_violations(spec.worker.label, [labels[i] for i in sorted(labels)], spec.role), None)
     if wrong is not None:
         raise ValueError(str(wrong))
     head = getattr(classifier, "score", None)
