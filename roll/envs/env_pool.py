@@ -85,10 +85,10 @@ class EnvPool(ProcessPool[PooledEpisode]):
     """
 
     name, handler, what = "environment", "roll.envs.env_worker:EnvHandler", "the environments"
-    counted = ("episodes", "steps", "restarts", "timeouts", "replayed", "recycled")
+    counted = ("episodes", "steps", "restarts", "timeouts", "replayed", "recycled", "discarded")
     """`episodes` begun, `steps` answered; processes that ended or were killed and were started again (`restarts`),
     calls or starts that took too long (`timeouts`), episodes rebuilt (`replayed`), processes replaced for their memory
-    (`recycled`)."""
+    (`recycled`), packets and answers that nobody had asked for (`discarded`)."""
 
     def __init__(
         self,
@@ -289,7 +289,9 @@ class EnvPool(ProcessPool[PooledEpisode]):
     def _ask(self, episode: PooledEpisode, kind: Literal["open", "step"], *arguments: Any) -> None:
         assert episode.process is not None, episode
         arguments = (kind, episode.instance, *arguments)
-        episode.process.send(Call(episode.instance, arguments, episode.doing, f"during {episode.doing}"))
+        call = Call(episode.instance, arguments, episode.doing, f"during {episode.doing}")
+        call.parts = len(episode.responses) + 2  # a replay has a clock for each of its steps
+        episode.process.send(call)
 
     def _accept(self, episode: PooledEpisode, result: Packed) -> None:
         """Note what a call gave, and hand it on."""

@@ -53,6 +53,16 @@ class EnvHandler:
             closing = self._close(instance)
             return "error", f"{text}\nand closing it: {closing}" if closing else text
 
+    def forked(self, request: tuple[Any, ...], answer: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return what becomes of a call in which the process was doubled by `os.fork`."""
+        kind, instance, *_ = request
+        if kind == "close" or answer[0] != "ok":
+            return answer
+        _, spec = self._envs[instance]
+        self._close(instance)
+        doing = "step" if kind == "step" else "reset"
+        return "error", f"{spec.env_type} called os.fork in {doing}; start other programs with subprocess"
+
     def _close(self, instance: int) -> str:
         """Release an instance; what went wrong, or nothing."""
         if instance in self._envs:

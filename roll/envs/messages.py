@@ -7,9 +7,13 @@ is `("ok", result)`, `("error", text)` or `("closed", resident megabytes, error)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 from roll.envs.base import Message, Observation, StepResult
+
+MAX_CHARS = 1_000_000
+"""Of an observation."""
 
 PackedObservation = tuple[tuple[tuple[str, str], ...], str]
 PackedStep = tuple[float, bool, bool, "PackedObservation | None", dict[str, float], dict[str, float]]
@@ -19,7 +23,23 @@ Packed = tuple[Any, ...]  # One of the two above: what the last call of an episo
 def pack_observation(observation: Observation) -> PackedObservation:
     """As plain values. The wrappers have checked its types."""
     messages = [(str(message.role), str(message.content)) for message in observation.messages]
-    return tuple(messages), str(observation.state)
+    state = str(observation.state)
+    _check_texts([state, *(text for message in messages for text in message)])
+    return tuple(messages), state
+
+
+def _check_texts(texts: Sequence[str]) -> None:
+    """Refuse what no tokenizer takes and no context holds, before it costs more than its own episode."""
+    size = sum(map(len, texts))
+    if size > MAX_CHARS:
+        raise ValueError(f"the observation has {size:,} characters, expected at most {MAX_CHARS:,}")
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"the observation isn't valid Unicode: {error}; decode bytes with errors='replace'"
+            ) from None
 
 
 def unpack_observation(packed: Packed) -> Observation:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _MAX_STDERR_BYTES = 1_000_000
@@ -24,8 +24,8 @@ _MAX_TRACEBACK_CHARS = 20_000
 class ChildProcess:
     """Runs Python code in a process group of its own; what it prints is dropped, the end of its errors is kept."""
 
-    def __init__(self, code: str, fds: Sequence[int]) -> None:
-        """Start `python -c code` without waiting for it; it inherits `fds`."""
+    def __init__(self, code: str, fds: Sequence[int], environment: Mapping[str, str] | None = None) -> None:
+        """Start `python -c code` without waiting for it; it inherits `fds`. `environment`: None: this process's."""
         # Appending, so that writing goes on at the start after it was cut.
         self._stderr = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - lives as long as the process
         try:
@@ -35,7 +35,7 @@ class ChildProcess:
                 stdout=subprocess.DEVNULL,
                 stderr=self._stderr,
                 pass_fds=fds,
-                env=child_environment(),
+                env=child_environment(environment),
                 start_new_session=True,  # its own process group: killed as a whole, untouched by Ctrl-C
             )
         except BaseException:
@@ -96,12 +96,12 @@ def _signal_name(number: int) -> str:
         return str(number)
 
 
-def child_environment() -> dict[str, str]:
-    """The parent's environment, with its import path, a fixed hash seed (sets have an order) and one thread."""
+def child_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The parent's environment or a given one, with its import path, a fixed hash seed (sets have an order), one thread."""
     here = str(Path.cwd())
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     return {
-        **os.environ,
+        **(os.environ if environment is None else environment),
         **threads,
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(entry or here for entry in sys.path)),
         "PYTHONSAFEPATH": "1",

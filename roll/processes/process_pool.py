@@ -47,6 +47,8 @@ class ProcessPool(ABC, Generic[T]):
         timeout_s: float,
         start_timeout_s: float,
         max_assigned: float = math.inf,
+        memory_mb: float = 0.0,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start the processes without waiting for them. A subclass is ready to serve before it calls this.
 
@@ -55,13 +57,17 @@ class ProcessPool(ABC, Generic[T]):
             num_processes: how many calls run at once.
             timeout_s: seconds of one call; beyond, its process is killed with all it started.
             start_timeout_s: seconds that a process may take to load.
-            max_assigned: items that a process has at once.
+            max_assigned: items that a process has at once, unless its handler says so itself.
+            memory_mb: what a process may allocate; 0: any amount.
+            environment: variables of the processes; None: those of this one.
         """
         self.counters: Counter[str] = Counter(dict.fromkeys(self.counted, 0))
-        """`restarts` of processes that ended or were killed, `timeouts` of calls or starts, `recycled` processes."""
+        """`restarts` of processes that ended or were killed, `timeouts` of calls or starts, `recycled` processes,
+        `discarded` packets and answers that nobody had asked for."""
         self.loaded: list[Future[None]] = [Future() for _ in range(num_processes)]
         self.ended_because = ""  # Why the pool takes no further requests
         self.setup = pickle.dumps(setup)
+        self.memory_mb, self.environment = memory_mb, environment
         self.timeout_s, self.start_timeout_s, self._max_assigned = timeout_s, start_timeout_s, max_assigned
         self._period_s = min(0.25, timeout_s / 20, start_timeout_s / 20)
         self._queue: deque[T] = deque()
@@ -155,7 +161,7 @@ class ProcessPool(ABC, Generic[T]):
     def place(self) -> None:
         """Give queued items to processes, the least loaded first."""
         while self._queue:
-            free = [process for process in self._processes if len(process.assigned) < self._max_assigned]
+            free = [process for process in self._processes if self._has_room(process, self._queue[0])]
             if not free:
                 return
             process = min(free, key=lambda p: (len(p.assigned), not p.is_ready, p.index))
@@ -165,6 +171,10 @@ class ProcessPool(ABC, Generic[T]):
                     self.loaded[process.index] = Future()
                 process = self._processes[process.index] = self._new_process(process.index)
             self._begin(process, self._queue.popleft())
+
+    def _has_room(self, process: WorkerProcess[T], item: T) -> bool:  # noqa: ARG002
+        """Whether a process may be given a further item."""
+        return len(process.assigned) < (process.slots or self._max_assigned)
 
     def retire(self, process: WorkerProcess[T]) -> None:
         """Give further items to a successor, and end the process after its last one.
@@ -187,13 +197,13 @@ class ProcessPool(ABC, Generic[T]):
         """Note that a process has loaded."""
         self._starts[process.index] = 0
         loaded = self.loaded[process.index]
-        if loaded.done():
-            return
-        problem = self._unfit(process)
-        if problem:
-            loaded.set_exception(self._load_error(problem))
-        else:
-            loaded.set_result(None)
+        if not loaded.done():
+            problem = self._unfit(process)
+            if problem:
+                loaded.set_exception(self._load_error(problem))
+            else:
+                loaded.set_result(None)
+        self.place()  # it may take several at once
 
     def ended(self, process: WorkerProcess[T], ended: Ended) -> None:
         """Replace a process that is gone."""

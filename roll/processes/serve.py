@@ -1,37 +1,42 @@
-"""The child's side: takes requests from a pipe and answers them in order.
+"""The child's side: takes requests from its parent and answers them.
 
-One thread answers all requests. It takes those that have come, and sends the answers together unless a call took long.
-It writes what it is doing into memory that it shares with its parent: number and start of the call that runs. So the
+One thread answers all requests, in order. It sends the answers of one message together unless a call took long. It
+writes what it is doing into memory that it shares with its parent: number and start of the call that runs. So the
 parent can tell a call that hangs from one that waits behind it, and whose call ended the process.
+
+A handler may take several requests at once: `batch` ones get all that have come in one call, `async` ones run side by
+side in an event loop (`serve_async.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import mmap
 import os
 import pickle
 import select
 import signal
-import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import psutil
 
+from roll.processes.channel import Channel, kill_group
 from roll.processes.child import short_traceback
-from roll.processes.frames import Frames, frame
+from roll.processes.limits import limit_memory
 
-_READ_BYTES = 1 << 20
 _FLUSH_NS = 2_000_000
+_SEAL_FUTURE_WRITE = 0x10
 _PROCESS = psutil.Process()
 
 
 class Handler(Protocol):
-    """What the process is for."""
+    """What the process is for. It may have `mode` (`batch` or `async`) and `slots`, the requests that it takes at once;
+    then it has `answer_all` or `answer_async` as well."""
 
     def answer(self, request: tuple[Any, ...], restart_clock: Callable[[], None]) -> tuple[Any, ...]:
         """Return the answer to one request: a kind and what it is about, made of plain values (`frames.py`).
@@ -40,40 +45,57 @@ class Handler(Protocol):
         """
 
 
-def serve(fd: int, progress_fd: int, alarm_s: float, load: Callable[[Any], Handler]) -> None:
-    """Serve until the pipe closes, then kill all that the process has started.
+class BatchHandler(Handler, Protocol):
+    """One that answers several requests in one call."""
+
+    def answer_all(self, requests: Sequence[tuple[Any, ...]], restart_clock: Callable[[], None]) -> list[Any]:
+        """Return as many answers."""
+
+
+def serve(fd: int, progress_fd: int, timeout_s: float, load: Callable[[Any], Any], *, memory_mb: float = 0.0) -> None:
+    """Serve until the parent is gone, then kill all that the process has started.
 
     Args:
-        fd: the pipe. Its first message is pickled, and given to `load`.
+        fd: the socket to the parent. Its first message is pickled, and given to `load`.
         progress_fd: a file of 16 bytes that the parent maps as well.
-        alarm_s: seconds after which a call ends the process, if it lets no other thread run and its parent is gone: the
-            parent's own limit is shorter.
+        timeout_s: the parent's limit of one call. A call that lets no other thread run ends the process some time
+            later, in case the parent is gone.
         load: makes the handler; what it raises is reported to the parent.
+        memory_mb: what the process may allocate; 0: any amount.
     """
-    for inherited in (fd, progress_fd):
-        os.set_inheritable(inherited, False)
-    threading.Thread(target=_end_with_parent, args=(fd,), daemon=True).start()
-    pipe = socket.socket(fileno=fd)
+    channel = Channel(fd)
+    threading.Thread(target=_end_with_parent, args=(channel.fd,), daemon=True).start()
     progress = memoryview(mmap.mmap(progress_fd, 0)).cast("Q")
+    with contextlib.suppress(OSError):  # the map keeps a descriptor: nothing else is written to it
+        fcntl.fcntl(progress_fd, fcntl.F_ADD_SEALS, _SEAL_FUTURE_WRITE)
     os.close(progress_fd)
-    frames = Frames()
     requests: list[Any] = []
     while not requests:
-        requests = frames.feed(_read(pipe))
+        requests = channel.take()
+    if memory_mb:
+        limit_memory(memory_mb)
     try:
-        handler = load(pickle.loads(requests.pop(0)))
+        handler = load(pickle.loads(requests[0]))
     except BaseException:  # noqa: BLE001 - the boundary: reported to the parent, which raises it
-        pipe.sendall(frame(("failed", short_traceback(skip=1))))
+        channel.send(("failed", short_traceback(skip=1)))
         return
     gc.collect()
     gc.freeze()  # what is loaded stays: later collections needn't look at it
-    pipe.sendall(frame(("ready", resident_mb())))
-    server = _Server(pipe, handler, progress, alarm_s)
+    mode = getattr(handler, "mode", "")
+    channel.send(("ready", resident_mb(), int(getattr(handler, "slots", 0)), mode))
+    if mode == "async":
+        from roll.processes.serve_async import serve_side_by_side
+
+        serve_side_by_side(channel, handler, progress, timeout_s)
+        return
+    server = _Server(channel, handler, progress, timeout_s * 1.25 + 5.0)
     while True:
-        for batch in requests:
-            server.serve(batch)
-        server.flush()
-        requests = frames.feed(_read(pipe))
+        for batch in channel.take():
+            if mode == "batch":
+                server.serve_together([*batch, *channel.take_waiting()])
+            else:
+                server.serve(batch)
+            server.flush()
 
 
 def _end_with_parent(fd: int) -> None:
@@ -81,27 +103,14 @@ def _end_with_parent(fd: int) -> None:
     hangup = select.poll()
     hangup.register(fd, 0)  # a hang-up is always reported
     hangup.poll()
-    _kill_group()
-
-
-def _kill_group() -> None:
-    os.killpg(os.getpgid(0), signal.SIGKILL)
-
-
-def _read(pipe: socket.socket) -> bytes:
-    piece = b""
-    with contextlib.suppress(ConnectionResetError):
-        piece = pipe.recv(_READ_BYTES)
-    if not piece:
-        _kill_group()
-    return piece
+    kill_group()
 
 
 class _Server:
     """The answers that haven't been sent yet, and the clock of the call under way."""
 
-    def __init__(self, pipe: socket.socket, handler: Handler, progress: memoryview, alarm_s: float) -> None:
-        self._pipe = pipe
+    def __init__(self, channel: Channel, handler: Any, progress: memoryview, alarm_s: float) -> None:
+        self._channel = channel
         self._handler = handler
         self._progress = progress
         self._alarm_s = alarm_s
@@ -113,10 +122,23 @@ class _Server:
     def serve(self, batch: list[tuple[Any, ...]]) -> None:
         for self._number, *request in batch:
             self._restart_clock()
-            self._answers.append((self._number, *self._handler.answer(tuple(request), self._restart_clock)))
+            forks = self._channel.raw_forks
+            answer = self._handler.answer(tuple(request), self._restart_clock)
+            self._channel.end_if_forked()
+            if self._channel.raw_forks != forks and hasattr(self._handler, "forked"):
+                answer = self._handler.forked(tuple(request), answer)
+            self._answers.append((self._number, *answer))
             self._progress[0] = 0
             if time.monotonic_ns() - self._flushed_at > _FLUSH_NS:
                 self._send()
+
+    def serve_together(self, batch: list[tuple[Any, ...]]) -> None:
+        self._number = batch[0][0]
+        self._restart_clock()
+        answers = self._handler.answer_all([tuple(request) for _, *request in batch], self._restart_clock)
+        self._channel.end_if_forked()
+        self._answers += [(number, *answer) for (number, *_), answer in zip(batch, answers, strict=True)]
+        self._progress[0] = 0
 
     def flush(self) -> None:
         """Send what there is, before waiting for more."""
@@ -127,7 +149,7 @@ class _Server:
 
     def _send(self) -> None:
         if self._answers:
-            self._pipe.sendall(frame(self._answers))
+            self._channel.send(self._answers)
             self._answers.clear()
         self._flushed_at = time.monotonic_ns()
 

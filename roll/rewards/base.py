@@ -1,10 +1,14 @@
 """What a reward function takes and returns. Read this file to write one.
 
-A reward function is `fn(response: str, task: Task, **reward_kwargs) -> Reward | float`. It raises when the
-*task* is broken or a service it needs is down: that becomes a status, is retried and counted. A broken
+A reward function is `fn(response: str, task: Task, **reward_kwargs) -> Reward | float`, plain or `async`. It raises
+when the *task* is broken or a service it needs is down: that becomes a status, is retried and counted. A broken
 *response* is the policy's doing and gets a low reward. A function with a parameter called `finish_reason` is
 also told how the response ended. One with a parameter called `sandbox` is given the run's opened `Sandbox`
 (`roll/sandbox/base.py`), the only place where model output may be executed.
+
+Three other signatures are called as they were written for (`roll/utils/signatures.py`): `fn(responses, tasks)` with
+lists, verl's `compute_score(data_source, solution_str, ground_truth, extra_info=None)`, which may return a dict with a
+`score`, and TRL's `fn(prompts, completions, **columns)`, with lists.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ class Reward:
     parts: Mapping[str, float] = field(default_factory=dict)
 
 
-RewardFn: TypeAlias = Callable[..., Reward | float]  # (response, task, **reward_kwargs) -> score
+RewardFn: TypeAlias = Callable[..., Any]  # (response, task, **reward_kwargs) -> score
 
 ResultStatus = Literal["ok", "error", "timeout"]
 
@@ -45,6 +49,13 @@ class RewardSpec:
     """The configuration's key that names it, for error messages."""
     parts: Mapping[str, tuple[float, RewardSpec]] = field(default_factory=dict)
     """Of `weighted`: weight and function by the part's name."""
+    function: bytes | None = None
+    """The function itself, pickled (cloudpickle's pickles do), instead of what `name` says; `name` is for messages."""
+    environment: tuple[str, ...] = ()
+    """Environment variables that its processes see besides the usual ones."""
+    concurrency: int = 16
+    """Responses that one process scores at once, with an async function (awaited side by side) or one that takes
+    lists (in one call)."""
     sandbox: str = "auto"
     """What a function with a parameter `sandbox` runs programs in: the configuration's key of that name."""
 
@@ -70,6 +81,10 @@ class RewardResult:
     error: str = ""  # For people: the exception, or how the process ended; empty when `ok`
     attempts: int = 1
     seconds: float = 0.0  # Wall time over all attempts
+
+
+_LARGEST = 1e12
+_MOST_PARTS = 1000
 
 
 class RewardLoadError(ValueError):
@@ -99,21 +114,54 @@ def _finite(value: object, what: str, function: str) -> float:
     number = float(value)
     if not math.isfinite(number):
         raise RewardOutputError(f"reward function {function!r} returned {what} = {number}, expected a finite number")
+    if abs(number) > _LARGEST:
+        raise RewardOutputError(
+            f"reward function {function!r} returned {what} = {number:g}, expected at most {_LARGEST:g} in size: "
+            "squares of it must be numbers, too"
+        )
     return number
 
 
-def as_reward(output: object, function: str) -> Reward:
-    """What `function` returned, checked; a plain number becomes a `Reward` without parts."""
+def as_reward(output: object, function: str, row: str = "") -> Reward:
+    """What `function` returned, checked; a plain number becomes a `Reward` without parts, and a dict its `score` with
+    the other numbers as parts. `row` is the task's, for the message."""
+    try:
+        return _as_reward(output, function)
+    except RewardOutputError as error:
+        raise RewardOutputError(f"{error} (row {row!r})" if row else str(error)) from None
+
+
+def _as_reward(output: object, function: str) -> Reward:
+    if isinstance(output, Mapping):
+        if "score" not in output:
+            raise RewardOutputError(
+                f"reward function {function!r} returned a dict with {sorted(map(str, output))}, "
+                "expected a 'score' in it"
+            )
+        items = [(str(name), value) for name, value in output.items() if name != "score"]
+        numbers = {name: float(value) for name, value in items if isinstance(value, Real)}
+        output = Reward(output["score"], numbers)
     if not isinstance(output, Reward):
         return Reward(_finite(output, "a value", function), {})
     if not isinstance(output.parts, Mapping):
         raise RewardOutputError(
             f"reward function {function!r} returned parts of type {type(output.parts).__name__}, expected a dict"
         )
-    bad = [name for name in output.parts if not isinstance(name, str) or not name]
-    if bad:
+    if len(output.parts) > _MOST_PARTS:
         raise RewardOutputError(
-            f"reward function {function!r} returned part names {bad!r}, expected strings that aren't empty"
+            f"reward function {function!r} returned {len(output.parts)} parts, expected at most {_MOST_PARTS}: "
+            "each is a metric"
         )
+    bad = [name for name in output.parts if not isinstance(name, str) or not name or not _is_text(name)]
+    if bad:
+        raise RewardOutputError(f"reward function {function!r} returned part names {bad[:10]!r}, expected strings that aren't empty")
     parts = {name: _finite(part, f"part {name!r}", function) for name, part in output.parts.items()}
     return Reward(_finite(output.value, "a value", function), parts)
+
+
+def _is_text(name: str) -> bool:
+    """False for what no file takes (half of a pair of surrogates), and for a whole document."""
+    try:
+        return len(name.encode()) <= 1000
+    except UnicodeEncodeError:
+        return False

@@ -1,14 +1,17 @@
 """Scoring responses in killable processes, so that a hanging or crashing reward function costs a status, not the run.
 
-A process scores one response at a time. No answer within the time limit: the process is killed with all it started, and
-the result is `timeout`. Death or an exception: tried again `retries` times, then `error`. Results come in the order of
-the requests, whoever finished first.
+A process scores one response at a time with a plain function, several side by side with an async one, and several in
+one call with one that takes lists. No answer within the time limit: the process is killed with all it started, and
+the result is `timeout`; an async call is cancelled, and its process goes on. Death or an exception: tried again
+`retries` times, then `error`. Who was only in the same process is scored again, and it isn't counted. Results come in
+the order of the requests, whoever finished first.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import os
 import pickle
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +19,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from roll.processes.limits import passed_environment
 from roll.processes.process_pool import ProcessPool
 from roll.processes.worker_process import Call, Ended, WorkerProcess
 from roll.rewards.base import ResultStatus, Reward, RewardLoadError, RewardRequest, RewardResult, RewardSpec, as_reward
@@ -33,6 +37,7 @@ class _Job:
     future: Future[RewardResult]
     attempts: int = 0
     started_at: float = 0.0
+    alone: bool = False  # It gets a process to itself: one of several was the end of theirs
 
 
 class RewardPool(ProcessPool[_Job]):
@@ -42,6 +47,7 @@ class RewardPool(ProcessPool[_Job]):
     """
 
     name, handler, what = "reward", "roll.rewards.reward_worker:RewardHandler", "the reward functions"
+    counted = ("discarded",)
 
     def __init__(
         self,
@@ -52,15 +58,17 @@ class RewardPool(ProcessPool[_Job]):
         retries: int = 1,
         start_timeout_s: float = 60.0,
         recycle_after: int = 10_000,
+        memory_limit_mb: float = 8192.0,
     ) -> None:
         """Start the processes without waiting for them (see `wait_ready`).
 
         Args:
-            num_processes: how many responses are scored at once.
+            num_processes: how many processes score.
             timeout_s: wall time of one call.
             retries: further attempts after an exception or a death.
             start_timeout_s: wall time a process may take to import the reward functions.
             recycle_after: calls after which a process is replaced, which bounds its memory; 0 = never.
+            memory_limit_mb: what a process may allocate; a function that wants more gets a `MemoryError`.
         """
         self._specs = dict(specs)
         self._numbers = itertools.count(1)
@@ -71,6 +79,8 @@ class RewardPool(ProcessPool[_Job]):
             timeout_s=timeout_s,
             start_timeout_s=start_timeout_s,
             max_assigned=1,
+            memory_mb=memory_limit_mb,
+            environment=passed_environment(os.environ, {name for spec in specs.values() for name in spec.environment}),
         )
 
     def submit(self, request: RewardRequest) -> Future[RewardResult]:
@@ -102,8 +112,17 @@ class RewardPool(ProcessPool[_Job]):
         process.assigned[item.number] = item
         process.send(Call(item.number, (item.message,), "scoring", "while scoring"))
 
+    def _has_room(self, process: WorkerProcess[_Job], item: _Job) -> bool:
+        if any(job.alone for job in process.assigned.values()):
+            return False
+        return not process.assigned if item.alone else super()._has_room(process, item)
+
     def answered(self, process: WorkerProcess[_Job], call: Call, answer: tuple[Any, ...]) -> None:
         job = process.assigned.pop(call.key)
+        if answer[0] == "timeout":
+            self._finish(job, "timeout", error=f"scoring took over {self.timeout_s:g} s")
+            self.place()
+            return
         try:
             reward = as_reward(Reward(*answer[1:]), job.request.domain) if answer[0] == "ok" else None
         except (TypeError, ValueError, OverflowError) as error:
@@ -120,13 +139,18 @@ class RewardPool(ProcessPool[_Job]):
     def _lost(self, items: Sequence[_Job], ended: Ended, successor: WorkerProcess[_Job] | None) -> None:
         if ended.load_error:  # for all that wait, too: another process would do no better
             items, self._queue = [*items, *self._queue], type(self._queue)()
+        blamed = {call.key for call in ended.blamed}
         for job in items:
             if ended.load_error:
                 self._fail(job, self._load_error(ended.reason))
             elif not ended.was_ready and successor is not None:  # not the response's fault
                 job.attempts -= 1
                 self._queue.appendleft(job)
-            elif ended.status == "timeout" and ended.running is not None:
+            elif len(blamed) > 1 or (blamed and job.number not in blamed):
+                job.alone = job.number in blamed
+                job.attempts -= 1
+                self._queue.appendleft(job)
+            elif ended.status == "timeout" and blamed:
                 self._finish(job, "timeout", error=ended.reason)
             else:
                 self._retry(job, ended.reason)
@@ -147,6 +171,7 @@ class RewardPool(ProcessPool[_Job]):
     def _finish(self, job: _Job, status: ResultStatus, reward: Reward | None = None, error: str = "") -> None:
         self.counters[status] += 1
         self.counters["retries"] += job.attempts - 1
+        error = error.encode("utf-8", "backslashreplace").decode()
         if error:
             logger.debug("reward request %s: %s after %d attempts: %s", job.request.id, status, job.attempts, error)
         job.future.set_result(

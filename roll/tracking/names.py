@@ -61,6 +61,7 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("env/timeouts", "calls", "Calls or starts that took too long", _WITHIN_STEP),
         _M("env/replayed", "episodes", "Episodes rebuilt in another process", _WITHIN_STEP),
         _M("env/recycled", "processes", "Processes replaced for their memory", _WITHIN_STEP),
+        _M("env/discarded", "messages", "What processes sent that nobody had asked for", _WITHIN_STEP),
         _M("env/<tag>/success", "fraction", "Episodes that succeed, as their environment says", _ITS_EPISODES),
         _M("env/<tag>/*", "own", "What the environment counts, summed over an episode", _ITS_EPISODES),
     ),

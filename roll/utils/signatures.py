@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 _TYPES = {"bool": (bool,), "int": (int,), "float": (int, float), "str": (str,)}
@@ -22,6 +22,10 @@ class Signature:
     """Every name, with its annotation as text; empty where it has none."""
     takes_any: bool
     """It has `**kwargs`, or nothing is known of it."""
+    text: str = ""
+    """As it is written, for messages."""
+    too_few: bool = False
+    """It doesn't take as many parameters by position as were skipped."""
 
     def problems(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """Yield (name, what is wrong with it) of arguments that are unknown, missing, or of another type."""
@@ -39,14 +43,71 @@ class Signature:
             yield name, "it has no default and must be given"
 
 
+@dataclass(frozen=True)
+class CallStyle:
+    """How a reward function is called. Its parameters' names say which one it is."""
+
+    called: str
+    """The call, for messages."""
+    positional: int
+    """How many arguments are given by position."""
+    given: frozenset[str] = frozenset()
+    """Arguments that are given by name, where the function has them."""
+    batch: bool = False
+    """It takes several responses and returns a list."""
+    columns: bool = False
+    """It takes the columns of the data by name."""
+
+
+NATIVE = CallStyle("fn(response, task, **reward_kwargs)", 2, frozenset({"finish_reason", "sandbox"}))
+BATCH = CallStyle(
+    "fn(responses, tasks, **reward_kwargs), with lists", 2, frozenset({"finish_reasons", "sandbox"}), batch=True
+)
+VERL = CallStyle(
+    "fn(data_source=, solution_str=, ground_truth=, extra_info=, **reward_kwargs)",
+    0,
+    frozenset({"data_source", "solution_str", "ground_truth", "extra_info", "sandbox"}),
+)
+TRL = CallStyle(
+    "fn(prompts=, completions=, **columns, **reward_kwargs), with lists",
+    0,
+    frozenset({"prompts", "completions", "sandbox"}),
+    batch=True,
+    columns=True,
+)
+
+
+def call_style(names: Sequence[str]) -> CallStyle:
+    """Return how a reward function with these parameters is called."""
+    if "solution_str" in names and "ground_truth" in names:
+        return VERL
+    if "completions" in names:
+        return TRL
+    return BATCH if list(names[:2]) == ["responses", "tasks"] else NATIVE
+
+
+def reward_problems(takes: Signature, style: CallStyle, kwargs: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return (name, what is wrong with it) of a reward function's options. Of a function that takes columns it isn't
+    known which ones there are."""
+    by_process = {name for name in style.given if name in takes.annotations}
+    required = frozenset() if style.columns else takes.required - by_process
+    own = {name: text for name, text in takes.annotations.items() if name not in style.given or name in kwargs}
+    return list(replace(takes, required=required, annotations=own).problems(kwargs))
+
+
 def signature_of(function: Callable[..., Any], *, skip: int) -> Signature:
     """Return what a function or class takes by name, without its first `skip` parameters."""
-    parameters = list(inspect.signature(function).parameters.values())[skip:]
+    signature = inspect.signature(function)
+    first = list(signature.parameters.values())
+    by_position = [p for p in first if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    parameters = first[min(skip, len(by_position)) :]
     plain = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     return Signature(
         required=frozenset(p.name for p in plain if p.default is p.empty),
         annotations={p.name: _text(p.annotation) for p in plain},
         takes_any=any(p.kind is p.VAR_KEYWORD for p in parameters),
+        text=str(signature),
+        too_few=len(by_position) < skip and not any(p.kind is p.VAR_POSITIONAL for p in first),
     )
 
 
@@ -64,7 +125,21 @@ def signature_in_source(node: ast.AST, *, skip: int) -> Signature:
     required |= {one.arg for one, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if default is None}
     named = [*positional[skip:], *spec.kwonlyargs]
     annotations = {one.arg: ast.unparse(one.annotation) if one.annotation else "" for one in named}
-    return Signature(frozenset(required), annotations, takes_any=spec.kwarg is not None)
+    return Signature(
+        frozenset(required),
+        annotations,
+        takes_any=spec.kwarg is not None,
+        text=f"({ast.unparse(spec)})",
+        too_few=len(positional) < skip and spec.vararg is None,
+    )
+
+
+def call_style_in_source(node: ast.AST) -> CallStyle:
+    """Return how a reward function is called that is only read."""
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return NATIVE
+    spec = node.args
+    return call_style([one.arg for one in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)])
 
 
 def _text(annotation: Any) -> str:

@@ -59,6 +59,8 @@ def misbehave(how: str, folder: Path) -> Any:
         server._answers.append((server._number, *ast.literal_eval(rest)))
         server._send()
         time.sleep(1000.0)
+    if word == "double":  # the child comes back from the call, too
+        os.fork()
     if word == "once":  # the first time in this folder only
         flag = folder / "once"
         if not flag.exists():
@@ -90,6 +92,9 @@ class Counter(Env):
             self._total += int(rest)
         elif word == "pid":
             return StepResult(reward=float(os.getpid()), terminated=False, observation=self._seen())
+        elif word == "show":
+            text = {"surrogate": "half a \ud800", "much": "x" * 5_000_000, "fine": "x" * 900_000}[rest]
+            return StepResult(reward=0.0, terminated=False, observation=Observation.of(text))
         elif word == "wrong_type":
             return (self._seen(), 1.0, False)  # type: ignore[return-value]
         elif word == "wrong_reward":

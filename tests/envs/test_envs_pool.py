@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -20,7 +21,6 @@ from roll.envs.env_registry import EnvLoadError
 from roll.envs.messages import difference
 from roll.envs.wrappers import EnvSpec
 from roll.processes.child import child_environment
-from roll.processes.frames import Frames, frame
 from roll.types.episode import EpisodeError
 
 FAULTY = f"{Path(__file__).with_name('envs_faulty.py')}:Counter"
@@ -56,6 +56,34 @@ def test_an_episode_passes_through_whole(pool: EnvPool) -> None:
     assert (added.reward, added.terminated, added.truncated, added.observation.text) == (42.0, False, False, "total 42")
     assert (added.reward_parts["env"], added.metrics["actions"]) == (42.0, 1.0)
     assert (done.terminated, done.observation, done.metrics["success"]) == (True, None, 1.0)
+
+
+HARMFUL = [
+    ("double", "Counter called os.fork in step"),
+    ("show surrogate", "Counter .*the observation isn't valid Unicode"),
+    ("show much", "Counter .*the observation has 5,000,004 characters, expected at most 1,000,000"),
+]
+
+
+@pytest.mark.parametrize(("response", "message"), HARMFUL, ids=[response for response, _ in HARMFUL])
+def test_what_an_environment_does_costs_one_episode_and_not_its_process(
+    pool: EnvPool, response: str, message: str
+) -> None:
+    async def play() -> list[Any]:
+        good = [played(pool, f"good{i}", ["add 1"] * 20, seed=i) for i in range(6)]
+        return await asyncio.gather(*good, played(pool, "bad", ["add 1", response]), return_exceptions=True)
+
+    restarts = pool.counters["restarts"]
+    *good, failure = asyncio.run(safely(play()))
+    assert isinstance(failure, EpisodeError)
+    assert re.search(message, str(failure)), failure
+    assert failure.status == "env_error"
+    assert [seen[-1].reward for seen in good] == [i + 20.0 for i in range(6)]
+    assert pool.counters["restarts"] == restarts
+
+
+def test_a_long_observation_passes_through(pool: EnvPool) -> None:
+    assert len(asyncio.run(played(pool, "long", ["show fine"]))[-1].observation.text) == 900_000
 
 
 def test_tags_have_their_own_environments(pool: EnvPool) -> None:
@@ -285,15 +313,6 @@ def test_a_limit_below_what_a_process_takes_is_refused() -> None:
 
 
 # --- messages -----------------------------------------------------------------------------
-
-
-def test_frames_are_put_together_from_any_pieces() -> None:
-    messages = [[(1, "ok", ("x" * 300,))], [], [(2, "closed", 1.5, "")]]
-    stream = b"".join(frame(message) for message in messages)
-    for size in (1, 7, 100, len(stream)):
-        frames = Frames()
-        found = [m for at in range(0, len(stream), size) for m in frames.feed(stream[at : at + size])]
-        assert found == messages
 
 
 def test_what_differs_in_a_replay_is_said() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -37,7 +39,70 @@ def one_argument(response: str) -> float:
 
 
 async def asynchronous(response: str, task: Task) -> float:
-    return 0.0
+    await asyncio.sleep(0)
+    return float(len(response))
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, scale=1.0):  # type: ignore[no-untyped-def]
+    assert data_source == "math"
+    right = solution_str == ground_truth
+    return {"score": scale * right, "right": right, "length": len(solution_str), "remark": "fine"}
+
+
+def verl_plain(data_source, solution_str, ground_truth):  # type: ignore[no-untyped-def]
+    return float(solution_str == ground_truth)
+
+
+def trl_columns(prompts: list[str], completions: list[str], level: list[int]) -> list[float]:
+    return [len(done) + float(n) for _, done, n in zip(prompts, completions, level, strict=True)]
+
+
+def trl_chat(completions: list[list[dict[str, str]]], **columns: Any) -> list[float]:
+    assert columns["level"] == [2]
+    return [float(len(done[0]["content"])) for done in completions]
+
+
+def lists(responses: list[str], tasks: list[Task], finish_reasons: list[str]) -> list[Reward]:
+    """A call with `die` in it takes all with it; one with `raise` fails."""
+    if "die" in responses:
+        os._exit(1)
+    if "hang" in responses:
+        time.sleep(1000)
+    if "raise" in responses:
+        raise KeyError("raise")
+    stopped = [float(reason == "stop") for reason in finish_reasons]
+    together = float(len(responses))
+    return [Reward(len(r), {"together": together, "stopped": s}) for r, s in zip(responses, stopped, strict=True)]
+
+
+def wrong_lists(responses: list[str], tasks: list[Task]) -> list[float]:
+    return [0.0] * (len(responses) + 1)
+
+
+def lists_with_option(responses: list[str], tasks: list[Task], threshold: float) -> list[float]:
+    return [0.0] * len(responses)
+
+
+async def obey_async(response: str, task: Task) -> float:
+    """Do what the response says: `sleep` waits as one waits for a service, `block` blocks the event loop."""
+    command, _, argument = response.partition(" ")
+    if command == "sleep":
+        await asyncio.sleep(float(argument))
+    elif command == "block":
+        time.sleep(1000)
+    elif command == "stubborn":
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(1000)
+    elif command == "exit":
+        os._exit(3)
+    elif command == "raise":
+        raise LookupError("no such service")
+    elif command == "fork":
+        os.fork()
+    elif command == "env":
+        return float(argument in os.environ)
+    return float(argument or 0)
 
 
 NOT_A_FUNCTION = 3

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from roll.catalog.rewards import REWARDS
-from roll.rewards.base import RewardLoadError, RewardOutputError, RewardSpec, as_reward
+from roll.rewards.base import Reward, RewardLoadError, RewardOutputError, RewardSpec, as_reward
 from roll.rewards.reward_registry import load_reward
 from roll.types.episode import Task
 
@@ -47,7 +47,11 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"name": "roll.rewards.gsm8k.gsm8k"}, "unknown name .*your own is roll.rewards.gsm8k:gsm8k"),
     ({"name": "no_such_file.py:f"}, "there is no file 'no_such_file.py'"),
     ({"name": f"{CUSTOM}:lenght"}, "no function 'lenght'; did you mean 'length'"),
-    ({"name": f"{CUSTOM}:NOT_A_FUNCTION"}, "not a plain function"),
+    ({"name": f"{CUSTOM}:NOT_A_FUNCTION"}, "is not a function, plain or async"),
+    ({"name": f"{CUSTOM}:trl_columns", "kwargs": {"scal": 1}}, "scal: there is no such option"),
+    ({"name": f"{CUSTOM}:compute_score", "kwargs": {"scal": 1}}, "scal: there is no such option.*data_source="),
+    ({"name": f"{CUSTOM}:lists_with_option"}, "threshold: it has no default.*fn\\(responses, tasks"),
+    ({"name": "their", "function": b"junk"}, "their can't be loaded in a process of its own: UnpicklingError"),
     ({"name": f"{CUSTOM}:one_argument"}, r"can't be called.*fn\(response, task, \*\*reward_kwargs\)"),
     ({"name": f"{CUSTOM}:needs_more"}, "url: it has no default and must be given"),
     ({"name": f"{CUSTOM}:length", "kwargs": {"scal": 2}}, "scal: there is no such option; did you mean 'scale'"),
@@ -75,3 +79,66 @@ def test_numbers_of_other_libraries_are_numbers() -> None:
     assert as_reward(1, "f").value == 1.0
     with pytest.raises(RewardOutputError, match="'f' returned a value of type str"):
         as_reward("1", "f")
+
+
+ROW = Task(
+    id="t:7",
+    source="file.parquet",
+    payload={"prompt": "6*7?", "reward_model": {"ground_truth": "42"}, "data_source": "math", "level": 3},
+    seed=0,
+    tag="t",
+    domain="d",
+)
+CHAT = Task(
+    id="c:1",
+    source="c",
+    payload={"messages": [{"role": "user", "content": "hi"}], "level": 2},
+    seed=0,
+    tag="t",
+    domain="d",
+)
+
+
+def test_verls_signature_is_called_as_verl_does() -> None:
+    reward = load_reward(RewardSpec(name=f"{CUSTOM}:compute_score", kwargs={"scale": 2.0}))("42", ROW)
+    assert (reward.value, reward.parts) == (2.0, {"right": 1.0, "length": 2.0})
+    assert load_reward(RewardSpec(name=f"{CUSTOM}:verl_plain"))("42", ROW).value == 1.0
+
+
+def test_trls_signature_is_called_as_trl_does() -> None:
+    columns = load_reward(RewardSpec(name=f"{CUSTOM}:trl_columns"))
+    assert columns("abc", ROW).value == 3 + 3
+    assert load_reward(RewardSpec(name=f"{CUSTOM}:trl_chat"))("abc", CHAT).value == 3.0
+
+
+def test_a_function_that_takes_lists_scores_several_in_one_call() -> None:
+    reward = load_reward(RewardSpec(name=f"{CUSTOM}:lists"))
+    scored = reward.score_all([("a", TASK, "stop"), ("bcd", TASK, "length")])
+    assert [(one.value, one.parts["together"], one.parts["stopped"]) for one in scored] == [(1, 2, 1), (3, 2, 0)]
+    assert reward("abcd", TASK).value == 4.0
+    with pytest.raises(RewardOutputError, match="was given 1 responses and returned 2"):
+        load_reward(RewardSpec(name=f"{CUSTOM}:wrong_lists"))("a", TASK)
+
+
+def test_an_async_function_can_be_called_plainly() -> None:
+    reward = load_reward(RewardSpec(name=f"{CUSTOM}:asynchronous"))
+    assert [reward("abc", TASK).value, reward("", TASK).value] == [3.0, 0.0]
+
+
+def test_a_pickled_function_is_used_instead_of_a_name() -> None:
+    cloudpickle = pytest.importorskip("cloudpickle")
+    factor = 3.0
+    function = cloudpickle.dumps(lambda response, task: factor * len(response))
+    assert load_reward(RewardSpec(name="mine", function=function))("ab", TASK).value == 6.0
+
+
+@pytest.mark.parametrize("value", [1e308, -1e13, float("inf"), float("nan"), {"score": 1e300}, {"points": 1.0}])
+def test_a_reward_that_no_optimiser_could_use_is_refused_with_its_row(value: Any) -> None:
+    with pytest.raises(RewardOutputError, match=r"'f' returned .* \(row 't:3'\)"):
+        as_reward(value, "f", "t:3")
+
+
+def test_names_of_parts_are_texts_and_not_too_many() -> None:
+    for parts in ({"\ud800": 1.0}, {"x" * 2000: 1.0}, {str(i): 1.0 for i in range(2000)}):
+        with pytest.raises(RewardOutputError, match="part"):
+            as_reward(Reward(1.0, parts), "f")
