@@ -66,6 +66,16 @@ def as_file(rows: Iterable[Mapping[str, Any]], folder: Path, *, key: str) -> str
     return str(file)
 
 
+def first_row(file: str) -> Mapping[str, Any]:
+    """Return the first row of a data file; empty where there is none, which others report."""
+    from roll.utils.readers import DataError, read_rows, resolve_sources
+
+    try:
+        return next((row.values for source in resolve_sources(file) for row in read_rows(source)), {})
+    except DataError:
+        return {}
+
+
 def _lines(rows: Iterable[Any], key: str) -> Iterator[str]:
     for number, row in enumerate(rows):
         row = {"prompt": row} if isinstance(row, str) else row

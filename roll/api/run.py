@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from roll.api.given import as_file, as_path
+from roll.api.given import as_file, as_path, first_row
 
 if TYPE_CHECKING:
     from roll.configs.schema.run_config import RunConfig
@@ -93,6 +93,7 @@ def configured(
         keeps: have the run keep its metrics and rollouts, which the result offers.
     """
     from roll.cli.train import load
+    from roll.configs.errors import ConfigError
     from roll.configs.parsing.loader import compose_file
 
     changes = assignments(overrides)
@@ -106,7 +107,12 @@ def configured(
         ]
         if keeps:
             changes += _kept(plain, set(cls.__dataclass_fields__), overrides)
-        return load(file, changes)
+        try:
+            return load(file, changes)
+        except ConfigError as error:
+            if not str(error.source).startswith(str(file)) or isinstance(config, (str, os.PathLike)):
+                raise
+            raise ConfigError(error.violations, "the given configuration") from None
 
 
 def run(config: RunConfig) -> RunResult:
@@ -212,11 +218,18 @@ def _data(given: Mapping[str, Any], plain: Mapping[str, Any], folder: Path) -> I
         rows = given[argument]
         if rows is None:
             continue
-        yield f"{section}.data_args.file_name={_literal([as_file(rows, folder, key=argument)])}"
+        file = as_file(rows, folder, key=argument)
+        yield f"{section}.data_args.file_name={_literal([file])}"
         inner = plain.get(section)
         old = inner.get("data_args") if isinstance(inner, Mapping) else None
-        if isinstance(old, Mapping) and old.get("procedural"):
+        old = old if isinstance(old, Mapping) else {}
+        if old.get("procedural"):
             yield f"{section}.data_args.procedural=[]"
+        if not old.get("prompt") and not old.get("messages"):
+            columns = first_row(file)
+            role = next((name for name in ("messages", "prompt", "question") if name in columns), None)
+            if role is not None:
+                yield f"{section}.data_args.{'messages' if role == 'messages' else 'prompt'}={role}"
 
 
 def _kept(plain: Mapping[str, Any], keys: set[str], overrides: Mapping[str, Any]) -> Iterator[str]:
