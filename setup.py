@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
+from typing import Any
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 INSTALL_REQUIRES = [
     "torch>=2.11,<2.15",
@@ -29,6 +32,7 @@ INSTALL_REQUIRES = [
     "regex>=2024.5.15",
     # Below 1.0, and what contains programs: pinned, and raised only with a run of tests/sandbox in all set-ups.
     "sandlock==0.9.0 ; sys_platform == 'linux'",
+    "cloudpickle>=3.1,<4",
 ]
 EXTRAS_REQUIRE = {
     # Fused kernels for accelerators (use_liger, use_fused_kernels); earlier versions get per-token gradients wrong.
@@ -53,6 +57,7 @@ EXTRAS_REQUIRE = {
         "trackio>=0.43,<1",
     ],
     # Learning curves of benchmarks/agentic_learning.py.
+    # roll plot, and the learning curves of benchmarks/agentic_learning.py.
     "plots": ["matplotlib>=3.10,<4"],
     "test": [
         "pytest>=9,<10",
@@ -71,6 +76,18 @@ HERE = Path(__file__).parent
 VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "roll" / "__init__.py").read_text("utf-8"), re.MULTILINE)
 assert VERSION, "roll/__init__.py has no __version__"
 
+
+class BuildWithExamples(build_py):
+    """Puts the presets and the examples into the package: `roll/utils/shipped.py` finds them."""
+
+    def run(self) -> None:
+        """Build, then copy. An editable install reads them from the checkout."""
+        super().run()
+        if not self.editable_mode:
+            tools: dict[str, Any] = runpy.run_path(str(HERE / "roll" / "utils" / "shipped.py"))
+            tools["copy_all"](HERE, Path(self.build_lib) / "roll" / "shipped")
+
+
 setup(
     name="roll-rl",
     version=VERSION.group(1),
@@ -79,7 +96,8 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["roll", "roll.*"]),
-    package_data={"roll": ["py.typed"]},
+    package_data={"roll": ["py.typed", "*.pyi"]},
+    cmdclass={"build_py": BuildWithExamples},
     python_requires=">=3.10,<3.13",
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS_REQUIRE,

@@ -1,3 +1,24 @@
-"""Reinforcement learning for language models. Importing this package loads neither torch nor Ray."""
+"""Reinforcement learning for language models. Importing this package loads neither torch nor Ray.
+
+`roll.train(config)` runs a pipeline, `roll.check(config)` only checks it, `roll.resume(folder)` goes on with a run, and
+`roll.load_run(folder)` reads what one has left: docs/python.md.
+"""
+
+import importlib
 
 __version__ = "0.1.0"
+__all__ = ["RunResult", "__version__", "check", "load_run", "resume", "train"]
+
+# By name and not by import, so that what is light stays light; their types are in __init__.pyi.
+_HOMES = dict.fromkeys(("check", "load_run", "resume", "train"), "roll.api.run")
+_HOMES["RunResult"] = "roll.pipelines.run_result"
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'roll' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

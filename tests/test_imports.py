@@ -40,6 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "workers": BELOW_WORKERS,
     "pipelines": BELOW_WORKERS | {"workers"},
     "cli": BELOW_WORKERS | {"workers", "pipelines"},
+    "api": BELOW_WORKERS | {"workers", "pipelines", "cli"},
 }
 """Package -> what it may import from `roll`, besides itself. `a.b` allows that one module of package a."""
 

@@ -9,6 +9,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from roll import __version__
+
 CODES = "Exit code: 0 done, 2 your mistake (arguments, configuration, data), 1 a failure, 130 interrupted."
 KEYS = "Every key of a configuration: docs/configuration.md."
 
@@ -18,9 +20,26 @@ def roll_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="roll", description="Reinforcement learning for language models.", epilog=CODES
     )
+    parser.add_argument("--version", action="version", version=f"roll-rl {__version__}")
     _add_debug(parser)
     groups = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_train, _add_check, _add_rollout, _add_envs, _add_demos, _add_sandbox, _add_reward, _add_data):
+    for add in (
+        _add_quickstart,
+        _add_train,
+        _add_check,
+        _add_resume,
+        _add_export,
+        _add_plot,
+        _add_eval,
+        _add_rollout,
+        _add_envs,
+        _add_demos,
+        _add_reward,
+        _add_data,
+        _add_sandbox,
+        _add_examples,
+        _add_completion,
+    ):
         add(groups)
     return parser
 
@@ -71,6 +90,83 @@ def _add_check(groups: Any) -> None:
     parser.add_argument("file", help="the YAML file, with or without .yaml")
     parser.add_argument("--print_config", action="store_true", help="print all keys with their values instead")
     _add_overrides(parser)
+
+
+def _add_quickstart(groups: Any) -> None:
+    parser = _command(
+        groups, "quickstart", "train a small model on this machine, in minutes", "roll.cli.quickstart:quickstart"
+    )
+    parser.add_argument("--yes", action="store_true", help="install the model's package without asking")
+    _add_overrides(parser)
+
+
+def _add_examples(groups: Any) -> None:
+    group = _command(groups, "examples", "list the examples that come with the package, or copy one")
+    commands = group.add_subparsers(required=True, metavar="COMMAND")
+    _command(commands, "list", "list the examples", "roll.cli.quickstart:list_examples")
+    copy = _command(commands, "copy", "copy an example, and say how to start it", "roll.cli.quickstart:copy")
+    copy.add_argument("name", help="its name in the list")
+    copy.add_argument("dir", nargs="?", type=Path, default=Path(), help="folder to copy it into (default: here)")
+
+
+def _add_resume(groups: Any) -> None:
+    parser = _command(groups, "resume", "go on with a run from its newest checkpoint", "roll.cli.runs:resume")
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help="the run's folder (its output_dir)")
+    _add_overrides(parser)
+
+
+def _add_export(groups: Any) -> None:
+    parser = _command(groups, "export", "write a checkpoint's model as a Hugging Face folder", "roll.cli.runs:export")
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help="the run's folder (its output_dir)")
+    parser.add_argument("--step", type=int, help="of the checkpoint (default: the newest)")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="DIR", help="folder to write (default: RUN/exported/step-<N>)"
+    )
+
+
+def _add_plot(groups: Any) -> None:
+    parser = _command(groups, "plot", "draw the learning curves of runs", "roll.cli.plot:plot")
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs; they share the axes")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", default=Path("curves.png"), help="png, svg or pdf")
+    parser.add_argument(
+        "--metric", action="append", metavar="NAME", help="draw this metric; may be given several times"
+    )
+
+
+def _add_eval(groups: Any) -> None:
+    group = _command(groups, "eval", "let a model answer a data file, or score answers")
+    commands = group.add_subparsers(required=True, metavar="COMMAND")
+    answers = _command(
+        commands, "generate", "write a model's responses to the rows of a data file", "roll.cli.evaluate:generate"
+    )
+    answers.add_argument("data", help="file of rows with `prompt` or `messages`: jsonl, json, csv, tsv or parquet")
+    answers.add_argument("--model", required=True, help="Hugging Face folder or hub id")
+    answers.add_argument(
+        "-o", "--output", type=Path, default=Path("responses.parquet"), help="default: responses.parquet"
+    )
+    answers.add_argument("--samples", type=int, default=1, help="responses per row (default 1)")
+    answers.add_argument("--temperature", type=float, help="default: 0 for one sample, else 1")
+    answers.add_argument("--max_new_tokens", type=int, default=512, help="default 512")
+    answers.add_argument("--prompt_length", type=int, default=1024, help="longest prompt in tokens (default 1024)")
+    answers.add_argument("--template", default="native", help="as data_args.template: native (default), plain, ...")
+    answers.add_argument("--engine", default="hf_infer", help="hf_infer (default), vllm or sglang")
+    answers.add_argument("overrides", nargs="*", metavar="key=value", help="further keys of pipeline rlvr")
+    score = _command(commands, "score", "score a file of responses, with a table by tag", "roll.cli.evaluate:score")
+    score.add_argument("file", help="rows with a column `response`, and what the reward reads, e.g. `ground_truth`")
+    score.add_argument("--reward", help="a built-in one, package.module:function, or path/to/file.py:function")
+    score.add_argument("--config", help="a configuration of pipeline rlvr, whose rewards score the rows by their tags")
+    score.add_argument("-o", "--output", type=Path, help="write the rows with their scores to this parquet file")
+    score.add_argument("--response", default="response", metavar="COLUMN", help="default: response")
+    score.add_argument("--pass_at_k", type=int, action="append", metavar="K", help="may be given several times")
+    score.add_argument("--threshold", type=float, default=1.0, help="a response is right from this score (default 1)")
+    score.add_argument("overrides", nargs="*", metavar="key=value", help="arguments of the reward, or keys of --config")
+
+
+def _add_completion(groups: Any) -> None:
+    parser = _command(
+        groups, "completion", "print a script that completes commands in a shell", "roll.cli.completion:completion"
+    )
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"))
 
 
 def _add_rollout(groups: Any) -> None:

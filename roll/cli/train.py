@@ -7,6 +7,7 @@ The file is composed by Hydra (defaults lists, interpolation) and checked in ful
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import traceback
@@ -20,6 +21,9 @@ from roll.configs.parsing.find import find_by_name, find_config
 
 if TYPE_CHECKING:
     from roll.configs.schema.run_config import RunConfig
+    from roll.pipelines.run_result import RunResult
+
+ERROR_FILE = "error.txt"
 
 
 def start_pipeline(arguments: Sequence[str], examples: Path) -> int:
@@ -85,26 +89,58 @@ def load(file: Path, overrides: Sequence[str]) -> RunConfig:
 
 def run(config: RunConfig) -> int:
     """Run the pipeline and return its exit code; a failure's traceback goes to `<logging_dir>/error.txt`."""
+    try:
+        run_logged(config)
+    except KeyboardInterrupt:
+        say(f"interrupted; {_way_on(config)}")
+        return Exit.INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - as in `guarded`, with a file for the traceback
+        details = config.logging_path / ERROR_FILE
+        return report(error, details if _tells(details, error) else None)
+    return Exit.DONE
+
+
+def run_logged(config: RunConfig) -> RunResult:
+    """Run the pipeline with a log; a failure's traceback is written to `<logging_dir>/error.txt`, and raised."""
     from roll.pipelines import run_pipeline
     from roll.utils.locking import FolderInUse, run_lock
     from roll.utils.logging import setup_logging
+    from roll.utils.secrets import redacted
 
     # Before the log is opened: a run that is refused leaves the folder of the other one alone.
     with run_lock(config.output_path, config.logging_path):
         pass
     setup_logging(file=config.logging_path / "controller.log")
     try:
-        run_pipeline(config)
-    except KeyboardInterrupt:
-        say("interrupted; resume with resume_from_checkpoint=auto")
-        return Exit.INTERRUPTED
-    except FolderInUse as error:
-        return report(error)
-    except Exception as error:  # noqa: BLE001 - as in `guarded`, with a file for the traceback
-        details = config.logging_path / "error.txt"
-        try:
-            details.write_text(traceback.format_exc(), encoding="utf-8")
-        except OSError:  # a full disk, which may be what went wrong
-            return report(error)
-        return report(error, details)
-    return Exit.DONE
+        return run_pipeline(config)
+    except FolderInUse:
+        raise  # the folder is another run's
+    except Exception:
+        # A full disk may be what went wrong.
+        with contextlib.suppress(OSError):
+            (config.logging_path / ERROR_FILE).write_text(redacted(traceback.format_exc()), encoding="utf-8")
+        raise
+
+
+def _tells(file: Path, error: Exception) -> bool:
+    """Return whether the file has the traceback of this error, not that of an earlier run."""
+    try:
+        return type(error).__name__ in file.read_text(encoding="utf-8").rstrip().rpartition("\nTraceback")[2]
+    except OSError:
+        return False
+
+
+def _way_on(config: RunConfig) -> str:
+    """Say how an interrupted run goes on: from its newest checkpoint, if it has one."""
+    from roll.checkpoint import CheckpointStore
+    from roll.pipelines.kept_config import CONFIG_FILE
+
+    if config.only_validates:
+        return "nothing was trained, so there is nothing to resume"
+    latest = CheckpointStore(config.checkpoint_path).latest()
+    if latest is None:
+        saves = f"save_steps is {config.save_steps}" if config.save_steps else "save_steps=10 would save every 10 steps"
+        return f"no checkpoint was saved yet, so the next start begins at the first step ({saves})"
+    if (config.output_path / CONFIG_FILE).is_file():
+        return f"roll resume {config.output_dir} goes on after step {latest.step}"
+    return f"resume_from_checkpoint=auto goes on after step {latest.step}"

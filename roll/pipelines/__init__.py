@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from roll.configs.schema.run_config import RunConfig
+    from roll.pipelines.run_result import RunResult
 
 
-def run_pipeline(config: RunConfig) -> None:
-    """Run a configuration to its end."""
+def run_pipeline(config: RunConfig) -> RunResult:
+    """Run a configuration to its end, and return what it has left in its folder."""
     # Before torch starts its threads: ones that spin while they wait slow each other down many times over as soon as
     # anything else runs on the machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from roll.catalog.pipelines import pipeline_of
+    from roll.pipelines.run_result import RunResult
     from roll.utils.importing import load_object
 
     load_object(pipeline_of(config.pipeline).path, key="pipeline")(config)
+    return RunResult(folder=config.output_path, config=config)

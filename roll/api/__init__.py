@@ -1,0 +1,1 @@
+"""`roll.train` and its siblings: what `import roll` offers, loaded at first use."""
