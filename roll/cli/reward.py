@@ -128,7 +128,7 @@ def _plan(options: argparse.Namespace) -> _Plan:
     return _Plan({_ALONE: spec}, DataArgs(**given), None, None, timeout_s=30.0)
 
 
-def _plan_of_config(file: Path, overrides: Sequence[str], given: Mapping[str, str]) -> _Plan:
+def _plan_of_config(file: Path, overrides: Sequence[str], given: Mapping[str, Any]) -> _Plan:
     from dataclasses import replace
 
     from roll.cli.train import load

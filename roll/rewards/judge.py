@@ -82,7 +82,7 @@ class Rubric:
             name = match[1]
             value = values.get(name)
             if value is not None:
-                return value() if callable(value) else value
+                return str(value() if callable(value) else value)
             column = task.payload.get(name)
             if column is None:
                 known = ", ".join(sorted(task.payload))
