@@ -214,6 +214,28 @@ def test_a_closed_sandbox_is_gone(sandbox: LocalSandbox):
         run(other, "print(1)")
 
 
+def test_what_killed_callers_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(local.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(local.tempfile, "mkdtemp", lambda prefix: str(tmp_path / f"{prefix}mine"))
+    for name in ("roll-sandbox-empty", "roll-sandbox-used/0", "other"):
+        (tmp_path / name).mkdir(parents=True)
+    with LocalSandbox("unconfined") as sandbox:
+        assert run(sandbox, "print(1)").stdout == b"1\n"
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "roll-sandbox-mine", "roll-sandbox-used"]
+    assert not (tmp_path / "roll-sandbox-mine").exists()
+
+
+def test_a_sandbox_that_nobody_closed_is_gone_with_its_process(tmp_path: Path):
+    code = (
+        "from roll.sandbox.base import *\nfrom roll.sandbox.local import LocalSandbox\n"
+        "sandbox = LocalSandbox('unconfined')\nsandbox.run(Program(source=''), Limits())\nprint(*sandbox.pids())"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert not Path("/proc", done.stdout.strip()).exists()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_programs_end_with_their_caller(sandbox: LocalSandbox):
     code = (
         "from roll.sandbox.base import *\nfrom roll.sandbox.local import LocalSandbox\n"
