@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from attack_world import survivors
 
-from roll.sandbox import local, mechanisms, open_sandbox, parent_process, usage
+from roll.sandbox import confine, local, mechanisms, open_sandbox, parent_process, usage
 from roll.sandbox.base import Limits, Outcome, Program, Sandbox, SandboxError, SandboxUnavailable
 from roll.sandbox.local import LocalSandbox
 
@@ -130,6 +130,16 @@ def test_nothing_reaches_the_next_program(sandbox: LocalSandbox):
     outcomes = [run(sandbox, source).stdout.splitlines() for source in (first, second, second)]
     assert outcomes[1][0] == outcomes[2][0] == b"False False False False False []"
     assert outcomes[1][1] != outcomes[2][1] != outcomes[0][0]
+
+
+def test_a_program_writes_into_its_own_folder_alone(sandbox: LocalSandbox):
+    if not confine.landlock_abi():
+        pytest.skip("without Landlock the warm parent is replaced after each program instead")
+    before = sandbox.pids()
+    for source in ("open('../x', 'w')", "import os; os.mkdir('../x')", "import os; os.rename('.', '../x')"):
+        assert run(sandbox, source).exit_code == 1
+    assert run(sandbox, "import os; os.rmdir(os.getcwd())").exit_code == 1
+    assert sandbox.pids() == before
 
 
 def test_several_threads_run_programs_at_once(sandbox: LocalSandbox):
