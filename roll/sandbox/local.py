@@ -8,6 +8,7 @@ import itertools
 import os
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 
@@ -20,6 +21,7 @@ from roll.sandbox.readable import interpreter
 
 _MOST_PARENTS = 16
 _PREFIX = "roll-sandbox-"
+_YOUNG_S = 300.0
 
 
 class LocalSandbox(Sandbox):
@@ -132,9 +134,13 @@ class LocalSandbox(Sandbox):
 
 
 def _remove_empty_folders() -> None:
-    """Remove what processes that were killed left: their warm parents empty the folders."""
+    """Remove what processes that were killed left: their warm parents empty the folders, but can't remove them."""
     for folder in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), f"{_PREFIX}*")):
         with contextlib.suppress(OSError):
+            if time.time() - os.stat(folder).st_mtime < _YOUNG_S:
+                continue  # another process may be about to fill it
+            for name in os.listdir(folder):
+                os.rmdir(os.path.join(folder, name))
             os.rmdir(folder)
 
 

@@ -229,11 +229,20 @@ def test_a_closed_sandbox_is_gone(sandbox: LocalSandbox):
 def test_what_killed_callers_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(local.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(local.tempfile, "mkdtemp", lambda prefix: str(tmp_path / f"{prefix}mine"))
-    for name in ("roll-sandbox-empty", "roll-sandbox-used/0", "other"):
+    for name in (
+        "roll-sandbox-empty",
+        "roll-sandbox-left/0",
+        "roll-sandbox-used/0/home",
+        "roll-sandbox-young",
+        "other",
+    ):
         (tmp_path / name).mkdir(parents=True)
+        if "young" not in name:
+            os.utime(tmp_path / name.partition("/")[0], (0, 0))
     with LocalSandbox("unconfined") as sandbox:
         assert run(sandbox, "print(1)").stdout == b"1\n"
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "roll-sandbox-mine", "roll-sandbox-used"]
+        left = sorted(path.name for path in tmp_path.iterdir())
+        assert left == ["other", "roll-sandbox-mine", "roll-sandbox-used", "roll-sandbox-young"]
     assert not (tmp_path / "roll-sandbox-mine").exists()
 
 
