@@ -33,6 +33,7 @@ _SYSV_KEY = str(0x726F6C6C)
 CANARY = """
 import builtins, json, math, os, re, signal, sys, threading, unittest
 assert os.listdir('.') == [], os.listdir('.')
+assert os.listdir('..') == [os.path.basename(os.getcwd())], os.listdir('..')
 assert os.getcwd() == os.environ['HOME'] and len(os.environ) < 12, os.environ
 assert len('ab') == 2 and json.loads('[1]') == [1] and math.sqrt(4) == 2 and re.match('a', 'a')
 assert unittest.TestCase.assertEqual.__module__ == 'unittest.case'
@@ -184,12 +185,10 @@ def harms_of(
     try:
         os.set_blocking(pipe[0], False)
         stdin = b"x" * 1_000_000 if attack.name == "never_reads_its_input" else b""
-        began = time.monotonic()
         try:
             outcome = sandbox.run(Program(source=world.source(attack), stdin=stdin), limits)
         except SandboxError as error:
             return [f"the sandbox failed: {error}"]
-        seconds = time.monotonic() - began
         printed = outcome.stdout + outcome.stderr
         found = list(world.harms())
         with contextlib.suppress(BlockingIOError):
@@ -201,8 +200,8 @@ def harms_of(
             found.append(f"it got what it wanted: {outcome.stdout[:200]!r}")
         if len(outcome.stdout) > limits.output_bytes or len(outcome.stderr) > limits.output_bytes:
             found.append("more output than allowed")
-        if seconds > limits.wall_s + slack_s:
-            found.append(f"it took {seconds:.1f} s")
+        if outcome.seconds > limits.wall_s + slack_s:  # without the start of a warm parent, which may come first
+            found.append(f"it took {outcome.seconds:.1f} s")
         if left := survivors(sandbox.folder):
             found.append(f"processes {left} are left")
         try:
