@@ -73,14 +73,16 @@ def compare(rows: Sequence[dict[str, Any]], sandbox: Sandbox) -> tuple[int, list
     count, survivors = 0, []
     for row in rows:
         reference = f"```python\n{solution(row)}\n```"
-        assert code(reference, task(row), sandbox=sandbox).value == 1.0, row["task_id"]
+        # Task 123 of MBPP counts for some seconds.
+        assert code(reference, task(row), sandbox=sandbox, timeout_s=30.0, total_s=90.0).value == 1.0, row["task_id"]
         for kind, mutant in mutants(solution(row)):
             count += 1
             limits = Limits(wall_s=_S, cpu_s=_S)
             outcome = sandbox.run(Program(source=plain_program(row, mutant)), limits)
             passes = outcome.ending == "exited" and outcome.exit_code == 0
-            score = code(f"```python\n{mutant}\n```", task(row), sandbox=sandbox, timeout_s=_S).value
-            assert score == float(passes), (row["task_id"], kind)
+            reward = code(f"```python\n{mutant}\n```", task(row), sandbox=sandbox, timeout_s=_S)
+            if outcome.ending != "timeout" and not reward.parts["timed_out"]:
+                assert reward.value == float(passes), (row["task_id"], kind)
             if passes:
                 survivors.append(f"{row['task_id']} {kind}")
     return count, survivors
