@@ -57,10 +57,15 @@ def landlock_abi() -> int:
         return 0
 
 
-def landlock_rules(paths: Mapping[str, int]) -> int:
-    """Return the descriptor of a rule set: these paths with these rights and nothing else, no TCP, no signals out."""
+def landlock_rules(paths: Mapping[str, int], *, writes_alone: bool = False) -> int:
+    """Return the descriptor of a rule set: these paths with these rights and nothing else, no TCP, no signals out.
+
+    `writes_alone`: nothing is said about reading.
+    """
     abi = landlock_abi()
     files = 0x1FFF | (0x2000 if abi >= 2 else 0) | (0x4000 if abi >= 3 else 0) | (0x8000 if abi >= 5 else 0)
+    if writes_alone:
+        files &= ~(_READ_FILE | _READ_DIR | _EXECUTE)
     fields = [files] + ([3] if abi >= 4 else []) + ([3] if abi >= 6 else [])
     data = struct.pack(f"{len(fields)}Q", *fields)
     rules = _call(_LANDLOCK[0], data, ctypes.c_size_t(len(data)), ctypes.c_uint(0))

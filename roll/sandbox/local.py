@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import itertools
 import os
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 
-from roll.sandbox import usage
+from roll.sandbox import confine, usage
 from roll.sandbox.base import Limits, Outcome, Program, Sandbox, SandboxError, SandboxUnavailable
 from roll.sandbox.local_program import LocalProgram
 from roll.sandbox.mechanisms import MECHANISMS
@@ -18,6 +20,8 @@ from roll.sandbox.parent_process import WarmParent
 from roll.sandbox.readable import interpreter
 
 _MOST_PARENTS = 16
+_PREFIX = "roll-sandbox-"
+_YOUNG_S = 300.0
 
 
 class LocalSandbox(Sandbox):
@@ -39,6 +43,8 @@ class LocalSandbox(Sandbox):
         """Everything of its programs is in here; empty before the first one."""
         self._numbers = itertools.count()
         self._closed = False
+        # Namespaces alone let a program write beside its own folder, where the next one would find it.
+        self._leaves_traces = name == "bwrap" and confine.landlock_abi() == 0
         self._owner = os.getpid()
         self._all: set[WarmParent] = set()
         self._finalizer = weakref.finalize(self, _close_all, self._all, self._owner)
@@ -94,7 +100,8 @@ class LocalSandbox(Sandbox):
                     return parent
             spare = self._idle.pop(0) if len(self._idle) >= _MOST_PARENTS else None
             if not self.folder:
-                self.folder = tempfile.mkdtemp(prefix="roll-sandbox-")
+                _remove_empty_folders()
+                self.folder = tempfile.mkdtemp(prefix=_PREFIX)
             folder = os.path.join(os.path.realpath(self.folder), str(next(self._numbers)))
         if spare is not None:
             self._drop(spare)
@@ -113,7 +120,7 @@ class LocalSandbox(Sandbox):
     def _give_back(self, parent: WarmParent) -> None:
         parent.done = True
         with self._lock:
-            keep = parent.usable and not self._closed and not parent.worn_out()
+            keep = parent.usable and not self._closed and not parent.worn_out() and not self._leaves_traces
             if keep:
                 self._idle.append(parent)
         if not keep:
@@ -126,8 +133,23 @@ class LocalSandbox(Sandbox):
             self._all.discard(parent)
 
 
+def _remove_empty_folders() -> None:
+    """Remove what processes that were killed left: their warm parents empty the folders, but can't remove them."""
+    for folder in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), f"{_PREFIX}*")):
+        with contextlib.suppress(OSError):
+            if time.time() - os.stat(folder).st_mtime < _YOUNG_S:
+                continue  # another process may be about to fill it
+            for name in os.listdir(folder):
+                os.rmdir(os.path.join(folder, name))
+            os.rmdir(folder)
+
+
 def _close_all(parents: set[WarmParent], owner: int) -> None:
     if os.getpid() != owner:
         return  # a forked child's copy
+    folders = {os.path.dirname(parent.folder) for parent in parents}
     while parents:
         parents.pop().close()
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)

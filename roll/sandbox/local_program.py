@@ -291,7 +291,7 @@ class LocalProgram(Running):
             self._close(name)
         with contextlib.suppress(OSError):
             usage.remove_tree(self._home)
-        if os.path.lexists(self._home):
+        if not self._parent.is_clean():
             self._parent.usable = False  # a new one, with a new folder
         self._done(self._parent)
 

@@ -182,6 +182,10 @@ class WarmParent:
         self._programs += 1
         return str(self._programs)
 
+    def is_clean(self) -> bool:
+        """Return whether no program has left anything in the folder of all programs."""
+        return not os.listdir(Path(self.folder, "home"))
+
     def worn_out(self) -> bool:
         """Return whether its supervisor has so many files open that another should take its place."""
         try:

@@ -191,6 +191,9 @@ def _become_program(request: dict[str, Any], pipes: list[int], parent: int, rule
     confine.limit_resources(**request["limits"])
     if rules >= 0:
         confine.landlock_enter(rules)
+        # The first set was made once, for the folder of all programs; this one leaves each its own.
+        own = {request["folder"]: confine.WRITE, "/dev/null": confine.DEVICE}
+        confine.landlock_enter(confine.landlock_rules(own, writes_alone=True))
     os.closerange(4, 1 << 16)
     if filter_:
         confine.seccomp_enter(filter_)

@@ -33,6 +33,7 @@ _SYSV_KEY = str(0x726F6C6C)
 CANARY = """
 import builtins, json, math, os, re, signal, sys, threading, unittest
 assert os.listdir('.') == [], os.listdir('.')
+assert os.listdir('..') == [os.path.basename(os.getcwd())], os.listdir('..')
 assert os.getcwd() == os.environ['HOME'] and len(os.environ) < 12, os.environ
 assert len('ab') == 2 and json.loads('[1]') == [1] and math.sqrt(4) == 2 and re.match('a', 'a')
 assert unittest.TestCase.assertEqual.__module__ == 'unittest.case'

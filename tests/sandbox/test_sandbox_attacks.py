@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -9,7 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from attack_world import campaign, harms_of, read_attacks
+from attack_setups import UNPRIVILEGED
+from attack_world import REPOSITORY, campaign, harms_of, read_attacks
 
 from roll.sandbox.base import SandboxUnavailable
 from roll.sandbox.local import LocalSandbox
@@ -80,7 +83,7 @@ def test_no_attack_does_harm_in_another_set_up(mechanism: str, setup: str):
     if mechanism == "bwrap" and shutil.which("bwrap") is None:
         pytest.skip("bwrap isn't installed")
     script, python = Path(__file__).parent / "attack_world.py", sys.executable
-    path = os.pathsep.join(dict.fromkeys([str(script.parents[2]), *filter(None, sys.path)]))
+    path = _import_path()
     if setup.endswith("user"):
         python = _python_for_others()
     done = subprocess.run(
@@ -95,24 +98,29 @@ def test_no_attack_does_harm_in_another_set_up(mechanism: str, setup: str):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def _import_path() -> str:
+    """Return this project's folder and that of sandlock: a Python with another library needs no more."""
+    spec = importlib.util.find_spec("sandlock")
+    return os.pathsep.join([str(REPOSITORY), *([str(Path(spec.origin).parents[1])] if spec and spec.origin else [])])
+
+
 def _python_for_others() -> str:
     """Return a Python of this version that every user can run with sandlock."""
     name = f"python3.{sys.version_info.minor}"
-    for python in (sys.executable, shutil.which(name, path="/usr/bin:/usr/local/bin")):
-        code = "import sys, importlib.util as u; sys.exit(u.find_spec('sandlock') is None)"
-        if (
-            python is not None
-            and subprocess.run(
+    code = "import sys, importlib.util; sys.exit(importlib.util.find_spec('sandlock') is None)"
+    environment = {"PYTHONPATH": _import_path()}
+    for python in filter(None, (sys.executable, shutil.which(name, path="/usr/bin:/usr/local/bin"))):
+        with contextlib.suppress(PermissionError):  # below another user's home
+            done = subprocess.run(
                 [python, "-c", code],
-                user=61_234,
-                group=61_234,
+                user=UNPRIVILEGED,
+                group=UNPRIVILEGED,
                 extra_groups=[],
                 cwd="/",
-                env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                check=False,
+                env=environment,
                 capture_output=True,
-            ).returncode
-            == 0
-        ):
-            return python
+                check=False,
+            )
+            if done.returncode == 0:
+                return python
     pytest.skip("no Python here can be run by another user with sandlock")
