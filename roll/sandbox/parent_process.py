@@ -17,7 +17,7 @@ from roll.sandbox.base import SandboxError, SandboxUnavailable
 from roll.sandbox.mechanisms import Start, Started
 from roll.sandbox.readable import Interpreter
 
-_START_S = 30.0
+_START_S = 90.0  # it may import sympy first, on a machine that does other things
 _ANSWER_BYTES = 65_536
 _MOST_OPEN_FILES = 256
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from roll.rewards.base import Reward
+from roll.rewards.base import Reward, RewardLoadError, RewardSpec
 from roll.rewards.code import code
 from roll.rewards.code_run import same_output, same_value
 from roll.rewards.code_tests import BrokenTask
-from roll.sandbox.base import Sandbox, SandboxError
+from roll.rewards.reward_registry import load_reward
+from roll.sandbox.base import Limits, Program, Sandbox, SandboxError, SandboxUnavailable
 from roll.sandbox.open_sandbox import open_sandbox
 from roll.types.episode import Task
 
@@ -283,3 +284,19 @@ def test_an_honest_program_passes_what_the_forgeries_fail(sandbox: Sandbox) -> N
     program = "def f(x):\n    return 'x' * x + 'y'\n"
     for truth in ([SECRET], {"fn_name": "f", "inputs": [[3]], "outputs": ["xxxy"]}):
         assert code(program, task(truth), sandbox=sandbox).value == 1.0
+
+
+def test_a_result_that_is_costly_to_compare_is_a_wrong_one(sandbox: Sandbox) -> None:
+    row = task({"fn_name": "f", "inputs": [[]], "outputs": [{"1": 2}]})
+    for result in ("{10 ** 5000: 1}", "7 ** 10 ** 6", "[[]] * 10 ** 6", "float('nan')"):
+        assert code(f"def f():\n    return {result}\n", row, sandbox=sandbox, float_tolerance=0.1).value == 0.0
+    assert code("def f():\n    return {1: 2.05}\n", row, sandbox=sandbox, float_tolerance=0.1).value == 1.0
+
+
+def test_a_sandbox_that_does_not_work_refuses_code_and_leaves_other_rewards_alone() -> None:
+    with pytest.raises(RewardLoadError, match="code needs a sandbox"):
+        load_reward(RewardSpec(name="code", sandbox="nowhere"))
+    gym = load_reward(RewardSpec(name="reasoning_gym", sandbox="nowhere"))
+    assert gym.sandbox is not None
+    with pytest.raises(SandboxUnavailable):
+        gym.sandbox.run(Program(source=""), Limits())

@@ -64,6 +64,12 @@ def plain_program(row: dict[str, Any], program: str) -> str:
     return f"{program}\n{row['test']}\ncheck({row['entry_point']})\n"
 
 
+def listed(name: str) -> list[str]:
+    """The mutants known to pass."""
+    found: list[str] = json.loads(SURVIVORS.read_text("utf-8"))[name]
+    return found
+
+
 def task(row: dict[str, Any]) -> Task:
     return Task(id=str(row["task_id"]), source="t", payload=row, seed=0, tag="t", domain="code")
 
@@ -73,14 +79,16 @@ def compare(rows: Sequence[dict[str, Any]], sandbox: Sandbox) -> tuple[int, list
     count, survivors = 0, []
     for row in rows:
         reference = f"```python\n{solution(row)}\n```"
-        assert code(reference, task(row), sandbox=sandbox).value == 1.0, row["task_id"]
+        # Task 123 of MBPP counts for some seconds.
+        assert code(reference, task(row), sandbox=sandbox, timeout_s=30.0, total_s=90.0).value == 1.0, row["task_id"]
         for kind, mutant in mutants(solution(row)):
             count += 1
             limits = Limits(wall_s=_S, cpu_s=_S)
             outcome = sandbox.run(Program(source=plain_program(row, mutant)), limits)
             passes = outcome.ending == "exited" and outcome.exit_code == 0
-            score = code(f"```python\n{mutant}\n```", task(row), sandbox=sandbox, timeout_s=_S).value
-            assert score == float(passes), (row["task_id"], kind)
+            reward = code(f"```python\n{mutant}\n```", task(row), sandbox=sandbox, timeout_s=_S)
+            if outcome.ending != "timeout" and not reward.parts["timed_out"]:
+                assert reward.value == float(passes), (row["task_id"], kind)
             if passes:
                 survivors.append(f"{row['task_id']} {kind}")
     return count, survivors
@@ -88,19 +96,21 @@ def compare(rows: Sequence[dict[str, Any]], sandbox: Sandbox) -> tuple[int, list
 
 def test_a_sample_of_mbpp_scores_as_its_tests_say(mbpp: list[dict[str, Any]], sandbox: Sandbox) -> None:
     count, survivors = compare(mbpp[::66], sandbox)
-    assert count > 25 > 5 * len(survivors)
+    assert count > 25
+    assert set(survivors) <= set(listed("mbpp"))
 
 
 def test_a_sample_of_human_eval_scores_as_its_tests_say(human_eval: list[dict[str, Any]], sandbox: Sandbox) -> None:
     count, survivors = compare(human_eval[::11], sandbox)
-    assert count > 25 > 5 * len(survivors)
+    assert count > 25
+    assert set(survivors) <= set(listed("human_eval"))
 
 
 def test_every_task_of_mbpp_scores_as_its_tests_say(mbpp: list[dict[str, Any]], sandbox: Sandbox) -> None:
     _, survivors = compare(mbpp, sandbox)
-    assert survivors == json.loads(SURVIVORS.read_text("utf-8"))["mbpp"]
+    assert survivors == listed("mbpp")
 
 
 def test_every_task_of_human_eval_scores_as_its_tests_say(human_eval: list[dict[str, Any]], sandbox: Sandbox) -> None:
     _, survivors = compare(human_eval, sandbox)
-    assert survivors == json.loads(SURVIVORS.read_text("utf-8"))["human_eval"]
+    assert survivors == listed("human_eval")

@@ -27,7 +27,7 @@ from roll.sandbox.open_sandbox import open_sandbox
 from roll.types.episode import Task
 
 PARAMETERS = {"composite": {"datasets": [DatasetSpec(name="chain_sum", weight=1, config={})]}}
-NO_REFERENCE = {"boxnet", "rubiks_cube", "rush_hour"}
+NO_REFERENCE = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
 
 
 @pytest.fixture(scope="module")
