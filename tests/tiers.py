@@ -19,6 +19,7 @@ CLUSTERS = frozenset({"ranks", "duo", "ray_executor"})
 
 EVIDENCE = (
     "evidence/*",
+    "rewards/test_rewards_references.py::test_every_reference_answer*",
     # The full tier keeps one or two of these kills each; tests/evidence/test_evidence_kills.py kills at random moments.
     "pipelines/test_pipelines_agentic_runs.py::test_killed_and_resumed_equals_never_killed[checkpoint write-2]",
     "pipelines/test_pipelines_async.py::test_killed_and_resumed_no_prompt_is_skipped_or_repeated[scoring-360]",
@@ -67,6 +68,7 @@ FULL = (
     "pipelines/test_pipelines_backends.py*",
     "pipelines/test_pipelines_learning.py*",
     "pipelines/test_pipelines_reward_model.py::test_a_policy_learns*",
+    "rewards/test_rewards_references.py::test_a_sample*",
     "tracking/test_tracking_models.py::test_the_real_model*",
 )
 """Patterns of test ids below tests/."""
