@@ -39,9 +39,7 @@ def wrong_rows(data: Path, name: str, column: str, function: Callable[..., Rewar
 
 
 @pytest.mark.parametrize(("name", "column", "function"), SETS)
-def test_a_sample_of_reference_answers(
-    shared_data: Path, name: str, column: str, function: Callable[..., Reward]
-):
+def test_a_sample_of_reference_answers(shared_data: Path, name: str, column: str, function: Callable[..., Reward]):
     assert wrong_rows(shared_data, name, column, function, 100) <= EXCEPTIONS.get(name, set())
 
 
