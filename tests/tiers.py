@@ -19,6 +19,7 @@ CLUSTERS = frozenset({"ranks", "duo", "ray_executor"})
 
 EVIDENCE = (
     "evidence/*",
+    "rewards/test_rewards_references.py::test_every_reference_answer*",
     # The full tier keeps one or two of these kills each; tests/evidence/test_evidence_kills.py kills at random moments.
     "pipelines/test_pipelines_agentic_runs.py::test_killed_and_resumed_equals_never_killed[checkpoint write-2]",
     "pipelines/test_pipelines_async.py::test_killed_and_resumed_no_prompt_is_skipped_or_repeated[scoring-360]",
@@ -77,6 +78,7 @@ FULL = (
     "pipelines/test_pipelines_reward_model.py::test_a_policy_learns*",
     "rewards/test_rewards_code_sets.py*",
     "rewards/test_rewards_verifiers.py::test_every_verifier_scores_three*",
+    "rewards/test_rewards_references.py::test_a_sample*",
     "tracking/test_tracking_models.py::test_the_real_model*",
     "tracking/test_tracking_services.py*",
 )
