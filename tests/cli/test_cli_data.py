@@ -58,7 +58,7 @@ def test_bad_rows_are_listed_with_their_lines(capsys: pytest.CaptureFixture[str]
     assert main(["data", "check", "train.jsonl", "prompt=question"]) == 1
     assert "no column 'question' (named for prompt)" in capsys.readouterr().out
     assert main(["data", "check", "none.jsonl"]) == 1
-    assert main(["data", "check", "train.jsonl", "promt=question"]) == 2
+    assert main(["data", "check", "train.jsonl", "prompts=question"]) == 2
 
 
 def test_the_data_of_a_configuration_meet_their_domains_and_rewards(capsys: pytest.CaptureFixture[str]) -> None:
