@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from roll.configs.checks import prerequisites
 from roll.configs.checks.machine import Machine
 from roll.configs.errors import ConfigError
 from roll.configs.full_check import checked, load_checked
@@ -145,7 +146,14 @@ def _places(tree: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...],
         yield from _places(tree[key], (*path, key))
 
 
+def _any_model(name: str) -> str:
+    """Say of every model that the hub has it: there is no network in tests."""
+    del name
+    return ""
+
+
 def _checked(case: Case) -> RunConfig:
+    prerequisites.hub_problem = _any_model
     further, machine = [env_violations], Machine()
     if case.composed:
         return checked(read_tree(case.tree), further=further, machine=machine)
