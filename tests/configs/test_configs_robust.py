@@ -56,7 +56,7 @@ OVERRIDES = [
     (f"output_dir={'x/' * 50_000}", "output_dir"),
     (f"pretrain={'x' * 100_000}", "pretrain"),
     ("actor_train.device_mapping=[[1]]", "actor_train.device_mapping"),
-    ("actor_train.model_args.model_config_kwargs.rope_theta=.nan", "actor_train.model_args.model_config_kwargs"),
+    ("actor_train.model_args.model_config_kwargs.rope_theta=nan", "actor_train.model_args.model_config_kwargs"),
 ]
 
 

@@ -62,7 +62,7 @@ VALUES: dict[str, Any] = {
     "list of sections": [{"name": "x"}, {"name": ["y"]}, {}],
     "section": {"x": {"y": 1}},
     "empty section": {},
-    "odd keys": {1: 2, None: 3, True: 4},
+    "odd keys": {1: 2, None: 3},
     "name that is none": {"name": [1]},
     "60 lists": _deep(60, mapping=False),
     "60 sections": _deep(60, mapping=True),
@@ -132,7 +132,9 @@ def _break(rng: random.Random, tree: dict[Any, Any]) -> str:
         _, other, there = rng.choice(places)
         home[key] = copy.deepcopy(other[there])
     elif way == "unknown" and isinstance(home, dict):
-        home[rng.choice(("surprise", "name", "size", "hydra", "defaults", "", "a.b", "a[0]"))] = rng.choice((1, {}, "x"))
+        home[rng.choice(("surprise", "name", "size", "hydra", "defaults", "", "a.b", "a[0]"))] = rng.choice(
+            (1, {}, "x")
+        )
     else:
         word = rng.choice(sorted(VALUES))
         home[key], way = copy.deepcopy(VALUES[word]), word

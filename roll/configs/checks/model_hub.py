@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from functools import cache
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote
@@ -28,13 +27,13 @@ def hub_problem(name: str) -> str:
         return f"{name!r} isn't in the hub's cache, and HF_HUB_OFFLINE forbids to look further"
     request = Request(f"{constants.ENDPOINT}/api/models/{quote(name)}", method="HEAD")
     try:
-        with urlopen(request, timeout=PATIENCE_S):  # noqa: S310 - the hub's own address
+        with urlopen(request, timeout=PATIENCE_S):
             return ""
     except HTTPError as error:
         if error.code == 404:
             return f"there is neither a folder {name!r} here nor such a model on {constants.ENDPOINT}"
         return ""  # private or gated: whoever has a token may have it
-    except (URLError, socket.timeout, OSError, ValueError) as error:
+    except (TimeoutError, URLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         return (
             f"{name!r} is neither a folder here nor in the hub's cache, and {constants.ENDPOINT} can't be reached "

@@ -402,11 +402,11 @@ def type_problem(hint: Any, value: Any) -> str:
             wrong = next((text for entry in value if (text := type_problem(item, entry))), "")
             if not wrong:
                 return ""
-        elif get_origin(member) is abc.Mapping and isinstance(value, Mapping):
-            return ""
-        elif member not in known and get_origin(member) not in (Literal, abc.Sequence, abc.Mapping):
-            return ""
-        elif (member in known or get_origin(member) is Literal) and _fits(member, value):
+        elif (
+            (get_origin(member) is abc.Mapping and isinstance(value, Mapping))
+            or (member not in known and get_origin(member) not in (Literal, abc.Sequence, abc.Mapping))
+            or ((member in known or get_origin(member) is Literal) and _fits(member, value))
+        ):
             return ""
     return said
 
