@@ -47,7 +47,7 @@ def check_prerequisites(config: RunConfig, machine: Machine | None = None) -> No
 def prerequisite_violations(
     config: RunConfig, machine: Machine | None = None, *, sound: bool = True
 ) -> list[Violation]:
-    """Everything the configuration needs and isn't there. Not `sound`: it breaks rules, or some values are `STAND_IN`."""
+    """Everything that is needed and isn't there. Not `sound`: rules are broken, or some values are `STAND_IN`."""
     checks = load_object(pipeline_of(config.pipeline).checks, key="pipeline")
     seen = machine or this_machine()
     return collect([*checks, lambda found: machine_checks(found, seen)], config, sound=sound)
