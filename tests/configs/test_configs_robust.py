@@ -126,6 +126,8 @@ def test_a_hub_that_does_not_answer_is_asked_once(job, monkeypatch):
         raise OSError("no route to host")
 
     monkeypatch.setattr(model_hub, "urlopen", refuse)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
     model_hub.hub_problem.cache_clear()
     with pytest.raises(ConfigError, match="can't be reached .*no route to host"):
         load_checked(job / "job.yaml", ["pretrain=some/model"], machine=Machine())
