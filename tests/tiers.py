@@ -50,6 +50,7 @@ FULL = (
     "distributed/test_distributed_executors.py::*[ray]",
     "distributed/test_distributed_gpu_slots.py*",
     "distributed/test_distributed_processes.py*",
+    "configs/test_configs_fuzz.py*",
     "pipelines/test_pipelines_async.py*",
     "envs/test_envs_pool_faults.py*",
     "extensions/test_extensions_pipeline.py::test_two_ranks*",
