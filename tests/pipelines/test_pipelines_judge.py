@@ -8,6 +8,7 @@ from toy import run_toy, write_toy
 
 from roll.tracking.names import is_timing
 
+
 def settings_of(model):
     return (
         "rewards.case.name=judge",

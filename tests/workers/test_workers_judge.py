@@ -6,6 +6,7 @@ import json
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -178,3 +179,17 @@ def test_the_end_of_the_judges_cluster_is_raised_with_its_name():
     with Judge(JudgeConfig(), Gone(), {"d": RewardConfig(name="judge")}) as judge:
         with pytest.raises(WorkerFailed, match="judge rank 0"):
             judge.submit(request()).result(30)
+
+
+def test_roll_judge_agree_compares_a_file_with_labels(service, tmp_path, capsys):
+    from roll.cli.__main__ import main
+
+    service.plan = ["Score: 9", "Score: 2", "Score: 8"]
+    rows = [{"prompt": f"{i}?", "response": f"r{i}", "label": label} for i, label in enumerate([1, 0, 0])]
+    data = tmp_path / "labels.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    example = Path(__file__).parents[2] / "examples" / "rlvr" / "rlvr_judge.yaml"
+    address = f"judge.endpoint=http://127.0.0.1:{service.server_port}/v1"
+    arguments = ["judge", "agree", str(example), str(data), address, "judge.score_min=0", "judge.score_max=10"]
+    assert main([*arguments, "judge.max_in_flight=1", "judge.cache_file=null"]) == 0
+    assert "accuracy              0.6667" in capsys.readouterr().out
