@@ -176,9 +176,9 @@ def test_the_end_of_the_judges_cluster_is_raised_with_its_name():
         def close(self):
             pass
 
-    with Judge(JudgeConfig(), Gone(), {"d": RewardConfig(name="judge")}) as judge:
-        with pytest.raises(WorkerFailed, match="judge rank 0"):
-            judge.submit(request()).result(30)
+    judge = Judge(JudgeConfig(), Gone(), {"d": RewardConfig(name="judge")})
+    with judge, pytest.raises(WorkerFailed, match="judge rank 0"):
+        judge.submit(request()).result(30)
 
 
 def test_roll_judge_agree_compares_a_file_with_labels(service, tmp_path, capsys):
