@@ -31,7 +31,7 @@ def agree(options: argparse.Namespace) -> int:
         raise ValueError(f"{file} has no section judge; add one, see docs/rewards.md")
     rows = list(_rows(options))
     labels = [label for _, label in rows]
-    from roll.workers.judge import Judge
+    from roll.workers.judge import JudgeClient
 
     judge_config = config.judge
     rewards = {"labels": _reward(config, options.domain)}
@@ -39,7 +39,7 @@ def agree(options: argparse.Namespace) -> int:
     given: list[float] = []
     failed: list[str] = []
     with contextlib.ExitStack() as stack:
-        judge = stack.enter_context(Judge(judge_config, _backend(config, stack), rewards))
+        judge = stack.enter_context(JudgeClient(judge_config, _backend(config, stack), rewards))
         # All at once: the judge limits what is in flight.
         futures = [judge.submit(request) for request, _ in rows]
         for (request, label), future in zip(rows, futures, strict=True):

@@ -15,7 +15,7 @@ from roll.configs.schema.reward_config import RewardConfig
 from roll.distributed.errors import Failure, WorkerFailed
 from roll.rewards.base import Reward, RewardRequest
 from roll.types.episode import Task
-from roll.workers.judge import Judge
+from roll.workers.judge import JudgeClient
 from roll.workers.judge_endpoint import EndpointJudge, JudgeUnavailable, Pace
 
 KEY = "sk-very-secret"
@@ -65,7 +65,7 @@ def judge_of(service, **options):
     options = {"endpoint": f"http://127.0.0.1:{service.server_port}/v1", "model": "m", "retry_delay_s": 0.0, **options}
     config = JudgeConfig(**options)
     backend = EndpointJudge(config, {"JUDGE_KEY": KEY})
-    return Judge(config, backend, {"d": RewardConfig(name="judge")})
+    return JudgeClient(config, backend, {"d": RewardConfig(name="judge")})
 
 
 def test_a_response_is_graded_and_counted(service):
@@ -176,7 +176,7 @@ def test_the_end_of_the_judges_cluster_is_raised_with_its_name():
         def close(self):
             pass
 
-    judge = Judge(JudgeConfig(), Gone(), {"d": RewardConfig(name="judge")})
+    judge = JudgeClient(JudgeConfig(), Gone(), {"d": RewardConfig(name="judge")})
     with judge, pytest.raises(WorkerFailed, match="judge rank 0"):
         judge.submit(request()).result(30)
 
