@@ -57,6 +57,7 @@ FULL = (
     "pipelines/test_pipelines_agentic_faults.py*",
     "pipelines/test_pipelines_data.py*",
     "pipelines/test_pipelines_faults.py*",
+    "pipelines/test_pipelines_judge.py::test_*resumes*",
     "pipelines/test_pipelines_keys_training.py*",
     "pipelines/test_pipelines_lora.py::test_*killed*",
     "pipelines/test_pipelines_lora.py::test_ray*",

@@ -15,13 +15,13 @@ from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.rewards.base import Reward, RewardRequest, RewardResult, RewardSpec
 from roll.rewards.reward_pool import RewardPool
 from roll.types.metrics import Metrics
-from roll.workers.judge import Judge
+from roll.workers.judge import JudgeClient
 
 RULE_PART = "rule"  # A combined score's part: what the reward function gave, unweighted
 
 
 class Scorer(Protocol):
-    """A model that scores: a `RewardModelClient`, or the `Judge`."""
+    """A model that scores: a `RewardModelClient`, or the `JudgeClient`."""
 
     def submit(self, request: RewardRequest) -> Future[RewardResult]:
         """Queue one response."""
@@ -94,7 +94,7 @@ class RewardRouter:
     def take_metrics(self) -> Metrics:
         """Return what the judge counted since the last call."""
         judge = self.models.get("judge")
-        return judge.take_metrics() if isinstance(judge, Judge) else Metrics()
+        return judge.take_metrics() if isinstance(judge, JudgeClient) else Metrics()
 
     def __enter__(self) -> RewardRouter:
         return self
