@@ -46,6 +46,7 @@ FULL = (
     "envs/test_envs_pool_faults.py*",
     "extensions/test_extensions_pipeline.py::test_two_ranks*",
     "pipelines/test_pipelines_agentic_faults.py*",
+    "rewards/test_rewards_pool_mixups.py*",
     "pipelines/test_pipelines_faults.py*",
     "pipelines/test_pipelines_keys_training.py*",
     "pipelines/test_pipelines_lora.py::test_*killed*",

@@ -72,7 +72,10 @@ def _domains(rollouts: Rollouts, metrics: Metrics) -> None:
         )
         for trajectory in members:
             for part, value in trajectory.reward_parts.items():
-                metrics.add_mean(f"reward/{domain}/part/{part}", value)
+                if part == "too_hard":
+                    metrics.add_sum(f"reward/{domain}/too_hard", value)
+                else:
+                    metrics.add_mean(f"reward/{domain}/part/{part}", value)
             for name, value in episode_counts(trajectory).items():
                 metrics.add_mean(f"env/{domain}/{name}", value)
         for success in successes(members):
