@@ -314,7 +314,8 @@ def _arguments(file: Path, name: str, value: str, args: Arguments, skip: int) ->
     signature = signature_in_source(node, skip=style.positional)
     call = f"{name}{signature.text} is called as {style.called}"
     if signature.too_few:
-        yield Violation(key, f"a function that can be called: {call}", f"see {file}", NO_VALUE)
+        where = f"{key.rpartition('.')[0]}.name"
+        yield Violation(where, f"a function that can be called; {call}", f"see {file}", value)
     for arg, said in reward_problems(signature, style, given):
         where = f"see {file}: {call}"
         yield Violation(f"{key}.{arg}", f"an argument of {value}: {said}", where, given.get(arg, NO_VALUE))
