@@ -30,27 +30,27 @@ class Scorer(Protocol):
 def reward_spec(config: RLVRConfig, domain: str) -> RewardSpec:
     """Return which function scores a domain."""
     reward = config.rewards[domain]
+    name, kwargs, key = reward.name, reward.reward_kwargs, f"rewards.{domain}.name"
     if reward.name == "custom":
         custom = config.custom_reward_function
         assert custom is not None, "configuration checks make sure that there is one"
         kwargs = {**custom.reward_kwargs, **reward.reward_kwargs}
-        path, key = f"{custom.path}:{custom.name}", "custom_reward_function"
-        return RewardSpec(name=path, kwargs=kwargs, key=key, sandbox=config.sandbox)
-    assert reward.name is not None, "configuration checks make sure that a domain names its reward"
-    key = f"rewards.{domain}.name"
+        name, key = f"{custom.path}:{custom.name}", "custom_reward_function"
+    usual: dict[str, Any] = {
+        "sandbox": config.sandbox,
+        "environment": config.reward_env,
+        "concurrency": reward.concurrency,
+    }
     parts = {
-        name: (
+        part_name: (
             part.weight,
             RewardSpec(
-                name=part.name,
-                kwargs=part.reward_kwargs,
-                key=f"rewards.{domain}.parts.{name}.name",
-                sandbox=config.sandbox,
+                name=part.name, kwargs=part.reward_kwargs, key=f"rewards.{domain}.parts.{part_name}.name", **usual
             ),
         )
-        for name, part in reward.parts.items()
+        for part_name, part in reward.parts.items()
     }
-    return RewardSpec(name=reward.name, kwargs=reward.reward_kwargs, key=key, parts=parts, sandbox=config.sandbox)
+    return RewardSpec(name=name, kwargs=kwargs, key=key, parts=parts, **usual)
 
 
 class RewardRouter:
@@ -70,6 +70,7 @@ class RewardRouter:
                 num_processes=reward.world_size,
                 timeout_s=reward.timeout_s,
                 retries=config.reward_retries,
+                memory_limit_mb=reward.memory_limit_mb,
             )
             for domain, reward in config.rewards.items()
             if reward.is_function

@@ -37,7 +37,7 @@ from roll.utils.importing import load_object
 from roll.utils.models import SMOLLM2_FOLDER
 from roll.utils.readers import read_rows, resolve_sources, scan_rows
 from roll.utils.rows import DataError, Row, Source, has_column
-from roll.utils.signatures import Signature, signature_in_source
+from roll.utils.signatures import Signature, call_style_in_source, reward_problems, signature_in_source
 
 _HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 
@@ -370,12 +370,20 @@ def _arguments(file: Path, name: str, value: str, args: Arguments, skip: int) ->
     tree = ast.parse(file.read_text(encoding="utf-8"))
     made = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     node = next((node for node in tree.body if isinstance(node, made) and node.name == name), tree)
-    signature = signature_in_source(node, skip=skip)
     key, given = args
-    if skip == 2:  # the process gives them
-        given = {**{name: NO_VALUE for name in ("finish_reason", "sandbox") if name in signature.annotations}, **given}
-    for arg, said in signature.problems(given):
-        yield Violation(f"{key}.{arg}", f"an argument of {value}: {said}", f"see {file}", given.get(arg, NO_VALUE))
+    if skip != 2:
+        for arg, said in signature_in_source(node, skip=skip).problems(given):
+            yield Violation(f"{key}.{arg}", f"an argument of {value}: {said}", f"see {file}", given.get(arg, NO_VALUE))
+        return
+    style = call_style_in_source(node)
+    signature = signature_in_source(node, skip=style.positional)
+    call = f"{name}{signature.text} is called as {style.called}"
+    if signature.too_few:
+        where = f"{key.rpartition('.')[0]}.name"
+        yield Violation(where, f"a function that can be called; {call}", f"see {file}", value)
+    for arg, said in reward_problems(signature, style, given):
+        where = f"see {file}: {call}"
+        yield Violation(f"{key}.{arg}", f"an argument of {value}: {said}", where, given.get(arg, NO_VALUE))
 
 
 def _in_file(path: str, file: Path, name: str, kind: str = "function") -> Iterator[Violation]:
@@ -392,7 +400,7 @@ def _in_file(path: str, file: Path, name: str, kind: str = "function") -> Iterat
         yield Violation(path, f"valid Python; {file}:{line}: {error}", "mend the file", str(file))
         return
     if not any(symbol.get_name() == name and (symbol.is_assigned() or symbol.is_imported()) for symbol in symbols):
-        made = ast.ClassDef if kind == "class" else ast.FunctionDef
+        made = ast.ClassDef if kind == "class" else (ast.FunctionDef, ast.AsyncFunctionDef)
         there = sorted(node.name for node in ast.parse(text).body if isinstance(node, made))
         expected = f"a {kind} {name!r} in {file}; it has {', '.join(there) or 'none'}"
         yield Violation(path, expected, did_you_mean(name, there), name)
