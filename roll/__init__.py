@@ -6,7 +6,7 @@
 
 import importlib
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["RunResult", "__version__", "check", "load_run", "resume", "train"]
 
 # By name and not by import, so that what is light stays light; their types are in __init__.pyi.
