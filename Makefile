@@ -108,6 +108,7 @@ docs: $(INSTALLED)
 	$(PY) docs/generate/config_reference.py docs/configuration.md
 	$(PY) docs/generate/config_schema.py configs/schema.json
 	$(PY) docs/generate/metrics_page.py docs/metrics.md
+	$(PY) docs/generate/coming_from.py docs/coming_from.md
 
 clean:
 	rm -rf $(VENV) $(SGLANG_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

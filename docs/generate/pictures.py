@@ -1,6 +1,6 @@
 """Draws pictures of the README: the live table of a run that took place, and a Sokoban episode that the solver plays.
 
-    python docs/generate/pictures.py RUN/logs/metrics.jsonl docs/pictures
+python docs/generate/pictures.py RUN/logs/metrics.jsonl docs/pictures
 """
 
 from __future__ import annotations
