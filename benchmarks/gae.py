@@ -1,6 +1,6 @@
 """Time of generalized advantage estimation, as a scan over chunks and as a loop over tokens.
 
-    python benchmarks/gae.py --rows 256 --tokens 8192
+python benchmarks/gae.py --rows 256 --tokens 8192
 """
 
 from __future__ import annotations

@@ -127,8 +127,10 @@ def spread(values: list[float]) -> str:
 
 def report(task: Task, figures: dict[str, list[dict[str, Any]]]) -> None:
     kind = "one length" if task.mean_length is None else f"mean length about {task.mean_length}"
-    print(f"{task.prompts} prompts x {task.samples} responses, prompts of {task.prompt_length} tokens, responses up to "
-          f"{task.response_length}, {kind}; load {', '.join(f'{load:.1f}' for load in os.getloadavg())}\n")
+    print(
+        f"{task.prompts} prompts x {task.samples} responses, prompts of {task.prompt_length} tokens, responses up to "
+        f"{task.response_length}, {kind}; load {', '.join(f'{load:.1f}' for load in os.getloadavg())}\n"
+    )
     print("| side | s per step | processor s | responses/s | response tokens/s | trained tokens per step | longest |")
     print("|---|---|---|---|---|---|---|")
     for name in ("trl", "ours"):

@@ -312,8 +312,10 @@ def report(args: argparse.Namespace, job: Job, seconds: dict[str, list[float]], 
         peak = next((flops for part, flops in PEAK_FLOPS.items() if part in name), 0.0)
     tokens = sum(job.lengths)
     mfu_head = " MFU |" if peak else ""
-    print(f"{args.shape}, {args.dtype}, {tokens} tokens in {len(job.lengths)} rows of {min(job.lengths)} to "
-          f"{max(job.lengths)}, {job.rows} rows a pass, {args.world} process(es) a backend, {args.rounds} rounds\n")
+    print(
+        f"{args.shape}, {args.dtype}, {tokens} tokens in {len(job.lengths)} rows of {min(job.lengths)} to "
+        f"{max(job.lengths)}, {job.rows} rows a pass, {args.world} process(es) a backend, {args.rounds} rounds\n"
+    )
     print(f"| contender | s per step | tokens/s | vs bare | peak memory |{mfu_head}")
     print("|---|---|---|---|---|" + ("---|" if peak else ""))
     for name, times in seconds.items():

@@ -39,6 +39,7 @@ FULL = (
     "pipelines/test_pipelines_lora_sync.py*",
     # Clusters of several processes, and what kills them.
     "benchmarks/test_benchmarks_runs.py*",
+    "cli/test_cli_notebooks.py::test_a_notebook_runs*",
     "distributed/test_distributed_executors.py::*[ray]",
     "distributed/test_distributed_gpu_slots.py*",
     "distributed/test_distributed_processes.py*",

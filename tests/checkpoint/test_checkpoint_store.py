@@ -198,13 +198,7 @@ def test_pruning_keeps_the_newest_and_touches_nothing_else(tmp_path: Path) -> No
     store = CheckpointStore(tmp_path, max_to_keep=2)
     for step in (1, 2, 3, 4):
         save(store, step)
-    assert names(tmp_path) == [
-        ".checkpoint-1.note",
-        "checkpoint-0",
-        "checkpoint-3",
-        "checkpoint-4",
-        "checkpoint-best",
-    ]
+    assert names(tmp_path) == [".checkpoint-1.note", "checkpoint-0", "checkpoint-3", "checkpoint-4", "checkpoint-best"]
 
 
 def test_a_damaged_checkpoint_does_not_count_among_those_kept(tmp_path: Path) -> None:

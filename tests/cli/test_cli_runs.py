@@ -37,14 +37,17 @@ EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
 def test_the_kept_configuration_is_the_one_that_ran(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = ROOT / "examples" / f"{name}.yaml"
-    answers = ["pretrain=m"] if "smollm2" in name else []
+    answers = ["train_file=a.jsonl", "test_file=b.jsonl"] if "qwen" in name else []
     config = load_config(file.parent, file.stem, ["output_dir=out", *answers], check=False)
     keep_config(config)
     assert load_config(tmp_path / "out", "config", check=False) == config
 
 
 def test_secrets_are_read_from_the_environment_again_and_never_kept(tmp_path):
-    tree = {"system_envs": {"WANDB_API_KEY": "s3cret", "MODE": "x"}, "reward_kwargs": {"api_key": "s3cret", "keys": "k"}}
+    tree = {
+        "system_envs": {"WANDB_API_KEY": "s3cret", "MODE": "x"},
+        "reward_kwargs": {"api_key": "s3cret", "keys": "k"},
+    }
     written = kept(tree)
     assert "s3cret" not in json.dumps(written)
     assert written["system_envs"] == {"WANDB_API_KEY": "${oc.env:WANDB_API_KEY}", "MODE": "x"}
@@ -203,7 +206,9 @@ def test_a_wheel_carries_presets_and_examples(tmp_path):
     for name in FOLDERS:
         assert shipped(name) == ROOT / name
         wanted = {path.relative_to(ROOT / name) for path in (ROOT / name).rglob("*.yaml")}
-        assert {path.relative_to(tmp_path / "shipped" / name) for path in (tmp_path / "shipped" / name).rglob("*.yaml")} == wanted
+        assert {
+            path.relative_to(tmp_path / "shipped" / name) for path in (tmp_path / "shipped" / name).rglob("*.yaml")
+        } == wanted
     with pytest.raises(ValueError, match="there is no example 'x'"):
         copy_example("x", tmp_path)
 
@@ -252,7 +257,7 @@ def test_the_version_is_that_of_the_package(capsys):
 
 def test_bash_completes_commands_and_options(tmp_path):
     code = script("bash") + (
-        "\ntry() { COMP_WORDS=(\"$@\"); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _roll; echo ${COMPREPLY[@]}; }\n"
+        '\ntry() { COMP_WORDS=("$@"); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _roll; echo ${COMPREPLY[@]}; }\n'
         "try roll qu\ntry roll envs te\ntry roll rollout --eng\ntry roll completion f\n"
     )
     done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=30, check=True)

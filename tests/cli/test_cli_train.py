@@ -52,7 +52,20 @@ def toy(tiny_model, tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    "command", ["", "train", "check", "resume", "plot", "rollout", "eval generate", "envs", "envs test", "examples", "start_pipeline"]
+    "command",
+    [
+        "",
+        "train",
+        "check",
+        "resume",
+        "plot",
+        "rollout",
+        "eval generate",
+        "envs",
+        "envs test",
+        "examples",
+        "start_pipeline",
+    ],
 )
 def test_help_loads_nothing(command):
     code = (

@@ -39,8 +39,7 @@ def encoder() -> PromptEncoder:
 
 # w0 .. w5 are the ids 7 .. 12
 @pytest.mark.parametrize(
-    ("truncation", "expected"),
-    [("left", (9, 10, 11, 12)), ("right", (7, 8, 9, 10)), ("middle", (7, 8, 11, 12))],
+    ("truncation", "expected"), [("left", (9, 10, 11, 12)), ("right", (7, 8, 9, 10)), ("middle", (7, 8, 11, 12))]
 )
 def test_long_prompts_are_cut_and_reported(encoder: PromptEncoder, truncation: Any, expected: tuple[int, ...]) -> None:
     prompts = encode_prompts(tasks(6, 4), encoder, prompt_length=4, truncation=truncation)

@@ -229,12 +229,7 @@ def test_tags_decide_the_domain() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("included", "message"),
-    [
-        ({"math": ["a"]}, r"no domain includes the tags \{'b': 1\}"),
-    ],
-)
+@pytest.mark.parametrize(("included", "message"), [({"math": ["a"]}, r"no domain includes the tags \{'b': 1\}")])
 def test_tags_that_do_not_fit_the_domains_are_refused(included: dict[str, list[str]], message: str) -> None:
     with pytest.raises(DataError, match=message):
         route_by_tag(tagged("a", "b"), included)

@@ -32,7 +32,7 @@ roll="$work/venv/bin/roll"
 "$roll" examples copy custom_env >/dev/null
 "$roll" check examples/custom_env/agentic_dial >/dev/null
 "$roll" train examples/custom_env/agentic_dial max_steps=2 eval_steps=0 val_before_train=false \
-    train_env_manager.num_env_groups=2 rollout_batch_size=16 track_with=jsonl >train.log 2>&1 || { cat train.log; exit 1; }
+    train_env_manager.num_env_groups=4 rollout_batch_size=32 track_with=jsonl >train.log 2>&1 || { cat train.log; exit 1; }
 test -f output/agentic_dial/hf_model/config.json
 test "$(wc -l <output/agentic_dial/logs/metrics.jsonl)" = 2
 echo "the wheel trains: 2 steps from an empty folder, after $SECONDS s"
