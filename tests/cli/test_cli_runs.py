@@ -134,7 +134,7 @@ def test_plot_says_what_it_needs(tmp_path, capsys, monkeypatch):
 
 
 def test_scores_are_averaged_by_question_and_tag():
-    # Question 1 of tag a: right, wrong: accuracy 1/2, pass@1 1/2, pass@2 1. Question 2: one without a score is left out.
+    # Question 1 of tag a: right, wrong: accuracy 1/2, pass@1 1/2, pass@2 1. Of question 2 one has no score.
     def pair(question: str, tag: str, value: float | None):
         task = Task(id=question, source="s", payload={}, seed=0, tag=tag, domain="all")
         request = RewardRequest(id="r", domain="all", response="x", task=task)
