@@ -39,7 +39,9 @@ REFUSED: list[tuple[str, bytes, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "content", "message"), REFUSED, ids=[f"{row[2]} {i}" for i, row in enumerate(REFUSED)])
+@pytest.mark.parametrize(
+    ("name", "content", "message"), REFUSED, ids=[f"{row[2]} {i}" for i, row in enumerate(REFUSED)]
+)
 def test_a_hostile_file_is_refused_with_its_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
