@@ -52,6 +52,7 @@ def test_secrets_are_read_from_the_environment_again_and_never_kept(tmp_path):
     assert "s3cret" not in json.dumps(written)
     assert written["system_envs"] == {"WANDB_API_KEY": "${oc.env:WANDB_API_KEY}", "MODE": "x"}
     assert written["reward_kwargs"] == {"api_key": "${oc.env:API_KEY}", "keys": "k"}
+    assert kept({"eos_token": "</s>", "key": "answer"}) == {"eos_token": "</s>", "key": "answer"}
     assert kept({"template": "a ${b}"}) == {"template": r"a \${b}"}
 
 
