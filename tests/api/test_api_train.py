@@ -99,7 +99,7 @@ def test_check_writes_nothing_and_takes_a_class(here, tiny_model):
     assert config.max_steps == 3
     assert "2 groups x 2 episodes" in config.batch.explain()
     with pytest.raises(ValueError, match="has no such argument; it has word"):
-        roll.check(settings, env=Echo, custom_envs={"own": {"env_config": {"wrod": "b"}}})
+        roll.check(settings, env=Echo, custom_envs={"own": {"env_config": {"lenght": "b"}}})
     assert list(here.iterdir()) == []
 
 

@@ -259,7 +259,7 @@ def test_the_version_is_that_of_the_package(capsys):
 def test_bash_completes_commands_and_options(tmp_path):
     code = script("bash") + (
         '\ntry() { COMP_WORDS=("$@"); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _roll; echo ${COMPREPLY[@]}; }\n'
-        "try roll qu\ntry roll envs te\ntry roll rollout --eng\ntry roll completion f\n"
+        "try roll qu\ntry roll envs tes\ntry roll rollout --eng\ntry roll completion f\n"
     )
     done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=30, check=True)
     assert done.stdout.split("\n")[:4] == ["quickstart", "test", "--engine", "fish"]
