@@ -12,6 +12,7 @@ import pytest
 import roll
 from roll.api.given import as_file, as_path
 from roll.api.run import assignments
+from roll.cli.__main__ import main
 from roll.configs.errors import ConfigError
 from roll.envs.base import Env, Observation, StepResult
 from roll.utils.importing import load_object
@@ -81,6 +82,11 @@ def test_a_function_and_rows_are_trained_on_and_the_run_resumes(here, tiny_model
     assert steps == [1, 2]
     assert all(0.5 < reward <= 1.5 for reward in rewards)
     assert [path.name for path in again.checkpoints] == ["checkpoint-1", "checkpoint-2"]
+    assert main(["export", "output", "--step", "1", "-o", "first"]) == 0
+    assert json.loads((here / "first" / "roll_export.json").read_text())["step"] == 1
+    assert (here / "first" / "model.safetensors").stat().st_size > 0
+    assert main(["export", "output", "--step", "3"]) == 2
+    assert main(["export", "output", "-o", "first"]) == 2
 
 
 def test_check_writes_nothing_and_takes_a_class(here, tiny_model):
@@ -93,7 +99,7 @@ def test_check_writes_nothing_and_takes_a_class(here, tiny_model):
     assert config.max_steps == 3
     assert "2 groups x 2 episodes" in config.batch.explain()
     with pytest.raises(ValueError, match="has no such argument; it has word"):
-        roll.check(settings, env=Echo, custom_envs={"own": {"env_config": {"wrod": "b"}}})
+        roll.check(settings, env=Echo, custom_envs={"own": {"env_config": {"lenght": "b"}}})
     assert list(here.iterdir()) == []
 
 

@@ -52,6 +52,7 @@ def test_secrets_are_read_from_the_environment_again_and_never_kept(tmp_path):
     assert "s3cret" not in json.dumps(written)
     assert written["system_envs"] == {"WANDB_API_KEY": "${oc.env:WANDB_API_KEY}", "MODE": "x"}
     assert written["reward_kwargs"] == {"api_key": "${oc.env:API_KEY}", "keys": "k"}
+    assert kept({"eos_token": "</s>", "key": "answer"}) == {"eos_token": "</s>", "key": "answer"}
     assert kept({"template": "a ${b}"}) == {"template": r"a \${b}"}
 
 
@@ -258,7 +259,7 @@ def test_the_version_is_that_of_the_package(capsys):
 def test_bash_completes_commands_and_options(tmp_path):
     code = script("bash") + (
         '\ntry() { COMP_WORDS=("$@"); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _roll; echo ${COMPREPLY[@]}; }\n'
-        "try roll qu\ntry roll envs te\ntry roll rollout --eng\ntry roll completion f\n"
+        "try roll qu\ntry roll envs tes\ntry roll rollout --eng\ntry roll completion f\n"
     )
     done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=30, check=True)
     assert done.stdout.split("\n")[:4] == ["quickstart", "test", "--engine", "fish"]
