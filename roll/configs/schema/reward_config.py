@@ -77,9 +77,10 @@ class RewardConfig:
     """How one domain is scored."""
 
     name: str
-    """A built-in reward: math_rule, gsm8k, reasoning_gym, code, ifeval, choice, exact, regex, format, length, repetition,
-    http; `weighted`, a sum of `parts`; `custom`, see `custom_reward_function`; `reward_model`, `reward_models.<name>` or
-    `judge`, see there; or a function of your own as `package.module:function` or `path/to/file.py:function`."""
+    """A built-in reward: math_rule, gsm8k, reasoning_gym, code, ifeval, choice, exact, regex, format, length,
+    repetition, http; `weighted`, a sum of `parts`; `custom`, see `custom_reward_function`; `reward_model`,
+    `reward_models.<name>` or `judge`, see there; or a function of your own as `package.module:function` or
+    `path/to/file.py:function`."""
     parts: dict[str, RewardPart] = field(default_factory=dict)
     """Of `name: weighted`: its terms by the name that they are logged under, `{name, weight, reward_kwargs}` each."""
     rule_weight: float | None = None
