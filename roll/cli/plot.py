@@ -14,8 +14,8 @@ from roll.tracking.steplines import read_steps
 
 PANELS: dict[str, tuple[str, ...]] = {
     "reward": ("reward/mean",),
-    "held-out accuracy": ("val/accuracy", "val/token_accuracy", "val/success_rate"),
-    "KL to the reference, or to the policy before": ("reference/kl", "actor/ppo_kl"),
+    "held-out accuracy": ("val/accuracy", "val/token_accuracy"),
+    "KL to the reference, or to the policy before": ("kl/reference", "actor/ppo_kl"),
     "entropy": ("actor/entropy",),
     "response length (tokens)": ("response/length_mean",),
     "loss": ("sft/loss", "actor/loss"),

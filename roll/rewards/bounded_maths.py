@@ -49,7 +49,8 @@ class BoundedMaths:
             try:
                 process.stdin.write(json.dumps([answer, gold]).encode() + b"\n")
                 process.stdin.flush()
-                said = process.stdout.readline()
+                # A worker that was killed while it waited is no answer to this question: it would have begun with it.
+                said = process.stdout.readline() if process.stdout.readline() == BEGUN else b""
             except OSError:
                 said = b""
         if said not in (b"1\n", b"0\n", b"hard\n"):
@@ -63,9 +64,10 @@ class BoundedMaths:
         """End the guardian and its worker."""
         process, self._process = self._process, None
         if process is not None and self._pid == os.getpid():
-            process.stdin.close()  # type: ignore[union-attr]
             process.kill()
             process.wait()
+            with contextlib.suppress(OSError):  # what was still to be written
+                process.stdin.close()  # type: ignore[union-attr]
             process.stdout.close()  # type: ignore[union-attr]
 
     def _running(self) -> subprocess.Popen[bytes]:
@@ -81,6 +83,7 @@ class BoundedMaths:
         return self._process
 
 
+BEGUN = b"begun\n"
 MATHS = BoundedMaths()
 atexit.register(MATHS.close)
 
@@ -116,6 +119,7 @@ def _work() -> None:
             line += piece
         answer, gold = json.loads(line)
         line = b""
+        os.write(1, BEGUN)
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
         try:
             equal = _compare(answer, gold)

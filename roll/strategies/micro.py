@@ -130,7 +130,7 @@ def lay_out(
 def widen(layout: MicroLayout, multiple: int, least: tuple[int, int] = (0, 0)) -> MicroLayout:
     """Return the layout with padding up to a multiple of tokens per row, and `least` (rows, tokens per row).
 
-    Positions begin at 0 where a row does, and go on counting in its padding.
+    KeyLines begin at 0 where a row does, and go on counting in its padding.
     """
     rows, tokens = layout.ids.shape
     more_rows, more = max(0, least[0] - rows), max(0, least[1] - tokens)

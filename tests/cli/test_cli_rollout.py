@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -204,13 +205,16 @@ def test_a_model_with_too_few_positions_is_told_what_fits(ran, tiny_model):
     status, said = ran("--model", tiny_model, "--env", DIAL, "--episodes=1", "prompt_length=128", "response_length=128")
     assert status == 0, "what it says works"
     status, said = ran("--model", tiny_model, "--env", DIAL, *SHORT, "sequence_length=500")
-    assert "fix: prompt_length=128 response_length=128 sequence_length=256" in said
+    assert "fix: prompt_length=32 response_length=8 sequence_length=256" in said
 
 
-def test_what_fails_later_leaves_its_traceback_in_a_file(ran, model):
-    status, said = ran("--model=nobody/nothing", "--env", DIAL, "--episodes=1", "--output_dir=out")
-    assert status == 1
-    assert "error: OSError: " in said
+def test_what_fails_later_leaves_its_traceback_in_a_file(ran, model, tmp_path):
+    shutil.copytree(model, tmp_path / "torn")
+    (tmp_path / "torn/model.safetensors").write_bytes(b"torn")
+    status, said = ran("--model=torn", "--env", DIAL, "--episodes=1", "--output_dir=out", *SHORT)
+    assert status == 1, said
+    assert "error: " in said
+    assert "SafetensorError: " in said
     assert "traceback: out/logs/error.txt" in said
     assert "Traceback" in Path("out/logs/error.txt").read_text()
     assert "most recent call" not in said

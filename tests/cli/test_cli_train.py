@@ -154,7 +154,7 @@ def test_a_name_alone_is_looked_up_below_the_examples(toy, capsys):
 
 
 def raiser(error: BaseException):
-    def run(*_):
+    def run(*_, **__):
         raise error
 
     return run
@@ -198,7 +198,7 @@ def test_an_error_is_said_though_its_traceback_cannot_be_written(toy, capsys, mo
     ],
 )
 def test_what_goes_wrong_before_a_run_ends_alike(toy, capsys, monkeypatch, error, code, expected):
-    monkeypatch.setattr("roll.configs.checks.prerequisites.check_prerequisites", raiser(error))
+    monkeypatch.setattr("roll.configs.full_check.load_checked", raiser(error))
     assert main(["check", "toy"]) == code
     assert capsys.readouterr().err == expected
 

@@ -54,7 +54,8 @@ def test_a_broken_judge_gives_one_clear_error(job, overrides, path, fragments):
     assert "sk-" not in str(caught.value)
 
 
-def test_the_examples_are_sound_without_a_network():
+def test_the_examples_are_sound_without_a_network(monkeypatch):
+    monkeypatch.setattr("roll.configs.checks.prerequisites.hub_problem", lambda _: "")
     endpoint = load_config(EXAMPLES, "rlvr_judge", [])
     check_prerequisites(endpoint, Machine())
     assert "judge" not in endpoint.roles

@@ -353,10 +353,10 @@ def test_domain_interleave_probs_are_met_exactly_in_every_batch(small, keys, cou
 
 
 def test_a_domains_weight_and_tags_reach_the_advantages(small):
-    keys = ("rewards.other.weight=-3", "adv_estimator=reinforce", "rollout_batch_size=2")
+    keys = ("rewards.other.weight=3", "adv_estimator=reinforce", "rollout_batch_size=2")
     run = small(*OTHER, *keys, data=TWO, dump=True, reward=CONSTANT.format(0.5))
     advantages = {row.domain: row.advantages[-1] for row in run.rollouts()}
-    assert advantages == {"case": 0.5, "other": -1.5}
+    assert advantages == {"case": 0.5, "other": 1.5}
 
 
 def test_templates_by_tag_over_the_global_one_over_that_of_the_data(small):

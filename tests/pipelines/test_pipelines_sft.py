@@ -305,12 +305,12 @@ BAD_CONFIGS = {
     ),
     "half a pair": (("actor_train.data_args.response=null",), "response: got null, expected a column that goes with"),
     "both": (("actor_train.data_args.messages=messages",), "data_args.prompt: this key acts only without messages"),
-    "template": (("actor_train.data_args.template=natve",), "template: got 'natve'.*\n.*did you mean 'native'"),
+    "template": (("actor_train.data_args.template=natve",), "template: got 'natve'(?s:.*)did you mean 'native'"),
     "held out twice": (
         ("validation_share=0.1", "validation.data_args={file_name: x.jsonl, messages: m}", "eval_steps=1"),
         "validation_share: this key acts only without validation, and validation is there",
     ),
-    "nothing held out": (("eval_steps=1",), "eval_steps: this key acts only with validation.*\n.*validation_share"),
+    "nothing held out": (("eval_steps=1",), "eval_steps: this key acts only with validation(?s:.*)validation_share"),
     "trained and held out": (
         ("validation.data_args={file_name: '${actor_train.data_args.file_name}', messages: m}",),
         "validation.data_args.file_name.*a file that isn't trained on",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
+import threading
+import time
 
 import psutil
 import pytest
@@ -50,21 +51,38 @@ def test_a_worker_that_is_ended_by_a_limit_is_told_as_such() -> None:
     assert MATHS.same("x+1", "1+x")
     assert MATHS._process is not None
     (worker,) = psutil.Process(MATHS._process.pid).children()
-    os.kill(worker.pid, signal.SIGSTOP)
-    with MATHS._lock:
-        assert MATHS._process.stdin is not None and MATHS._process.stdout is not None
-        MATHS._process.stdin.write(json.dumps(["x", "y"]).encode() + b"\n")
-        MATHS._process.stdin.flush()
+    used = worker.cpu_times().user
+
+    def end_it_at_work() -> None:
+        while worker.cpu_times().user < used + 0.1:
+            time.sleep(0.01)
         os.kill(worker.pid, signal.SIGPROF)
-        os.kill(worker.pid, signal.SIGCONT)
-        assert MATHS._process.stdout.readline() == b"hard\n"
+
+    ender = threading.Thread(target=end_it_at_work)
+    ender.start()
+    with pytest.raises(TooHard):
+        MATHS.same(r"(x+y+z)^{99}", "x^2+1")
+    ender.join()
+    assert MATHS.same("x+1", "1+x")
+
+
+def test_a_worker_that_is_killed_while_it_waits_answers_nobody() -> None:
+    assert MATHS.same("x+1", "1+x")
+    assert MATHS._process is not None
+    (worker,) = psutil.Process(MATHS._process.pid).children()
+    worker.kill()
+    with pytest.raises(RuntimeError, match="it is started again"):
+        MATHS.same("x", "y")
+    assert not MATHS.same("x", "y")
     assert MATHS.same("x+1", "1+x")
 
 
 def test_a_guardian_that_is_killed_is_started_again() -> None:
     assert MATHS.same("x+1", "1+x")
     assert MATHS._process is not None
-    os.kill(MATHS._process.pid, signal.SIGKILL)
+    MATHS._process.kill()
+    MATHS._process.wait()
+    time.sleep(0.2)  # its worker is killed when it has ended
     with pytest.raises(RuntimeError, match="it is started again"):
         MATHS.same("x", "y")
     assert MATHS.same("x+1", "1+x")

@@ -21,7 +21,7 @@ from roll.configs.errors import NO_VALUE, ConfigError, Violation, nearest, probl
 from roll.configs.parsing.build_config import UNRESOLVED, build_partly
 from roll.configs.parsing.find import find_config
 from roll.configs.parsing.key_hints import UNSUPPORTED_VALUES
-from roll.configs.parsing.places import Places
+from roll.configs.parsing.key_lines import KeyLines
 from roll.configs.parsing.plain_values import path_problem
 from roll.configs.parsing.yaml_files import read_yaml, syntax_violation
 from roll.configs.rules.validate import validate
@@ -56,7 +56,7 @@ class Reading:
     """Whether `config` has a usable value for every key, and no `STAND_IN`."""
     violations: list[Violation]
     """Of its keys and of the rules between them."""
-    places: Places
+    places: KeyLines
     """Where its keys stand."""
 
 
@@ -85,7 +85,7 @@ def read_config(file: Path, overrides: Sequence[str] = (), *, check: bool = True
 
 def read_tree(tree: Mapping[str, Any], source: str = "") -> Reading:
     """Return the same of keys and values that need no composition: a file that is composed, or a dict of a program."""
-    return _read(_Composed(dict(tree), _pipeline_of(tree, source), [], Places(None)), check=True)
+    return _read(_Composed(dict(tree), _pipeline_of(tree, source), [], KeyLines(None)), check=True)
 
 
 def _read(composed: _Composed, *, check: bool) -> Reading:
@@ -104,7 +104,7 @@ class _Composed:
     plain: dict[str, Any]
     cls: type[RunConfig]
     violations: list[Violation]
-    places: Places
+    places: KeyLines
 
 
 def compose_file(file: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], type[RunConfig]]:
@@ -117,7 +117,7 @@ def compose_file(file: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, A
 
 def _composed(file: Path, overrides: Sequence[str]) -> _Composed:
     tree, presets = _compose(file, overrides)
-    places = Places(file, overrides)
+    places = KeyLines(file, overrides)
     try:
         plain, violations = _resolve(tree)
         cls = _pipeline_of(plain, str(file))
@@ -201,7 +201,7 @@ def _check_head(file: Path, own: Mapping[Any, Any], overrides: Sequence[str]) ->
         elif path_problem("defaults_path", path):
             violations.append(Violation(f"defaults[{i}]", path_problem("defaults_path", path), "", entry))
     if violations:
-        raise ConfigError(Places(file, overrides).added_to(violations), str(file))
+        raise ConfigError(KeyLines(file, overrides).added_to(violations), str(file))
 
 
 def _check_sections(overrides: Sequence[str], own: Mapping[Any, Any]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from roll.configs.errors import NO_VALUE, Violation, nearest
+from roll.configs.errors import NO_VALUE, Violation, nearest, problem
 from roll.configs.schema.judge_config import JUDGE
 from roll.configs.schema.reward_config import REWARD_MODEL, REWARD_MODELS, RewardConfig, RewardModelConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
@@ -54,8 +54,8 @@ def _missing_models(config: RLVRConfig, path: str, reward: RewardConfig) -> Iter
             fix = nearest(name, tuple(config.reward_models)) or f"reward_models: {{{name}: {{model_args: ...}}}}"
             yield Violation(key, f"a model of the section reward_models, which has {known}", fix, name)
     if reward.name in reward.added and reward.scorer == REWARD_MODELS:
-        expected = f"another model than {reward.name}, whose score it already is"
-        yield Violation(f"{path}.reward_models_weights", expected, "remove it, and set weight or rule_weight", NO_VALUE)
+        said = f"{reward.name} is this domain's score already and can't be added to itself"
+        yield problem(f"{path}.reward_models_weights", said, "remove it, and set weight or rule_weight")
 
 
 def _weight_rules(path: str, reward: RewardConfig) -> Iterator[Violation]:

@@ -111,8 +111,9 @@ def _parts(path: str, reward: RewardConfig) -> Iterator[Violation]:
         where = f"{path}.parts.{part}"
         yield from printable_rules(f"{path}.parts", part, "part")
         if reward.reward_model_weight is not None and part in COMBINED_PARTS:
-            expected = f"another name than {', '.join(COMBINED_PARTS)}, which the sum with a reward model uses"
-            yield Violation(f"{path}.parts", expected, "rename it", part)
+            taken = ", ".join(COMBINED_PARTS)
+            said = f"a part is called {part}, a name that the sum with a reward model uses ({taken})"
+            yield problem(f"{path}.parts", said, "rename it")
         if term.name not in known and not OWN_PATH.match(term.name):
             expected = f"one of {', '.join(known)}; or package.module:function or path/to/file.py:function"
             yield Violation(

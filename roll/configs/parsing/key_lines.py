@@ -14,7 +14,7 @@ from roll.configs.parsing.yaml_files import lines_of
 _LAST = re.compile(r"(\.[^.\[\]]*|\[\d+\])$")
 
 
-class Places:
+class KeyLines:
     """Finds the line of a key in a file, or of the nearest section around it that the file has."""
 
     def __init__(self, file: Path | None, overrides: Sequence[str] = ()) -> None:
