@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import shutil
@@ -83,6 +84,18 @@ def test_the_navigation_has_every_page_once():
     site = SITE.Site(ROOT, ROOT)
     assert len(found) == len(set(found))
     assert set(found) >= {str(site.place(page)) for page in SITE.first_pages(ROOT)}
+
+
+def test_the_page_of_the_api_has_signatures_and_docstrings_without_importing():
+    import api_page
+
+    text = api_page.page(ROOT)
+    assert "### `train`" in text
+    assert "class Env" in text
+    source = "def f(a: int, *, b: str = 'x') -> list[<T>]: ...".replace("<T>", "int")
+    assert api_page.signature(ast.parse(source).body[0]) == "def f(a: int, *, b: str='x') -> list[int]"
+    documented = ast.parse('def f(a):\n    """Do <it>.\n\n    Args:\n        a: `<b>`.\n    """').body[0]
+    assert api_page.text_of(documented) == "Do &lt;it>.\n\nArgs:\n\n* `a`: `<b>`.\n"
 
 
 class Page(HTMLParser):

@@ -16,6 +16,8 @@ import shutil
 import sys
 from pathlib import Path, PurePosixPath
 
+import api_page
+
 ROOT = Path(__file__).parents[2]
 _LINK = re.compile(r"(\]\()(?!https?:|mailto:)([^)\s#]*)(#[^)\s]+)?(\))")
 _RAW = {".png", ".svg", ".ipynb"}
@@ -134,6 +136,7 @@ def main() -> None:
     folder = Path(sys.argv[1]).resolve()
     shutil.rmtree(folder / "pages", ignore_errors=True)
     count = Site(ROOT, folder / "pages").collect(first_pages(ROOT))
+    (folder / "pages" / "api.md").write_text(api_page.page(ROOT), "utf-8")
     shutil.copyfile(ROOT / "docs" / "zensical.toml", folder / "zensical.toml")
     sys.stdout.write(f"{count} files in {folder / 'pages'}\n")
 
