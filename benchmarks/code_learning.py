@@ -31,12 +31,13 @@ class Curve:
     minutes: float
 
 
-def run(seed: int, folder: Path) -> Curve:
+def run(seed: int, folder: Path, warm_steps: int | None, settings: Sequence[str]) -> Curve:
     """Run one seed, unless it is finished, and read its log."""
     warm, trained, done = folder / "sft", folder / "rl", folder / "seconds.json"
     if not done.is_file():
         begun = time.monotonic()
-        start("sft_tiny_programs", f"seed={seed}", f"output_dir={warm}")
+        shorter = [] if warm_steps is None else [f"max_steps={warm_steps}"]
+        start("sft_tiny_programs", f"seed={seed}", f"output_dir={warm}", *shorter)
         start(
             "rlvr_tiny_programs",
             f"seed={seed}",
@@ -44,6 +45,7 @@ def run(seed: int, folder: Path) -> Curve:
             f"pretrain={warm}/hf_model",
             f"actor_train.data_args.file_name={warm}/tasks.jsonl",
             f"validation.data_args.file_name={warm}/held_out.jsonl",
+            *settings,
         )
         done.write_text(json.dumps(time.monotonic() - begun))
     lines = (trained / "logs" / "metrics.jsonl").read_text().splitlines()
@@ -93,8 +95,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--output", type=Path, default=Path("output/learning/code"), help="folder of the runs")
     parser.add_argument("--plot", type=Path, help="a PNG file to draw the curves to")
+    parser.add_argument("--warm-steps", type=int, help="steps of the warm start (default: as its file says)")
+    parser.add_argument("--set", nargs="*", default=[], help="key=value for the training, e.g. max_steps=80")
     options = parser.parse_args()
-    curves = [run(seed, options.output / str(seed)) for seed in options.seeds]
+    curves = [run(seed, options.output / str(seed), options.warm_steps, options.set) for seed in options.seeds]
     print(table(curves))
     if options.plot:
         plot(curves, options.plot)
