@@ -141,7 +141,7 @@ def test_a_name_alone_is_looked_up_below_the_examples(toy, capsys):
 
 
 def raiser(error: BaseException):
-    def run(*_):
+    def run(*_, **__):
         raise error
 
     return run
@@ -152,7 +152,11 @@ def raiser(error: BaseException):
     [
         (ValueError("rows: got 3, expected 4"), 2, "error: rows: got 3, expected 4\n(traceback: "),
         (RuntimeError("a worker died"), 1, "error: RuntimeError: a worker died\n(traceback: "),
-        (KeyboardInterrupt(), 130, "interrupted; resume with resume_from_checkpoint=auto"),
+        (
+            KeyboardInterrupt(),
+            130,
+            "interrupted; no checkpoint was saved yet, so the next start begins at the first step",
+        ),
     ],
 )
 def test_a_run_ends_with_one_code_for_each_kind_of_end(toy, capsys, monkeypatch, error, code, expected):
@@ -185,7 +189,7 @@ def test_an_error_is_said_though_its_traceback_cannot_be_written(toy, capsys, mo
     ],
 )
 def test_what_goes_wrong_before_a_run_ends_alike(toy, capsys, monkeypatch, error, code, expected):
-    monkeypatch.setattr("roll.configs.checks.prerequisites.check_prerequisites", raiser(error))
+    monkeypatch.setattr("roll.configs.full_check.load_checked", raiser(error))
     assert main(["check", "toy"]) == code
     assert capsys.readouterr().err == expected
 
