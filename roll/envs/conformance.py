@@ -100,7 +100,9 @@ def _is_played(trial: _Trial) -> Found:
         yield "error", f"actions {names} has one twice; upper and lower case are the same to a policy"
     ended = 0
     for seed in trial.seeds:
-        ended += sum("terminated=True" in line or "truncated=True" in line for line in trace(env, seed, trial.max_steps))
+        ended += sum(
+            "terminated=True" in line or "truncated=True" in line for line in trace(env, seed, trial.max_steps)
+        )
     env.close()
     if not ended:
         yield "info", f"no episode ended within {trial.max_steps} random actions"

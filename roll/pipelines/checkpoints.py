@@ -87,7 +87,7 @@ class Checkpoints:
         state: dict[str, Any] = read_json(checkpoint.path / "pipeline.json")
         if state.get("step") != checkpoint.step:
             raise CheckpointError(
-                f"{checkpoint.path} holds the state of step {state.get('step')} under the name of step {checkpoint.step}"
+                f"{checkpoint.path} is that of step {checkpoint.step}, and its state says step {state.get('step')}"
             )
         if state["seed"] != self._config.seed:
             raise ValueError(

@@ -24,7 +24,10 @@ _HEAD = (
     "# What this run was started with, defaults included. Relative paths are seen from the directory in run.json.\n"
     "# Secrets aren't kept: ${oc.env:NAME} reads them from the environment again.\n"
 )
-_SECRET = re.compile(r"(?:^|[_-])(?:api[_-]?key|access[_-]?key|key|token|secret|password|passwd|credentials?)$", re.I)
+_SECRET = re.compile(
+    r"^token$|(?:^|_)(?:(?:api|access|secret|private)_?key|(?:api|auth|access|hub|hf|bearer)_?token|secret|password)$"
+    r"|^[A-Z0-9_]*(?:KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)$"
+)
 """How the names of keys end whose values stay out of files."""
 
 

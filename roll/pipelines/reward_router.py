@@ -15,13 +15,13 @@ from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.rewards.base import Reward, RewardRequest, RewardResult, RewardSpec
 from roll.rewards.reward_pool import RewardPool
 from roll.types.metrics import Metrics
-from roll.workers.judge import Judge
+from roll.workers.judge import JudgeClient
 
 RULE_PART = "rule"  # A combined score's part: what the reward function gave, unweighted
 
 
 class Scorer(Protocol):
-    """A model that scores: a `RewardModelClient`, or the `Judge`."""
+    """A model that scores: a `RewardModelClient`, or the `JudgeClient`."""
 
     def submit(self, request: RewardRequest) -> Future[RewardResult]:
         """Queue one response."""
@@ -30,27 +30,27 @@ class Scorer(Protocol):
 def reward_spec(config: RLVRConfig, domain: str) -> RewardSpec:
     """Return which function scores a domain."""
     reward = config.rewards[domain]
+    name, kwargs, key = reward.name, reward.reward_kwargs, f"rewards.{domain}.name"
     if reward.name == "custom":
         custom = config.custom_reward_function
         assert custom is not None, "configuration checks make sure that there is one"
         kwargs = {**custom.reward_kwargs, **reward.reward_kwargs}
-        path, key = f"{custom.path}:{custom.name}", "custom_reward_function"
-        return RewardSpec(name=path, kwargs=kwargs, key=key, sandbox=config.sandbox)
-    assert reward.name is not None, "configuration checks make sure that a domain names its reward"
-    key = f"rewards.{domain}.name"
+        name, key = f"{custom.path}:{custom.name}", "custom_reward_function"
+    usual: dict[str, Any] = {
+        "sandbox": config.sandbox,
+        "environment": config.reward_env,
+        "concurrency": reward.concurrency,
+    }
     parts = {
-        name: (
+        part_name: (
             part.weight,
             RewardSpec(
-                name=part.name,
-                kwargs=part.reward_kwargs,
-                key=f"rewards.{domain}.parts.{name}.name",
-                sandbox=config.sandbox,
+                name=part.name, kwargs=part.reward_kwargs, key=f"rewards.{domain}.parts.{part_name}.name", **usual
             ),
         )
-        for name, part in reward.parts.items()
+        for part_name, part in reward.parts.items()
     }
-    return RewardSpec(name=reward.name, kwargs=reward.reward_kwargs, key=key, parts=parts, sandbox=config.sandbox)
+    return RewardSpec(name=name, kwargs=kwargs, key=key, parts=parts, **usual)
 
 
 class RewardRouter:
@@ -70,6 +70,7 @@ class RewardRouter:
                 num_processes=reward.world_size,
                 timeout_s=reward.timeout_s,
                 retries=config.reward_retries,
+                memory_limit_mb=reward.memory_limit_mb,
             )
             for domain, reward in config.rewards.items()
             if reward.is_function
@@ -94,7 +95,7 @@ class RewardRouter:
     def take_metrics(self) -> Metrics:
         """Return what the judge counted since the last call."""
         judge = self.models.get("judge")
-        return judge.take_metrics() if isinstance(judge, Judge) else Metrics()
+        return judge.take_metrics() if isinstance(judge, JudgeClient) else Metrics()
 
     def __enter__(self) -> RewardRouter:
         return self

@@ -75,7 +75,10 @@ def _domains(rollouts: Rollouts, metrics: Metrics) -> None:
         )
         for trajectory in members:
             for part, value in trajectory.reward_parts.items():
-                metrics.add_mean(f"reward/{named}/part/{name_parts(part, 'env/')}", value)
+                if part.rpartition(".")[2] == "too_hard":
+                    metrics.add_sum(f"reward/{named}/too_hard", value)
+                else:
+                    metrics.add_mean(f"reward/{named}/part/{name_parts(part, 'env/')}", value)
             for name, value in episode_counts(trajectory).items():
                 metrics.add_mean(f"env/{named}/{name}", value)
         for success in successes(members):

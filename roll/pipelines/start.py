@@ -28,7 +28,7 @@ from roll.pipelines.sft import run_sft
 from roll.strategies.hf.hf_model import load_tokenizer
 from roll.utils.locking import run_lock
 from roll.utils.readers import DataError
-from roll.workers.judge import Judge
+from roll.workers.judge import JudgeClient
 from roll.workers.judge_endpoint import EndpointJudge
 from roll.workers.judge_engine import EngineJudge
 from roll.workers.reward import RewardModelClient, RewardTexts
@@ -80,10 +80,10 @@ def run_rlvr(config: RLVRConfig) -> None:
                 pipeline.run()
 
 
-def _judge(config: RLVRConfig, cluster: Cluster | None) -> Judge:
+def _judge(config: RLVRConfig, cluster: Cluster | None) -> JudgeClient:
     assert config.judge is not None
     backend = EndpointJudge(config.judge) if cluster is None else EngineJudge(cluster, config)
-    return Judge(config.judge, backend, config.rewards)
+    return JudgeClient(config.judge, backend, config.rewards)
 
 
 def _log_plan(config: RLConfig, total_steps: int) -> None:

@@ -101,7 +101,8 @@ def _signal_name(number: int) -> str:
 
 
 def child_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The parent's environment or a given one, with its import path, a fixed hash seed (sets have an order), one thread."""
+    """The parent's environment, or a given one, with its import path, a fixed hash seed (sets have an order) and one
+    thread."""
     here = str(Path.cwd())
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     return {

@@ -74,6 +74,12 @@ def last_boxed(text: str) -> str | None:
     return None
 
 
+def box_is_too_long(text: str) -> bool:
+    """Whether the last box goes on for longer than an answer may be."""
+    start, command = max((text.rfind(command), command) for command in _BOXES)
+    return start >= 0 and last_boxed(text) is None and len(text) - start - len(command) > MAX_ANSWER_CHARS
+
+
 def find_answer(response: str, *, think: ThinkMode = "auto", require_boxed: bool = False) -> Answer | None:
     """The final answer, or None when the response doesn't state one."""
     visible = after_thinking(response, think)

@@ -154,7 +154,9 @@ def _as_reward(output: object, function: str) -> Reward:
         )
     bad = [name for name in output.parts if not isinstance(name, str) or not name or not _is_text(name)]
     if bad:
-        raise RewardOutputError(f"reward function {function!r} returned part names {bad[:10]!r}, expected strings that aren't empty")
+        raise RewardOutputError(
+            f"reward function {function!r} returned part names {bad[:10]!r}, expected strings that aren't empty"
+        )
     parts = {name: _finite(part, f"part {name!r}", function) for name, part in output.parts.items()}
     return Reward(_finite(output.value, "a value", function), parts)
 

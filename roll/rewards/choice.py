@@ -33,8 +33,8 @@ def choice(
 
     The letter is the one of the last `\boxed{}`, else of the last "answer is B", "Answer: (B)", "choose B", else the
     last "(B)", "B." at the start of a line, or line that is a letter. A letter that is ruled out ("not (B)", "B is
-    wrong") isn't stated. The ground truth is a letter, alone or in front of its text, or its number from 0. Parts: `correct`,
-    `answered`.
+    wrong") isn't stated. The ground truth is a letter, alone or in front of its text, or its number from 0. Parts:
+    `correct`, `answered`.
     """
     if think not in ("auto", "required", "ignore"):
         raise ValueError(f"choice: think must be auto, required or ignore, got {think!r}")

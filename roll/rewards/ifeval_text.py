@@ -17,7 +17,7 @@ _WORD = re.compile(r"\w+")
 _INITIALS = re.compile(r"(?:[a-z]\.)+[a-z]$")
 _SHORTENED = """mr mrs ms dr prof st sr jr gen col lt maj sen rep messrs inc corp co ltd bros vs dec jan feb aug
 sept sep oct nov tues wed fri ave u.s u.k u.s.a a.m p.m ph.d ga tenn minn fla calif conn ill wis
-mich colo ariz okla ala kan nev ore va pa vt ft ok adm reps cie chg"""
+mich colo ariz okla ala kan nev va pa vt ft ok adm reps cie chg"""
 _ABBREVIATIONS = frozenset(_SHORTENED.split())
 _OPENERS = """the a an it he she they we you this that these those there in on at by for with but and so if when
 while as its his her their our my what who why how after before however then now such some many most

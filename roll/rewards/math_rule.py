@@ -1,19 +1,18 @@
 r"""`math_rule`: is the final answer mathematically equal to the ground truth?
 
-Numbers and words are compared here, exactly; everything else by math-verify (sympy). Its own timeouts use a signal that
-only works in a main thread, so they are off: the time limit is the reward pool's, which kills the process.
+Numbers and words are compared here, exactly; everything else by math-verify (sympy), within limits of time and memory
+(`bounded_maths.py`).
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import re
-from functools import lru_cache
 from typing import Any
 
-from roll.rewards.answers import MAX_ANSWER_CHARS, ThinkMode, find_answer
+from roll.rewards.answers import MAX_ANSWER_CHARS, ThinkMode, after_thinking, box_is_too_long, find_answer
 from roll.rewards.base import Reward, ground_truth
+from roll.rewards.bounded_maths import MATHS, TooHard
 from roll.rewards.quantities import plain_characters, read_quantity, same_quantity
 from roll.types.episode import Task
 
@@ -36,9 +35,10 @@ def math_rule(
     r"""1 for an answer equal to `task.payload["ground_truth"]`, else 0, plus `format_weight` for a `\boxed{}` answer.
 
     Parts: `correct`; `answered`, 0 when the response states no answer that can be read; `format`, 1 for a closed
-    `\boxed{}` outside of the thinking. `think` is explained at `answers.after_thinking`; with `require_boxed` an answer
-    outside of a box is none. Raises `ValueError` when the ground truth is not an answer: scoring against it would train
-    on noise.
+    `\boxed{}` outside of the thinking; `too_hard`, only there as 1, when checking the answer would take over 2 s or 200
+    MB: it counts as wrong. `think` is explained at `answers.after_thinking`; with `require_boxed` an answer outside
+    of a box is none. Raises `ValueError` when the ground truth is not an answer, or too hard itself: scoring against it
+    would train on noise.
     """
     if think not in ("auto", "required", "ignore"):
         raise ValueError(f"math_rule: think must be auto, required or ignore, got {think!r}")
@@ -48,9 +48,29 @@ def math_rule(
     if answer is not None:
         formatted = float(answer.boxed)
         stated = normalise(answer.text)
-        answered = float(stated == gold or is_readable(stated))
-        correct = float(answered and same_answer(stated, gold))
-    return Reward(correct + format_weight * formatted, {"correct": correct, "answered": answered, "format": formatted})
+        readable = stated == gold or is_readable(stated)
+        hard = not readable and is_hard(stated)
+        try:
+            answered = float(readable)
+            correct = float(readable and same_answer(stated, gold))
+        except TooHard:
+            _check_gold(gold, task.id)
+            answered, hard = 0.0, True
+    else:
+        hard = box_is_too_long(after_thinking(response, think) or "")
+    parts = {"correct": correct, "answered": answered, "format": formatted}
+    return Reward(correct + format_weight * formatted, {**parts, "too_hard": 1.0} if hard else parts)
+
+
+def _check_gold(gold: str, task_id: str) -> None:
+    """Raise `ValueError` if it is the ground truth that no answer can be compared with."""
+    try:
+        MATHS.same("1", gold)
+    except TooHard:
+        raise ValueError(
+            f"task {task_id!r}: ground truth {gold[:200]!r} takes more than 2 s or 200 MB to evaluate, so no answer "
+            "can be compared with it; write it as a number, or leave the row out"
+        ) from None
 
 
 def read_gold(truth: Any, task_id: str) -> str:
@@ -108,7 +128,12 @@ def _depth(text: str) -> int | None:
 def is_readable(answer: str) -> bool:
     """False for what no parser should see: unbalanced, nested beyond reason, or a number too large to evaluate."""
     depth = _depth(answer)
-    return bool(answer) and depth is not None and depth <= _MAX_DEPTH and not _EXPLOSIVE.search(answer)
+    return bool(answer) and depth is not None and not is_hard(answer)
+
+
+def is_hard(answer: str) -> bool:
+    """Whether it can be seen without evaluating it that no limit would be enough."""
+    return (_depth(answer) or 0) > _MAX_DEPTH or _EXPLOSIVE.search(answer) is not None
 
 
 def _words(text: str) -> str | None:
@@ -120,7 +145,7 @@ def _words(text: str) -> str | None:
 
 
 def same_answer(answer: str, gold: str) -> bool:
-    """Whether two normalised answers are equal."""
+    """Whether two normalised answers are equal; raises `TooHard`."""
     if answer == gold:
         return True
     expected = _words(gold)
@@ -131,18 +156,4 @@ def same_answer(answer: str, gold: str) -> bool:
         return same_quantity(mine, theirs)
     if theirs is not None and _words(answer) is not None:
         return False
-    return _verify(answer, gold)
-
-
-@lru_cache(maxsize=256)
-def _parse(answer: str) -> tuple[Any, ...]:
-    from math_verify import parse
-
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that the limits are ours
-    return tuple(parse(rf"\boxed{{{answer}}}", parsing_timeout=0))
-
-
-def _verify(answer: str, gold: str) -> bool:
-    from math_verify import verify
-
-    return bool(verify(list(_parse(gold)), list(_parse(answer)), timeout_seconds=0))
+    return MATHS.same(answer, gold)

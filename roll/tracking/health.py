@@ -123,7 +123,10 @@ SYMPTOMS = (
     Symptom(
         "rewards too hard to check",
         2,
-        lambda row, _: any(name.endswith("/part/too_hard") and value > 0.2 for name, value in row.items()),
+        lambda row, _: (
+            sum(value for name, value in row.items() if name.endswith("/too_hard"))
+            > 0.2 * _at(row, "rollout/responses", float("inf"))
+        ),
         "more than a fifth of the answers are too large or too deeply nested to be checked, and count as wrong",
     ),
 )

@@ -52,6 +52,7 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("reward/<domain>/mean", "reward", "Raw reward in one domain", _ITS_RESPONSES),
         _M("reward/<domain>/std", "reward", "Its spread", "standard deviation over its responses"),
         _M("reward/<domain>/part/<part>", "reward", "One named part of it, unweighted", _ITS_RESPONSES),
+        _M("reward/<domain>/too_hard", "responses", "Answers that can't be checked in 2 s and 200 MB", _WITHIN_STEP),
         _M("reward/<domain>/part/env/<part>", "reward", "A part that the environment itself names", _ITS_RESPONSES),
     ),
     "Environments": (
@@ -213,6 +214,10 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("data/prompts", "rows", "Prompts in the data", "value at the start"),
         _M("data/prompts_filtered", "rows", "Rows left out for their length", "value at the start"),
         _M("data/prompts_truncated", "rows", "Prompts cut to the length limit", "value at the start"),
+        _M("data/rows_bad", "rows", "Rows that can't be used and were left out", "value at the start"),
+        _M("data/rows_duplicate", "rows", "Rows left out because they repeat a prompt", "value at the start"),
+        _M("data/success_rate", "fraction", "Running success rate of the rows played so far", "mean over these rows"),
+        _M("data/passed_over", "rows", "Rows that the curriculum by success has passed over", "value so far"),
         _M("data/prompt_length_mean", "tokens", "Length of a prompt", "mean over all prompts"),
         _M("data/prompt_length_max", "tokens", "Longest prompt", "max over all prompts"),
         _M("data/<domain>/share", "fraction", "Share of a domain in the batch", _RESPONSES),

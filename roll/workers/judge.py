@@ -40,7 +40,7 @@ class JudgeBackend(Protocol):
         """End it."""
 
 
-class Judge:
+class JudgeClient:
     """Grades responses. Close it, or use it in a `with` block; it closes its backend."""
 
     def __init__(self, config: JudgeConfig, backend: JudgeBackend, rewards: dict[str, RewardConfig]) -> None:
@@ -95,7 +95,7 @@ class Judge:
         self._backend.close()
         self._cache.__exit__()
 
-    def __enter__(self) -> Judge:
+    def __enter__(self) -> JudgeClient:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -6,19 +6,17 @@ import asyncio
 import json
 import os
 import random
-import socket
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
-from urllib.parse import urlsplit
 
+from roll.configs.checks.judge_endpoint import why_unreachable
 from roll.configs.schema.judge_config import JudgeConfig
 from roll.rewards.judge import Messages
 from roll.rewards.judge_cache import Verdict
 from roll.strategies.loop_thread import LoopThread
 
-_PROBE_SECONDS = 2.0
 _LONGEST_DELAY = 60.0
 _LARGEST_REPLY = 4 << 20
 _AGAIN = frozenset({408, 409, 425, 429})
@@ -65,17 +63,6 @@ class Pace:
     def correct(self, amount: float) -> None:
         """Add what a reservation was too small by; negative where it was too large."""
         self._free += amount * self._seconds
-
-
-def why_unreachable(endpoint: str, timeout: float = _PROBE_SECONDS) -> str | None:
-    """Return why nothing listens at the endpoint's address, or None. Sends nothing."""
-    parts = urlsplit(endpoint)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    try:
-        socket.create_connection((parts.hostname or "", port), timeout=timeout).close()
-    except OSError as error:
-        return f"{parts.hostname}:{port} can't be reached: {error.strerror or error}"
-    return None
 
 
 class EndpointJudge:

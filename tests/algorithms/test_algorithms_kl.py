@@ -68,12 +68,9 @@ def test_low_var_kl_keeps_its_digits_near_zero():
 @QUICK
 def test_estimators_equal_a_float64_loop_and_never_see_what_is_masked(seed, kind, scale):
     logp, ref, mask = draw(seed, 3, 4, scale=scale), draw(seed + 1, 3, 4, scale=scale), draw_mask(seed, 3, 4)
-    formula = {
-        "kl": lambda d: d,
-        "abs": abs,
-        "mse": lambda d: d * d / 2,
-        "low_var_kl": lambda d: math.exp(-d) - 1 + d,
-    }[kind]
+    formula = {"kl": lambda d: d, "abs": abs, "mse": lambda d: d * d / 2, "low_var_kl": lambda d: math.exp(-d) - 1 + d}[
+        kind
+    ]
     expected = torch.zeros(3, 4, dtype=torch.float64)
     for i in range(3):
         for t in range(4):

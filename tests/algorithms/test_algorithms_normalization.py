@@ -14,13 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from roll.algorithms.normalization import (
-    RunningMoments,
-    clip_to,
-    normalize_grouped,
-    normalize_rewards,
-    whiten,
-)
+from roll.algorithms.normalization import RunningMoments, clip_to, normalize_grouped, normalize_rewards, whiten
 
 QUICK = settings(max_examples=30, deadline=None, derandomize=True)
 SOURCES = [None, "batch", "group", "running"]

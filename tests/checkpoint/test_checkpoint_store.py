@@ -134,6 +134,11 @@ def _flip(folder: Path) -> None:
     path.write_bytes(bytes(content))
 
 
+def _manifest_to_folder(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+    (folder / "manifest.json").mkdir()
+
+
 def _edit_manifest(change: Callable[[dict], object]) -> Callable[[Path], None]:
     def edit(folder: Path) -> None:
         path = folder / "manifest.json"
@@ -157,6 +162,9 @@ DAMAGE: list[tuple[str, Callable[[Path], None], str, bool]] = [
     ("manifest is a list", lambda f: (f / "manifest.json").write_text("[]"), r"isn't a checkpoint's manifest", True),
     ("files missing", _edit_manifest(lambda m: m.pop("files")), r"isn't a checkpoint's manifest.*files", True),
     ("bad step", _edit_manifest(lambda m: m.update(step="x")), r"isn't a checkpoint's manifest", True),
+    ("another step", _edit_manifest(lambda m: m.update(step=999)), r"says step 999", True),
+    ("no files", _edit_manifest(lambda m: m.update(files={})), r"names no files", True),
+    ("a folder for a manifest", _manifest_to_folder, r"can't be read", True),
     ("foreign format", _edit_manifest(lambda m: m.update(format="other")), r"format 'other'", True),
     ("newer version", _edit_manifest(lambda m: m.update(version=99)), r"version 99.*upgrade", True),
 ]
@@ -198,13 +206,7 @@ def test_pruning_keeps_the_newest_and_touches_nothing_else(tmp_path: Path) -> No
     store = CheckpointStore(tmp_path, max_to_keep=2)
     for step in (1, 2, 3, 4):
         save(store, step)
-    assert names(tmp_path) == [
-        ".checkpoint-1.note",
-        "checkpoint-0",
-        "checkpoint-3",
-        "checkpoint-4",
-        "checkpoint-best",
-    ]
+    assert names(tmp_path) == [".checkpoint-1.note", "checkpoint-0", "checkpoint-3", "checkpoint-4", "checkpoint-best"]
 
 
 def test_a_damaged_checkpoint_does_not_count_among_those_kept(tmp_path: Path) -> None:
@@ -225,6 +227,14 @@ def test_the_one_resumed_from_lives_until_a_newer_is_complete(tmp_path: Path) ->
     assert names(tmp_path) == ["checkpoint-1"]
     save(store, 2)
     assert names(tmp_path) == ["checkpoint-2"]
+
+
+def test_auto_stops_where_every_checkpoint_is_damaged(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    save(store, 1)
+    _truncate(tmp_path / "checkpoint-1")
+    with pytest.raises(CheckpointError, match=r"every checkpoint in .* is damaged .*checkpoint-1.*set it to false"):
+        store.resolve("auto")
 
 
 def test_what_is_in_the_way_and_not_ours_is_renamed_not_deleted(tmp_path: Path) -> None:

@@ -52,7 +52,20 @@ def toy(tiny_model, tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    "command", ["", "train", "check", "rollout", "envs", "envs list", "envs test", "demos", "start_pipeline"]
+    "command",
+    [
+        "",
+        "train",
+        "check",
+        "resume",
+        "plot",
+        "rollout",
+        "eval generate",
+        "envs",
+        "envs test",
+        "examples",
+        "start_pipeline",
+    ],
 )
 def test_help_loads_nothing(command):
     code = (
@@ -152,11 +165,7 @@ def raiser(error: BaseException):
     [
         (ValueError("rows: got 3, expected 4"), 2, "error: rows: got 3, expected 4\n(traceback: "),
         (RuntimeError("a worker died"), 1, "error: RuntimeError: a worker died\n(traceback: "),
-        (
-            KeyboardInterrupt(),
-            130,
-            "interrupted; no checkpoint was saved yet, so the next start begins at the first step",
-        ),
+        (KeyboardInterrupt(), 130, "interrupted; no checkpoint was saved yet"),
     ],
 )
 def test_a_run_ends_with_one_code_for_each_kind_of_end(toy, capsys, monkeypatch, error, code, expected):

@@ -175,7 +175,7 @@ def test_a_closed_section_still_refuses_what_it_does_not_know(job):
 
 # --- against the installed engine ------------------------------------------------------------------------------------
 
-VLLM_SOURCE = '''
+VLLM_SOURCE = """
 raise RuntimeError("this file is read, not run")
 @dataclass
 class EngineArgs:
@@ -190,7 +190,7 @@ class AsyncEngineArgs(EngineArgs):
     enable_log_requests: bool = False
 class Other:
     unrelated: int = 0
-'''
+"""
 
 
 @pytest.fixture

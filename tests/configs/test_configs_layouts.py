@@ -59,11 +59,7 @@ def jobs(job: Path) -> Path:
 def megatron(ranks: int = 1, model: str = "dense", **options: object) -> list[str]:
     """Overrides: Megatron on so many ranks, with these options."""
     sets = ", ".join(f"{key}: {json.dumps(value).replace(chr(34), '')}" for key, value in options.items())
-    return [
-        *ray(ranks),
-        f"pretrain={model}",
-        f"{ACTOR}={{strategy_name: megatron_train, strategy_config: {{{sets}}}}}",
-    ]
+    return [*ray(ranks), f"pretrain={model}", f"{ACTOR}={{strategy_name: megatron_train, strategy_config: {{{sets}}}}}"]
 
 
 def ray(ranks: int) -> list[str]:

@@ -14,9 +14,7 @@ from roll.distributed.placement import RolePlacement
 ray = pytest.importorskip("ray")
 
 
-def test_every_rank_sees_the_devices_of_its_slots_alone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_every_rank_sees_the_devices_of_its_slots_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ray, "init", functools.partial(ray.init, num_gpus=4))
     train = RolePlacement("train", ((0,), (2,)))
     infer = RolePlacement("infer", ((0, 1), (2, 3)))  # two devices a rank, colocated with the trainer

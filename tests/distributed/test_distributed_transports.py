@@ -311,9 +311,10 @@ def test_another_version_is_refused(make_route: Callable[..., Route], transport:
         TransferChannel(route, "the trainer").publish("bucket/0" if transport == "shared_memory" else "device", "cpu")
     handles = [] if transport in STREAMING else send(route, weights).handles
     later = replace(route, version=4)
-    with pytest.raises(WeightMismatch, match=r"expected weights of version 4.* (holds|sent) 3"), receive(
-        later, handles, 0
-    ) as incoming:
+    with (
+        pytest.raises(WeightMismatch, match=r"expected weights of version 4.* (holds|sent) 3"),
+        receive(later, handles, 0) as incoming,
+    ):
         copied(incoming)
 
 
@@ -388,9 +389,7 @@ def test_older_files_are_deleted_and_the_folder_is_one_of_hugging_faces(make_rou
     assert list(index["weight_map"]) == [name for name, _ in weights()]
 
 
-def test_litter_of_killed_senders_is_swept_and_nobody_elses(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_litter_of_killed_senders_is_swept_and_nobody_elses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(shm_segments, "FOLDER", tmp_path)
     in_use = shm_segments.ShmSegment("a", 4096)
     litter, fresh = tmp_path / f"{shm_segments.PREFIX}b-1-0", tmp_path / f"{shm_segments.PREFIX}c-1-0"

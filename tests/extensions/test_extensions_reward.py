@@ -15,6 +15,26 @@ def digits(response: str, task: Task, *, each: float = 1.0) -> Reward:
     """`each` for every digit, and one more for every response."""
     count = sum(map(str.isdigit, response))
     return Reward(1.0 + each * count, {"digits": float(count)})
+
+
+async def asked(response, task, *, url):
+    return 1.0
+
+
+def alone(response):
+    return 1.0
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, scale=1.0):
+    return {"score": scale * len(solution_str)}
+
+
+def lists(responses, tasks):
+    return [float(len(response)) for response in responses]
+
+
+def columns(prompts, completions, answer):
+    return [1.0] * len(prompts)
 '''
 
 
@@ -32,6 +52,10 @@ def test_a_reward_with_options_trains_two_steps(trained, tmp_path):
     [
         ("{name: 'own.py:digits', reward_kwargs: {eech: 2}}", "did you mean 'each'"),
         ("{name: 'own.py:digits', reward_kwargs: {each: much}}", "it is annotated as float, which 'much' isn't"),
+        ("{name: 'own.py:asked'}", "it has no default and must be given"),
+        ("{name: 'own.py:alone'}", "alone(response) is called as fn(response, task, **reward_kwargs)"),
+        ("{name: 'own.py:compute_score', reward_kwargs: {scal: 2}}", "did you mean 'scale'"),
+        ("{name: 'own.py:lists', reward_kwargs: {scal: 2}}", "fn(responses, tasks, **reward_kwargs)"),
         ("{name: 'own.py:digit'}", "did you mean 'digits'"),
         ("{name: own.digits}", "own:digits"),
     ],
@@ -39,4 +63,13 @@ def test_a_reward_with_options_trains_two_steps(trained, tmp_path):
 def test_what_is_wrong_with_it_is_said_before_anything_is_loaded(trained, tmp_path, capsys, reward, expected):
     (tmp_path / "own.py").write_text(OWN)
     assert main(["check", "toy", "custom_reward_function=null", f"rewards.case={reward}"]) == 2
-    assert expected in capsys.readouterr().err
+    assert expected in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("reward", [
+    "{name: 'own.py:asked', reward_kwargs: {url: x}}", "{name: 'own.py:lists'}", "{name: 'own.py:columns'}",
+    "{name: 'own.py:compute_score', reward_kwargs: {scale: 2.0}}",
+])  # fmt: skip
+def test_every_signature_is_accepted(trained, tmp_path, capsys, reward):
+    (tmp_path / "own.py").write_text(OWN)
+    assert main(["check", "toy", "custom_reward_function=null", f"rewards.case={reward}"]) == 0, capsys.readouterr().err

@@ -142,10 +142,7 @@ SOURCES = {
     "two mini-batches": ({"actor_train": TWO_STEPS}, {**SAMPLED, "reader": "2 optimizer steps"}),
     "KL in the reward": ({"add_token_level_kl": True}, {**SAMPLED, "reader": "the KL in the reward"}),
     "KL of coefficient 0": ({"add_token_level_kl": True, "init_kl_coef": 0.0}, {"uses": "update", "why": ""}),
-    "correction": (
-        {"train_infer_correction": TrainInferCorrection()},
-        {**FORWARD, "reader": "train_infer_correction"},
-    ),
+    "correction": ({"train_infer_correction": TrainInferCorrection()}, {**FORWARD, "reader": "train_infer_correction"}),
     "half precision": ({"ppo_epochs": 2, "actor_infer": BF16}, FORWARD),
     "another model configuration": ({"ppo_epochs": 2, "actor_infer": OTHER_ROPE}, FORWARD),
     "decoupled": ({"policy_loss": "decoupled_ppo"}, {**FORWARD, "reader": "policy_loss decoupled_ppo"}),

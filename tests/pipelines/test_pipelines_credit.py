@@ -77,10 +77,7 @@ NORMS = {
     "running": ({"reward_norm": "running"}, (0, -HALF, -HALF, 2 * HALF)),
     "shift only": ({"reward_norm": "group", "reward_shift": True}, (0.5, -0.5, -1.5, 1.5)),
     "scale only": ({"reward_norm": "batch", "reward_scale": True}, (HALF, 0, 0, 3 * HALF)),
-    "both named": (
-        {"reward_norm": "batch", "reward_shift": True, "reward_scale": True},
-        (0, -HALF, -HALF, 2 * HALF),
-    ),
+    "both named": ({"reward_norm": "batch", "reward_shift": True, "reward_scale": True}, (0, -HALF, -HALF, 2 * HALF)),
     "scaling": ({"use_reward_scaling": True}, (HALF, 0, 0, 3 * HALF)),
     "scaling with norm": ({"use_reward_scaling": True, "use_reward_norm": True}, (0, -HALF, -HALF, 2 * HALF)),
     "clip": ({"reward_norm": "batch", "reward_clip": 0.7}, (0, -0.7, -0.7, 0.7)),
@@ -370,12 +367,7 @@ def test_without_a_correction_the_mismatch_is_only_measured():
 @pytest.mark.parametrize(
     ("level", "expected"),
     # Row 1 has the product 1; row 2 the product 4 and the geometric mean 2. Capped at 3.
-    [
-        ("token", (0.5, 2, 3, 1)),
-        ("geometric", (1, 1, 2, 2)),
-        ("segment", (1, 1, 2, 2)),
-        ("sequence", (1, 1, 3, 3)),
-    ],
+    [("token", (0.5, 2, 3, 1)), ("geometric", (1, 1, 2, 2)), ("segment", (1, 1, 2, 2)), ("sequence", (1, 1, 3, 3))],
 )
 def test_importance_weights_are_ratios_up_to_a_bound(level, expected):
     weights, mask, _ = corrected(level=level, importance_upper=3.0)

@@ -42,9 +42,7 @@ def group_of(name, *members, tag="lake", seed=3):
         turns, status, error = member if isinstance(member, tuple) else (member, "ok", "")
         reward = sum(one.reward for one in turns)
         played.append(
-            Trajectory(
-                task_id=name, member=number, turns=tuple(turns), reward=reward, status=status, error=error
-            )
+            Trajectory(task_id=name, member=number, turns=tuple(turns), reward=reward, status=status, error=error)
         )
     return Group(task=task, trajectories=tuple(played))
 

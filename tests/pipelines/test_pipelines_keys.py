@@ -292,8 +292,14 @@ def prompts(run):
 
 @pytest.mark.parametrize(("how", "text"), [("left", "one="), ("right", "a lo"), ("middle", "a e=")])
 def test_truncation_cuts_prompts_to_prompt_length(small, how, text):
-    run = small("rollout_batch_size=8", "num_return_sequences_in_group=2", "prompt_length=4", f"truncation={how}",
-                "actor_train.training_args.per_device_train_batch_size=16", data=LONG)
+    run = small(
+        "rollout_batch_size=8",
+        "num_return_sequences_in_group=2",
+        "prompt_length=4",
+        f"truncation={how}",
+        "actor_train.training_args.per_device_train_batch_size=16",
+        data=LONG,
+    )
     assert Counter(prompts(run)) == {"abc": 14, text: 2}
     assert run.rows[0]["data/prompts_truncated"] == 1
 
@@ -382,9 +388,7 @@ def test_query_filters_replace_groups_by_other_prompts(small):
     assert {row.reward for step in (1, 2) for row in run.rollouts(step)} == {0.5}
     dropped = run.lines("dropped.jsonl")
     assert sum(run.column("rollout/filtered_groups")) == sum(run.column("dropped/filtered_group")) >= 1
-    assert {(line["reason"], tuple(line["sample"]["scores"])) for line in dropped} == {
-        ("filtered_group", (-0.5, -0.5))
-    }
+    assert {(line["reason"], tuple(line["sample"]["scores"])) for line in dropped} == {("filtered_group", (-0.5, -0.5))}
 
 
 def test_max_num_gen_batches_is_the_budget_of_filters(small):
@@ -407,7 +411,7 @@ def test_additional_prompts_are_started_and_given_back(small):
     assert len(plain.submitted[0]) == 4
 
 
-RAISING = '''
+RAISING = """
 from pathlib import Path
 
 def case(response, task):
@@ -416,7 +420,7 @@ def case(response, task):
     if {when}:
         raise RuntimeError("the judge is out")
     return 0.25
-'''
+"""
 
 
 def test_a_reward_that_raises_drops_its_groups_counts_them_and_never_scores_0(small, tmp_path):

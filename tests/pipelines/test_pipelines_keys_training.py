@@ -116,8 +116,14 @@ def validating(run):
 
 
 def test_validation_samples_by_its_own_keys(small):
-    keys = (f"{VALIDATION}.temperature=0.6", f"{VALIDATION}.top_k=5", f"{VALIDATION}.max_new_tokens=1",
-            f"{VALIDATION}.num_return_sequences=3", "validation.pass_at_k=[1,3]", "validation.pass_threshold=0.5")
+    keys = (
+        f"{VALIDATION}.temperature=0.6",
+        f"{VALIDATION}.top_k=5",
+        f"{VALIDATION}.max_new_tokens=1",
+        f"{VALIDATION}.num_return_sequences=3",
+        "validation.pass_at_k=[1,3]",
+        "validation.pass_threshold=0.5",
+    )
     run = small("val_only=true", "val_batch_size=5", *keys)
     params = {request.params for batch in validating(run) for request in batch}
     assert {(p.temperature, p.top_k, p.max_new_tokens) for p in params} == {(0.6, 5, 1)}
@@ -178,8 +184,13 @@ def test_a_model_of_its_own_for_critic_and_reference(small, tmp_path):
     from tiny_models import build_tiny_model
 
     other = build_tiny_model(tmp_path / "other", hidden=16, seed=5)
-    run = small(*CRITIC, *REFERENCE, "use_kl_loss=true", f"reward_pretrain={other}",
-                f"reference.model_args.model_name_or_path={other}")
+    run = small(
+        *CRITIC,
+        *REFERENCE,
+        "use_kl_loss=true",
+        f"reward_pretrain={other}",
+        f"reference.model_args.model_name_or_path={other}",
+    )
     hidden = {role: next(iter(s._module.parameters())).shape[1] for role, s in run.strategies.items()}
     assert hidden == {"actor_train": 32, "reference": 16, "critic": 16}
     assert run.last["actor/kl_loss"] > 0
@@ -188,16 +199,24 @@ def test_a_model_of_its_own_for_critic_and_reference(small, tmp_path):
 
 
 def test_how_a_model_is_loaded(small):
-    run = small(f"{MODEL}.disable_gradient_checkpointing=false", f"{MODEL}.attn_implementation=eager",
-                f"{MODEL}.dtype=bf16", "actor_infer.model_args.dtype=bf16", "ppo_epochs=2")
+    run = small(
+        f"{MODEL}.disable_gradient_checkpointing=false",
+        f"{MODEL}.attn_implementation=eager",
+        f"{MODEL}.dtype=bf16",
+        "actor_infer.model_args.dtype=bf16",
+        "ppo_epochs=2",
+    )
     lm = run.strategies["actor_train"]._module.lm
     assert lm.is_gradient_checkpointing and lm.config._attn_implementation == "eager"
     assert {p.dtype for p in lm.parameters()} == {torch.float32}
     assert {p.dtype for p in run.engines[0]._model.parameters()} == {torch.bfloat16}
     # Half precision shows where sampler and trainer are compared.
     assert run.last["mismatch/abs_log_ratio_mean"] > 1e-4
-    computed = small(f"{MODEL}.dtype=bf16", "actor_train.strategy_args={strategy_name: fsdp2_train, "
-                     "strategy_config: {param_dtype: fp32}}", "ppo_epochs=2")
+    computed = small(
+        f"{MODEL}.dtype=bf16",
+        "actor_train.strategy_args={strategy_name: fsdp2_train, strategy_config: {param_dtype: fp32}}",
+        "ppo_epochs=2",
+    )
     assert computed.last["mismatch/abs_log_ratio_mean"] < 1e-5
 
 
@@ -311,11 +330,14 @@ def test_per_device_batch_and_dynamic_batching_change_passes_and_nothing_else(sm
     runs = {
         "whole": small(*base, f"{ARGS}.per_device_train_batch_size=16"),
         "cut": small(*base, f"{ARGS}.per_device_train_batch_size=2", f"{ARGS}.gradient_accumulation_steps=8"),
-        "dynamic": small(*base, f"{ARGS}.per_device_train_batch_size=16",
-                         "actor_train.use_dynamic_batching_in_train=true",
-                         "actor_train.max_tokens_per_microbatch_in_train=20",
-                         "reference.use_dynamic_batching_in_infer=true",
-                         "reference.max_tokens_per_microbatch_in_infer=30"),
+        "dynamic": small(
+            *base,
+            f"{ARGS}.per_device_train_batch_size=16",
+            "actor_train.use_dynamic_batching_in_train=true",
+            "actor_train.max_tokens_per_microbatch_in_train=20",
+            "reference.use_dynamic_batching_in_infer=true",
+            "reference.max_tokens_per_microbatch_in_infer=30",
+        ),
         "infer": small(*base, f"{ARGS}.per_device_train_batch_size=16", "reference.infer_batch_size=5"),
     }
     # Every row has 3 + 2 tokens: a budget of 20 holds 4 of them, one of 30 holds 6.
@@ -330,8 +352,9 @@ def test_per_device_batch_and_dynamic_batching_change_passes_and_nothing_else(sm
 
 def test_use_dynamic_batching_in_infer_of_the_actor(small):
     keys = ("add_token_level_kl=true", *REFERENCE, "train_infer_correction.importance_upper=2")
-    run = small(*keys, "actor_train.use_dynamic_batching_in_infer=true",
-                "actor_train.max_tokens_per_microbatch_in_infer=18")
+    run = small(
+        *keys, "actor_train.use_dynamic_batching_in_infer=true", "actor_train.max_tokens_per_microbatch_in_infer=18"
+    )
     assert [rows for role, grad, rows, _ in run.passes if role == "actor_train" and not grad] == [3, 1]
     one = small(*keys, "actor_train.infer_batch_size=1")
     assert [rows for role, grad, rows, _ in one.passes if role == "actor_train" and not grad] == [1] * 4
@@ -414,7 +437,7 @@ def test_a_greedy_response_that_cannot_be_scored_takes_its_group_out_of_the_loss
     )
     run = small("adv_estimator=remax", "actor_train.data_args.shuffle=false", reward=reward, dump=True)
     assert run.last["rollout/failed_greedy"] == 2
-    (_, batch), = run.trained
+    ((_, batch),) = run.trained
     counted = dict(zip(batch.row_ids, batch.pad("loss_mask", False).any(1).tolist(), strict=True))
     assert counted == {name: "1#" in name for name in batch.row_ids}
     # Prompt 1 scored 1 and 1/2, its greedy response 1/3.
@@ -425,7 +448,7 @@ def test_a_greedy_response_that_cannot_be_scored_takes_its_group_out_of_the_loss
 
 def test_pf_ppo_and_weights_and_masks_reach_the_trainer(small):
     run = small(*WIDE, "pf_ppo.reweight_method=max_min", "max_len_mask=true", f"{SAMPLING}.ignore_eos=false")
-    (_, batch), = run.trained
+    ((_, batch),) = run.trained
     assert batch.loss_weight is not None
     # Nearly all responses of two tokens are cut off.
     assert run.last["rollout/masked_share"] == pytest.approx(

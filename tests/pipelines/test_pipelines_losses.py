@@ -165,12 +165,15 @@ def reference(token, batch, mode="token-mean", norm=10.0):
         start = int(batch.offsets[i])
         picked = [start + t for t, counts in enumerate(mask) if counts]
         row = [(float(logprobs[t]), float(batch.old_logprobs[t])) for t in picked]
-        share = weights[i] / {
-            "token-mean": tokens,
-            "seq-mean-token-sum": rows,
-            "seq-mean-token-mean": rows * max(len(picked), 1),
-            "seq-mean-token-sum-norm": rows * norm,
-        }[mode]
+        share = (
+            weights[i]
+            / {
+                "token-mean": tokens,
+                "seq-mean-token-sum": rows,
+                "seq-mean-token-mean": rows * max(len(picked), 1),
+                "seq-mean-token-sum-norm": rows * norm,
+            }[mode]
+        )
         for t, (lp, old) in zip(picked, row, strict=True):
             importance = 1.0 if batch.importance_weights is None else float(batch.importance_weights[t])
             loss, slope = token(lp, old, float(batch.advantages[t]), row)
@@ -295,9 +298,7 @@ def test_a_policy_loss_of_the_users_own_is_loaded_from_a_file(tmp_path):
         "def cubed(inputs):\n    return PolicyLoss(inputs.log_ratio ** 3, Metrics())\n"
     )
     loss, gradient, _ = evaluate(actor_loss(make_config(policy_loss=f"{file}:cubed")), make_batch())
-    expected, slopes = reference(
-        lambda lp, old, a, row: ((lp - old) ** 3, 3 * (lp - old) ** 2), make_batch()
-    )
+    expected, slopes = reference(lambda lp, old, a, row: ((lp - old) ** 3, 3 * (lp - old) ** 2), make_batch())
     assert_close(loss, expected, rtol=0, atol=1e-10)
     assert_close(gradient, slopes, rtol=0, atol=1e-10)
 
@@ -450,9 +451,7 @@ def test_tokens_of_older_weights_are_measured_apart_from_those_of_these():
     # Rows w (3 tokens) and x (1) are of version 3, y (4) and z (2) of version 2: ratio e^0.5 and e^-1.
     version = torch.repeat_interleave(torch.tensor([3, 3, 2, 2]), batch.lengths)
     shift = torch.where(version == 3, 0.5, -1.0)
-    stale = batch.with_columns(
-        sampling_logprobs=logprobs - shift * mask, versions=torch.where(mask, version, -1)
-    )
+    stale = batch.with_columns(sampling_logprobs=logprobs - shift * mask, versions=torch.where(mask, version, -1))
     new, old = math.exp(0.5) - 1.5, math.exp(-1.0)
     for parts in (None, [[0], [1], [2], [3]], [[3, 1], [0, 2]], [[0, 1], [2, 3]]):
         measured = with_mismatch_metrics(actor_loss(make_config()), 3, mixed_versions=True)

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 from toy import run_toy, write_toy
 
-TWICE = '''
+TWICE = """
 class Twice:
     async def play(self, episode):
         first = await episode.generate(await episode.first_prompt(), max_new_tokens=3)
@@ -24,7 +24,7 @@ class Careless:
 class Broken:
     async def play(self, episode):
         raise KeyError("hint")
-'''
+"""
 
 
 def settings(folder, name):

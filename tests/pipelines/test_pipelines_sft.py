@@ -304,10 +304,7 @@ BAD_CONFIGS = {
         "actor_train.data_args.messages: got null, expected a column with conversations, or",
     ),
     "half a pair": (("actor_train.data_args.response=null",), "response: got null, expected a column that goes with"),
-    "both": (
-        ("actor_train.data_args.messages=messages",),
-        "data_args.prompt: this key acts only without messages",
-    ),
+    "both": (("actor_train.data_args.messages=messages",), "data_args.prompt: this key acts only without messages"),
     "template": (("actor_train.data_args.template=natve",), "template: got 'natve'.*\n.*did you mean 'native'"),
     "held out twice": (
         ("validation_share=0.1", "validation.data_args={file_name: x.jsonl, messages: m}", "eval_steps=1"),

@@ -288,9 +288,7 @@ def test_every_transport_reaches_every_process(ray: Executor, tmp_path: Path) ->
     both = []
     for wanted in WANTED:
         for ratio in (0.0, 1.0):
-            config = fake_config(
-                tmp_path, weight_transport=wanted, engine_restarts=1, async_generation_ratio=ratio
-            )
+            config = fake_config(tmp_path, weight_transport=wanted, engine_restarts=1, async_generation_ratio=ratio)
             sync = sync_of(config, trainer, engines)
             both.append(sync)
             step = len(both) - 1

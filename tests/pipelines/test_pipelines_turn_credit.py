@@ -198,9 +198,7 @@ def test_the_reward_of_a_turn_without_tokens_joins_a_neighbour():
 def test_a_domains_weight_multiplies_the_rewards_of_turns():
     rollouts = rollouts_of(PAIR)
     mask = TrajectoryView.of(rollouts).pad(rollouts.batch.action_mask, False)
-    steps = turn_inputs(
-        rollouts, mask, make_config(), factor=torch.tensor([2.0, 4.0]), extra=torch.tensor([0.5, 0.0])
-    )
+    steps = turn_inputs(rollouts, mask, make_config(), factor=torch.tensor([2.0, 4.0]), extra=torch.tensor([0.5, 0.0]))
     assert steps.turn_rewards.tolist() == [[0.0, 2.5], [-2.0, 0.0]]
 
 

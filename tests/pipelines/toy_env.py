@@ -49,10 +49,7 @@ CRITIC = (
 def faulty(folder: Path, fault: str, where: str = "step", share: float = 0.2, turns: int = 3) -> tuple[str, ...]:
     """Settings that play `Faulty` instead, in this folder of `write_toy_env`."""
     config = f"{{turns: {turns}, fault: {fault}, where: {where}, share: {share}}}"
-    return (
-        f"custom_envs.letters.env_type='{folder}/letters.py:Faulty'",
-        f"+custom_envs.letters.env_config={config}",
-    )
+    return (f"custom_envs.letters.env_type='{folder}/letters.py:Faulty'", f"+custom_envs.letters.env_config={config}")
 
 
 def without_template(model: Path, folder: Path) -> Path:

@@ -1,6 +1,6 @@
 """Runs the `toy.yaml` of a folder in a process of its own, optionally killed with SIGKILL in the middle of something.
 
-    python toy_process.py FOLDER MOMENT NTH [key=value ...]
+python toy_process.py FOLDER MOMENT NTH [key=value ...]
 """
 
 from __future__ import annotations

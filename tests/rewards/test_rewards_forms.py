@@ -42,7 +42,7 @@ def task(truth: object = "Paris") -> Task:
         ("<answer>Paris", "Paris", {"extract": "tags"}, 0.0),
         (r"It is \boxed{Paris}.", "Paris", {"extract": "boxed"}, 1.0),
         ("<think>hm</think>Paris", "Paris", {}, 1.0),
-        ("cafe\u0301", "caf\u00e9", {}, 1.0),
+        ("e\u0301", "\u00e9", {}, 1.0),
         ("", "Paris", {}, 0.0),
     ],
 )

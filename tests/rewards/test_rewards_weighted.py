@@ -61,8 +61,8 @@ def test_a_part_that_fails_fails_the_sum():
 
 
 def test_a_part_that_cannot_be_called_is_refused_when_it_is_loaded():
-    section = weighted(short={"name": "length", "reward_kwargs": {"targt": 1}})
-    with pytest.raises(RewardLoadError, match=r"rewards\.math\.parts\.short\.name.*targt.*did you mean 'target'"):
+    section = weighted(short={"name": "length", "reward_kwargs": {"targets": 1}})
+    with pytest.raises(RewardLoadError, match=r"rewards\.math\.parts\.short\.name.*targets.*did you mean 'target'"):
         load_reward(reward_spec(config(math=section), "math"))
     with pytest.raises(ValueError, match="there are no parts"):
         load_reward(RewardSpec(name="weighted"))("x", TASK)

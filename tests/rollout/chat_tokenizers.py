@@ -119,11 +119,7 @@ class Script:
         self.limits.append(request.params.max_new_tokens)
         ids = ids_of(self.tokenizer, text)
         return Completion(
-            id=request.id,
-            token_ids=ids,
-            logprobs=(-1.0,) * len(ids),
-            versions=(0,) * len(ids),
-            finish_reason=reason,
+            id=request.id, token_ids=ids, logprobs=(-1.0,) * len(ids), versions=(0,) * len(ids), finish_reason=reason
         )
 
 

@@ -234,6 +234,7 @@ def test_a_turns_rendering_costs_the_same_however_long_the_episode_is(monkeypatc
     rollout = ConversationRollout(agent, conversation(max_steps=100))
     sizes = []
     render = ChatTemplate.text
+
     def counted(self, messages):
         sizes.append(len(messages))
         return render(self, messages)

@@ -65,10 +65,7 @@ def test_train_and_val_never_share_a_seed_and_every_seed_fits_63_bits(seeds, num
     assert 0 <= min(train.seed, val.seed) <= max(train.seed, val.seed) < 2**63
 
 
-@given(
-    partition=st.lists(st.integers(0, 5), min_size=1, max_size=3).filter(sum),
-    offset=st.integers(0, 40),
-)
+@given(partition=st.lists(st.integers(0, 5), min_size=1, max_size=3).filter(sum), offset=st.integers(0, 40))
 def test_any_cycle_of_tasks_has_the_partition_s_numbers(partition, offset):
     tags = sorted(TYPES)[: len(partition)]
     source = tasks_of(tags, partition)
@@ -133,11 +130,7 @@ def test_without_a_partition_groups_are_split_evenly(groups, expected):
 
 
 @pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: split_evenly(3, []), "no tags"),
-        (lambda: tasks_of().take(-1), "can't take -1"),
-    ],
+    ("build", "message"), [(lambda: split_evenly(3, []), "no tags"), (lambda: tasks_of().take(-1), "can't take -1")]
 )
 def test_what_makes_no_sense_is_refused(build, message):
     with pytest.raises(ValueError, match=message):

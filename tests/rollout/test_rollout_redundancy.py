@@ -46,7 +46,7 @@ class World:
         self.most_groups = 0
 
     def __call__(self, task, name):
-        return WorldEnv(self, f"{task.id}{name[name.index('#'):]}")
+        return WorldEnv(self, f"{task.id}{name[name.index('#') :]}")
 
     async def wait(self, *key):
         """A few turns of the event loop, other ones for every call and every `jitter`."""

@@ -399,4 +399,3 @@ def a_killed_process_ends_the_engine_within_seconds(t, process):
 
 def ids(case):
     return case.__name__
-

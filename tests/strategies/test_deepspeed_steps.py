@@ -104,9 +104,7 @@ def broken_steps(info, spec):
 
 @stages()
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_gradient_that_is_not_finite_skips_the_step_on_all_ranks_and_leaves_no_trace(
-    ranks, tiny_model, stage, dtype
-):
+def test_a_gradient_that_is_not_finite_skips_the_step_on_all_ranks_and_leaves_no_trace(ranks, tiny_model, stage, dtype):
     spec = spec_of(tiny_model, stage, model={"dtype": dtype})
     good, _, expected = ranks.run(steps_of, 2, spec, 2)[0]
     for rank, (first, bad, last, before, between, after) in enumerate(ranks.run(broken_steps, 2, spec)):

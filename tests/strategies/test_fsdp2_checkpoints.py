@@ -63,9 +63,7 @@ def a_spec(path, kind):
 
 @pytest.mark.parametrize("kind", ["policy", "value"])
 @pytest.mark.parametrize(("wrote", "reads"), [(2, 1), (2, 4), (1, 2), (2, 2), (4, 2)])
-def test_any_world_size_reads_the_same_weights_and_moments_and_goes_on(
-    ranks, tiny_model, tmp_path, kind, wrote, reads
-):
+def test_any_world_size_reads_the_same_weights_and_moments_and_goes_on(ranks, tiny_model, tmp_path, kind, wrote, reads):
     spec = a_spec(tiny_model, kind)
     saved, norms, end = ranks.run(write, wrote, spec, tmp_path / "checkpoint")[0]
     loaded, norms_after, end_after = ranks.run(read, reads, spec, tmp_path / "checkpoint")[0]

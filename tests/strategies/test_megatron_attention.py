@@ -21,12 +21,7 @@ ROPES = {
         "long_factor": [2.0, 3.0, 4.0, 5.0],
         "original_max_position_embeddings": 16,
     },
-    "llama3": {
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 16,
-    },
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16},
 }
 
 

@@ -6,8 +6,7 @@ import pytest
 from layout_contract import check_layout
 
 TP2, PP2, CP2, EP2 = (
-    {f"{kind}_parallel_size": 2}
-    for kind in ("tensor_model", "pipeline_model", "context", "expert_model")
+    {f"{kind}_parallel_size": 2} for kind in ("tensor_model", "pipeline_model", "context", "expert_model")
 )
 SP = {"sequence_parallel": True}
 PLAIN = {"use_distributed_optimizer": False}
@@ -57,11 +56,7 @@ def test_packed_rows(ranks, model_of, family, layout):
     check_layout(ranks, model_of(family), "megatron_train", options, world, **PACKED)
 
 
-VIRTUAL = {
-    "pipeline 2 x 2 virtual stages": (2, {}),
-    "overlapped": (4, OVERLAP),
-    "tensor 2": (4, {**TP2, **SP}),
-}
+VIRTUAL = {"pipeline 2 x 2 virtual stages": (2, {}), "overlapped": (4, OVERLAP), "tensor 2": (4, {**TP2, **SP})}
 
 
 @pytest.mark.parametrize("packed", [False, True])

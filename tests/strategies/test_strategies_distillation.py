@@ -138,9 +138,7 @@ def test_fsdp2(ranks, check, layout):
     check(ranks, "fsdp2_train", {}, world, **changes)
 
 
-@pytest.mark.parametrize(
-    ("stage", "world", "changes"), [("stage 1", 1, {}), ("stage 3", 2, PACKED)]
-)
+@pytest.mark.parametrize(("stage", "world", "changes"), [("stage 1", 1, {}), ("stage 3", 2, PACKED)])
 def test_deepspeed(ranks, check, stage, world, changes):
     check(ranks, "deepspeed_train", {"zero_optimization": STAGES[stage]}, world, **changes)
 

@@ -97,9 +97,7 @@ def recomputations(info, spec):
     return len(count)
 
 
-@pytest.mark.parametrize(
-    "backend", ["fsdp2_train", "deepspeed_train"]
-)  # Megatron's own keys have tests of their own
+@pytest.mark.parametrize("backend", ["fsdp2_train", "deepspeed_train"])  # Megatron's own keys have tests of their own
 def test_activations_are_recomputed_unless_switched_off(ranks, model_of, backend):
     training = {"per_device_train_batch_size": 6}
     for off in (False, True):

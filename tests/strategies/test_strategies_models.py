@@ -28,12 +28,7 @@ COMMON = {
 }
 GPT2 = {"vocab_size": 60, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": 1}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-LINEAR = {
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-}
+LINEAR = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
 ARCHITECTURES = {
     "gpt2": GPT2,  # learned positions, names of its own
     "gpt_neox": {**COMMON, "rotary_pct": 0.5},
@@ -88,8 +83,10 @@ def generated(model, **options):
 def scored(model, completions):
     """Log-probs of all responses by the trainer's way, one right-padded batch."""
     rows = [PROMPTS[int(c.id)] + c.token_ids for c in completions]
-    acting = [[False] * (len(row) - len(c.token_ids)) + [True] * len(c.token_ids)
-              for row, c in zip(rows, completions, strict=True)]
+    acting = [
+        [False] * (len(row) - len(c.token_ids)) + [True] * len(c.token_ids)
+        for row, c in zip(rows, completions, strict=True)
+    ]
     batch = TokenBatch(
         row_ids=tuple(c.id for c in completions),
         group_ids=tuple(c.id for c in completions),

@@ -30,11 +30,7 @@ ROWS = [
 def strategy_of(path, dtype="fp32", info=None, **options):
     args = ModelArgs(model_name_or_path=str(path), dtype=dtype)
     spec = TrainSpec(
-        role="reward_model",
-        kind="reward",
-        worker=RewardModelConfig(model_args=args, **options),
-        seed=0,
-        trains=False,
+        role="reward_model", kind="reward", worker=RewardModelConfig(model_args=args, **options), seed=0, trains=False
     )
     return build_train_strategy(spec, info or make_info(0, 1, 0))
 
@@ -157,7 +153,12 @@ def test_an_encoder_is_refused(tmp_path):
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     config = AutoConfig.for_model(
-        "bert", vocab_size=120, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        "bert",
+        vocab_size=120,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
         num_labels=1,
     )
     AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path)

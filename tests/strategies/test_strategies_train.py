@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from train_contract import (
-    LOSS,
-    build,
-    make_batch,
-    make_spec,
-    token_mean_loss,
-    trained,
-    weights_of,
-    with_worker,
-)
+from train_contract import LOSS, build, make_batch, make_spec, token_mean_loss, trained, weights_of, with_worker
 
 from roll.configs.schema.strategy_config import Fsdp2Config, StrategyArgs
 from roll.strategies.base import LossFn, LossTerms

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from roll.configs.checks import prerequisites
 from roll.configs.checks.machine import Machine
 from roll.configs.errors import ConfigError
 from roll.configs.full_check import checked, load_checked
@@ -61,7 +62,7 @@ VALUES: dict[str, Any] = {
     "list of sections": [{"name": "x"}, {"name": ["y"]}, {}],
     "section": {"x": {"y": 1}},
     "empty section": {},
-    "odd keys": {1: 2, None: 3, True: 4},
+    "odd keys": {1: 2, None: 3},
     "name that is none": {"name": [1]},
     "60 lists": _deep(60, mapping=False),
     "60 sections": _deep(60, mapping=True),
@@ -131,7 +132,9 @@ def _break(rng: random.Random, tree: dict[Any, Any]) -> str:
         _, other, there = rng.choice(places)
         home[key] = copy.deepcopy(other[there])
     elif way == "unknown" and isinstance(home, dict):
-        home[rng.choice(("surprise", "name", "size", "hydra", "defaults", "", "a.b", "a[0]"))] = rng.choice((1, {}, "x"))
+        home[rng.choice(("surprise", "name", "size", "hydra", "defaults", "", "a.b", "a[0]"))] = rng.choice(
+            (1, {}, "x")
+        )
     else:
         word = rng.choice(sorted(VALUES))
         home[key], way = copy.deepcopy(VALUES[word]), word
@@ -145,7 +148,14 @@ def _places(tree: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...],
         yield from _places(tree[key], (*path, key))
 
 
+def _any_model(name: str) -> str:
+    """Say of every model that the hub has it: there is no network in tests."""
+    del name
+    return ""
+
+
 def _checked(case: Case) -> RunConfig:
+    prerequisites.hub_problem = _any_model
     further, machine = [env_violations], Machine()
     if case.composed:
         return checked(read_tree(case.tree), further=further, machine=machine)

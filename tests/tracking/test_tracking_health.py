@@ -40,7 +40,7 @@ ILL = {
     "no gradient": {"actor/grad_norm": 0.0},
     "steps skipped": {"actor/skipped_steps": 1.0},
     "mismatch grows": {"mismatch/kl": 0.1},
-    "rewards too hard to check": {"reward/math/part/too_hard": 0.5},
+    "rewards too hard to check": {"reward/math/too_hard": 20.0},
 }
 
 

@@ -113,14 +113,7 @@ def test_the_summary_says_whether_it_learned_how_fast_where_the_time_went_and_wh
 
 def test_a_summary_without_validation_or_steps_leaves_those_parts_out():
     bare = dataclasses.replace(
-        SUMMARY,
-        accuracy_before={},
-        accuracy_after={},
-        tokens=0,
-        steps=0,
-        step_seconds=0.0,
-        spans={},
-        files={},
+        SUMMARY, accuracy_before={}, accuracy_after={}, tokens=0, steps=0, step_seconds=0.0, spans={}, files={}
     )
     assert len(text_of(bare)) == 1
 

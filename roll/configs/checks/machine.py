@@ -116,6 +116,15 @@ def _shared_slots(config: RLConfig, machine: Machine) -> Iterator[Violation]:
     if config.weight_transport == "broadcast" and both:
         expected = f"a way for roles that share an accelerator, as actor_train and actor_infer do slot {both[0]}"
         yield Violation("weight_transport", expected, "weight_transport=auto, or slots apart", "broadcast")
+    if "judge" in config.roles:
+        judge = config.roles["judge"]
+        others = [(role, set(judge.slots) & set(w.slots)) for role, w in config.roles.items() if role != "judge"]
+        for role, common in others:
+            if common:
+                # It works while responses are generated and is never offloaded.
+                expected = f"devices of its own: {role} works on slot {min(common)} at the same time"
+                yield Violation("judge.device_mapping", expected, "other slots, or judge.endpoint", list(judge.slots))
+                break
     if config.async_generation_ratio == 0:
         return
     for role, worker in config.roles.items():

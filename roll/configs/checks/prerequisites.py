@@ -18,6 +18,7 @@ from roll.catalog.rewards import REWARDS
 from roll.catalog.trackers import TRACKERS, TrackerEntry
 from roll.configs.checks.engine_arguments import argument_checks
 from roll.configs.checks.machine import MISSING, Machine, machine_checks, this_machine
+from roll.configs.checks.model_hub import hub_problem
 from roll.configs.checks.sandbox import sandbox_checks
 from roll.configs.errors import NO_VALUE, ConfigError, Violation, did_you_mean, nearest, problem
 from roll.configs.rules.layout import shape_rules
@@ -30,13 +31,13 @@ from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.sft_config import SFTConfig, SFTDataArgs
-from roll.configs.schema.worker_config import DataArgs
+from roll.configs.schema.worker_config import DataArgs, ProceduralTask
 from roll.configs.stand_in import collect
 from roll.utils.importing import load_object
 from roll.utils.models import SMOLLM2_FOLDER
 from roll.utils.readers import read_rows, resolve_sources, scan_rows
 from roll.utils.rows import DataError, Row, Source, has_column
-from roll.utils.signatures import signature_in_source
+from roll.utils.signatures import Signature, call_style_in_source, reward_problems, signature_in_source
 
 _HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 
@@ -51,7 +52,7 @@ def check_prerequisites(config: RunConfig, machine: Machine | None = None) -> No
 def prerequisite_violations(
     config: RunConfig, machine: Machine | None = None, *, sound: bool = True
 ) -> list[Violation]:
-    """Everything the configuration needs and isn't there. Not `sound`: it breaks rules, or some values are `STAND_IN`."""
+    """Everything that is needed and isn't there. Not `sound`: rules are broken, or some values are `STAND_IN`."""
     checks = load_object(pipeline_of(config.pipeline).checks, key="pipeline")
     seen = machine or this_machine()
     return collect([*checks, lambda found: machine_checks(found, seen)], config, sound=sound)
@@ -71,6 +72,9 @@ def data_checks(config: RLVRConfig | SFTConfig) -> Iterator[Violation]:
                     yield from _columns(path, data, source)
             except DataError as error:
                 yield problem(f"{path}.file_name", str(error), "check the path, or mend the file", name)
+            except (RecursionError, OSError) as error:
+                said = "its first row is nested too deeply" if isinstance(error, RecursionError) else error.strerror
+                yield problem(f"{path}.file_name", f"{name} can't be read: {said}", "mend the file", name)
         if isinstance(data, DataArgs) and data.procedural:
             yield from _procedural(path, data)
         if isinstance(data, DataArgs) and data.dataset is not None:
@@ -105,15 +109,34 @@ def _procedural(path: str, data: DataArgs) -> Iterator[Violation]:
         fix = "pip install reasoning-gym, or remove the section"
         yield Violation(f"{path}.procedural", "reasoning-gym, which isn't installed", fix)
         return
-    names: set[str] = set()
+    names: dict[str, str] = {}
     for file in Path(spec.origin).parent.rglob("*.py"):
         # Importing the package takes a second; its datasets are named in its sources.
         text = file.read_text(encoding="utf-8")
-        names.update(re.findall(r"""(?:DATASET_NAME\s*=\s*|register_dataset\(\s*)["'](\w+)["']""", text))
+        found = re.findall(r"""(?:DATASET_NAME\s*=\s*|register_dataset\(\s*)["'](\w+)["']""", text)
+        names.update(dict.fromkeys(found, text))
     for i, task in enumerate(data.procedural):
         if task.dataset not in names:
             fix = did_you_mean(task.dataset, names)
             yield Violation(f"{path}.procedural[{i}].dataset", "a dataset of reasoning-gym", fix, task.dataset)
+        else:
+            yield from _dataset_options(f"{path}.procedural[{i}].config", task, names[task.dataset])
+
+
+def _dataset_options(path: str, task: ProceduralTask, text: str) -> Iterator[Violation]:
+    """Options against the fields of the dataset's configuration class, which is read and not imported."""
+    tree = ast.parse(text)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and len(node.args) > 2]
+    registered = [node for node in calls if isinstance(node.func, ast.Name) and node.func.id == "register_dataset"]
+    named = {node.args[2].id for node in registered if isinstance(node.args[2], ast.Name)}
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in named]
+    if len(classes) != 1:
+        return  # laid out in a way that isn't known here; the dataset itself refuses what it doesn't know
+    lines = [line for line in classes[0].body if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)]
+    fields = {line.target.id: ast.unparse(line.annotation) for line in lines if isinstance(line.target, ast.Name)}
+    for name, said in Signature(frozenset(), fields, takes_any=False).problems(task.config):
+        if name not in ("seed", "size"):  # which another rule explains
+            yield problem(f"{path}.{name}", f"{task.dataset}: {said}", "", task.config[name])
 
 
 def model_checks(config: RunConfig) -> Iterator[Violation]:
@@ -130,6 +153,8 @@ def model_checks(config: RunConfig) -> Iterator[Violation]:
                 expected = f"a model folder that exists, seen from {Path.cwd()}, or a hub id such as org/name"
                 made = "run `make quickstart`, which makes it" if folder.name == SMOLLM2_FOLDER else ""
                 yield Violation(path, expected, made or "check the path", name)
+            elif said := hub_problem(name):
+                yield problem(path, said, "check the name, or give a local folder", name)
         elif folder.exists() and not (folder / "config.json").is_file():
             yield Violation(path, "a Hugging Face model folder with a config.json", "check the path", name)
         elif isinstance(worker := config.roles[role], RewardModelConfig):
@@ -152,8 +177,11 @@ def shape_checks(config: RunConfig) -> Iterator[Violation]:
             expected = f"at most {shape.positions} tokens ({default}), all that {name} can hold"
             fix = f"sequence_length={shape.positions}"
             if isinstance(config, RLConfig):
-                half = shape.positions // 2
-                fix = f"prompt_length={half} response_length={shape.positions - half}"
+                # What is there keeps its share, and neither becomes longer than it is.
+                response = min(config.response_length, max(1, shape.positions // 2))
+                prompt = min(config.prompt_length, max(1, shape.positions - response))
+                response = min(config.response_length, max(1, shape.positions - prompt))
+                fix = f"prompt_length={prompt} response_length={response}"
                 fix += "" if config.sequence_length is None else f" sequence_length={shape.positions}"
             yield Violation("sequence_length", expected, fix, length)
         yield from shape_rules(role, worker, name, shape)
@@ -342,12 +370,20 @@ def _arguments(file: Path, name: str, value: str, args: Arguments, skip: int) ->
     tree = ast.parse(file.read_text(encoding="utf-8"))
     made = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     node = next((node for node in tree.body if isinstance(node, made) and node.name == name), tree)
-    signature = signature_in_source(node, skip=skip)
     key, given = args
-    if skip == 2:  # the process gives them
-        given = {**{name: NO_VALUE for name in ("finish_reason", "sandbox") if name in signature.annotations}, **given}
-    for arg, said in signature.problems(given):
-        yield Violation(f"{key}.{arg}", f"an argument of {value}: {said}", f"see {file}", given.get(arg, NO_VALUE))
+    if skip != 2:
+        for arg, said in signature_in_source(node, skip=skip).problems(given):
+            yield Violation(f"{key}.{arg}", f"an argument of {value}: {said}", f"see {file}", given.get(arg, NO_VALUE))
+        return
+    style = call_style_in_source(node)
+    signature = signature_in_source(node, skip=style.positional)
+    call = f"{name}{signature.text} is called as {style.called}"
+    if signature.too_few:
+        where = f"{key.rpartition('.')[0]}.name"
+        yield Violation(where, f"a function that can be called; {call}", f"see {file}", value)
+    for arg, said in reward_problems(signature, style, given):
+        where = f"see {file}: {call}"
+        yield Violation(f"{key}.{arg}", f"an argument of {value}: {said}", where, given.get(arg, NO_VALUE))
 
 
 def _in_file(path: str, file: Path, name: str, kind: str = "function") -> Iterator[Violation]:
@@ -364,7 +400,7 @@ def _in_file(path: str, file: Path, name: str, kind: str = "function") -> Iterat
         yield Violation(path, f"valid Python; {file}:{line}: {error}", "mend the file", str(file))
         return
     if not any(symbol.get_name() == name and (symbol.is_assigned() or symbol.is_imported()) for symbol in symbols):
-        made = ast.ClassDef if kind == "class" else ast.FunctionDef
+        made = ast.ClassDef if kind == "class" else (ast.FunctionDef, ast.AsyncFunctionDef)
         there = sorted(node.name for node in ast.parse(text).body if isinstance(node, made))
         expected = f"a {kind} {name!r} in {file}; it has {', '.join(there) or 'none'}"
         yield Violation(path, expected, did_you_mean(name, there), name)

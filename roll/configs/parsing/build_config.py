@@ -391,29 +391,25 @@ def _is_number(text: str) -> bool:
 
 
 def type_problem(hint: Any, value: Any) -> str:
-    """Return why `value` isn't of the type `hint`, as "got ..., expected ..."; empty if it is, or that can't be told."""
-    origin, args = get_origin(hint), get_args(hint)
-    known = (*_NAMES, type(None), None, Any)
-    members = args if origin in (Union, types.UnionType) else (hint,)
-    said = f"got {value!r:.80}, expected {' or '.join(_described(member) for member in members)}"
-    for member in members:
-        if get_origin(member) is abc.Sequence and isinstance(value, (list, tuple)):
-            item = next(iter(get_args(member)), Any)
-            wrong = next((text for entry in value if (text := type_problem(item, entry))), "")
-            if not wrong:
-                return ""
-        elif get_origin(member) is abc.Mapping and isinstance(value, Mapping):
-            return ""
-        elif member not in known and get_origin(member) not in (Literal, abc.Sequence, abc.Mapping):
-            return ""
-        elif (member in known or get_origin(member) is Literal) and _fits(member, value):
-            return ""
-    return said
+    """Return why `value` isn't of the type `hint`, as "got ..., expected ..."; empty if it is, or nobody can tell."""
+    members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if any(_fits(member, value) for member in members):
+        return ""
+    return f"got {value!r:.80}, expected {' or '.join(_described(member) for member in members)}"
 
 
 def _fits(hint: Any, value: Any) -> bool:
-    trial = _Builder(object)
-    return trial.convert(hint, value, "") is not _BAD if hint is not type(None) else value is None
+    origin = get_origin(hint)
+    if origin is abc.Sequence:
+        item = next(iter(get_args(hint)), Any)
+        return isinstance(value, (list, tuple)) and not any(type_problem(item, entry) for entry in value)
+    if origin is abc.Mapping:
+        return isinstance(value, Mapping)
+    if hint is type(None):
+        return value is None
+    if hint not in _NAMES and origin is not Literal:
+        return True  # a type that YAML has no word for
+    return _Builder(object).convert(hint, value, "") is not _BAD
 
 
 def _described(hint: Any) -> str:

@@ -181,7 +181,9 @@ def _check_head(file: Path, own: Mapping[Any, Any], overrides: Sequence[str]) ->
         violations.append(problem("hydra", sentence, "remove it; output_dir says where a run writes"))
     defaults = own.get("defaults", [])
     if not isinstance(defaults, list):
-        violations.append(Violation("defaults", "a list of files", "defaults: [../configs/fsdp2@_here_, _self_]", defaults))
+        violations.append(
+            Violation("defaults", "a list of files", "defaults: [../configs/fsdp2@_here_, _self_]", defaults)
+        )
     for i, entry in enumerate(defaults if isinstance(defaults, list) else ()):
         names = list(entry.values()) if isinstance(entry, Mapping) and len(entry) == 1 else [entry]
         name = names[0] if isinstance(names[0], str) else None
@@ -189,7 +191,9 @@ def _check_head(file: Path, own: Mapping[Any, Any], overrides: Sequence[str]) ->
         if name is None and not (isinstance(entry, Mapping) and names[0] is None):
             violations.append(Violation(f"defaults[{i}]", "the name of a file, without .yaml", "", entry))
         elif path.removesuffix(".yaml") == file.stem:
-            violations.append(problem(f"defaults[{i}]", "the file names itself", "write _self_, or another file", entry))
+            violations.append(
+                problem(f"defaults[{i}]", "the file names itself", "write _self_, or another file", entry)
+            )
         elif path.startswith("/") and not isinstance(entry, Mapping):
             fix = os.path.relpath(path, file.parent.resolve()) + name.removeprefix(path) if name else ""
             expected = "a path relative to the folder of this file: Hydra takes no other"

@@ -77,9 +77,10 @@ class RewardConfig:
     """How one domain is scored."""
 
     name: str
-    """A built-in reward: math_rule, gsm8k, reasoning_gym, code, ifeval, choice, exact, regex, format, length, repetition,
-    http; `weighted`, a sum of `parts`; `custom`, see `custom_reward_function`; `reward_model`, `reward_models.<name>` or
-    `judge`, see there; or a function of your own as `package.module:function` or `path/to/file.py:function`."""
+    """A built-in reward: math_rule, gsm8k, reasoning_gym, code, ifeval, choice, exact, regex, format, length,
+    repetition, http; `weighted`, a sum of `parts`; `custom`, see `custom_reward_function`; `reward_model`,
+    `reward_models.<name>` or `judge`, see there; or a function of your own as `package.module:function` or
+    `path/to/file.py:function`."""
     parts: dict[str, RewardPart] = field(default_factory=dict)
     """Of `name: weighted`: its terms by the name that they are logged under, `{name, weight, reward_kwargs}` each."""
     rule_weight: float | None = None
@@ -111,8 +112,15 @@ class RewardConfig:
             "rpc_timeout limits the model's calls", "rpc_timeout=..., for a judge judge.request_timeout_s"
         ),
     )
-    """Seconds for one response; beyond, the sample has status `reward_error` and is retried, never a
-    score. A reward model has `rpc_timeout` instead."""
+    """Seconds for one response (one call of a function that takes lists); beyond, the sample has status `reward_error`,
+    never a score, and isn't tried again: it had its whole time. A reward model has `rpc_timeout` instead."""
+    concurrency: int = number(
+        16, ge=1, acts_if=_of_function("it scores responses in batches of its own", "reward_model.infer_batch_size=...")
+    )
+    """Responses that one process scores at once with an `async` function (awaited side by side) or one that takes
+    lists (at most so many in a call). A plain function scores one after the other."""
+    memory_limit_mb: int = number(8192, ge=256, acts_if=_of_function("it has no processes of its own", "remove it"))
+    """What one of these processes may allocate; a function that wants more raises `MemoryError`."""
     reward_kwargs: dict[str, Any] = field(
         default_factory=dict,
         metadata={

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from roll.configs.schema.acts_if import acting, needs, unless
-from roll.configs.schema.fields import number
+from roll.configs.schema.fields import number, one_or_many
 from roll.configs.schema.judge_config import JUDGE, JudgeConfig
 from roll.configs.schema.policy_config import NormLevel, OverlongShaping
 from roll.configs.schema.reward_config import (
@@ -39,7 +39,11 @@ class RLVRConfig(RLConfig):
     """What happens to a longer prompt: stop with an error, cut its left, right or middle, or leave the row
     out (counted)."""
     reward_retries: int = number(2, ge=0)
-    """Further tries after a reward function raised or timed out; then the sample is dropped and counted."""
+    """Further tries after a reward function raised or its process died; then the sample is dropped and counted. A
+    timeout isn't tried again."""
+    reward_env: tuple[str, ...] = one_or_many()
+    """Environment variables that the processes of reward functions see, e.g. the key of a service, besides the usual
+    ones (`PATH`, `HOME`, locale, caches; docs/rewards.md). No other reaches them: they handle model output."""
     sandbox: str = "auto"
     """What contains model output that a reward runs: `sandlock` (Landlock and seccomp), `bwrap` (namespaces), the
     first of them that works here (`auto`), a sandbox server's http(s) address, or nothing (`unconfined`)."""

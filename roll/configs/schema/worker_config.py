@@ -126,7 +126,7 @@ class ModelArgs:
 class TrainingArgs:
     """Optimizer (AdamW), schedule and batch of a role that trains."""
 
-    learning_rate: float = number(1e-6, ge=0, le=1)
+    learning_rate: float = number(1e-6, ge=0, le=100)
     """Peak learning rate."""
     min_lr_ratio: float = number(0.0, ge=0, le=1)
     """Lowest learning rate as a share of the peak: where `linear`, `cosine` and `wsd` end."""

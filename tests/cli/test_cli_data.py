@@ -1,0 +1,90 @@
+"""`roll data check`: what it finds, and its exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from roll.cli.__main__ import main
+
+GOOD = [{"prompt": f"What is {i} + {i}?", "answer": str(2 * i), "tag": "sums"} for i in range(12)]
+CONFIG: dict[str, Any] = {
+    "pipeline": "rlvr",
+    "executor": "inline",
+    "max_steps": 2,
+    "pretrain": "model",
+    "rollout_batch_size": 4,
+    "num_return_sequences_in_group": 4,
+    "prompt_length": 32,
+    "response_length": 16,
+    "rewards": {"sums": {"name": "math_rule"}, "words": {"name": "math_rule"}},
+    "actor_train": {
+        "training_args": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
+        "data_args": {"file_name": "train.jsonl"},
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    return tmp_path
+
+
+def write(name: str, rows: list[dict[str, Any]]) -> None:
+    Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_good_files_are_described(capsys: pytest.CaptureFixture[str]) -> None:
+    write("train.jsonl", [*GOOD, GOOD[3]])
+    write("val.jsonl", [GOOD[5], {"prompt": "new", "answer": "3", "tag": "sums"}])
+    assert main(["data", "check", "train.jsonl", "--validation", "val.jsonl"]) == 0
+    printed = capsys.readouterr().out
+    for part in ("training data: 13 rows", "tags: sums 13", "1 of 13 prompts repeat", "1 validation rows are in",
+                 "no problems"):  # fmt: skip
+        assert part in printed
+    assert max(map(len, printed.splitlines())) <= 100
+
+
+def test_bad_rows_are_listed_with_their_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    write("train.jsonl", [*GOOD[:4], {"prompt": "p", "answer": "", "tag": "sums"}])
+    assert main(["data", "check", "train.jsonl"]) == 1
+    assert "train.jsonl:5: column 'answer' (the ground truth) is empty" in capsys.readouterr().out
+    assert main(["data", "check", "train.jsonl", "prompt=question"]) == 1
+    assert "no column 'question' (named for prompt)" in capsys.readouterr().out
+    assert main(["data", "check", "none.jsonl"]) == 1
+    assert main(["data", "check", "train.jsonl", "prompts=question"]) == 2
+
+
+def test_the_data_of_a_configuration_meet_their_domains_and_rewards(capsys: pytest.CaptureFixture[str]) -> None:
+    unread = {"prompt": "p", "answer": ["a", "list"], "tag": "sums"}
+    write("train.jsonl", [*GOOD, unread, {"prompt": "q", "answer": "1", "tag": "other"}])
+    Path("job.yaml").write_text(yaml.safe_dump(CONFIG))
+    assert main(["data", "check", "job.yaml"]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    for part in ("1 rows that the reward of 'sums' can't score train:13:", "tags that no domain includes other: 1 rows",
+                 "domain 'words' has no rows", "lengths aren't measured"):  # fmt: skip
+        assert part in printed
+    write("train.jsonl", [*GOOD, {"prompt": "q", "answer": "1", "tag": "words"}])
+    assert main(["data", "check", "job", "--no_rewards"]) == 0
+
+
+def test_conversations_of_a_fine_tuning_are_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
+    user, system = {"role": "user", "content": "u"}, {"role": "system", "content": "s"}
+    answer = {"role": "assistant", "content": "a"}
+    write("train.jsonl", [{"messages": m} for m in ([user, answer], [user, user, answer], [user, system, answer])])
+    config = {"pipeline": "sft", "pretrain": "model", "max_steps": 1, "sequence_length": 8, "executor": "inline",
+              "actor_train": {"data_args": {"file_name": "train.jsonl", "messages": "messages"}}}  # fmt: skip
+    Path("job.yaml").write_text(yaml.safe_dump(config))
+    assert main(["data", "check", "job.yaml"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "1 rows: the conversation has two messages of one role in a row" in printed
+    assert "1 rows: the conversation has a system message that isn't the first" in printed
+    write("train.jsonl", [{"messages": [user, answer]}, {"messages": [user]}])
+    assert main(["data", "check", "job.yaml"]) == 1
+    assert "train.jsonl:2: the last message is of the user" in capsys.readouterr().out
