@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.checkpoint.files import CheckpointWriteError, files_below, hash_files, sync_folder
+from roll.utils.disk import first_line, free_space
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +59,9 @@ def write_model(target: Path, write: Callable[[Path], None], record: dict[str, A
         if aside is not None and same_run:
             shutil.rmtree(aside, ignore_errors=True)
     except Exception as error:
-        free = f"{shutil.disk_usage(target).free / 2**30:.1f} GiB are free there" if target.is_dir() else "not created"
-        raise CheckpointWriteError(f"the trained model couldn't be written to {target} ({free}): {error}") from error
+        free = f"{free_space(target)} are free there" if target.is_dir() else "not created"
+        told = first_line(error)
+        raise CheckpointWriteError(f"the trained model couldn't be written to {target} ({free}): {told}") from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 

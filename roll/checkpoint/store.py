@@ -37,6 +37,7 @@ from roll.checkpoint.files import (
     verify,
     write_manifest,
 )
+from roll.utils.disk import first_line, free_space, is_disk_full
 from roll.utils.locking import folder_lock
 
 _logger = logging.getLogger(__name__)
@@ -70,8 +71,12 @@ class CheckpointStore:
             try:
                 yield folder
                 self._finish(folder, step, meta or {})
-            except BaseException:
+            except BaseException as error:
+                refused = isinstance(error, Exception) and is_disk_full(error) and not isinstance(error, OSError)
+                room = _space(self.root)  # before the unfinished folder makes room
                 shutil.rmtree(folder, ignore_errors=True)
+                if refused or isinstance(error, OSError):
+                    raise self._write_error(step, error, room) from error
                 raise
             self._prune(step)
 
@@ -229,13 +234,14 @@ class CheckpointStore:
         try:
             yield
         except OSError as error:
-            raise CheckpointWriteError(
-                f"the checkpoint of step {step} couldn't be written to {self.root}: {error}; "
-                f"{_space(self.root)}. Earlier checkpoints are intact: {self._listing()}"
-            ) from error
+            raise self._write_error(step, error, _space(self.root)) from error
+
+    def _write_error(self, step: int, error: BaseException, room: str) -> CheckpointWriteError:
+        return CheckpointWriteError(
+            f"the checkpoint of step {step} couldn't be written to {self.root}: {first_line(error)}; {room}. "
+            f"Earlier checkpoints are intact: {self._listing()}"
+        )
 
 
 def _space(root: Path) -> str:
-    while not root.exists():
-        root = root.parent
-    return f"{shutil.disk_usage(root).free / 2**30:.1f} GiB are free there"
+    return f"{free_space(root)} are free there"

@@ -1,21 +1,26 @@
-"""`roll`, or `python -m roll.cli`."""
+"""`roll`, or `python -m roll.cli`. What takes time is imported after the signals are in hand (`roll.cli.signals`)."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 
-from roll.cli.exits import DEBUG_VARIABLE, guarded
-from roll.cli.parsers import roll_parser
+from roll.cli.signals import ending_at_once, install
 
 KEY_VALUES = ("overrides", "arguments")
 """What commands call their key=value arguments."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code (`roll.cli.exits`)."""
+    """Run a command and return its exit code (`roll.cli.exits`). None: the process's arguments, and its signals."""
+    if arguments is None:
+        install()
+    from importlib import import_module
+
+    from roll.cli.exits import DEBUG_VARIABLE, guarded
+    from roll.cli.parsers import roll_parser
+
     parser = roll_parser()
     options, rest = parser.parse_known_args(arguments)
     # argparse takes key=value only next to the other arguments without a name, not after an option.
@@ -29,7 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def command() -> int:
         module, name = options.run.split(":")
-        status: int = getattr(import_module(module), name)(options)
+        with ending_at_once():
+            function = getattr(import_module(module), name)
+        status: int = function(options)
         return status
 
     return guarded(command)

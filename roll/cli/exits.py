@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
+import signal
 import sys
+import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from pathlib import Path
+
+from roll.cli import signals
 
 DEBUG_VARIABLE = "ROLL_DEBUG"
 """Environment variable that `--debug` sets; anything but an empty text and `0` shows tracebacks."""
@@ -23,27 +29,76 @@ class Exit(IntEnum):
     """The arguments, the configuration or the data can't be used; argparse ends with the same code."""
     INTERRUPTED = 130
     """By Ctrl-C; the code that shells use for it."""
+    CLOSED_OUTPUT = 141
+    """What reads the output, such as `head`, left before all was said; the code that shells use for it."""
+    TERMINATED = 143
+    """By SIGTERM; the code that shells use for it."""
 
 
 def guarded(command: Callable[[], int]) -> int:
     """Call a command and return its exit code; report what it raises."""
+    signals.begin_work()
     try:
-        return int(command())
+        status = int(command())
+    except SystemExit as end:
+        # Ray replaces the handler of SIGTERM by one that exits so, wherever it is imported.
+        if end.code != signal.SIGTERM:
+            raise
+        signals.end_work()
+        status = interrupted(Exit.TERMINATED)
     except KeyboardInterrupt:
-        say("interrupted")
-        return Exit.INTERRUPTED
+        signals.end_work()
+        status = interrupted()
     except Exception as error:  # noqa: BLE001 - the last boundary: everything is reported, nothing is hidden
-        return report(error)
+        signals.end_work()
+        status = _status_of(error)
+    signals.end_work()
+    _flush()
+    return status
 
 
-def report(error: Exception, details: Path | None = None) -> int:
+def _status_of(error: Exception) -> int:
+    if was_interrupted(error):
+        return interrupted()
+    if isinstance(error, BrokenPipeError) and _stdout_is_closed():
+        return Exit.CLOSED_OUTPUT
+    return report(error)
+
+
+def was_interrupted(error: BaseException) -> bool:
+    """Return whether a signal is behind an error: what was under way may turn the exception into one of its own."""
+    seen: list[BaseException] = []
+    each: BaseException | None = error
+    while each is not None and each not in seen:
+        if isinstance(each, KeyboardInterrupt):
+            return True
+        seen.append(each)
+        each = each.__cause__ or each.__context__
+    return signals.received() is not None
+
+
+def interrupted(code: int | None = None, further: str = "") -> int:
+    """Say that the command was ended by the signal that came, and return the exit code for it."""
+    terminated = code == Exit.TERMINATED or signals.received() == signal.SIGTERM
+    say(signals.WORDS[signal.SIGTERM if terminated else signal.SIGINT] + (f"; {further}" if further else ""))
+    return Exit.TERMINATED if terminated else Exit.INTERRUPTED
+
+
+def report(error: Exception, details: Path | None = None, folders: Sequence[Path] = ()) -> int:
     """Print what went wrong, and return the exit code for it: a `ValueError` is the user's mistake, all else a failure.
 
-    `details` is the file that holds the traceback, if there is one.
+    `details` is the file that holds the traceback, if there is one; `folders` are those that were written to.
     """
-    mistake = isinstance(error, ValueError)
+    from roll.utils.disk import disk_full_sentence, is_disk_full
+
     if os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0"):
         say("".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip())
+    if is_disk_full(error):
+        # What writes whole folders names them itself.
+        told = type(error).__name__ == "CheckpointWriteError"
+        say(f"error: {error if told else disk_full_sentence(error, [*folders, Path(tempfile.gettempdir())])}")
+        return Exit.FAILED
+    mistake = isinstance(error, ValueError)
     say(f"error: {error}" if mistake else f"error: {type(error).__name__}: {error}")
     if details is not None:
         say(f"(traceback: {details})")
@@ -52,6 +107,26 @@ def report(error: Exception, details: Path | None = None) -> int:
     return Exit.MISTAKE if mistake else Exit.FAILED
 
 
+def _stdout_is_closed() -> bool:
+    """Return whether nobody reads what is printed any more."""
+    with contextlib.suppress(OSError, ValueError):
+        output = select.poll()
+        output.register(sys.stdout.fileno(), 0)  # an error is always reported
+        return bool(output.poll(0))
+    return False
+
+
+def _flush() -> None:
+    """Write what is still to be written. Where nobody reads it, the interpreter mustn't try once more."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def say(text: str) -> None:
-    """Print a line to standard error."""
-    sys.stderr.write(f"{text}\n")
+    """Print a line to standard error, if anybody reads it."""
+    with contextlib.suppress(BrokenPipeError):
+        sys.stderr.write(f"{text}\n")

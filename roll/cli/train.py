@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roll.cli.exits import DEBUG_VARIABLE, Exit, guarded, report, say
+from roll.cli.exits import DEBUG_VARIABLE, Exit, guarded, interrupted, report, say, was_interrupted
 from roll.cli.parsers import start_pipeline_parser
+from roll.cli.signals import ending_at_once
 from roll.configs.parsing.find import find_by_name, find_config
 
 if TYPE_CHECKING:
@@ -95,17 +96,18 @@ def run(config: RunConfig) -> int:
     try:
         run_logged(config)
     except KeyboardInterrupt:
-        say(f"interrupted; {_way_on(config)}")
-        return Exit.INTERRUPTED
+        return interrupted(further=_way_on(config))
     except Exception as error:  # noqa: BLE001 - as in `guarded`, with a file for the traceback
+        if was_interrupted(error):
+            return interrupted(further=_way_on(config))
         details = config.logging_path / ERROR_FILE
-        return report(error, details if _tells(details, error) else None)
+        return report(error, details if _tells(details, error) else None, [config.output_path, config.logging_path])
     return Exit.DONE
 
 
 def run_logged(config: RunConfig) -> RunResult:
     """Run the pipeline with a log; a failure's traceback is written to `<logging_dir>/error.txt`, and raised."""
-    from roll.pipelines import run_pipeline
+    from roll.pipelines import load_pipeline, run_pipeline
     from roll.utils.locking import FolderInUse, run_lock
     from roll.utils.logging import setup_logging
     from roll.utils.secrets import redacted
@@ -115,6 +117,8 @@ def run_logged(config: RunConfig) -> RunResult:
         pass
     setup_logging(file=config.logging_path / "controller.log")
     try:
+        with ending_at_once():
+            load_pipeline(config)
         return run_pipeline(config)
     except FolderInUse:
         raise  # the folder is another run's

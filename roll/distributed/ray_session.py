@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
 import shutil
+import signal
 import tempfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +27,25 @@ def connect(address: str | None, temp: Path) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ[_LOOPBACK_ONLY] = "0" if address is None else "1"  # Ray's processes read it
+    with _same_sigterm():
+        _connect(address, temp)
+
+
+@contextlib.contextmanager
+def _same_sigterm() -> Iterator[None]:
+    """Keep what SIGTERM does: Ray takes it over, and prints a C++ stack then."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # nor can Ray change it here
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _connect(address: str | None, temp: Path) -> None:
     import ray
     from ray._private import ray_constants
 

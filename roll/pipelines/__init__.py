@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from roll.configs.schema.run_config import RunConfig
     from roll.pipelines.run_result import RunResult
 
 
-def run_pipeline(config: RunConfig) -> RunResult:
-    """Run a configuration to its end, and return what it has left in its folder."""
+def load_pipeline(config: RunConfig) -> Any:
+    """Import the function that runs a configuration, with all that it needs: torch, for one."""
     # Before torch starts its threads: ones that spin while they wait slow each other down many times over as soon as
     # anything else runs on the machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from roll.catalog.pipelines import pipeline_of
-    from roll.pipelines.run_result import RunResult
     from roll.utils.importing import load_object
 
-    load_object(pipeline_of(config.pipeline).path, key="pipeline")(config)
+    return load_object(pipeline_of(config.pipeline).path, key="pipeline")
+
+
+def run_pipeline(config: RunConfig) -> RunResult:
+    """Run a configuration to its end, and return what it has left in its folder."""
+    pipeline = load_pipeline(config)
+    from roll.pipelines.run_result import RunResult
+
+    pipeline(config)
     return RunResult(folder=config.output_path, config=config)

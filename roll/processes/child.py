@@ -16,6 +16,8 @@ import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from roll.processes.guard import GUARD
+
 _MAX_STDERR_BYTES = 1_000_000
 _MAX_STDERR_TAIL = 1000
 _MAX_TRACEBACK_CHARS = 20_000
@@ -41,6 +43,7 @@ class ChildProcess:
         except BaseException:
             self._stderr.close()
             raise
+        GUARD.add(self._process.pid)
 
     @property
     def pid(self) -> int:
@@ -85,6 +88,7 @@ class ChildProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=10.0)
+        GUARD.remove(self._process.pid)
         self._stderr.close()
 
 

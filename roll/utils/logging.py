@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from pathlib import Path
@@ -23,6 +24,22 @@ class _StderrHandler(logging.Handler):
             self.handleError(record)
 
 
+class _FileHandler(logging.FileHandler):
+    """Says once that its file can't be written, on a full disk say, and not at every record with a traceback."""
+
+    _told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Drop the record."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._told:
+            self._told = True
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write(f"{self.baseFilename} can't be written any more: {error}\n")
+
+
 def setup_logging(level: str = "INFO", *, name: str = "controller", file: Path | None = None) -> None:
     """Send the records of this process to stderr, and to `file` where given; a second call replaces the first.
 
@@ -34,7 +51,7 @@ def setup_logging(level: str = "INFO", *, name: str = "controller", file: Path |
     handlers: list[logging.Handler] = [_StderrHandler()]
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        handlers.append(logging.FileHandler(file, encoding="utf-8"))
+        handlers.append(_FileHandler(file, encoding="utf-8"))
     for handler in handlers:
         handler.setFormatter(RedactingFormatter(_FORMAT.format(name=name)))
     logging.basicConfig(level=level, handlers=handlers, force=True)

@@ -34,6 +34,8 @@ class Obedient:
             (self._folder / "grandchild").write_text(str(child.pid))
         elif word == "hang":
             time.sleep(100)
+        elif word == "hold":
+            ctypes.PyDLL(None).sleep(100)  # with Python's lock: no other thread of this process runs
         elif word == "slowly":
             for _ in range(5):
                 time.sleep(0.25)

@@ -262,7 +262,8 @@ def test_shutdown_fails_what_is_under_way_and_what_waits(tmp_path: Path) -> None
         pool.ask("late")
 
 
-def test_a_parent_that_is_killed_during_a_call_leaves_nothing_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("word", ["hang", "hold"])
+def test_a_parent_that_is_killed_during_a_call_leaves_nothing_behind(tmp_path: Path, word: str) -> None:
     code = (
         "import time\n"
         "from pathlib import Path\n"
@@ -270,7 +271,7 @@ def test_a_parent_that_is_killed_during_a_call_leaves_nothing_behind(tmp_path: P
         f"folder = Path({str(tmp_path)!r})\n"
         "pool = Words(folder, timeout_s=60.0)\n"
         "pool.ask('grandchild').result(30.0)\n"
-        "pool.ask('hang')\n"
+        f"pool.ask({word!r})\n"
         "time.sleep(0.3)\n"
         "print(pool._processes[0].pid, flush=True)\n"
         "time.sleep(60)\n"
