@@ -8,7 +8,18 @@ All of it is in `roll/cli/train.py`.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+
+if __name__ == "__main__":
+
+    def _end(*_: object) -> None:
+        os.write(2, b"interrupted\n")
+        os._exit(130)
+
+    signal.signal(signal.SIGINT, _end)  # before anything that takes time to import; `install` replaces it
+
 from collections.abc import Sequence
 from pathlib import Path
 

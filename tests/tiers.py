@@ -58,6 +58,7 @@ FULL = (
     "pipelines/test_pipelines_agentic_faults.py*",
     "pipelines/test_pipelines_data.py*",
     "rewards/test_rewards_pool_mixups.py*",
+    "pipelines/test_pipelines_exits.py*",
     "pipelines/test_pipelines_faults.py*",
     "pipelines/test_pipelines_judge.py::test_*resumes*",
     "pipelines/test_pipelines_keys_training.py*",

@@ -81,7 +81,9 @@ def interrupted(code: int | None = None, further: str = "") -> int:
     """Say that the command was ended by the signal that came, and return the exit code for it."""
     terminated = code == Exit.TERMINATED or signals.received() == signal.SIGTERM
     say(signals.WORDS[signal.SIGTERM if terminated else signal.SIGINT] + (f"; {further}" if further else ""))
-    return Exit.TERMINATED if terminated else Exit.INTERRUPTED
+    status = Exit.TERMINATED if terminated else Exit.INTERRUPTED
+    signals.exit_with(status)
+    return status
 
 
 def report(error: Exception, details: Path | None = None, folders: Sequence[Path] = ()) -> int:

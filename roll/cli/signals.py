@@ -7,6 +7,7 @@ raises `KeyboardInterrupt`, so that a run closes what it opened.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -22,14 +23,16 @@ class _State:
 
     at_once = True
     received: int | None = None
+    code = 0
 
 
 def install() -> None:
     """Take over the signals, unless whoever started the command has them ignored; open standard streams that are
     closed, so that no file of ours gets their numbers."""
-    for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
-        if signal.getsignal(number) is default:
+    for number in WORDS:
+        if signal.getsignal(number) not in (signal.SIG_IGN, None):
             signal.signal(number, _handle)
+    atexit.register(_exit)  # before anybody else's, so it runs last
     os.register_at_fork(after_in_child=_give_back)
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
@@ -38,6 +41,18 @@ def install() -> None:
                 continue
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
             setattr(sys, name, open(fd, "w" if fd else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
+def _exit() -> None:
+    """End with the code of an interrupted command. An interpreter that saw the exception pass through `exec`, with
+    which dataclasses are made, would kill itself with SIGINT instead."""
+    if _State.code:
+        os._exit(_State.code)
+
+
+def exit_with(code: int) -> None:
+    """Have the process end with this code, if the signals are in hand."""
+    _State.code = code
 
 
 def _give_back() -> None:
@@ -64,7 +79,7 @@ def received() -> int | None:
 
 def begin_work() -> None:
     """Have signals raise `KeyboardInterrupt` from now on."""
-    _State.at_once, _State.received = False, None
+    _State.at_once, _State.received, _State.code = False, None, 0
 
 
 def end_work() -> None:

@@ -40,7 +40,9 @@ def start_pipeline(arguments: Sequence[str], examples: Path) -> int:
         file = _named_file(options.config_path, options.config_name, examples)
         if options.check or options.print_config:
             return show(file, options.overrides, every_key=options.print_config)
-        return run(load(file, options.overrides))
+        with ending_at_once():
+            config = load(file, options.overrides)
+        return run(config)
 
     return guarded(command)
 
@@ -56,7 +58,9 @@ def _named_file(folder: str | None, name: str, examples: Path) -> Path:
 
 def train(options: argparse.Namespace) -> int:
     """Run the pipeline of a file."""
-    return run(load(find_config(options.file), options.overrides))
+    with ending_at_once():  # nothing is there yet that would have to be closed
+        config = load(find_config(options.file), options.overrides)
+    return run(config)
 
 
 def check(options: argparse.Namespace) -> int:

@@ -77,6 +77,12 @@ def test_a_signal_that_became_another_error_is_still_a_signal(number, code, said
     assert exits.was_interrupted(RuntimeError()) is False
 
 
+def test_the_code_is_kept_where_the_exception_passes_through_exec():
+    """The interpreter kills itself with SIGINT then; dataclasses are made that way."""
+    done = run(guarded_code("exec('os.kill(os.getpid(), signal.SIGINT); signal.pause()')"))
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
 def test_a_signal_while_the_interpreter_ends_shows_no_traceback():
     body = f"import atexit; atexit.register(lambda: [os.kill(os.getpid(), {int(signal.SIGINT)}), signal.pause()])"
     done = run(guarded_code(body))

@@ -15,8 +15,7 @@ def tell(news: dict[str, object]) -> None:
     sys.stdout.flush()
 
 
-if __name__ == "__main__":
-    sys.path.insert(0, sys.argv[1])
+def run() -> int:
     from distributed_workers import Echo
 
     from roll.distributed.executors import make_executor
@@ -31,3 +30,13 @@ if __name__ == "__main__":
         tell({"reduced": reduced, "pids": pids, "temp": temp})
         time.sleep(float(sys.argv[2]))
         tell({"greetings": cluster.call(Echo.greet, "still")})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, sys.argv[1])
+    from roll.cli.exits import guarded
+    from roll.cli.signals import install
+
+    install()
+    sys.exit(guarded(run))
