@@ -18,6 +18,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.envi
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Ray gives its workers the lowest priority but four, so that beside other tests theirs would wait for ever.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 # How long an example takes says nothing of the code where others share the cores.
 settings.register_profile("roll", deadline=None)
