@@ -43,6 +43,7 @@ from roll.rollout.groups import REPLACED
 from roll.rollout.scheduler import Collected, RolloutScheduler
 from roll.types.episode import Group
 from roll.types.metrics import Metrics
+from roll.utils.memory import return_freed_memory
 from roll.workers.infer import engine_died
 
 logger = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ class RLPipeline(Loop):
             greedy = self.greedy_scores(step, rollouts) if self.config.estimator.needs_greedy else None
             self.offloader.mark_engine_stale()
             self.weight_sync.leave()
+            return_freed_memory()  # of the engine, before the trainer needs its own
             metrics = rollout_metrics(rollouts).merge(collected.metrics)
             rollouts = self.compute_logprobs(rollouts)
             with self.timers.span("credit"):
