@@ -68,7 +68,7 @@ def test_the_quickstart_for_a_seed(bench, tmp_path: Path):
 def test_tiny_programs_are_learnt_for_one_step(bench, tmp_path: Path):
     printed = bench(
         "code_learning", "--seeds", 1, "--output", tmp_path, "--warm-steps", 1, "--set", "max_steps=1", "eval_steps=1",
-        "rollout_batch_size=2", "num_return_sequences_in_group=2",
+        "sandbox=unconfined", "rollout_batch_size=2", "num_return_sequences_in_group=2",
         "actor_train.training_args.per_device_train_batch_size=4",
     )  # fmt: skip
     assert rows(printed) == ["seed", "1"]
