@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 from typing import Any
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
@@ -30,6 +29,5 @@ def keep_little_freed_memory() -> None:
 
 def return_freed_memory() -> None:
     """Give back what is free now; takes milliseconds. Does nothing where it isn't glibc."""
-    gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         _glibc().malloc_trim(0)
