@@ -22,12 +22,13 @@ from roll.catalog.rewards import REWARDS
 from roll.cli.exits import Exit, say
 from roll.configs.schema.reward_config import REWARD_MODEL, WEIGHTED
 from roll.configs.schema.worker_config import DataArgs
-from roll.data.sources import GROUND_TRUTH_COLUMNS
+from roll.data.sources import GROUND_TRUTH_COLUMNS, VERL_TAG
 from roll.rewards.base import Reward, RewardRequest, RewardResult, RewardSpec
 from roll.rewards.references import JUDGING, answer_text, filled, perturbed, reference_template
 from roll.rewards.reward_pool import RewardPool
 from roll.types.episode import Task
 from roll.utils.readers import Row, read_rows, resolve_sources
+from roll.utils.rows import column_value, has_column
 
 if TYPE_CHECKING:
     from roll.configs.schema.rlvr_config import RLVRConfig
@@ -177,6 +178,8 @@ def _cases(
 ) -> Iterator[_Case]:
     for source, row in rows:
         tag = row.values.get(plan.columns.tag or "tag")
+        if tag is None and plan.columns.tag is None and plan.default_tag is None:
+            tag = row.values.get(VERL_TAG)
         domain = plan.domain_of(None if tag is None else str(tag), source)
         if domain not in plan.specs:
             counts["of no function's domain"] += 1
@@ -210,10 +213,11 @@ def _task(row: Row, columns: DataArgs, domain: str, tag: str) -> Task:
     for role, named in (("prompt", columns.prompt), ("messages", columns.messages)):
         payload[role] = row.values.get(named or role)
     truths = (columns.ground_truth,) if columns.ground_truth else GROUND_TRUTH_COLUMNS
-    if columns.ground_truth and columns.ground_truth not in row.values:
+    if columns.ground_truth and not has_column(row.values, columns.ground_truth):
         there = f"columns: {sorted(row.values)}"
         raise ValueError(f"{row.where}: no column {columns.ground_truth!r} (named for ground_truth); {there}")
-    truth = next((row.values[name] for name in truths if row.values.get(name) is not None), None)
+    found = (column_value(row.values, name) for name in truths if has_column(row.values, name))
+    truth = next((value for value in found if value is not None), None)
     if truth is not None:
         payload["ground_truth"] = truth
     return Task(id=row.where, source=row.where, payload=payload, seed=0, tag=tag, domain=domain)

@@ -154,6 +154,12 @@ def test_a_signature_that_does_not_fit_is_told_without_a_traceback(capsys: Any, 
     assert "Traceback" not in err
 
 
+def test_the_ground_truth_is_found_where_verl_has_it(capsys: Any, tmp_path: Path):
+    row = {"data_source": "sums", "prompt": [{"role": "user", "content": "2+2"}], "reward_model": {"ground_truth": "4"}}
+    status, out, _ = ran(capsys, "gsm8k", rows(tmp_path / "d.jsonl", row))
+    assert (status, out) == (0, "1 rows, 0 exceptions\n")
+
+
 def test_one_failure_of_all_rows_does_not_fill_the_screen(capsys: Any, tmp_path: Path):
     (tmp_path / "own.py").write_text(OWN)
     data = rows(tmp_path / "d.jsonl", *({"answer": str(i)} for i in range(10)))
