@@ -317,6 +317,15 @@ def test_unknown_keys_and_contradictions_are_shown_together(job):
     assert {violation.path for violation in error.violations} == {"sead", "reference", "sequence_length"}
 
 
+def test_a_refused_number_hides_nothing_about_the_roles(job):
+    error = problem_of(job, ["max_steps=two", "~pretrain", "sequence_length=1"])
+    assert {violation.path.rpartition(".")[2] for violation in error.violations} >= {
+        "max_steps",
+        "model_name_or_path",
+        "sequence_length",
+    }
+
+
 YAMLS = [
     ("pipeline: rlvr\n\tseed: 1\n", "bad.yaml:2:1", "spaces"),
     ("pipeline: rlvr\nrewards: [1\n", "bad.yaml:3:1", "valid YAML"),

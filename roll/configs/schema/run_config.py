@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -12,11 +13,16 @@ from roll.configs.schema.batch_plan import BatchPlan
 from roll.configs.schema.fields import args_by_name, number, one_or_many
 from roll.configs.schema.placement_plan import PlacementPlan
 from roll.configs.schema.worker_config import OF_PROCESSES, TrainConfig, WorkerConfig
+from roll.configs.stand_in import StandIn
 
 VALIDATES = needs(
     "validates", words="with `validation` (in `pipeline: agentic` with `val_env_manager`)",
     fix="add that section (in pipeline sft, validation_share does as well), or remove it",
 )  # fmt: skip
+
+
+_PLAIN = re.compile(r"(int|float|str|bool|None|Literal\[[^\]]*\]|[| ])+")
+"""The type of a key that can't be a section."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +141,13 @@ class RunConfig:
     def sections(self) -> dict[str, WorkerConfig]:
         """The model roles that the configuration has a section for, by name."""
         values = {spec.name: getattr(self, spec.name) for spec in fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, WorkerConfig)}
+        # A refused number or text (STAND_IN) is no role, so rules still speak of the roles; a refused section may be one.
+        plain = {spec.name for spec in fields(self) if _PLAIN.fullmatch(str(spec.type))}
+        return {
+            name: value
+            for name, value in values.items()
+            if not (name in plain and issubclass(type(value), StandIn)) and isinstance(value, WorkerConfig)
+        }
 
     @property
     def roles(self) -> dict[str, WorkerConfig]:
