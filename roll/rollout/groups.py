@@ -311,7 +311,7 @@ class GroupFilter:
     def _all_failed(self, step: int) -> AllEpisodesFailed:
         return AllEpisodesFailed(
             f"step {step}: each of the {self._failed} episodes that were played failed, the first, "
-            f"{self._first_failure}. Mend the environment, the reward or the length that it names; `roll envs test` "
+            f"{_without_traceback(self._first_failure)}. Mend the environment, the reward or the length that it names; `roll envs test` "
             "plays an environment by itself, and dropped.jsonl lists what was dropped"
         )
 
@@ -320,7 +320,7 @@ class GroupFilter:
         if self._failed and not self._any_well:
             return self._all_failed(step)
         reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(self._reasons.items()))
-        failure = f" The first response that failed, {self._first_failure}" if self._first_failure else ""
+        failure = f" The first response that failed, {_without_traceback(self._first_failure)}" if self._first_failure else ""
         return FilterBudgetExhausted(
             f"step {step}: started {started} prompts (all that max_num_gen_batches, or max_traj_per_env, permits) and "
             f"kept {kept} of the {needed} groups needed. Dropped: {reasons}. Mean scores of dropped groups: "
@@ -342,3 +342,8 @@ def histogram(values: Sequence[float], bins: int = 5) -> str:
     edges = [low + (high - low) * i / bins for i in range(bins + 1)]
     closing = [")"] * (bins - 1) + ["]"]
     return ", ".join(f"[{edges[i]:.3g}, {edges[i + 1]:.3g}{closing[i]}: {n}" for i, n in enumerate(counts) if n)
+
+
+def _without_traceback(failure: str) -> str:
+    """Return the line that says what was raised and where; dropped.jsonl has the rest."""
+    return failure.partition("\nTraceback (most recent call last)")[0]
