@@ -283,7 +283,7 @@ class GroupFilter:
                 metrics.add_sum(f"rollout/failed_{trajectory.status}", 1)
                 metrics.add_sum("rollout/failed_episodes", 1)
                 self._failed += 1
-                self._first_failure = self._first_failure or f"{trajectory.id}: {trajectory.error}"
+                self._first_failure = self._first_failure or _without_traceback(f"{trajectory.id}: {trajectory.error}")
         if outcome.replaced:
             self._on_drop(Group(task=group.task, trajectories=outcome.replaced), REPLACED)
         if outcome.surplus:
@@ -311,7 +311,7 @@ class GroupFilter:
     def _all_failed(self, step: int) -> AllEpisodesFailed:
         return AllEpisodesFailed(
             f"step {step}: each of the {self._failed} episodes that were played failed, the first, "
-            f"{_without_traceback(self._first_failure)}. Mend the environment, the reward or the length that it names; `roll envs test` "
+            f"{self._first_failure}. Mend the environment, the reward or the length that it names; `roll envs test` "
             "plays an environment by itself, and dropped.jsonl lists what was dropped"
         )
 
@@ -320,7 +320,7 @@ class GroupFilter:
         if self._failed and not self._any_well:
             return self._all_failed(step)
         reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(self._reasons.items()))
-        failure = f" The first response that failed, {_without_traceback(self._first_failure)}" if self._first_failure else ""
+        failure = f" The first response that failed, {self._first_failure}" if self._first_failure else ""
         return FilterBudgetExhausted(
             f"step {step}: started {started} prompts (all that max_num_gen_batches, or max_traj_per_env, permits) and "
             f"kept {kept} of the {needed} groups needed. Dropped: {reasons}. Mean scores of dropped groups: "

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll.envs.base import Message, Observation, StepResult
+from roll.rollout import groups
 from roll.rollout.agent import Agent
 from roll.rollout.async_scheduler import AsyncPlan, AsyncRolloutScheduler, AsyncState, ReadyGroup
 from roll.rollout.continuous_driver import ContinuousDriver
 from roll.rollout.episode import EpisodePlayer
-from roll.rollout import groups
 from roll.rollout.groups import REPLACED, AllEpisodesFailed, FilterBudgetExhausted
 from roll.rollout.scheduler import RolloutScheduler
 from roll.strategies.base import SamplingParams
