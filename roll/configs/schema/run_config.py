@@ -138,10 +138,16 @@ class RunConfig:
         raise NotImplementedError
 
     @property
+    def one_token_responses(self) -> bool:
+        """Whether a response is one token by its definition, so that its length says nothing."""
+        return False
+
+    @property
     def sections(self) -> dict[str, WorkerConfig]:
         """The model roles that the configuration has a section for, by name."""
         values = {spec.name: getattr(self, spec.name) for spec in fields(self)}
-        # A refused number or text (STAND_IN) is no role, so rules still speak of the roles; a refused section may be one.
+        # A refused number or text (STAND_IN) is no role, so that rules still speak of the roles; a refused section may
+        # be one.
         plain = {spec.name for spec in fields(self) if _PLAIN.fullmatch(str(spec.type))}
         return {
             name: value
