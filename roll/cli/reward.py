@@ -266,8 +266,8 @@ def _report(options: argparse.Namespace, counts: Mapping[str, int], found: Seque
     short = [one.got for one in found if one.check == "reference" and one.got is not None]
     if len(short) > 1 and len(short) == len(found) and min(short) > 0 and max(short) < options.full_marks:
         console.print(
-            f"every exception is a reference answer with {min(short):g} to {max(short):g}: if that is what a right answer "
-            f"gets from this reward, --full_marks {min(short):g} says so"
+            f"every exception is a reference answer with {min(short):g} to {max(short):g}: if that is what a right "
+            f"answer gets from this reward, --full_marks {min(short):g} says so"
         )
 
 
