@@ -13,7 +13,6 @@ from roll.configs.schema.batch_plan import BatchPlan
 from roll.configs.schema.fields import args_by_name, number, one_or_many
 from roll.configs.schema.placement_plan import PlacementPlan
 from roll.configs.schema.worker_config import OF_PROCESSES, TrainConfig, WorkerConfig
-from roll.configs.stand_in import StandIn
 
 VALIDATES = needs(
     "validates", words="with `validation` (in `pipeline: agentic` with `val_env_manager`)",
@@ -145,15 +144,10 @@ class RunConfig:
     @property
     def sections(self) -> dict[str, WorkerConfig]:
         """The model roles that the configuration has a section for, by name."""
-        values = {spec.name: getattr(self, spec.name) for spec in fields(self)}
-        # A refused number or text (STAND_IN) is no role, so that rules still speak of the roles; a refused section may
-        # be one.
-        plain = {spec.name for spec in fields(self) if _PLAIN.fullmatch(str(spec.type))}
-        return {
-            name: value
-            for name, value in values.items()
-            if not (name in plain and issubclass(type(value), StandIn)) and isinstance(value, WorkerConfig)
-        }
+        # A key that can't be a section isn't looked at: it may hold a STAND_IN, which would end the rules about roles.
+        specs = [spec for spec in fields(self) if not _PLAIN.fullmatch(str(spec.type))]
+        values = {spec.name: getattr(self, spec.name) for spec in specs}
+        return {name: value for name, value in values.items() if isinstance(value, WorkerConfig)}
 
     @property
     def roles(self) -> dict[str, WorkerConfig]:
