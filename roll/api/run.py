@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import inspect
 import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from roll.api.given import as_file, as_path, first_row
 
 if TYPE_CHECKING:
+    from roll.configs.errors import Violation
     from roll.configs.schema.run_config import RunConfig
     from roll.pipelines.run_result import RunResult
 
@@ -97,7 +100,7 @@ def configured(
     from roll.configs.parsing.loader import compose_file
 
     changes = assignments(overrides)
-    with _file_of(config) as file:
+    with _file_of(config) as file, _told_of(config, file):
         plain, cls = compose_file(file, changes)
         place = Path(plain.get("output_dir") or "output") if folder is None else folder
         changes += [
@@ -107,12 +110,57 @@ def configured(
         ]
         if keeps:
             changes += _kept(plain, set(cls.__dataclass_fields__), overrides)
+        misfits = list(_misfits(given["reward"], plain))
         try:
-            return load(file, changes)
+            loaded = load(file, changes)
         except ConfigError as error:
-            if not str(error.source).startswith(str(file)) or isinstance(config, (str, os.PathLike)):
-                raise
-            raise ConfigError(error.violations, "the given configuration") from None
+            raise ConfigError([*misfits, *error.violations], error.source) from None
+        if misfits:
+            raise ConfigError(misfits, str(file))
+        return loaded
+
+
+@contextlib.contextmanager
+def _told_of(config: Config, file: Path) -> Iterator[None]:
+    """Have errors speak of what the caller wrote: keys and arguments instead of a file for the time being."""
+    from roll.configs.errors import ConfigError, of_no_file
+
+    try:
+        yield
+    except ConfigError as error:
+        if not isinstance(config, (str, os.PathLike)):
+            error = of_no_file(error, str(file), "the given configuration")
+        told = [
+            replace(violation, where="the arguments of the call")
+            if violation.where == "the command line"
+            else violation
+            for violation in error.violations
+        ]
+        raise ConfigError(told, error.source) from None
+
+
+def _misfits(given: Given | None, plain: Mapping[str, Any]) -> Iterator[Violation]:
+    """Yield why a run can't call a reward function: its signature, which the checks of files read in its source."""
+    from roll.configs.errors import Violation
+    from roll.utils.signatures import call_style, reward_problems, signature_of
+
+    section = plain.get("rewards")
+    for domain, function in (
+        {} if given is None else _by_name(given, _section(plain, "rewards"), "reward", "domain")
+    ).items():
+        if not (inspect.isfunction(function) or inspect.ismethod(function)):
+            continue  # a path, or what has no signature of Python's
+        of_domain = section.get(domain) if isinstance(section, Mapping) else None
+        kwargs = of_domain.get("reward_kwargs") if isinstance(of_domain, Mapping) else None
+        signature = inspect.signature(function)
+        style = call_style(list(signature.parameters))
+        takes = signature_of(function, skip=style.positional)
+        wrong = [f"{name}: {said}" for name, said in reward_problems(takes, style, dict(kwargs or {}))]
+        if takes.too_few:
+            wrong.append("it takes too few arguments")
+        if wrong:
+            expected = f"a function that can be called as {style.called}; {'; '.join(wrong)}"
+            yield Violation("reward", expected, "", f"{function.__name__}{signature}")
 
 
 def run(config: RunConfig) -> RunResult:

@@ -28,6 +28,7 @@ from roll.data.data_check import LISTED, Findings, Progress, check_conversations
 from roll.rewards.base import RewardRequest, RewardResult
 from roll.rewards.reward_pool import RewardPool
 from roll.types.episode import Task
+from roll.utils.readers import resolve_sources
 
 _WIDTH = 100
 _COSTLY = ("judge", "http", "reward_model")
@@ -54,6 +55,8 @@ def check_data(options: argparse.Namespace) -> int:
         else:
             raise ValueError(f"{path} is of pipeline {config.pipeline}, whose tasks are environments: roll envs test")
     else:
+        for given in filter(None, (options.file, options.validation)):
+            resolve_sources(given)  # raises for a file that isn't there
         check.files(options.file, options.overrides)
     for found in check.found:
         _print(console, found, check.limit)
@@ -300,7 +303,8 @@ def _print(console: Console, found: Findings, limit: int | None) -> None:
         types = ", ".join(column.types)
         example = Text(_clipped(column.example, 40))
         table.add_row(Text(name), types, f"{column.rows:,}", f"{column.empty:,}" if column.empty else "", example)
-    console.print(table)
+    if found.columns:
+        console.print(table)
     if found.tags:
         console.print(Text("tags: " + ", ".join(f"{tag} {count:,}" for tag, count in found.tags.most_common(20))))
     bins = found.histogram()

@@ -16,6 +16,7 @@ import yaml
 
 from roll.cli.exits import Exit, say
 from roll.cli.train import load, run_logged
+from roll.configs.errors import ConfigError, of_no_file
 from roll.configs.parsing.find import find_config
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.rewards.base import RewardRequest, RewardResult, RewardSpec
@@ -47,7 +48,10 @@ def generate(options: argparse.Namespace) -> int:
         (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in asked), encoding="utf-8")
         file = folder / "generate.yaml"
         file.write_text(yaml.safe_dump(_generation(options, folder, asked[0]), sort_keys=False), encoding="utf-8")
-        config = load(file, options.overrides)
+        try:
+            config = load(file, options.overrides)
+        except ConfigError as error:
+            raise of_no_file(error, str(file), "what roll eval generate would run") from None
         run_logged(config)
         episodes = [json.loads(line) for line in (folder / "episodes.jsonl").read_text("utf-8").splitlines()]
     answers = []

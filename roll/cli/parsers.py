@@ -75,7 +75,7 @@ def _command(groups: Any, name: str, help_: str, run: str | None = None) -> argp
 
 
 def _add_overrides(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. rollout_batch_size=16")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="e.g. rollout_batch_size=16")
 
 
 def _add_train(groups: Any) -> None:
@@ -151,7 +151,7 @@ def _add_eval(groups: Any) -> None:
     answers.add_argument("--prompt_length", type=int, default=1024, help="longest prompt in tokens (default 1024)")
     answers.add_argument("--template", default="native", help="as data_args.template: native (default), plain, ...")
     answers.add_argument("--engine", default="hf_infer", help="hf_infer (default), vllm or sglang")
-    answers.add_argument("overrides", nargs="*", metavar="key=value", help="further keys of pipeline rlvr")
+    answers.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="further keys of pipeline rlvr")
     score = _command(commands, "score", "score a file of responses, with a table by tag", "roll.cli.evaluate:score")
     score.add_argument("file", help="rows with a column `response`, and what the reward reads, e.g. `ground_truth`")
     score.add_argument("--reward", help="a built-in one, package.module:function, or path/to/file.py:function")
@@ -160,7 +160,9 @@ def _add_eval(groups: Any) -> None:
     score.add_argument("--response", default="response", metavar="COLUMN", help="default: response")
     score.add_argument("--pass_at_k", type=int, action="append", metavar="K", help="may be given several times")
     score.add_argument("--threshold", type=float, default=1.0, help="a response is right from this score (default 1)")
-    score.add_argument("overrides", nargs="*", metavar="key=value", help="arguments of the reward, or keys of --config")
+    score.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="arguments of the reward, or keys of --config"
+    )
 
 
 def _add_completion(groups: Any) -> None:
@@ -182,7 +184,9 @@ def _add_rollout(groups: Any) -> None:
     parser.add_argument("--max_steps", type=int, default=10, help="responses per episode (default 10)")
     parser.add_argument("--engine", default="hf_infer", help="hf_infer (default), vllm or sglang")
     parser.add_argument("--output_dir", type=Path, default=Path("output/rollout"), help="default: output/rollout")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="further keys of pipeline agentic")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="further keys of pipeline agentic"
+    )
 
 
 def _add_envs(groups: Any) -> None:
@@ -196,7 +200,9 @@ def _add_envs(groups: Any) -> None:
         "roll.cli.envs:test_env",
     )
     test.add_argument("env", help="an id, package.module:Class, path/to/file.py:Class, or with --config a tag in it")
-    test.add_argument("arguments", nargs="*", metavar="key=value", help="arguments of the class, values as in YAML")
+    test.add_argument(
+        "arguments", nargs="*", default=[], metavar="key=value", help="arguments of the class, values as in YAML"
+    )
     test.add_argument("--config", type=Path, help="a YAML file with `custom_envs`, or with the arguments alone")
     test.add_argument("--seeds", type=int, default=8, help="episodes that each check plays (default 8)")
     test.add_argument("--episodes", type=int, default=100, help="episodes of each agent (default 100)")
@@ -211,7 +217,7 @@ def _add_demos(groups: Any) -> None:
     parser.add_argument("output", type=Path, help="the jsonl file to write")
     parser.add_argument("--episodes", type=int, default=1000, help="how many are tried (default 1000)")
     parser.add_argument("--response", help="text of a response, with {action} (default: what action_pattern looks for)")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the configuration")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="keys of the configuration")
 
 
 def _add_sandbox(groups: Any) -> None:
@@ -233,7 +239,9 @@ def _add_reward(groups: Any) -> None:
     names = "a .yaml of pipeline rlvr, a built-in reward, or path/to/file.py:function"
     test.add_argument("reward", metavar="CONFIG|NAME", help=names)
     test.add_argument("data", help="the rows: a file, glob, folder or hub id, as in data_args.file_name")
-    test.add_argument("arguments", nargs="*", metavar="key=value", help="reward_kwargs of NAME, or keys of CONFIG")
+    test.add_argument(
+        "arguments", nargs="*", default=[], metavar="key=value", help="reward_kwargs of NAME, or keys of CONFIG"
+    )
     for role in ("prompt", "messages", "ground_truth", "tag"):
         test.add_argument(f"--{role}", metavar="COLUMN", help=f"column of the {role} (default: as data_args finds it)")
     test.add_argument("--answer", metavar="COLUMN", help="column of the reference answer (default: the ground truth)")
@@ -254,7 +262,11 @@ def _add_data(groups: Any) -> None:
     check.add_argument("--validation", help="without a configuration: held-out rows, to look for the same prompts")
     check.add_argument("--no_rewards", action="store_true", help="don't let rewards read the ground truths")
     check.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="keys of the configuration; for files those of data_args"
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="key=value",
+        help="keys of the configuration; for files those of data_args",
     )
 
 
@@ -270,4 +282,4 @@ def _add_judge(groups: Any) -> None:
     parser.add_argument("--response", default="response", help="column of the response (default: response)")
     parser.add_argument("--label", default="label", help="column of the label, 0 and 1 or on the judge's scale")
     parser.add_argument("--domain", help="use this domain's reward_kwargs")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the configuration")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="keys of the configuration")

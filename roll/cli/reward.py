@@ -22,18 +22,21 @@ from roll.catalog.rewards import REWARDS
 from roll.cli.exits import Exit, say
 from roll.configs.schema.reward_config import REWARD_MODEL, WEIGHTED
 from roll.configs.schema.worker_config import DataArgs
-from roll.data.sources import GROUND_TRUTH_COLUMNS
+from roll.data.sources import GROUND_TRUTH_COLUMNS, VERL_TAG
 from roll.rewards.base import Reward, RewardRequest, RewardResult, RewardSpec
 from roll.rewards.references import JUDGING, answer_text, filled, perturbed, reference_template
 from roll.rewards.reward_pool import RewardPool
 from roll.types.episode import Task
 from roll.utils.readers import Row, read_rows, resolve_sources
+from roll.utils.rows import column_value, has_column
 
 if TYPE_CHECKING:
     from roll.configs.schema.rlvr_config import RLVRConfig
 
 PROGRESS_S = 5.0
 _AT_ONCE = 256
+_ALIKE = 6
+"""Failures with the same words that are listed."""
 _ALONE = "reward"
 """Domain of all rows where no configuration names others."""
 
@@ -61,6 +64,10 @@ class _Exception:
     where: str
     check: str
     said: str
+    failed: bool = False
+    """The reward gave no score."""
+    got: float | None = None
+    """The score, if it gave one."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,7 @@ def test_reward(options: argparse.Namespace) -> int:
             for case, result in zip(batch, pool.score([case.request for case in batch]), strict=True):
                 problem = _problem(case, result, plan.specs[case.request.domain], options.full_marks)
                 if problem:
-                    found.append(_Exception(case.where, case.check, problem))
+                    found.append(problem)
             if time.monotonic() - said >= PROGRESS_S:
                 said = time.monotonic()
                 say(f"{counts['rows']} rows, {len(found)} exceptions, {said - begin:.0f} s")
@@ -109,9 +116,11 @@ def _rows(source: Any, limit: int | None) -> Iterator[tuple[str, Row]]:
 def _plan(options: argparse.Namespace) -> _Plan:
     named = {role: getattr(options, role) for role in ("prompt", "messages", "ground_truth", "tag")}
     given = {role: column for role, column in named.items() if column is not None}
-    if ":" not in options.reward and (options.reward.endswith((".yaml", ".yml")) or os.sep in options.reward):
+    if _names_config(options.reward):
         return _plan_of_config(Path(options.reward), options.arguments, given)
     if options.reward not in REWARDS and ":" not in options.reward:
+        if options.reward.endswith(".py"):
+            raise ValueError(f"{options.reward} names no function: write {options.reward}:<name of the function>")
         raise ValueError(
             f"there is no reward {options.reward!r}; {nearest(options.reward, REWARDS)}known: {', '.join(REWARDS)}; or "
             "path/to/file.py:function, or a configuration, name.yaml"
@@ -126,6 +135,13 @@ def _plan(options: argparse.Namespace) -> _Plan:
         kwargs[key] = yaml.safe_load(value)
     spec = RewardSpec(name=options.reward, kwargs=kwargs, key="reward")
     return _Plan({_ALONE: spec}, DataArgs(**given), None, None, timeout_s=30.0)
+
+
+def _names_config(given: str) -> bool:
+    """Tell a configuration, whose .yaml may be left out as for other commands, from a reward."""
+    if ":" in given or given in REWARDS or given.endswith(".py"):
+        return False
+    return given.endswith((".yaml", ".yml")) or os.sep in given or Path(f"{given}.yaml").is_file()
 
 
 def _plan_of_config(file: Path, overrides: Sequence[str], given: Mapping[str, Any]) -> _Plan:
@@ -162,6 +178,8 @@ def _cases(
 ) -> Iterator[_Case]:
     for source, row in rows:
         tag = row.values.get(plan.columns.tag or "tag")
+        if tag is None and plan.columns.tag is None and plan.default_tag is None:
+            tag = row.values.get(VERL_TAG)
         domain = plan.domain_of(None if tag is None else str(tag), source)
         if domain not in plan.specs:
             counts["of no function's domain"] += 1
@@ -195,10 +213,11 @@ def _task(row: Row, columns: DataArgs, domain: str, tag: str) -> Task:
     for role, named in (("prompt", columns.prompt), ("messages", columns.messages)):
         payload[role] = row.values.get(named or role)
     truths = (columns.ground_truth,) if columns.ground_truth else GROUND_TRUTH_COLUMNS
-    if columns.ground_truth and columns.ground_truth not in row.values:
+    if columns.ground_truth and not has_column(row.values, columns.ground_truth):
         there = f"columns: {sorted(row.values)}"
         raise ValueError(f"{row.where}: no column {columns.ground_truth!r} (named for ground_truth); {there}")
-    truth = next((row.values[name] for name in truths if row.values.get(name) is not None), None)
+    found = (column_value(row.values, name) for name in truths if has_column(row.values, name))
+    truth = next((value for value in found if value is not None), None)
     if truth is not None:
         payload["ground_truth"] = truth
     return Task(id=row.where, source=row.where, payload=payload, seed=0, tag=tag, domain=domain)
@@ -220,24 +239,56 @@ def marks(reward: Reward, spec: RewardSpec) -> float:
     return reward.parts.get("correct", reward.value)
 
 
-def _problem(case: _Case, result: RewardResult, spec: RewardSpec, full: float) -> str:
+def _problem(case: _Case, result: RewardResult, spec: RewardSpec, full: float) -> _Exception | None:
     if result.reward is None:
         last = [line.strip() for line in result.error.splitlines() if line.strip()]
-        return f"{result.status}: {last[-1] if last else ''}"
+        return _Exception(case.where, case.check, f"{result.status}: {last[-1] if last else ''}", failed=True)
     got = marks(result.reward, spec)
     shown = f"{got:g} for {case.request.response[-120:]!r}"
     if case.right is True and got < full:
-        return f"{shown}, expected {full:g}"
-    return f"{shown}, expected less than {full:g}" if case.right is False and got >= full else ""
+        return _Exception(case.where, case.check, f"{shown}, expected {full:g}", got=got)
+    if case.right is False and got >= full:
+        return _Exception(case.where, case.check, f"{shown}, expected less than {full:g}", got=got)
+    return None
 
 
 def _report(options: argparse.Namespace, counts: Mapping[str, int], found: Sequence[_Exception]) -> None:
     console = Console(highlight=False)
-    if found:
+    lines = _lines(found)
+    if lines:
         table = Table("row", "answer", "what happened", title=f"{options.reward} on {options.data}")
-        for one in found[: options.show]:
-            table.add_row(Text(one.where.rpartition("/")[2]), one.check, Text(one.said))
+        for where, check, said in lines[: options.show]:
+            table.add_row(Text(where), check, Text(said))
         console.print(table)
-    hidden = f" ({len(found) - options.show} not shown, see --show)" if len(found) > options.show else ""
+    hidden = f" ({len(lines) - options.show} not shown, see --show)" if len(lines) > options.show else ""
     counted = ", ".join(f"{number} {what}" for what, number in counts.items())
     console.print(f"{counted}, {len(found)} exceptions{hidden}")
+    short = [one.got for one in found if one.check == "reference" and one.got is not None]
+    if len(short) > 1 and len(short) == len(found) and min(short) > 0 and max(short) < options.full_marks:
+        console.print(
+            f"every exception is a reference answer with {min(short):g} to {max(short):g}: if that is what a right "
+            f"answer gets from this reward, --full_marks {min(short):g} says so"
+        )
+
+
+def _lines(found: Sequence[_Exception]) -> list[tuple[str, str, str]]:
+    """Return the rows of the table; of a failure that is the same for many rows it has `_ALIKE`."""
+    alike = Counter(_same(one) for one in found if one.failed)
+    told: Counter[str] = Counter()
+    lines = []
+    for one in found:
+        said = one.said
+        if one.failed:
+            told[_same(one)] += 1
+            more = alike[_same(one)] - _ALIKE
+            if told[_same(one)] > _ALIKE:
+                continue
+            if told[_same(one)] == _ALIKE and more > 0:
+                said = f"{said} (and {more} more times)"
+        lines.append((one.where.rpartition("/")[2], one.check, said))
+    return lines
+
+
+def _same(one: _Exception) -> str:
+    """The failure without the name of its row."""
+    return one.said.replace(one.where, "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -70,6 +70,15 @@ class ConfigError(ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.violations, self.source)
+
+
+def of_no_file(error: ConfigError, file: str, source: str) -> ConfigError:
+    """Return the error without the name of a file that users haven't written and that is gone when they read of it."""
+    told = [
+        replace(violation, where="") if violation.where.startswith(file) else violation
+        for violation in error.violations
+    ]
+    return ConfigError(told, source if file in str(error.source) else error.source)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

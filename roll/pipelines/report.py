@@ -18,7 +18,7 @@ from roll.pipelines.assemble import Rollouts
 from roll.pipelines.eval_table import TagResult, table
 from roll.tracking.base import Sample
 from roll.tracking.drops import DropLog, last_words
-from roll.tracking.health import Health
+from roll.tracking.health import OF_LENGTH, Health
 from roll.tracking.registry import build_trackers
 from roll.tracking.rollouts import TOKEN_COLUMNS, write_rollouts
 from roll.tracking.summary import RunSummary, render
@@ -72,7 +72,7 @@ class Report:
         self._accuracy: list[dict[str, float]] = []
         self._eval_results: Sequence[TagResult] = ()
         self._rewards: list[dict[str, float]] = []
-        self._health = Health()
+        self._health = Health(without=OF_LENGTH if config.one_token_responses else ())
         self._warned: set[str] = set()
         self._unshown: tuple[int, dict[str, float]] = (-1, {})
 

@@ -101,7 +101,9 @@ class RewardPool(ProcessPool[_Job]):
     # --- in the pool's thread ----------------------------------------------------------
 
     def _load_error(self, reason: str) -> Exception:
-        return RewardLoadError(f"responses can't be scored: {reason}")
+        # What was refused in a sentence needs no traceback: the last line of one is the sentence.
+        refused = reason.rpartition(f"\n{RewardLoadError.__module__}.{RewardLoadError.__name__}: ")[2]
+        return RewardLoadError(f"responses can't be scored: {refused.strip()}")
 
     def _begin(self, process: WorkerProcess[_Job], item: _Job) -> None:
         if not item.started_at:

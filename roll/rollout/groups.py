@@ -283,7 +283,7 @@ class GroupFilter:
                 metrics.add_sum(f"rollout/failed_{trajectory.status}", 1)
                 metrics.add_sum("rollout/failed_episodes", 1)
                 self._failed += 1
-                self._first_failure = self._first_failure or f"{trajectory.id}: {trajectory.error}"
+                self._first_failure = self._first_failure or _without_traceback(f"{trajectory.id}: {trajectory.error}")
         if outcome.replaced:
             self._on_drop(Group(task=group.task, trajectories=outcome.replaced), REPLACED)
         if outcome.surplus:
@@ -342,3 +342,8 @@ def histogram(values: Sequence[float], bins: int = 5) -> str:
     edges = [low + (high - low) * i / bins for i in range(bins + 1)]
     closing = [")"] * (bins - 1) + ["]"]
     return ", ".join(f"[{edges[i]:.3g}, {edges[i + 1]:.3g}{closing[i]}: {n}" for i, n in enumerate(counts) if n)
+
+
+def _without_traceback(failure: str) -> str:
+    """Return the line that says what was raised and where; dropped.jsonl has the rest."""
+    return failure.partition("\nTraceback (most recent call last)")[0]

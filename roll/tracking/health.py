@@ -6,7 +6,7 @@ A symptom must hold for some steps before it is told, so that the noise of one s
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from statistics import median
 
@@ -132,10 +132,16 @@ SYMPTOMS = (
 )
 
 
+OF_LENGTH = ("all responses cut", "most responses cut")
+"""Symptoms that say nothing where a response is one token by its definition."""
+
+
 class Health:
     """Looks at one step after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, without: Collection[str] = ()) -> None:
+        """Look for all symptoms but those named in `without`, which are none in this run."""
+        self._symptoms = tuple(symptom for symptom in SYMPTOMS if symptom.name not in without)
         self._running: Counter[str] = Counter()
         self._told: dict[str, tuple[int, str]] = {}
         self._first: deque[Row] = deque()
@@ -146,7 +152,7 @@ class Health:
             return []  # a row of validation alone
         start = self._start()
         said = []
-        for symptom in SYMPTOMS:
+        for symptom in self._symptoms:
             counts = _at(row, "actor/loss_tokens", float("inf")) >= symptom.enough
             self._running[symptom.name] = self._running[symptom.name] + 1 if counts and symptom.shows(row, start) else 0
             if self._running[symptom.name] >= symptom.steps and symptom.name not in self._told:

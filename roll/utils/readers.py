@@ -67,7 +67,7 @@ def _resolve(pattern: str) -> list[tuple[str, str]]:
     folder = path.parent
     near = difflib.get_close_matches(path.name, [p.name for p in folder.iterdir()], n=3) if folder.is_dir() else []
     hint = (
-        f"; did you mean {near}?"
+        f"; did you mean {' or '.join(map(repr, near))}?"
         if near
         else ("" if folder.is_dir() else f"; its folder {str(folder)!r} doesn't exist")
     )

@@ -106,7 +106,23 @@ def test_check_writes_nothing_and_takes_a_class(here, tiny_model):
 def test_all_that_is_wrong_is_said_without_the_name_of_a_file_that_is_gone(here):
     with pytest.raises(ConfigError) as error:
         roll.check({**SETTINGS, "sead": 1, "rollout_batch_size": 0}, reward=len, data=ROWS)
-    assert str(error.value).startswith("2 problems in the given configuration")
+    # The model of two roles is missing as well.
+    assert str(error.value).startswith("4 problems in the given configuration")
+
+
+def test_a_function_that_cannot_be_called_is_refused_with_all_else_and_without_a_place_that_is_gone(here):
+    def no_task(response):
+        return 1.0
+
+    with pytest.raises(ConfigError) as error:
+        roll.check({**SETTINGS, "sead": 1}, reward=no_task, data=ROWS, max_step=2)
+    said = str(error.value)
+    assert "no_task(response)" in said
+    assert "it takes too few arguments" in said
+    assert "at: the arguments of the call" in said
+    assert "roll-" not in said.replace("given/", "")
+    with pytest.raises(ConfigError, match="1 problem in the given configuration"):
+        roll.check({})
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_a_file_that_is_not_there_is_the_users_mistake(capsys: Any) -> None:
+    write("training.jsonl", GOOD)
+    assert main(["data", "check", "traning.jsonl"]) == 2
+    told = capsys.readouterr()
+    assert "did you mean 'training.jsonl'?" in told.err
+    assert told.out == ""
+
+
+def test_an_empty_file_is_told_without_an_empty_table(capsys: Any) -> None:
+    write("train.jsonl", [])
+    assert main(["data", "check", "train.jsonl"]) == 1
+    told = capsys.readouterr().out
+    assert "train: no rows" in told
+    assert "column" not in told
+
+
 def write(name: str, rows: list[dict[str, Any]]) -> None:
     Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
 

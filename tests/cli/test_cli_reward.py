@@ -16,6 +16,15 @@ OWN = """
 def generous(response, task):
     return 1.0
 
+def no_task(response):
+    return 1.0
+
+def text(response, task):
+    return "good"
+
+def right_and_short(response, task):
+    return float(task.payload["ground_truth"] in response) - 0.001 * len(response)
+
 def strict(response, task, *, scale: float = 1.0):
     return scale * (response == f"it is {task.payload['ground_truth']}")
 """
@@ -122,6 +131,7 @@ def test_a_configuration_scores_each_domain_with_its_own(capsys: Any, tmp_path: 
         (["gsm8k", "DATA", "--limit=0"], "at least 1"),
         (["weighted", "DATA"], "give the .yaml"),
         (["nothing.yaml", "DATA"], "nothing"),
+        (["my_reward.py", "DATA"], "write my_reward.py:<name of the function>"),
     ],
 )
 def test_what_cannot_be_tested_is_the_users_mistake(capsys: Any, tmp_path: Path, arguments: list[str], message: str):
@@ -133,6 +143,52 @@ def test_what_cannot_be_tested_is_the_users_mistake(capsys: Any, tmp_path: Path,
         return
     assert status == 2
     assert message in err
+
+
+def test_a_signature_that_does_not_fit_is_told_without_a_traceback(capsys: Any, tmp_path: Path):
+    (tmp_path / "own.py").write_text(OWN)
+    data = rows(tmp_path / "d.jsonl", {"answer": "4"})
+    status, _, err = ran(capsys, f"{tmp_path}/own.py:no_task", data)
+    assert status == 2
+    assert "it takes too few arguments" in err
+    assert "Traceback" not in err
+
+
+def test_the_ground_truth_is_found_where_verl_has_it(capsys: Any, tmp_path: Path):
+    row = {"data_source": "sums", "prompt": [{"role": "user", "content": "2+2"}], "reward_model": {"ground_truth": "4"}}
+    status, out, _ = ran(capsys, "gsm8k", rows(tmp_path / "d.jsonl", row))
+    assert (status, out) == (0, "1 rows, 0 exceptions\n")
+
+
+def test_one_failure_of_all_rows_does_not_fill_the_screen(capsys: Any, tmp_path: Path):
+    (tmp_path / "own.py").write_text(OWN)
+    data = rows(tmp_path / "d.jsonl", *({"answer": str(i)} for i in range(10)))
+    status, out, _ = ran(capsys, f"{tmp_path}/own.py:text", data)
+    assert status == 1
+    assert out.count("returned a value of type str") == 6
+    assert "(and 24 more times)" in out
+    assert out.endswith("10 rows, 30 exceptions\n")
+
+
+def test_a_reward_whose_right_answers_get_less_than_1_is_told_how_to_say_so(capsys: Any, tmp_path: Path):
+    (tmp_path / "own.py").write_text(OWN)
+    data = rows(tmp_path / "d.jsonl", {"answer": "4"}, {"answer": "12"})
+    status, out, _ = ran(capsys, f"{tmp_path}/own.py:right_and_short", data)
+    assert status == 1
+    assert "--full_marks 0.998 says so" in out
+    assert ran(capsys, f"{tmp_path}/own.py:right_and_short", data, "--full_marks=0.998")[0] == 0
+
+
+def test_a_configuration_is_found_without_its_yaml(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from roll.configs.schema.reward_config import RewardConfig
+    from roll.configs.schema.rlvr_config import RLVRConfig
+
+    config = RLVRConfig(pipeline="rlvr", pretrain="none", rewards={"math": RewardConfig(name="gsm8k")})
+    monkeypatch.setattr("roll.cli.train.load", lambda *_: config)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_run.yaml").write_text("pipeline: rlvr\n")
+    status, out, _ = ran(capsys, "my_run", rows(tmp_path / "d.jsonl", {"answer": "#### 4"}))
+    assert (status, out) == (0, "1 rows, 0 exceptions\n")
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,15 @@ def test_plot_says_what_it_needs(tmp_path, capsys, monkeypatch):
 # --- eval -------------------------------------------------------------------------------------------------------------
 
 
+def test_a_model_that_is_not_there_is_told_without_a_file_that_nobody_wrote(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text('{"prompt": "1+1"}\n')
+    assert main(["eval", "generate", "rows.jsonl", "--model", "./nowhere"]) == 2
+    said = capsys.readouterr().err
+    assert "pretrain: got './nowhere'" in said
+    assert "generate.yaml" not in said
+
+
 def test_scores_are_averaged_by_question_and_tag():
     # Question 1 of tag a: right, wrong: accuracy 1/2, pass@1 1/2, pass@2 1. Of question 2 one has no score.
     def pair(question: str, tag: str, value: float | None):

@@ -213,6 +213,12 @@ def test_debug_shows_the_traceback(toy, capsys, monkeypatch, arguments):
     assert said.index("Traceback") < said.index("error: 1 problem in toy.yaml")
 
 
+def test_only_what_is_required_is_asked_for(capsys):
+    with pytest.raises(SystemExit):
+        main(["train"])
+    assert capsys.readouterr().err.endswith("the following arguments are required: file\n")
+
+
 @pytest.mark.parametrize("arguments", [[], ["trian", "toy"], ["train"], ["train", "toy", "--chek"], ["envs"]])
 def test_a_wrong_command_line_ends_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as end:

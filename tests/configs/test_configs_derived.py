@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roll.configs.parsing.loader import PIPELINES
 from roll.configs.rules.validate import warnings_of
+from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.batch_plan import BatchPlan
+from roll.configs.schema.env_config import CustomEnv
 from roll.configs.schema.placement_plan import PlacementPlan, parse_device_mapping
 from roll.configs.schema.reward_config import RewardConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
@@ -183,3 +186,18 @@ def test_the_suggested_sizes_fit_and_are_the_nearest(prompts, group, per_device,
     assert set(suggested) == {*below[-1:], *above[:1]}
     for count in given_plan.train_batches[0].nearest_accumulations():
         assert plan(prompts, count).train_batches[0].fits
+
+
+def test_a_run_is_named_after_its_pipeline_unless_it_has_a_name():
+    names = {cls.__name__: cls.__dataclass_fields__["exp_name"].default for cls in PIPELINES.values()}
+    assert names == {"RLVRConfig": "rlvr", "AgenticConfig": "agentic", "SFTConfig": "sft"}
+
+
+def test_only_an_agent_whose_tags_all_say_one_token_has_responses_of_one_token():
+    def config(*tokens: int | None) -> AgenticConfig:
+        envs = {str(i): CustomEnv(env_type="sokoban-v1", max_tokens_per_step=n) for i, n in enumerate(tokens)}
+        return AgenticConfig(pipeline="agentic", pretrain="none", custom_envs=envs)
+
+    assert config(1, 1).one_token_responses
+    assert not config(1, None).one_token_responses
+    assert not RLVRConfig(pipeline="rlvr", rewards={"math": RewardConfig(name="gsm8k")}).one_token_responses

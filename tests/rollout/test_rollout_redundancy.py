@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll.envs.base import Message, Observation, StepResult
+from roll.rollout import groups
 from roll.rollout.agent import Agent
 from roll.rollout.async_scheduler import AsyncPlan, AsyncRolloutScheduler, AsyncState, ReadyGroup
 from roll.rollout.continuous_driver import ContinuousDriver
@@ -155,6 +156,11 @@ def test_if_too_few_end_well_all_are_in_the_group_and_min_survivors_decides():
     assert members(collected) == [[0, 1, 2, 3], [0, 1, 2]]
     assert [t.member for t in collected.groups[0].survivors] == [1, 2]
     assert collected.metrics.result()["rollout/failed_env_error"] == 5
+
+
+def test_what_ends_a_run_is_told_without_the_traceback_of_what_failed():
+    failure = "t0: KeyError: 'x' (my.py:3, in f)\nTraceback (most recent call last):\n  File ...\nKeyError: 'x'"
+    assert groups._without_traceback(failure) == "t0: KeyError: 'x' (my.py:3, in f)"
 
 
 def test_when_whole_groups_fail_and_nothing_else_the_run_ends_before_its_budget():

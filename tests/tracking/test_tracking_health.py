@@ -7,7 +7,7 @@ import re
 import pytest
 
 from roll.tracking.drops import last_words
-from roll.tracking.health import SYMPTOMS, Health
+from roll.tracking.health import OF_LENGTH, SYMPTOMS, Health
 from roll.tracking.names import check_names
 
 WELL = {
@@ -78,6 +78,12 @@ def test_a_run_that_starts_with_low_entropy_or_few_tokens_is_not_told_that_it_co
     for step in range(1, 20):
         assert low.look(step, WELL | {"actor/entropy": 0.01}) == []
         assert few.look(step, WELL | {"actor/entropy": 0.9 if step < 6 else 0.0, "actor/loss_tokens": 5.0}) == []
+
+
+def test_a_response_that_is_one_token_by_its_definition_is_not_said_to_be_cut():
+    health = Health(without=OF_LENGTH)
+    for step in range(1, 20):
+        assert health.look(step, WELL | {"response/truncated_share": 1.0}) == []
 
 
 def test_fine_tuning_and_rows_of_validation_have_none_of_it():

@@ -28,6 +28,7 @@ class AgenticConfig(RLConfig):
     validation_key: ClassVar[str] = "val_env_manager"
 
     pipeline: Literal["agentic"]
+    exp_name: str = "agentic"
     warm_start: str | None = None
     """A configuration file of `pipeline: sft` that is run first, with this run's `seed`, below
     `<output_dir>/warm_start`; what it makes is then `pretrain`. Once its model is there it isn't run again. Relative to
@@ -67,6 +68,10 @@ class AgenticConfig(RLConfig):
     @property
     def group_size(self) -> int:
         return self.train_env_manager.group_size
+
+    @property
+    def one_token_responses(self) -> bool:
+        return all(env.max_tokens_per_step == 1 for env in self.custom_envs.values())
 
     @property
     def groups_per_step(self) -> int:

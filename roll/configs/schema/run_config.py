@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -17,6 +18,10 @@ VALIDATES = needs(
     "validates", words="with `validation` (in `pipeline: agentic` with `val_env_manager`)",
     fix="add that section (in pipeline sft, validation_share does as well), or remove it",
 )  # fmt: skip
+
+
+_PLAIN = re.compile(r"(int|float|str|bool|None|Literal\[[^\]]*\]|[| ])+")
+"""The type of a key that can't be a section."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,9 +137,16 @@ class RunConfig:
         raise NotImplementedError
 
     @property
+    def one_token_responses(self) -> bool:
+        """Whether a response is one token by its definition, so that its length says nothing."""
+        return False
+
+    @property
     def sections(self) -> dict[str, WorkerConfig]:
         """The model roles that the configuration has a section for, by name."""
-        values = {spec.name: getattr(self, spec.name) for spec in fields(self)}
+        # A key that can't be a section isn't looked at: it may hold a STAND_IN, which would end the rules about roles.
+        specs = [spec for spec in fields(self) if not _PLAIN.fullmatch(str(spec.type))]
+        values = {spec.name: getattr(self, spec.name) for spec in specs}
         return {name: value for name, value in values.items() if isinstance(value, WorkerConfig)}
 
     @property
