@@ -26,7 +26,7 @@ _HEAD = (
 )
 _SECRET = re.compile(
     r"^token$|(?:^|_)(?:(?:api|access|secret|private)_?key|(?:api|auth|access|hub|hf|bearer)_?token|secret|password)$"
-    r"|^[A-Z0-9_]*(?:KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)$"
+    r"|(?:^|_)(?:authorization|cookie)$|^[A-Z0-9_]*(?:KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)$"
 )
 """How the names of keys end whose values stay out of files."""
 
@@ -50,7 +50,7 @@ def kept(value: Any, key: str = "") -> Any:
     if isinstance(value, (list, tuple)):
         return [kept(inner, key) for inner in value]
     if isinstance(value, str):
-        if value and _SECRET.search(key):
+        if value and (_SECRET.search(key) or _SECRET.search(key.lower().replace("-", "_"))):  # headers: X-API-Key
             return f"${{oc.env:{re.sub(r'[^A-Z0-9_]', '_', key.upper())}}}"
         return value.replace("${", r"\${")
     return value

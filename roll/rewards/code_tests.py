@@ -7,7 +7,7 @@ import builtins
 import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from roll.types.episode import Task
@@ -183,7 +183,18 @@ def _source(text: str, payload: Mapping[str, Any]) -> Tests:
     if not asserts:
         raise BrokenTask("the text has no assert, no check function and no test function")
     others = [ast.unparse(node) for node in tree.body if not isinstance(node, ast.Assert)]
-    return _asserts([ast.unparse(node) for node in asserts], {**payload, "test_setup_code": "\n".join(others)})
+    found = _asserts([ast.unparse(node) for node in asserts], {**payload, "test_setup_code": "\n".join(others)})
+    return replace(found, before=_types_alone(found.before))
+
+
+def _types_alone(source: str) -> str:
+    """Return imports and classes, with the functions that these use: another function may be the reference solution,
+    which the program could call."""
+    tree = ast.parse(source)
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    used = {name.id for node in classes for name in ast.walk(node) if isinstance(name, ast.Name)}
+    kept = (node for node in tree.body if not isinstance(node, ast.FunctionDef) or node.name in used)
+    return "\n".join(map(ast.unparse, kept))
 
 
 def _has_cases(tree: ast.Module) -> bool:

@@ -90,11 +90,17 @@ def read_quantity(text: str) -> Quantity | None:
 
 
 def same_quantity(a: Quantity, b: Quantity) -> bool:
-    """Equal numbers; six decimals are enough when one is written as a decimal; `50%` is also 50 and 0.5."""
+    """Equal numbers; six decimals are enough when one is written as a decimal; `50%` is also 50 and 0.5.
+
+    `b` is the right one: where six decimals leave nothing of it (`6.63e-34`), six digits have to agree.
+    """
     exact = not (a.decimal or b.decimal)
 
     def equal(x: Fraction, y: Fraction) -> bool:
-        return x == y if exact else round(x, 6) == round(y, 6)
+        if exact or x == y:
+            return x == y
+        tiny = b.value != 0 and round(b.value, 6) == 0
+        return abs(x - y) * 10**6 <= max(abs(x), abs(y)) if tiny else round(x, 6) == round(y, 6)
 
     if a.percent == b.percent:
         return equal(a.value, b.value)

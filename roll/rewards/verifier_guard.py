@@ -30,11 +30,16 @@ _HYPERBOLIC = ("sinh", "cosh", "tanh", "asinh", "acosh", "atanh")
 _FUNCTIONS = frozenset([*_TRIGONOMETRIC, *_HYPERBOLIC, "exp", "log", "ln", "sqrt", "Abs", "Rational"])
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9]{0,9}")
 _MAX_EXPONENT = 1_000
+_HIDDEN_NUMBER = re.compile(r"#|\d_?[A-Za-z_]")
+"""Numbers that Python reads and `\\b\\d+\\b` doesn't (`0x18`, `2_4`, `24e0`), and a comment, where it alone reads them:
+the verifiers count the numbers of an answer in its text."""
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.UAdd, ast.USub)
 
 
 def is_plain_answer(answer: str, grammar: Grammar) -> bool:
     """Whether evaluating this text can do no more than compute a value."""
+    if grammar == "arithmetic" and _HIDDEN_NUMBER.search(answer):
+        return False
     try:
         tree = ast.parse(answer.strip(), mode="eval").body
         if grammar == "values":

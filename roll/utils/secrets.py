@@ -44,7 +44,8 @@ def redacted_tree(value: Any, key: str = "") -> Any:
 
 def _holds_a_secret(key: str) -> bool:
     """`api_key` does; `api_key_env` names a variable, and `pad_token` is a token of a vocabulary."""
-    return bool(re.search(r"(?i)(?:^|_)(?:api_?key|secret|passw(?:or)?d|access_?token|auth_?token|hf_?token)$", key))
+    names = r"(?:api|access|private|secret)_?key|secret|passw(?:or)?d|(?:access|auth|hf)_?token|authorization|cookie"
+    return bool(re.search(rf"(?i)(?:^|_)(?:{names})$", key.replace("-", "_")))  # also headers: X-API-Key
 
 
 class RedactingFormatter(logging.Formatter):

@@ -48,8 +48,10 @@ def test_secrets_are_read_from_the_environment_again_and_never_kept(tmp_path):
         "system_envs": {"WANDB_API_KEY": "s3cret", "MODE": "x"},
         "reward_kwargs": {"api_key": "s3cret", "keys": "k"},
     }
+    tree["reward_kwargs"]["headers"] = {"Authorization": "Bearer s3cret", "X-API-Key": "s3cret", "Accept": "a/b"}
     written = kept(tree)
     assert "s3cret" not in json.dumps(written)
+    assert written["reward_kwargs"].pop("headers")["Accept"] == "a/b"
     assert written["system_envs"] == {"WANDB_API_KEY": "${oc.env:WANDB_API_KEY}", "MODE": "x"}
     assert written["reward_kwargs"] == {"api_key": "${oc.env:API_KEY}", "keys": "k"}
     assert kept({"eos_token": "</s>", "key": "answer"}) == {"eos_token": "</s>", "key": "answer"}

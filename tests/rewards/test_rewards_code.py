@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from roll.rewards import code_run
 from roll.rewards.base import Reward, RewardLoadError, RewardSpec
 from roll.rewards.code import code
 from roll.rewards.code_run import same_output, same_value
 from roll.rewards.code_tests import BrokenTask
 from roll.rewards.reward_registry import load_reward
-from roll.sandbox.base import Limits, Program, Sandbox, SandboxError, SandboxUnavailable
+from roll.sandbox.base import Limits, Outcome, Program, Sandbox, SandboxError, SandboxUnavailable
 from roll.sandbox.open_sandbox import open_sandbox
 from roll.types.episode import Task
 
@@ -291,6 +292,42 @@ def test_a_result_that_is_costly_to_compare_is_a_wrong_one(sandbox: Sandbox) -> 
     for result in ("{10 ** 5000: 1}", "7 ** 10 ** 6", "[[]] * 10 ** 6", "float('nan')"):
         assert code(f"def f():\n    return {result}\n", row, sandbox=sandbox, float_tolerance=0.1).value == 0.0
     assert code("def f():\n    return {1: 2.05}\n", row, sandbox=sandbox, float_tolerance=0.1).value == 1.0
+
+
+def test_a_test_that_needs_no_program_is_worth_nothing(sandbox: Sandbox) -> None:
+    row = task(["assert 1 == 1", "assert f(2) == 4"])
+    assert code("```python\n(((\n```", row, sandbox=sandbox, score="fraction").parts["passed"] == 0.0
+    assert code("def f(n): return n * n", row, sandbox=sandbox, score="fraction").value == 1.0
+
+
+def test_the_program_has_the_classes_of_a_text_of_tests_and_not_its_solution(sandbox: Sandbox) -> None:
+    row = task(
+        "def norm(x): return x\nclass Box:\n    def __init__(self, x): self.x = norm(x)\n"
+        "def brute(n): return n * n\nassert f(3) == brute(3)\nassert f(2) == Box(4).x"
+    )
+    assert code("def f(n): return brute(n)", row, sandbox=sandbox).value == 0.0
+    assert code("def f(n): return Box(n * n).x", row, sandbox=sandbox).value == 1.0
+
+
+class Flooding(Sandbox):
+    """Its program writes a million empty lines to the checker's descriptor."""
+
+    name = "flooding"
+    start = extended = None  # type: ignore[assignment]
+
+    def run(self, program: Program, limits: Limits) -> Outcome:
+        return Outcome(ending="exited", exit_code=0, stdout=b"\n" * 1_000_000, stderr=b"", seconds=0.0)
+
+    def close(self) -> None:
+        pass
+
+
+def test_lines_that_nobody_asked_for_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[bytes] = []
+    monkeypatch.setattr(code_run, "_parse", read.append)
+    row = task({"fn_name": "f", "inputs": [[1]], "outputs": [1]})
+    assert code("def f(n): return n", row, sandbox=Flooding()).value == 0.0
+    assert len(read) < 10
 
 
 def test_a_sandbox_that_does_not_work_refuses_code_and_leaves_other_rewards_alone() -> None:

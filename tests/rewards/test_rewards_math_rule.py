@@ -7,6 +7,7 @@ import time
 import pytest
 
 from roll.rewards.math_rule import math_rule
+from roll.rewards.quantities import read_quantity, same_quantity
 from roll.types.episode import Task
 
 
@@ -190,3 +191,22 @@ def test_think_required_wants_the_thinking_to_end() -> None:
 def test_require_boxed_ignores_plain_answers() -> None:
     assert math_rule("The answer is 72", task("72"), require_boxed=True).parts["answered"] == 0.0
     assert math_rule(r"\boxed{72}", task("72"), require_boxed=True).value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        ("0", "6.63e-34", False),
+        ("0.0", "0.0000001", False),
+        ("6.6e-34", "6.63e-34", False),
+        ("6.63e-34", "6.63e-34", True),
+        ("6.630e-34", "6.63e-34", True),
+        ("0.0000001", "0", True),
+        ("0.333333", "1/3", True),
+    ],
+)
+def test_a_tiny_number_is_not_nothing(answer: str, gold: str, right: bool) -> None:
+    mine, theirs = read_quantity(answer), read_quantity(gold)
+    assert mine is not None
+    assert theirs is not None
+    assert same_quantity(mine, theirs) is right

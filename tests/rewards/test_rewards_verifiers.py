@@ -108,6 +108,10 @@ def test_a_composite_scores_by_the_verifier_of_the_entrys_dataset(sandbox: Sandb
         ("2**3", "arithmetic", True),
         ("9**9**9", "arithmetic", False),
         ("x + 1", "arithmetic", False),
+        ("0x18+0x0*1*2*3*4", "arithmetic", False),  # the verifiers count the numbers 1, 2, 3, 4 in it
+        ("2_4+0_0*1*2*3*4", "arithmetic", False),
+        ("24e0+0e0*1*2*3*4", "arithmetic", False),
+        ("0x18 # 1 2 3 4", "arithmetic", False),
         ("5!", "arithmetic", False),
         ("'24'", "arithmetic", False),
         ("True", "arithmetic", False),

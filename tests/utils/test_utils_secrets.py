@@ -34,6 +34,12 @@ def test_a_tree_keeps_names_of_variables_and_tokens_of_a_vocabulary(monkeypatch)
     }
 
 
+def test_headers_of_a_reward_server_are_secrets():
+    headers = {"Authorization": "Bearer abc", "X-API-Key": "abc", "Accept": "text/plain", "Max-Token": "5"}
+    hidden = redacted_tree({"reward_kwargs": {"headers": headers}})["reward_kwargs"]["headers"]
+    assert hidden == {**headers, "Authorization": "[secret]", "X-API-Key": "[secret]"}
+
+
 def test_no_secret_in_a_log_line_or_its_traceback(tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-0123456789")
     setup_logging(file=tmp_path / "log")
