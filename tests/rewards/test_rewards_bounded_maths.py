@@ -99,3 +99,15 @@ def test_a_hard_ground_truth_is_an_error_that_names_its_row(monkeypatch: pytest.
         math_rule(r"\boxed{x+1}", task("x+z"))
     parts = math_rule(r"\boxed{x+z}", task("x+1")).parts
     assert parts == {"correct": 0.0, "answered": 0.0, "format": 1.0, "too_hard": 1.0}
+
+
+def test_what_an_answer_leaves_in_memory_does_not_count_against_the_next() -> None:
+    assert MATHS.same("x+1", "1+x")
+    assert MATHS._process is not None
+    guardian = psutil.Process(MATHS._process.pid)
+    (worker,) = guardian.children()
+    for more in range(3):  # each leaves 34 MB, which sympy keeps
+        assert not MATHS.same(rf"2^{{{90_000_000 + 1000 * more}}}+x", f"x+{more}")
+    assert MATHS.same("x+2", "2+x")
+    (successor,) = guardian.children()
+    assert successor.pid != worker.pid
