@@ -45,7 +45,7 @@ def start_reaper(folder: Path) -> int:
 
 
 def _parents_and_marked(folder: str) -> tuple[dict[int, int], set[int]]:
-    """Return the parent of every process, and those with this session's mark."""
+    """Return the parent of every process, and those with this session's mark or files."""
     mark = f"{MARK}={folder}".encode()
     parents: dict[int, int] = {}
     marked: set[int] = set()
@@ -56,9 +56,20 @@ def _parents_and_marked(folder: str) -> tuple[dict[int, int], set[int]]:
             state, parent = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[:2]
             if state not in "ZX":
                 parents[int(name)] = int(parent)
-                if mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                if mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0") or _has_open(name, folder):
                     marked.add(int(name))
     return parents, marked
+
+
+def _has_open(pid: str, folder: str) -> bool:
+    """Return whether a process of Ray has a file of the session open, as its agents have, which outlive their parent."""
+    if b"ray" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+        return False
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/{pid}/fd/{descriptor}").startswith(f"{folder}/"):
+                return True
+    return False
 
 
 def of_session(folder: str) -> set[int]:

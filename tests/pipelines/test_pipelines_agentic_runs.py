@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import signal
 from statistics import fmean
@@ -91,7 +92,12 @@ def test_killed_and_resumed_equals_never_killed(uninterrupted, tiny_model, tmp_p
 
 def orphans():
     """Processes of environments that nobody owns any more."""
-    return [p for p in psutil.process_iter() if p.ppid() == 1 and "roll.envs.env_worker" in " ".join(p.cmdline())]
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it has just ended, or is a zombie that nobody has waited for yet
+            if process.ppid() == 1 and "roll.envs.env_worker" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
 
 
 # --- other executors, engines and backends ----------------------------------------------------------------------------
