@@ -62,7 +62,7 @@ def _parents_and_marked(folder: str) -> tuple[dict[int, int], set[int]]:
 
 
 def _has_open(pid: str, folder: str) -> bool:
-    """Return whether a process of Ray has a file of the session open, as its agents have, which outlive their parent."""
+    """Return whether a process of Ray has a file of the session open: its agents have, which outlive their parent."""
     if b"ray" not in Path(f"/proc/{pid}/cmdline").read_bytes():
         return False
     for descriptor in os.listdir(f"/proc/{pid}/fd"):
