@@ -73,7 +73,7 @@ def test_bad_rows_are_listed_with_their_lines(capsys: pytest.CaptureFixture[str]
     assert "train.jsonl:5: column 'answer' (the ground truth) is empty" in capsys.readouterr().out
     assert main(["data", "check", "train.jsonl", "prompt=question"]) == 1
     assert "no column 'question' (named for prompt)" in capsys.readouterr().out
-    assert main(["data", "check", "none.jsonl"]) == 1
+    assert main(["data", "check", "none.jsonl"]) == 2
     assert main(["data", "check", "train.jsonl", "prompts=question"]) == 2
 
 

@@ -193,7 +193,7 @@ def test_a_bad_file_or_row_is_named(
 
 def test_missing_files_name_the_nearest(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", ROWS)
-    with pytest.raises(DataError, match=r"no data file .*tran\.jsonl.* did you mean \['train\.jsonl'\]"):
+    with pytest.raises(DataError, match=r"no data file .*tran\.jsonl.* did you mean 'train\.jsonl'"):
         load_tasks(str(tmp_path / "tran.jsonl"), seed=1)
     with pytest.raises(DataError, match="its folder .* doesn't exist"):
         load_tasks(str(tmp_path / "no" / "train.jsonl"), seed=1)
