@@ -17,6 +17,7 @@ from typing import Any
 
 from roll import __version__
 from roll.configs.schema.run_config import RunConfig
+from roll.utils.secrets import secret_values
 
 CONFIG_FILE = "config.yaml"
 RUN_FILE = "run.json"
@@ -52,7 +53,10 @@ def kept(value: Any, key: str = "") -> Any:
     if isinstance(value, str):
         if value and (_SECRET.search(key) or _SECRET.search(key.lower().replace("-", "_"))):  # headers: X-API-Key
             return f"${{oc.env:{re.sub(r'[^A-Z0-9_]', '_', key.upper())}}}"
-        return value.replace("${", r"\${")
+        text = value.replace("${", r"\${")
+        for secret, name in secret_values().items():  # what an interpolation has put into an innocent key
+            text = text.replace(secret, f"${{oc.env:{name}}}")
+        return text
     return value
 
 

@@ -43,6 +43,15 @@ def test_the_kept_configuration_is_the_one_that_ran(name, tmp_path, monkeypatch)
     assert load_config(tmp_path / "out", "config", check=False) == config
 
 
+def test_the_value_of_a_secret_variable_is_kept_by_its_name_wherever_it_stands(monkeypatch):
+    monkeypatch.setenv("MY_SERVICE_KEY", "0123456789abcdef")
+    tree = {"url": "https://host/score?key=0123456789abcdef", "words": ["0123456789abcdef", "${x}"]}
+    assert kept(tree) == {
+        "url": "https://host/score?key=${oc.env:MY_SERVICE_KEY}",
+        "words": ["${oc.env:MY_SERVICE_KEY}", "\\${x}"],
+    }
+
+
 def test_secrets_are_read_from_the_environment_again_and_never_kept(tmp_path):
     tree = {
         "system_envs": {"WANDB_API_KEY": "s3cret", "MODE": "x"},
