@@ -24,6 +24,7 @@ INSTALL_REQUIRES = [
     "numpy>=2.2,<2.4",
     "safetensors>=0.8,<0.9",
     "psutil>=7,<8",
+    "packaging>=24",
     "rich>=14,<16",
     "aiohttp>=3.12,<4",
     "tensorboard>=2.20,<3",

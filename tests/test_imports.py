@@ -39,8 +39,9 @@ ALLOWED: dict[str, set[str]] = {
     "simulation": {"utils", "types", "envs.base", "rollout", "strategies.base"},
     "workers": BELOW_WORKERS,
     "pipelines": BELOW_WORKERS | {"workers"},
-    "cli": BELOW_WORKERS | {"workers", "pipelines"},
-    "api": BELOW_WORKERS | {"workers", "pipelines", "cli"},
+    "doctor": {"utils", "configs", "distributed"},
+    "cli": BELOW_WORKERS | {"workers", "pipelines", "doctor"},
+    "api": BELOW_WORKERS | {"workers", "pipelines", "doctor", "cli"},
 }
 """Package -> what it may import from `roll`, besides itself. `a.b` allows that one module of package a."""
 

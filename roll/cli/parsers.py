@@ -38,6 +38,7 @@ def roll_parser() -> argparse.ArgumentParser:
         _add_judge,
         _add_data,
         _add_sandbox,
+        _add_doctor,
         _add_examples,
         _add_completion,
     ):
@@ -229,6 +230,16 @@ def _add_sandbox(groups: Any) -> None:
     test.add_argument(
         "name", nargs="?", default="auto", help="auto (default), sandlock, bwrap, unconfined, or a server's address"
     )
+
+
+def _add_doctor(groups: Any) -> None:
+    parser = _command(
+        groups, "doctor", "look at this machine: packages, devices, disks, network, Ray", "roll.cli.doctor:doctor"
+    )
+    parser.add_argument(
+        "--output_dir", type=Path, default=Path("output"), help="folder that runs will write to (default: output)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON; the table goes to stderr")
 
 
 def _add_reward(groups: Any) -> None:
