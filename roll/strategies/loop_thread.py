@@ -27,6 +27,17 @@ class LoopThread:
         """Run a coroutine on the loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
+    def cancel_all(self, timeout: float) -> None:
+        """Cancel every task on the loop, and wait for them; raises `TimeoutError` after `timeout` seconds."""
+
+        async def cancel() -> None:
+            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        self.submit(cancel()).result(timeout)
+
     def stop(self, timeout: float) -> None:
         """End the loop and its thread; one that is stuck after `timeout` seconds is left alone."""
         self.loop.call_soon_threadsafe(self.loop.stop)

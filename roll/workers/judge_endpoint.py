@@ -106,16 +106,9 @@ class EndpointJudge:
 
     def close(self) -> None:
         """Cancel what is under way and end the thread."""
-
-        async def stop() -> None:
-            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            if self._session is not None:
-                await self._session.close()
-
-        self._thread.submit(stop()).result(timeout=10)
+        self._thread.cancel_all(timeout=10)
+        if self._session is not None:
+            self._thread.submit(self._session.close()).result(timeout=10)
         self._thread.stop(timeout=10)
 
     # --- on the loop --------------------------------------------------------------------------------------------------

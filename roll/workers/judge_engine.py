@@ -8,11 +8,12 @@ timing. The others get requests as they come.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import queue
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,14 +125,7 @@ class EngineJudge:
 
     def close(self) -> None:
         """End the thread; what is under way is cancelled."""
-
-        async def stop() -> None:
-            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-        self._thread.submit(stop()).result(timeout=10)
+        self._thread.cancel_all(timeout=10)
         self._thread.stop(timeout=10)
 
     def _flush(self) -> None:
@@ -149,14 +143,22 @@ class EngineJudge:
             await self._answer_all(gathered)
 
     async def _answer_all(self, gathered: Sequence[tuple[str, Messages, Future[Verdict]]]) -> None:
-        """Place every request, then wait for all of them."""
+        """Answer all of them, whatever happens: a future that stays open would hold its response for ever."""
+        try:
+            await self._place_and_wait(gathered)
+        except BaseException as error:
+            for _, _, future in gathered:
+                _end(future, error=JudgeFailed(f"the judge was ended: {type(error).__name__}"))
+            raise
+
+    async def _place_and_wait(self, gathered: Sequence[tuple[str, Messages, Future[Verdict]]]) -> None:
         waiting: list[tuple[Future[Verdict], Request, asyncio.Future[Completion]]] = []
         by_rank: dict[int, list[_Asked]] = {}
         for place, (key, messages, future) in enumerate(gathered):
             try:
                 request = self._request(key, messages)
             except Exception as error:  # noqa: BLE001 - of this response alone
-                future.set_exception(error if isinstance(error, JudgeFailed) else JudgeFailed(str(error)))
+                _end(future, error=error if isinstance(error, JudgeFailed) else JudgeFailed(str(error)))
                 continue
             rank = place % self._cluster.world_size
             if not self._lockstep:
@@ -176,11 +178,11 @@ class EngineJudge:
                     self._pollers[rank] = asyncio.get_running_loop().create_task(self._poll(rank))
         for future, request, completion in waiting:
             try:
-                answer = await completion
+                verdict = self._verdict(request, await completion)
             except Exception as error:  # noqa: BLE001 - handed to whoever waits for the score
-                future.set_exception(error)
+                _end(future, error=error)
             else:
-                future.set_result(self._verdict(request, answer))
+                _end(future, verdict)
 
     async def _poll(self, rank: int) -> None:
         running = self._running[rank]
@@ -216,3 +218,9 @@ class EngineJudge:
     def _verdict(self, request: Request, completion: Completion) -> Verdict:
         text = self._tokenizer.decode(completion.token_ids, skip_special_tokens=True)
         return Verdict(text, len(request.prompt_ids), len(completion.token_ids))
+
+
+def _end(future: Future[Verdict], verdict: Verdict | None = None, error: Exception | None = None) -> None:
+    """Give a future its end, unless whoever waited has cancelled it."""
+    with contextlib.suppress(InvalidStateError):
+        future.set_exception(error) if verdict is None else future.set_result(verdict)

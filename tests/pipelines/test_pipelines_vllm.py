@@ -53,3 +53,24 @@ def test_it_learns_from_its_own_versions_and_outlives_the_death_of_its_engine(tm
     assert rows[0]["mismatch/kl"] < 1e-9, "tokens of the trainer's own version"
     mean = [row["reward/mean"] for row in rows]
     assert sum(mean[-5:]) / 5 > 0.6 > sum(mean[:2]) / 2
+
+
+def test_a_judge_on_vllm_grades_a_run(tmp_path):
+    model = build_tiny_model(tmp_path / "model", "llama", hidden=128)
+    rows = run_toy(
+        write_toy(tmp_path / "run", model),
+        "rewards.case.name=judge",
+        "custom_reward_function=null",
+        f"judge={{model_args: {{model_name_or_path: {model}}}, prompt: '{{response}}', max_length: 120, "
+        "score_pattern: '([0-9])', score_max: 9, unparsed_score: 0.25, max_in_flight: 16, "
+        "strategy_args: {strategy_name: vllm, strategy_config: {kv_cache_memory_bytes: 67108864}}, "
+        "generating_args: {temperature: 0.0, max_new_tokens: 4}}",
+        "executor=ray",
+        "max_steps=2",
+    )
+    assert [row["step"] for row in rows] == [1, 2]
+    asked = sum(row["judge/requests"] + row.get("judge/cache_hits", 0.0) for row in rows)
+    assert asked == 2 * 64, "each response is graded, by the engine or from the cache"
+    assert all(row["judge/completion_tokens"] > 0 for row in rows)
+    assert not any("judge/failures" in row for row in rows)
+    assert all(0.0 <= row["reward/mean"] <= 1.0 for row in rows)
