@@ -236,3 +236,15 @@ def test_the_page_names_every_code_and_command():
     (commands,) = [action.choices for action in roll_parser()._actions if action.choices]
     for command in commands:
         assert f"`roll {command}" in page
+
+
+@pytest.mark.parametrize("key", ["output_dir", "logging_dir"])
+def test_a_run_that_is_refused_writes_nothing_into_the_folder_of_the_other(key, toy, capsys):
+    from roll.utils.locking import folder_lock
+
+    healthy = toy / "healthy"
+    with folder_lock(healthy):
+        before = sorted(healthy.rglob("*"))
+        assert main(["train", "toy", f"{key}={healthy}"]) == 2
+        assert sorted(healthy.rglob("*")) == before
+    assert f"another run is writing to {healthy}; give each run its own {key}" in capsys.readouterr().err

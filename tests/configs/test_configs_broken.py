@@ -311,6 +311,18 @@ BROKEN: list[tuple[str, list[str], str, list[str]]] = [
         ["procedural[0].size=3"],
     ),
     (
+        "an option that the dataset hasn't",
+        [f"{DATA}.procedural=[{{tag: algebra, dataset: chain_sum, config: {{min_term: 3}}}}]"],
+        f"{DATA}.procedural[0].config.min_term",
+        ["did you mean 'min_terms'"],
+    ),
+    (
+        "an option of another type",
+        [f"{DATA}.procedural=[{{tag: algebra, dataset: chain_sum, config: {{min_terms: many}}}}]"],
+        f"{DATA}.procedural[0].config.min_terms",
+        ["int"],
+    ),
+    (
         "a domain without rows",
         [f"{DATA}.procedural=[{{tag: algebra, dataset: chain_sum}}]", f"{DATA}.file_name=[]"],
         "rewards.words",

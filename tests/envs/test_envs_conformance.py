@@ -254,6 +254,11 @@ def test_a_broken_promise_is_found(make, check, level, message):
     assert message in found[check][1]
 
 
+def test_an_episode_that_is_cut_off_has_ended():
+    found = [f.message for f in check_env(lambda: Truncates(), seeds=range(2))]
+    assert not [message for message in found if "no episode ended" in message]
+
+
 def test_the_line_that_raised_is_named():
     level, message, where = problems(Raises)["is played"]
     assert level == "error"

@@ -33,6 +33,10 @@ class Unfinished(Env):
     def reset(self, seed, options):
         return Observation.of("")
 
+class Needs(Echo):
+    def __init__(self):
+        raise ValueError("needs a file that isn't there")
+
 class Foreign:
     pass
 """
@@ -128,6 +132,7 @@ def test_a_section_that_makes_no_environment_is_refused_by_key(own, section, mes
         (EnvSpec(tag="x", env_type="{own}:Echo", env_config={"times": 0}), "times: got 0"),
         (EnvSpec(tag="x", env_type="{own}:Echo", env_config={"times": "two"}), "TypeError"),
         (EnvSpec(tag="x", env_type="frozen_lake-v1", action_lookup={"u": "N"}), "x.action_lookup: .*'N'"),
+        (EnvSpec(tag="x", env_type="{own}:Needs"), "Needs can't be made without arguments: needs a file"),
     ],
 )
 def test_arguments_that_a_class_refuses_are_named(own, spec, message):

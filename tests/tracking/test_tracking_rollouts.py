@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -146,3 +147,9 @@ def test_the_final_numbers_for_the_trackers():
         "wall_seconds": 200.0,
         "tokens_per_second": 240.0,
     }
+
+
+def test_a_run_that_only_validates_has_one_column_with_a_name():
+    lines = text_of(replace(SUMMARY, accuracy_before={}))
+    header = next(line for line in lines if line[:1] == ["held-out"])
+    assert header == ["held-out", "accuracy"]

@@ -27,7 +27,10 @@ class OneEngine:
             self.waiting += argument
             return None
         done, self.waiting = self.waiting, []
-        return [Completion(id=each.id, token_ids=(7,), logprobs=(0.0,), versions=(0,), finish_reason="stop") for each in done]
+        return [
+            Completion(id=each.id, token_ids=(7,), logprobs=(0.0,), versions=(0,), finish_reason="stop")
+            for each in done
+        ]
 
 
 class Tokenizer:
