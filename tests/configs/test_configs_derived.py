@@ -165,6 +165,20 @@ def test_the_plan_counts_what_happens_in_a_step():
     assert "32 / 16 = 2 mini-batches, x 3 passes = 6 optimizer steps per step" in plan.explain()
 
 
+def test_mini_batches_of_less_than_a_group_are_warned_of():
+    def said(rows: int) -> list[str]:
+        actor = ActorTrainConfig(training_args=TrainingArgs(per_device_train_batch_size=rows))
+        config = config_with(rollout_batch_size=8, num_return_sequences_in_group=4, actor_train=actor)
+        return [warning for warning in warnings_of(config) if "slow and noisy" in warning]
+
+    (warning,) = said(1)  # what nobody has set
+    assert warning.startswith("each step makes 32 optimizer steps of 1 response each")
+    assert "actor_train.training_args.per_device_train_batch_size" in warning
+    assert "x 1 data-parallel rank(s) = 32 makes one optimizer step" in warning
+    assert len(said(2)) == 1
+    assert said(4) == said(32) == []
+
+
 SIZES = st.integers(1, 12)
 
 

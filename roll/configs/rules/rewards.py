@@ -10,13 +10,7 @@ from roll.catalog.entries import OWN_PATH
 from roll.catalog.rewards import REWARDS
 from roll.configs.errors import NO_VALUE, Violation, nearest, no_effect, problem
 from roll.configs.schema.judge_config import JUDGE
-from roll.configs.schema.reward_config import (
-    REWARD_MODEL,
-    REWARD_MODELS,
-    WEIGHTED,
-    QueryFilterConfig,
-    RewardConfig,
-)
+from roll.configs.schema.reward_config import REWARD_MODEL, REWARD_MODELS, WEIGHTED, QueryFilterConfig, RewardConfig
 from roll.configs.schema.rlvr_config import UNCONFINED, RLVRConfig
 from roll.utils.importing import suggested_path
 from roll.utils.patterns import compile_pattern

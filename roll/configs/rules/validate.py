@@ -122,7 +122,24 @@ def _rollout_warnings(config: RLConfig) -> Iterator[str]:
             "the reference is the base model without the adapters that training starts from; to stay near those, merge "
             "them into a folder and name it in a reference section"
         )
+    yield from _tiny_mini_batches(config)
     yield from _engine_warnings(config)
+
+
+def _tiny_mini_batches(config: RLConfig) -> Iterator[str]:
+    """The default is one response: many slow updates, each of a gradient that is mostly noise."""
+    if config.val_only:
+        return
+    for batch in config.batch.train_batches:
+        if batch.fits and batch.mini_batch < config.batch.group_size and batch.rows >= 16 * batch.mini_batch:
+            args = f"{batch.role}.training_args"
+            rows = f"{batch.mini_batch} response{'s' * (batch.mini_batch > 1)}"
+            yield (
+                f"each step makes {batch.optimizer_steps} optimizer steps of {rows} each, which is slow and noisy: set "
+                f"{args}.per_device_train_batch_size (responses per pass) and {args}.gradient_accumulation_steps "
+                f"(passes per optimizer step); their product x {batch.worker.data_parallel} data-parallel rank(s) = "
+                f"{batch.rows} makes one optimizer step"
+            )
 
 
 def _rlvr_warnings(config: RLVRConfig) -> Iterator[str]:
