@@ -21,6 +21,7 @@ from roll.configs.errors import ConfigError
 from roll.configs.parsing.build_config import build
 from roll.configs.parsing.find import find_config
 from roll.configs.parsing.loader import load_config
+from roll.configs.schema.reward_config import RewardConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.sft_config import SFTConfig
 from roll.configs.schema.worker_config import DataArgs
@@ -31,8 +32,8 @@ from roll.types.episode import Task
 from roll.utils.readers import resolve_sources
 
 _WIDTH = 100
-_COSTLY = ("judge", "http", "reward_model")
-"""Rewards that ask a model or a service, which a check doesn't."""
+_SERVICE = "http"
+"""The reward that asks a server, which a check doesn't; models it doesn't ask either."""
 _IN_FLIGHT = 256
 _TRAIN, _VAL = "training data", "validation data"
 
@@ -212,7 +213,7 @@ class _DataCheck:
         from roll.pipelines.reward_router import reward_spec
 
         for domain, reward in config.rewards.items():
-            if self._options.no_rewards or reward.uses_reward_model or reward.name in _COSTLY:
+            if self._options.no_rewards or reward.models or _SERVICE in _functions(reward):
                 self.said.append(("note", f"the reward of {domain!r} ({reward.name}) wasn't tried"))
                 continue
             spec = reward_spec(config, domain)
@@ -317,3 +318,7 @@ def _print(console: Console, found: Findings, limit: int | None) -> None:
         highest = max(count for _, _, count in bins)
         for low, high, count in bins:
             console.print(f"  {low:>7,} to {high:>7,} {count:>9,} {'#' * round(50 * count / highest)}")
+
+
+def _functions(reward: RewardConfig) -> set[str]:
+    return {reward.name, *(part.name for part in reward.parts.values())}

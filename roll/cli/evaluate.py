@@ -147,9 +147,12 @@ def _specs(options: argparse.Namespace) -> tuple[dict[str, RewardSpec], dict[str
     config = load_config(file.parent, file.stem, options.overrides)
     if not isinstance(config, RLVRConfig):
         raise ValueError(f"--config: {file} is a file of pipeline {config.pipeline}, expected one of pipeline rlvr")
-    using = [domain for domain, reward in config.rewards.items() if reward.uses_reward_model]
-    if using:
-        raise ValueError(f"--config: {', '.join(using)} asks a reward model, which this command doesn't start")
+    for domain, reward in config.rewards.items():
+        if reward.models:
+            raise ValueError(
+                f"--config: rewards.{domain} asks {' and '.join(reward.models)}, which this command doesn't start; it "
+                "scores with functions: leave the domain and its rows out, or score with --reward"
+            )
     specs = {domain: reward_spec(config, domain) for domain in config.rewards}
     return specs, {tag: domain for domain in config.rewards for tag in config.tags_of(domain)}
 

@@ -20,7 +20,7 @@ from rich.text import Text
 from roll.catalog.entries import nearest
 from roll.catalog.rewards import REWARDS
 from roll.cli.exits import Exit, say
-from roll.configs.schema.reward_config import REWARD_MODEL, WEIGHTED
+from roll.configs.schema.reward_config import WEIGHTED
 from roll.configs.schema.worker_config import DataArgs
 from roll.data.sources import GROUND_TRUTH_COLUMNS, VERL_TAG
 from roll.rewards.base import Reward, RewardRequest, RewardResult, RewardSpec
@@ -155,9 +155,10 @@ def _plan_of_config(file: Path, overrides: Sequence[str], given: Mapping[str, An
     config = load(find_config(file), overrides)
     if not isinstance(config, RLVRConfig):
         raise ValueError(f"{file} is of pipeline {config.pipeline}; rewards belong to rlvr")
-    functions = {name: reward for name, reward in config.rewards.items() if reward.name != REWARD_MODEL}
+    functions = {name: reward for name, reward in config.rewards.items() if reward.is_function}
     if not functions:
-        raise ValueError(f"{file}: a reward model scores every domain; there is no function to test")
+        models = ", ".join(sorted({role for reward in config.rewards.values() for role in reward.models}))
+        raise ValueError(f"{file}: every domain is scored by a model ({models}); there is no function to test")
     data = config.actor_train.data_args
     only = config.tags_of(next(iter(config.rewards)))[0] if len(config.rewards) == 1 else None
     return _Plan(

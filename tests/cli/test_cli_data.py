@@ -90,6 +90,28 @@ def test_the_data_of_a_configuration_meet_their_domains_and_rewards(capsys: pyte
     assert main(["data", "check", "job", "--no_rewards"]) == 0
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"name": "judge"},
+        {"name": "reward_models.quality"},
+        {"name": "exact", "rule_weight": 1.0, "judge_weight": 1.0},
+        {"name": "weighted", "parts": {"a": {"name": "http", "reward_kwargs": {"url": "http://127.0.0.1:9"}}}},
+    ],
+)
+def test_a_check_asks_neither_models_nor_servers(words: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    write("train.jsonl", [*GOOD, {"prompt": "q", "answer": "1", "tag": "words"}])
+    models = (
+        {"reward_models": {"quality": {"model_args": {"model_name_or_path": "model"}}}} if "." in words["name"] else {}
+    )
+    judge = {} if models else {"judge": {"endpoint": "http://127.0.0.1:9/v1", "model": "m"}}
+    rewards = {**CONFIG["rewards"], "words": {**words, "tag_included": "words"}}
+    Path("job.yaml").write_text(yaml.safe_dump({**CONFIG, **judge, **models, "rewards": rewards}))
+    main(["data", "check", "job.yaml"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"the reward of 'words' ({words['name']}) wasn't tried" in printed
+
+
 def test_conversations_of_a_fine_tuning_are_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
     user, system = {"role": "user", "content": "u"}, {"role": "system", "content": "s"}
     answer = {"role": "assistant", "content": "a"}

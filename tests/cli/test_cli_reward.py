@@ -83,7 +83,10 @@ def test_a_template_options_and_full_marks(capsys: Any, tmp_path: Path):
     assert (status, out) == (0, "2 rows, 0 exceptions\n")
 
 
-def test_a_configuration_scores_each_domain_with_its_own(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("model", ["reward_model", "reward_models.quality", "judge"])
+def test_a_configuration_scores_each_domain_with_its_own(
+    model: str, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     from roll.cli import reward
     from roll.configs.schema.reward_config import RewardConfig, RewardPart
     from roll.configs.schema.rlvr_config import RLVRConfig
@@ -95,7 +98,7 @@ def test_a_configuration_scores_each_domain_with_its_own(capsys: Any, tmp_path: 
     rewards = {
         "math": RewardConfig(name="weighted", parts=parts),
         "letters": RewardConfig(name="choice", tag_included=("quiz",)),
-        "chat": RewardConfig(name="reward_model"),
+        "chat": RewardConfig(name=model),
     }
     config = RLVRConfig(pipeline="rlvr", pretrain="none", rewards=rewards)
     monkeypatch.setattr("roll.cli.train.load", lambda *_: config)

@@ -202,6 +202,20 @@ def test_what_cannot_be_scored_is_said(arguments, expected, tmp_path, capsys):
     assert expected in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("model", ["judge", "reward_models.quality"])
+def test_a_configuration_whose_reward_asks_a_model_is_not_scored(model, tmp_path, capsys, monkeypatch):
+    from roll.configs.schema.reward_config import RewardConfig
+    from roll.configs.schema.rlvr_config import RLVRConfig
+
+    config = RLVRConfig(pipeline="rlvr", pretrain="none", rewards={"chat": RewardConfig(name=model)})
+    monkeypatch.setattr("roll.configs.parsing.loader.load_config", lambda *_: config)
+    (tmp_path / "run.yaml").write_text("pipeline: rlvr\n")
+    file = tmp_path / "answers.jsonl"
+    file.write_text('{"prompt": "1", "answer": "1", "response": "1"}\n')
+    assert main(["eval", "score", str(file), "--config", str(tmp_path / "run.yaml")]) == 2
+    assert f"rewards.chat asks {model}, which this command doesn't start" in capsys.readouterr().err
+
+
 # --- what comes with the package --------------------------------------------------------------------------------------
 
 
