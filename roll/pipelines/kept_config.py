@@ -17,7 +17,7 @@ from typing import Any
 
 from roll import __version__
 from roll.configs.schema.run_config import RunConfig
-from roll.utils.secrets import secret_values
+from roll.utils.secrets import is_secret_key, secret_values, without_passwords
 
 CONFIG_FILE = "config.yaml"
 RUN_FILE = "run.json"
@@ -25,11 +25,6 @@ _HEAD = (
     "# What this run was started with, defaults included. Relative paths are seen from the directory in run.json.\n"
     "# Secrets aren't kept: ${oc.env:NAME} reads them from the environment again.\n"
 )
-_SECRET = re.compile(
-    r"^token$|(?:^|_)(?:(?:api|access|secret|private)_?key|(?:api|auth|access|hub|hf|bearer)_?token|secret|password)$"
-    r"|(?:^|_)(?:authorization|cookie)$|^[A-Z0-9_]*(?:KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)$"
-)
-"""How the names of keys end whose values stay out of files."""
 
 
 def keep_config(config: RunConfig) -> None:
@@ -51,12 +46,13 @@ def kept(value: Any, key: str = "") -> Any:
     if isinstance(value, (list, tuple)):
         return [kept(inner, key) for inner in value]
     if isinstance(value, str):
-        if value and (_SECRET.search(key) or _SECRET.search(key.lower().replace("-", "_"))):  # headers: X-API-Key
-            return f"${{oc.env:{re.sub(r'[^A-Z0-9_]', '_', key.upper())}}}"
+        variable = re.sub(r"[^A-Z0-9_]", "_", key.upper())
+        if value and is_secret_key(key):
+            return f"${{oc.env:{variable}}}"
         text = value.replace("${", r"\${")
         for secret, name in secret_values().items():  # what an interpolation has put into an innocent key
             text = text.replace(secret, f"${{oc.env:{name}}}")
-        return text
+        return without_passwords(text, f"${{oc.env:{variable}_PASSWORD}}")
     return value
 
 

@@ -8,13 +8,14 @@ import re
 import resource
 from collections.abc import Collection, Mapping
 
+from roll.utils.secrets import SOUNDS_SECRET
+
 _PASSED = re.compile(
     r"""PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|TEMP|TMP|PYTHON\w*|VIRTUAL_ENV|CONDA_PREFIX
     |LD_LIBRARY_PATH|XDG_(?:CACHE|CONFIG|DATA)_HOME|OMP_\w+|MKL_\w+|OPENBLAS_\w+|NUMEXPR_\w+|HF_\w+|TRANSFORMERS_\w+
     |TOKENIZERS_PARALLELISM|NLTK_DATA|CUDA_\w+|SSL_CERT_FILE|SSL_CERT_DIR|REQUESTS_CA_BUNDLE""",
     re.VERBOSE,
 )
-_SECRET = re.compile(r"TOKEN(?!IZERS)|KEY|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 
 
 def passed_environment(environment: Mapping[str, str], names: Collection[str] = ()) -> dict[str, str]:
@@ -23,7 +24,7 @@ def passed_environment(environment: Mapping[str, str], names: Collection[str] = 
     return {
         name: value
         for name, value in environment.items()
-        if name in names or (_PASSED.fullmatch(name) and not _SECRET.search(name))
+        if name in names or (_PASSED.fullmatch(name) and not SOUNDS_SECRET.search(name))
     }
 
 

@@ -12,6 +12,15 @@ SECRET_NAME = re.compile(
     r"(?i)(?:^|_)(?:api_?key|access_?key|secret|token|passw(?:or)?d|passphrase|credentials?|private_?key|auth|key)(?:_|$)"
 )
 """Names of variables (and of keys in a configuration) whose values are secret."""
+SOUNDS_SECRET = re.compile(r"TOKEN(?!IZERS)|KEY|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
+"""Names of variables that aren't handed to processes with model output: rather one too many."""
+_SECRET_KEY = re.compile(
+    r"^token$|(?:^|_)(?:(?:api|access|secret|private)_?key|(?:api|auth|access|hub|hf|bearer)_?token|secret"
+    r"|passw(?:or)?d)$|(?:^|_)(?:authorization|cookie)$"
+)
+_SECRET_VARIABLE = re.compile(r"^[A-Z0-9_]*(?:KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)$")
+_IN_ADDRESS = re.compile(r"(://[^\s/:@]*):(?!\$\{)[^\s/@]+@")
+"""`://user:password@` of an address, unless the password is read from the environment."""
 _SHORTEST = 8
 """A shorter value stands in ordinary text by accident."""
 
@@ -24,11 +33,11 @@ def secret_values(environment: Mapping[str, str] | None = None) -> dict[str, str
 
 
 def redacted(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """Return the text with the name of its variable in the place of each secret value."""
+    """Return the text with its variable's name in the place of each secret value, and no password in an address."""
     for value, name in secret_values(environment).items():
         if value in text:
             text = text.replace(value, f"[{name}]")
-    return text
+    return without_passwords(text)
 
 
 def redacted_tree(value: Any, key: str = "") -> Any:
@@ -38,14 +47,21 @@ def redacted_tree(value: Any, key: str = "") -> Any:
     if isinstance(value, list | tuple):
         return [redacted_tree(item, key) for item in value]
     if isinstance(value, str):
-        return "[secret]" if value and _holds_a_secret(key) else redacted(value)
+        return "[secret]" if value and is_secret_key(key) else redacted(value)
     return value
 
 
-def _holds_a_secret(key: str) -> bool:
-    """`api_key` does; `api_key_env` names a variable, and `pad_token` is a token of a vocabulary."""
-    names = r"(?:api|access|private|secret)_?key|secret|passw(?:or)?d|(?:access|auth|hf)_?token|authorization|cookie"
-    return bool(re.search(rf"(?i)(?:^|_)(?:{names})$", key.replace("-", "_")))  # also headers: X-API-Key
+def is_secret_key(key: str) -> bool:
+    """Return whether a key of a configuration holds a secret, also a header (X-API-Key) or a variable (WANDB_API_KEY).
+
+    `api_key` does; `api_key_env` names a variable, and `pad_token` is a token of a vocabulary.
+    """
+    return bool(_SECRET_VARIABLE.search(key) or _SECRET_KEY.search(key.lower().replace("-", "_")))
+
+
+def without_passwords(text: str, instead: str = "[secret]") -> str:
+    """Return the text with `instead` in the place of the password of each `scheme://user:password@host`."""
+    return _IN_ADDRESS.sub(lambda found: f"{found[1]}:{instead}@", text) if "://" in text else text
 
 
 class RedactingFormatter(logging.Formatter):

@@ -64,6 +64,11 @@ def test_secrets_are_read_from_the_environment_again_and_never_kept(tmp_path):
     assert written["system_envs"] == {"WANDB_API_KEY": "${oc.env:WANDB_API_KEY}", "MODE": "x"}
     assert written["reward_kwargs"] == {"api_key": "${oc.env:API_KEY}", "keys": "k"}
     assert kept({"eos_token": "</s>", "key": "answer"}) == {"eos_token": "</s>", "key": "answer"}
+    addresses = kept({"tracking_uri": "http://me:s3cret@host:5000", "urls": ["redis://:s3cret@host"]})
+    assert addresses == {
+        "tracking_uri": "http://me:${oc.env:TRACKING_URI_PASSWORD}@host:5000",
+        "urls": ["redis://:${oc.env:URLS_PASSWORD}@host"],
+    }
     assert kept({"template": "a ${b}"}) == {"template": r"a \${b}"}
 
 

@@ -40,6 +40,13 @@ def test_headers_of_a_reward_server_are_secrets():
     assert hidden == {**headers, "Authorization": "[secret]", "X-API-Key": "[secret]"}
 
 
+def test_passwords_of_addresses_are_secrets_and_ports_and_times_are_not():
+    text = "postgres://me:pa:ss!@db:5432/runs, http://host:8080/a@b, at 12:30 me@home, redis://:only@host"
+    assert redacted(text, {}) == (
+        "postgres://me:[secret]@db:5432/runs, http://host:8080/a@b, at 12:30 me@home, redis://:[secret]@host"
+    )
+
+
 def test_no_secret_in_a_log_line_or_its_traceback(tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-0123456789")
     setup_logging(file=tmp_path / "log")
