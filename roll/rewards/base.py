@@ -49,8 +49,6 @@ class RewardSpec:
     """The configuration's key that names it, for error messages."""
     parts: Mapping[str, tuple[float, RewardSpec]] = field(default_factory=dict)
     """Of `weighted`: weight and function by the part's name."""
-    function: bytes | None = None
-    """The function itself, pickled (cloudpickle's pickles do), instead of what `name` says; `name` is for messages."""
     environment: tuple[str, ...] = ()
     """Environment variables that its processes see besides the usual ones."""
     concurrency: int = 16

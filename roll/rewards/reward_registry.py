@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -120,9 +119,7 @@ def load_reward(spec: RewardSpec) -> LoadedReward:
         RewardLoadError: one of the three fails. A function that asks for a sandbox is never called without.
     """
     try:
-        function = (
-            _unpickled(spec) if spec.function else implementation(REWARDS, spec.name, key=spec.key, kind="function")
-        )
+        function = implementation(REWARDS, spec.name, key=spec.key, kind="function")
     except ValueError as error:
         raise RewardLoadError(str(error)) from error.__cause__
     if not callable(function) or inspect.isclass(function):
@@ -132,17 +129,6 @@ def load_reward(spec: RewardSpec) -> LoadedReward:
     style, given = _check_signature(function, spec)
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
     return LoadedReward(spec, function, style, given, is_async, _opened(spec) if "sandbox" in given else None)
-
-
-def _unpickled(spec: RewardSpec) -> Any:
-    assert spec.function is not None
-    try:
-        return pickle.loads(spec.function)
-    except Exception as error:
-        raise ValueError(
-            f"{spec.key}: {spec.name} can't be loaded in a process of its own: {type(error).__name__}: {error}; "
-            "write it in a file and give path/to/file.py:function"
-        ) from error
 
 
 def _loaded_parts(spec: RewardSpec) -> dict[str, tuple[float, LoadedReward]]:

@@ -397,6 +397,12 @@ BROKEN: list[tuple[str, list[str], str, list[str]]] = [
     ("a reward in no file", ["rewards.math.name='reward.py:score'"], "rewards.math.name", ["'rewards.py'"]),
     ("a reward that isn't there", ["rewards.math.name='rewards.py:scor'"], "rewards.math.name", ["'score'"]),
     (
+        "a class in place of a reward",
+        ["rewards.math.name='things.py:Thing'"],
+        "rewards.math.name",
+        ["a function, plain or async; Thing is a class"],
+    ),
+    (
         "an option that one's own reward lacks",
         ["rewards.math.name='rewards.py:score'", "rewards.math.reward_kwargs={scal: 1}"],
         "rewards.math.reward_kwargs.scal",

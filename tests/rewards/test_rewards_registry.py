@@ -51,7 +51,6 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"name": f"{CUSTOM}:trl_columns", "kwargs": {"scal": 1}}, "scal: there is no such option"),
     ({"name": f"{CUSTOM}:compute_score", "kwargs": {"scal": 1}}, "scal: there is no such option.*data_source="),
     ({"name": f"{CUSTOM}:lists_with_option"}, "threshold: it has no default.*fn\\(responses, tasks"),
-    ({"name": "their", "function": b"junk"}, "their can't be loaded in a process of its own: UnpicklingError"),
     ({"name": f"{CUSTOM}:one_argument"}, r"can't be called.*fn\(response, task, \*\*reward_kwargs\)"),
     ({"name": f"{CUSTOM}:needs_more"}, "url: it has no default and must be given"),
     ({"name": f"{CUSTOM}:length", "kwargs": {"scal": 2}}, "scal: there is no such option; did you mean 'scale'"),
@@ -123,13 +122,6 @@ def test_a_function_that_takes_lists_scores_several_in_one_call() -> None:
 def test_an_async_function_can_be_called_plainly() -> None:
     reward = load_reward(RewardSpec(name=f"{CUSTOM}:asynchronous"))
     assert [reward("abc", TASK).value, reward("", TASK).value] == [3.0, 0.0]
-
-
-def test_a_pickled_function_is_used_instead_of_a_name() -> None:
-    cloudpickle = pytest.importorskip("cloudpickle")
-    factor = 3.0
-    function = cloudpickle.dumps(lambda response, task: factor * len(response))
-    assert load_reward(RewardSpec(name="mine", function=function))("ab", TASK).value == 6.0
 
 
 @pytest.mark.parametrize("value", [1e308, -1e13, float("inf"), float("nan"), {"score": 1e300}, {"points": 1.0}])

@@ -308,28 +308,37 @@ def reward_checks(config: RLVRConfig) -> Iterator[Violation]:
     for domain, reward in config.rewards.items():
         args = (f"rewards.{domain}.reward_kwargs", reward.reward_kwargs)
         if OWN_PATH.match(reward.name):
-            yield from _named(f"rewards.{domain}.name", reward.name, args=args, skip=2)
+            yield from _named_reward(f"rewards.{domain}.name", reward.name, args)
         elif reward.name in REWARDS:
             yield from _built_in(reward.name, args)
         elif reward.name == "custom" and custom is not None:
             path = f"{custom.path}:{custom.name}"
             args = (args[0], {**custom.reward_kwargs, **args[1]})
-            yield from _named("custom_reward_function.path", path, args=args, skip=2)
+            yield from _named_reward("custom_reward_function.path", path, args)
         for part, term in reward.parts.items():
             where = f"rewards.{domain}.parts.{part}"
             args = (f"{where}.reward_kwargs", term.reward_kwargs)
             if OWN_PATH.match(term.name):
-                yield from _named(f"{where}.name", term.name, args=args, skip=2)
+                yield from _named_reward(f"{where}.name", term.name, args)
             elif term.name in REWARDS:
                 yield from _built_in(term.name, args)
         if reward.rollout is not None:
             yield from _named(f"rewards.{domain}.rollout", reward.rollout, "class")
 
 
+def _named_reward(key: str, value: str, args: Arguments) -> Iterator[Violation]:
+    """There is such a function; one in a file can be called as it will be."""
+    missing = list(_named(key, value))
+    yield from missing
+    where, _, name = value.rpartition(":")
+    if where.endswith(".py") and not missing:
+        yield from _reward_arguments(Path(where).expanduser(), name, value, args)
+
+
 def _built_in(reward: str, args: Arguments) -> Iterator[Violation]:
     module, _, name = REWARDS[reward].path.rpartition(":")
     file = Path(__file__).parents[3] / (module.replace(".", "/") + ".py")
-    yield from _arguments(file, name, reward, args, skip=2)
+    yield from _reward_arguments(file, name, reward, args)
 
 
 def env_checks(config: AgenticConfig) -> Iterator[Violation]:
@@ -367,23 +376,33 @@ def _named(
 
 
 def _arguments(file: Path, name: str, value: str, args: Arguments, skip: int) -> Iterator[Violation]:
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    made = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    node = next((node for node in tree.body if isinstance(node, made) and node.name == name), tree)
     key, given = args
-    if skip != 2:
-        for arg, said in signature_in_source(node, skip=skip).problems(given):
-            yield Violation(f"{key}.{arg}", f"an argument of {value}: {said}", f"see {file}", given.get(arg, NO_VALUE))
+    for arg, said in signature_in_source(_definition(file, name), skip=skip).problems(given):
+        yield Violation(f"{key}.{arg}", f"an argument of {value}: {said}", f"see {file}", given.get(arg, NO_VALUE))
+
+
+def _reward_arguments(file: Path, name: str, value: str, args: Arguments) -> Iterator[Violation]:
+    key, given = args
+    node, where = _definition(file, name), f"{key.rpartition('.')[0]}.name"
+    if isinstance(node, ast.ClassDef):
+        yield Violation(where, f"a function, plain or async; {name} is a class", f"see {file}", value)
         return
     style = call_style_in_source(node)
     signature = signature_in_source(node, skip=style.positional)
     call = f"{name}{signature.text} is called as {style.called}"
     if signature.too_few:
-        where = f"{key.rpartition('.')[0]}.name"
         yield Violation(where, f"a function that can be called; {call}", f"see {file}", value)
     for arg, said in reward_problems(signature, style, given):
-        where = f"see {file}: {call}"
-        yield Violation(f"{key}.{arg}", f"an argument of {value}: {said}", where, given.get(arg, NO_VALUE))
+        yield Violation(
+            f"{key}.{arg}", f"an argument of {value}: {said}", f"see {file}: {call}", given.get(arg, NO_VALUE)
+        )
+
+
+def _definition(file: Path, name: str) -> ast.AST:
+    """Return the function or class of that name; the whole file where it is made otherwise."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    made = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return next((node for node in tree.body if isinstance(node, made) and node.name == name), tree)
 
 
 def _in_file(path: str, file: Path, name: str, kind: str = "function") -> Iterator[Violation]:
