@@ -46,9 +46,8 @@ def write_job(folder: Path) -> None:
     (folder / "blank.jsonl").write_text("\n\n")
     (folder / "torn.jsonl").write_text('{"question": "1+1?", "grou')
     (folder / "header.csv").write_text("question,ground_truth\n")
-    (folder / "rewards.py").write_text(
-        "def score(response, task):\n    inner = 1\n    return inner\n\n\nclass Thing:\n    pass\n"
-    )
+    (folder / "rewards.py").write_text("def score(response, task):\n    inner = 1\n    return inner\n")
+    (folder / "things.py").write_text("class Thing:\n    pass\n")
     (folder / "broken.py").write_text("def score(:\n")
     (folder / "notes.txt").write_text("hello")
     (folder / "hollow").mkdir()
