@@ -154,7 +154,8 @@ def pack(decoder: Any, *, flash: bool, sequence: SequenceGroup | None, half: boo
         found = _together(decoder, batch, sequence)
         beside_others = _together(decoder, _every_other_row_changed(batch, vocabulary), sequence)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} can't run rows laid end to end: {error}. {fix}") from error
+        said = str(error).rstrip(".")
+        raise ValueError(f"{name} can't run rows laid end to end: {said}. {fix}") from error
     kept = torch.repeat_interleave(torch.arange(len(batch)) % 2 == 1, batch.lengths).to(found.device)
     wrong, leaked = _difference(found, expected, half), _difference(beside_others[kept], found[kept], half)
     # Packed and apart differ by rounding; a row beside others only where experts take their tokens in other groups.
