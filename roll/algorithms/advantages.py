@@ -9,6 +9,7 @@ What `adv_estimator` names in YAML are the functions of `roll/algorithms/estimat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -141,6 +142,46 @@ def rloo(rewards: Tensor, group_index: Tensor) -> Tensor:
     group = group_moments(rewards, group_index)
     # r_i - (n mean - r_i) / (n - 1) = (r_i - mean) n / (n - 1)
     return _like((rewards - group.mean) * group.size / (group.size - 1).clamp(min=1), rewards)
+
+
+def pass_at_k(rewards: Tensor, group_index: Tensor, *, k: int, threshold: float = 0.5) -> Tensor:
+    """Return the advantage of each response when k of its group are drawn and one right answer is enough, [B].
+
+    With N responses, m of them wrong (reward below `threshold`), and R = 1 - C(m, k) / C(N, k), the chance of at least
+    one right answer, s = sqrt(R (1 - R)): (1 - R) / s for a right one, (1 - R - C(m - 1, k - 1) / C(N - 1, k - 1)) / s
+    for a wrong one (arXiv:2508.10751, analytical form). They add up to 0; a group with R = 0 or 1 has none. A group of
+    fewer than k responses is compared as if k were its size.
+    """
+    if k < 1:
+        raise ValueError(f"pass_at_k needs k >= 1, got {k}")
+    _, inverse, size = torch.unique(group_index, return_inverse=True, return_counts=True)
+    right = rewards >= threshold
+    wrong = group_sum((~right).to(torch.float64), inverse, len(size))
+    found = torch.zeros(len(size), 2, dtype=torch.float64, device=rewards.device)
+    for group, (n, m) in enumerate(zip(size.tolist(), wrong.to(torch.int64).tolist(), strict=True)):
+        drawn = min(k, n)
+        fails = math.comb(m, drawn) / math.comb(n, drawn)
+        if 0 < fails < 1:
+            spread = math.sqrt(fails * (1 - fails))
+            others_fail = math.comb(m - 1, drawn - 1) / math.comb(n - 1, drawn - 1)
+            found[group, 0], found[group, 1] = (fails - others_fail) / spread, fails / spread
+    return _like(found[inverse, right.long()], rewards)
+
+
+def length_adaptive_gae(rewards: Tensor, values: Tensor, action_mask: Tensor, *, gamma: float, alpha: float) -> Tensor:
+    """Return GAE's advantages with lambda = 1 - 1 / (alpha l), at least 0, for a response of l tokens.
+
+    Long responses carry their reward further back (VAPO, arXiv:2504.05118). All tensors are [B, T].
+    """
+    if alpha <= 0:
+        raise ValueError(f"vapo needs alpha > 0, got {alpha}")
+    lengths = as_bool(action_mask).sum(1)
+    advantages = torch.zeros_like(at_least_float32(rewards))
+    for length in lengths.unique().tolist():
+        rows = (lengths == length).nonzero()[:, 0]
+        lam = max(0.0, 1 - 1 / (alpha * length)) if length else 0.0
+        advantages[rows] = gae(rewards[rows], values[rows], action_mask[rows], gamma=gamma, lam=lam)[0]
+    return advantages
 
 
 def opo(rewards: Tensor, lengths: Tensor, group_index: Tensor) -> Tensor:

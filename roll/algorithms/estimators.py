@@ -59,6 +59,24 @@ def rloo(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
     return _on_tokens(maths.rloo(inputs.episode_rewards, inputs.group_index), inputs)
 
 
+def pass_at_k(inputs: AdvantageInputs, *, k: int = 4, threshold: float = 0.5) -> tuple[Tensor, Tensor]:
+    """Pass@k training: the group's chance of at least one right answer among k, shared out (arXiv:2508.10751)."""
+    return _on_tokens(maths.pass_at_k(inputs.episode_rewards, inputs.group_index, k=k, threshold=threshold), inputs)
+
+
+def vapo(
+    inputs: AdvantageInputs, *, gamma: float | None = None, alpha: float = 0.05, critic_lam: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """VAPO's decoupled, length-adaptive GAE (arXiv:2504.05118): lambda by length for the policy, `critic_lam` for the
+    critic's targets."""
+    if inputs.discount_over == "turn":
+        raise ValueError("adv_estimator 'vapo' counts tokens: discount_over must be token")
+    values, gamma = _needed(inputs, "values", "vapo"), inputs.gamma if gamma is None else gamma
+    rewards, mask = inputs.token_rewards, inputs.action_mask
+    advantages = maths.length_adaptive_gae(rewards, values, mask, gamma=gamma, alpha=alpha)
+    return advantages, maths.gae(rewards, values, mask, gamma=gamma, lam=critic_lam)[1]
+
+
 def opo(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
     """Difference from the group's mean weighted by length."""
     return _on_tokens(maths.opo(inputs.episode_rewards, inputs.lengths, inputs.group_index), inputs)

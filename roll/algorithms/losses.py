@@ -83,14 +83,61 @@ def ppo(
     clip_high: float = 0.2,
     dual_clip: float | None = None,
     ratio_type: RatioType = "token",
+    sequence_mask: float | None = None,
 ) -> PolicyLoss:
     """Return PPO: max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)) (arXiv:1707.06347).
 
     DAPO's clip-higher (arXiv:2503.14476) is 0.2 / 0.28. With `dual_clip` c > 1 the loss for A < 0 is at most -c A
     (arXiv:1912.09729), usually 3. `ratio_type: segment` takes the geometric mean ratio of each turn's response.
+    With `sequence_mask` delta the tokens with A < 0 of a response whose mean of -log rho is above delta are left out
+    (off-policy sequence masking, DeepSeek-V3.2, arXiv:2512.02556); they still count in the denominators.
     """
     ratio = bounded_exp(at_level(inputs.log_ratio, inputs.mask, ratio_type))
-    return _clipped(inputs, ratio, clip_low, clip_high, dual_clip)
+    found = _clipped(inputs, ratio, clip_low, clip_high, dual_clip)
+    if sequence_mask is None:
+        return found
+    gone = -at_level(inputs.log_ratio.detach(), inputs.mask, "geometric") > _positive("sequence_mask", sequence_mask)
+    left_out = gone & (inputs.advantages < 0) & inputs.mask
+    _add_mean(found.metrics, "sequence_mask_share", left_out, inputs.mask)
+    return PolicyLoss(zero_outside(found.loss, ~left_out), found.metrics)
+
+
+def gmpo(inputs: PolicyLossInputs, *, clip_low: float = 0.4, clip_high: float = 0.4) -> PolicyLoss:
+    """Return GMPO (arXiv:2507.20673) in a token form: -A s_t with s_t = sg(s) exp(c_t - sg(c_t)), s = exp(mean_t c_t).
+
+    c_t is the log-ratio, at most clip_high for A >= 0, at least -clip_low for A < 0; a clipped token has no gradient.
+    The paper aggregates with `seq-mean-token-mean`, and with one advantage for a response both are the same.
+    """
+    high, low = _positive("clip_high", clip_high), _positive("clip_low", clip_low)
+    up = inputs.advantages >= 0
+    kept = torch.where(up, inputs.log_ratio.clamp(max=high), inputs.log_ratio.clamp(min=-low))
+    mean = at_level(zero_outside(kept.detach(), inputs.mask), inputs.mask, "geometric")
+    ratio = bounded_exp(mean + (kept - kept.detach()))
+    metrics = _ratio_metrics(bounded_exp(inputs.log_ratio), inputs.mask)
+    _add_mean(metrics, "clip_share", kept.detach() != inputs.log_ratio.detach(), inputs.mask)
+    return PolicyLoss(zero_outside(-inputs.advantages * ratio, inputs.mask), metrics)
+
+
+def dppo(inputs: PolicyLossInputs, *, divergence: Literal["tv", "kl"] = "tv", threshold: float = 0.15) -> PolicyLoss:
+    """Return DPPO: -A rho, but 0 for tokens that leave the trust region (arXiv:2602.04879, binary divergences).
+
+    Left out is a token that the update would carry further away (rho > 1 with A > 0, rho < 1 with A < 0) and whose
+    divergence is above the threshold already. With p = exp(logp), q = exp(old_logp): `tv` is |p - q|, `kl` that of the
+    two events "this token" and "another one", q log(q / p) + (1 - q) log((1 - q) / (1 - p)).
+    """
+    log_p, log_q = inputs.logprobs.detach().double(), inputs.old_logprobs.double()
+    p, q = log_p.exp(), log_q.exp()
+    if divergence == "tv":
+        distance = (p - q).abs()
+    else:
+        rest_p, rest_q = ((1 - each).clamp(min=torch.finfo(torch.float64).tiny) for each in (p, q))
+        distance = q * (log_q - log_p) + rest_q * (rest_q.log() - rest_p.log())
+    further = torch.where(inputs.advantages > 0, log_p > log_q, (inputs.advantages < 0) & (log_p < log_q))
+    left_out = (distance > _positive("threshold", threshold)) & further & inputs.mask
+    ratio = bounded_exp(inputs.log_ratio)
+    metrics = _ratio_metrics(ratio, inputs.mask)
+    _add_mean(metrics, "clip_share", left_out, inputs.mask)
+    return PolicyLoss(zero_outside(-inputs.advantages * ratio, inputs.mask & ~left_out), metrics)
 
 
 def gspo(inputs: PolicyLossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> PolicyLoss:

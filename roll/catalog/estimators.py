@@ -16,6 +16,8 @@ class Estimator(Entry):
     """It compares the responses of one prompt, and needs at least two."""
     reads_tokens: bool = False
     """It reads the reward of every token and discounts by `gamma`; the others take one number per episode."""
+    counts_tokens: bool = False
+    """It goes by the number of tokens, so a discount over turns means nothing to it."""
     credits_turns: bool = False
     """It credits the turns of an episode and normalises their rewards itself: for environments."""
     compares_states: bool = False
@@ -47,6 +49,22 @@ ESTIMATORS: dict[str, Estimator] = dict(
         _built_in("grpo", options={"eps": Option(float, bounds={"ge": 0}, default=1e-6)}, compares_group=True),
         _built_in("dr_grpo", compares_group=True),
         _built_in("rloo", compares_group=True),
+        _built_in(
+            "pass_at_k",
+            options={"k": Option(int, bounds={"ge": 1}, default=4), "threshold": Option(float, default=0.5)},
+            compares_group=True,
+        ),
+        _built_in(
+            "vapo",
+            options={
+                "gamma": _GAMMA,
+                "alpha": Option(float, bounds={"gt": 0}, default=0.05),
+                "critic_lam": Option(float, bounds={"ge": 0, "le": 1}, default=1.0),
+            },
+            reads_tokens=True,
+            counts_tokens=True,
+            needs_critic=True,
+        ),
         _built_in("remax", needs_greedy=True),
         _built_in("opo", compares_group=True),
         _built_in("gpg", compares_group=True),

@@ -30,6 +30,7 @@ _PPO = {
     "dual_clip": Option(float | None, "dual_clip_c", {"gt": 1}, source="dual_clip"),
     "ratio_type": Option(Literal["token", "segment"], "ratio_type"),
 }
+_SEQUENCE_MASK = {"sequence_mask": Option(float | None, bounds={"gt": 0})}
 _LEVEL = Literal["sequence", "token"]
 
 
@@ -45,7 +46,7 @@ _AT_LEAST_0, _ABOVE_0 = {"ge": 0}, {"gt": 0}
 
 LOSSES: dict[str, Loss] = dict(
     [
-        _built_in("ppo", options=_PPO),
+        _built_in("ppo", options=_PPO | _SEQUENCE_MASK),
         _built_in("gspo", options=_CLIP),
         _built_in(
             "decoupled_ppo",
@@ -76,6 +77,14 @@ LOSSES: dict[str, Loss] = dict(
             "kimi15",
             options={**_floats(_AT_LEAST_0, tau="kimi15_tau"), "level": Option(_LEVEL, "kimi15_level")},
             scales_with_advantage=False,
+        ),
+        _built_in("gmpo", options={name: Option(float, bounds={"gt": 0}, default=0.4) for name in _CLIP}),
+        _built_in(
+            "dppo",
+            options={
+                "divergence": Option(Literal["tv", "kl"], default="tv"),
+                "threshold": Option(float, bounds={"gt": 0}, default=0.15),
+            },
         ),
         _built_in("sapo", options=_floats(_ABOVE_0, tau_pos="sapo_tau_positive", tau_neg="sapo_tau_negative")),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -20,6 +21,7 @@ from roll.algorithms.advantages import (
     gpg,
     grpo,
     opo,
+    pass_at_k,
     reinforce_plus_plus_baseline,
     reinforce_return,
     rloo,
@@ -152,6 +154,65 @@ def test_rloo_matches_hand_computed_values():
     assert_close(rloo(REWARDS, INDEX), expected)
 
 
+def test_pass_at_k_matches_hand_computed_values():
+    # N = 4, one right, k = 2: of 6 pairs 3 have no right one, R = 1/2, s = 1/2. Right: (1/2) / (1/2) = 1. Wrong: of the
+    # 3 pairs with it 2 are without a right one: (1/2 - 2/3) / (1/2) = -1/3. The second group is all right: 0.
+    rewards, index = torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, 1.0]), torch.tensor([0, 0, 0, 0, 1, 1])
+    assert_close(pass_at_k(rewards, index, k=2), torch.tensor([1.0, -1 / 3, -1 / 3, -1 / 3, 0.0, 0.0]))
+    # k = 1: (r - mean) / sqrt(mean (1 - mean)), mean 1/4
+    spread = math.sqrt(3) / 4
+    assert_close(pass_at_k(rewards, index, k=1)[:2], torch.tensor([0.75 / spread, -0.25 / spread]))
+    # three right of four: two always have one
+    assert not pass_at_k(torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.zeros(4, dtype=torch.int64), k=2).any()
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=7), st.integers(1, 8))
+def test_pass_at_k_is_the_advantage_over_all_draws(answers, k):
+    """Over every set of k responses: what it is worth, on average over the sets that a response is in."""
+    draws = list(itertools.combinations(range(len(answers)), min(k, len(answers))))
+    worth = [max(answers[i] for i in draw) for draw in draws]
+    mean = math.fsum(worth) / len(worth)
+    spread = math.sqrt(mean * (1 - mean))
+    expected = []
+    for i in range(len(answers)):
+        own = [value for draw, value in zip(draws, worth, strict=True) if i in draw]
+        expected.append((math.fsum(own) / len(own) - mean) / spread if spread else 0.0)
+    found = pass_at_k(torch.tensor(answers, dtype=torch.float64), torch.zeros(len(answers), dtype=torch.int64), k=k)
+    assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-12)
+    assert abs(float(found.sum())) < 1e-9
+
+
+def test_vapo_takes_lambda_by_length_for_the_policy_and_its_own_for_the_critic():
+    # alpha 0.5: a row of 4 tokens has lambda 1 - 1 / 2 = 0.5, one of 2 has 0: only the next value counts.
+    # Row 1: r = 0 0 0 1, V = 0: A_t = 0.5^(3 - t). Row 2: r = 0 1, V = 0.25: A = (0.25 - 0.25, 1 - 0.25).
+    mask = torch.tensor([[True] * 4, [True, True, False, False]])
+    rewards = torch.tensor([[0.0, 0.0, 0.0, 1.0], [0.0, 1.0, 9.0, 9.0]])
+    values = torch.tensor([[0.0] * 4, [0.25, 0.25, 9.0, 9.0]])
+    inputs = AdvantageInputs(
+        rewards=torch.ones(2), token_rewards=rewards, action_mask=mask, group_index=torch.tensor([0, 1]), values=values
+    )
+    advantages, returns, _ = compute_advantages("vapo", inputs, {"alpha": 0.5})
+    assert_close(advantages, torch.tensor([[0.125, 0.25, 0.5, 1.0], [0.0, 0.75, 0.0, 0.0]]))
+    assert_close(returns, torch.tensor([[1.0] * 4, [1.0, 1.0, 0.0, 0.0]]))  # critic_lam 1: the reward itself
+    _, returns, _ = compute_advantages("vapo", inputs, {"alpha": 0.5, "critic_lam": 0.0})
+    assert_close(returns, torch.tensor([[0.0, 0.0, 0.0, 1.0], [0.25, 1.0, 0.0, 0.0]]))
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(SEEDS)
+def test_vapo_equals_gae_row_by_row(seed):
+    inputs = make_inputs(seed=seed, dtype=torch.float64)
+    advantages, returns, _ = compute_advantages("vapo", inputs, {"gamma": 0.9, "alpha": 0.3, "critic_lam": 0.7})
+    rewards, values, mask = inputs.token_rewards, inputs.values, inputs.action_mask
+    for row in range(len(mask)):
+        length = int(mask[row].sum())
+        lam = max(0.0, 1 - 1 / (0.3 * length)) if length else 0.0
+        one = slice(row, row + 1)
+        assert_close(advantages[one], reference_gae(rewards[one], values[one], mask[one], 0.9, lam)[0])
+    assert_close(returns, reference_gae(rewards, values, mask, 0.9, 0.7)[1])
+
+
 def test_opo_matches_hand_computed_values():
     # baseline (10*1 + 20*0 + 30*0 + 40*1) / 100 = 0.5; with lengths 10, 0, 0, 30 it is 1
     lengths = torch.tensor([10, 20, 30, 40, 5, 5])
@@ -273,6 +334,8 @@ NAMES = {
     "dr_grpo",
     "rloo",
     "remax",
+    "pass_at_k",
+    "vapo",
     "opo",
     "gpg",
     "gigpo",

@@ -175,6 +175,60 @@ def test_kimi15_by_token_squares_each_log_ratio():
     assert_close(slope, row(0.3, -0.1))
 
 
+def test_gmpo_matches_hand_computed_values():
+    # A = 2: log-ratios 0.2 and 0.6, of which 0.6 is cut to 0.4: s = e^0.3 on both tokens, slope -2 s; the cut one has
+    # none. A = -1: log-ratios -0.6 (cut to -0.4) and 0.8 (stays): s = e^0.2.
+    ratios = torch.tensor([[0.2, 0.6], [-0.6, 0.8]]).exp()
+    loss, slope, metrics = run("gmpo", ratios, [2.0, -1.0])
+    up, down = math.exp(0.3), math.exp(0.2)
+    assert_close(loss, torch.tensor([[-2 * up] * 2, [down] * 2], dtype=torch.float64))
+    assert_close(slope, torch.tensor([[-2 * up, 0.0], [0.0, down]], dtype=torch.float64))
+    assert metrics["actor/clip_share"] == 0.5
+
+
+def test_gmpo_is_the_geometric_mean_of_the_paper():
+    """-(prod_t min(rho_t A, clip(rho_t) A) / A)^(1/n) A and its slope, straight from the definition."""
+    ratios = torch.tensor([[1.3, 0.4, 2.5, 9.0]], dtype=torch.float64)
+    for advantage in (1.5, -0.5):
+        clipped = ratios.clamp(math.exp(-0.3), math.exp(0.2))
+        bounded = torch.minimum(ratios * advantage, clipped * advantage)[0, :3] / advantage
+        expected = -advantage * float(bounded.prod()) ** (1 / 3)
+        mask = [[True, True, True, False]]
+        loss, slope, _ = run("gmpo", ratios, [advantage], mask=mask, clip_low=0.3, clip_high=0.2)
+        assert_close(loss, row(expected, expected, expected, 0.0))
+        inside = torch.where(clipped * advantage >= ratios * advantage, 1.0, 0.0) * torch.tensor([[1.0, 1.0, 1.0, 0.0]])
+        assert_close(slope, expected * inside.double())  # the mean over n tokens of n times s / n
+
+
+def test_dppo_leaves_out_what_moves_further_away():
+    # q = e^-1 = 0.368. rho 1.5: p - q = 0.184; 0.9: 0.037; 0.5: 0.184. Threshold 0.15.
+    ratios = [[1.5, 1.5, 0.9, 0.5, 0.5]]
+    loss, slope, metrics = run("dppo", ratios, [[1.0, -1.0, -1.0, -1.0, 1.0]])
+    assert_close(loss, row(0.0, 1.5, 0.9, 0.0, -0.5))
+    assert_close(slope, row(0.0, 1.5, 0.9, 0.0, -0.5))
+    assert metrics["actor/clip_share"] == pytest.approx(0.4)
+
+
+def test_dppo_by_kl_compares_two_events():
+    # q = e^-1; p = 1.5 q: q ln(1/1.5) + (1 - q) ln((1 - q) / (1 - p)) = -0.1492 + 0.2175 = 0.0683
+    q = math.exp(-1)
+    kl = q * math.log(1 / 1.5) + (1 - q) * math.log((1 - q) / (1 - 1.5 * q))
+    assert kl == pytest.approx(0.0683, abs=1e-3)
+    above, _, _ = run("dppo", [[1.5]], [1.0], divergence="kl", threshold=kl - 1e-6)
+    below, _, _ = run("dppo", [[1.5]], [1.0], divergence="kl", threshold=kl + 1e-6)
+    assert (float(above), float(below)) == (0.0, -1.5)
+
+
+def test_a_sequence_mask_leaves_out_bad_responses_that_have_become_unlikely():
+    # mean of -log rho: row 1 (0.9 + 0.5) / 2 = 0.7 and row 2 0.1; delta 0.5. A good token of row 1 stays.
+    ratios = torch.tensor([[-0.9, -0.5], [-0.1, -0.1]]).exp()
+    loss, slope, metrics = run("ppo", ratios, [[-1.0, 1.0], [-1.0, -1.0]], clip_low=0.9, sequence_mask=0.5)
+    kept = [[0.0, -math.exp(-0.5)], [math.exp(-0.1)] * 2]
+    assert_close(loss, torch.tensor(kept, dtype=torch.float64))
+    assert_close(slope, torch.tensor(kept, dtype=torch.float64))
+    assert metrics["actor/sequence_mask_share"] == 0.25
+
+
 def test_sapo_matches_hand_computed_values():
     # at rho = 1: gate 4 / tau * 1/2 = 2 / tau, slope of -A gate is -A * 4 * 1/4 = -A. At rho 2, tau 1: 4 sigmoid(1)
     loss, slope, _ = run("sapo", [[1.0, 1.0, 2.0]], [[1.0, -1.0, 1.0]], tau_pos=1.0, tau_neg=2.0)
@@ -333,6 +387,9 @@ def test_inputs_of_the_wrong_shape_are_refused(field, shape):
         ("tis", {"lower": 2.0, "upper": 1.0}, "lower < upper"),
         ("sapo", {"tau_neg": 0.0}, "tau_neg must be > 0"),
         ("decoupled_ppo", {"behave_cap": -1.0}, "behave_cap must be > 0"),
+        ("ppo", {"sequence_mask": 0.0}, "sequence_mask must be > 0"),
+        ("gmpo", {"clip_low": 0.0}, "clip_low must be > 0"),
+        ("dppo", {"threshold": -1.0}, "threshold must be > 0"),
     ],
 )
 def test_bad_options_are_refused(name, options, message):

@@ -220,6 +220,12 @@ REFUSED: list[tuple[str, list[str], str, list[str]]] = [
     ("a baseline twice", ["adv_estimator=reinforce_plus_plus_baseline"], METHOD, ["compares the members of a group"]),
     ("a greedy response to an episode", ["adv_estimator=remax"], "adv_estimator", ["several turns", "=reinforce"]),
     (
+        "lambda by tokens, discount by turns",
+        ["adv_estimator=vapo", "discount_over=turn", "critic.training_args.per_device_train_batch_size=8"],
+        "discount_over",
+        ["goes by the number of tokens"],
+    ),
+    (
         "turns that nobody discounts",
         ["adv_estimator=grpo", f"{METHOD}=identity", "discount_over=turn"],
         "discount_over",

@@ -169,8 +169,9 @@ def turn_credit_rules(config: AgenticConfig) -> Iterator[Violation]:
         expected = f"identity with adv_estimator {name}, which compares the members of a group itself"
         fix = "reward_normalization.method=identity, or adv_estimator=reinforce"
         yield Violation("reward_normalization.method", expected, fix, rule.method)
-    if config.discount_over == "turn" and not estimator.reads_tokens:
-        expected = f"token with adv_estimator {name}, which doesn't discount by gamma"
+    if config.discount_over == "turn" and (estimator.counts_tokens or not estimator.reads_tokens):
+        why = "goes by the number of tokens" if estimator.counts_tokens else "doesn't discount by gamma"
+        expected = f"token with adv_estimator {name}, which {why}"
         yield Violation("discount_over", expected, "adv_estimator=gae, or remove it", "turn")
     if estimator.credits_turns and config.reward_clip is not None:
         expected = f"null with adv_estimator {name}, which takes rewards as they are and normalises them itself"

@@ -86,8 +86,9 @@ class PolicyOptimisation:
     """Lambda of `gae`."""
     adv_estimator: str = named("grpo", args="adv_estimator_args")
     """gae, reinforce, reinforce_plus_plus, reinforce_plus_plus_baseline, grpo, dr_grpo, rloo, remax, opo,
-    gpg; for environments also gigpo, step_reinforce; or a function of your own as `package.module:name` or
-    `path/to/file.py:name`. With options: `{name: grpo, eps: 0.01}`. `gae` needs a `critic`."""
+    gpg, pass_at_k, vapo; for environments also gigpo, step_reinforce; or a function of your own as
+    `package.module:name` or `path/to/file.py:name`. With options: `{name: grpo, eps: 0.01}`. `gae` and `vapo` need a
+    `critic`."""
     adv_estimator_args: dict[str, Any] = args_of("adv_estimator", ESTIMATORS)
     """Options of the estimator, see below; `adv_estimator: {name: ..., option: ...}` is short for both keys. One of
     your own gets them as keyword arguments."""
@@ -140,7 +141,7 @@ class PolicyOptimisation:
     """From token losses to one number: mean over the mini-batch's tokens; mean over rows of the token sum; of
     the token mean; of the token sum divided by `response_length` (what `dr_grpo` was published with)."""
     policy_loss: str = named("ppo", args="policy_loss_args")
-    """ppo, gspo, decoupled_ppo, cispo, topr, reinforce, tis, kimi15, sapo; or a function of your own as
+    """ppo, gspo, decoupled_ppo, cispo, topr, reinforce, tis, kimi15, sapo, gmpo, dppo; or a function of your own as
     `package.module:name` or `path/to/file.py:name`. With options: `{name: kimi15, tau: 0.1}`."""
     policy_loss_args: dict[str, Any] = args_of("policy_loss", LOSSES)
     """Options of the loss, see below; `policy_loss: {name: ..., option: ...}` is short for both keys. One of your own
