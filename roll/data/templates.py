@@ -11,6 +11,7 @@ refused.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,6 +24,13 @@ _SLOT = "{prompt}"
 
 TEMPLATE_DATE = datetime(2024, 7, 26)
 """Today, for chat templates: what Llama's fall back to."""
+_ANY_DATE = "%d %b %Y"
+_OUR_DATE = (
+    "{% macro strftime_now(format) -%}{{ roll_dates[format] if format in roll_dates else roll_dates['"
+    + _ANY_DATE
+    + "'] }}{%- endmacro +%}"
+)
+"""In front of a template; `+` keeps the line end that it may begin with."""
 
 TEMPLATES: dict[str, str] = {
     "plain": _SLOT,
@@ -139,12 +147,19 @@ def render_chat(
 
     Templates that write the date get `TEMPLATE_DATE`: the same conversation is the same text on any day.
     """
+    template = template or tokenizer.get_chat_template()
+    dates = {}
+    if "strftime_now" in template:
+        # transformers gives templates a function of that name, and newer ones (5.23) take no function as a variable.
+        formats = [quoted[1:-1] for quoted in re.findall(r"""strftime_now\(\s*("[^"]*"|'[^']*')""", template)]
+        dates = {"roll_dates": {each: TEMPLATE_DATE.strftime(each) for each in (*formats, _ANY_DATE)}}
+        template = _OUR_DATE + template
     text: str = tokenizer.apply_chat_template(
         [dict(message) for message in messages],
-        chat_template=template or None,
+        chat_template=template,
         tokenize=False,
         add_generation_prompt=opens_answer,
-        strftime_now=TEMPLATE_DATE.strftime,
+        **dates,
     )
     return text
 

@@ -19,7 +19,7 @@ from chat_tokenizers import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roll.data.templates import TemplateError
+from roll.data.templates import TemplateError, render_chat
 from roll.envs.base import Message, Observation
 from roll.pipelines.assemble import assemble
 from roll.rollout.agent import Agent
@@ -164,6 +164,16 @@ def test_tags_that_are_left_out_of_responses_are_refused():
 
 def test_the_date_is_the_same_every_day():
     assert "Today Date: 26 Jul 2024" in ChatTemplate(bpe_tokenizer("llama3")).text([Message("user", "?")])
+
+
+def test_a_template_has_its_dates_and_its_first_line_end():
+    template = (
+        "\n{% for m in messages %}{{ strftime_now('%A') }} {{ strftime_now( \"%Y\" ) }} {{ m.content }}{% endfor %}"
+    )
+    text = render_chat(bpe_tokenizer(CHATML), [{"role": "user", "content": "hello"}], template=template)
+    assert text == "\nFriday 2024 hello"
+    unknown = "{% set how = '%Y' ~ '!' %}{{ strftime_now(how) }}"
+    assert render_chat(bpe_tokenizer(CHATML), [{"role": "user", "content": "x"}], template=unknown) == "26 Jul 2024"
 
 
 def test_tool_messages_are_rendered_with_their_roles():
