@@ -26,12 +26,12 @@ class Pipeline(Entry):
     """What files, folders and functions must be like, a tuple."""
 
 
-def _built_in(name: str, run: str, config: str, objective: str) -> Pipeline:
+def _built_in(name: str, run: str, config: str, objective: str, losses: str = "losses") -> Pipeline:
     room = "roll.configs"
     return Pipeline(
         path=f"roll.pipelines.{run}",
         config=f"{room}.schema.{config}",
-        objective=f"roll.workers.losses:{objective}",
+        objective=f"roll.workers.{losses}:{objective}",
         rules=f"{room}.rules.validate:{name}_RULES",
         warnings=f"{room}.rules.validate:{name}_WARNINGS",
         checks=f"{room}.checks.prerequisites:{name}_CHECKS",
@@ -42,6 +42,14 @@ PIPELINES: dict[str, Pipeline] = {
     "rlvr": _built_in("RLVR", "start:run_rlvr", "rlvr_config:RLVRConfig", "rl_objective"),
     "agentic": _built_in("AGENTIC", "start:run_agentic", "agentic_config:AgenticConfig", "rl_objective"),
     "sft": _built_in("SFT", "sft:run_sft", "sft_config:SFTConfig", "sft_objective"),
+    "dpo": _built_in("DPO", "dpo:run_dpo", "preference_config:DPOConfig", "dpo_objective", "preference"),
+    "reward_model": _built_in(
+        "REWARD_MODEL",
+        "reward_model:run_reward_model",
+        "preference_config:RewardTrainingConfig",
+        "reward_objective",
+        "preference",
+    ),
 }
 
 

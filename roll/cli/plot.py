@@ -18,7 +18,8 @@ PANELS: dict[str, tuple[str, ...]] = {
     "KL to the reference, or to the policy before": ("kl/reference", "actor/ppo_kl"),
     "entropy": ("actor/entropy",),
     "response length (tokens)": ("response/length_mean",),
-    "loss": ("sft/loss", "actor/loss"),
+    "loss": ("sft/loss", "preference/loss", "actor/loss"),
+    "reward margin": ("val/margin", "preference/margin"),
 }
 """Title of a panel -> the metrics of which it shows the first that a run has."""
 SUFFIXES = (".png", ".svg", ".pdf")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from roll.catalog.strategies import STRATEGIES, is_lockstep
 from roll.configs.schema.run_config import RunConfig
@@ -19,7 +18,6 @@ from roll.workers.train import ForwardWorker, TrainWorker, train_spec
 
 _ENGINE_CALLS = 8
 """Calls that an engine which computes on its own takes at once: requests and aborts arrive while a poll waits."""
-_KINDS: dict[str, Literal["value", "reward"]] = {"critic": "value", "reward_model": "reward", "reward_models": "reward"}
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ def _start(executor: Executor, placement: RolePlacement, config: RunConfig, tota
     spec = train_spec(
         config,
         role,
-        kind=_KINDS.get(role.split(".")[0], "policy"),
+        kind=config.kind_of(role),
         trains=learns and not config.only_validates,
         total_optimizer_steps=max(1, steps) * config.batch.of(role).optimizer_steps if learns else 1,
     )

@@ -88,6 +88,7 @@ class OfflinePipeline(Loop, Generic[R]):
             )
             batch = self.prepared(batch)
             with self.timers.span("train_actor", waits=True):
+                self.offloader.onload("actor_train")
                 metrics.merge(self.clusters.actor_train.call(TrainWorker.train_step, batch))
         self.conclude(step, metrics.result())
 
@@ -97,8 +98,12 @@ class OfflinePipeline(Loop, Generic[R]):
         return min(rows, epochs * len(self._data.training.rows) - self._order.taken) if epochs else rows
 
     def held_out_batches(self) -> Iterator[TokenBatch]:
-        """Return the held-out rows in order, as many at once as a call of the workers takes."""
-        worker, rows = self.config.actor_train, self._data.held_out
+        """Return the held-out rows in order, see `batches_of`."""
+        return self.batches_of(self._data.held_out)
+
+    def batches_of(self, rows: Sequence[R]) -> Iterator[TokenBatch]:
+        """Return rows in order, as many at once as a call of the workers takes."""
+        worker = self.config.actor_train
         sequences = self.clusters.actor_train.dp_size * worker.infer_batch_size * _FORWARD_PASSES
         size = max(1, sequences // self.config.sequences_per_row)
         for start in range(0, len(rows), size):

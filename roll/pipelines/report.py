@@ -86,7 +86,7 @@ class Report:
             if name.startswith("time/") and not name.endswith(("/self", "_share", "/controller")):
                 span = name.removeprefix("time/")
                 self._spans[span] = self._spans.get(span, 0.0) + value
-        self._tokens += int(row.get("tokens/response", row.get("sft/tokens", 0)))
+        self._tokens += int(row.get("tokens/response", row.get("sft/tokens", row.get("preference/tokens", 0))))
         seconds = row.get("time/step")
         trained = "tokens/response" in row
         if seconds and trained:

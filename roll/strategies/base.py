@@ -75,7 +75,8 @@ class TrainSpec:
 
     role: str
     kind: Literal["policy", "value", "reward"]
-    """What comes out: log-probs per token, a value per token, or a score per row at its one action token."""
+    """What comes out: log-probs per token, a value per token, or a score per row at its one action token. One that
+    trains scores just there; one that doesn't goes back over padding, as classifiers do."""
     worker: ForwardConfig
     """The role's section of the configuration."""
     seed: int
@@ -128,7 +129,8 @@ class TrainStrategy(ABC):
 
     @abstractmethod
     def export(self, path: Path) -> None:
-        """Write a folder that `AutoModelForCausalLM.from_pretrained` loads, tokenizer included."""
+        """Write a folder that `AutoModelForCausalLM.from_pretrained` loads, tokenizer included; of a reward model
+        `AutoModelForSequenceClassification`."""
 
     def sleep(self, parts: Sequence[StatePart] = STATE_PARTS) -> int:
         """Take these parts off the device until `wake`; bytes freed there. Default: stay resident."""

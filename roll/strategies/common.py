@@ -284,7 +284,7 @@ class CommonStrategy(TrainStrategy):
         """Return the role's model as transformers has it, to say how its folder looks; its weights aren't read."""
 
     def export(self, path: Path) -> None:
-        assert self._spec.kind == "policy", "a critic has no Hugging Face form"
+        assert self._spec.kind != "value", "a critic has no Hugging Face form"
         weights = {}
         for name, tensor in self.named_weights():
             if self._info.rank == 0:

@@ -21,8 +21,8 @@ from roll.configs.schema.strategy_config import Fsdp2Config
 from roll.distributed.process_group import init_process_group
 from roll.strategies.base import StatePart
 from roll.strategies.hf.compile import blocks
-from roll.strategies.hf.hf_build import hf_module
-from roll.strategies.hf.hf_model import DTYPES, PolicyModel, ValueModel
+from roll.strategies.hf.hf_build import RoleModule, hf_module
+from roll.strategies.hf.hf_model import DTYPES
 from roll.strategies.hf.hf_strategy import HfTrainStrategy
 from roll.strategies.offload import num_bytes
 from roll.strategies.optim import MOMENTS, parameter_groups
@@ -57,7 +57,7 @@ class Fsdp2Strategy(HfTrainStrategy):
             # Offloaded weights and gradients are on the host when norms are summed and checkpoints gathered.
             init_process_group(self._info, backend="cpu:gloo,cuda:nccl" if offloads else self._backend)
 
-    def _wrap(self, model: PolicyModel | ValueModel) -> nn.Module:
+    def _wrap(self, model: RoleModule) -> nn.Module:
         if self._info.world_size > 1:
             self._shard(model)
         self._anchor: dict[str, Tensor] = {}
@@ -65,7 +65,7 @@ class Fsdp2Strategy(HfTrainStrategy):
             self._build_optimizer(model)
         return model
 
-    def _shard(self, module: PolicyModel | ValueModel) -> None:
+    def _shard(self, module: RoleModule) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 

@@ -89,11 +89,18 @@ class MicroLayout:
 
 
 def lay_out(
-    batch: TokenBatch, device: torch.device, *, packed: bool = False, multiple: int = 1, teacher_ids: bool = False
+    batch: TokenBatch,
+    device: torch.device,
+    *,
+    packed: bool = False,
+    multiple: int = 1,
+    teacher_ids: bool = False,
+    ahead: bool = True,
 ) -> MicroLayout:
     """Return the layout of a micro-batch in which every action token is scored.
 
-    `multiple` rounds up the padded width, or the packed length. With `teacher_ids` those tokens are scored, too.
+    `multiple` rounds up the padded width, or the packed length. With `teacher_ids` those tokens are scored, too. A token
+    is scored by the hidden state before it, which predicts it; not `ahead`: by its own.
     """
     assert not batch.action_mask[batch.offsets[:-1]].any(), "the first token of a row has no context to be chosen in"
     flat = batch.action_mask.nonzero()[:, 0]
@@ -119,7 +126,7 @@ def lay_out(
         mask=None if mask is None else mask.to(device),
         positions=grid.to(device),
         lengths=tuple(batch.lengths.tolist()),
-        index=(place[flat] - 1).to(device),
+        index=(place[flat] - int(ahead)).to(device),
         targets=targets.to(device),
         flat=flat.to(device),
         packed=packed,

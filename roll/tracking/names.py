@@ -37,7 +37,8 @@ _GROUPS = "mean over groups"
 _WITHIN_STEP = "sum within the step"
 _TASKS = "mean over its tasks"
 _SAMPLED = "mean over tokens sampled under these weights"
-_HELD_OUT = "mean over the taught tokens of held-out rows"
+_PAIRS = "mean over pairs or rows"
+_HELD_OUT = "mean over the taught tokens of held-out rows, or over pairs"
 _AS_LOSS = "as `actor/loss`"
 
 GROUPS: dict[str, tuple[MetricName, ...]] = {
@@ -182,9 +183,36 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("sft/row_length_mean", "tokens", "Length of a row, prompt and all", "mean over rows"),
         _M("sft/epoch", "passes", "Passes over the rows so far, in fractions", _VALUE),
     ),
+    "Preferences": (
+        _M("preference/loss", "–", "Loss of a pair, or of a labelled row", _PAIRS),
+        _M("preference/accuracy", "fraction", "Chosen has the higher reward (KTO: right side of the KL)", _PAIRS),
+        _M("preference/margin", "reward", "Reward of the chosen response less that of the rejected one", _PAIRS),
+        _M("preference/chosen_reward", "reward", "`beta` x what the loss compares; or the model's score", _PAIRS),
+        _M("preference/rejected_reward", "reward", "Likewise of rejected, or undesirable, responses", _PAIRS),
+        _M("preference/chosen_logprob", "nats", "Log-probability of a chosen, or desirable, response", _PAIRS),
+        _M("preference/rejected_logprob", "nats", "Likewise of rejected, or undesirable, responses", _PAIRS),
+        _M("preference/kl", "nats", "KTO: KL from the reference, that rewards are compared with", _VALUE),
+        _M("preference/score", "reward", "Score of a reward model that learns scores", _PAIRS),
+        _M("preference/tokens", "tokens", "Response tokens of the step (of a reward model: sequences)", "sum"),
+        _M("preference/rows", "rows", "Pairs, or rows, of the step", _VALUE),
+        _M("preference/row_length_mean", "tokens", "Length of a sequence, prompt and all", "mean over sequences"),
+        _M("preference/epoch", "passes", "Passes over the rows so far, in fractions", _VALUE),
+    ),
     "Validation": (
-        _M("val/accuracy", "fraction", "Right answers, or episodes that succeed", "mean over tasks of all domains"),
-        _M("val/loss", "nats", "Negative log-likelihood of a held-out token (fine-tuning)", _HELD_OUT),
+        _M(
+            "val/accuracy",
+            "fraction",
+            "Right answers, episodes that succeed, or pairs in order",
+            "mean over tasks of all domains",
+        ),
+        _M("val/loss", "nats", "Loss of a held-out token (fine-tuning), pair or labelled row", _HELD_OUT),
+        _M("val/margin", "reward", "As `preference/margin`, held out; likewise the next ones", _PAIRS),
+        _M("val/chosen_reward", "reward", "As `preference/chosen_reward`", _PAIRS),
+        _M("val/rejected_reward", "reward", "As `preference/rejected_reward`", _PAIRS),
+        _M("val/chosen_logprob", "nats", "As `preference/chosen_logprob`", _PAIRS),
+        _M("val/rejected_logprob", "nats", "As `preference/rejected_logprob`", _PAIRS),
+        _M("val/kl", "nats", "As `preference/kl`", _PAIRS),
+        _M("val/score", "reward", "As `preference/score`", _PAIRS),
         _M("val/perplexity", "–", "Its exponential", "exp of `val/loss`"),
         _M("val/token_accuracy", "fraction", "Held-out tokens that were the likeliest ones", _HELD_OUT),
         _M("val/tokens", "tokens", "Held-out tokens", "sum"),

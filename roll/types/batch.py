@@ -47,6 +47,10 @@ class TokenBatch(Ragged):
     """float32 [N], train/infer correction weights, constant in the loss."""
     loss_weight: Tensor | None = row_column()
     """float32 [B]; a row of weight 0 leaves the denominators, too."""
+    preferred: Tensor | None = row_column()
+    """bool [B], in data of preferences: the chosen row of a pair, or a row that is desirable by itself."""
+    targets: Tensor | None = row_column()
+    """float32 [B], what a row's score is compared with: a reward model's target, the margin of a pair, KTO's KL."""
 
     @classmethod
     def _levels(cls) -> dict[str, str]:

@@ -27,6 +27,7 @@ from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.judge_config import JudgeConfig
 from roll.configs.schema.model_shape import read_shape
 from roll.configs.schema.offline_config import OfflineConfig, OfflineDataArgs
+from roll.configs.schema.preference_config import DPOConfig
 from roll.configs.schema.reward_config import RewardModelConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
@@ -69,7 +70,8 @@ def data_checks(config: RLVRConfig | OfflineConfig) -> Iterator[Violation]:
                 continue
             try:
                 for source in resolve_sources(name):
-                    yield from _columns(path, data, source)
+                    columns = config.columns_of(data) if isinstance(data, OfflineDataArgs) else data.columns
+                    yield from _columns(path, data, columns, source)
             except DataError as error:
                 yield problem(f"{path}.file_name", str(error), "check the path, or mend the file", name)
             except (RecursionError, OSError) as error:
@@ -82,7 +84,9 @@ def data_checks(config: RLVRConfig | OfflineConfig) -> Iterator[Violation]:
             yield from _named(f"{path}.dataset", data.dataset, "class", args, skip=0)
 
 
-def _columns(path: str, data: DataArgs | OfflineDataArgs, source: Source) -> Iterator[Violation]:
+def _columns(
+    path: str, data: DataArgs | OfflineDataArgs, columns: Mapping[str, str], source: Source
+) -> Iterator[Violation]:
     """The columns of the first row of a text file; the others, and later rows, are checked when they are read."""
     file = Path(source.location)
     if source.format not in ("jsonl", "csv", "tsv") and not (file.is_file() and file.stat().st_size == 0):
@@ -92,7 +96,7 @@ def _columns(path: str, data: DataArgs | OfflineDataArgs, source: Source) -> Ite
     row = next(iter(rows), None)
     if row is None:
         raise DataError(f"{source.location}: no rows")
-    for key, column in data.columns.items():
+    for key, column in columns.items():
         if not lenient and not has_column(row.values, column):
             expected = f"a column of {source.location}: {', '.join(row.values)}"
             yield Violation(f"{path}.{key}", expected, f"{path}.{key}=<one of them>", column)
@@ -301,6 +305,12 @@ def algorithm_checks(config: RLConfig) -> Iterator[Violation]:
             yield from _named(key, value, args=(f"{key}_args", getattr(config, f"{key}_args")))
 
 
+def preference_checks(config: DPOConfig) -> Iterator[Violation]:
+    """So does the loss of preferences."""
+    if OWN_PATH.match(config.loss_type):
+        yield from _named("loss_type", config.loss_type, args=("loss_type_args", config.loss_type_args), skip=2)
+
+
 def reward_checks(config: RLVRConfig) -> Iterator[Violation]:
     """So do rewards, with their options, and rollouts."""
     custom = config.custom_reward_function
@@ -428,6 +438,8 @@ _RUN = (model_checks, shape_checks, adapter_checks, folder_checks, export_checks
 RLVR_CHECKS = (data_checks, argument_checks, algorithm_checks, reward_checks, sandbox_checks, *_RUN)
 AGENTIC_CHECKS = (argument_checks, algorithm_checks, env_checks, *_RUN)
 SFT_CHECKS = (data_checks, *_RUN)
+DPO_CHECKS = (data_checks, preference_checks, *_RUN)
+REWARD_MODEL_CHECKS = (data_checks, *_RUN)
 """All but those of `machine_checks`, in the order of their messages."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _FULL_KL = "it needs both models' distributions over the whole vocabulary, which aren't kept; try low_var_kl"
-_PIPELINES = "not available in this version; available: rlvr, agentic, sft"
+_PIPELINES = "not available in this version; available: rlvr, agentic, sft, dpo, reward_model"
 
 UNSUPPORTED_KEYS: dict[str, str] = {
     "generate_opt_level": "there is one scheduler, which works per request",
@@ -60,6 +60,14 @@ OTHER_PIPELINE_KEYS: dict[str, dict[str, str]] = {
         "data_args": "tasks are environments and seeds (custom_envs); prompts take the tokenizer's own chat template",
     },
     "sft": {"response_length": "write sequence_length", "prompt_length": "write sequence_length"},
+    "dpo": {
+        "response_length": "write sequence_length",
+        "prompt_length": "write sequence_length",
+        "ipo": "write loss_type: ipo",
+        "chosen_key": "it stands in actor_train.data_args, with rejected_key",
+        "rejected_key": "it stands in actor_train.data_args, with chosen_key",
+    },
+    "reward_model": {"response_length": "write sequence_length", "prompt_length": "write sequence_length"},
 }
 """By pipeline: keys that only others have, and what it has instead."""
 
@@ -136,7 +144,7 @@ FOREIGN_KEYS: dict[str, str] = {
 """Words of other frameworks and older spellings, with this project's key."""
 
 UNSUPPORTED_VALUES: dict[str, dict[str, str]] = {
-    "pipeline": dict.fromkeys(("dpo", "distill"), _PIPELINES),
+    "pipeline": {"distill": _PIPELINES},
     "kl_penalty": {"full": _FULL_KL},
     "kl_loss_type": {"full": _FULL_KL},
 }

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
-from roll.catalog.entries import OWN_PATH, Entry
 from roll.catalog.estimators import ESTIMATORS
 from roll.catalog.losses import LOSSES
-from roll.configs.errors import Violation, nearest, problem
+from roll.configs.errors import Violation, problem
+from roll.configs.rules.options import given_twice, named_rules
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.policy_config import PolicyOptimisation
 from roll.configs.schema.rl_config import RLConfig
@@ -19,8 +20,9 @@ def estimator_rules(config: RLConfig) -> Iterator[Violation]:
     known = tuple(name for name, entry in ESTIMATORS.items() if turns or not entry.credits_turns)
     yield from _named(config.adv_estimator, "adv_estimator", known)
     yield from _named(config.policy_loss, "policy_loss", tuple(LOSSES))
-    yield from _given_twice(config, "adv_estimator_args", config.estimator)
-    yield from _given_twice(config, "policy_loss_args", config.loss)
+    default_of = functools.partial(getattr, PolicyOptimisation())
+    yield from given_twice(config, "adv_estimator_args", config.estimator, default_of)
+    yield from given_twice(config, "policy_loss_args", config.loss, default_of)
     if config.group_size == 1:
         size = config.group_size_key
         for key, why in (*_needs_group(config), *config.needs_group):
@@ -35,24 +37,11 @@ def estimator_rules(config: RLConfig) -> Iterator[Violation]:
 
 
 def _named(value: str, path: str, known: tuple[str, ...]) -> Iterator[Violation]:
-    if value in known or OWN_PATH.match(value):
-        return
-    expected = f"one of {', '.join(known)}; or your own as package.module:name or file.py:name"
-    if value in ESTIMATORS and path == "adv_estimator":
-        what = f"{value} credits the turns of an environment, which only pipeline agentic has"
-        yield problem(path, what, f"use {expected}")
-        return
-    yield Violation(path, expected, nearest(value, known), value)
-
-
-def _given_twice(config: RLConfig, path: str, entry: Entry) -> Iterator[Violation]:
-    """An option that is written, and whose own key isn't at its default."""
-    for name, value in getattr(config, path).items():
-        option = entry.options.get(name)
-        key = option.source or option.key if option is not None else ""
-        if option is not None and key and getattr(config, key) != getattr(PolicyOptimisation(), key):
-            expected = f"no option {name}, because {option.key} says the same"
-            yield Violation(f"{path}.{name}", expected, "keep one of the two", value)
+    for wrong in named_rules(value, path, known):
+        if value in ESTIMATORS and path == "adv_estimator":
+            what = f"{value} credits the turns of an environment, which only pipeline agentic has"
+            wrong = problem(path, what, f"use {wrong.expected}")
+        yield wrong
 
 
 def _needs_group(config: RLConfig) -> Iterator[tuple[str, str]]:

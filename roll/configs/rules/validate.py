@@ -15,7 +15,9 @@ from roll.configs.rules import (
     deepspeed,
     engines,
     judge,
+    offline,
     policy,
+    preference,
     reward_model,
     rewards,
     roles,
@@ -76,6 +78,8 @@ RLVR_RULES: tuple[Rule, ...] = (
 )
 AGENTIC_RULES: tuple[Rule, ...] = (*_ROLLOUTS, *agentic.RULES, *_RUN)
 SFT_RULES: tuple[Rule, ...] = (*sft.RULES, *_RUN)
+DPO_RULES: tuple[Rule, ...] = (*preference.DPO_RULES, *_RUN)
+REWARD_MODEL_RULES: tuple[Rule, ...] = (*preference.REWARD_MODEL_RULES, *_RUN)
 """In the order of their messages; `roll/catalog/pipelines.py` says whose they are."""
 
 
@@ -172,4 +176,6 @@ def _engine_warnings(config: RLConfig) -> Iterator[str]:
 RLVR_WARNINGS = (_rollout_warnings, _rlvr_warnings)
 AGENTIC_WARNINGS = (_rollout_warnings, agentic.warnings)
 SFT_WARNINGS = (sft.sft_warnings,)
+DPO_WARNINGS = (preference.dpo_warnings,)
+REWARD_MODEL_WARNINGS = (offline.warnings,)
 """Besides what holds for every run."""

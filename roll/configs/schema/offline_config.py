@@ -27,11 +27,6 @@ class OfflineDataArgs:
     preprocessing_num_workers: int = number(1, ge=1)
     """Threads that tokenise the rows."""
 
-    @property
-    def columns(self) -> dict[str, str]:
-        """Columns that every row must have, by the keys that name them."""
-        return {}
-
 
 @dataclass(frozen=True, kw_only=True)
 class OfflineTrainDataArgs(OfflineDataArgs):
@@ -62,10 +57,6 @@ class OfflineConfig(RunConfig):
     """Keys of every run over finished rows. Inert and frozen; derived values are properties."""
 
     validation_key: ClassVar[str] = "validation or validation_share"
-    sequences_per_row: ClassVar[int] = 1
-    """Sequences that one row of a file becomes."""
-    row_words: ClassVar[str] = "rows"
-    """What users call what a step is made of."""
 
     num_train_epochs: int | None = number(None, ge=0)
     """Passes over the training rows. 0 or null: `max_steps` decides."""
@@ -88,6 +79,20 @@ class OfflineConfig(RunConfig):
     @property
     def validates(self) -> bool:
         return self.validation is not None or self.validation_share > 0
+
+    @property
+    def sequences_per_row(self) -> int:
+        """Sequences that one row of a file becomes."""
+        return 1
+
+    @property
+    def row_words(self) -> str:
+        """What users call the rows of a step."""
+        return "rows"
+
+    def columns_of(self, data: OfflineDataArgs) -> dict[str, str]:  # noqa: ARG002 - for subclasses
+        """Columns that every row must have, by the keys of `data_args` that name them."""
+        return {}
 
     @property
     def sequences_per_step(self) -> int:

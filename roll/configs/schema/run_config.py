@@ -16,7 +16,7 @@ from roll.configs.schema.worker_config import OF_PROCESSES, TrainConfig, WorkerC
 
 VALIDATES = needs(
     "validates", words="with `validation` (in `pipeline: agentic` with `val_env_manager`)",
-    fix="add that section (in pipeline sft, validation_share does as well), or remove it",
+    fix="add that section (where rows are finished, validation_share does as well), or remove it",
 )  # fmt: skip
 
 
@@ -93,8 +93,8 @@ class RunConfig:
     checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
     """Checkpoint folder and retention."""
     sequence_length: int | None = number(None, ge=1)
-    """Longest sequence in tokens. null: `prompt_length + response_length`, else at least that; required in `pipeline:
-    sft`."""
+    """Longest sequence in tokens. null: `prompt_length + response_length`, else at least that; required where
+    rows are finished (`sft`, `dpo`, `reward_model`)."""
     balance_batch: bool = True
     """Give data-parallel ranks equal token counts. false: equal row counts in order."""
     pretrain: str | None = None
@@ -148,6 +148,12 @@ class RunConfig:
         specs = [spec for spec in fields(self) if not _PLAIN.fullmatch(str(spec.type))]
         values = {spec.name: getattr(self, spec.name) for spec in specs}
         return {name: value for name, value in values.items() if isinstance(value, WorkerConfig)}
+
+    def kind_of(self, role: str) -> Literal["policy", "value", "reward"]:
+        """What the model of a role gives: log-probs of tokens, values of tokens, or a score."""
+        if role.startswith("reward_model"):
+            return "reward"
+        return "value" if role == "critic" else "policy"
 
     @property
     def roles(self) -> dict[str, WorkerConfig]:

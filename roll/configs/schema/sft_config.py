@@ -29,11 +29,6 @@ class SFTDataArgs(OfflineDataArgs):
     response: str | None = acting(None, _SINGLE)
     """Column with the response as text. Goes with `prompt`."""
 
-    @property
-    def columns(self) -> dict[str, str]:
-        named = {"prompt": self.prompt, "messages": self.messages, "response": self.response}
-        return {key: column for key, column in named.items() if column is not None}
-
 
 @dataclass(frozen=True, kw_only=True)
 class SFTTrainDataArgs(SFTDataArgs, OfflineTrainDataArgs):
@@ -69,3 +64,8 @@ class SFTConfig(OfflineConfig):
     leaves earlier messages as they are when others follow."""
     validation: SFTValidationConfig | None = None
     """Held-out rows, for loss, token accuracy and perplexity. null: `validation_share` decides."""
+
+    def columns_of(self, data: OfflineDataArgs) -> dict[str, str]:
+        assert isinstance(data, SFTDataArgs)
+        named = {"prompt": data.prompt, "messages": data.messages, "response": data.response}
+        return {key: column for key, column in named.items() if column is not None}

@@ -20,7 +20,8 @@ from roll.configs.schema.worker_config import TrainingArgs
 from roll.distributed.process_group import connect as join_group
 from roll.distributed.worker import WorkerInfo
 from roll.strategies.base import TrainSpec
-from roll.strategies.hf.hf_model import PolicyModel, ValueModel
+from roll.strategies.hf.hf_build import RoleModule
+from roll.strategies.hf.hf_model import PolicyModel
 from roll.strategies.micro import MicroLayout
 from roll.strategies.optim import parameter_groups
 from roll.utils.logits import HeadOutputs, HeadRequest
@@ -157,7 +158,7 @@ class Engine(nn.Module):
 class Opened(nn.Module):
     """A model whose inputs and outputs DeepSpeed's hooks can see into."""
 
-    def __init__(self, model: PolicyModel | ValueModel) -> None:
+    def __init__(self, model: RoleModule) -> None:
         super().__init__()
         self.model = model
 

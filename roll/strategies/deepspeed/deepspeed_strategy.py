@@ -40,7 +40,8 @@ from roll.strategies.deepspeed.state import (
     set_whole,
     whole,
 )
-from roll.strategies.hf.hf_model import DTYPES, PolicyModel, ValueModel, named_tensors
+from roll.strategies.hf.hf_build import RoleModule
+from roll.strategies.hf.hf_model import DTYPES, named_tensors
 from roll.strategies.hf.hf_strategy import HfTrainStrategy
 from roll.strategies.optim import MOMENTS
 
@@ -69,7 +70,7 @@ class DeepSpeedStrategy(HfTrainStrategy):
     def _connect(self) -> None:
         connect(self._info, self._device, self._backend)
 
-    def _wrap(self, model: PolicyModel | ValueModel) -> nn.Module:
+    def _wrap(self, model: RoleModule) -> nn.Module:
         self._offloaded: set[StatePart] = set()
         if not self._spec.trains and self._options.stage < 3:
             return model

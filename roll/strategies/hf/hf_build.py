@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -12,8 +13,10 @@ from roll.strategies.hf.compile import compile_blocks
 from roll.strategies.hf.fused import require_liger, use_liger_layers
 from roll.strategies.hf.hf_model import PolicyModel, ValueModel, load_backbone, load_causal_lm
 from roll.strategies.hf.hf_packing import SequenceGroup, pack
-from roll.strategies.hf.hf_reward_model import build_reward_model
+from roll.strategies.hf.hf_reward_model import ScoreModel, build_reward_model, build_score_model
 from roll.strategies.hf.lora import add_adapters
+
+RoleModule: TypeAlias = PolicyModel | ValueModel | ScoreModel
 
 
 def build_module(
@@ -22,7 +25,7 @@ def build_module(
     computed: torch.dtype,
     device: torch.device,
     sequence: SequenceGroup | None = None,
-) -> PolicyModel | ValueModel:
+) -> RoleModule:
     """Return the module of a role on `device`, its weights in `stored`, ready to be wrapped by a backend.
 
     With `sequence`, whose ranks must all call this, its layouts are shards of packed lines.
@@ -33,7 +36,10 @@ def build_module(
             require_liger(f"{spec.role}.model_args.{key}", device)
     if spec.kind == "policy":
         model = load_causal_lm(args, stored)
-        module: PolicyModel | ValueModel = PolicyModel(model, spec.temperature, fused=args.use_fused_kernels)
+        module: RoleModule = PolicyModel(model, spec.temperature, fused=args.use_fused_kernels)
+    elif spec.kind == "reward" and spec.trains:
+        module = build_score_model(args, stored)
+        model = module.classifier
     elif spec.kind == "reward":
         module = build_reward_model(spec, stored)
         model = module.backbone
@@ -64,12 +70,14 @@ def build_module(
     return module
 
 
-def hf_module(module: PolicyModel | ValueModel) -> nn.Module:
+def hf_module(module: RoleModule) -> nn.Module:
     """Return the transformers model inside a role's module."""
+    if isinstance(module, ScoreModel):
+        return module.classifier
     return module.lm if isinstance(module, PolicyModel) else module.backbone
 
 
-def _decoder(module: PolicyModel | ValueModel) -> nn.Module:
+def _decoder(module: RoleModule) -> nn.Module:
     """Return the part of it that makes hidden states from tokens."""
     decoder: nn.Module = module.lm.get_decoder() if isinstance(module, PolicyModel) else module.backbone
     return decoder

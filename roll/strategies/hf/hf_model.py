@@ -85,8 +85,9 @@ _ATTENTION = {"eager": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}
 def _loaded(kind: Any, args: ModelArgs, dtype: torch.dtype, **options: Any) -> Any:
     if args.attn_implementation != "auto":
         options["attn_implementation"] = _ATTENTION[args.attn_implementation]
+    options.setdefault("config", load_config(args))
     with quiet_transformers():
-        return kind.from_pretrained(**_source(args), config=load_config(args), dtype=dtype, **options)
+        return kind.from_pretrained(**_source(args), dtype=dtype, **options)
 
 
 def load_causal_lm(args: ModelArgs, dtype: torch.dtype) -> PreTrainedModel:
@@ -115,6 +116,33 @@ def load_classifier(args: ModelArgs, dtype: torch.dtype) -> PreTrainedModel:
             "expected a model saved from AutoModelForSequenceClassification"
         )
     return model.eval()
+
+
+def load_new_classifier(args: ModelArgs, dtype: torch.dtype) -> PreTrainedModel:
+    """Return a sequence classifier with one output on the CPU in eval mode; a language model's has a head of zeros.
+
+    Raises `ValueError` for a classifier with another number of outputs.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    config = one_output(load_config(args), str(args.model_name_or_path))
+    kind = AutoModelForSequenceClassification
+    model, loaded = _loaded(kind, args, dtype, config=config, output_loading_info=True)
+    missing = sorted(name for name in loaded["missing_keys"] if name != "score.weight")
+    if missing:
+        raise ValueError(f"{args.model_name_or_path} lacks {', '.join(missing[:3])}: a classifier can't be made of it")
+    if loaded["missing_keys"]:
+        torch.nn.init.zeros_(model.score.weight)
+    return model.eval()
+
+
+def one_output(config: Any, name: str) -> Any:
+    """Return the configuration of a classifier with one output; raise `ValueError` for one of several."""
+    own = any("ForSequenceClassification" in architecture for architecture in config.architectures or ())
+    if own and config.num_labels != 1:
+        raise ValueError(f"{name} is a classifier with {config.num_labels} outputs; expected one, or a language model")
+    config.num_labels = 1
+    return config
 
 
 def load_config(args: ModelArgs) -> Any:

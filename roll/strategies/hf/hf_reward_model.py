@@ -15,10 +15,21 @@ from transformers import PreTrainedModel
 
 from roll.configs.rules.reward_model import label_violations
 from roll.configs.schema.reward_config import RewardModelConfig
+from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.base import TrainSpec
-from roll.strategies.hf.hf_model import ValueModel, load_classifier, text_config
+from roll.strategies.hf.hf_model import (
+    ValueModel,
+    load_classifier,
+    load_new_classifier,
+    load_tokenizer,
+    picked_hidden,
+    text_config,
+)
 from roll.strategies.micro import MicroLayout
 from roll.utils.logits import HeadOutputs, HeadRequest
+
+HEAD = "score"
+"""What transformers calls the head of a sequence classifier."""
 
 _TOLERANCE = 0.02  # of the size of the logits: above rounding in half precision, below another pooling or head
 
@@ -66,6 +77,40 @@ class RewardModel(ValueModel):
             )
 
 
+class ScoreModel(nn.Module):
+    """A classifier with one output that learns: a score where its layout says, [S]."""
+
+    def __init__(self, classifier: PreTrainedModel) -> None:
+        super().__init__()
+        self.classifier = classifier
+
+    @property
+    def backbone(self) -> PreTrainedModel:
+        """All but the head."""
+        backbone = self.classifier.base_model
+        assert isinstance(backbone, PreTrainedModel)
+        return backbone
+
+    def forward(self, layout: MicroLayout, request: HeadRequest) -> HeadOutputs:
+        del request
+        picked, head = picked_hidden(self.backbone, layout), self.classifier.score
+        assert isinstance(head, nn.Linear)
+        return HeadOutputs(values=head(picked.to(head.weight.dtype))[:, 0].float())
+
+
+def build_score_model(args: ModelArgs, dtype: torch.dtype) -> ScoreModel:
+    """Return a classifier with one output on the CPU, to be trained; raises `ValueError` for a model that can't be one.
+
+    A language model gets a head of zeros: the first scores are 0, not noise. A classifier keeps its own.
+    """
+    classifier = load_new_classifier(args, dtype)
+    head = _linear_head(classifier)
+    head.float()  # beside adapters the rest may be in half precision
+    # What it is read at: the last token that isn't this one.
+    text_config(classifier).pad_token_id = load_tokenizer(args).pad_token_id
+    return ScoreModel(classifier)
+
+
 def build_reward_model(spec: TrainSpec, dtype: torch.dtype) -> RewardModel:
     """Return the classifier of a reward model's role on the CPU; raises `ValueError` for a model that is none."""
     assert isinstance(spec.worker, RewardModelConfig)
@@ -74,15 +119,20 @@ def build_reward_model(spec: TrainSpec, dtype: torch.dtype) -> RewardModel:
     wrong = next(label_violations(spec.worker.label, [labels[i] for i in sorted(labels)], spec.role), None)
     if wrong is not None:
         raise ValueError(str(wrong))
-    head = getattr(classifier, "score", None)
+    _linear_head(classifier)
+    model = RewardModel(classifier, spec.worker.label or 0)
+    model.check(classifier, spec.worker.label or 0)
+    return model
+
+
+def _linear_head(classifier: PreTrainedModel) -> nn.Linear:
+    head = getattr(classifier, HEAD, None)
     if not isinstance(head, nn.Linear) or head.bias is not None:
         raise ValueError(
             f"{type(classifier).__name__} has no linear head called 'score'; reward models must be decoders such as "
             "LlamaForSequenceClassification or Qwen2ForSequenceClassification"
         )
-    model = RewardModel(classifier, spec.worker.label or 0)
-    model.check(classifier, spec.worker.label or 0)
-    return model
+    return head
 
 
 def pooled_positions(layout: MicroLayout, pad: int | None) -> Tensor:

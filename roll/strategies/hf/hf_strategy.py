@@ -19,8 +19,8 @@ from roll.distributed.weights import WeightPart
 from roll.distributed.worker import WorkerInfo
 from roll.strategies.base import LossFn, NamedWeights, Output, TrainSpec
 from roll.strategies.common import CommonStrategy, blank_outputs, head_request
-from roll.strategies.hf.hf_build import build_module, hf_module
-from roll.strategies.hf.hf_model import PolicyModel, ValueModel, named_tensors
+from roll.strategies.hf.hf_build import RoleModule, build_module, hf_module
+from roll.strategies.hf.hf_model import named_tensors
 from roll.strategies.hf.hf_packing import SequenceGroup
 from roll.strategies.hf.lora import Adapters
 from roll.strategies.micro import lay_out, padding_row, take_shard
@@ -40,9 +40,7 @@ class HfTrainStrategy(CommonStrategy):
         if spec.worker.model_args.ulysses_size > 1:
             self._sequence = SequenceGroup.join(info, spec.worker.model_args.ulysses_size, self._device)
             self.layout, self._group = self._sequence.layout, self._sequence.peers
-        self._model: PolicyModel | ValueModel = build_module(
-            spec, self._stored, self._computed, self._loaded_on, self._sequence
-        )
+        self._model: RoleModule = build_module(spec, self._stored, self._computed, self._loaded_on, self._sequence)
         args = spec.worker.model_args
         self._adapters = Adapters(hf_module(self._model), args) if args.uses_lora else None
         self._module: nn.Module = self._wrap(self._model)
@@ -70,7 +68,7 @@ class HfTrainStrategy(CommonStrategy):
         return self._device
 
     @abstractmethod
-    def _wrap(self, model: PolicyModel | ValueModel) -> nn.Module:
+    def _wrap(self, model: RoleModule) -> nn.Module:
         """Shard the module, build the optimizer."""
 
     @abstractmethod
@@ -135,7 +133,8 @@ class HfTrainStrategy(CommonStrategy):
         packed = self._spec.worker.use_sequence_packing or sequence is not None
         multiple = math.lcm(multiple, 1 if sequence is None else sequence.size)
         beside = "student_logprobs" in outputs
-        layout = lay_out(micro, self._device, packed=packed, multiple=multiple, teacher_ids=beside)
+        ahead = self._spec.kind != "reward"
+        layout = lay_out(micro, self._device, packed=packed, multiple=multiple, teacher_ids=beside, ahead=ahead)
         mine, place, group = layout, None, None
         if sequence is not None:
             group = sequence.group
@@ -163,5 +162,5 @@ class HfTrainStrategy(CommonStrategy):
 
     def export(self, path: Path) -> None:
         super().export(path)
-        if self._adapters is not None:
+        if self._adapters is not None and self._spec.kind == "policy":  # a score needs its head, too
             self._adapters.export(path / "adapter", self._full, writes=self._info.rank == 0)

@@ -33,6 +33,7 @@ _NAME = "default"  # peft's name for the only set of adapters of a model
 _PEFT_PREFIX = "base_model.model."  # what peft puts before every name in its files
 _DEFAULT_ALPHA = 16.0
 _IDENTITY = "adapters.json"
+_SCORE = "score.weight"  # the head of a reward model: it has no adapters, it trains
 _SAMPLED = 1024  # values of each adapted layer that tell base models apart
 
 Full = Callable[[Tensor], Tensor]
@@ -67,7 +68,7 @@ def add_adapters(model: nn.Module, spec: TrainSpec) -> None:
             raise ValueError(f"lora_target: {folder} adapts other layers, {', '.join(own)}; remove lora_target")
         _load_folder(model, layers, folder)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(spec.trains and _is_adapter(name))
+        parameter.requires_grad_(spec.trains and (_is_adapter(name) or name == _SCORE))
 
 
 class Adapters:
@@ -182,7 +183,7 @@ class Adapters:
     @staticmethod
     def keeps(name: str) -> bool:
         """Whether a checkpoint holds this parameter of the model: what trains, not the base model."""
-        return _is_adapter(name) or name.startswith("value_head.")
+        return _is_adapter(name) or name.startswith(("value_head.", "classifier.score."))
 
 
 # --- which layers -----------------------------------------------------------------------------------------------------
@@ -190,7 +191,8 @@ class Adapters:
 
 def _linear_layers(model: nn.Module) -> list[str]:
     head = model.get_output_embeddings()  # type: ignore[operator]
-    return [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head]
+    linear = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
+    return [name for name, module in linear if module is not head and f"{name}.weight" != _SCORE]
 
 
 def _chosen_layers(model: nn.Module, targets: Sequence[str]) -> list[str]:

@@ -1,0 +1,51 @@
+"""What learning from preferences has in common, whatever learns: its rows, and validation on pairs or labelled rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from roll.configs.schema.offline_config import OfflineDataArgs
+from roll.configs.schema.preference_config import PreferenceConfig, PreferenceDataArgs
+from roll.data.chat_masks import ConversationEncoder
+from roll.data.offline import EncodedRows
+from roll.data.preference import PreferenceRow, encode_preferences, read_preferences
+from roll.pipelines.offline import OfflineData, OfflinePipeline, offline_data
+from roll.strategies.base import OutputName
+from roll.types.metrics import Metrics
+from roll.workers.preference import UnitLoss
+
+
+class PreferencePipeline(OfflinePipeline[PreferenceRow]):
+    """Learns from pairs, or from single responses with a label or a score."""
+
+    metrics_of = "preference"
+    config: PreferenceConfig
+
+    def held_out_metrics(self, output: OutputName, loss: UnitLoss) -> dict[str, float]:
+        """Return the means of `loss` and of what it logs over the held-out rows."""
+        metrics = Metrics()
+        for batch in self.held_out_batches():
+            batch = self.prepared(batch)
+            outputs = self.forward(self.clusters.actor_train, batch, output)
+            losses, logged = loss(outputs, batch)
+            for name, values in {"loss": losses, **logged}.items():
+                metrics.add_mean(f"val/{name}", float(values.double().sum()), len(values))
+        return metrics.result()
+
+
+def preference_data(config: PreferenceConfig, tokenizer: Any, *, without_end: int | None) -> OfflineData[PreferenceRow]:
+    """Read, render and tokenise all rows; raises `DataError` naming file and line."""
+
+    def read(data: OfflineDataArgs) -> EncodedRows[PreferenceRow]:
+        assert isinstance(data, PreferenceDataArgs)
+        template = data.template or config.actor_train.data_args.template or "native"
+        return encode_preferences(
+            read_preferences(data, pairs=config.pairs),
+            ConversationEncoder(tokenizer, template=template),
+            sequence_length=config.max_sequence_length,
+            truncation=config.truncation,
+            num_workers=data.preprocessing_num_workers,
+            without_end=without_end,
+        )
+
+    return offline_data(config, read)
