@@ -99,8 +99,8 @@ def lay_out(
 ) -> MicroLayout:
     """Return the layout of a micro-batch in which every action token is scored.
 
-    `multiple` rounds up the padded width, or the packed length. With `teacher_ids` those tokens are scored, too. A token
-    is scored by the hidden state before it, which predicts it; not `ahead`: by its own.
+    `multiple` rounds up the padded width, or the packed length. With `teacher_ids` those tokens are scored, too.
+    A token is scored by the hidden state before it, which predicts it; not `ahead`: by its own.
     """
     assert not batch.action_mask[batch.offsets[:-1]].any(), "the first token of a row has no context to be chosen in"
     flat = batch.action_mask.nonzero()[:, 0]

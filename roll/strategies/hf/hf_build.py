@@ -34,18 +34,8 @@ def build_module(
     for key in ("use_liger", "use_fused_kernels"):
         if getattr(args, key):
             require_liger(f"{spec.role}.model_args.{key}", device)
-    if spec.kind == "policy":
-        model = load_causal_lm(args, stored)
-        module: RoleModule = PolicyModel(model, spec.temperature, fused=args.use_fused_kernels)
-    elif spec.kind == "reward" and spec.trains:
-        module = build_score_model(args, stored)
-        model = module.classifier
-    elif spec.kind == "reward":
-        module = build_reward_model(spec, stored)
-        model = module.backbone
-    else:
-        model = load_backbone(args, stored)
-        module = ValueModel(model)
+    module = _loaded(spec, stored)
+    model = hf_module(module)
     _freeze(model, args.freeze_module_prefix if spec.trains else ("",))
     if spec.trains and not any(parameter.requires_grad for parameter in module.parameters()):
         raise ValueError(f"{spec.role}: freeze_module_prefix leaves nothing to train")
@@ -68,6 +58,16 @@ def build_module(
     if args.torch_compile:
         compile_blocks(model)  # after the check, whose sizes nothing else has
     return module
+
+
+def _loaded(spec: TrainSpec, stored: torch.dtype) -> RoleModule:
+    """Return the module of a role as its folder has it, on the CPU."""
+    args = spec.worker.model_args
+    if spec.kind == "policy":
+        return PolicyModel(load_causal_lm(args, stored), spec.temperature, fused=args.use_fused_kernels)
+    if spec.kind == "value":
+        return ValueModel(load_backbone(args, stored))
+    return build_score_model(args, stored) if spec.trains else build_reward_model(spec, stored)
 
 
 def hf_module(module: RoleModule) -> nn.Module:

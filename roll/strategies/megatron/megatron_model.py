@@ -23,7 +23,7 @@ with warnings.catch_warnings():
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 
-Kind = Literal["policy", "value"]
+Kind = Literal["policy", "value", "reward"]
 
 
 class TokenGPT(GPTModel):
@@ -85,7 +85,7 @@ class TokenGPT(GPTModel):
             # Every rank scores all positions, so each has the whole gradient of its part.
             hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
         picked = hidden.transpose(0, 1).flatten(0, 1)[shard.index]
-        if self.kind == "value":
+        if self.kind != "policy":
             return HeadOutputs(values=self.value_head(picked))
         shared = self.share_embeddings_and_output_weights
         weight = self.shared_embedding_or_output_weight() if shared else self.output_layer.weight
@@ -171,7 +171,8 @@ def build_chunks(
     """Return this rank's part of the model, one chunk per virtual pipeline stage, its parameters not yet loaded.
 
     Call it with Megatron's process groups initialised, without an accelerator inside `cpu_platform`. `kind`: a value
-    model has a scalar head instead of the vocabulary's. `recompute`: activations, where the options leave it open.
+    or reward model has a scalar head instead of the vocabulary's. `recompute`: activations, where the options leave it
+    open.
     Raises `ValueError`, see `architecture` and `transformer_config`.
     """
     arch = architecture(hf_config)

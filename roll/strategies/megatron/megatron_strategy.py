@@ -23,7 +23,7 @@ from roll.distributed.weights import WeightPart
 from roll.distributed.worker import WorkerInfo
 from roll.strategies.base import STATE_PARTS, LossFn, NamedWeights, Output, StatePart, TrainSpec
 from roll.strategies.common import CommonStrategy, blank_outputs, head_request
-from roll.strategies.hf.hf_model import DTYPES
+from roll.strategies.hf.hf_model import DTYPES, one_output
 from roll.strategies.megatron.checkpoint import load_checkpoint, save_checkpoint
 from roll.strategies.megatron.megatron_model import build_chunks
 from roll.strategies.megatron.optimizer import Optimizer, wrap_chunks
@@ -95,7 +95,10 @@ class MegatronStrategy(CommonStrategy):
 
     def _build(self) -> None:
         spec, options, args = self._spec, self._options, self._spec.worker.model_args
-        assert spec.kind != "reward", "the configuration refuses reward models on Megatron"
+        assert spec.kind != "reward" or spec.trains, "the configuration refuses reward models on Megatron"
+        if spec.kind == "reward":
+            self._config = one_output(self._config, str(args.model_name_or_path))
+            self._config.get_text_config().pad_token_id = self._tokenizer.pad_token_id
         dtype = DTYPES[args.dtype]
         self._modules = build_chunks(
             self._config,
@@ -217,6 +220,7 @@ class MegatronStrategy(CommonStrategy):
         batches = [batch.select(rows) if rows else padding_row(batch) for rows in parts]
         packed = self._spec.worker.use_sequence_packing
         lay = functools.partial(lay_out, device=self._device, packed=packed, multiple=rounding, teacher_ids=beside)
+        lay = functools.partial(lay, ahead=self._spec.kind != "reward")
         layouts = [lay(micro) for micro in batches]
         rank, ranks = dist.get_rank(self._context), dist.get_world_size(self._context)
         layouts = [
@@ -326,10 +330,11 @@ class MegatronStrategy(CommonStrategy):
             self._steps = steps
 
     def _hf_model(self) -> Any:
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+        kind = AutoModelForSequenceClassification if self._spec.kind == "reward" else AutoModelForCausalLM
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(self._config)
+            return kind.from_config(self._config)
 
 
 def _finalize(chunks: list[Any], num_tokens: Tensor | None = None, **options: Any) -> None:

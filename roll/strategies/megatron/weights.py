@@ -19,7 +19,8 @@ from roll.strategies.megatron.source import WeightSource, open_weights
 if TYPE_CHECKING:
     from roll.strategies.megatron.megatron_model import TokenGPT
 
-_HEADS = ("lm_head.weight", "score.weight")  # tensors outside the backbone: a value model has no use for them
+_SCORE = "score.weight"
+_HEADS = ("lm_head.weight", _SCORE)  # tensors outside the backbone: a value model has no use for them
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ class _Held:
 def load_weights(chunks: Sequence[TokenGPT], source: str | Path | Mapping[str, Tensor]) -> None:
     """Fill the parameters of this rank's chunks (all but a value head) with its shares of a model's tensors.
 
+    The head of a reward model is filled where the source has one.
+
     `source`: a folder, a hub id, a `.gguf` file, or tensors under the names of a transformers module or checkpoint.
     Raises `ValueError` if a tensor is missing, unknown, or of another shape than the model's configuration says.
     """
@@ -83,6 +86,10 @@ def load_weights(chunks: Sequence[TokenGPT], source: str | Path | Mapping[str, T
             for held in _held(chunk, table, ranks):
                 group = ranks.sharing(held.entry)
                 _fill(held, weights, dist.get_rank(group), dist.get_world_size(group))
+            if chunk.kind == "reward" and chunk.post_process and _SCORE in weights.names:
+                head = HfTensor(_SCORE, tuple(chunk.value_head.weight.shape))
+                weights.check(head, 0)
+                chunk.value_head.weight.copy_(weights.read(head, None, None, 0, 0))
 
 
 def _fill(held: _Held, weights: WeightSource, rank: int, ranks: int) -> None:
@@ -106,7 +113,7 @@ def _check_complete(weights: WeightSource, table: WeightTable, kind: str) -> Non
     missing = sorted(wanted - weights.names)
     if missing:
         raise ValueError(f"the model's weights lack {len(missing)} tensors: {_some(missing)}")
-    ignored = _HEADS if kind == "value" or table.arch.tied else ()
+    ignored = _HEADS if kind != "policy" or table.arch.tied else ()
     unknown = {name for name in weights.names - wanted if not name.endswith("rotary_emb.inv_freq")}
     if unknown - set(ignored):
         unexpected = sorted(unknown - set(ignored))
@@ -174,7 +181,8 @@ def stream_weights(chunks: Sequence[TokenGPT]) -> Iterator[tuple[str, Tensor]]:
     """Whole tensors under the names of the transformers module, in the same order on every rank; a collective.
 
     Of a policy, names begin with `model.` (but `lm_head.weight`) and the embedding of a tied model comes once. Of a
-    value model they are those of its backbone, without its head. A tensor may share memory with a parameter.
+    value model they are those of its backbone, without its head; of a reward model those of a classifier. A tensor may
+    share memory with a parameter.
     """
     ranks, kind = _Ranks.here(), chunks[0].kind
     table = ranks.table(chunks[0])
@@ -192,10 +200,14 @@ def stream_weights(chunks: Sequence[TokenGPT]) -> Iterator[tuple[str, Tensor]]:
             wholes = [like.new_empty(*leading, *tensor.shape) for tensor in entry.tensors]
         for tensor, whole in zip(entry.tensors, wholes, strict=True):
             yield module_name(tensor, kind), _spread(whole, owner, ranks.pipeline)
+    if kind == "reward":
+        heads = [chunk.value_head.weight.detach() for chunk in chunks if chunk.post_process]
+        (owner,) = _owners([bool(heads)], ranks.pipeline, like.device)
+        yield _SCORE, _spread(heads[0] if heads else like.new_empty(1, table.arch.hidden), owner, ranks.pipeline)
 
 
 def module_name(tensor: HfTensor, kind: str) -> str:
-    """Name of a tensor in a causal language model (policy) or in its backbone (value)."""
+    """Name of a tensor in a causal language model (policy), in a classifier (reward), or in the backbone (value)."""
     return tensor.name if kind == "value" or tensor.name in _HEADS else "model." + tensor.name
 
 
