@@ -375,6 +375,12 @@ def test_importance_weights_are_ratios_up_to_a_bound(level, expected):
     assert mask == [True] * 4
 
 
+def test_importance_weights_have_a_lower_bound_and_a_mean_of_one():
+    assert corrected(importance_upper=3.0, importance_lower=0.8)[0] == close(0.8, 2, 3, 1)
+    # 0.5, 2, 3, 1 have the mean 1.625
+    assert corrected(importance_upper=3.0, importance_mean_one=True)[0] == close(4 / 13, 16 / 13, 24 / 13, 8 / 13)
+
+
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [
@@ -388,6 +394,15 @@ def test_importance_weights_are_ratios_up_to_a_bound(level, expected):
         ({"difference_high": 0.3}, (True, True, False, True)),
         ({"difference_high": 0.1, "level": "geometric"}, (True, True, False, False)),
         ({"difference_high": 0.3, "ratio_low": 0.6}, (False, True, False, True)),
+        # d = -ln 2, ln 2, ln 4, 0. k3: 0.193, 0.307, 1.614, 0; k2: 0.240, 0.240, 0.961, 0
+        ({"divergence_high": 0.25}, (True, False, False, True)),
+        ({"divergence_high": 0.25, "divergence": "k2"}, (True, True, False, True)),
+        ({"divergence_high": 0.4, "level": "geometric"}, (True, True, False, False)),
+        ({"divergence_high": 0.45, "level": "sequence"}, (False, False, False, False)),
+        ({"divergence_high": 0.55, "level": "sequence"}, (True, True, False, False)),
+        ({"row_divergence_high": 0.5}, (True, True, False, False)),
+        ({"row_divergence_high": 0.3}, (False, False, False, False)),
+        ({"row_divergence_high": 0.3, "divergence": "k2"}, (True, True, False, False)),
     ],
 )
 def test_filters_mask_tokens_by_ratio_and_by_difference(rule, expected):

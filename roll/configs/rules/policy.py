@@ -109,7 +109,16 @@ def loss_rules(config: RLConfig) -> Iterator[Violation]:
     correction = config.train_infer_correction
     if correction is not None:
         bounds = ("importance_upper", "ratio_low", "ratio_high", "difference_low", "difference_high")
-        if all(getattr(correction, name) is None for name in bounds):
+        divergences = ("divergence_high", "row_divergence_high")
+        upper = correction.importance_upper
+        if upper is not None and correction.importance_lower > upper:
+            expected = f"at most importance_upper ({upper:g})"
+            yield Violation("train_infer_correction.importance_lower", expected, "", correction.importance_lower)
+        if correction.divergence != "k3" and all(getattr(correction, name) is None for name in divergences):
+            fix = "train_infer_correction.divergence_high=0.1, or remove it"
+            expected = "a bound: divergence_high and row_divergence_high are null, so it does nothing"
+            yield Violation("train_infer_correction.divergence", expected, fix, correction.divergence)
+        if all(getattr(correction, name) is None for name in (*bounds, *divergences)):
             expected = "a weight or a filter: all its bounds are null, so it does nothing"
             yield Violation("train_infer_correction", expected, "importance_upper=2, or train_infer_correction=null")
     if config.error_max_len_clip and config.error_max_len_threshold is None:
