@@ -281,23 +281,34 @@ def mismatch_metrics(log_ratio: Tensor, mask: Tensor, fresh: Tensor | None = Non
     return metrics.merge(_distances(_ALL, log_ratio, inside))
 
 
-_FRESH = ("mismatch/kl", "mismatch/abs_log_ratio_mean", "mismatch/ratio_max", "mismatch/ratio_min")
-_ALL = ("mismatch/all_kl", "mismatch/all_abs_log_ratio_mean", "mismatch/all_ratio_max", "mismatch/all_ratio_min")
+_FRESH = (
+    "mismatch/kl", "mismatch/chi2", "mismatch/abs_log_ratio_mean", "mismatch/above_2_share",
+    "mismatch/below_half_share", "mismatch/ratio_max", "mismatch/ratio_min",
+)  # fmt: skip
+_ALL = (
+    "mismatch/all_kl", "mismatch/all_chi2", "mismatch/all_abs_log_ratio_mean", "mismatch/all_above_2_share",
+    "mismatch/all_below_half_share", "mismatch/all_ratio_max", "mismatch/all_ratio_min",
+)  # fmt: skip
+_FAR = math.log(2.0)
 
 
-def _distances(names: tuple[str, str, str, str], log_ratio: Tensor, inside: Tensor) -> Metrics:
+def _distances(names: tuple[str, ...], log_ratio: Tensor, inside: Tensor) -> Metrics:
     metrics = Metrics()
     inside = inside & ~log_ratio.isnan()
     bound = LOG_RATIO_BOUND
     log_ratio = zero_outside(log_ratio.detach(), inside).nan_to_num(posinf=bound, neginf=-bound)
     if not bool(inside.any()):
         return metrics
-    kl, distance, largest, smallest = names
+    kl, chi2, distance, above, below, largest, smallest = names
     tokens = float(inside.sum())
     # Tokens were drawn from the sampler: E[ratio - 1 - log ratio] under it is KL(sampler || trainer).
     bounded = log_ratio.clamp(-bound, bound)
     metrics.add_mean(kl, float((bounded.expm1() - bounded).sum()), tokens)
+    # Likewise E[ratio^2] - 1: how much noise importance weights without a cap would add.
+    metrics.add_mean(chi2, float((2 * bounded.double()).expm1().sum()), tokens)
     metrics.add_mean(distance, float(log_ratio.abs().sum()), tokens)
+    metrics.add_mean(above, float((bounded > _FAR).sum()), tokens)
+    metrics.add_mean(below, float((bounded < -_FAR).sum()), tokens)
     metrics.add_max(largest, float(bounded[inside].max().exp()))
     metrics.add_min(smallest, float(bounded[inside].min().exp()))
     return metrics

@@ -146,7 +146,7 @@ def _filters(rule: TrainInferCorrection) -> tuple[Filter, ...]:
         low = -1.0 if rule.difference_low is None else rule.difference_low
         high = 1.0 if rule.difference_high is None else rule.difference_high
         filters.append(Filter(rule.level, low, high, on="difference"))
-    for high, row_max in ((rule.divergence_high, False), (rule.row_divergence_high, True)):
-        if high is not None:
-            filters.append(Filter(rule.level, high=high, on=rule.divergence, row_max=row_max))
+    for bound, row_max in ((rule.divergence_high, False), (rule.row_divergence_high, True)):
+        if bound is not None:
+            filters.append(Filter(rule.level, high=bound, on=rule.divergence, row_max=row_max))
     return tuple(filters)

@@ -165,6 +165,16 @@ def test_mismatch_is_measured_by_hand_computed_values():
     assert result["mismatch/ratio_max"] == pytest.approx(2.0)
     assert result["mismatch/ratio_min"] == pytest.approx(1.0)
     assert result["mismatch/abs_log_ratio_mean"] == pytest.approx(math.log(2) / 2)
+    assert result["mismatch/chi2"] == pytest.approx(3 / 2)  # 2^2 - 1 and 0
+
+
+def test_far_ratios_are_counted():
+    log_ratio = torch.tensor([[2.5, 1.9, 1.0, 0.6, 0.4, 9.0]]).log()
+    result = mismatch_metrics(log_ratio, torch.tensor([[1, 1, 1, 1, 1, 0]])).result()
+    assert result["mismatch/above_2_share"] == pytest.approx(1 / 5)
+    assert result["mismatch/below_half_share"] == pytest.approx(1 / 5)
+    chi2 = math.fsum(r * r - 1 for r in (2.5, 1.9, 1.0, 0.6, 0.4)) / 5
+    assert result["mismatch/chi2"] == pytest.approx(chi2, rel=1e-6)
 
 
 def test_fresh_tokens_are_measured_apart_and_all_together():
@@ -177,7 +187,8 @@ def test_fresh_tokens_are_measured_apart_and_all_together():
     assert (result["mismatch/ratio_min"], result["mismatch/all_ratio_min"]) == pytest.approx((2.0, 0.5))
     # Where nothing is fresh there is nothing to say about the engine.
     assert set(mismatch_metrics(log_ratio, mask, torch.zeros_like(fresh)).result()) == {
-        f"mismatch/all_{name}" for name in ("kl", "abs_log_ratio_mean", "ratio_max", "ratio_min")
+        f"mismatch/all_{name}"
+        for name in ("kl", "chi2", "abs_log_ratio_mean", "above_2_share", "below_half_share", "ratio_max", "ratio_min")
     }
 
 
