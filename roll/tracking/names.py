@@ -200,6 +200,8 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("val/env_timeouts", "calls", "Calls of environments that took too long meanwhile", "sum"),
         _M("val/<domain>/accuracy", "fraction", "Right answers in one domain; episodes that succeed", _TASKS),
         _M("val/<domain>/reward", "reward", "Reward in one domain", _ITS_RESPONSES),
+        _M("val/<domain>/accuracy_spread", "fraction", "Standard error of the accuracy, by the bootstrap", _VALUE),
+        _M("val/accuracy_spread", "fraction", "Likewise over all tasks", _VALUE),
         _M("val/<domain>/pass_at_<k>", "fraction", "Tasks solved in k responses, unbiased", _TASKS),
         _M("val/<domain>/length_mean", "tokens", "Length of a response", _ITS_RESPONSES),
         _M("val/<domain>/turns_mean", "turns", "Turns of an episode", _ITS_RESPONSES),
