@@ -96,7 +96,7 @@ class PolicyOptimisation:
     """Lambda of `gae`."""
     adv_estimator: str = named("grpo", args="adv_estimator_args")
     """gae, reinforce, reinforce_plus_plus, reinforce_plus_plus_baseline, grpo, dr_grpo, rloo, remax, opo,
-    gpg, pass_at_k, vapo; for environments also gigpo, step_reinforce; or a function of your own as
+    gpg, gdpo, pass_at_k, vapo; for environments also gigpo, step_reinforce; or a function of your own as
     `package.module:name` or `path/to/file.py:name`. With options: `{name: grpo, eps: 0.01}`. `gae` and `vapo` need a
     `critic`."""
     adv_estimator_args: dict[str, Any] = args_of("adv_estimator", ESTIMATORS)
