@@ -1,6 +1,6 @@
 """What every run does around its steps: go on from a checkpoint, validate, log, save, end.
 
-A subclass says what a step is; rl_pipeline.py is the one of reinforcement learning, sft.py that of fine-tuning.
+A subclass says what a step is; rl_pipeline.py is that of reinforcement learning, offline.py that of finished rows.
 """
 
 from __future__ import annotations

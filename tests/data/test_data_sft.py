@@ -17,7 +17,8 @@ from data_tokenizers import word_tokenizer
 
 from roll.configs.schema.sft_config import SFTDataArgs
 from roll.data.chat_masks import ConversationEncoder
-from roll.data.sft import Conversation, RowOrder, TaughtRows, batch_of, encode_rows, read_conversations
+from roll.data.offline import RowOrder
+from roll.data.sft import Conversation, TaughtRows, batch_of, encode_rows, read_conversations
 from roll.utils.readers import DataError
 
 PAIR = SFTDataArgs(prompt="prompt", response="response")
@@ -157,7 +158,7 @@ def test_the_held_out_share_is_drawn_by_the_seed_and_shares_no_row(tmp_path: Pat
 
 def test_every_epoch_has_every_row_once_in_an_order_of_its_own(tmp_path: Path) -> None:
     rows = encoded(tmp_path, pairs(*["w1"] * 5)).rows
-    order = RowOrder(rows, seed=3)
+    order = RowOrder(rows, batch_of, seed=3)
     drawn = [row_id for _ in range(5) for row_id in order.take(3).row_ids]
     assert order.epoch == 3.0
     assert Counter(row_id.partition("@")[0] for row_id in drawn) == dict.fromkeys([row.id for row in rows], 3)
@@ -165,23 +166,24 @@ def test_every_epoch_has_every_row_once_in_an_order_of_its_own(tmp_path: Path) -
     epochs = [[row_id.partition("@")[0] for row_id in drawn[i : i + 5]] for i in (0, 5, 10)]
     assert len({tuple(epoch) for epoch in epochs}) == 3
     assert all(set(epoch) == {row.id for row in rows} for epoch in epochs)
-    plain = RowOrder(rows, seed=3, shuffle=False)
+    plain = RowOrder(rows, batch_of, seed=3, shuffle=False)
     assert plain.take(7).row_ids == (*(f"data:{i}" for i in range(1, 6)), "data:1@e1", "data:2@e1")
 
 
 def test_a_batch_may_be_larger_than_the_data(tmp_path: Path) -> None:
-    batch = RowOrder(encoded(tmp_path, pairs("w1", "w2")).rows, seed=0).take(5)
+    batch = RowOrder(encoded(tmp_path, pairs("w1", "w2")).rows, batch_of, seed=0).take(5)
     assert len(set(batch.row_ids)) == 5
 
 
 def test_the_cursor_goes_on_where_it_was_and_refuses_other_data(tmp_path: Path) -> None:
     rows = encoded(tmp_path, pairs(*["w1"] * 5)).rows
-    order = RowOrder(rows, seed=3)
+    order = RowOrder(rows, batch_of, seed=3)
     order.take(4)
     state = json.loads(json.dumps(order.state_dict()))
-    again = RowOrder(rows, seed=3)
+    again = RowOrder(rows, batch_of, seed=3)
     again.load_state_dict(state)
     assert again.take(6).row_ids == order.take(6).row_ids
-    for other in (RowOrder(rows[:4], seed=3), RowOrder(rows, seed=4), RowOrder(rows, seed=3, shuffle=False)):
+    changed = ((rows[:4], 3, True), (rows, 4, True), (rows, 3, False))
+    for other in (RowOrder(those, batch_of, seed=seed, shuffle=shuffle) for those, seed, shuffle in changed):
         with pytest.raises(DataError, match="resuming would skip or repeat rows"):
             other.load_state_dict(state)

@@ -18,9 +18,11 @@ from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config
 from roll.configs.rules.validate import warnings_of
 from roll.data.chat_masks import ConversationEncoder
-from roll.data.sft import RowOrder
+from roll.data.offline import RowOrder
+from roll.data.sft import batch_of
 from roll.distributed.errors import WorkerFailed
-from roll.pipelines.sft import planned_steps, run_sft, sft_data
+from roll.pipelines.offline import planned_steps
+from roll.pipelines.sft import run_sft, sft_data
 from roll.strategies.fsdp2 import Fsdp2Strategy
 from roll.utils.readers import DataError
 
@@ -86,7 +88,7 @@ def tokenizer_in(folder: Path) -> Any:
 def plain_loop(folder: Path, model: Any, tokenizer: Any, steps: int) -> list[dict[str, float]]:
     """The same steps with nothing but transformers: all rows of a step padded into one batch."""
     config = config_of(folder)
-    order = RowOrder(sft_data(config, tokenizer).training.rows, seed=config.seed)
+    order = RowOrder(sft_data(config, tokenizer).training.rows, batch_of, seed=config.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
     said = []
     for _ in range(steps):

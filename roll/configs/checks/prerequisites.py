@@ -26,11 +26,11 @@ from roll.configs.rules.reward_model import classifier_checks
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.judge_config import JudgeConfig
 from roll.configs.schema.model_shape import read_shape
+from roll.configs.schema.offline_config import OfflineConfig, OfflineDataArgs
 from roll.configs.schema.reward_config import RewardModelConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.run_config import RunConfig
-from roll.configs.schema.sft_config import SFTConfig, SFTDataArgs
 from roll.configs.schema.worker_config import DataArgs, ProceduralTask
 from roll.configs.stand_in import collect
 from roll.utils.importing import load_object
@@ -58,9 +58,9 @@ def prerequisite_violations(
     return collect([*checks, lambda found: machine_checks(found, seen)], config, sound=sound)
 
 
-def data_checks(config: RLVRConfig | SFTConfig) -> Iterator[Violation]:
+def data_checks(config: RLVRConfig | OfflineConfig) -> Iterator[Violation]:
     """Data files exist, unless the run itself makes them, and have the columns; so do procedural datasets."""
-    sections: dict[str, DataArgs | SFTDataArgs] = {"actor_train.data_args": config.actor_train.data_args}
+    sections: dict[str, DataArgs | OfflineDataArgs] = {"actor_train.data_args": config.actor_train.data_args}
     if config.validation is not None:
         sections["validation.data_args"] = config.validation.data_args
     for path, data in sections.items():
@@ -82,7 +82,7 @@ def data_checks(config: RLVRConfig | SFTConfig) -> Iterator[Violation]:
             yield from _named(f"{path}.dataset", data.dataset, "class", args, skip=0)
 
 
-def _columns(path: str, data: DataArgs | SFTDataArgs, source: Source) -> Iterator[Violation]:
+def _columns(path: str, data: DataArgs | OfflineDataArgs, source: Source) -> Iterator[Violation]:
     """The columns of the first row of a text file; the others, and later rows, are checked when they are read."""
     file = Path(source.location)
     if source.format not in ("jsonl", "csv", "tsv") and not (file.is_file() and file.stat().st_size == 0):
@@ -92,9 +92,8 @@ def _columns(path: str, data: DataArgs | SFTDataArgs, source: Source) -> Iterato
     row = next(iter(rows), None)
     if row is None:
         raise DataError(f"{source.location}: no rows")
-    for key in ("prompt", "messages", "response", "ground_truth"):
-        column = getattr(data, key, None)
-        if column is not None and not lenient and not has_column(row.values, column):
+    for key, column in data.columns.items():
+        if not lenient and not has_column(row.values, column):
             expected = f"a column of {source.location}: {', '.join(row.values)}"
             yield Violation(f"{path}.{key}", expected, f"{path}.{key}=<one of them>", column)
     unnamed = isinstance(data, DataArgs) and data.prompt is None and data.messages is None

@@ -261,6 +261,12 @@ class DataArgs:
         """Whether any source is named."""
         return bool(self.file_name or self.procedural or self.dataset)
 
+    @property
+    def columns(self) -> dict[str, str]:
+        """Columns that every row must have, by the keys that name them."""
+        named = {"prompt": self.prompt, "messages": self.messages, "ground_truth": self.ground_truth}
+        return {key: column for key, column in named.items() if column is not None}
+
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratingArgs:

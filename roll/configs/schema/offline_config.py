@@ -1,0 +1,108 @@
+"""What every pipeline that learns from finished rows is told: fine-tuning, preferences, reward models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from roll.configs.schema.acts_if import acting, unless
+from roll.configs.schema.batch_plan import BatchPlan
+from roll.configs.schema.fields import number, one_or_many
+from roll.configs.schema.run_config import VALIDATES, RunConfig
+from roll.configs.schema.worker_config import TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineDataArgs:
+    """Rows to learn from."""
+
+    template: str | None = None
+    """How a row becomes text: `native` (the tokenizer's own chat template), `plain` (prompt and response as they
+    stand), `question_answer`, `step_by_step`, a text with `{prompt}`, or Jinja over `messages`. Chat templates say
+    themselves how a response ends; after the others comes the end-of-sequence token. null: as in training, where it
+    is `native`."""
+    file_name: tuple[str, ...] = one_or_many()
+    """json, jsonl, csv, tsv, parquet file, a glob, a folder of such files, a Hugging Face dataset folder or hub id; one
+    or many. Relative to the working directory."""
+    preprocessing_num_workers: int = number(1, ge=1)
+    """Threads that tokenise the rows."""
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Columns that every row must have, by the keys that name them."""
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineTrainDataArgs(OfflineDataArgs):
+    """Rows to learn from."""
+
+    shuffle: bool = True
+    """New order in every epoch, from the run's seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineTrainConfig(TrainConfig):
+    """The model that learns."""
+
+    data_args: OfflineTrainDataArgs = field(default_factory=OfflineTrainDataArgs)
+    """Training rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineValidationConfig:
+    """Held-out rows."""
+
+    data_args: OfflineDataArgs = field(default_factory=OfflineDataArgs)
+    """Where they are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineConfig(RunConfig):
+    """Keys of every run over finished rows. Inert and frozen; derived values are properties."""
+
+    validation_key: ClassVar[str] = "validation or validation_share"
+    sequences_per_row: ClassVar[int] = 1
+    """Sequences that one row of a file becomes."""
+    row_words: ClassVar[str] = "rows"
+    """What users call what a step is made of."""
+
+    num_train_epochs: int | None = number(None, ge=0)
+    """Passes over the training rows. 0 or null: `max_steps` decides."""
+    actor_train: OfflineTrainConfig = field(default_factory=OfflineTrainConfig)
+    """The model that learns."""
+    truncation: Literal["error", "filter", "right"] = "error"
+    """What happens to a row of more than `sequence_length` tokens: stop with an error, leave it out (counted), or cut
+    its end (counted; how such a response ends is then never learnt)."""
+    validation: OfflineValidationConfig | None = None
+    """Held-out rows. null: `validation_share` decides."""
+    validation_share: float = number(0.0, ge=0, lt=1, acts_if=(unless("validation"),))
+    """Share of the training rows that is held out instead, drawn by the seed. 0: none."""
+    val_before_train: bool = acting(False, VALIDATES)
+    """Validate the starting model."""
+
+    @property
+    def max_sequence_length(self) -> int:
+        return self.sequence_length or 1
+
+    @property
+    def validates(self) -> bool:
+        return self.validation is not None or self.validation_share > 0
+
+    @property
+    def sequences_per_step(self) -> int:
+        """Sequences of one optimizer step: per device x accumulation x data-parallel ranks."""
+        args = self.actor_train.training_args
+        passes = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        return passes * self.actor_train.data_parallel
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of one step, which is one optimizer step."""
+        return self.sequences_per_step // self.sequences_per_row
+
+    @property
+    def batch(self) -> BatchPlan:
+        words = (self.row_words, "sequences" if self.sequences_per_row > 1 else self.row_words)
+        size = self.sequences_per_row
+        return BatchPlan(roles=self.trained_roles, tasks=self.rows_per_step, group_size=size, words=words)
