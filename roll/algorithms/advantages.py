@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from roll.algorithms.gigpo import StepInputs
-from roll.algorithms.groups import group_moments, group_sum
+from roll.algorithms.groups import batch_index, group_moments, group_sum
 from roll.algorithms.masking import as_bool, at_least_float32, masked_sum, require_shape, zero_outside
-from roll.algorithms.normalization import whiten
+from roll.algorithms.normalization import normalize_rewards, whiten
 from roll.algorithms.turns import at_first_tokens, sum_over_turns, turns_present, turns_to_tokens
 from roll.catalog.entries import implementation
 from roll.catalog.estimators import ESTIMATORS
@@ -130,6 +130,18 @@ def grpo(rewards: Tensor, group_index: Tensor, *, eps: float = 1e-6) -> Tensor:
     """Return (r - mean_g) / (std_g + eps), unbiased std (arXiv:2402.03300); `rewards`, `group_index` [B] -> [B]."""
     group = group_moments(rewards, group_index)
     return _like((rewards - group.mean) / (group.std + eps), rewards)
+
+
+def gdpo(parts: Tensor, weights: Tensor, group_index: Tensor, *, eps: float = 1e-6) -> Tensor:
+    """Return GDPO's advantages (arXiv:2601.05242): each reward normalised in its group by itself, then summed, [B].
+
+    `parts` [B, K] are the rewards of a response, `weights` [B, K] their factors: A = sum_k w_k grpo(r_k), then
+    (A - mean) / (std + eps) over the batch. In `grpo` of the sum the part with the largest spread would decide.
+    """
+    require_shape("weights", weights, tuple(parts.shape), "the shape of parts, [B, K]")
+    columns = [weights[:, k] * grpo(parts[:, k], group_index, eps=eps) for k in range(parts.shape[1])]
+    total = torch.stack(columns).sum(0)
+    return _like(normalize_rewards(total, batch_index(total), mean="batch", std="batch", eps=eps), parts)
 
 
 def dr_grpo(rewards: Tensor, group_index: Tensor) -> Tensor:
@@ -255,6 +267,10 @@ class AdvantageInputs:
     """[B, T], from the critic; `gae` needs them."""
     greedy_rewards: Tensor | None = None
     """[B], reward of the greedy response to the row's prompt; `remax` needs them."""
+    parts: Tensor | None = None
+    """[B, K], rewards of a response that are compared one by one; `gdpo` needs them."""
+    part_weights: Tensor | None = None
+    """[B, K], their factors in the sum."""
     steps: StepInputs | None = None
     """Turns, their rewards and states; `gigpo`, `step_reinforce` and a discount over turns need them."""
 

@@ -30,6 +30,7 @@ from roll.types.metrics import Metrics
 
 Level = Literal["token", "segment", "geometric", "sequence"]
 Rejection = Literal["mask", "icepop"]
+Divergence = Literal["k2", "k3"]
 
 
 def log_ratio_of(train_logprobs: Tensor, infer_logprobs: Tensor, mask: Tensor) -> Tensor:
@@ -77,16 +78,28 @@ def _previous(column: Tensor) -> Tensor:
 
 
 def importance_weights(
-    log_ratio: Tensor, mask: Tensor, *, level: Level, cap: float, versions: Tensor | None = None
+    log_ratio: Tensor, mask: Tensor, *, level: Level, cap: float, lower: float = 0.0, versions: Tensor | None = None
 ) -> Tensor:
-    """Return min(ratio, cap) at `level`, truncated importance sampling; [B, T], detached, zero outside `mask`.
+    """Return max(lower, min(ratio, cap)) at `level`, truncated importance sampling; [B, T], zero outside `mask`.
 
-    An undefined ratio, of a token that both sides give probability 0 or of a unit with ratios 0 and infinity, weighs 0.
+    Detached. An undefined ratio, of a token that both sides give probability 0 or of a unit with ratios 0 and infinity,
+    weighs 0.
     """
     if cap <= 0:
         raise ValueError(f"the cap of the importance weight must be > 0, got {cap}")
+    if not 0 <= lower <= cap:
+        raise ValueError(f"the lower bound of the importance weight must be from 0 to its cap {cap}, got {lower}")
     unit = at_level(log_ratio.detach(), mask, level, versions)
-    return zero_outside(bounded_exp(unit).clamp(max=cap), as_bool(mask) & ~unit.isnan())
+    return zero_outside(bounded_exp(unit).clamp(min=lower, max=cap), as_bool(mask) & ~unit.isnan())
+
+
+def mean_one(weights: Tensor, mask: Tensor) -> Tensor:
+    """Return weights [B, T] over their mean on the tokens of `mask`; as they are where that mean is 0.
+
+    The step's size is then that without weights; a cap alone makes it smaller.
+    """
+    mean = masked_sum(weights.double(), mask) / as_bool(mask).sum().clamp(min=1)
+    return weights if mean <= 0 else (weights / mean).to(weights.dtype)
 
 
 def keep_by_ratio(
@@ -122,6 +135,38 @@ def keep_by_difference(
     return inside & (unit >= low) & (unit <= high)
 
 
+def keep_by_divergence(
+    log_ratio: Tensor,
+    mask: Tensor,
+    *,
+    estimator: Divergence,
+    level: Level,
+    high: float,
+    row_max: bool = False,
+    versions: Tensor | None = None,
+) -> Tensor:
+    """Return the tokens whose unit diverges by at most `high`; bool [B, T], a subset of `mask`.
+
+    Of a token with the log-ratio d: `k2` is d^2 / 2, `k3` exp(d) - 1 - d (joschu.net/blog/kl-approx), which estimates
+    KL(sampler || trainer). A segment and `geometric` have the mean of their tokens, `sequence` the sum. With `row_max`
+    a row is judged by its largest token, whatever the level. An undefined ratio diverges.
+    """
+    if high <= 0:
+        raise ValueError(f"a divergence to reject by must be > 0, got {high}")
+    if estimator not in get_args(Divergence):
+        raise ValueError(f"unknown divergence {estimator!r}; expected one of {', '.join(get_args(Divergence))}")
+    inside, bound = as_bool(mask), LOG_RATIO_BOUND
+    undefined = log_ratio.isnan() & inside
+    d = zero_outside(log_ratio.detach(), inside & ~undefined).clamp(-bound, bound)
+    of_token = d.square() / 2 if estimator == "k2" else d.expm1() - d
+    of_token = torch.where(undefined, torch.full_like(of_token, math.inf), of_token)
+    if row_max:
+        unit = zero_outside(of_token, inside).amax(1, keepdim=True).expand(of_token.shape)
+    else:
+        unit = at_level(of_token, inside, level, versions)
+    return inside & (unit <= high)
+
+
 def _check_bounds(low: float, high: float) -> None:
     if not low < high or high <= 0:
         raise ValueError(f"a rejection filter needs low < high and high > 0, got low={low}, high={high}")
@@ -134,7 +179,9 @@ class Filter:
     level: Level
     low: float = -math.inf
     high: float = math.inf
-    on: Literal["ratio", "difference"] = "ratio"
+    on: Literal["ratio", "difference", "k2", "k3"] = "ratio"
+    row_max: bool = False
+    """Of a divergence: judge a row by its largest token."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,6 +203,8 @@ def correct(
     *,
     weight_level: Level | None = None,
     weight_cap: float = 2.0,
+    weight_lower: float = 0.0,
+    weight_mean_one: bool = False,
     filters: tuple[Filter, ...] = (),
     rejection: Rejection = "mask",
     versions: Tensor | None = None,
@@ -164,8 +213,8 @@ def correct(
     """Compute weights and keep-mask of a batch, and measure the mismatch.
 
     `train_logprobs` [B, T] are the trainer's before the update, `infer_logprobs` [B, T] as sampled. `weight_level` None
-    leaves all weights 1; all `filters` must agree to keep a token. `versions`, int [B, T], are the weights that sampled
-    each token: where they change, a segment ends. `fresh`: see `mismatch_metrics`.
+    leaves all weights 1; `weight_mean_one`: see `mean_one`. All `filters` must agree to keep a token. `versions`, int
+    [B, T], are the weights that sampled each token: where they change, a segment ends. `fresh`: see `mismatch_metrics`.
     """
     if rejection not in get_args(Rejection):
         raise ValueError(f"unknown rejection {rejection!r}; expected one of {', '.join(get_args(Rejection))}")
@@ -175,19 +224,24 @@ def correct(
     metrics = mismatch_metrics(log_ratio, inside, fresh)
     tokens = float(inside.sum())
     if weight_level is not None:
-        weights = importance_weights(log_ratio, inside, level=weight_level, cap=weight_cap, versions=versions)
+        bounds: dict[str, Any] = {"level": weight_level, "cap": weight_cap, "lower": weight_lower}
+        weights = importance_weights(log_ratio, inside, **bounds, versions=versions)
         metrics.add_mean("mismatch/weight_mean", float(masked_sum(weights, inside)), tokens)
         metrics.add_mean("mismatch/weight_capped_share", float((inside & (weights >= weight_cap)).sum()), tokens)
         undefined = inside & (weights == 0)  # a ratio that is defined is at least e^-20
         if bool(undefined.any()):
             metrics.add_sum("mismatch/undefined_weights", float(undefined.sum()))
+        if weight_mean_one:
+            weights = mean_one(weights, inside)
     keep = inside
     for rule in filters:
-        bounds: dict[str, Any] = {"level": rule.level, "low": rule.low, "high": rule.high, "versions": versions}
+        bounds = {"level": rule.level, "high": rule.high, "versions": versions}
         if rule.on == "ratio":
-            keep = keep & keep_by_ratio(log_ratio, inside, **bounds)
+            keep = keep & keep_by_ratio(log_ratio, inside, low=rule.low, **bounds)
+        elif rule.on == "difference":
+            keep = keep & keep_by_difference(train_logprobs, infer_logprobs, inside, low=rule.low, **bounds)
         else:
-            keep = keep & keep_by_difference(train_logprobs, infer_logprobs, inside, **bounds)
+            keep = keep & keep_by_divergence(log_ratio, inside, estimator=rule.on, row_max=rule.row_max, **bounds)
     if filters:
         metrics.add_mean("mismatch/rejected_share", float((inside & ~keep).sum()), tokens)
         rows = inside.any(1)
@@ -227,23 +281,34 @@ def mismatch_metrics(log_ratio: Tensor, mask: Tensor, fresh: Tensor | None = Non
     return metrics.merge(_distances(_ALL, log_ratio, inside))
 
 
-_FRESH = ("mismatch/kl", "mismatch/abs_log_ratio_mean", "mismatch/ratio_max", "mismatch/ratio_min")
-_ALL = ("mismatch/all_kl", "mismatch/all_abs_log_ratio_mean", "mismatch/all_ratio_max", "mismatch/all_ratio_min")
+_FRESH = (
+    "mismatch/kl", "mismatch/chi2", "mismatch/abs_log_ratio_mean", "mismatch/above_2_share",
+    "mismatch/below_half_share", "mismatch/ratio_max", "mismatch/ratio_min",
+)  # fmt: skip
+_ALL = (
+    "mismatch/all_kl", "mismatch/all_chi2", "mismatch/all_abs_log_ratio_mean", "mismatch/all_above_2_share",
+    "mismatch/all_below_half_share", "mismatch/all_ratio_max", "mismatch/all_ratio_min",
+)  # fmt: skip
+_FAR = math.log(2.0)
 
 
-def _distances(names: tuple[str, str, str, str], log_ratio: Tensor, inside: Tensor) -> Metrics:
+def _distances(names: tuple[str, ...], log_ratio: Tensor, inside: Tensor) -> Metrics:
     metrics = Metrics()
     inside = inside & ~log_ratio.isnan()
     bound = LOG_RATIO_BOUND
     log_ratio = zero_outside(log_ratio.detach(), inside).nan_to_num(posinf=bound, neginf=-bound)
     if not bool(inside.any()):
         return metrics
-    kl, distance, largest, smallest = names
+    kl, chi2, distance, above, below, largest, smallest = names
     tokens = float(inside.sum())
     # Tokens were drawn from the sampler: E[ratio - 1 - log ratio] under it is KL(sampler || trainer).
     bounded = log_ratio.clamp(-bound, bound)
     metrics.add_mean(kl, float((bounded.expm1() - bounded).sum()), tokens)
+    # Likewise E[ratio^2] - 1: how much noise importance weights without a cap would add.
+    metrics.add_mean(chi2, float((2 * bounded.double()).expm1().sum()), tokens)
     metrics.add_mean(distance, float(log_ratio.abs().sum()), tokens)
+    metrics.add_mean(above, float((bounded > _FAR).sum()), tokens)
+    metrics.add_mean(below, float((bounded < -_FAR).sum()), tokens)
     metrics.add_max(largest, float(bounded[inside].max().exp()))
     metrics.add_min(smallest, float(bounded[inside].min().exp()))
     return metrics

@@ -6,6 +6,7 @@ entry in `roll/catalog/estimators.py`.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from roll.algorithms import advantages as maths
@@ -47,6 +48,14 @@ def reinforce_plus_plus_baseline(inputs: AdvantageInputs) -> tuple[Tensor, Tenso
 def grpo(inputs: AdvantageInputs, *, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
     """Difference from the group's mean, over its standard deviation + eps."""
     return _on_tokens(maths.grpo(inputs.episode_rewards, inputs.group_index, eps=eps), inputs)
+
+
+def gdpo(inputs: AdvantageInputs, *, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
+    """Each part of the reward over its own spread in the group, summed, over the batch's spread; without parts the
+    episode's reward is the only one."""
+    parts = inputs.episode_rewards.unsqueeze(1) if inputs.parts is None else inputs.parts
+    weights = torch.ones_like(parts) if inputs.part_weights is None else inputs.part_weights
+    return _on_tokens(maths.gdpo(parts, weights, inputs.group_index, eps=eps), inputs)
 
 
 def dr_grpo(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:

@@ -24,6 +24,8 @@ class Estimator(Entry):
     """It compares turns that begin in the same state of the environment."""
     reads: tuple[str, ...] = ()
     """Keys of `pipeline: agentic` that act only with some estimators, this one among them."""
+    reads_parts: bool = False
+    """It reads the parts of a `weighted` reward one by one, and normalises them itself: for `pipeline: rlvr`."""
     needs_critic: bool = False
     """It reads values."""
     needs_greedy: bool = False
@@ -47,6 +49,12 @@ ESTIMATORS: dict[str, Estimator] = dict(
         _built_in("reinforce_plus_plus", options={"gamma": _GAMMA}, reads_tokens=True),
         _built_in("reinforce_plus_plus_baseline", compares_group=True),
         _built_in("grpo", options={"eps": Option(float, bounds={"ge": 0}, default=1e-6)}, compares_group=True),
+        _built_in(
+            "gdpo",
+            options={"eps": Option(float, bounds={"ge": 0}, default=1e-6)},
+            compares_group=True,
+            reads_parts=True,
+        ),
         _built_in("dr_grpo", compares_group=True),
         _built_in("rloo", compares_group=True),
         _built_in(

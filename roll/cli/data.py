@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from roll.cli.exits import Exit, say
+from roll.cli.key_values import key_values
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.build_config import build
 from roll.configs.parsing.find import find_config
@@ -277,12 +277,7 @@ def _encoder(tokenizer: Any, template: str, by_tag: Mapping[str, str]) -> Any:
 
 
 def _data_args(name: str, settings: Sequence[str]) -> DataArgs:
-    values: dict[str, Any] = {"file_name": name}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not equals:
-            raise ValueError(f"got {setting!r}, expected key=value with a key of data_args, e.g. prompt=question")
-        values[key] = yaml.safe_load(value)
+    values = {"file_name": name, **key_values(settings, "with a key of data_args, e.g. prompt=question")}
     data, violations = build(DataArgs, values, "data_args")
     if data is None or violations:
         raise ConfigError(violations, "the arguments")

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from roll.catalog.envs import ENVS
+from roll.cli.key_values import from_yaml, key_values
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.build_config import build
 from roll.configs.schema.env_config import CustomEnv
@@ -77,7 +77,7 @@ def _spec(env: str, config: Path | None, arguments: Sequence[str]) -> EnvSpec:
     if config is not None:
         if not config.is_file():
             raise ValueError(f"--config: there is no file {str(config)!r}")
-        content = _yaml(config.read_text("utf-8"), f"--config: {config}") or {}
+        content = from_yaml(config.read_text("utf-8"), f"--config: {config}") or {}
         if not isinstance(content, dict):
             raise ValueError(f"--config: {config} holds {type(content).__name__}, expected keys and values")
         sections = content.get("custom_envs")
@@ -85,11 +85,7 @@ def _spec(env: str, config: Path | None, arguments: Sequence[str]) -> EnvSpec:
             env_config = content
         else:
             env_type, env_config = _section(sections, env, config)
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if not equals:
-            raise ValueError(f"got {argument!r}, expected key=value, e.g. size=5")
-        env_config[key] = _yaml(value, argument)
+    env_config.update(key_values(arguments, "e.g. size=5"))
     return EnvSpec(tag=Path(env).stem if ".py" in env else env, env_type=env_type, env_config=env_config)
 
 
@@ -103,13 +99,6 @@ def _section(sections: Any, tag: str, file: Path) -> tuple[str, dict[str, Any]]:
     if section is None:
         raise ConfigError(violations, str(file))
     return section.env_type, dict(section.env_config)
-
-
-def _yaml(text: str, source: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{source} is no YAML: {error}") from None
 
 
 def _argument(parameter: inspect.Parameter) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from roll.cli.exits import Exit, say
+from roll.cli.key_values import key_values
 from roll.cli.train import load, run_logged
 from roll.configs.errors import ConfigError, of_no_file
 from roll.configs.parsing.find import find_config
@@ -133,12 +134,7 @@ def score(options: argparse.Namespace) -> int:
 def _specs(options: argparse.Namespace) -> tuple[dict[str, RewardSpec], dict[str, str] | None]:
     """Return the functions by domain, and the domain of each tag; None: one for all."""
     if options.reward is not None:
-        arguments = {}
-        for override in options.overrides:
-            key, equals, value = override.partition("=")
-            if not equals:
-                raise ValueError(f"got {override!r}, expected key=value, an argument of the reward")
-            arguments[key] = yaml.safe_load(value)
+        arguments = key_values(options.overrides, "an argument of the reward")
         return {"all": RewardSpec(name=options.reward, kwargs=arguments, key="--reward")}, None
     from roll.configs.parsing.loader import load_config
     from roll.pipelines.reward_router import reward_spec

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -20,6 +19,7 @@ from rich.text import Text
 from roll.catalog.entries import nearest
 from roll.catalog.rewards import REWARDS
 from roll.cli.exits import Exit, say
+from roll.cli.key_values import key_values
 from roll.configs.schema.reward_config import WEIGHTED
 from roll.configs.schema.worker_config import DataArgs
 from roll.data.sources import GROUND_TRUTH_COLUMNS, VERL_TAG
@@ -127,12 +127,7 @@ def _plan(options: argparse.Namespace) -> _Plan:
         )
     if options.reward == WEIGHTED:
         raise ValueError("weighted has its parts from a configuration: give the .yaml instead of the name")
-    kwargs: dict[str, Any] = {}
-    for argument in options.arguments:
-        key, equals, value = argument.partition("=")
-        if not equals:
-            raise ValueError(f"got {argument!r}, expected key=value, e.g. mode=flexible")
-        kwargs[key] = yaml.safe_load(value)
+    kwargs = key_values(options.arguments, "e.g. mode=flexible")
     spec = RewardSpec(name=options.reward, kwargs=kwargs, key="reward")
     return _Plan({_ALONE: spec}, DataArgs(**given), None, None, timeout_s=30.0)
 

@@ -100,6 +100,7 @@ class CreditAssigner:
             cost = sum_over_turns(kl_cost, steps.turn_index, mask, steps.num_turns)
             steps = replace(steps, turn_rewards=steps.turn_rewards - cost)
         values = None if batch.values is None else view.pad(batch.values)
+        parts, part_weights = self._parts(rollouts, shaped) if config.estimator.reads_parts else (None, None)
         advantages, returns, signal = compute_advantages(
             self._estimator,
             AdvantageInputs(
@@ -113,6 +114,8 @@ class CreditAssigner:
                 values=values,
                 # Where the greedy response failed there is nothing to compare with; those rows leave the loss below.
                 greedy_rewards=None if greedy_scores is None else (greedy_scores * factor).nan_to_num(),
+                parts=parts,
+                part_weights=part_weights,
                 steps=steps,
             ),
             config.estimator_options,
@@ -154,6 +157,23 @@ class CreditAssigner:
             shaped = shaped + bonus
             metrics.add_mean("reward/shaping/length", float(bonus.sum()), len(bonus))
         return shaped
+
+    def _parts(self, rollouts: Rollouts, shaped: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the parts that rewards are made of and their weights, both [R, K].
+
+        The last column, of weight 1, is what the named parts of `weighted` leave over: other domains' scores, what a
+        model adds, shaping. A domain has its parts in the first columns, whatever they are called.
+        """
+        terms = [self._config.reward_terms(task.domain) for task in rollouts.tasks]
+        width = max(map(len, terms))
+        parts, weights = torch.zeros(len(terms), width + 1), torch.zeros(len(terms), width + 1)
+        for row, (trajectory, named) in enumerate(zip(rollouts.trajectories, terms, strict=True)):
+            for column, (name, weight) in enumerate(named.items()):
+                parts[row, column], weights[row, column] = trajectory.reward_parts.get(name, 0.0), weight
+        rest = shaped - (parts * weights).sum(1)
+        parts[:, -1] = torch.where(rest.abs() > 1e-5 * (1 + shaped.abs()), rest, 0.0)  # not the rounding of the sum
+        weights[:, -1] = 1.0
+        return parts, weights
 
     def _normalised(self, rewards: Tensor, rollouts: Rollouts, metrics: Metrics) -> Tensor:
         config = self._config

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -115,14 +116,17 @@ def corrected(config: RLConfig, batch: TokenBatch, staleness: Tensor) -> Correct
     level: Level = "token" if rule is None or decoupled else rule.level
     weighs, cap = decoupled, config.loss_options.get("behave_cap")
     mask = batch.pad("action_mask", False)
+    more: dict[str, Any] = {}
     if rule is not None and not decoupled:
         weighs, cap = rule.importance_upper is not None, rule.importance_upper
+        more = {"weight_lower": rule.importance_lower, "weight_mean_one": rule.importance_mean_one}
     found = correct(
         batch.pad("old_logprobs"),
         batch.pad("sampling_logprobs"),
         mask,
         weight_level=level if weighs else None,
         weight_cap=math.inf if cap is None else cap,
+        **more,
         filters=() if rule is None else _filters(rule),
         rejection="mask" if rule is None else rule.rejection,
         versions=batch.pad("versions", -1),
@@ -142,4 +146,7 @@ def _filters(rule: TrainInferCorrection) -> tuple[Filter, ...]:
         low = -1.0 if rule.difference_low is None else rule.difference_low
         high = 1.0 if rule.difference_high is None else rule.difference_high
         filters.append(Filter(rule.level, low, high, on="difference"))
+    for bound, row_max in ((rule.divergence_high, False), (rule.row_divergence_high, True)):
+        if bound is not None:
+            filters.append(Filter(rule.level, high=bound, on=rule.divergence, row_max=row_max))
     return tuple(filters)

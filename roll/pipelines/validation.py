@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from roll.configs.schema.reward_config import ValidationConfig
 from roll.tracking.base import Sample
 from roll.tracking.names import name_part
 from roll.types.episode import Group, Trajectory
+from roll.utils.seeding import keyed_rng
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
@@ -19,6 +22,16 @@ def pass_at_k(n: int, right: int, k: int) -> float:
     if not 1 <= k <= n:
         raise ValueError(f"pass@{k} needs at least {k} responses, got {n}")
     return 1.0 - math.comb(n - right, k) / math.comb(n, k)
+
+
+def bootstrap_spread(values: Sequence[float], resamples: int, *key: str) -> float:
+    """Return the standard error of the mean of `values`, by the bootstrap (Efron 1979).
+
+    It is the standard deviation of the means of so many draws of all values with replacement, 2 or more; 0 for a single
+    value. The draws depend on `key` alone.
+    """
+    drawn = keyed_rng("bootstrap", *key).integers(len(values), size=(resamples, len(values)))
+    return float(np.asarray(values)[drawn].mean(axis=1).std(ddof=1))
 
 
 def validation_metrics(groups: Sequence[Group], config: ValidationConfig) -> dict[str, float]:
@@ -40,8 +53,11 @@ def validation_metrics(groups: Sequence[Group], config: ValidationConfig) -> dic
         values[f"val/{named}/failed"] = float(failed)
         if not per_task:
             continue
-        accuracies += [fmean(right) for right in per_task]
-        values[f"val/{named}/accuracy"] = fmean(fmean(right) for right in per_task)
+        of_tasks = [fmean(right) for right in per_task]
+        accuracies += of_tasks
+        values[f"val/{named}/accuracy"] = fmean(of_tasks)
+        if config.bootstrap:
+            values[f"val/{named}/accuracy_spread"] = bootstrap_spread(of_tasks, config.bootstrap, domain)
         values[f"val/{named}/reward"] = fmean(t.reward for t in scored)
         values[f"val/{named}/length_mean"] = fmean(t.num_response_tokens for t in scored)
         for k in config.pass_at_k:
@@ -50,6 +66,8 @@ def validation_metrics(groups: Sequence[Group], config: ValidationConfig) -> dic
                 values[f"val/{named}/pass_at_{k}"] = fmean(pass_at_k(len(r), int(sum(r)), k) for r in enough)
     if accuracies:
         values["val/accuracy"] = fmean(accuracies)
+        if config.bootstrap:
+            values["val/accuracy_spread"] = bootstrap_spread(accuracies, config.bootstrap)
     values["val/responses"] = float(sum(len(group.trajectories) for group in groups))
     return values
 

@@ -18,6 +18,7 @@ from roll.algorithms.advantages import (
     compute_advantages,
     dr_grpo,
     gae,
+    gdpo,
     gpg,
     grpo,
     opo,
@@ -152,6 +153,32 @@ def test_rloo_matches_hand_computed_values():
     # right: 1 - (0 + 0 + 1)/3 = 2/3; wrong: 0 - (1 + 0 + 1)/3 = -2/3
     expected = torch.tensor([2.0, -2.0, -2.0, 2.0, 0.0, 0.0]) / 3
     assert_close(rloo(REWARDS, INDEX), expected)
+
+
+def test_gdpo_matches_hand_computed_values():
+    # One group of 3; part 1: 1 0 0, part 2 (weight 2): 0 0 10. Each over its own spread: mean 1/3, std 1/sqrt(3):
+    # (2/3, -1/3, -1/3) sqrt(3); likewise 2 x (-1/3, -1/3, 2/3) sqrt(3). Sum sqrt(3) (0, -1, 1): mean 0, std sqrt(3).
+    parts = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 10.0]])
+    weights = torch.tensor([[1.0, 2.0]]).expand(3, 2)
+    found = gdpo(parts, weights, torch.zeros(3, dtype=torch.int64), eps=0.0)
+    assert_close(found, torch.tensor([0.0, -1.0, 1.0]))
+    # The scale of a part says nothing: that is what the sum's own spread would go by.
+    assert_close(gdpo(parts * torch.tensor([1.0, 100.0]), weights, torch.zeros(3, dtype=torch.int64), eps=0.0), found)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(SEEDS)
+def test_gdpo_is_the_definition(seed):
+    parts, index = draw(seed, 8, 3).double().round(decimals=1), draw_index(seed, 8, 3)
+    weights = draw(seed + 1, 8, 3).double().abs()
+    total = sum(weights[:, k] * reference_grouped(parts[:, k], index, "grpo") for k in range(3))
+    expected = (total - total.mean()) / (total.std() + 1e-6)
+    assert_close(gdpo(parts, weights, index), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_gdpo_of_one_response_or_none_that_differ_is_zero():
+    assert not gdpo(torch.ones(1, 2), torch.ones(1, 2), torch.zeros(1, dtype=torch.int64)).any()
+    assert not gdpo(torch.ones(4, 2), torch.ones(4, 2), torch.tensor([0, 0, 1, 1])).any()
 
 
 def test_pass_at_k_matches_hand_computed_values():
@@ -334,6 +361,7 @@ NAMES = {
     "dr_grpo",
     "rloo",
     "remax",
+    "gdpo",
     "pass_at_k",
     "vapo",
     "opo",

@@ -18,8 +18,10 @@ from roll.algorithms.corrections import (
     effective_share,
     importance_weights,
     keep_by_difference,
+    keep_by_divergence,
     keep_by_ratio,
     log_ratio_of,
+    mean_one,
     mismatch_metrics,
 )
 from roll.types.metrics import Metrics
@@ -163,6 +165,16 @@ def test_mismatch_is_measured_by_hand_computed_values():
     assert result["mismatch/ratio_max"] == pytest.approx(2.0)
     assert result["mismatch/ratio_min"] == pytest.approx(1.0)
     assert result["mismatch/abs_log_ratio_mean"] == pytest.approx(math.log(2) / 2)
+    assert result["mismatch/chi2"] == pytest.approx(3 / 2)  # 2^2 - 1 and 0
+
+
+def test_far_ratios_are_counted():
+    log_ratio = torch.tensor([[2.5, 1.9, 1.0, 0.6, 0.4, 9.0]]).log()
+    result = mismatch_metrics(log_ratio, torch.tensor([[1, 1, 1, 1, 1, 0]])).result()
+    assert result["mismatch/above_2_share"] == pytest.approx(1 / 5)
+    assert result["mismatch/below_half_share"] == pytest.approx(1 / 5)
+    chi2 = math.fsum(r * r - 1 for r in (2.5, 1.9, 1.0, 0.6, 0.4)) / 5
+    assert result["mismatch/chi2"] == pytest.approx(chi2, rel=1e-6)
 
 
 def test_fresh_tokens_are_measured_apart_and_all_together():
@@ -175,7 +187,8 @@ def test_fresh_tokens_are_measured_apart_and_all_together():
     assert (result["mismatch/ratio_min"], result["mismatch/all_ratio_min"]) == pytest.approx((2.0, 0.5))
     # Where nothing is fresh there is nothing to say about the engine.
     assert set(mismatch_metrics(log_ratio, mask, torch.zeros_like(fresh)).result()) == {
-        f"mismatch/all_{name}" for name in ("kl", "abs_log_ratio_mean", "ratio_max", "ratio_min")
+        f"mismatch/all_{name}"
+        for name in ("kl", "chi2", "abs_log_ratio_mean", "above_2_share", "below_half_share", "ratio_max", "ratio_min")
     }
 
 
@@ -346,3 +359,58 @@ def test_an_empty_mask_is_fine():
 def test_bad_arguments_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+@pytest.mark.parametrize("level", ["token", "segment", "geometric", "sequence"])
+def test_rejection_by_divergence_is_the_definition(estimator, level):
+    generator = torch.Generator().manual_seed(5)
+    d = torch.randn(6, 7, generator=generator, dtype=torch.float64)
+    mask = torch.rand(6, 7, generator=generator) > 0.3
+    found = keep_by_divergence(d, mask, estimator=estimator, level=level, high=0.4)
+    largest = keep_by_divergence(d, mask, estimator=estimator, level=level, high=0.4, row_max=True)
+    for row in range(6):
+        of_token = [float(x) ** 2 / 2 if estimator == "k2" else math.exp(x) - 1 - float(x) for x in d[row]]
+        where = [t for t in range(7) if mask[row, t]]
+        for t in range(7):
+            begin, end = t, t + 1
+            while level == "segment" and begin > 0 and mask[row, begin - 1]:
+                begin -= 1
+            while level == "segment" and end < 7 and mask[row, end]:
+                end += 1
+            unit = list(range(begin, end)) if level in ("token", "segment") else where
+            total = math.fsum(of_token[i] for i in unit)
+            value = total if level == "sequence" else total / max(len(unit), 1)
+            assert bool(found[row, t]) == (bool(mask[row, t]) and value <= 0.4)
+            worst = max((of_token[i] for i in where), default=0.0)
+            assert bool(largest[row, t]) == (bool(mask[row, t]) and worst <= 0.4)
+
+
+def test_an_undefined_ratio_diverges_and_what_is_masked_does_not():
+    d = torch.tensor([[math.nan, 0.0, 0.0], [math.nan, 0.0, math.inf]])
+    mask = torch.tensor([[True, True, False], [False, True, False]])
+    token = keep_by_divergence(d, mask, estimator="k3", level="token", high=0.1)
+    assert token.tolist() == [[False, True, False], [False, True, False]]
+    row = keep_by_divergence(d, mask, estimator="k3", level="token", high=0.1, row_max=True)
+    assert row.tolist() == [[False, False, False], [False, True, False]]
+
+
+def test_weights_of_mean_one():
+    weights = torch.tensor([[1.0, 3.0, 9.0], [0.0, 0.0, 0.0]])
+    mask = torch.tensor([[True, True, False], [True, True, False]])
+    assert_close(mean_one(weights, mask)[0, :2], torch.tensor([1.0, 3.0]))  # mean (1 + 3 + 0 + 0) / 4
+    assert_close(mean_one(weights * 0, mask), weights * 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"high": 0.0, "estimator": "k3"}, "must be > 0"), ({"high": 1.0, "estimator": "k1"}, "unknown divergence 'k1'")],
+)
+def test_bad_divergences_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        keep_by_divergence(LOG_RATIO, MASK, level="token", **options)
+
+
+def test_a_lower_bound_above_the_cap_is_refused():
+    with pytest.raises(ValueError, match="from 0 to its cap 2"):
+        importance_weights(LOG_RATIO, MASK, level="token", cap=2.0, lower=3.0)

@@ -128,6 +128,7 @@ def test_a_configuration_scores_each_domain_with_its_own(
         (["gsm8k", "DATA", "mode=slow"], "there is no column|mode must be"),
         (["gsm8k", "DATA", "mod=strict"], "did you mean 'mode'"),
         (["gsm8k", "DATA", "mode"], "expected key=value"),
+        (["gsm8k", "DATA", "mode=[a"], "mode=[a is no YAML"),
         (["gsm8k", "DATA", "--ground_truth=truth"], "no column 'truth'"),
         (["gsm8k", "DATA", "--answer=truth"], "no column 'truth'"),
         (["gsm8k", "DATA", "--answer_template=x"], "no {answer} in it"),

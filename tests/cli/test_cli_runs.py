@@ -198,6 +198,7 @@ def test_a_file_of_responses_is_scored(tmp_path, capsys):
         (["--reward", "math_rule", "--response", "said"], "no text in column 'said'"),
         (["--reward", "math_rule", "-o", "x.csv"], "ends in .parquet"),
         (["--reward", "math_rules"], "unknown name 'math_rules'"),
+        (["--reward", "math_rule", "x={"], "x={ is no YAML"),
     ],
 )
 def test_what_cannot_be_scored_is_said(arguments, expected, tmp_path, capsys):

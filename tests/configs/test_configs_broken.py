@@ -337,6 +337,7 @@ BROKEN: list[tuple[str, list[str], str, list[str]]] = [
     # schedule
     ("no end", ["max_steps=0"], "max_steps", ["num_train_epochs is off too"]),
     ("evaluation of nothing", ["eval_steps=1", "~validation"], "eval_steps", ["acts only with validation"]),
+    ("parts of one reward", ["adv_estimator=gdpo"], "adv_estimator", ["no domain has the reward `weighted`"]),
     ("two warm-ups", [f"{TRAIN}.warmup_steps=1", f"{TRAIN}.warmup_ratio=0.1"], f"{TRAIN}.warmup_ratio", ["keep one"]),
     ("resuming from nothing", ["resume_from_checkpoint=true"], "resume_from_checkpoint", ["there are none"]),
     ("resuming from nowhere", ["resume_from_checkpoint=old/step-3"], "resume_from_checkpoint", ["no folder 'old'"]),

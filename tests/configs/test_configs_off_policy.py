@@ -59,3 +59,21 @@ def test_decoupled_ppo_and_its_cap_are_set_in_yaml(job):
     assert load_config(job, "job", ["decoupled_ppo_cap=null"]).decoupled_ppo_cap is None
     with pytest.raises(ConfigError, match="decoupled_ppo_cap"):
         load_config(job, "job", ["decoupled_ppo_cap=0"])
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ({"importance_upper": 2.0, "importance_lower": 3.0}, "importance_lower: got 3.0, expected at most"),
+        ({"divergence": "k2"}, "divergence: got 'k2', expected a bound"),
+        ({"importance_upper": None}, "a weight or a filter"),
+    ],
+)
+def test_corrections_that_do_nothing_or_contradict_themselves(rule, said):
+    (found,) = wrong(policy_loss="ppo", train_infer_correction=TrainInferCorrection(**rule))
+    assert said in found
+
+
+def test_a_divergence_alone_is_a_filter():
+    rule = TrainInferCorrection(importance_upper=None, row_divergence_high=0.5)
+    assert not wrong(policy_loss="ppo", train_infer_correction=rule)

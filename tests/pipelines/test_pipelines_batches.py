@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +20,7 @@ from roll.pipelines.loop import Loop
 from roll.pipelines.offload import DeviceOffloader
 from roll.pipelines.rlvr import query_filter
 from roll.pipelines.update import mini_batches, old_logprobs_source, train
-from roll.pipelines.validation import pass_at_k, validation_metrics
+from roll.pipelines.validation import bootstrap_spread, pass_at_k, validation_metrics
 from roll.types.batch import TokenOutputs
 from roll.types.metrics import Metrics
 from roll.workers.train import TrainWorker
@@ -169,6 +170,14 @@ def test_old_logprobs_come_from_where_they_are_cheapest_and_say_why(case):
 # --- validation -------------------------------------------------------------------------------------------------------
 
 
+def test_the_bootstrap_gives_the_standard_error_of_a_mean():
+    # a quarter of 100 tasks right: sqrt(0.25 * 0.75 / 100) = 0.0433; 4,000 draws know it to about 1 %
+    values = [1.0] * 25 + [0.0] * 75
+    assert bootstrap_spread(values, 4000, "a") == pytest.approx(math.sqrt(0.25 * 0.75 / 100), rel=0.05)
+    assert bootstrap_spread(values, 50, "a") == bootstrap_spread(values, 50, "a") != bootstrap_spread(values, 50, "b")
+    assert bootstrap_spread([1.0], 10) == 0.0
+
+
 def test_pass_at_k_is_the_chance_of_a_right_one_among_k():
     # 4 responses, 1 right: pass@1 1/4; pass@2 1 - C(3,2)/C(4,2) = 1/2; pass@4 1. 2 right: pass@2 1 - 1/6.
     assert [pass_at_k(4, 1, k) for k in (1, 2, 3, 4)] == pytest.approx([0.25, 0.5, 0.75, 1.0])
@@ -179,7 +188,7 @@ def test_pass_at_k_is_the_chance_of_a_right_one_among_k():
 
 
 def test_validation_counts_by_task_and_domain_and_leaves_failures_out():
-    config = ValidationConfig(data_args=None, pass_at_k=(1, 2), pass_threshold=0.5)  # type: ignore[arg-type]
+    config = ValidationConfig(data_args=None, pass_at_k=(1, 2), pass_threshold=0.5, bootstrap=100)  # type: ignore[arg-type]
     groups = [
         make_group("p", [R(1.0, 2), R(0.5, 4)]),
         make_group("q", [R(0.0, 6), R(7.0, 1, "reward_error")]),
@@ -191,6 +200,8 @@ def test_validation_counts_by_task_and_domain_and_leaves_failures_out():
     assert values["val/a/reward"] == pytest.approx(0.5)
     assert values["val/a/length_mean"] == pytest.approx(4.0)
     assert values["val/a/failed"] == 1.0
+    assert 0.2 < values["val/a/accuracy_spread"] < 0.5  # sqrt(0.25 / 2) = 0.35 for two tasks of 1 and 0
+    assert 0.15 < values["val/accuracy_spread"] < 0.35
     # pass@2 only of tasks with two scores.
     assert (values["val/a/pass_at_1"], values["val/a/pass_at_2"]) == (0.5, 1.0)
     # b: one of two; the overall accuracy is the mean over the three tasks. Its weight of 2 has no say.

@@ -12,6 +12,7 @@ from rows import R, fresh, make_config, make_rollouts, on_actions
 from torch.testing import assert_close
 
 from roll.configs.schema.policy_config import OverlongShaping, PfPpo, TrainInferCorrection
+from roll.configs.schema.reward_config import RewardConfig, RewardPart
 from roll.configs.schema.worker_config import ActorInferConfig, GeneratingArgs, ModelArgs
 from roll.pipelines.credit import CreditAssigner
 from roll.strategies.micro import denominators
@@ -330,6 +331,35 @@ def test_pf_ppo_weighs_a_loss_as_if_drawn_rows_were_copied(mode):
         assert found == pytest.approx(copied)
 
 
+# --- parts of rewards -------------------------------------------------------------------------------------------------
+
+
+def test_gdpo_gets_the_parts_of_weighted_and_what_is_left_over():
+    """Domain a: right (1) and short (0.5) and a penalty of the length; domain b: one score, weight 2."""
+    rollouts = make_rollouts([R(1.0), R(0.5)], [R(3.0), R(1.0)], domains="ab")
+    named = [{"right": 1.0, "short": 0.0}, {"right": 0.0, "short": 1.0}, {"right": 9.0}, {}]
+    rollouts = replace(
+        rollouts,
+        trajectories=tuple(
+            replace(trajectory, reward_parts=parts)
+            for trajectory, parts in zip(rollouts.trajectories, named, strict=True)
+        ),
+    )
+    parts = {"right": RewardPart(name="gsm8k"), "short": RewardPart(name="length", weight=0.5)}
+    rewards = {"a": RewardConfig(name="weighted", parts=parts), "b": RewardConfig(name="gsm8k", weight=2.0)}
+    credit = CreditAssigner(make_config(adv_estimator="gdpo", rewards=rewards))
+    shaped = torch.tensor([1.0, 0.5 - 0.25, 6.0, 2.0])  # the second response is 0.25 too long
+    found, weights = credit._parts(rollouts, shaped)
+    assert found.tolist() == [[1.0, 0.0, 0.0], [0.0, 1.0, -0.25], [0.0, 0.0, 6.0], [0.0, 0.0, 2.0]]
+    assert weights.tolist() == [[1.0, 0.5, 1.0]] * 2 + [[0.0, 0.0, 1.0]] * 2
+    assert (found * weights).sum(1).tolist() == shaped.tolist()
+    batch = credit.assign(fresh(rollouts, 4), step=4)[0].batch
+    # a: +1 and -0.5 of 1/sqrt(2), nothing left over; b: +1 and -1 of 1/sqrt(2): over the batch's mean 0 and spread
+    raw = [(1 - 0.5) / math.sqrt(2), -(1 - 0.5) / math.sqrt(2), 1 / math.sqrt(2), -1 / math.sqrt(2)]
+    spread = math.sqrt(sum(x * x for x in raw) / 3)
+    assert batch.advantages[batch.action_mask].tolist() == pytest.approx([x / spread for x in raw], abs=1e-4)
+
+
 # --- train/infer correction -------------------------------------------------------------------------------------------
 
 
@@ -375,6 +405,12 @@ def test_importance_weights_are_ratios_up_to_a_bound(level, expected):
     assert mask == [True] * 4
 
 
+def test_importance_weights_have_a_lower_bound_and_a_mean_of_one():
+    assert corrected(importance_upper=3.0, importance_lower=0.8)[0] == close(0.8, 2, 3, 1)
+    # 0.5, 2, 3, 1 have the mean 1.625
+    assert corrected(importance_upper=3.0, importance_mean_one=True)[0] == close(4 / 13, 16 / 13, 24 / 13, 8 / 13)
+
+
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [
@@ -388,6 +424,15 @@ def test_importance_weights_are_ratios_up_to_a_bound(level, expected):
         ({"difference_high": 0.3}, (True, True, False, True)),
         ({"difference_high": 0.1, "level": "geometric"}, (True, True, False, False)),
         ({"difference_high": 0.3, "ratio_low": 0.6}, (False, True, False, True)),
+        # d = -ln 2, ln 2, ln 4, 0. k3: 0.193, 0.307, 1.614, 0; k2: 0.240, 0.240, 0.961, 0
+        ({"divergence_high": 0.25}, (True, False, False, True)),
+        ({"divergence_high": 0.25, "divergence": "k2"}, (True, True, False, True)),
+        ({"divergence_high": 0.4, "level": "geometric"}, (True, True, False, False)),
+        ({"divergence_high": 0.45, "level": "sequence"}, (False, False, False, False)),
+        ({"divergence_high": 0.55, "level": "sequence"}, (True, True, False, False)),
+        ({"row_divergence_high": 0.5}, (True, True, False, False)),
+        ({"row_divergence_high": 0.3}, (False, False, False, False)),
+        ({"row_divergence_high": 0.3, "divergence": "k2"}, (True, True, False, False)),
     ],
 )
 def test_filters_mask_tokens_by_ratio_and_by_difference(rule, expected):

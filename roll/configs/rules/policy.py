@@ -12,6 +12,7 @@ from roll.configs.rules.options import given_twice, named_rules
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.policy_config import PolicyOptimisation
 from roll.configs.schema.rl_config import RLConfig
+from roll.configs.schema.rlvr_config import RLVRConfig
 
 
 def estimator_rules(config: RLConfig) -> Iterator[Violation]:
@@ -64,9 +65,30 @@ def reward_norm_rules(config: RLConfig) -> Iterator[Violation]:
             "once per token, and the length of a response would count as reward"
         )
         yield Violation("whiten_rewards", expected, "whiten_rewards=false; see whiten_advantages", True)
+    if config.estimator.reads_parts:
+        yield from _part_rules(config)
     if config.difficulty_mask and config.difficulty_low_threshold >= config.difficulty_high_threshold:
         expected = f"less than difficulty_high_threshold ({config.difficulty_high_threshold})"
         yield Violation("difficulty_low_threshold", expected, "", config.difficulty_low_threshold)
+
+
+def _part_rules(config: RLConfig) -> Iterator[Violation]:
+    """An estimator that normalises the parts of rewards itself has parts, and nothing else normalises or joins them."""
+    name = config.adv_estimator
+    if not (isinstance(config, RLVRConfig) and any(config.reward_terms(domain) for domain in config.rewards)):
+        expected = (
+            "an estimator of one reward: no domain has the reward `weighted` with parts, which are what it compares"
+        )
+        yield Violation("adv_estimator", expected, "adv_estimator=grpo, or rewards.<domain>.name=weighted", name)
+    for key in ("reward_mean_over", "reward_std_over", "reward_clip"):
+        if (value := getattr(config, key)) is not None:
+            where = "reward_clip" if key == "reward_clip" else "reward_norm"
+            expected = f"null with adv_estimator {name}, which normalises every part of the reward itself"
+            yield Violation(where, expected, "remove it", value)
+            break
+    if config.add_token_level_kl:
+        expected = f"false with adv_estimator {name}, which compares rewards without what tokens cost"
+        yield Violation("add_token_level_kl", expected, "use_kl_loss=true instead", True)
 
 
 def kl_rules(config: RLConfig) -> Iterator[Violation]:
@@ -98,7 +120,16 @@ def loss_rules(config: RLConfig) -> Iterator[Violation]:
     correction = config.train_infer_correction
     if correction is not None:
         bounds = ("importance_upper", "ratio_low", "ratio_high", "difference_low", "difference_high")
-        if all(getattr(correction, name) is None for name in bounds):
+        divergences = ("divergence_high", "row_divergence_high")
+        upper = correction.importance_upper
+        if upper is not None and correction.importance_lower > upper:
+            expected = f"at most importance_upper ({upper:g})"
+            yield Violation("train_infer_correction.importance_lower", expected, "", correction.importance_lower)
+        if correction.divergence != "k3" and all(getattr(correction, name) is None for name in divergences):
+            fix = "train_infer_correction.divergence_high=0.1, or remove it"
+            expected = "a bound: divergence_high and row_divergence_high are null, so it does nothing"
+            yield Violation("train_infer_correction.divergence", expected, fix, correction.divergence)
+        if all(getattr(correction, name) is None for name in (*bounds, *divergences)):
             expected = "a weight or a filter: all its bounds are null, so it does nothing"
             yield Violation("train_infer_correction", expected, "importance_upper=2, or train_infer_correction=null")
     if config.error_max_len_clip and config.error_max_len_threshold is None:

@@ -36,6 +36,10 @@ class TrainInferCorrection:
     changed on the way); per row as the geometric mean; or per row as the product."""
     importance_upper: float | None = number(2.0, gt=0)
     """Multiply the loss of a token by min(ratio, this). null: no weight, only the filters below."""
+    importance_lower: float = number(0.0, ge=0, acts_if=(needs("importance_upper"),))
+    """Smallest weight."""
+    importance_mean_one: bool = acting(False, needs("importance_upper"))
+    """Divide the weights by their mean over the batch's tokens: the step is as large as without weights."""
     rejection: Literal["mask", "icepop"] = "mask"
     """What becomes of tokens that a filter rejects: `mask` takes them out of the loss and out of its denominators;
     `icepop` gives them weight 0 and leaves them in the denominators."""
@@ -47,6 +51,12 @@ class TrainInferCorrection:
     """Reject what has a difference p_train - p_infer (mean over the level's unit) below this. null: off."""
     difference_high: float | None = number(None, gt=0, le=1)
     """Reject what has such a difference above this. null: off."""
+    divergence: Literal["k2", "k3"] = "k3"
+    """How the next two measure a token with log-ratio d: d^2 / 2, or exp(d) - 1 - d."""
+    divergence_high: float | None = number(None, gt=0)
+    """Reject what diverges by more than this: the mean of the level's unit, at level `sequence` the sum. null: off."""
+    row_divergence_high: float | None = number(None, gt=0)
+    """Reject rows with a token that diverges by more than this. null: off."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +96,7 @@ class PolicyOptimisation:
     """Lambda of `gae`."""
     adv_estimator: str = named("grpo", args="adv_estimator_args")
     """gae, reinforce, reinforce_plus_plus, reinforce_plus_plus_baseline, grpo, dr_grpo, rloo, remax, opo,
-    gpg, pass_at_k, vapo; for environments also gigpo, step_reinforce; or a function of your own as
+    gpg, gdpo, pass_at_k, vapo; for environments also gigpo, step_reinforce; or a function of your own as
     `package.module:name` or `path/to/file.py:name`. With options: `{name: grpo, eps: 0.01}`. `gae` and `vapo` need a
     `critic`."""
     adv_estimator_args: dict[str, Any] = args_of("adv_estimator", ESTIMATORS)

@@ -204,3 +204,5 @@ class ValidationConfig:
     """Report the unbiased pass@k for these k <= `generating_args.num_return_sequences`. Empty: mean accuracy only."""
     pass_threshold: float = 1.0
     """A response counts as right from this score on."""
+    bootstrap: int | None = number(None, ge=2)
+    """Report the standard error of each accuracy (`accuracy_spread`), by so many draws of the tasks; 1000 is usual."""

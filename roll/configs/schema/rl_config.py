@@ -124,6 +124,11 @@ class RLConfig(PolicyOptimisation, RunConfig):
         """Factor on a domain's scores in training."""
         raise NotImplementedError
 
+    def reward_terms(self, domain: str) -> dict[str, float]:
+        """Return the parts that a domain's reward is the sum of, with their factors in training; empty: it is one."""
+        del domain
+        return {}
+
     @property
     def max_sequence_length(self) -> int:
         return self.sequence_length or self.prompt_length + self.response_length

@@ -114,6 +114,11 @@ class RLVRConfig(RLConfig):
     def domain_weight(self, domain: str) -> float:
         return self.rewards[domain].weight
 
+    def reward_terms(self, domain: str) -> dict[str, float]:
+        reward = self.rewards[domain]
+        factor = reward.weight * (1.0 if reward.rule_weight is None else reward.rule_weight)
+        return {name: factor * part.weight for name, part in reward.parts.items()}
+
     @property
     def reward_model_domains(self) -> tuple[str, ...]:
         """Domains whose score is the reward model's, or has a part of it."""
