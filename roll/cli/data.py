@@ -21,11 +21,13 @@ from roll.configs.errors import ConfigError
 from roll.configs.parsing.build_config import build
 from roll.configs.parsing.find import find_config
 from roll.configs.parsing.loader import load_config
+from roll.configs.schema.offline_config import OfflineConfig, OfflineDataArgs
+from roll.configs.schema.preference_config import PreferenceConfig, PreferenceDataArgs
 from roll.configs.schema.reward_config import RewardConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
-from roll.configs.schema.sft_config import SFTConfig
+from roll.configs.schema.sft_config import SFTConfig, SFTDataArgs
 from roll.configs.schema.worker_config import DataArgs
-from roll.data.data_check import LISTED, Findings, Progress, check_conversations, check_prompts
+from roll.data.data_check import LISTED, ConversationsOf, Findings, Progress, check_conversations, check_prompts
 from roll.rewards.base import RewardRequest, RewardResult
 from roll.rewards.reward_pool import RewardPool
 from roll.types.episode import Task
@@ -51,8 +53,8 @@ def check_data(options: argparse.Namespace) -> int:
         config = load_config(path.parent, path.stem, options.overrides)
         if isinstance(config, RLVRConfig):
             check.rlvr(config)
-        elif isinstance(config, SFTConfig):
-            check.sft(config)
+        elif isinstance(config, OfflineConfig):
+            check.offline(config)
         else:
             raise ValueError(f"{path} is of pipeline {config.pipeline}, whose tasks are environments: roll envs test")
     else:
@@ -127,8 +129,8 @@ class _DataCheck:
             count = self._unscored_count[domain]
             self.said.append(("PROBLEM", _listing(f"{count} rows that the reward of {domain!r} can't score", listed)))
 
-    def sft(self, config: SFTConfig) -> None:
-        """Check the rows of a fine-tuning."""
+    def offline(self, config: OfflineConfig) -> None:
+        """Check finished rows: of a fine-tuning, or preferences."""
         from roll.data.chat_masks import ConversationEncoder
 
         tokenizer = self._tokenizer(config)
@@ -140,10 +142,19 @@ class _DataCheck:
             encoder = None
             if tokenizer is not None:
                 template = data.template or train.template or "native"
-                encoder = ConversationEncoder(tokenizer, template=template, train_on=config.train_on)
+                train_on = config.train_on if isinstance(config, SFTConfig) else "last"
+                encoder = ConversationEncoder(tokenizer, template=template, train_on=train_on)
             found = Findings(name)
             self.found.append(found)
-            check_conversations(found, data, encoder, sequence_length=self.limit, known=known, progress=self._progress)
+            check_conversations(
+                found,
+                data,
+                _conversations_of(config, data),
+                encoder,
+                sequence_length=self.limit,
+                known=known,
+                progress=self._progress,
+            )
             known = known or found.prompts
             self._common(found, lenient=False)
             self._too_long(found, "sequence_length", config.truncation == "right")
@@ -252,7 +263,7 @@ class _DataCheck:
             self._progress.at(number, f"{found.name}, with rewards")
         settle(0)
 
-    def _tokenizer(self, config: RLVRConfig | SFTConfig | None) -> Any:
+    def _tokenizer(self, config: RLVRConfig | OfflineConfig | None) -> Any:
         from roll.configs.schema.worker_config import ModelArgs
         from roll.strategies.hf.hf_model import load_tokenizer
         from roll.workers.train import resolved_model_args
@@ -268,6 +279,17 @@ class _DataCheck:
             self.said.append(("note", said))
             return None
         return load_tokenizer(args)
+
+
+def _conversations_of(config: OfflineConfig, data: OfflineDataArgs) -> ConversationsOf:
+    from roll.data.preference import preference_of
+    from roll.data.sft import conversation_of
+
+    if isinstance(config, PreferenceConfig) and isinstance(data, PreferenceDataArgs):
+        return lambda source, row: preference_of(source, row, data, pairs=config.pairs).conversations
+    if isinstance(config, SFTConfig) and isinstance(data, SFTDataArgs):
+        return lambda source, row: [conversation_of(source, row, data).messages]
+    raise ValueError(f"pipeline {config.pipeline}: its rows can't be checked by themselves")
 
 
 def _encoder(tokenizer: Any, template: str, by_tag: Mapping[str, str]) -> Any:

@@ -7,23 +7,22 @@ import math
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from roll.configs.schema.sft_config import SFTDataArgs
+from roll.configs.schema.offline_config import OfflineDataArgs
 from roll.configs.schema.worker_config import DataArgs
-from roll.data.chat_masks import ConversationEncoder
+from roll.data.chat_masks import ConversationEncoder, Messages
 from roll.data.prompts import encode_some
 from roll.data.quarantine import Quarantine
-from roll.data.sft import conversation_of
 from roll.data.sources import TaskReader, data_sources, prompt_key
 from roll.data.templates import PromptEncoder, TemplateError
 from roll.types.episode import Task
 from roll.utils.readers import resolve_sources, scan_rows
-from roll.utils.rows import BadRow, DataError, Row
+from roll.utils.rows import BadRow, DataError, Row, Source
 from roll.utils.seeding import stable_hash
 
 LISTED = 10
@@ -31,6 +30,9 @@ LISTED = 10
 _CHUNK = 256
 _BINS = 10
 _PROGRESS_SECONDS = 5.0
+
+ConversationsOf: TypeAlias = Callable[[Source, Row], Sequence[Messages]]
+"""A row -> its conversation, or both of its pair; raises `DataError`."""
 
 
 @dataclass(slots=True)
@@ -182,14 +184,15 @@ def _measure(found: Findings, tasks: list[Task], encoder: PromptEncoder, limit: 
 
 def check_conversations(
     found: Findings,
-    data: SFTDataArgs,
+    data: OfflineDataArgs,
+    conversations_of: ConversationsOf,
     encoder: ConversationEncoder | None,
     *,
     sequence_length: int | None,
     known: set[int],
     progress: Progress,
 ) -> None:
-    """Take in all rows to learn from: what would stop a run, and what is odd."""
+    """Take in all rows to learn from, each one conversation or a pair: what would stop a run, and what is odd."""
     bad = _BadRows(found)
     try:
         for source in resolve_sources(data.file_name):
@@ -202,18 +205,18 @@ def check_conversations(
                     continue
                 found.add_row(row)
                 try:
-                    conversation = conversation_of(source, row, data)
-                    marked = None if encoder is None else encoder.encode(conversation.messages)
+                    conversations = conversations_of(source, row)
+                    marked = [encoder.encode(messages) for messages in conversations] if encoder is not None else []
                 except (DataError, TemplateError) as error:
                     bad.add(row.where, str(error).removeprefix(f"{row.where}: "))
                     continue
-                _roles(found, [message["role"] for message in conversation.messages])
-                found.odd["has an empty message"] += any(not m["content"].strip() for m in conversation.messages)
-                key = stable_hash("prompt", str([dict(message) for message in conversation.messages]))
-                found.add_prompt(key, row.where, known)
-                if marked is not None:
-                    found.add_length(len(marked.token_ids), row.where, sequence_length)
-                    found.untaught += not any(marked.trained[:sequence_length])
+                said = [message for messages in conversations for message in messages]
+                _roles(found, [message["role"] for message in conversations[0]])
+                found.odd["has an empty message"] += any(not message["content"].strip() for message in said)
+                found.add_prompt(stable_hash("prompt", str([dict(message) for message in said])), row.where, known)
+                if marked:
+                    found.add_length(max(len(each.token_ids) for each in marked), row.where, sequence_length)
+                    found.untaught += not all(any(each.trained[:sequence_length]) for each in marked)
             if found.rows == before:
                 raise DataError(f"{source.location}: no rows")
     except DataError as error:

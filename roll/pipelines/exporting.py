@@ -37,7 +37,7 @@ def export_checkpoint(config: RunConfig, checkpoint: Checkpoint, target: Path) -
         ray_address=ray_address(config),
     )
     with executor:
-        spec = train_spec(config, ROLE, kind="policy", trains=True, total_optimizer_steps=1)
+        spec = train_spec(config, ROLE, kind=config.kind_of(ROLE), trains=True, total_optimizer_steps=1)
         cluster = executor.create_cluster(placement, TrainWorker, (config, spec), balance=config.balance_batch)
         cluster.call(TrainWorker.load, str(checkpoint.path / ROLE))
         write_model(target, lambda folder: cluster.call(TrainWorker.export, str(folder)), record)

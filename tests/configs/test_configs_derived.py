@@ -204,7 +204,13 @@ def test_the_suggested_sizes_fit_and_are_the_nearest(prompts, group, per_device,
 
 def test_a_run_is_named_after_its_pipeline_unless_it_has_a_name():
     names = {cls.__name__: cls.__dataclass_fields__["exp_name"].default for cls in PIPELINES.values()}
-    assert names == {"RLVRConfig": "rlvr", "AgenticConfig": "agentic", "SFTConfig": "sft"}
+    assert names == {
+        "RLVRConfig": "rlvr",
+        "AgenticConfig": "agentic",
+        "SFTConfig": "sft",
+        "DPOConfig": "dpo",
+        "RewardTrainingConfig": "reward_model",
+    }
 
 
 def test_only_an_agent_whose_tags_all_say_one_token_has_responses_of_one_token():

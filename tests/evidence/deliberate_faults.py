@@ -172,7 +172,7 @@ FAULTS = (
     _fault(
         "a token is scored by its own hidden state",
         "strategies/micro.py",
-        "index=(place[flat] - 1)",
+        "index=(place[flat] - int(ahead))",
         "index=place[flat]",
         "strategies/test_strategies_train.py",
         "strategies/test_hf_packing.py",
