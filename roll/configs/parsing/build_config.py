@@ -298,7 +298,8 @@ class _Builder:
         elif reason := UNSUPPORTED_KEYS.get(key) or UNSUPPORTED_KEYS.get(in_section):
             fix = f"remove it: {reason}"
         elif others := [name for name, cls in self._pipelines.items() if below in _homes(cls).get(key, ())]:
-            fix = f"remove it: a key of pipeline: {' and '.join(filter(None, (', '.join(others[:-1]), others[-1])))}"
+            *firsts, last = others
+            fix = f"remove it: a key of pipeline: {', '.join(firsts)}{' and ' if firsts else ''}{last}"
             fix += f"; {instead}" if instead else ""
         elif instead:
             fix = f"remove it: {instead}"
