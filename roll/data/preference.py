@@ -6,7 +6,7 @@ files --read_preferences--> Preference --ConversationEncoder--> PreferenceRow --
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -210,19 +210,19 @@ def encode_preferences(
     sequence_length: int,
     truncation: Truncation = "error",
     num_workers: int = 1,
-    without_end: int | None = None,
+    without_end: Collection[int] = (),
 ) -> EncodedRows[PreferenceRow]:
     """Tokenise all rows, see `encoded_rows`; the result doesn't depend on `num_workers`.
 
-    Both sequences of a pair are kept, cut or left out together. `without_end`: a token that is taken off the ends of
-    sequences, because a classifier passes over it.
+    Both sequences of a pair are kept, cut or left out together. `without_end`: tokens that are taken off the ends
+    of sequences.
     """
     encode = _encoding(without_end)
     encoded = encode_all(preferences, encoder, encode, num_workers)
     return encoded_rows(preferences, encoded, sequence_length=sequence_length, truncation=truncation)
 
 
-def _encoding(without_end: int | None) -> Callable[[ConversationEncoder, Preference], PreferenceRow]:
+def _encoding(without_end: Collection[int]) -> Callable[[ConversationEncoder, Preference], PreferenceRow]:
     def encode(encoder: ConversationEncoder, preference: Preference) -> PreferenceRow:
         sequences = []
         for messages in preference.conversations:
@@ -231,7 +231,7 @@ def _encoding(without_end: int | None) -> Callable[[ConversationEncoder, Prefere
             except TemplateError as error:
                 raise DataError(f"{preference.where}: {error}") from error
             ids, trained = np.array(marked.token_ids, dtype=np.int32), np.array(marked.trained, dtype=np.bool_)
-            said = len(ids) if without_end is None else int(np.nonzero(ids != without_end)[0].max(initial=-1)) + 1
+            said = int(np.nonzero(~np.isin(ids, list(without_end)))[0].max(initial=-1)) + 1
             sequence = TaughtRow(preference.id, ids[:said], trained[:said])
             if not sequence.taught:
                 raise DataError(

@@ -85,7 +85,7 @@ def _contents(batch: TokenBatch) -> list[bytes]:
 
 def dpo_data(config: DPOConfig, tokenizer: Any) -> OfflineData[PreferenceRow]:
     """Read, render and tokenise all rows; raises `DataError` naming file and line."""
-    return preference_data(config, tokenizer, without_end=None)
+    return preference_data(config, tokenizer, scores=False)
 
 
 def run_dpo(config: DPOConfig) -> None:

@@ -9,6 +9,7 @@ from roll.configs.schema.preference_config import PreferenceConfig, PreferenceDa
 from roll.data.chat_masks import ConversationEncoder
 from roll.data.offline import EncodedRows
 from roll.data.preference import PreferenceRow, encode_preferences, read_preferences
+from roll.data.templates import is_plain, resolve_template
 from roll.pipelines.offline import OfflineData, OfflinePipeline, offline_data
 from roll.strategies.base import OutputName
 from roll.types.metrics import Metrics
@@ -33,19 +34,25 @@ class PreferencePipeline(OfflinePipeline[PreferenceRow]):
         return metrics.result()
 
 
-def preference_data(config: PreferenceConfig, tokenizer: Any, *, without_end: int | None) -> OfflineData[PreferenceRow]:
-    """Read, render and tokenise all rows; raises `DataError` naming file and line."""
+def preference_data(config: PreferenceConfig, tokenizer: Any, *, scores: bool) -> OfflineData[PreferenceRow]:
+    """Read, render and tokenise all rows; raises `DataError` naming file and line.
+
+    `scores`: as whoever scores with a classifier reads a response, which is up to the last token that isn't padding.
+    Templates that aren't a chat's don't say how a response ends, so there it has no end-of-sequence token.
+    """
 
     def read(data: OfflineDataArgs) -> EncodedRows[PreferenceRow]:
         assert isinstance(data, PreferenceDataArgs)
         template = data.template or config.actor_train.data_args.template or "native"
+        plain = is_plain(resolve_template(template, tokenizer))
+        ends = {tokenizer.pad_token_id, *([tokenizer.eos_token_id] if plain else [])}
         return encode_preferences(
             read_preferences(data, pairs=config.pairs),
             ConversationEncoder(tokenizer, template=template),
             sequence_length=config.max_sequence_length,
             truncation=config.truncation,
             num_workers=data.preprocessing_num_workers,
-            without_end=without_end,
+            without_end=ends if scores else (),
         )
 
     return offline_data(config, read)

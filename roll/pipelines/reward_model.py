@@ -29,8 +29,7 @@ class RewardModelPipeline(PreferencePipeline):
 
 def reward_data(config: RewardTrainingConfig, tokenizer: Any) -> OfflineData[PreferenceRow]:
     """Read, render and tokenise all rows; raises `DataError` naming file and line."""
-    # Whoever scores with the classifier reads its score at the last token that isn't padding.
-    return preference_data(config, tokenizer, without_end=tokenizer.pad_token_id)
+    return preference_data(config, tokenizer, scores=True)
 
 
 def run_reward_model(config: RewardTrainingConfig) -> None:

@@ -94,7 +94,9 @@ def test_every_spelling_of_a_pair_is_the_same_pair(tmp_path: Path, form: str) ->
 
 def test_columns_may_have_other_names(tmp_path: Path) -> None:
     data = DPODataArgs(prompt="question", chosen_key="better", rejected_key="worse")
-    assert read(tmp_path, [{"question": "w0", "better": "w1", "worse": "w2"}], data)[0].conversations[0][1] == said("w1")
+    assert read(tmp_path, [{"question": "w0", "better": "w1", "worse": "w2"}], data)[0].conversations[0][1] == said(
+        "w1"
+    )
 
 
 @pytest.mark.skipif(not SHARED.is_file(), reason="the shared folder's dpo data isn't there")
@@ -210,7 +212,7 @@ def test_an_epoch_deals_out_whole_pairs(tmp_path: Path) -> None:
 
 def test_a_score_is_read_at_the_last_token_that_is_no_padding(tmp_path: Path) -> None:
     # The plain template ends with </s> (2); a classifier that pads with it passes over it.
-    rows = encoded(tmp_path, [GOOD], without_end=2).rows
+    rows = encoded(tmp_path, [GOOD], without_end={2}).rows
     found = scored_batch_of([(row.id, row) for row in rows])
     assert found.row("token_ids", 0).tolist() == [1, 7, 8, 9]
     assert found.row("action_mask", 0).tolist() == [False, False, False, True]

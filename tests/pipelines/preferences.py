@@ -1,0 +1,115 @@
+"""Toy preferences for the tests of `dpo` and `reward_model`: letters in lower case are liked, capitals aren't."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from toy import metrics_of
+
+from roll.configs.checks.prerequisites import check_prerequisites
+from roll.configs.parsing.loader import load_config
+from roll.pipelines import run_pipeline
+
+YAML = """
+pipeline: {pipeline}
+exp_name: toy
+seed: 5
+executor: inline
+output_dir: {folder}/output
+track_with: jsonl
+pretrain: {model}
+max_steps: 3
+sequence_length: 48
+actor_train:
+  model_args: {{disable_gradient_checkpointing: true}}
+  training_args: {{learning_rate: 1.0e-2, per_device_train_batch_size: 4, gradient_accumulation_steps: 3}}
+  data_args: {{file_name: {folder}/rows.jsonl}}
+"""
+TRAINING = "actor_train.training_args"
+ACTOR = "actor_train.strategy_args.strategy_name"
+OPTIONS = "+actor_train.strategy_args.strategy_config"
+BACKENDS = {
+    "zero 3": (f"{ACTOR}=deepspeed_train", f"{OPTIONS}={{zero_optimization: {{stage: 3}}}}"),
+    "megatron": (f"{ACTOR}=megatron_train",),
+}
+LORA = ("actor_train.model_args.lora_rank=4", "actor_train.model_args.lora_alpha=8")
+LAYOUTS = {
+    "one pair at a time": (f"{TRAINING}.per_device_train_batch_size=2", f"{TRAINING}.gradient_accumulation_steps=6"),
+    "all pairs at once": (f"{TRAINING}.per_device_train_batch_size=12", f"{TRAINING}.gradient_accumulation_steps=1"),
+    "packed": ("actor_train.use_sequence_packing=true",),
+    "by tokens": (
+        "actor_train.use_dynamic_batching_in_train=true",
+        "actor_train.max_tokens_per_microbatch_in_train=100",
+    ),
+}
+
+
+def preferences(count: int, *, single: bool = False) -> list[dict[str, Any]]:
+    """Answers of several lengths; held-out rows have the same rule."""
+    rows: list[dict[str, Any]] = []
+    for i in range(count):
+        liked, other = "abcdefghij"[i % 10] * (1 + i % 3), "ABCDEFGHIJ"[(i + 3) % 10] * (1 + i // 2 % 3)
+        prompt = f"{i % 10}?"
+        if single:
+            good = i % 2 == 0
+            text = liked if good else other
+            rows.append({"prompt": prompt, "completion": text, "label": good, "score": 1 if good else -1})
+        else:
+            rows.append({"prompt": prompt, "chosen": liked, "rejected": other, "margin": i % 2})
+    return rows
+
+
+def write(folder: Path, model: Path, pipeline: str = "dpo", rows: int = 20, *, single: bool = False) -> Path:
+    """Configuration and rows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "job.yaml").write_text(YAML.format(folder=folder, model=model, pipeline=pipeline))
+    lines = preferences(rows, single=single)
+    (folder / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def config_of(folder: Path, *overrides: str) -> Any:
+    config = load_config(folder, "job", overrides)
+    check_prerequisites(config)
+    return config
+
+
+def run(folder: Path, *overrides: str) -> list[dict[str, Any]]:
+    """Run it in this process; the rows of its metrics file."""
+    config = config_of(folder, *overrides)
+    run_pipeline(config)
+    return metrics_of(config.logging_path)
+
+
+def tokenizer_in(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def policy_in(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def classifier_in(folder: Path) -> Any:
+    from transformers import AutoModelForSequenceClassification
+
+    return AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
+
+
+def optimizer_of(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
+
+
+def step_by_hand(model: Any, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> dict[str, float]:
+    """One clipped step."""
+    optimizer.zero_grad()
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return {"preference/loss": float(loss.detach()), "actor/grad_norm": float(norm)}
