@@ -156,6 +156,24 @@ def rloo(rewards: Tensor, group_index: Tensor) -> Tensor:
     return _like((rewards - group.mean) * group.size / (group.size - 1).clamp(min=1), rewards)
 
 
+def rloo_std(rewards: Tensor, group_index: Tensor, *, eps: float = 1e-6) -> Tensor:
+    """Return (r_i - mean) / (std + eps), mean and unbiased std of the *others* of the group, [B].
+
+    In `grpo` a response is part of the spread it is measured by, which bounds it by (n - 1) / sqrt(n); here a rare one
+    stands out as far as it is rare. Where the others have no spread (all alike, or only one) nothing is divided, as in
+    `normalize_rewards`; a group of one has 0. `rewards`, `group_index` are [B].
+    """
+    _, inverse, size = torch.unique(group_index, return_inverse=True, return_counts=True)
+    members = inverse.argsort(stable=True).split(size.tolist())
+    pairs = torch.cat([inverse.new_zeros(0, 2), *(torch.cartesian_prod(rows, rows) for rows in members)])
+    row, other = pairs[pairs[:, 0] != pairs[:, 1]].unbind(1)
+    others = group_moments(rewards[other], row)
+    wide = rewards.to(torch.float64)
+    mean, std = wide.clone(), torch.zeros_like(wide)
+    mean[row], std[row] = others.mean, others.std
+    return _like(torch.where(std > 0, (wide - mean) / (std + eps), wide - mean), rewards)
+
+
 def pass_at_k(rewards: Tensor, group_index: Tensor, *, k: int, threshold: float = 0.5) -> Tensor:
     """Return the advantage of each response when k of its group are drawn and one right answer is enough, [B].
 

@@ -68,6 +68,11 @@ def rloo(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
     return _on_tokens(maths.rloo(inputs.episode_rewards, inputs.group_index), inputs)
 
 
+def rloo_std(inputs: AdvantageInputs, *, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
+    """Difference from the mean of the others of the group, over their standard deviation + eps."""
+    return _on_tokens(maths.rloo_std(inputs.episode_rewards, inputs.group_index, eps=eps), inputs)
+
+
 def pass_at_k(inputs: AdvantageInputs, *, k: int = 4, threshold: float = 0.5) -> tuple[Tensor, Tensor]:
     """Pass@k training: the group's chance of at least one right answer among k, shared out (arXiv:2508.10751)."""
     return _on_tokens(maths.pass_at_k(inputs.episode_rewards, inputs.group_index, k=k, threshold=threshold), inputs)

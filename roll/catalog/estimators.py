@@ -57,6 +57,7 @@ ESTIMATORS: dict[str, Estimator] = dict(
         ),
         _built_in("dr_grpo", compares_group=True),
         _built_in("rloo", compares_group=True),
+        _built_in("rloo_std", options={"eps": Option(float, bounds={"ge": 0}, default=1e-6)}, compares_group=True),
         _built_in(
             "pass_at_k",
             options={"k": Option(int, bounds={"ge": 1}, default=4), "threshold": Option(float, default=0.5)},

@@ -26,6 +26,7 @@ from roll.algorithms.advantages import (
     reinforce_plus_plus_baseline,
     reinforce_return,
     rloo,
+    rloo_std,
 )
 from roll.algorithms.gigpo import StepInputs
 from roll.catalog.estimators import ESTIMATORS
@@ -153,6 +154,33 @@ def test_rloo_matches_hand_computed_values():
     # right: 1 - (0 + 0 + 1)/3 = 2/3; wrong: 0 - (1 + 0 + 1)/3 = -2/3
     expected = torch.tensor([2.0, -2.0, -2.0, 2.0, 0.0, 0.0]) / 3
     assert_close(rloo(REWARDS, INDEX), expected)
+
+
+def test_rloo_std_matches_hand_computed_values():
+    # 0 2 4: the others of 0 are 2 4, mean 3, variance 2: -3 / sqrt(2); of 2 are 0 4, mean 2; of 4 are 0 2, mean 1.
+    # 1 0 0: the others of 1 have no spread: 1 - 0; of a 0 are 1 0, mean 1/2, variance 1/2: -(1/2) / sqrt(1/2).
+    # 3 1: one other each, no spread: 2 and -2. 5 alone, and 7 7: nothing to compare.
+    rewards = torch.tensor([0.0, 2.0, 4.0, 1.0, 0.0, 0.0, 3.0, 1.0, 5.0, 7.0, 7.0])
+    index = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 3, 4, 4])
+    half = -1 / math.sqrt(2)
+    expected = torch.tensor([3 * half, 0.0, -3 * half, 1.0, half, half, 2.0, -2.0, 0.0, 0.0, 0.0])
+    assert_close(rloo_std(rewards, index, eps=0.0), expected)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(SEEDS)
+def test_rloo_std_is_the_definition_in_any_order(seed):
+    rewards, index = draw(seed, 9).double().round(decimals=1), draw_index(seed, 9, 3)
+    expected = torch.zeros(9, dtype=torch.float64)
+    for i in range(9):
+        others = rewards[(index == index[i]) & (torch.arange(9) != i)]
+        spread = others.std() if len(others) > 1 and others.min() < others.max() else None
+        if len(others):
+            expected[i] = (rewards[i] - others.mean()) / (1.0 if spread is None else spread + 1e-6)
+    found = rloo_std(rewards, index)
+    assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(seed))
+    assert torch.equal(rloo_std(rewards[order], index[order]), found[order])
 
 
 def test_gdpo_matches_hand_computed_values():
@@ -360,6 +388,7 @@ NAMES = {
     "grpo",
     "dr_grpo",
     "rloo",
+    "rloo_std",
     "remax",
     "gdpo",
     "pass_at_k",

@@ -95,7 +95,7 @@ class PolicyOptimisation:
     lambd: float = number(0.95, ge=0, le=1)
     """Lambda of `gae`."""
     adv_estimator: str = named("grpo", args="adv_estimator_args")
-    """gae, reinforce, reinforce_plus_plus, reinforce_plus_plus_baseline, grpo, dr_grpo, rloo, remax, opo,
+    """gae, reinforce, reinforce_plus_plus, reinforce_plus_plus_baseline, grpo, dr_grpo, rloo, rloo_std, remax, opo,
     gpg, gdpo, pass_at_k, vapo; for environments also gigpo, step_reinforce; or a function of your own as
     `package.module:name` or `path/to/file.py:name`. With options: `{name: grpo, eps: 0.01}`. `gae` and `vapo` need a
     `critic`."""
