@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
 from printed import rows
 from tiny_models import build_tiny_model
+from transformers import AutoModelForCausalLM
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL_TASK = ("--prompts", 2, "--samples", 2, "--prompt-length", 4, "--response-length", 4, "--threads", 1)
@@ -51,6 +54,36 @@ def test_whole_steps_of_trl(bench):
         "rollout_vs_trl", "--only", "trl", "--trl-python", sys.executable, "--rounds", 1, "--warm-up", 0, *SMALL_TASK
     )
     assert "trl" in rows(printed)
+
+
+def test_losses_of_preferences_beside_trl(bench):
+    pytest.importorskip("trl", reason="TRL has an environment of its own: benchmarks/requirements-trl.txt")
+    printed = bench("preference_vs_trl", "--trl-python", sys.executable, "--cases", "sigmoid", "simpo")
+    assert rows(printed) == ["loss_type", "---", "sigmoid", "simpo"]
+
+
+def test_losses_of_preferences_on_our_side(tmp_path: Path, monkeypatch):
+    """SimPO without TRL: the batch, the loss and the gradients come from a plain loop."""
+    monkeypatch.syspath_prepend(EXAMPLES.parent / "benchmarks")
+    import preference_vs_trl as benchmark
+
+    benchmark.write_files(tmp_path)
+    policy = AutoModelForCausalLM.from_pretrained(tmp_path / "policy", dtype=torch.float64)
+    ids = {"chosen": torch.tensor([[5, 6, 7]]), "rejected": torch.tensor([[5, 8, 9]])}
+    mean = {side: policy(row).logits[0, :-1].log_softmax(-1)[[0, 1], row[0, 1:]].mean() for side, row in ids.items()}
+    gap = 2.0 * (mean["chosen"] - mean["rejected"]) - 0.5
+    loss = -0.9 * F.logsigmoid(gap) - 0.1 * F.logsigmoid(-gap)
+    loss.backward()
+    inputs = {}
+    for side, row in ids.items():
+        inputs |= {f"{side}_input_ids": row, f"{side}_attention_mask": torch.ones_like(row)}
+        inputs[f"{side}_labels"] = row.where(torch.tensor([False, True, True]), -100)
+    gradients = {name: weight.grad for name, weight in policy.named_parameters()}
+    torch.save({"inputs": inputs, "loss": loss.detach(), "gradients": gradients}, tmp_path / "simpo.pt")
+    found = benchmark.ours(tmp_path, "simpo")
+    assert found["difference"] < 1e-12
+    assert found["gradient_difference"] < 1e-12
+    assert found["gradient"] > 0.01
 
 
 def test_the_quickstart_for_a_seed(bench, tmp_path: Path):
