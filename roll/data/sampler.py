@@ -239,6 +239,8 @@ def _shares(domains: Mapping[str, TaskTable], probs: Mapping[str, float]) -> dic
     exact = {name: Fraction(str(probs[name])) for name in domains}
     empty = [name for name in exact if not domains[name]]
     if empty:
-        raise DataError(f"domain {empty[0]!r} has probability {probs[empty[0]]} but no tasks")
+        others = ", ".join(f"{name}: {1 / (len(exact) - len(empty)):.3g}" for name in exact if name not in empty)
+        fix = f"; if it is for validation alone, leave it out: domain_interleave_probs: {{{others}}}" if others else ""
+        raise DataError(f"domain {empty[0]!r} of rewards has no training rows{fix}")
     total = sum(exact.values())
     return {name: prob / total for name, prob in exact.items()}

@@ -27,6 +27,7 @@ from roll.tracking.base import Sample
 from roll.types.episode import Group, Task
 from roll.types.metrics import Metrics
 from roll.utils.importing import load_object
+from roll.utils.rows import DataError
 
 TasksByDomain = dict[str, list[Task]]
 
@@ -221,14 +222,20 @@ def _streamed(config: RLVRConfig, data: DataArgs, tokenizer: Any) -> tuple[TaskS
 def _source(
     config: RLVRConfig, data: DataArgs, domains: Mapping[str, Sequence[Task]], difficulty: Mapping[str, Sequence[float]]
 ) -> TaskSource:
+    probs = data.domain_interleave_probs or dict.fromkeys(domains, 1.0)
+    if left := [name for name, tasks in domains.items() if name not in probs and len(tasks)]:
+        raise DataError(
+            f"training rows of domain {left[0]!r}, which domain_interleave_probs leaves out for validation alone: give "
+            "it a share, or leave its rows out (tag_included)"
+        )
     return TaskSource(
-        domains,
+        {name: domains[name] for name in probs},
         seed=config.seed,
-        probs=data.domain_interleave_probs or dict.fromkeys(domains, 1.0),
+        probs=probs,
         shuffle=data.shuffle,
         num_train_epochs=config.num_train_epochs or None,
         curriculum=data.curriculum,
-        difficulty=difficulty,
+        difficulty={name: of for name, of in difficulty.items() if name in probs},
     )
 
 

@@ -98,6 +98,13 @@ def test_the_quickstart_for_a_seed(bench, tmp_path: Path):
     assert "`time/step`" in rows(printed)
 
 
+def test_preferences_are_learnt_for_two_steps(bench, tmp_path: Path):
+    printed = bench(
+        "preference_learning", "--seeds", 4, "--losses", "sigmoid", "orpo", "--output", tmp_path, "--set", "max_steps=2"
+    )
+    assert rows(printed)[-4:] == ["dpo, sigmoid", "dpo, orpo", "reward_model", "rlvr with it"]
+
+
 def test_tiny_programs_are_learnt_for_one_step(bench, tmp_path: Path):
     printed = bench(
         "code_learning", "--seeds", 1, "--output", tmp_path, "--warm-steps", 1, "--set", "max_steps=1", "eval_steps=1",

@@ -352,6 +352,21 @@ def test_domain_interleave_probs_are_met_exactly_in_every_batch(small, keys, cou
     assert run.last["data/other/share"] == counts["other"] / 8
 
 
+def test_a_domain_without_a_share_is_for_validation_alone(small, tmp_path):
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text("".join(json.dumps(row_of(i, tag="other")) + "\n" for i in range(100, 104)))
+    keys = (*OTHER, "+validation.data_args={file_name: %s}" % held_out, "eval_steps=1", "max_steps=1")
+    mine = [row for row in TWO if row["tag"] == "case"]
+    share = f"{DATA}.domain_interleave_probs={{case: 1.0}}"
+    run = small(*keys, share, data=mine, dump=True)
+    assert {row.domain for row in run.rollouts(1)} == {"case"}
+    assert "val/other/accuracy" in run.last
+    with pytest.raises(DataError, match=r"'other' of rewards has no training rows.*leave it out.*\{case: 1\}"):
+        small(*keys, data=mine)
+    with pytest.raises(DataError, match="training rows of domain 'other', which domain_interleave_probs leaves out"):
+        small(*keys, share, data=TWO)
+
+
 def test_a_domains_weight_and_tags_reach_the_advantages(small):
     keys = ("rewards.other.weight=3", "adv_estimator=reinforce", "rollout_batch_size=2")
     run = small(*OTHER, *keys, data=TWO, dump=True, reward=CONSTANT.format(0.5))

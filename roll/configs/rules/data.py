@@ -155,7 +155,7 @@ def _shares(config: RLVRConfig, path: str, data: DataArgs) -> Iterator[Violation
     shares = data.domain_interleave_probs
     if not shares:
         return
-    for domain in [domain for domain in config.rewards if domain not in shares]:
+    for domain in [domain for domain in config.rewards if domain not in shares and config.validation is None]:
         yield Violation(f"{path}.{domain}", "a share for every domain of rewards", f"add {domain}: ...", NO_VALUE)
     for domain, share in shares.items():
         if domain not in config.rewards:
