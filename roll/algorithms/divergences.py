@@ -6,6 +6,7 @@ is the divergence itself. With p the teacher and q the student:
 
     forward KL   sum p log(p / q)        reverse KL   sum q log(q / p)
     generalized Jensen-Shannon (arXiv:2306.13649)   beta KL(p | m) + (1 - beta) KL(q | m),  m = beta p + (1 - beta) q
+    skewed (arXiv:2402.03898)   KL(p | skew p + (1 - skew) q),  and reverse   KL(q | (1 - skew) p + skew q)
 """
 
 from __future__ import annotations
@@ -60,6 +61,31 @@ def jensen_shannon(student_logprobs: Tensor, teacher_logprobs: Tensor, mask: Ten
     mean = torch.logaddexp(teacher + math.log(beta), student + math.log1p(-beta))
     terms = beta * _terms(teacher, mean) + (1 - beta) * _terms(student, mean)
     return zero_outside(zero_outside(terms, possible).sum(-1), mask)
+
+
+def skewed_forward_kl(student_logprobs: Tensor, teacher_logprobs: Tensor, mask: Tensor, *, skew: float = 0.1) -> Tensor:
+    """Return KL(teacher | skew teacher + (1 - skew) student) of each position; finite with `skew` above 0.
+
+    Arguments and result as for `forward_kl`, which it is with `skew` 0.
+    """
+    student, teacher = _outcomes(student_logprobs, teacher_logprobs, mask)
+    return zero_outside(_skewed(teacher, student, skew), mask)
+
+
+def skewed_reverse_kl(student_logprobs: Tensor, teacher_logprobs: Tensor, mask: Tensor, *, skew: float = 0.1) -> Tensor:
+    """Return KL(student | skew student + (1 - skew) teacher) of each position. See `skewed_forward_kl`."""
+    student, teacher = _outcomes(student_logprobs, teacher_logprobs, mask)
+    return zero_outside(_skewed(student, teacher, skew), mask)
+
+
+def _skewed(p: Tensor, q: Tensor, skew: float) -> Tensor:
+    """KL(p | skew p + (1 - skew) q) of log-probs."""
+    if not 0 < skew < 1:
+        raise ValueError(f"skew of the skewed KL must be between 0 and 1, got {skew}")
+    possible = (p > -torch.inf) | (q > -torch.inf)  # for others logaddexp has no gradient
+    p, q = zero_outside(p, possible), zero_outside(q, possible)
+    mixed = torch.logaddexp(p + math.log(skew), q + math.log1p(-skew))
+    return zero_outside(_terms(p, mixed), possible).sum(-1)
 
 
 def _outcomes(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

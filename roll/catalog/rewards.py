@@ -17,6 +17,7 @@ REWARDS: dict[str, Entry] = {
     "length": Entry(path="roll.rewards.length:length"),
     "repetition": Entry(path="roll.rewards.repetition:repetition"),
     "http": Entry(path="roll.rewards.http:http"),
+    "none": Entry(path="roll.rewards.none:none"),
     "weighted": Entry(path="roll.rewards.weighted:weighted"),
 }
 """`(response, task, **reward_kwargs) -> Reward | float`; a new one is a file and a line here."""

@@ -23,7 +23,7 @@ from roll.configs.parsing.find import find_config
 from roll.configs.parsing.loader import load_config
 from roll.configs.schema.offline_config import OfflineConfig, OfflineDataArgs
 from roll.configs.schema.preference_config import PreferenceConfig, PreferenceDataArgs
-from roll.configs.schema.reward_config import RewardConfig
+from roll.configs.schema.reward_config import ANY_TAG, RewardConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.sft_config import SFTConfig, SFTDataArgs
 from roll.configs.schema.worker_config import DataArgs
@@ -215,7 +215,7 @@ class _DataCheck:
             self.said.append(("PROBLEM", _listing(f"{name}: tags that no domain includes", counts)))
         there = {*found.tags, *(task.tag for task in data.procedural)}
         for domain in config.rewards:
-            if not there & set(config.tags_of(domain)):
+            if not {*there, ANY_TAG} & set(config.tags_of(domain)):
                 tags = ", ".join(config.tags_of(domain))
                 level = "PROBLEM" if name == _TRAIN else "note"
                 self.said.append((level, f"{name}: domain {domain!r} has no rows; its tags: {tags}"))

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from roll.configs.schema.reward_config import ANY_TAG
 from roll.configs.schema.worker_config import DataArgs
 from roll.data.curriculum import difficulty_of
 from roll.data.own_dataset import own_rows, own_source
@@ -341,18 +342,25 @@ def prompt_key(task: Task) -> int:
     return stable_hash("prompt", task.payload["prompt"] if messages is None else json.dumps(messages, sort_keys=True))
 
 
+def owner_by_tag(tag_included: Mapping[str, Sequence[str]]) -> Callable[[str], str | None]:
+    """Return what gives a tag's domain, or None; `tag_included` are the tags of each domain."""
+    owners = {tag: domain for domain, tags in tag_included.items() for tag in tags}
+    return lambda tag: owners.get(tag, owners.get(ANY_TAG))
+
+
 def route_by_tag(tasks: Iterable[Task], tag_included: Mapping[str, Sequence[str]]) -> dict[str, list[Task]]:
     """Group tasks by domain, `tag_included` being the tags of each domain; the domain is written into the task.
 
     Raises `DataError` for a tag that belongs to no domain. A domain may end up empty: generated tasks may fill it, and
     `TaskSource` refuses it otherwise.
     """
-    owner = {tag: domain for domain, tags in tag_included.items() for tag in tags}
+    owner = owner_by_tag(tag_included)
     routed: dict[str, list[Task]] = {domain: [] for domain in tag_included}
     lost: Counter[str] = Counter()
     for task in tasks:
-        if task.tag in owner:
-            routed[owner[task.tag]].append(replace(task, domain=owner[task.tag]))
+        domain = owner(task.tag)
+        if domain is not None:
+            routed[domain].append(replace(task, domain=domain))
         else:
             lost[task.tag] += 1
     if lost:

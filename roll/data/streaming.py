@@ -20,7 +20,7 @@ from roll.data.curriculum import difficulty_of
 from roll.data.prompts import CUT, LengthRule, encode_some, refuse
 from roll.data.quarantine import Quarantine
 from roll.data.sampler import EPOCH_IN_ID
-from roll.data.sources import ID_HINT, TaskReader, data_sources, no_domain
+from roll.data.sources import ID_HINT, TaskReader, data_sources, no_domain, owner_by_tag
 from roll.data.task_ids import base_id, epoch_of
 from roll.data.task_tables import RowStore, StreamedTable
 from roll.data.templates import PromptEncoder, TemplateError
@@ -89,7 +89,7 @@ class Streamer:
         folder: Path,
     ) -> None:
         self._data, self._encoder, self._rule = data, encoder, rule
-        self._tags, self._owner = tags, {tag: domain for domain, of in tags.items() for tag in of}
+        self._tags, self._owner = tags, owner_by_tag(tags)
         self._limit, self._quarantine = prompt_length, quarantine
         self._sources = data_sources(data.file_name, data)
         self._reader = TaskReader(data, seed=seed, default_tag=default_tag, quarantine=quarantine)
@@ -110,13 +110,13 @@ class Streamer:
         lost: Counter[str] = Counter()
         rows = self._reader.read(self._sources)
         while chunk := list(itertools.islice(rows, _CHUNK)):
-            lost.update(task.tag for _, task, _ in chunk if task.tag not in self._owner)
-            chunk = [item for item in chunk if item[1].tag in self._owner]
+            lost.update(task.tag for _, task, _ in chunk if self._owner(task.tag) is None)
+            chunk = [item for item in chunk if self._owner(item[1].tag) is not None]
             for at, task in self._fitting([task for _, task, _ in chunk]):
                 if epoch_of(task.id):
                     raise DataError(EPOCH_IN_ID)
                 number, _, row = chunk[at]
-                domain = self._owner[task.tag]
+                domain = self._owner(task.tag) or ""
                 tables[domain].add(task, self._store.add(number, row))
                 if self._data.curriculum.by == "column":
                     difficulty[domain].append(difficulty_of(row.values, self._data.curriculum.column or ""))
@@ -143,4 +143,4 @@ class Streamer:
 
     def _task(self, number: int, row: Row) -> Task:
         task = self._reader.make(self._sources[number], row)
-        return replace(task, domain=self._owner[task.tag])
+        return replace(task, domain=self._owner(task.tag) or "")

@@ -44,6 +44,11 @@ class Clusters:
         return self.by_role.get("reference")
 
     @property
+    def teacher(self) -> Cluster | None:
+        """The frozen model that teaches the policy."""
+        return self.by_role.get("teacher")
+
+    @property
     def critic(self) -> Cluster | None:
         """The value model."""
         return self.by_role.get("critic")
@@ -92,7 +97,8 @@ def start_clusters(config: RunConfig, *, total_steps: int) -> Iterator[Clusters]
     with executor:
         offloader = DeviceOffloader(config.placement.colocated())
         started: dict[str, Cluster] = {}
-        order = ("actor_train", "actor_infer", "reference", "critic", "reward_model", "reward_models", "judge")
+        models = ("actor_train", "actor_infer", "reference", "teacher", "critic")
+        order = (*models, "reward_model", "reward_models", "judge")
         known = [role for role in by_role if role.split(".")[0] in order]
         for role in sorted(known, key=lambda role: order.index(role.split(".")[0])):
             if role == "actor_infer":

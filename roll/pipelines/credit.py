@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.advantages import AdvantageInputs, compute_advantages
+from roll.algorithms.distillation import teacher_advantages
 from roll.algorithms.gigpo import StepInputs
 from roll.algorithms.groups import group_moments
 from roll.algorithms.kl import AdaptiveKL, FixedKL, clamped_tokens, kl_divergence
@@ -121,6 +122,7 @@ class CreditAssigner:
             config.estimator_options,
         )
         metrics.merge(signal)
+        advantages = self._with_teacher(advantages, view, mask, batch, metrics)
         explained = None if values is None else explained_variance(values, returns, mask)
         if explained is not None:
             metrics.update({"critic/explained_variance": explained})
@@ -143,6 +145,22 @@ class CreditAssigner:
             loss_weight=self._row_weights(rollouts, view, scores, loss_mask, step),
         )
         return replace(rollouts, batch=filled, shaped_rewards=rewards), metrics
+
+    def _with_teacher(
+        self, advantages: Tensor, view: TrajectoryView, mask: Tensor, batch: TokenBatch, metrics: Metrics
+    ) -> Tensor:
+        """Return [R, T]: advantages from rewards as `reward_coef` weighs them, plus those that the teacher gives."""
+        config = self._config
+        if config.teacher is None:
+            return advantages
+        advantages = config.distill.reward_coef * advantages
+        if not config.teacher_advantages:
+            return advantages
+        taught = teacher_advantages(
+            view.pad(batch.require("old_logprobs")), view.pad(batch.require("teacher_logprobs")[:, 0]), mask
+        )
+        metrics.add_mean("distill/reverse_kl", -float(taught.double().sum()), float(mask.sum()))
+        return advantages + config.distill.coef * taught
 
     def _shaped(self, scores: Tensor, weighted: Tensor, rollouts: Rollouts, metrics: Metrics) -> Tensor:
         """Weighted scores plus the configured penalties and bonuses, each logged on its own."""

@@ -18,6 +18,7 @@ from roll.configs.schema.offline_config import OfflineConfig, OfflineDataArgs
 from roll.data.offline import BatchOf, EncodedRows, OfflineRow, RowOrder
 from roll.pipelines.clusters import Clusters, start_clusters
 from roll.pipelines.loop import Loop, prepare
+from roll.pipelines.teaching import require_same_tokens
 from roll.strategies.hf.hf_model import load_tokenizer
 from roll.types.batch import TokenBatch
 from roll.types.metrics import Metrics
@@ -160,6 +161,7 @@ def run_offline(config: C, read: Callable[[C, Any], OfflineData[Any]], pipeline:
     prepare(config)
     with run_lock(config.output_path, config.logging_path):
         tokenizer = load_tokenizer(resolved_model_args(config, "actor_train"))
+        require_same_tokens(config, tokenizer)
         data = read(config, tokenizer)
         total_steps = planned_steps(config, data.training.rows)
         logger.info("%d rows, %d steps of %s", len(data.training.rows), total_steps, config.batch.explain())

@@ -31,6 +31,7 @@ _WORK = (
     "generate",
     "generate_greedy",
     "reference",
+    "teacher",
     "old_logprobs",
     "values",
     "credit",

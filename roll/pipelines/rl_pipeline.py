@@ -16,6 +16,7 @@ Nothing else differs between the two.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from dataclasses import replace
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 
 from roll.configs.schema.rl_config import RLConfig
+from roll.distributed.cluster import Cluster
 from roll.distributed.errors import WorkerFailed
 from roll.pipelines.assemble import Rollouts, assemble
 from roll.pipelines.clusters import Clusters
@@ -37,10 +39,12 @@ from roll.pipelines.off_policy import old_logprobs_source
 from roll.pipelines.offload import ENGINE
 from roll.pipelines.rollout_metrics import rollout_metrics
 from roll.pipelines.sync import WeightSync
+from roll.pipelines.teaching import with_teacher
 from roll.pipelines.update import train
 from roll.pipelines.workload import Workload
 from roll.rollout.groups import REPLACED
 from roll.rollout.scheduler import Collected, RolloutScheduler
+from roll.types.batch import TokenBatch
 from roll.types.episode import Group
 from roll.types.metrics import Metrics
 from roll.utils.memory import return_freed_memory
@@ -138,6 +142,8 @@ class RLPipeline(Loop):
                 cluster = self.clusters.reference or self.clusters.actor_train
                 outputs = self.forward(cluster, batch, "logprobs", adapters=not self.config.reference_is_actor)
             batch = batch.join(outputs, ref_logprobs="logprobs")
+        if self.clusters.teacher is not None:
+            batch = self.taught(self.clusters.teacher, batch)
         if self.old_logprobs.source == "forward":
             with self.timers.span("old_logprobs", waits=True):
                 outputs = self.forward(self.clusters.actor_train, batch, "logprobs")
@@ -149,6 +155,13 @@ class RLPipeline(Loop):
                 outputs = self.forward(self.clusters.critic, batch, "values")
             batch = batch.join(outputs, values="values")
         return replace(rollouts, batch=batch)
+
+    def taught(self, teacher: Cluster, batch: TokenBatch) -> TokenBatch:
+        """Add what the teacher says of the sampled tokens, or of the distributions that they come from."""
+        vocabulary = None if self.config.teacher_advantages else len(self.tokenizer)
+        with self.timers.span("teacher", waits=True):
+            forward = functools.partial(self.forward, teacher)
+            return with_teacher(batch, forward, top_k=self.config.distill.top_k, vocabulary=vocabulary)
 
     def update(self, rollouts: Rollouts, step: int) -> Metrics:
         """Train the critic, and the actor once the critic's warm-up is over."""

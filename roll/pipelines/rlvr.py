@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from roll.configs.schema.reward_config import ANY_TAG
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.worker_config import DataArgs
 from roll.data.curriculum import difficulty_of
@@ -155,7 +156,8 @@ def generated_tasks(
 def default_tag(config: RLVRConfig, data: DataArgs) -> str | None:
     """Return the tag of rows without a tag column; None for that of verl's `data_source`, or the file's name."""
     only = next(iter(config.rewards)) if len(config.rewards) == 1 else None
-    return data.default_tag or (config.tags_of(only)[0] if only is not None else None)
+    tags = config.tags_of(only) if only is not None else ()
+    return data.default_tag or (only if ANY_TAG in tags else next(iter(tags), None))
 
 
 def prompt_encoder(config: RLVRConfig, data: DataArgs, tokenizer: Any) -> PromptEncoder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -10,6 +11,8 @@ from roll.configs.schema.sft_config import SFTConfig, SFTDataArgs
 from roll.data.chat_masks import ConversationEncoder
 from roll.data.sft import TaughtRow, TaughtRows, batch_of, encode_rows, read_conversations
 from roll.pipelines.offline import OfflineData, OfflinePipeline, offline_data, run_offline
+from roll.pipelines.teaching import with_teacher
+from roll.types.batch import TokenBatch
 
 _LARGEST_EXPONENT = 700.0
 
@@ -20,6 +23,15 @@ class SFTPipeline(OfflinePipeline[TaughtRow]):
     metrics_of = "sft"
     batch_of = staticmethod(batch_of)
     config: SFTConfig
+
+    def prepared(self, batch: TokenBatch) -> TokenBatch:
+        """Add what the teacher says of the taught tokens, where there is a teacher."""
+        teacher = self.clusters.teacher
+        if teacher is None:
+            return batch
+        with self.timers.span("teacher", waits=True):
+            forward = functools.partial(self.forward, teacher)
+            return with_teacher(batch, forward, top_k=self.config.distill.top_k, vocabulary=len(self.tokenizer))
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Return loss, perplexity and accuracy on the held-out rows, over their taught tokens."""

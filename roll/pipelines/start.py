@@ -25,6 +25,7 @@ from roll.pipelines.reward_router import RewardRouter
 from roll.pipelines.rl_pipeline import RLPipeline
 from roll.pipelines.rlvr import PromptWorkload, training_data, validation_data
 from roll.pipelines.sft import run_sft
+from roll.pipelines.teaching import require_same_tokens
 from roll.strategies.hf.hf_model import load_tokenizer
 from roll.utils.locking import run_lock
 from roll.utils.readers import DataError
@@ -55,6 +56,7 @@ def run_rlvr(config: RLVRConfig) -> None:
     prepare(config)
     with run_lock(config.output_path, config.logging_path), RewardRouter(config) as rewards:
         tokenizer = load_tokenizer(resolved_model_args(config, "actor_train"))
+        require_same_tokens(config, tokenizer)
         data = config.actor_train.data_args  # `val_only` may do without
         training = training_data(config, tokenizer) if data.has_rows else None
         validation = None
@@ -100,6 +102,7 @@ def run_agentic(config: AgenticConfig) -> None:
     warm_start(config)
     with run_lock(config.output_path, config.logging_path):
         tokenizer = load_tokenizer(resolved_model_args(config, "actor_train"))
+        require_same_tokens(config, tokenizer)
         with contextlib.closing(EnvWorkload(config, tokenizer)) as workload:
             workload.wait_ready()
             total_steps = 0 if config.val_only else config.max_steps or 0

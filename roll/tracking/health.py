@@ -18,6 +18,11 @@ _STEPS_OF_START = 5
 """The first steps, whose median later ones are compared with."""
 
 
+def _has_teacher(row: Row) -> bool:
+    """Whether something else than rewards is learnt from."""
+    return "distill/reverse_kl" in row or "distill/divergence" in row
+
+
 @dataclass(frozen=True, slots=True)
 class Symptom:
     """One way in which a run is ill."""
@@ -55,7 +60,7 @@ SYMPTOMS = (
     Symptom(
         "no signal",
         3,
-        lambda row, _: _at(row, "group/zero_signal_share", 0.0) >= 0.999,
+        lambda row, _: _at(row, "group/zero_signal_share", 0.0) >= 0.999 and not _has_teacher(row),
         "in no group do the rewards differ (their mean is {reward/mean:.3g}), so nothing can be learnt; the tasks are "
         "too hard or too easy, the reward can't read the answers, or the samples don't vary (temperature)",
     ),

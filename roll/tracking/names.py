@@ -56,6 +56,10 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("reward/<domain>/too_hard", "responses", "Answers that can't be checked in 2 s and 200 MB", _WITHIN_STEP),
         _M("reward/<domain>/part/env/<part>", "reward", "A part that the environment itself names", _ITS_RESPONSES),
     ),
+    "Teacher": (
+        _M("distill/reverse_kl", "nats", "Student's log-prob of sampled tokens less the teacher's", _TOKENS),
+        _M("distill/divergence", "nats", "`distill.divergence` of the two distributions", "as the loss"),
+    ),
     "Environments": (
         _M("env/episodes", "episodes", "Episodes begun in training", _WITHIN_STEP),
         _M("env/steps", "responses", "Responses given to environments", _WITHIN_STEP),

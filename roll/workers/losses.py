@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -14,12 +15,15 @@ from roll.algorithms.corrections import log_ratio_of, mismatch_metrics
 from roll.algorithms.kl import clamped_tokens, kl_loss
 from roll.algorithms.losses import PolicyLossFn, PolicyLossInputs, entropy_loss, sft_loss, value_loss
 from roll.algorithms.masking import masked_sum
+from roll.catalog.divergences import DIVERGENCES
 from roll.catalog.entries import chosen
 from roll.catalog.losses import LOSSES
 from roll.catalog.pipelines import pipeline_of
+from roll.configs.schema.distill_args import Distillation, RowDistillation
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
-from roll.strategies.base import LossFn, LossTerms
+from roll.configs.schema.sft_config import SFTConfig
+from roll.strategies.base import LossFn, LossTerms, OutputName
 from roll.types.batch import Denominators, TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
 from roll.utils.importing import load_object
@@ -36,8 +40,32 @@ def rl_objective(config: RLConfig, kind: Literal["policy", "value", "reward"]) -
     return actor_loss(config) if kind == "policy" else critic_loss(config)
 
 
-def sft_objective(config: RunConfig, kind: Literal["policy", "value", "reward"]) -> LossFn:  # noqa: ARG001
-    """Return the mean negative log-likelihood over the taught tokens. Reads `loss_mask`, `loss_weight`."""
+def divergence_of(config: Distillation | RowDistillation) -> Callable[[TokenOutputs, TokenBatch, Tensor], Tensor]:
+    """Return (outputs, batch, mask [B, T]) -> [B, T], the student's divergence from the teacher at each token.
+
+    Reads `student_logprobs`, and `teacher_ids` and `teacher_logprobs` of the batch.
+    """
+    key = "distill.divergence"
+    diverge = chosen(DIVERGENCES, config.divergence, config.divergence_args, key=key, skip=3)
+    entry = DIVERGENCES.get(config.divergence)
+    defaults = {} if entry is None else {name: option.default for name, option in entry.options.items()}
+
+    def compute(outputs: TokenOutputs, batch: TokenBatch, mask: Tensor) -> Tensor:
+        student = outputs.pad("student_logprobs")
+        teacher = batch.pad("teacher_logprobs").to(student)
+        found: Tensor = diverge(student, teacher, mask, **{**defaults, **config.divergence_args})
+        return found
+
+    return compute
+
+
+def sft_objective(config: SFTConfig, kind: Literal["policy", "value", "reward"]) -> LossFn:  # noqa: ARG001
+    """Return the mean negative log-likelihood over the taught tokens, or with a teacher the divergence from it.
+
+    Reads `loss_mask`, `loss_weight`.
+    """
+    if config.teacher is not None:
+        return _taught(config.distill)
 
     def compute(outputs: TokenOutputs, batch: TokenBatch, sizes: Denominators) -> LossTerms:
         mask = batch.pad("loss_mask", False)
@@ -51,6 +79,23 @@ def sft_objective(config: RunConfig, kind: Literal["policy", "value", "reward"])
     return LossFn(compute=compute, needs=("logprobs",))
 
 
+def _taught(config: RowDistillation) -> LossFn:
+    divergence = divergence_of(config)
+
+    def compute(outputs: TokenOutputs, batch: TokenBatch, sizes: Denominators) -> LossTerms:
+        mask, metrics = batch.pad("loss_mask", False), Metrics()
+        nll, apart = sft_loss(outputs.pad("logprobs"), mask), divergence(outputs, batch, mask)
+        tokens = float(mask.sum())
+        metrics.add_mean("sft/loss", float(nll.detach().double().sum()), tokens)
+        metrics.add_mean("distill/divergence", float(apart.detach().double().sum()), tokens)
+        metrics.add_sum("sft/tokens", tokens)
+        losses = config.coef * apart + config.sft_coef * nll
+        loss = aggregate(losses, mask, sizes, mode="token-mean", row_weights=batch.loss_weight)
+        return LossTerms(loss=loss, metrics=metrics)
+
+    return LossFn(compute=compute, needs=("logprobs", "student_logprobs"))
+
+
 def actor_loss(config: RLConfig) -> LossFn:
     """Return policy loss, KL and entropy terms and imitation of good responses, as the configuration weighs them.
 
@@ -59,6 +104,7 @@ def actor_loss(config: RLConfig) -> LossFn:
     """
     loss_fn: PolicyLossFn = chosen(LOSSES, config.policy_loss, config.policy_loss_args, key="policy_loss")
     uses_kl = config.use_kl_loss and config.kl_loss_coef > 0
+    divergence = divergence_of(config.distill) if config.teacher_loss else None
 
     def compute(outputs: TokenOutputs, batch: TokenBatch, sizes: Denominators) -> LossTerms:
         logprobs, mask = outputs.pad("logprobs"), batch.pad("loss_mask", False)
@@ -90,6 +136,8 @@ def actor_loss(config: RLConfig) -> LossFn:
             combine.add("actor/entropy_loss", entropy_loss(outputs.pad("entropy"), mask), config.entropy_loss_coef)
         if config.sft_loss_coef > 0:
             combine.add("actor/sft_loss", sft_loss(logprobs, mask & (advantages > 0)), config.sft_loss_coef)
+        if divergence is not None:
+            combine.add("distill/divergence", divergence(outputs, batch, mask), config.distill.coef)
         tokens = float(mask.sum())
         # An unbiased estimate that costs nothing: the entropy is the mean of -log p over tokens drawn from p.
         metrics.add_mean("actor/entropy", -float(masked_sum(logprobs.detach(), mask)), tokens)
@@ -97,12 +145,11 @@ def actor_loss(config: RLConfig) -> LossFn:
         return combine.terms("actor/loss")
 
     needs_entropy = config.entropy_loss_coef > 0
-    only_policy = not uses_kl and not needs_entropy and config.loss.scales_with_advantage
-    return LossFn(
-        compute=compute,
-        needs=("logprobs", "entropy") if needs_entropy else ("logprobs",),
-        has_gradient=_has_advantage if only_policy else None,
-    )
+    only_policy = not uses_kl and not needs_entropy and divergence is None and config.loss.scales_with_advantage
+    needs: list[OutputName] = ["logprobs"]
+    needs += ["entropy"] if needs_entropy else []
+    needs += ["student_logprobs"] if divergence is not None else []
+    return LossFn(compute=compute, needs=tuple(needs), has_gradient=_has_advantage if only_policy else None)
 
 
 def _importance_cap(config: RLConfig) -> float:

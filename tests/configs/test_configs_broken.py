@@ -101,7 +101,7 @@ BROKEN: list[tuple[str, list[str], str, list[str]]] = [
         "tracker_kwargs.stdout",
         ["track_with is jsonl"],
     ),
-    ("another pipeline", ["pipeline=distill"], "pipeline", ["not available in this version", "rlvr"]),
+    ("another pipeline", ["pipeline=distil"], "pipeline", ["distill"]),
     ("an estimator misspelt", ["adv_estimator=gpro"], "adv_estimator", ["did you mean 'grpo'"]),
     ("an agentic estimator", ["adv_estimator=gigpo"], "adv_estimator", ["credits the turns of an environment"]),
     ("a KL over the vocabulary", ["kl_penalty=full"], "kl_penalty", ["whole vocabulary"]),

@@ -20,6 +20,7 @@ from roll.configs.checks.engine_arguments import argument_checks
 from roll.configs.checks.machine import MISSING, Machine, machine_checks, this_machine
 from roll.configs.checks.model_hub import hub_problem
 from roll.configs.checks.sandbox import sandbox_checks
+from roll.configs.checks.teacher import teacher_checks
 from roll.configs.errors import NO_VALUE, ConfigError, Violation, did_you_mean, nearest, problem
 from roll.configs.rules.layout import shape_rules
 from roll.configs.rules.reward_model import classifier_checks
@@ -434,8 +435,9 @@ def _in_file(path: str, file: Path, name: str, kind: str = "function") -> Iterat
         yield Violation(path, expected, did_you_mean(name, there), name)
 
 
-_RUN = (model_checks, shape_checks, adapter_checks, folder_checks, export_checks, function_checks)
+_RUN = (model_checks, teacher_checks, shape_checks, adapter_checks, folder_checks, export_checks, function_checks)
 RLVR_CHECKS = (data_checks, argument_checks, algorithm_checks, reward_checks, sandbox_checks, *_RUN)
+DISTILL_CHECKS = RLVR_CHECKS
 AGENTIC_CHECKS = (argument_checks, algorithm_checks, env_checks, *_RUN)
 SFT_CHECKS = (data_checks, *_RUN)
 DPO_CHECKS = (data_checks, preference_checks, *_RUN)

@@ -20,7 +20,6 @@ from roll.catalog.entries import OWN_PATH
 from roll.configs.errors import NO_VALUE, ConfigError, Violation, nearest, problem
 from roll.configs.parsing.build_config import UNRESOLVED, build_partly
 from roll.configs.parsing.find import find_config
-from roll.configs.parsing.key_hints import UNSUPPORTED_VALUES
 from roll.configs.parsing.key_lines import KeyLines
 from roll.configs.parsing.plain_values import path_problem
 from roll.configs.parsing.yaml_files import read_yaml, syntax_violation
@@ -335,9 +334,8 @@ def _pipeline_of(plain: Mapping[str, Any], source: str) -> type[RunConfig]:
             raise ConfigError([problem("pipeline", str(error).removeprefix("pipeline: "), "", name)], source) from error
         return own
     known = ", ".join(PIPELINES)
-    later = UNSUPPORTED_VALUES["pipeline"].get(str(name), "")
     likely = max(PIPELINES, key=lambda known: len(plain.keys() & PIPELINES[known].__dataclass_fields__.keys()))
-    fix = later or f"add pipeline: {likely}"
+    fix = nearest(name, PIPELINES) if isinstance(name, str) else f"add pipeline: {likely}"
     raise ConfigError([Violation("pipeline", f"which pipeline the file is for: {known}", fix, name)], source)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from roll.catalog.entries import OWN_PATH
 from roll.configs.errors import NO_VALUE, Violation, did_you_mean, nearest, no_effect
-from roll.configs.schema.reward_config import RewardModelConfig
+from roll.configs.schema.reward_config import ANY_TAG, RewardModelConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.worker_config import TEMPLATES, DataArgs, ProceduralTask
 from roll.utils.importing import suggested_path
@@ -34,7 +34,7 @@ def data_rules(config: RLVRConfig) -> Iterator[Violation]:
     yield from _supply_rules(config)
     tags = {tag for domain in config.rewards for tag in config.tags_of(domain)}
     for tag in config.tag_to_template:
-        if tag not in tags:
+        if tag not in tags and ANY_TAG not in tags:
             expected = f"a tag of some domain: {', '.join(sorted(tags))}"
             yield Violation(f"tag_to_template.{tag}", expected, did_you_mean(tag, tags))
 
@@ -70,11 +70,11 @@ def _source_rules(config: RLVRConfig, path: str, data: DataArgs) -> Iterator[Vio
             fix = "tags of one domain may differ"
             yield Violation(f"{here}.tag", "a tag of its own for every entry", fix, task.tag)
         seen.add(task.tag)
-        if task.tag not in known:
+        if task.tag not in known and ANY_TAG not in known:
             expected = f"a tag of some domain: {', '.join(sorted(known))}"
             yield Violation(f"{here}.tag", expected, "add it to rewards.<domain>.tag_included", task.tag)
         yield from _procedural_rules(here, task)
-    if data.default_tag is not None and data.default_tag not in known:
+    if data.default_tag is not None and data.default_tag not in known and ANY_TAG not in known:
         expected = f"a tag of some domain: {', '.join(sorted(known))}"
         yield Violation(f"{path}.default_tag", expected, did_you_mean(data.default_tag, known), data.default_tag)
 
@@ -140,6 +140,8 @@ def _supply_rules(config: RLVRConfig) -> Iterator[Violation]:
     generated = {task.tag for task in data.procedural}
     for domain, reward in config.rewards.items():
         tags = config.tags_of(domain)
+        if ANY_TAG in tags:
+            continue
         if generated.intersection(tags) or config.val_only:
             continue
         if data.procedural and not data.file_name and data.dataset is None:

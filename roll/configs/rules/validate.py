@@ -23,6 +23,7 @@ from roll.configs.rules import (
     roles,
     run,
     sft,
+    teacher,
 )
 from roll.configs.schema.engine_config import EngineConfig, VllmConfig
 from roll.configs.schema.reward_config import RewardModelConfig
@@ -57,6 +58,7 @@ _ROLLOUTS: tuple[Rule, ...] = (
     policy.reward_norm_rules,
     policy.kl_rules,
     policy.loss_rules,
+    teacher.teacher_rules,
     run.length_rules,
     run.sampling_rules,
     async_generation.lora_sync_rules,
@@ -77,7 +79,8 @@ RLVR_RULES: tuple[Rule, ...] = (
     *_RUN,
 )
 AGENTIC_RULES: tuple[Rule, ...] = (*_ROLLOUTS, *agentic.RULES, *_RUN)
-SFT_RULES: tuple[Rule, ...] = (*sft.RULES, *_RUN)
+DISTILL_RULES = RLVR_RULES
+SFT_RULES: tuple[Rule, ...] = (*sft.RULES, teacher.teacher_rules, *_RUN)
 DPO_RULES: tuple[Rule, ...] = (*preference.DPO_RULES, *_RUN)
 REWARD_MODEL_RULES: tuple[Rule, ...] = (*preference.REWARD_MODEL_RULES, *_RUN)
 """In the order of their messages; `roll/catalog/pipelines.py` says whose they are."""
@@ -175,6 +178,7 @@ def _engine_warnings(config: RLConfig) -> Iterator[str]:
 
 RLVR_WARNINGS = (_rollout_warnings, _rlvr_warnings)
 AGENTIC_WARNINGS = (_rollout_warnings, agentic.warnings)
+DISTILL_WARNINGS = RLVR_WARNINGS
 SFT_WARNINGS = (sft.sft_warnings,)
 DPO_WARNINGS = (preference.dpo_warnings,)
 REWARD_MODEL_WARNINGS = (offline.warnings,)

@@ -72,15 +72,18 @@ class RewardPart:
     """Options of that reward; an unknown one is refused."""
 
 
+ANY_TAG = "*"
+
+
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig:
     """How one domain is scored."""
 
     name: str
     """A built-in reward: math_rule, gsm8k, reasoning_gym, code, ifeval, choice, exact, regex, format, length,
-    repetition, http; `weighted`, a sum of `parts`; `custom`, see `custom_reward_function`; `reward_model`,
-    `reward_models.<name>` or `judge`, see there; or a function of your own as `package.module:function` or
-    `path/to/file.py:function`."""
+    repetition, http; `none`, no score; `weighted`, a sum of `parts`; `custom`, see `custom_reward_function`;
+    `reward_model`, `reward_models.<name>` or `judge`, see there; or a function of your own as
+    `package.module:function` or `path/to/file.py:function`."""
     parts: dict[str, RewardPart] = field(default_factory=dict)
     """Of `name: weighted`: its terms by the name that they are logged under, `{name, weight, reward_kwargs}` each."""
     rule_weight: float | None = None
@@ -93,7 +96,7 @@ class RewardConfig:
     judge_weight: float | None = acting(None, *_without(JUDGE, **_NOTHING_TO_COMBINE))
     """That factor of the judge's score. Needs the section `judge`."""
     tag_included: tuple[str, ...] = one_or_many()
-    """Tags of the rows that belong to this domain. Empty: the domain's own name."""
+    """Tags of the rows that belong to this domain; `"*"`: all that belong to no other. Empty: the domain's own name."""
     rollout: str | None = None
     """A class of your own that plays this domain's episodes, as `package.module:Class` or `path/to/file.py:Class`.
     null: one prompt, one response."""

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from roll.catalog.transports import TRANSPORTS
 from roll.configs.schema.acts_if import acting, needs, unless
 from roll.configs.schema.batch_plan import BatchPlan
+from roll.configs.schema.distill_args import TEACHES, Distillation, TeacherConfig
 from roll.configs.schema.fields import number
 from roll.configs.schema.policy_config import USES_CRITIC, PolicyOptimisation
 from roll.configs.schema.run_config import VALIDATES, RunConfig
@@ -96,6 +97,10 @@ class RLConfig(PolicyOptimisation, RunConfig):
     reference: ReferenceConfig | None = None
     """The frozen policy of the KL terms; started only if one of them is on. null: with LoRA, `actor_train` with its
     adapters off."""
+    teacher: TeacherConfig | None = None
+    """A model that teaches the policy on the policy's own samples (docs/distillation.md). null: rewards alone teach."""
+    distill: Distillation = field(default_factory=Distillation, metadata={"acts_if": (TEACHES,), "idle": ()})
+    """How it teaches."""
     critic: TrainConfig | None = acting(None, USES_CRITIC)
     """The value model of `adv_estimator: gae`; started only for it."""
 
@@ -151,6 +156,16 @@ class RLConfig(PolicyOptimisation, RunConfig):
         return self.critic_warmup if self.uses_critic else 0
 
     @property
+    def teacher_advantages(self) -> bool:
+        """Whether sampled tokens have advantages by what the teacher says of them."""
+        return self.teacher is not None and self.distill.use_as == "advantage"
+
+    @property
+    def teacher_loss(self) -> bool:
+        """Whether the loss compares the policy's distribution with the teacher's."""
+        return self.teacher is not None and self.distill.use_as == "loss"
+
+    @property
     def temperature(self) -> float:
         return self.actor_infer.generating_args.temperature
 
@@ -177,8 +192,8 @@ class RLConfig(PolicyOptimisation, RunConfig):
         """The policy's model is no classifier, so it is nothing for a reward model."""
         if role.split(".")[0] in ("reward_model", "reward_models"):
             return self.reward_pretrain
-        if role == "judge":
-            return None  # a policy that grades itself must be asked for
+        if role in ("judge", "teacher"):
+            return None  # a policy that grades or teaches itself must be asked for
         own = self.reward_pretrain if role == "critic" else None
         return own or super().default_model(role)
 

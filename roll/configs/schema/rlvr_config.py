@@ -10,6 +10,7 @@ from roll.configs.schema.fields import number, one_or_many
 from roll.configs.schema.judge_config import JUDGE, JudgeConfig
 from roll.configs.schema.policy_config import NormLevel, OverlongShaping
 from roll.configs.schema.reward_config import (
+    ANY_TAG,
     REWARD_MODELS,
     CustomRewardFunction,
     RewardConfig,
@@ -150,4 +151,5 @@ class RLVRConfig(RLConfig):
 
     def domain_of(self, tag: str) -> str | None:
         """Domain of a tag; None when no domain includes it."""
-        return next((domain for domain in self.rewards if tag in self.tags_of(domain)), None)
+        owners = {tag: domain for domain in self.rewards for tag in self.tags_of(domain)}
+        return owners.get(tag, owners.get(ANY_TAG))

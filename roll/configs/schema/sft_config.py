@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from roll.configs.schema.acts_if import acting, unless
+from roll.configs.schema.distill_args import TEACHES, RowDistillation, TeacherConfig
 from roll.configs.schema.offline_config import (
     OfflineConfig,
     OfflineDataArgs,
@@ -64,6 +65,15 @@ class SFTConfig(OfflineConfig):
     leaves earlier messages as they are when others follow."""
     validation: SFTValidationConfig | None = None
     """Held-out rows, for loss, token accuracy and perplexity. null: `validation_share` decides."""
+
+    teacher: TeacherConfig | None = None
+    """A model whose distribution the student learns on the rows, token by token (docs/distillation.md). null: the
+    rows alone teach."""
+    distill: RowDistillation = field(default_factory=RowDistillation, metadata={"acts_if": (TEACHES,), "idle": ()})
+    """How it teaches."""
+
+    def default_model(self, role: str) -> str | None:
+        return None if role == "teacher" else super().default_model(role)
 
     def columns_of(self, data: OfflineDataArgs) -> dict[str, str]:
         assert isinstance(data, SFTDataArgs)

@@ -244,8 +244,8 @@ class DataArgs:
     )
     """Order of the rows within an epoch."""
     domain_interleave_probs: dict[str, float] = field(default_factory=dict)
-    """Share of each domain in a batch, met exactly by quotas, not by chance. The domains of `rewards`, summing to 1; with
-    `validation`, a domain that is left out is for validation alone. Empty: equal shares."""
+    """Share of each domain in a batch, met exactly by quotas, not by chance. The domains of `rewards`, summing to 1;
+    with `validation`, a domain that is left out is for validation alone. Empty: equal shares."""
     procedural: tuple[ProceduralTask, ...] = ()
     """Tasks generated on the fly, next to or instead of files."""
     shuffle: bool = True

@@ -1,0 +1,43 @@
+"""What a teacher must have: the student's tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from roll.configs.errors import Violation
+from roll.configs.schema.run_config import RunConfig
+
+
+def teacher_checks(config: RunConfig) -> Iterator[Violation]:
+    """Folders whose tokenizer.json is at hand number the same tokens alike; others are compared when the run starts."""
+    if "teacher" not in config.roles or config.makes_model:
+        return
+    student, teacher = (_tokens(Path(config.model_path(role)).expanduser()) for role in ("actor_train", "teacher"))
+    if student is not None and teacher is not None and student != teacher:
+        key, fix = "teacher.model_args.model_name_or_path", "a teacher of the same family, or its texts as rows for sft"
+        yield Violation(key, f"a model with the student's tokenizer: {difference(student, teacher)}", fix, None)
+
+
+def difference(student: dict[str, int], teacher: dict[str, int]) -> str:
+    """Say how two vocabularies differ, by an example."""
+    other = {token: number for token, number in student.items() if teacher.get(token) != number}
+    sizes = f"the student has {len(student)} tokens, the teacher {len(teacher)}"
+    if not other:
+        return sizes
+    token, number = min(other.items(), key=lambda item: item[1])
+    there = teacher.get(token)
+    return f"{sizes}, and {token!r} is {number} in one and {'missing' if there is None else there} in the other"
+
+
+def _tokens(folder: Path) -> dict[str, int] | None:
+    """The tokens of a folder's tokenizer.json with their numbers; None where there is none that says so."""
+    try:
+        read: Any = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+        added = {token["content"]: token["id"] for token in read.get("added_tokens", ())}
+        found = read["model"]["vocab"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return {**found, **added} if isinstance(found, dict) else None

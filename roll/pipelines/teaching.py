@@ -1,0 +1,55 @@
+"""What a teacher adds to a batch: log-probs of the student's tokens, or of the likeliest tokens of every position."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from roll.configs.checks.teacher import difference
+from roll.configs.schema.run_config import RunConfig
+from roll.strategies.base import Output, TopK
+from roll.strategies.hf.hf_model import load_tokenizer
+from roll.types.batch import TokenBatch, TokenOutputs
+from roll.workers.train import resolved_model_args
+
+
+class Forward(Protocol):
+    """The teacher's forward pass."""
+
+    def __call__(self, batch: TokenBatch, *outputs: Output) -> TokenOutputs: ...
+
+
+def require_same_tokens(config: RunConfig, tokenizer: Any) -> None:
+    """Raise `ValueError` unless the teacher, where there is one, numbers tokens as the student's tokenizer does."""
+    if "teacher" not in config.roles:
+        return
+    theirs = load_tokenizer(resolved_model_args(config, "teacher")).get_vocab()
+    if (ours := tokenizer.get_vocab()) != theirs:
+        raise ValueError(
+            f"teacher: {config.model_path('teacher')} has another tokenizer than the student: "
+            f"{difference(ours, theirs)}; take a teacher of the same family, or its texts as rows for sft"
+        )
+
+
+def with_teacher(batch: TokenBatch, forward: Forward, *, top_k: int | None, vocabulary: int | None) -> TokenBatch:
+    """Return the batch with `teacher_ids` and `teacher_logprobs`, both [N, K].
+
+    Args:
+        batch: the student's sequences.
+        forward: of the teacher.
+        top_k: K is this many, the teacher's likeliest tokens. None: all of them, see `vocabulary`.
+        vocabulary: tokens that there are, K. None: K is 1, the token that is there.
+    """
+    if vocabulary is None:
+        found = forward(batch, "logprobs").require("logprobs")
+        return batch.with_columns(teacher_ids=batch.token_ids[:, None], teacher_logprobs=found[:, None])
+    if top_k is not None and top_k < vocabulary:
+        outputs = forward(batch, TopK(top_k))
+        return batch.with_columns(
+            teacher_ids=outputs.require("top_ids"), teacher_logprobs=outputs.require("top_logprobs")
+        )
+    # A model may have more rows than the tokenizer has tokens, and the student fewer of them than the teacher.
+    everything = batch.with_columns(teacher_ids=torch.arange(vocabulary).expand(batch.num_tokens, -1))
+    found = forward(everything, "student_logprobs").require("student_logprobs")
+    return everything.with_columns(teacher_logprobs=found)
