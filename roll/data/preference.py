@@ -110,8 +110,8 @@ def preference_of(source: Source, row: Row, data: PreferenceDataArgs, *, pairs: 
     if isinstance(data, DPODataArgs) and not pairs:
         desirable = _label(row, data.label)
     if isinstance(data, RewardDataArgs):
-        column = data.margin if pairs else data.score
-        target = None if column is None else _number(row, column, "margin" if pairs else "score")
+        key, number = ("margin", data.margin) if pairs else ("score", data.score)
+        target = None if number is None else _number(row, number, key)
     return Preference(f"{source.name}:{row.number}", row.where, found, desirable, target)
 
 

@@ -355,7 +355,7 @@ def test_domain_interleave_probs_are_met_exactly_in_every_batch(small, keys, cou
 def test_a_domain_without_a_share_is_for_validation_alone(small, tmp_path):
     held_out = tmp_path / "held_out.jsonl"
     held_out.write_text("".join(json.dumps(row_of(i, tag="other")) + "\n" for i in range(100, 104)))
-    keys = (*OTHER, "+validation.data_args={file_name: %s}" % held_out, "eval_steps=1", "max_steps=1")
+    keys = (*OTHER, f"+validation.data_args={{file_name: {held_out}}}", "eval_steps=1", "max_steps=1")
     mine = [row for row in TWO if row["tag"] == "case"]
     share = f"{DATA}.domain_interleave_probs={{case: 1.0}}"
     run = small(*keys, share, data=mine, dump=True)

@@ -174,7 +174,7 @@ def test_what_is_learnt_is_what_the_role_of_a_reward_model_reads(tiny_model: Pat
     for template in ("native", "plain", "question_answer"):
         config = config_of(folder, f"actor_train.data_args.template={template}")
         row = reward_data(config, tokenizer).training.rows[0]
-        (said,) = [line for line in preferences(1)]
+        (said,) = preferences(1)
         messages = [{"role": "user", "content": said["prompt"]}]
         task = Task(
             id="", source="", payload={"prompt": said["prompt"], "messages": messages}, seed=0, tag="", domain=""

@@ -71,7 +71,9 @@ def data_checks(config: RLVRConfig | OfflineConfig) -> Iterator[Violation]:
                 continue
             try:
                 for source in resolve_sources(name):
-                    columns = config.columns_of(data) if isinstance(data, OfflineDataArgs) else data.columns
+                    columns = data.columns if isinstance(data, DataArgs) else {}
+                    if isinstance(config, OfflineConfig) and isinstance(data, OfflineDataArgs):
+                        columns = config.columns_of(data)
                     yield from _columns(path, data, columns, source)
             except DataError as error:
                 yield problem(f"{path}.file_name", str(error), "check the path, or mend the file", name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -35,7 +35,7 @@ def build_module(
         if getattr(args, key):
             require_liger(f"{spec.role}.model_args.{key}", device)
     module = _loaded(spec, stored)
-    model = hf_module(module)
+    model: Any = hf_module(module)
     _freeze(model, args.freeze_module_prefix if spec.trains else ("",))
     if spec.trains and not any(parameter.requires_grad for parameter in module.parameters()):
         raise ValueError(f"{spec.role}: freeze_module_prefix leaves nothing to train")
