@@ -198,6 +198,20 @@ def pass_at_k(rewards: Tensor, group_index: Tensor, *, k: int, threshold: float 
     return _like(found[inverse, right.long()], rewards)
 
 
+def best_of_n(rewards: Tensor, group_index: Tensor) -> Tensor:
+    """Return 1 / m for the m best responses of a group, 0 for the others and for groups whose rewards are equal, [B].
+
+    With `rl_loss_coef: 0` and `sft_loss_coef: 1` the best responses are learnt as if they were written; ties all are.
+    """
+    _, inverse = torch.unique(group_index, return_inverse=True)
+    best = rewards.new_full((int(inverse.max()) + 1 if len(inverse) else 0,), -torch.inf)
+    best = best.scatter_reduce(0, inverse, rewards, "amax")
+    worst = torch.full_like(best, torch.inf).scatter_reduce(0, inverse, rewards, "amin")
+    chosen = (rewards == best[inverse]) & (best > worst)[inverse]
+    shared = group_sum(chosen.to(torch.float64), inverse, len(best)).clamp(min=1)
+    return _like(chosen / shared[inverse], rewards)
+
+
 def length_adaptive_gae(rewards: Tensor, values: Tensor, action_mask: Tensor, *, gamma: float, alpha: float) -> Tensor:
     """Return GAE's advantages with lambda = 1 - 1 / (alpha l), at least 0, for a response of l tokens.
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor
 
 from roll.algorithms.masking import as_bool, masked_sum, require_shape
 from roll.types.batch import Denominators
 
-AggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+AggMode = Literal[
+    "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum", "prompt-mean"
+]
 
 
 def aggregate(
@@ -31,6 +34,10 @@ def aggregate(
     seq-mean-token-sum        sum_i w_i sum_t l_it / sequences
     seq-mean-token-mean       sum_i w_i (sum_t l_it / n_i) / sequences            (GRPO, arXiv:2402.03300)
     seq-mean-token-sum-norm   sum_i w_i sum_t l_it / norm_length / sequences      (Dr.GRPO, arXiv:2503.20783)
+
+    token-sum                 sum_i w_i sum_t l_it
+    prompt-mean               token-mean with the weights of `equal_prompts`: the mean over prompts of the mean over the
+                              tokens of a prompt's responses
 
     `loss`, `mask` are [B, T], `row_weights` w [B] (None: 1), n_i is the row's own number of masked tokens.
     `denominators` are those of the whole mini-batch over all ranks, rows of weight 0 left out. Returns a scalar, at
@@ -50,8 +57,21 @@ def aggregate(
         rows = rows / _positive_length(norm_length)
     if row_weights is not None:
         rows = rows * row_weights
-    size = denominators.tokens if mode == "token-mean" else denominators.sequences
+    if mode == "token-sum":
+        return rows.sum()
+    size = denominators.tokens if mode in ("token-mean", "prompt-mean") else denominators.sequences
     return rows.sum() / (size if size > 0 else 1.0)
+
+
+def equal_prompts(tokens: Tensor, group_index: Tensor) -> Tensor:
+    """Return row weights with which the mean over tokens is the mean over prompts of the means over their tokens, [B].
+
+    tokens / (groups with tokens x tokens of the row's group), of the whole mini-batch; `tokens` are [B], of each row.
+    """
+    _, inverse = torch.unique(group_index, return_inverse=True)
+    of_group = torch.zeros(int(inverse.max()) + 1 if len(inverse) else 0).index_add(0, inverse, tokens.float())
+    groups = float((of_group > 0).sum())
+    return torch.where(tokens > 0, tokens.sum() / (groups * of_group[inverse]).clamp(min=1), torch.ones(()))
 
 
 def _positive_length(norm_length: float | None) -> float:

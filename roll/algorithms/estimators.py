@@ -78,6 +78,11 @@ def pass_at_k(inputs: AdvantageInputs, *, k: int = 4, threshold: float = 0.5) ->
     return _on_tokens(maths.pass_at_k(inputs.episode_rewards, inputs.group_index, k=k, threshold=threshold), inputs)
 
 
+def best_of_n(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
+    """The best of a group alone: self-distillation with `rl_loss_coef: 0` and `sft_loss_coef: 1`."""
+    return _on_tokens(maths.best_of_n(inputs.episode_rewards, inputs.group_index), inputs)
+
+
 def vapo(
     inputs: AdvantageInputs, *, gamma: float | None = None, alpha: float = 0.05, critic_lam: float = 1.0
 ) -> tuple[Tensor, Tensor]:

@@ -33,6 +33,8 @@ class PolicyLossInputs:
     """bool [B, T], the tokens that count."""
     rollout_logprobs: Tensor | None = None
     """[B, T], under the policy that sampled (the behaviour policy), version by version; `decoupled_ppo` needs them."""
+    selected: Tensor | None = None
+    """bool [B, T], tokens that `clip_cov` and `kl_cov` treat apart, see covariance.py. None: none."""
 
     def __post_init__(self) -> None:
         shape = tuple(self.logprobs.shape)
@@ -100,6 +102,46 @@ def ppo(
     left_out = gone & (inputs.advantages < 0) & inputs.mask
     _add_mean(found.metrics, "sequence_mask_share", left_out, inputs.mask)
     return PolicyLoss(zero_outside(found.loss, ~left_out), found.metrics)
+
+
+def clip_cov(
+    inputs: PolicyLossInputs,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    cov_ratio: float = 2e-4,  # noqa: ARG001 - select the tokens, see covariance.py
+    cov_low: float = 1.0,  # noqa: ARG001
+    cov_high: float = 5.0,  # noqa: ARG001
+) -> PolicyLoss:
+    """Return PPO's loss, 0 for the selected tokens, which still count in the denominators (arXiv:2505.22617, eq. 11).
+
+    Selected is, by chance, a share `cov_ratio` of tokens out of those whose covariance of log-prob and advantage lies
+    between `cov_low` and `cov_high`.
+    """
+    found, chosen = ppo(inputs, clip_low=clip_low, clip_high=clip_high), _selected(inputs)
+    _add_mean(found.metrics, "cov_share", chosen, inputs.mask)
+    return PolicyLoss(zero_outside(found.loss, ~chosen), found.metrics)
+
+
+def kl_cov(
+    inputs: PolicyLossInputs,
+    *,
+    cov_ratio: float = 2e-4,  # noqa: ARG001 - selects the tokens, see covariance.py
+    kl_coef: float = 1.0,
+) -> PolicyLoss:
+    """Return -A rho, plus `kl_coef` |log rho| for the selected tokens (arXiv:2505.22617, eq. 12).
+
+    Selected is the share `cov_ratio` of tokens with the highest covariances of log-prob and advantage.
+    """
+    ratio, chosen = bounded_exp(inputs.log_ratio), _selected(inputs)
+    metrics = _ratio_metrics(ratio, inputs.mask)
+    _add_mean(metrics, "cov_share", chosen, inputs.mask)
+    loss = -inputs.advantages * ratio + kl_coef * zero_outside(inputs.log_ratio.abs(), chosen)
+    return PolicyLoss(zero_outside(loss, inputs.mask), metrics)
+
+
+def _selected(inputs: PolicyLossInputs) -> Tensor:
+    return torch.zeros_like(inputs.mask) if inputs.selected is None else as_bool(inputs.selected) & inputs.mask
 
 
 def gmpo(inputs: PolicyLossInputs, *, clip_low: float = 0.4, clip_high: float = 0.4) -> PolicyLoss:

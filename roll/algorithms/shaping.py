@@ -52,6 +52,27 @@ def length_reward(lengths: Tensor, correct: Tensor, group_index: Tensor) -> Tens
     return torch.where(as_bool(correct), reward, reward.clamp(max=0.0))
 
 
+def cosine_length_reward(
+    lengths: Tensor,
+    correct: Tensor,
+    *,
+    maximum: int,
+    right: tuple[float, float],
+    wrong: tuple[float, float],
+    exceeded: float,
+) -> Tensor:
+    """Return the cosine reward (arXiv:2502.03373, section 4.2): end + (start - end) (1 + cos(pi l / maximum)) / 2; [B].
+
+    (start, end) is `right` for correct answers, which are best when short, and `wrong` for others, which are best when
+    long; a response of `maximum` tokens or more gets `exceeded`.
+    """
+    require_shape("correct", correct, tuple(lengths.shape), "[B]")
+    lengths, good = at_least_float32(lengths), as_bool(correct)
+    start, end = (torch.where(good, right[side], wrong[side]).to(lengths) for side in (0, 1))
+    value = end + (start - end) * (1 + torch.cos(torch.pi * lengths / maximum)) / 2
+    return torch.where(lengths >= maximum, torch.full_like(value, exceeded), value)
+
+
 def difficulty_weights(difficulty: Tensor) -> Tensor:
     """Return 0.5 + 1.5 * difficulty (clamped to [0, 1]), scaled to mean 1: hard prompts count more; [B]."""
     return mean_one(0.5 + 1.5 * at_least_float32(difficulty).clamp(0.0, 1.0))

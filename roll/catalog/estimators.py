@@ -63,6 +63,7 @@ ESTIMATORS: dict[str, Estimator] = dict(
             options={"k": Option(int, bounds={"ge": 1}, default=4), "threshold": Option(float, default=0.5)},
             compares_group=True,
         ),
+        _built_in("best_of_n", compares_group=True),
         _built_in(
             "vapo",
             options={

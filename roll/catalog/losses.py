@@ -17,6 +17,9 @@ class Loss(Entry):
     """It weighs a token by how probable that has become since it was sampled, so older weights need no correction."""
     decouples: bool = False
     """It weighs tokens by p_old / p_sampled, so old log-probs are computed by a forward pass of their own."""
+    selects: str = ""
+    """`(covariances [N], mask [N], generator, *, cov_... options) -> bool [N]`: tokens of a mini-batch that it treats
+    apart, picked before the mini-batch is cut into parts."""
     scales_with_advantage: bool = False
     """It is a multiple of the advantage: rows whose advantage is 0 have no gradient."""
 
@@ -31,6 +34,7 @@ _PPO = {
     "ratio_type": Option(Literal["token", "segment"], "ratio_type"),
 }
 _SEQUENCE_MASK = {"sequence_mask": Option(float | None, bounds={"gt": 0})}
+_COV = {"cov_ratio": Option(float, bounds={"gt": 0, "lt": 1}, default=2e-4)}
 _LEVEL = Literal["sequence", "token"]
 
 
@@ -48,6 +52,17 @@ LOSSES: dict[str, Loss] = dict(
     [
         _built_in("ppo", options=_PPO | _SEQUENCE_MASK),
         _built_in("gspo", options=_CLIP),
+        _built_in(
+            "clip_cov",
+            options={**_CLIP, **_COV, "cov_low": Option(float, default=1.0), "cov_high": Option(float, default=5.0)},
+            selects="roll.algorithms.covariance:clip_cov",
+        ),
+        _built_in(
+            "kl_cov",
+            options={**_COV, "kl_coef": Option(float, bounds={"ge": 0}, default=1.0)},
+            selects="roll.algorithms.covariance:kl_cov",
+            scales_with_advantage=False,
+        ),
         _built_in(
             "decoupled_ppo",
             options={**_PPO, "behave_cap": Option(float | None, "decoupled_ppo_cap", _ABOVE_0)},

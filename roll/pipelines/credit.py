@@ -25,6 +25,7 @@ from roll.algorithms.losses import explained_variance
 from roll.algorithms.masking import zero_outside
 from roll.algorithms.normalization import RunningMoments, clip_to, normalize_grouped, normalize_rewards, whiten
 from roll.algorithms.shaping import (
+    cosine_length_reward,
     difficulty_weights,
     length_reward,
     length_weights,
@@ -165,8 +166,14 @@ class CreditAssigner:
     def _shaped(self, scores: Tensor, weighted: Tensor, rollouts: Rollouts, metrics: Metrics) -> Tensor:
         """Weighted scores plus the configured penalties and bonuses, each logged on its own."""
         config, shaped, lengths = self._config, weighted, rollouts.response_lengths
+        limit = config.actor_infer.generating_args.max_new_tokens or config.response_length
+        if (cosine := config.cosine_length) is not None:
+            factor = torch.tensor([config.domain_weight(task.domain) for task in rollouts.tasks])
+            shaped = factor * cosine_length_reward(
+                lengths, scores > 0, maximum=limit, right=cosine.right, wrong=cosine.wrong, exceeded=cosine.exceeded
+            )
+            metrics.add_mean("reward/shaping/cosine_length", float(shaped.sum()), len(shaped))
         if config.overlong_shaping is not None:
-            limit = config.actor_infer.generating_args.max_new_tokens or config.response_length
             overlong = overlong_penalty(lengths, max_length=limit, buffer=config.overlong_shaping.buffer)
             shaped = shaped + config.overlong_shaping.penalty * overlong
             metrics.add_mean("reward/shaping/overlong", float(overlong.sum()), len(overlong))

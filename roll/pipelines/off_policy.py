@@ -48,6 +48,8 @@ def old_logprobs_source(config: RLConfig) -> OldLogprobs:
         readers.append(f"{steps} optimizer steps per batch")
     if config.add_token_level_kl and config.uses_reference:
         readers.append("the KL in the reward")
+    if config.loss.selects:
+        readers.append(f"policy_loss {config.policy_loss}")
     if config.teacher_advantages:
         readers.append("the teacher's advantages")
     if not readers:

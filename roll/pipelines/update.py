@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import torch
+
+from roll.algorithms.aggregation import equal_prompts
+from roll.algorithms.covariance import covariances
 from roll.configs.schema.rl_config import RLConfig
 from roll.distributed.cluster import Cluster
 from roll.pipelines.assemble import Rollouts
 from roll.pipelines.off_policy import old_logprobs_source
 from roll.types.batch import TokenBatch
 from roll.types.metrics import Metrics
-from roll.utils.seeding import keyed_shuffle
+from roll.utils.importing import load_object
+from roll.utils.seeding import keyed_shuffle, stable_hash
 from roll.workers.train import TrainWorker
 
 
@@ -28,6 +33,31 @@ def mini_batches(batch: TokenBatch, size: int, *key: int | str) -> Iterator[Toke
         yield batch.select(sorted(row for unit in order[i * size : (i + 1) * size] for row in unit))
 
 
+def as_whole(config: RLConfig, piece: TokenBatch, role: str, *key: int | str) -> TokenBatch:
+    """Add what depends on a whole mini-batch: tokens that the loss treats apart, weights that make prompts equal."""
+    mask = piece.require("loss_mask")
+    if role == "actor_train" and config.loss.selects:
+        options = {name: value for name, value in covariance_options(config).items() if name.startswith("cov_")}
+        generator = torch.Generator().manual_seed(stable_hash(*key, *piece.row_ids, bits=56))
+        found = covariances(piece.require("old_logprobs"), piece.require("advantages"), mask)
+        select = load_object(config.loss.selects, key="policy_loss")
+        piece = piece.with_columns(selected=select(found, mask, generator, **options))
+    if config.loss_agg_mode == "prompt-mean":
+        weights = torch.ones(len(piece)) if piece.loss_weight is None else piece.loss_weight
+        rows = torch.repeat_interleave(torch.arange(len(piece)), piece.lengths)
+        tokens = torch.zeros(len(piece)).index_add(0, rows, mask.float()) * (weights != 0)
+        numbers = {group: i for i, group in enumerate(dict.fromkeys(piece.group_ids))}
+        index = torch.tensor([numbers[group] for group in piece.group_ids])
+        piece = piece.with_columns(loss_weight=weights * equal_prompts(tokens, index))
+    return piece
+
+
+def covariance_options(config: RLConfig) -> dict[str, float]:
+    """Return the options of the loss in force, defaults included."""
+    defaults = {name: option.default for name, option in config.loss.options.items() if not option.key}
+    return {**defaults, **config.loss_options}
+
+
 def train(cluster: Cluster, config: RLConfig, rollouts: Rollouts, step: int) -> Metrics:
     """Every optimizer step that this batch is good for, on the actor's or the critic's cluster.
 
@@ -41,6 +71,7 @@ def train(cluster: Cluster, config: RLConfig, rollouts: Rollouts, step: int) -> 
     for epoch in range(config.ppo_epochs):
         key = (config.seed, "mini_batches", cluster.role, step, epoch)
         for piece in mini_batches(batch, size, *key):
+            piece = as_whole(config, piece, cluster.role, *key)
             # The losses of this loop take rows one by one: ranks and micro-batches may part an episode's rows.
             metrics.merge(cluster.call(TrainWorker.train_step, piece.with_row_units(), version))
             version = None

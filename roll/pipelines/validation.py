@@ -24,6 +24,18 @@ def pass_at_k(n: int, right: int, k: int) -> float:
     return 1.0 - math.comb(n - right, k) / math.comb(n, k)
 
 
+def extreme_of_k(rewards: Sequence[float], k: int, *, best: bool) -> float:
+    """Return the mean over all draws of k of these rewards of the highest, or with `best` false the lowest, of a draw.
+
+    Exact: the i-th lowest of n is the highest of C(i - 1, k - 1) of the C(n, k) draws. Mean@k is the mean itself.
+    """
+    if not 1 <= k <= len(rewards):
+        raise ValueError(f"the best of {k} needs at least {k} responses, got {len(rewards)}")
+    draws = math.comb(len(rewards), k)
+    ordered = sorted(rewards, reverse=not best)
+    return sum(reward * math.comb(i, k - 1) / draws for i, reward in enumerate(ordered))
+
+
 def bootstrap_spread(values: Sequence[float], resamples: int, *key: str) -> float:
     """Return the standard error of the mean of `values`, by the bootstrap (Efron 1979).
 
@@ -64,6 +76,9 @@ def validation_metrics(groups: Sequence[Group], config: ValidationConfig) -> dic
             enough = [right for right in per_task if len(right) >= k]
             if enough:
                 values[f"val/{named}/pass_at_{k}"] = fmean(pass_at_k(len(r), int(sum(r)), k) for r in enough)
+                rewards = [[t.reward for t in group.survivors] for group in members if len(group.survivors) >= k]
+                values[f"val/{named}/best_at_{k}"] = fmean(extreme_of_k(r, k, best=True) for r in rewards)
+                values[f"val/{named}/worst_at_{k}"] = fmean(extreme_of_k(r, k, best=False) for r in rewards)
     if accuracies:
         values["val/accuracy"] = fmean(accuracies)
         if config.bootstrap:

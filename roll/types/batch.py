@@ -45,6 +45,8 @@ class TokenBatch(Ragged):
     returns: Tensor | None = token_column()
     importance_weights: Tensor | None = token_column()
     """float32 [N], train/infer correction weights, constant in the loss."""
+    selected: Tensor | None = token_column()
+    """bool [N], tokens of a mini-batch that the loss treats apart (`clip_cov`, `kl_cov`)."""
     loss_weight: Tensor | None = row_column()
     """float32 [B]; a row of weight 0 leaves the denominators, too."""
     preferred: Tensor | None = row_column()

@@ -116,6 +116,7 @@ def actor_loss(config: RLConfig) -> LossFn:
             advantages=advantages,
             mask=mask,
             rollout_logprobs=None if batch.sampling_logprobs is None else batch.pad("sampling_logprobs"),
+            selected=None if batch.selected is None else batch.pad("selected", False),
         )
         result = loss_fn(inputs, **config.loss_options)
         metrics = result.metrics

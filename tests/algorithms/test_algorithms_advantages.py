@@ -15,6 +15,7 @@ from whole_batch import token_rewards
 
 from roll.algorithms.advantages import (
     AdvantageInputs,
+    best_of_n,
     compute_advantages,
     dr_grpo,
     gae,
@@ -209,6 +210,13 @@ def test_gdpo_of_one_response_or_none_that_differ_is_zero():
     assert not gdpo(torch.ones(4, 2), torch.ones(4, 2), torch.tensor([0, 0, 1, 1])).any()
 
 
+def test_best_of_n_takes_the_best_alone_and_shares_ties():
+    rewards = torch.tensor([1.0, 3.0, 2.0, 5.0, 5.0, 0.0, 4.0, 4.0])
+    index = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2])
+    assert best_of_n(rewards, index).tolist() == [0.0, 1.0, 0.0, 0.5, 0.5, 0.0, 0.0, 0.0]
+    assert best_of_n(rewards[:0], index[:0]).tolist() == []
+
+
 def test_pass_at_k_matches_hand_computed_values():
     # N = 4, one right, k = 2: of 6 pairs 3 have no right one, R = 1/2, s = 1/2. Right: (1/2) / (1/2) = 1. Wrong: of the
     # 3 pairs with it 2 are without a right one: (1/2 - 2/3) / (1/2) = -1/3. The second group is all right: 0.
@@ -392,6 +400,7 @@ NAMES = {
     "remax",
     "gdpo",
     "pass_at_k",
+    "best_of_n",
     "vapo",
     "opo",
     "gpg",

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 from whole_batch import aggregate_whole, denominators_of
 
-from roll.algorithms.aggregation import aggregate
+from roll.algorithms.aggregation import aggregate, equal_prompts
 from roll.types.batch import Denominators
 
 QUICK = settings(max_examples=40, deadline=None, derandomize=True)
-MODES = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+MODES = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum"]
 
 
 def test_token_mean_counts_masked_tokens_only():
@@ -33,6 +33,7 @@ def test_token_mean_counts_masked_tokens_only():
         ("seq-mean-token-sum", (6 + 3) / 2),
         ("seq-mean-token-mean", (3 + 3) / 2),
         ("seq-mean-token-sum-norm", (6 + 3) / 8 / 2),
+        ("token-sum", 6 + 3),
     ],
 )
 def test_modes_match_hand_computed_values(mode, expected):
@@ -40,6 +41,15 @@ def test_modes_match_hand_computed_values(mode, expected):
     loss = torch.tensor([[2.0, 4.0, 9.0], [9.0, 3.0, 9.0], [9.0, 9.0, 9.0]])
     mask = torch.tensor([[1, 1, 0], [0, 1, 0], [0, 0, 0]])
     assert float(aggregate_whole(loss, mask, mode=mode, norm_length=8)) == pytest.approx(expected)
+
+
+def test_prompts_of_any_length_count_the_same():
+    # prompt 0: (2 + 4 + 3) / 3 tokens = 3; prompt 1: 7 / 1; a row without tokens counts nowhere: (3 + 7) / 2
+    loss = torch.tensor([[2.0, 4.0], [3.0, 9.0], [7.0, 9.0], [9.0, 9.0]])
+    mask = torch.tensor([[1, 1], [1, 0], [1, 0], [0, 0]])
+    weights = equal_prompts(mask.sum(1), torch.tensor([4, 4, 2, 2]))
+    assert weights.tolist() == pytest.approx([4 / (2 * 3), 4 / (2 * 3), 4 / (2 * 1), 1.0])
+    assert float(aggregate_whole(loss, mask, mode="prompt-mean", row_weights=weights)) == pytest.approx(5.0)
 
 
 def test_row_weights_multiply_the_numerator_only():
@@ -69,7 +79,7 @@ def loop(loss, mask, mode, weights, norm_length):
         if w and kept:
             tokens, sequences = tokens + len(kept), sequences + 1
             total += w * sum(kept) / {"seq-mean-token-mean": len(kept), MODES[3]: norm_length}.get(mode, 1)
-    return total / max(tokens if mode == "token-mean" else sequences, 1)
+    return total / {"token-mean": max(tokens, 1), "token-sum": 1}.get(mode, max(sequences, 1))
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from algorithms_reference import SEEDS, draw, draw_mask
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from roll.algorithms.shaping import (
+    cosine_length_reward,
     difficulty_weights,
     length_reward,
     length_weights,
@@ -48,6 +51,13 @@ def test_the_overlong_penalty_is_soft():
 def test_an_impossible_overlong_buffer_is_refused(buffer):
     with pytest.raises(ValueError, match=r"1\.\.100"):
         overlong_penalty(torch.tensor([1]), max_length=100, buffer=buffer)
+
+
+def test_the_cosine_reward_prefers_short_right_and_long_wrong_answers():
+    lengths, correct = torch.tensor([0, 5, 10, 0, 5, 9]), torch.tensor([True, True, True, False, False, False])
+    found = cosine_length_reward(lengths, correct, maximum=10, right=(2.0, 1.0), wrong=(-10.0, 0.0), exceeded=-7.0)
+    late = -10 * (1 + math.cos(0.9 * math.pi)) / 2
+    assert_close(found, torch.tensor([2.0, 1.5, -7.0, -10.0, -5.0, late]))
 
 
 def test_the_length_reward_matches_hand_computed_values():

@@ -98,6 +98,21 @@ def test_the_quickstart_for_a_seed(bench, tmp_path: Path):
     assert "`time/step`" in rows(printed)
 
 
+def test_recipes_are_learnt_for_two_steps(bench, tmp_path: Path):
+    picture = tmp_path / "recipes.png"
+    short = ("--set", "max_steps=2")
+    printed = bench(
+        "recipes_learning", "--seeds", 4, "--only", "grpo", "ppo", "--output", tmp_path, "--plot", picture, *short
+    )
+    assert rows(printed)[-2:] == ["grpo", "ppo"]
+    assert picture.is_file()
+
+
+def test_a_student_is_taught_for_two_steps(bench, tmp_path: Path):
+    printed = bench("distill_learning", "--seeds", 4, "--output", tmp_path, "--set", "max_steps=2")
+    assert rows(printed)[-1] == "4"
+
+
 def test_preferences_are_learnt_for_two_steps(bench, tmp_path: Path):
     printed = bench(
         "preference_learning", "--seeds", 4, "--losses", "sigmoid", "orpo", "--output", tmp_path, "--set", "max_steps=2"

@@ -20,7 +20,7 @@ from roll.pipelines.loop import Loop
 from roll.pipelines.offload import DeviceOffloader
 from roll.pipelines.rlvr import query_filter
 from roll.pipelines.update import mini_batches, old_logprobs_source, train
-from roll.pipelines.validation import bootstrap_spread, pass_at_k, validation_metrics
+from roll.pipelines.validation import bootstrap_spread, extreme_of_k, pass_at_k, validation_metrics
 from roll.types.batch import TokenOutputs
 from roll.types.metrics import Metrics
 from roll.workers.train import TrainWorker
@@ -176,6 +176,16 @@ def test_the_bootstrap_gives_the_standard_error_of_a_mean():
     assert bootstrap_spread(values, 4000, "a") == pytest.approx(math.sqrt(0.25 * 0.75 / 100), rel=0.05)
     assert bootstrap_spread(values, 50, "a") == bootstrap_spread(values, 50, "a") != bootstrap_spread(values, 50, "b")
     assert bootstrap_spread([1.0], 10) == 0.0
+
+
+def test_the_best_and_the_worst_of_k_are_means_over_all_draws():
+    # draws of two from 1, 2, 4: (1, 2), (1, 4), (2, 4)
+    assert extreme_of_k([4.0, 1.0, 2.0], 2, best=True) == pytest.approx((2 + 4 + 4) / 3)
+    assert extreme_of_k([4.0, 1.0, 2.0], 2, best=False) == pytest.approx((1 + 1 + 2) / 3)
+    assert extreme_of_k([4.0, 1.0, 2.0], 1, best=True) == pytest.approx(7 / 3)
+    assert extreme_of_k([4.0, 1.0, 2.0], 3, best=False) == 1.0
+    with pytest.raises(ValueError, match="at least 4 responses, got 3"):
+        extreme_of_k([4.0, 1.0, 2.0], 4, best=True)
 
 
 def test_pass_at_k_is_the_chance_of_a_right_one_among_k():

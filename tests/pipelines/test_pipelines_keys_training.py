@@ -529,3 +529,48 @@ def test_ranks_slots_and_environment_on_ray(small, tmp_path):
     assert (run.last["custom/width_0"], run.last["custom/width_1"]) == (14.0, 5.0)
     logs = run.folder / "output" / "logs" / "workers"
     assert Counter(path.name.rsplit("-", 1)[0] for path in logs.glob("*.log")) == {"actor_train": 2, "actor_infer": 1}
+
+
+# --- whole mini-batches -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "policy_loss={name: kl_cov, cov_ratio: 0.3, kl_coef: 0.5}",
+        "policy_loss={name: clip_cov, cov_ratio: 0.3, cov_low: -9, cov_high: 9}",
+        "loss_agg_mode=prompt-mean",
+        "loss_agg_mode=token-sum",
+    ],
+)
+def test_what_depends_on_a_whole_mini_batch_depends_on_no_cut_of_it(small, plain, key):
+    keys = (key, "ppo_epochs=2")
+    one = small(*keys).last
+    cut = small(*keys, f"{ARGS}.per_device_train_batch_size=1", f"{ARGS}.gradient_accumulation_steps=4").last
+    for name in ("actor/grad_norm", "actor/loss"):
+        assert cut[name] == pytest.approx(one[name], rel=1e-4, abs=1e-6)
+    if "cov" in key:
+        assert one["actor/cov_share"] == cut["actor/cov_share"] > 0
+
+
+def test_a_token_of_a_prompt_with_few_tokens_counts_more(small):
+    run = small("loss_agg_mode=prompt-mean", "response_length=3")
+    ((_, batch),) = [(role, batch) for role, batch in run.trained if role == "actor_train"]
+    weights, tokens = batch.require("loss_weight"), torch.zeros(len(batch))
+    for row in range(len(batch)):
+        tokens[row] = batch.row("loss_mask", row).sum()
+    groups = sorted(set(batch.group_ids))
+    of_group = {group: sum(float(tokens[i]) for i, g in enumerate(batch.group_ids) if g == group) for group in groups}
+    expected = [float(tokens.sum()) / (len(groups) * of_group[group]) for group in batch.group_ids]
+    assert weights.tolist() == pytest.approx(expected)
+
+
+def test_short_right_and_long_wrong_answers_are_rewarded(small):
+    keys = ("cosine_length={right: [2.0, 1.0], wrong: [-4.0, 0.0], exceeded: -3.0}", "adv_estimator=reinforce")
+    run = small(*keys, dump=True, reward=CONSTANT.replace("0.5", "float(len(response) % 2)"))
+    for row in run.rollouts():
+        count = sum(row.action_mask)
+        start, end = (2.0, 1.0) if row.reward > 0 else (-4.0, 0.0)
+        expected = -3.0 if count >= 2 else end + (start - end) * (1 + math.cos(math.pi * count / 2)) / 2
+        assert row.advantages[-1] == pytest.approx(expected)
+    assert "reward/shaping/cosine_length" in run.last

@@ -51,6 +51,7 @@ OTHER_PIPELINE_KEYS: dict[str, dict[str, str]] = {
         "num_train_epochs": "environments have no epochs, write max_steps",
         "truncation": "a context that is too long ends its episode",
         "reward_retries": "a failed environment ends its episode; group_size_redundancy makes up for it",
+        "cosine_length": "it knows the limit of one response; max_tokens_per_step bounds a turn",
         "overlong_shaping": "it knows the limit of one response; max_tokens_per_step bounds a turn",
         **dict.fromkeys(
             ("reward_norm", "reward_shift", "reward_scale", "use_reward_scaling", "use_reward_norm"),

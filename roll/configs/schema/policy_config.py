@@ -12,7 +12,9 @@ from roll.configs.schema.acts_if import ActsIf, acting, needs
 from roll.configs.schema.fields import args_of, named, number
 
 NormLevel = Literal["batch", "group", "running"]
-LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+LossAggMode = Literal[
+    "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum", "prompt-mean"
+]
 KlEstimator = Literal["kl", "abs", "mse", "low_var_kl"]
 
 USES_CRITIC = needs("uses_critic", words="with `adv_estimator` gae", fix="adv_estimator=gae, or remove it")
@@ -82,6 +84,19 @@ class OverlongShaping:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CosineLength:
+    """A reward by correctness and length in place of the score (arXiv:2502.03373): from the first to the second number
+    of `right` (scores above 0) or `wrong`, along half a cosine up to the length limit."""
+
+    right: tuple[float, float] = (2.0, 1.0)
+    """Reward of a right response of no tokens, and of one at the limit."""
+    wrong: tuple[float, float] = (-10.0, 0.0)
+    """Likewise of a wrong one, which may think longer."""
+    exceeded: float = -10.0
+    """Reward at the limit itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PolicyOptimisation:
     """How responses and scores become an update."""
 
@@ -96,7 +111,7 @@ class PolicyOptimisation:
     """Lambda of `gae`."""
     adv_estimator: str = named("grpo", args="adv_estimator_args")
     """gae, reinforce, reinforce_plus_plus, reinforce_plus_plus_baseline, grpo, dr_grpo, rloo, rloo_std, remax, opo,
-    gpg, gdpo, pass_at_k, vapo; for environments also gigpo, step_reinforce; or a function of your own as
+    gpg, gdpo, pass_at_k, best_of_n, vapo; for environments also gigpo, step_reinforce; or a function of your own as
     `package.module:name` or `path/to/file.py:name`. With options: `{name: grpo, eps: 0.01}`. `gae` and `vapo` need a
     `critic`."""
     adv_estimator_args: dict[str, Any] = args_of("adv_estimator", ESTIMATORS)
@@ -149,10 +164,12 @@ class PolicyOptimisation:
     """That bound."""
     loss_agg_mode: LossAggMode = "token-mean"
     """From token losses to one number: mean over the mini-batch's tokens; mean over rows of the token sum; of
-    the token mean; of the token sum divided by `response_length` (what `dr_grpo` was published with)."""
+    the token mean; of the token sum divided by `response_length` (what `dr_grpo` was published with); sum over the
+    mini-batch's tokens; mean over prompts of the mean over the tokens of their responses."""
     policy_loss: str = named("ppo", args="policy_loss_args")
-    """ppo, gspo, decoupled_ppo, cispo, topr, reinforce, tis, kimi15, sapo, gmpo, dppo; or a function of your own as
-    `package.module:name` or `path/to/file.py:name`. With options: `{name: kimi15, tau: 0.1}`."""
+    """ppo, gspo, decoupled_ppo, cispo, topr, reinforce, tis, kimi15, sapo, gmpo, dppo, clip_cov, kl_cov; or a
+    function of your own as `package.module:name` or `path/to/file.py:name`. With options:
+    `{name: kimi15, tau: 0.1}`."""
     policy_loss_args: dict[str, Any] = args_of("policy_loss", LOSSES)
     """Options of the loss, see below; `policy_loss: {name: ..., option: ...}` is short for both keys. One of your own
     gets them as keyword arguments."""
@@ -243,6 +260,11 @@ class PolicyOptimisation:
     @property
     def reward_std_over(self) -> NormLevel | None:
         """Over what the dividing standard deviation is taken; None: no division."""
+        return None
+
+    @property
+    def cosine_length(self) -> CosineLength | None:
+        """Reward by length, where a pipeline has one."""
         return None
 
     @property

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from roll.configs.schema.acts_if import acting, needs, unless
 from roll.configs.schema.fields import number, one_or_many
 from roll.configs.schema.judge_config import JUDGE, JudgeConfig
-from roll.configs.schema.policy_config import NormLevel, OverlongShaping
+from roll.configs.schema.policy_config import CosineLength, NormLevel, OverlongShaping
 from roll.configs.schema.reward_config import (
     ANY_TAG,
     REWARD_MODELS,
@@ -78,6 +78,8 @@ class RLVRConfig(RLConfig):
     """Also subtract the mean of all scores so far."""
     overlong_shaping: OverlongShaping | None = None
     """Soft penalty for responses near the length limit. null: off."""
+    cosine_length: CosineLength | None = None
+    """Reward short right responses and long wrong ones more, in place of the score. null: off."""
 
     @property
     def group_size(self) -> int:

@@ -1,0 +1,116 @@
+"""Does every recipe, and every way to run one, end where synchronous GRPO ends? Runs of examples/recipes/*_cpu.yaml.
+
+    python benchmarks/recipes_learning.py --seeds 1 2 3 [--only grpo ppo ...] [--plot docs/learning/recipes.png]
+
+Each seed has a warm start of its own. Finished runs below `--output` aren't run again. `async` is asynchronous
+generation one step ahead, on two devices under Ray; `deepspeed` and `megatron` train GRPO on these backends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from math import sqrt
+from pathlib import Path
+from statistics import fmean, stdev
+
+from preference_learning import ROOT, run
+
+ASYNC = ("executor=ray", "num_gpus_per_node=2", "actor_train.device_mapping=0", "actor_infer.device_mapping=1",
+         "async_generation_ratio=1", "policy_loss=decoupled_ppo")  # fmt: skip
+BACKEND = "actor_train.strategy_args.strategy_name"
+WAYS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "grpo": ("grpo", ()),
+    "async": ("grpo", ASYNC),
+    "deepspeed": ("grpo", (f"{BACKEND}=deepspeed_train",)),
+    "megatron": ("grpo", (f"{BACKEND}=megatron_train",)),
+    **{name: (name, ()) for name in (
+        "ppo", "vapo", "dapo", "gspo", "cispo", "dr_grpo", "reinforce_plus_plus", "rejection_sampling", "gigpo"
+    )},
+}  # fmt: skip
+"""Recipe and settings by name."""
+
+Curve = tuple[list[int], list[float]]
+
+
+def curve_of(way: str, seed: int, output: Path, settings: Sequence[str]) -> Curve:
+    """Run one way with one seed, unless it is finished: steps and held-out accuracies."""
+    recipe, own = WAYS[way]
+    folder, first = output / f"seed{seed}" / way, output / f"seed{seed}" / "sft"
+    data = output / f"seed{seed}" / "data"
+    more: list[str] = []
+    if recipe != "gigpo":
+        run("sft_largest", first, f"seed={seed}", f"pretrain={data}/random_model",
+            f"actor_train.data_args.file_name={data}/answers.jsonl", *settings)  # fmt: skip
+        more = [f"pretrain={first}/hf_model", f"actor_train.data_args.file_name={data}/prompts.jsonl",
+                f"validation.data_args.file_name={data}/held_out.jsonl"]  # fmt: skip
+    if not (folder / "hf_model" / "config.json").is_file():
+        start = [sys.executable, str(ROOT / "examples" / "start_pipeline.py")]
+        where = ["--config_path", str(ROOT / "examples" / "recipes"), "--config_name", f"{recipe}_cpu"]
+        command = [*start, *where, "track_with=jsonl", f"output_dir={folder}", f"seed={seed}", *more, *own, *settings]
+        subprocess.run(command, check=True)
+    rows = [json.loads(line) for line in (folder / "logs" / "metrics.jsonl").read_text().splitlines()]
+    found = [(row["step"], row["val/accuracy"]) for row in rows if "val/accuracy" in row]
+    return [step for step, _ in found], [accuracy for _, accuracy in found]
+
+
+def plot(curves: Mapping[str, Sequence[Curve]], path: Path) -> None:
+    """Draw the mean over seeds of each way, with a band from the lowest to the highest seed, beside GRPO's."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    names = [name for name in curves if name != "grpo"]
+    columns = 4
+    rows = -(-len(names) // columns)
+    figure, grid = plt.subplots(
+        rows, columns, figsize=(11, 2.4 * rows), sharey=True, layout="constrained", squeeze=False
+    )
+    for axes, name in zip(grid.flat, names, strict=False):
+        for shown, colour in (("grpo", "0.6"), (name, "tab:blue")):
+            if shown == "grpo" and name == "gigpo":
+                continue  # another task
+            steps = curves[shown][0][0]
+            values = [[100 * value for value in accuracy] for _, accuracy in curves[shown]]
+            at = list(zip(*values, strict=True))
+            axes.fill_between(steps, list(map(min, at)), list(map(max, at)), color=colour, alpha=0.25, linewidth=0)
+            axes.plot(steps, list(map(fmean, at)), color=colour)
+        axes.set_title(f"{name} (a game of its own)" if name == "gigpo" else name, fontsize=10)
+        axes.grid(alpha=0.3)
+    for axes in list(grid.flat)[len(names) :]:
+        axes.axis("off")
+    for axes in grid[-1]:
+        axes.set_xlabel("step")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("held out, right (%)")
+        axes.set_ylim(0, 100)
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--only", nargs="+", choices=list(WAYS), default=list(WAYS))
+    parser.add_argument("--output", type=Path, default=Path("output/recipes_learning"))
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--set", nargs="*", default=[], help="settings for all runs")
+    options = parser.parse_args()
+    output = options.output.resolve()
+    curves = {way: [curve_of(way, seed, output, options.set) for seed in options.seeds] for way in options.only}
+    print("| way | " + " | ".join(f"seed {seed}" for seed in options.seeds) + " | mean | standard error of the seeds |")
+    print("| --- |" + " --- |" * (len(options.seeds) + 2))
+    for way, seeds in curves.items():
+        ends = [accuracy[-1] for _, accuracy in seeds]
+        cells = " | ".join(f"{accuracy[0]:.1%} -> {accuracy[-1]:.1%}" for _, accuracy in seeds)
+        error = stdev(ends) / sqrt(len(ends)) if len(ends) > 1 else 0.0
+        print(f"| {way} | {cells} | {fmean(ends):.1%} | {100 * error:.1f} points |")
+    if options.plot:
+        plot(curves, options.plot)
+
+
+if __name__ == "__main__":
+    main()
