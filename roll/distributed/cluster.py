@@ -22,12 +22,18 @@ class Cluster(ABC):
     """All ranks of one role."""
 
     def __init__(
-        self, placement: RolePlacement, worker_cls: type[Worker], *, rpc_timeout: float, balance: bool
+        self,
+        placement: RolePlacement,
+        worker_cls: type[Worker],
+        *,
+        rpc_timeout: float,
+        balance: bool,
+        attention_share: float = 0.0,
     ) -> None:
         self.placement = placement
         self.worker_cls = worker_cls
         self.rpc_timeout = rpc_timeout
-        self._balance = balance
+        self._balance, self._attention_share = balance, attention_share
         self._layouts: list[RankLayout] | None = None
 
     @property
@@ -85,7 +91,7 @@ class Cluster(ABC):
             raise TypeError(f"{self.role}.{name} splits its first argument over ranks: expected a Ragged, got {got}")
         layouts = self._known_layouts(timeout)
         batch, rest = args[0], args[1:]
-        pieces = split_batch(batch, layouts, balance=self._balance)
+        pieces = split_batch(batch, layouts, balance=self._balance, attention_share=self._attention_share)
         # Ranks that share a piece share the tuple, so that an executor can ship it once.
         shipped = {id(piece): (piece, *rest) for piece in pieces}
         results = self._run(name, {rank: shipped[id(piece)] for rank, piece in enumerate(pieces)}, timeout)
@@ -132,14 +138,16 @@ class Executor(ABC):
         *,
         rpc_timeout: float | None = None,
         balance: bool = True,
+        attention_share: float = 0.0,
     ) -> Cluster:
         """Build `worker_cls(info, *init_args)` on every rank and wait until all stand.
 
-        `rpc_timeout` overrides the executor's; `balance` evens out tokens over data-parallel ranks in split calls.
+        `rpc_timeout` overrides the executor's; `balance` and `attention_share` say how rows are dealt out to
+        data-parallel ranks in split calls, see `split_units`.
         """
         if self.placements.get(placement.role) != placement:
             raise ValueError(f"{placement.role!r} isn't among the executor's placements {sorted(self.placements)}")
-        calls = {"rpc_timeout": rpc_timeout or self.rpc_timeout, "balance": balance}
+        calls = {"rpc_timeout": rpc_timeout or self.rpc_timeout, "balance": balance, "attention_share": attention_share}
         return self._start(placement, worker_cls, init_args, calls)
 
     @abstractmethod

@@ -52,17 +52,17 @@ def mode_of(method: Callable[..., Any]) -> Dispatch:
 
 
 def split_units(
-    lengths: Sequence[int], units: Sequence[Sequence[int]], dp_size: int, *, balance: bool
+    lengths: Sequence[int], units: Sequence[Sequence[int]], dp_size: int, *, balance: bool, attention_share: float = 0.0
 ) -> list[list[int]]:
     """Return row positions for each data-parallel rank, ascending; the rows of a unit are on one rank.
 
-    With `balance` token counts are evened out; unit counts stay equal where they can, because ranks that count
-    micro-batches in rows must make the same number of them. Without it, units are cut in order. The last ranks get
-    nothing where there are fewer units than ranks.
+    With `balance` costs are evened out, l + `attention_share` l^2 of a row of l tokens, by default token counts. Unit
+    counts stay equal where they can, because ranks that count micro-batches in rows must make the same number of them.
+    Without it, units are cut in order. The last ranks get nothing where there are fewer units than ranks.
     """
     count = len(units)
     if balance or count < dp_size:
-        costs = [sum(lengths[row] for row in unit) for unit in units]
+        costs = [sum(lengths[row] + attention_share * lengths[row] ** 2 for row in unit) for unit in units]
         parts = partition_balanced(costs, dp_size, equal_size=count % dp_size == 0)
     else:
         bounds = [rank * count // dp_size for rank in range(dp_size + 1)]
@@ -70,12 +70,15 @@ def split_units(
     return [sorted(row for unit in part for row in units[unit]) for part in parts]
 
 
-def split_batch(batch: Ragged, layouts: Sequence[RankLayout], *, balance: bool) -> list[Ragged]:
+def split_batch(
+    batch: Ragged, layouts: Sequence[RankLayout], *, balance: bool, attention_share: float = 0.0
+) -> list[Ragged]:
     """Return one piece per rank; ranks of the same data-parallel rank get the same object."""
     dp_size = layouts[0].dp_size
     if dp_size == 1:
         return [batch] * len(layouts)
-    parts = split_units(batch.lengths.tolist(), batch.units(), dp_size, balance=balance)
+    lengths, units = batch.lengths.tolist(), batch.units()
+    parts = split_units(lengths, units, dp_size, balance=balance, attention_share=attention_share)
     pieces = [batch.select(rows) for rows in parts]
     return [pieces[layout.dp_rank] for layout in layouts]
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from roll.catalog.strategies import STRATEGIES, is_lockstep
+from roll.configs.schema.model_shape import read_shape
 from roll.configs.schema.run_config import RunConfig
 from roll.distributed.cluster import Cluster, Executor
 from roll.distributed.executors import make_executor
@@ -124,4 +125,7 @@ def _start(executor: Executor, placement: RolePlacement, config: RunConfig, tota
         total_optimizer_steps=max(1, steps) * config.batch.of(role).optimizer_steps if learns else 1,
     )
     worker_cls = TrainWorker if learns else ForwardWorker
-    return executor.create_cluster(placement, worker_cls, (config, spec), balance=config.balance_batch)
+    shape = read_shape(config.model_path(role), spec.worker.model_args.model_config_kwargs)
+    share = shape.attention_share if config.balance_by == "flops" and shape is not None else 0.0
+    dealt = {"balance": config.balance_batch, "attention_share": share}
+    return executor.create_cluster(placement, worker_cls, (config, spec), **dealt)

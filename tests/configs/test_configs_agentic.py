@@ -354,21 +354,21 @@ def test_an_unknown_key_of_each_section_is_refused(play, override, path, fragmen
     check_refused(play, [override], path, [fragment])
 
 
-OFFLINE = "rlvr, sft, dpo and reward_model"
+OFFLINE = "rlvr, distill, sft, dpo and reward_model"
 ELSEWHERE = [
-    ("rewards={}", "remove it: a key of pipeline: rlvr; environments give the rewards"),
-    ("num_return_sequences_in_group=4", "a key of pipeline: rlvr; write train_env_manager.group_size"),
+    ("rewards={}", "remove it: a key of pipeline: rlvr and distill; environments give the rewards"),
+    ("num_return_sequences_in_group=4", "a key of pipeline: rlvr and distill; write train_env_manager.group_size"),
     ("validation={}", f"a key of pipeline: {OFFLINE}; write val_env_manager"),
-    ("global_template=plain", "a key of pipeline: rlvr; see custom_envs.<tag>.system_template"),
+    ("global_template=plain", "a key of pipeline: rlvr and distill; see custom_envs.<tag>.system_template"),
     ("reward_model={}", "a key of pipeline: rlvr"),
     ("train_on=all", "a key of pipeline: sft"),
     ("actor_train.data_args={file_name: train.jsonl}", f"a key of pipeline: {OFFLINE}; tasks are environments"),
     ("num_train_epochs=1", f"a key of pipeline: {OFFLINE}; environments have no epochs, write max_steps"),
     ("truncation=filter", f"a key of pipeline: {OFFLINE}; a context that is too long ends its episode"),
-    ("reward_retries=5", "a key of pipeline: rlvr; a failed environment ends its episode"),
-    ("overlong_shaping={buffer: 4}", "a key of pipeline: rlvr; it knows the limit of one response"),
-    ("reward_norm=group", "a key of pipeline: rlvr; see reward_normalization"),
-    ("use_reward_scaling=true", "a key of pipeline: rlvr; see reward_normalization"),
+    ("reward_retries=5", "a key of pipeline: rlvr and distill; a failed environment ends its episode"),
+    ("overlong_shaping={buffer: 4}", "a key of pipeline: rlvr and distill; it knows the limit of one response"),
+    ("reward_norm=group", "a key of pipeline: rlvr and distill; see reward_normalization"),
+    ("use_reward_scaling=true", "a key of pipeline: rlvr and distill; see reward_normalization"),
 ]
 
 

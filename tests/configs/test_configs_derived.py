@@ -206,6 +206,7 @@ def test_a_run_is_named_after_its_pipeline_unless_it_has_a_name():
     names = {cls.__name__: cls.__dataclass_fields__["exp_name"].default for cls in PIPELINES.values()}
     assert names == {
         "RLVRConfig": "rlvr",
+        "DistillConfig": "distill",
         "AgenticConfig": "agentic",
         "SFTConfig": "sft",
         "DPOConfig": "dpo",

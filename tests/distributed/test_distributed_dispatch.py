@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roll.configs.schema.model_shape import ModelShape
 from roll.distributed.dispatch import check_layouts, split_units
 from roll.distributed.executors import make_executor
 from roll.distributed.layout import RankLayout
@@ -92,3 +93,20 @@ def test_an_unknown_executor_is_refused() -> None:
     role = RolePlacement("a", ((0,),))
     with pytest.raises(ValueError, match=r"unknown executor 'slurm'; known: \['inline', 'ray'\]"):
         make_executor("slurm", [role], rpc_timeout=1)
+
+
+def test_long_rows_count_by_the_square_of_their_length_where_attention_counts():
+    """By tokens 8 | 4 + 4; by 0.5 l^2 on top a row of 8 costs 40 and eight of 1 cost 12."""
+    lengths, units = [8, 4, 4, 1, 1, 1, 1], [[i] for i in range(7)]
+    by_tokens = split_units(lengths, units, 2, balance=True)
+    by_cost = split_units(lengths, units, 2, balance=True, attention_share=0.5)
+    assert sorted(sum(lengths[i] for i in part) for part in by_tokens) == [10, 10]
+    costs = sorted(sum(lengths[i] + 0.5 * lengths[i] ** 2 for i in part) for part in by_cost)
+    assert costs == [30.0, 40.0]  # 8 alone; 4, 4 and four of 1
+
+
+def test_the_share_of_attention_is_that_of_its_flops():
+    """h = 4, one of two heads for keys: per token and layer 2 (32 + 16 + 36) FLOPs of weights, 8 l of attention."""
+    shape = ModelShape(heads=2, kv_heads=1, hidden=4, intermediate=3)
+    assert shape.attention_share == pytest.approx(8 / (2 * (2 * 16 + 2 * 4 * 2 + 3 * 4 * 3)))
+    assert ModelShape().attention_share == 0.0

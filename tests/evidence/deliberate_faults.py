@@ -62,8 +62,8 @@ FAULTS = (
     _fault(
         "token and sequence means swap denominators",
         "algorithms/aggregation.py",
-        'denominators.tokens if mode == "token-mean" else denominators.sequences',
-        'denominators.sequences if mode == "token-mean" else denominators.tokens',
+        'denominators.tokens if mode in ("token-mean", "prompt-mean") else denominators.sequences',
+        'denominators.sequences if mode in ("token-mean", "prompt-mean") else denominators.tokens',
         "algorithms/test_algorithms_aggregation.py",
     ),
     _fault(

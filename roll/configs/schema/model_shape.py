@@ -33,6 +33,18 @@ class ModelShape:
     shared_expert: bool = False
     """Whether every token also passes an expert of its own."""
 
+    @property
+    def attention_share(self) -> float:
+        """FLOPs of a sequence of l tokens are proportional to l + this x l^2; 0 where sizes aren't known.
+
+        Matrices take 2 FLOPs per weight and token: 2 (2 h^2 + 2 h k + 3 h m) per layer, with hidden size h, width k of
+        keys, width m of a gated MLP; causal attention 2 h l per token of a sequence of l. Experts count as one.
+        """
+        if not (self.hidden and self.heads and self.kv_heads and self.intermediate):
+            return 0.0
+        keys = self.hidden * self.kv_heads / self.heads
+        return 1 / (2 * self.hidden + 2 * keys + 3 * self.intermediate)
+
 
 def read_shape(name: str, overrides: Mapping[str, Any]) -> ModelShape | None:
     """The shape of a local model folder, or of a hub model that is in the hub's cache; None when that isn't known.

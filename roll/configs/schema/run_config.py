@@ -97,6 +97,9 @@ class RunConfig:
     rows are finished (`sft`, `dpo`, `reward_model`)."""
     balance_batch: bool = True
     """Give data-parallel ranks equal token counts. false: equal row counts in order."""
+    balance_by: Literal["tokens", "flops"] = acting("tokens", needs("balance_batch"))
+    """What they are given equal counts of. `flops` also counts what attention costs, which grows with the square of a
+    sequence's length: for lengths that differ much. By the model's config.json."""
     pretrain: str | None = None
     """Model of every role that names none itself."""
     max_grad_norm: float | None = number(1.0, gt=0)
