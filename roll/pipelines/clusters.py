@@ -45,9 +45,11 @@ class Clusters:
         return self.by_role.get("reference")
 
     @property
-    def teacher(self) -> Cluster | None:
-        """The frozen model that teaches the policy."""
-        return self.by_role.get("teacher")
+    def teachers(self) -> dict[str, Cluster]:
+        """The frozen models that teach the policy, by role."""
+        return {
+            role: cluster for role, cluster in self.by_role.items() if role.split(".")[0] in ("teacher", "teachers")
+        }
 
     @property
     def critic(self) -> Cluster | None:
@@ -98,7 +100,7 @@ def start_clusters(config: RunConfig, *, total_steps: int) -> Iterator[Clusters]
     with executor:
         offloader = DeviceOffloader(config.placement.colocated())
         started: dict[str, Cluster] = {}
-        models = ("actor_train", "actor_infer", "reference", "teacher", "critic")
+        models = ("actor_train", "actor_infer", "reference", "teacher", "teachers", "critic")
         order = (*models, "reward_model", "reward_models", "judge")
         known = [role for role in by_role if role.split(".")[0] in order]
         for role in sorted(known, key=lambda role: order.index(role.split(".")[0])):
@@ -127,5 +129,5 @@ def _start(executor: Executor, placement: RolePlacement, config: RunConfig, tota
     worker_cls = TrainWorker if learns else ForwardWorker
     shape = read_shape(config.model_path(role), spec.worker.model_args.model_config_kwargs)
     share = shape.attention_share if config.balance_by == "flops" and shape is not None else 0.0
-    dealt = {"balance": config.balance_batch, "attention_share": share}
-    return executor.create_cluster(placement, worker_cls, (config, spec), **dealt)
+    balance = config.balance_batch
+    return executor.create_cluster(placement, worker_cls, (config, spec), balance=balance, attention_share=share)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,6 @@ from typing import Any
 import torch
 
 from roll.configs.schema.rl_config import RLConfig
-from roll.distributed.cluster import Cluster
 from roll.distributed.errors import WorkerFailed
 from roll.pipelines.assemble import Rollouts, assemble
 from roll.pipelines.clusters import Clusters
@@ -142,8 +142,8 @@ class RLPipeline(Loop):
                 cluster = self.clusters.reference or self.clusters.actor_train
                 outputs = self.forward(cluster, batch, "logprobs", adapters=not self.config.reference_is_actor)
             batch = batch.join(outputs, ref_logprobs="logprobs")
-        if self.clusters.teacher is not None:
-            batch = self.taught(self.clusters.teacher, batch)
+        if self.clusters.teachers:
+            batch = self.taught(batch, [rollouts.tasks[i].tag for i in rollouts.row_trajectory.tolist()])
         if self.old_logprobs.source == "forward":
             with self.timers.span("old_logprobs", waits=True):
                 outputs = self.forward(self.clusters.actor_train, batch, "logprobs")
@@ -156,12 +156,17 @@ class RLPipeline(Loop):
             batch = batch.join(outputs, values="values")
         return replace(rollouts, batch=batch)
 
-    def taught(self, teacher: Cluster, batch: TokenBatch) -> TokenBatch:
-        """Add what the teacher says of the sampled tokens, or of the distributions that they come from."""
+    def taught(self, batch: TokenBatch, tags: Sequence[str]) -> TokenBatch:
+        """Add what each row's teacher says of its sampled tokens, or of the distributions that they come from."""
         vocabulary = None if self.config.teacher_advantages else len(self.tokenizer)
+        roles = [self.config.teacher_of(tag) for tag in tags]
+        parts = []
         with self.timers.span("teacher", waits=True):
-            forward = functools.partial(self.forward, teacher)
-            return with_teacher(batch, forward, top_k=self.config.distill.top_k, vocabulary=vocabulary)
+            for role, cluster in self.clusters.teachers.items():
+                if rows := [row for row, own in enumerate(roles) if own == role]:
+                    forward, top_k = functools.partial(self.forward, cluster), self.config.distill.top_k
+                    parts.append(with_teacher(batch.select(rows), forward, top_k=top_k, vocabulary=vocabulary))
+        return TokenBatch.concat(parts).reorder(batch.row_ids)
 
     def update(self, rollouts: Rollouts, step: int) -> Metrics:
         """Train the critic, and the actor once the critic's warm-up is over."""

@@ -26,7 +26,7 @@ class SFTPipeline(OfflinePipeline[TaughtRow]):
 
     def prepared(self, batch: TokenBatch) -> TokenBatch:
         """Add what the teacher says of the taught tokens, where there is a teacher."""
-        teacher = self.clusters.teacher
+        teacher = self.clusters.teachers.get("teacher")
         if teacher is None:
             return batch
         with self.timers.span("teacher", waits=True):

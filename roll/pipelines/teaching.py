@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from roll.configs.checks.teacher import difference
+from roll.configs.checks.teacher import difference, teacher_roles
 from roll.configs.schema.run_config import RunConfig
 from roll.strategies.base import Output, TopK
 from roll.strategies.hf.hf_model import load_tokenizer
@@ -22,14 +22,13 @@ class Forward(Protocol):
 
 def require_same_tokens(config: RunConfig, tokenizer: Any) -> None:
     """Raise `ValueError` unless the teacher, where there is one, numbers tokens as the student's tokenizer does."""
-    if "teacher" not in config.roles:
-        return
-    theirs = load_tokenizer(resolved_model_args(config, "teacher")).get_vocab()
-    if (ours := tokenizer.get_vocab()) != theirs:
-        raise ValueError(
-            f"teacher: {config.model_path('teacher')} has another tokenizer than the student: "
-            f"{difference(ours, theirs)}; take a teacher of the same family, or its texts as rows for sft"
-        )
+    for role in teacher_roles(config):
+        theirs = load_tokenizer(resolved_model_args(config, role)).get_vocab()
+        if (ours := tokenizer.get_vocab()) != theirs:
+            raise ValueError(
+                f"{role}: {config.model_path(role)} has another tokenizer than the student: "
+                f"{difference(ours, theirs)}; take a teacher of the same family, or its texts as rows for sft"
+            )
 
 
 def with_teacher(batch: TokenBatch, forward: Forward, *, top_k: int | None, vocabulary: int | None) -> TokenBatch:

@@ -13,7 +13,8 @@ from preferences import policy_in
 from same_runs import comparable
 from small import Run, again, row_of, run_small
 from tiny_models import build_tiny_model
-from toy import metrics_of, write_toy
+from toy import metrics_of, run_toy, write_toy
+from toy_env import episodes, write_toy_env
 
 from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
@@ -128,6 +129,37 @@ def test_no_layout_and_no_backend_changes_a_step(tiny_model, teacher, tmp_path, 
         assert other[metric] == pytest.approx(one[metric], rel=1e-4, abs=EPS), metric
 
 
+def test_every_tag_is_taught_by_its_teacher(tiny_model, teacher, tmp_path):
+    """A teacher that is the student has nothing to say: advantage 0."""
+    rows = [row_of(i, tag="case" if i % 2 else "own") for i in range(8)]
+    several = f"teachers={{own: {{model_args: {{model_name_or_path: '{tiny_model}'}}}}}}"
+    keys = (several, "rewards.case.tag_included=[case,own]", "rollout_batch_size=4")
+    keys = (*keys, "actor_train.training_args.per_device_train_batch_size=8")
+    run = distil(tmp_path, tiny_model, teacher, *keys, data=rows, dump=True)
+    found = {tag: [row for row in run.rollouts() if row.tag == tag] for tag in ("case", "own")}
+    assert all(found.values())
+    for row in found["own"]:
+        assert max(map(abs, row.advantages)) < EPS
+    for row in found["case"]:
+        assert max(map(abs, row.advantages)) > 0.01
+
+
+def test_episodes_of_environments_are_taught(tiny_model, teacher, tmp_path):
+    write_toy_env(tmp_path, tiny_model)
+    key = f"+teacher.model_args.model_name_or_path={teacher}"
+    row = run_toy(tmp_path, key, "max_steps=1")[-1]
+    assert row["distill/reverse_kl"] != 0
+    for episode in episodes(tmp_path)[:4]:
+        said = torch.tensor(episode.action_mask)
+        ids = torch.tensor(episode.token_ids)[:, None]
+        with torch.no_grad():
+            ours, other = (
+                model(input_ids=ids.T).logits[0, :-1].log_softmax(-1).gather(1, ids[1:])[:, 0] * said[1:]
+                for model in (policy_in(tiny_model), policy_in(teacher))
+            )
+        torch.testing.assert_close(torch.tensor(episode.advantages)[1:].float(), other - ours, rtol=1e-4, atol=1e-4)
+
+
 def test_rewards_count_as_much_as_they_are_told_to(tiny_model, teacher, tmp_path):
     """reinforce: the reward itself at every token."""
     alone = distil(tmp_path / "alone", tiny_model, teacher, dump=True).rollouts()
@@ -183,6 +215,12 @@ def test_a_teacher_with_other_tokens_is_refused(tiny_model, teacher, tmp_path):
         (("distill.divergence=reverse",), "distill.divergence", "did you mean"),
         (("distill.top_k=8",), "distill.top_k", "use_as=loss"),
         (("distill.coef=0",), "distill.coef", "above 0|> 0"),
+        (("teacher.tags=[a]",), "teacher.tags", "teaches all"),
+        (
+            ("teachers={a: {tags: x, model_args: {model_name_or_path: m}}, x: {model_args: {model_name_or_path: m}}}",),
+            "teachers.x.tags",
+            "each tag at one teacher",
+        ),
         (("teacher.strategy_args.strategy_name=vllm",), "teacher.strategy_args", "can do the work of teacher"),
         (("pipeline=rlvr", "teacher=null", "distill.coef=2"), "distill", "teacher"),
     ],

@@ -13,12 +13,16 @@ from roll.configs.schema.run_config import RunConfig
 
 def teacher_checks(config: RunConfig) -> Iterator[Violation]:
     """Folders whose tokenizer.json is at hand number the same tokens alike; others are compared when the run starts."""
-    if "teacher" not in config.roles or config.makes_model:
-        return
-    student, teacher = (_tokens(Path(config.model_path(role)).expanduser()) for role in ("actor_train", "teacher"))
-    if student is not None and teacher is not None and student != teacher:
-        key, fix = "teacher.model_args.model_name_or_path", "a teacher of the same family, or its texts as rows for sft"
-        yield Violation(key, f"a model with the student's tokenizer: {difference(student, teacher)}", fix, None)
+    for role in () if config.makes_model else teacher_roles(config):
+        student, teacher = (_tokens(Path(config.model_path(of)).expanduser()) for of in ("actor_train", role))
+        if student is not None and teacher is not None and student != teacher:
+            key, fix = f"{role}.model_args.model_name_or_path", "a teacher of the same family, or its texts as sft rows"
+            yield Violation(key, f"a model with the student's tokenizer: {difference(student, teacher)}", fix, None)
+
+
+def teacher_roles(config: RunConfig) -> list[str]:
+    """Return the roles that teach."""
+    return [role for role in config.roles if role.split(".")[0] in ("teacher", "teachers")]
 
 
 def difference(student: dict[str, int], teacher: dict[str, int]) -> str:

@@ -48,10 +48,11 @@ def _default(spec: Field[Any]) -> Any:
 
 def _found(config: RunConfig, path: str, section: Any, condition: ActsIf) -> Any:
     role = path.split(".")[0]
-    if role == "reward_models":  # a role each
+    if role in ("reward_models", "teachers"):  # a role each
         role = ".".join(path.split(".")[:2])
     if condition.key == ROLE:
-        return "reward_model" if role.startswith("reward_models.") else role
+        several = {"reward_models": "reward_model", "teachers": "teacher"}
+        return several.get(role.split(".")[0], role)
     if condition.key == TRAINED:
         return isinstance(config.sections.get(role), TrainConfig)
     if condition.key == BACKEND:

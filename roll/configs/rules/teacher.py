@@ -15,6 +15,10 @@ from roll.configs.schema.sft_config import SFTConfig
 def teacher_rules(config: RLConfig | SFTConfig) -> Iterator[Violation]:
     """The teacher, and what its weight leaves to rewards."""
     yield from named_rules(config.distill.divergence, "distill.divergence", tuple(DIVERGENCES))
+    if isinstance(config, RLConfig):
+        yield from _tags(config)
+    elif config.teacher is not None and config.teacher.tags:
+        yield Violation("teacher.tags", "none: it teaches all rows", "remove it", list(config.teacher.tags))
     if isinstance(config, DistillConfig):
         if config.teacher is None and not config.val_only:
             fix = "teacher={model_args: {model_name_or_path: <folder or hub id>}}"
@@ -23,3 +27,16 @@ def teacher_rules(config: RLConfig | SFTConfig) -> Iterator[Violation]:
         if config.distill.reward_coef and not scored:
             expected = "0, because no domain of rewards gives a score"
             yield Violation("distill.reward_coef", expected, "rewards.<domain>.name=...", config.distill.reward_coef)
+
+
+def _tags(config: RLConfig) -> Iterator[Violation]:
+    """Every tag has one teacher."""
+    if config.teacher is not None and config.teacher.tags:
+        expected = "none: it teaches all tasks that none of teachers teaches"
+        yield Violation("teacher.tags", expected, "teachers={<name>: {tags: ...}}", list(config.teacher.tags))
+    seen: set[str] = set()
+    for name, model in config.teachers.items():
+        for tag in model.tags or (name,):
+            if tag in seen:
+                yield Violation(f"teachers.{name}.tags", "each tag at one teacher", "remove it from one of them", tag)
+            seen.add(tag)

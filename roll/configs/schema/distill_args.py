@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from roll.catalog.divergences import DIVERGENCES
 from roll.configs.schema.acts_if import acting, needs
-from roll.configs.schema.fields import args_of, named, number
+from roll.configs.schema.fields import args_of, named, number, one_or_many
 from roll.configs.schema.strategy_config import StrategyArgs
 from roll.configs.schema.worker_config import ForwardConfig
 
@@ -20,6 +20,8 @@ class TeacherConfig(ForwardConfig):
     """The frozen model that the student is compared with, token by token. It has the student's tokenizer."""
 
     strategy_args: StrategyArgs = field(default_factory=lambda: StrategyArgs(strategy_name="fsdp2_infer"))
+    tags: tuple[str, ...] = one_or_many()
+    """Of one of `teachers`: tags of the tasks that it teaches. Empty: its own name."""
 
 
 @dataclass(frozen=True, kw_only=True)

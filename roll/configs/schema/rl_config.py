@@ -99,6 +99,8 @@ class RLConfig(PolicyOptimisation, RunConfig):
     adapters off."""
     teacher: TeacherConfig | None = None
     """A model that teaches the policy on the policy's own samples (docs/distillation.md). null: rewards alone teach."""
+    teachers: dict[str, TeacherConfig] = field(default_factory=dict, metadata={"acts_if": (TEACHES,), "idle": ()})
+    """Further ones by name, each for the tasks of its `tags`; `teacher` teaches all others."""
     distill: Distillation = field(default_factory=Distillation, metadata={"acts_if": (TEACHES,), "idle": ()})
     """How it teaches."""
     critic: TrainConfig | None = acting(None, USES_CRITIC)
@@ -156,6 +158,15 @@ class RLConfig(PolicyOptimisation, RunConfig):
         return self.critic_warmup if self.uses_critic else 0
 
     @property
+    def sections(self) -> dict[str, WorkerConfig]:
+        return {**super().sections, **{f"teachers.{name}": model for name, model in self.teachers.items()}}
+
+    def teacher_of(self, tag: str) -> str:
+        """Role of the teacher of tasks with this tag."""
+        owners = {tag: f"teachers.{name}" for name, model in self.teachers.items() for tag in model.tags or (name,)}
+        return owners.get(tag, "teacher")
+
+    @property
     def teacher_advantages(self) -> bool:
         """Whether sampled tokens have advantages by what the teacher says of them."""
         return self.teacher is not None and self.distill.use_as == "advantage"
@@ -192,7 +203,7 @@ class RLConfig(PolicyOptimisation, RunConfig):
         """The policy's model is no classifier, so it is nothing for a reward model."""
         if role.split(".")[0] in ("reward_model", "reward_models"):
             return self.reward_pretrain
-        if role in ("judge", "teacher"):
+        if role.split(".")[0] in ("judge", "teacher", "teachers"):
             return None  # a policy that grades or teaches itself must be asked for
         own = self.reward_pretrain if role == "critic" else None
         return own or super().default_model(role)
