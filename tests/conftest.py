@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Ray gives its workers the lowest priority but four, so that beside other tests theirs would wait for ever.
 os.environ.setdefault("RAY_worker_niceness", "0")
+
+# What a shell starts in the background (`make test &`) ignores Ctrl-C, and so would every process that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says nothing of the code where others share the cores.
 settings.register_profile("roll", deadline=None)
