@@ -68,6 +68,10 @@ OTHER_PIPELINE_KEYS: dict[str, dict[str, str]] = {
         "rejected_key": "it stands in actor_train.data_args, with chosen_key",
     },
     "reward_model": {"response_length": "write sequence_length", "prompt_length": "write sequence_length"},
+    "distill": {
+        "custom_envs": "environments are of pipeline: agentic, which takes a section teacher, too",
+        "messages": "prompts are in data_args.prompt; texts to learn from are rows of pipeline: sft with a teacher",
+    },
 }
 """By pipeline: keys that only others have, and what it has instead."""
 
@@ -139,6 +143,28 @@ FOREIGN_KEYS: dict[str, str] = {
     "n_groups": "write num_groups_partition",
     "agent_system_template": "write system_template",
     "agent_template": "write turn_template",
+    "clip_cov_ratio": "write policy_loss: {name: clip_cov, cov_ratio: ...}",
+    "clip_cov_lb": "write policy_loss: {name: clip_cov, cov_low: ...}",
+    "clip_cov_ub": "write policy_loss: {name: clip_cov, cov_high: ...}",
+    "kl_cov_ratio": "write policy_loss: {name: kl_cov, cov_ratio: ...}",
+    "ppo_kl_coef": "write policy_loss: {name: kl_cov, kl_coef: ...}",
+    "loss_mode": "write policy_loss",
+    "student": "write actor_train",
+    "student_pretrain": "write pretrain",
+    "teacher_pretrain": "write teacher.model_args.model_name_or_path",
+    "teacher_model_name_or_path": "write teacher.model_args.model_name_or_path",
+    "kd_objective": "write distill.divergence",
+    "kd_temperature": "distributions are compared at the temperature of actor_infer.generating_args",
+    "logits_topk": "write distill.top_k",
+    "distill_loss_weight": "write distill.coef (and for sft distill.sft_coef)",
+    "use_opd": "write a section teacher",
+    "is_pure_opd": "write pipeline: distill, or distill.reward_coef: 0",
+    "opd_kl_coef": "write distill.coef",
+    "rpo_alpha": "there is no cross-entropy beside DPO; loss_type: orpo has one",
+    "reference_free": "write loss_type: simpo or orpo, which have no reference",
+    "ref_model": "write reference",
+    "max_completion_length": "write response_length",
+    "num_generations": "write num_return_sequences_in_group; in agentic train_env_manager.group_size",
     "reward": "write reward_model for a model that scores; functions have rewards.<domain>.world_size processes",
 }
 """Words of other frameworks and older spellings, with this project's key."""
