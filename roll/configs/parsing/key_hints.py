@@ -157,7 +157,7 @@ FOREIGN_KEYS: dict[str, str] = {
     "kd_temperature": "distributions are compared at the temperature of actor_infer.generating_args",
     "logits_topk": "write distill.top_k",
     "distill_loss_weight": "write distill.coef (and for sft distill.sft_coef)",
-    "use_opd": "write a section teacher",
+    "use_opd": "add a section teacher",
     "is_pure_opd": "write pipeline: distill, or distill.reward_coef: 0",
     "opd_kl_coef": "write distill.coef",
     "rpo_alpha": "there is no cross-entropy beside DPO; loss_type: orpo has one",
