@@ -217,7 +217,8 @@ class _DataCheck:
         for domain in config.rewards:
             if not {*there, ANY_TAG} & set(config.tags_of(domain)):
                 tags = ", ".join(config.tags_of(domain))
-                level = "PROBLEM" if name == _TRAIN else "note"
+                trained = not data.domain_interleave_probs or domain in data.domain_interleave_probs
+                level = "PROBLEM" if name == _TRAIN and trained else "note"
                 self.said.append((level, f"{name}: domain {domain!r} has no rows; its tags: {tags}"))
 
     def _start_rewards(self, config: RLVRConfig) -> None:

@@ -6,6 +6,7 @@ In a checkout they are its folders `configs` and `examples`; a wheel has copies 
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,7 @@ FOLDERS = ("configs", "examples")
 """What is shipped, by its name in the repository."""
 SINGLE_FILES = ("start_pipeline.py",)
 """Python files right in `examples` that no example needs."""
+_OTHER_EXAMPLE = re.compile(r"(?:\.\./|\bexamples/)(\w+)")
 _PACKAGE = Path(__file__).parents[1]
 _UNWANTED = shutil.ignore_patterns("__pycache__", "output", "*.pyc", ".*")
 
@@ -49,7 +51,8 @@ def copy_example(name: str, target: Path) -> list[Path]:
     if name not in example_names():
         raise ValueError(f"there is no example {name!r}; there are {', '.join(example_names())}")
     helpers = [path for path in source.glob("*.py") if path.name not in SINGLE_FILES]
-    wanted = [(path, target / "examples" / path.relative_to(source)) for path in [*_files(source / name), *helpers]]
+    folders = [path for needed in _with_needed(name) for path in _files(source / needed)]
+    wanted = [(path, target / "examples" / path.relative_to(source)) for path in [*folders, *helpers]]
     presets = shipped("configs")
     wanted += [(path, target / "configs" / path.relative_to(presets)) for path in _files(presets)]
     if target.exists() and not target.is_dir():
@@ -68,6 +71,16 @@ def copy_all(root: Path, target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     for name in FOLDERS:
         shutil.copytree(root / name, target / name, ignore=_UNWANTED)
+
+
+def _with_needed(name: str) -> list[str]:
+    """Return this example and those that its configurations build on or say to run first, and so on."""
+    found, names = [name], set(example_names())
+    for example in found:
+        for file in (shipped("examples") / example).rglob("*.yaml"):
+            named = _OTHER_EXAMPLE.findall(file.read_text("utf-8"))
+            found += sorted((set(named) & names) - set(found))
+    return found
 
 
 def _files(folder: Path) -> list[Path]:

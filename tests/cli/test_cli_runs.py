@@ -242,6 +242,13 @@ def test_every_example_is_listed_and_a_copied_one_checks(tmp_path, capsys, monke
     assert main(["examples", "copy", "custom"]) == 2
 
 
+def test_an_example_is_copied_with_those_that_it_builds_on(tmp_path, monkeypatch):
+    copy_example("recipes", tmp_path)
+    assert {path.name for path in (tmp_path / "examples").iterdir()} >= {"recipes", "preferences", "distill"}
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "examples/recipes/gigpo_cpu"]) == 0
+
+
 def test_a_wheel_carries_presets_and_examples(tmp_path):
     copy_all(ROOT, tmp_path / "shipped")
     for name in FOLDERS:
