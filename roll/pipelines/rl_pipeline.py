@@ -39,7 +39,7 @@ from roll.pipelines.off_policy import old_logprobs_source
 from roll.pipelines.offload import ENGINE
 from roll.pipelines.rollout_metrics import rollout_metrics
 from roll.pipelines.sync import WeightSync
-from roll.pipelines.teaching import with_teacher
+from roll.pipelines.teaching import vocabulary_of, with_teacher
 from roll.pipelines.update import train
 from roll.pipelines.workload import Workload
 from roll.rollout.groups import REPLACED
@@ -158,7 +158,7 @@ class RLPipeline(Loop):
 
     def taught(self, batch: TokenBatch, tags: Sequence[str]) -> TokenBatch:
         """Add what each row's teacher says of its sampled tokens, or of the distributions that they come from."""
-        vocabulary = None if self.config.teacher_advantages else len(self.tokenizer)
+        vocabulary = None if self.config.teacher_advantages else vocabulary_of(self.config, self.tokenizer)
         roles = [self.config.teacher_of(tag) for tag in tags]
         parts = []
         with self.timers.span("teacher", waits=True):

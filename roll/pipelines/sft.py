@@ -11,7 +11,7 @@ from roll.configs.schema.sft_config import SFTConfig, SFTDataArgs
 from roll.data.chat_masks import ConversationEncoder
 from roll.data.sft import TaughtRow, TaughtRows, batch_of, encode_rows, read_conversations
 from roll.pipelines.offline import OfflineData, OfflinePipeline, offline_data, run_offline
-from roll.pipelines.teaching import with_teacher
+from roll.pipelines.teaching import vocabulary_of, with_teacher
 from roll.types.batch import TokenBatch
 
 _LARGEST_EXPONENT = 700.0
@@ -30,8 +30,8 @@ class SFTPipeline(OfflinePipeline[TaughtRow]):
         if teacher is None:
             return batch
         with self.timers.span("teacher", waits=True):
-            forward = functools.partial(self.forward, teacher)
-            return with_teacher(batch, forward, top_k=self.config.distill.top_k, vocabulary=len(self.tokenizer))
+            forward, vocabulary = functools.partial(self.forward, teacher), vocabulary_of(self.config, self.tokenizer)
+            return with_teacher(batch, forward, top_k=self.config.distill.top_k, vocabulary=vocabulary)
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Return loss, perplexity and accuracy on the held-out rows, over their taught tokens."""

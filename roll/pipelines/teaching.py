@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from roll.configs.checks.teacher import difference, teacher_roles
+from roll.configs.schema.model_shape import read_shape
 from roll.configs.schema.run_config import RunConfig
 from roll.strategies.base import Output, TopK
 from roll.strategies.hf.hf_model import load_tokenizer
@@ -29,6 +30,14 @@ def require_same_tokens(config: RunConfig, tokenizer: Any) -> None:
                 f"{role}: {config.model_path(role)} has another tokenizer than the student: "
                 f"{difference(ours, theirs)}; take a teacher of the same family, or its texts as rows for sft"
             )
+
+
+def vocabulary_of(config: RunConfig, tokenizer: Any) -> int:
+    """Return how many tokens student and teachers both have: a tokenizer may have more than a model has rows."""
+    models = [(role, config.roles[role].model_args.model_config_kwargs) for role in teacher_roles(config)]
+    models.append(("actor_train", config.roles["actor_train"].model_args.model_config_kwargs))
+    shapes = [read_shape(config.model_path(role), more) for role, more in models]
+    return min([len(tokenizer), *(shape.vocab for shape in shapes if shape is not None and shape.vocab)])
 
 
 def with_teacher(batch: TokenBatch, forward: Forward, *, top_k: int | None, vocabulary: int | None) -> TokenBatch:

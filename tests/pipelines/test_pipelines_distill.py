@@ -15,6 +15,7 @@ from small import Run, again, row_of, run_small
 from tiny_models import build_tiny_model
 from toy import metrics_of, run_toy, write_toy
 from toy_env import episodes, write_toy_env
+from transformers import AutoTokenizer
 
 from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
@@ -33,6 +34,12 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def distil(folder: Path, model: Path, teacher: Path, *overrides: str, **files: Any) -> Run:
     keys = ("pipeline=distill", f"teacher.model_args.model_name_or_path={teacher}", "num_return_sequences_in_group=2")
     return run_small(folder, model, *keys, *overrides, **files)
+
+
+def distil_config(folder: Path, model: Path, teacher: Path, *overrides: str) -> Any:
+    write_toy(folder, model, 8)
+    keys = ("pipeline=distill", f"teacher.model_args.model_name_or_path={teacher}", *overrides)
+    return load_config(folder, "toy", keys)
 
 
 def distributions(model: torch.nn.Module, row: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,6 +105,29 @@ def test_some_tokens_are_less_than_all_and_the_whole_vocabulary_is_all(tiny_mode
         keys = ("distill.use_as=loss", f"distill.top_k={json.dumps(top_k)}")
         found[top_k] = distil(tmp_path / str(top_k), tiny_model, teacher, *keys).last["distill/divergence"]
     assert found[4] < found[None] == found[1000]
+
+
+def test_tokens_beyond_a_models_rows_are_left_out(tiny_model, teacher, tmp_path):
+    """The tokenizers have one more than the models have rows."""
+    folders = []
+    for name, model in {"student": tiny_model, "teacher": teacher}.items():
+        folder = tmp_path / name
+        shutil.copytree(model, folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        rows = json.loads((folder / "config.json").read_text())["vocab_size"]
+        tokenizer.add_tokens([f"<more{i}>" for i in range(rows + 1 - len(tokenizer))])
+        tokenizer.save_pretrained(folder)
+        assert len(tokenizer) > rows
+        folders.append(folder)
+    run = distil(tmp_path / "run", *folders, *LOSS)
+    same = distil(tmp_path / "same", tiny_model, teacher, *LOSS)
+    assert run.last["distill/divergence"] == pytest.approx(same.last["distill/divergence"], rel=0.2)
+
+
+def test_validation_alone_starts_no_teacher(tiny_model, teacher, tmp_path):
+    held_out = "+validation.data_args={file_name: '${actor_train.data_args.file_name}', prompt: prompt}"
+    config = distil_config(tmp_path, tiny_model, teacher, "val_only=true", held_out)
+    assert set(config.roles) == {"actor_train", "actor_infer"}
 
 
 LAYOUTS = {

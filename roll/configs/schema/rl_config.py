@@ -142,8 +142,12 @@ class RLConfig(PolicyOptimisation, RunConfig):
 
     @property
     def roles(self) -> dict[str, WorkerConfig]:
-        idle = {"reference": not self.uses_reference, "critic": not self.uses_critic}
-        return {role: worker for role, worker in self.sections.items() if not idle.get(role, False)}
+        idle = {
+            "reference": not self.uses_reference,
+            "critic": not self.uses_critic,
+            **dict.fromkeys(("teacher", "teachers"), self.val_only),
+        }
+        return {role: worker for role, worker in self.sections.items() if not idle.get(role.split(".")[0], False)}
 
     @property
     def only_validates(self) -> bool:
