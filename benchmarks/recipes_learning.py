@@ -3,7 +3,8 @@
     python benchmarks/recipes_learning.py --seeds 1 2 3 [--only grpo ppo ...] [--plot docs/learning/recipes.png]
 
 Each seed has a warm start of its own. Finished runs below `--output` aren't run again. `async` is asynchronous
-generation one step ahead, on two devices under Ray; `deepspeed` and `megatron` train GRPO on these backends.
+generation one step ahead, on two devices under Ray; `deepspeed` and `megatron` train GRPO on these backends;
+`grpo_game` is GRPO on the game that `gigpo` plays.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from math import sqrt
+from math import hypot, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -30,8 +31,11 @@ WAYS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     **{name: (name, ()) for name in (
         "ppo", "vapo", "dapo", "gspo", "cispo", "dr_grpo", "reinforce_plus_plus", "rejection_sampling", "gigpo"
     )},
+    "grpo_game": ("gigpo", ("adv_estimator=grpo", "reward_normalization.method=identity")),
 }  # fmt: skip
 """Recipe and settings by name."""
+BASELINES = {"gigpo": "grpo_game"}
+"""What a way is compared with, where that isn't `grpo`."""
 
 Curve = tuple[list[int], list[float]]
 
@@ -64,22 +68,22 @@ def plot(curves: Mapping[str, Sequence[Curve]], path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    names = [name for name in curves if name != "grpo"]
+    names = [name for name in curves if name not in ("grpo", *BASELINES.values())]
     columns = 4
     rows = -(-len(names) // columns)
     figure, grid = plt.subplots(
         rows, columns, figsize=(11, 2.4 * rows), sharey=True, layout="constrained", squeeze=False
     )
     for axes, name in zip(grid.flat, names, strict=False):
-        for shown, colour in (("grpo", "0.6"), (name, "tab:blue")):
-            if shown == "grpo" and name == "gigpo":
-                continue  # another task
+        for shown, colour in ((BASELINES.get(name, "grpo"), "0.6"), (name, "tab:blue")):
+            if shown not in curves:
+                continue
             steps = curves[shown][0][0]
             values = [[100 * value for value in accuracy] for _, accuracy in curves[shown]]
             at = list(zip(*values, strict=True))
             axes.fill_between(steps, list(map(min, at)), list(map(max, at)), color=colour, alpha=0.25, linewidth=0)
             axes.plot(steps, list(map(fmean, at)), color=colour)
-        axes.set_title(f"{name} (a game of its own)" if name == "gigpo" else name, fontsize=10)
+        axes.set_title(f"{name} (a game)" if name in BASELINES else name, fontsize=10)
         axes.grid(alpha=0.3)
     for axes in list(grid.flat)[len(names) :]:
         axes.axis("off")
@@ -89,6 +93,11 @@ def plot(curves: Mapping[str, Sequence[Curve]], path: Path) -> None:
         axes.set_ylabel("held out, right (%)")
         axes.set_ylim(0, 100)
     figure.savefig(path, dpi=120)
+
+
+def _error(values: Sequence[float]) -> float:
+    """The standard error of the mean over seeds."""
+    return stdev(values) / sqrt(len(values)) if len(values) > 1 else 0.0
 
 
 def main() -> None:
@@ -101,13 +110,18 @@ def main() -> None:
     options = parser.parse_args()
     output = options.output.resolve()
     curves = {way: [curve_of(way, seed, output, options.set) for seed in options.seeds] for way in options.only}
-    print("| way | " + " | ".join(f"seed {seed}" for seed in options.seeds) + " | mean | standard error of the seeds |")
-    print("| --- |" + " --- |" * (len(options.seeds) + 2))
+    shown = [f"seed {seed}" for seed in options.seeds]
+    print("| way | " + " | ".join(shown) + " | mean | standard error of the seeds | from its GRPO, +- |")
+    print("| --- |" + " --- |" * (len(shown) + 3))
+    ends = {way: [accuracy[-1] for _, accuracy in seeds] for way, seeds in curves.items()}
     for way, seeds in curves.items():
-        ends = [accuracy[-1] for _, accuracy in seeds]
         cells = " | ".join(f"{accuracy[0]:.1%} -> {accuracy[-1]:.1%}" for _, accuracy in seeds)
-        error = stdev(ends) / sqrt(len(ends)) if len(ends) > 1 else 0.0
-        print(f"| {way} | {cells} | {fmean(ends):.1%} | {100 * error:.1f} points |")
+        mean, error = fmean(ends[way]), _error(ends[way])
+        base = BASELINES.get(way, "grpo")
+        apart = "" if way == base or base not in ends or way in BASELINES.values() else (
+            f"{100 * (mean - fmean(ends[base])):+.1f} +- {100 * hypot(error, _error(ends[base])):.1f} points"
+        )  # fmt: skip
+        print(f"| {way} | {cells} | {mean:.1%} | {100 * error:.1f} points | {apart} |")
     if options.plot:
         plot(curves, options.plot)
 

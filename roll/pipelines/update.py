@@ -35,8 +35,8 @@ def mini_batches(batch: TokenBatch, size: int, *key: int | str) -> Iterator[Toke
 
 def as_whole(config: RLConfig, piece: TokenBatch, role: str, *key: int | str) -> TokenBatch:
     """Add what depends on a whole mini-batch: tokens that the loss treats apart, weights that make prompts equal."""
-    mask = piece.require("loss_mask")
     if role == "actor_train" and config.loss.selects:
+        mask = piece.require("loss_mask")
         options = {name: value for name, value in covariance_options(config).items() if name.startswith("cov_")}
         generator = torch.Generator().manual_seed(stable_hash(*key, *piece.row_ids, bits=56))
         found = covariances(piece.require("old_logprobs"), piece.require("advantages"), mask)
@@ -45,7 +45,7 @@ def as_whole(config: RLConfig, piece: TokenBatch, role: str, *key: int | str) ->
     if config.loss_agg_mode == "prompt-mean":
         weights = torch.ones(len(piece)) if piece.loss_weight is None else piece.loss_weight
         rows = torch.repeat_interleave(torch.arange(len(piece)), piece.lengths)
-        tokens = torch.zeros(len(piece)).index_add(0, rows, mask.float()) * (weights != 0)
+        tokens = torch.zeros(len(piece)).index_add(0, rows, piece.require("loss_mask").float()) * (weights != 0)
         numbers = {group: i for i, group in enumerate(dict.fromkeys(piece.group_ids))}
         index = torch.tensor([numbers[group] for group in piece.group_ids])
         piece = piece.with_columns(loss_weight=weights * equal_prompts(tokens, index))
