@@ -1,0 +1,103 @@
+"""Data files and procedural datasets are there and have what the configuration names."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from roll.configs.checks.functions import named_checks
+from roll.configs.errors import Violation, did_you_mean, problem
+from roll.configs.schema.offline_config import OfflineConfig, OfflineDataArgs
+from roll.configs.schema.rlvr_config import RLVRConfig
+from roll.configs.schema.worker_config import DataArgs, ProceduralTask
+from roll.utils.readers import read_rows, resolve_sources, scan_rows
+from roll.utils.rows import DataError, Row, Source, has_column
+from roll.utils.signatures import Signature
+
+
+def data_checks(config: RLVRConfig | OfflineConfig) -> Iterator[Violation]:
+    """Data files exist, unless the run itself makes them, and have the columns; so do procedural datasets."""
+    sections: dict[str, DataArgs | OfflineDataArgs] = {"actor_train.data_args": config.actor_train.data_args}
+    if config.validation is not None:
+        sections["validation.data_args"] = config.validation.data_args
+    for path, data in sections.items():
+        for name in data.file_name:
+            if config.prepare is not None and not Path(name).expanduser().exists():
+                continue
+            try:
+                for source in resolve_sources(name):
+                    columns = data.columns if isinstance(data, DataArgs) else {}
+                    if isinstance(config, OfflineConfig) and isinstance(data, OfflineDataArgs):
+                        columns = config.columns_of(data)
+                    yield from _columns(path, data, columns, source)
+            except DataError as error:
+                yield problem(f"{path}.file_name", str(error), "check the path, or mend the file", name)
+            except (RecursionError, OSError) as error:
+                said = "its first row is nested too deeply" if isinstance(error, RecursionError) else error.strerror
+                yield problem(f"{path}.file_name", f"{name} can't be read: {said}", "mend the file", name)
+        if isinstance(data, DataArgs) and data.procedural:
+            yield from _procedural(path, data)
+        if isinstance(data, DataArgs) and data.dataset is not None:
+            args = (f"{path}.dataset_args", data.dataset_args)
+            yield from named_checks(f"{path}.dataset", data.dataset, "class", args, skip=0)
+
+
+def _columns(
+    path: str, data: DataArgs | OfflineDataArgs, columns: Mapping[str, str], source: Source
+) -> Iterator[Violation]:
+    """The columns of the first row of a text file; the others, and later rows, are checked when they are read."""
+    file = Path(source.location)
+    if source.format not in ("jsonl", "csv", "tsv") and not (file.is_file() and file.stat().st_size == 0):
+        return
+    lenient = isinstance(data, DataArgs) and data.max_bad_rows
+    rows = (row for row in scan_rows(source) if isinstance(row, Row)) if lenient else read_rows(source)
+    row = next(iter(rows), None)
+    if row is None:
+        raise DataError(f"{source.location}: no rows")
+    for key, column in columns.items():
+        if not lenient and not has_column(row.values, column):
+            expected = f"a column of {source.location}: {', '.join(row.values)}"
+            yield Violation(f"{path}.{key}", expected, f"{path}.{key}=<one of them>", column)
+    unnamed = isinstance(data, DataArgs) and data.prompt is None and data.messages is None
+    if unnamed and not lenient and not {"prompt", "messages"} & set(row.values):
+        expected = f"the column with the prompts, one of {source.location}: {', '.join(row.values)}"
+        yield Violation(f"{path}.prompt", expected, f"{path}.prompt=<one of them>", None)
+
+
+def _procedural(path: str, data: DataArgs) -> Iterator[Violation]:
+    spec = importlib.util.find_spec("reasoning_gym")
+    if spec is None or spec.origin is None:
+        fix = "pip install reasoning-gym, or remove the section"
+        yield Violation(f"{path}.procedural", "reasoning-gym, which isn't installed", fix)
+        return
+    names: dict[str, str] = {}
+    for file in Path(spec.origin).parent.rglob("*.py"):
+        # Importing the package takes a second; its datasets are named in its sources.
+        text = file.read_text(encoding="utf-8")
+        found = re.findall(r"""(?:DATASET_NAME\s*=\s*|register_dataset\(\s*)["'](\w+)["']""", text)
+        names.update(dict.fromkeys(found, text))
+    for i, task in enumerate(data.procedural):
+        if task.dataset not in names:
+            fix = did_you_mean(task.dataset, names)
+            yield Violation(f"{path}.procedural[{i}].dataset", "a dataset of reasoning-gym", fix, task.dataset)
+        else:
+            yield from _dataset_options(f"{path}.procedural[{i}].config", task, names[task.dataset])
+
+
+def _dataset_options(path: str, task: ProceduralTask, text: str) -> Iterator[Violation]:
+    """Options against the fields of the dataset's configuration class, which is read and not imported."""
+    tree = ast.parse(text)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and len(node.args) > 2]
+    registered = [node for node in calls if isinstance(node.func, ast.Name) and node.func.id == "register_dataset"]
+    named = {node.args[2].id for node in registered if isinstance(node.args[2], ast.Name)}
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in named]
+    if len(classes) != 1:
+        return  # laid out in a way that isn't known here; the dataset itself refuses what it doesn't know
+    lines = [line for line in classes[0].body if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)]
+    fields = {line.target.id: ast.unparse(line.annotation) for line in lines if isinstance(line.target, ast.Name)}
+    for name, said in Signature(frozenset(), fields, takes_any=False).problems(task.config):
+        if name not in ("seed", "size"):  # which another rule explains
+            yield problem(f"{path}.{name}", f"{task.dataset}: {said}", "", task.config[name])

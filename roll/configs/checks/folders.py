@@ -1,0 +1,94 @@
+"""Folders can be written, have room, and hold what the run resumes from."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from roll.configs.errors import Violation, nearest
+from roll.configs.schema.run_config import RunConfig
+
+
+def folder_checks(config: RunConfig) -> Iterator[Violation]:
+    """Folders can be written; the checkpoint to resume from is there."""
+    told: set[Path] = set()
+    for key, folder in _output_folders(config).items():
+        there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+        if there not in told and not there.is_dir():
+            yield Violation(key, f"a folder; {there} is a file", "choose another name", str(folder))
+        elif there not in told and not os.access(there, os.W_OK | os.X_OK):
+            yield Violation(key, f"a folder that can be written; {there} can't", "choose another place", str(folder))
+        told.add(there)
+    yield from _resume(config)
+
+
+def _output_folders(config: RunConfig) -> dict[str, Path]:
+    """Folders that the run writes into, by their keys."""
+    return {
+        "output_dir": config.output_path,
+        "logging_dir": config.logging_path,
+        "checkpoint_config.output_dir": config.checkpoint_path,
+        **{key: Path(name) for key, name in config.extra_output_dirs.items() if name},
+    }
+
+
+def export_checks(config: RunConfig) -> Iterator[Violation]:
+    """The trained model has room, and a folder of its own."""
+    if not config.exports:
+        return
+    folder = config.export_path.absolute()
+    models = {role: config.model_path(role) for role in config.roles}
+    for role, name in models.items():
+        if Path(name).expanduser().absolute() == folder:
+            expected = f"a folder other than that of the model of {role}, which would be moved"
+            yield Violation("export_dir", expected, "name a new folder, or another output_dir", str(config.export_path))
+            return
+    if folder.is_dir():
+        names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith((".", "earlier.")))
+        if names and not {"config.json", "roll_export.json"} & set(names):
+            expected = f"a folder for the trained model alone; {folder} holds {names[0]}"
+            yield Violation("export_dir", expected, "name a new folder", config.export_dir)
+            return
+    for key, other in _output_folders(config).items():
+        place = other.resolve()
+        if key != "export_dir" and folder.resolve() in (place, *place.parents):
+            # What is there when the model arrives is moved away, or deleted.
+            expected = f"a folder for the trained model alone, not that of {key} or one around it"
+            yield Violation("export_dir", expected, "name a new folder", str(config.export_path))
+            return
+    there = next(place for place in (folder, *folder.parents) if place.is_dir())
+    model = Path(models["actor_train"]).expanduser()
+    needed = sum(file.stat().st_size for file in model.glob("*.safetensors")) if model.is_dir() else 0
+    free = shutil.disk_usage(there).free
+    if needed > free:
+        expected = (
+            f"a place with room for the trained model: its weights take {_size(needed)} or more, and {there} has "
+            f"{_size(free)} left"
+        )
+        fix = "free some, name another disk, or export_model=false"
+        yield Violation("export_dir", expected, fix, str(config.export_path))
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+def _resume(config: RunConfig) -> Iterator[Violation]:
+    wanted = config.resume_from_checkpoint
+    if wanted is True and not (config.checkpoint_path.is_dir() and any(config.checkpoint_path.iterdir())):
+        expected = f"checkpoints in {config.checkpoint_path}, and there are none"
+        yield Violation("resume_from_checkpoint", expected, "false, auto, or the folder of a checkpoint", True)
+    elif isinstance(wanted, str) and wanted != "auto" and not Path(wanted).expanduser().is_dir():
+        expected = f"true, false, auto, or a checkpoint's folder that exists{nearby(Path(wanted))}"
+        yield Violation("resume_from_checkpoint", expected, "check the path", wanted)
+
+
+def nearby(file: Path) -> str:
+    """Return what the nearest existing folder holds that looks like `file`, as the end of a sentence."""
+    folder = file.expanduser().parent
+    if not folder.is_dir():
+        return f"; there is no folder {str(folder)!r}"
+    near = nearest(file.name, [entry.name for entry in folder.iterdir()])
+    return f"; {near}" if near else ""
