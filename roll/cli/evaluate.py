@@ -1,10 +1,9 @@
-"""`roll eval generate` and `roll eval score`: a model's answers to a data file, and what they are worth."""
+"""`roll eval score`: what the responses in a file are worth. generate.py makes such a file."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,92 +11,20 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import yaml
-
 from roll.cli.exits import Exit, say
 from roll.cli.key_values import key_values
-from roll.cli.train import load, run_logged
-from roll.configs.errors import ConfigError, of_no_file
 from roll.configs.parsing.find import find_config
+from roll.configs.schema.reward_config import ANY_TAG
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.rewards.base import RewardRequest, RewardResult, RewardSpec
 from roll.types.episode import Task
 from roll.utils.readers import Row, read_rows, resolve_sources
+from roll.utils.rows import column_value, has_column
 
-TRUTHS = ("ground_truth", "answer")
-"""Columns in which the expected answer is looked for."""
-
-
-def unscored(response: str, task: Task) -> float:  # noqa: ARG001 - the signature of every reward
-    """Say nothing about a response: it is only wanted as text."""
-    return 0.0
-
-
-# --- responses --------------------------------------------------------------------------------------------------------
-
-
-def generate(options: argparse.Namespace) -> int:
-    """Write the rows of a file with a model's responses: a row for each."""
-    for name in ("samples", "max_new_tokens", "prompt_length"):
-        if getattr(options, name) < 1:
-            raise ValueError(f"--{name}: got {getattr(options, name)}, expected at least 1")
-    _parquet(options.output, "-o")
-    rows = _rows(options.data)
-    with tempfile.TemporaryDirectory(prefix="roll-") as name:
-        folder = Path(name)
-        asked = [_question(row) for row in rows]
-        (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in asked), encoding="utf-8")
-        file = folder / "generate.yaml"
-        file.write_text(yaml.safe_dump(_generation(options, folder, asked[0]), sort_keys=False), encoding="utf-8")
-        try:
-            config = load(file, options.overrides)
-        except ConfigError as error:
-            raise of_no_file(error, str(file), "what roll eval generate would run") from None
-        run_logged(config)
-        episodes = [json.loads(line) for line in (folder / "episodes.jsonl").read_text("utf-8").splitlines()]
-    answers = []
-    for episode in sorted(episodes, key=lambda episode: (int(episode["task"].rpartition(":")[2]), episode["member"])):
-        row = rows[int(episode["task"].rpartition(":")[2]) - 1]
-        turn = episode["turns"][-1] if episode["turns"] else {}
-        about = {"row": row.number, "sample": episode["member"], "response": turn.get("response")}
-        answers.append({**row.values, **about, "finish_reason": turn.get("finish_reason"), "error": episode["error"]})
-    _write(answers, options.output)
-    say(f"{len(answers)} responses to {len(rows)} rows in {options.output}; roll eval score scores them")
-    return Exit.DONE
-
-
-def _question(row: Row) -> dict[str, Any]:
-    for name in ("messages", "prompt", "question"):
-        if row.values.get(name) is not None:
-            return {"messages" if name == "messages" else "prompt": row.values[name]}
-    raise ValueError(f"{row.where}: no prompt, question or messages; columns: {', '.join(row.values)}")
-
-
-def _generation(options: argparse.Namespace, folder: Path, first: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of a validation that keeps what is said, and scores nothing."""
-    temperature = options.temperature if options.temperature is not None else (1.0 if options.samples > 1 else 0.0)
-    data = {"file_name": str(folder / "rows.jsonl"), "template": options.template, next(iter(first)): next(iter(first))}
-    return {
-        "pipeline": "rlvr",
-        "exp_name": "generate",
-        "executor": "inline" if options.engine == "hf_infer" else "ray",
-        "output_dir": str(folder),
-        "track_with": ["jsonl"],
-        "pretrain": options.model,
-        "val_only": True,
-        "prompt_length": options.prompt_length,
-        "response_length": options.max_new_tokens,
-        "rewards": {"rows": {"name": "roll.cli.evaluate:unscored"}},
-        "validation": {
-            "data_args": data,
-            "generating_args": {"temperature": temperature, "num_return_sequences": options.samples},
-        },
-        "actor_train": {"data_args": data, "training_args": {}},
-        "actor_infer": {"strategy_args": {"strategy_name": options.engine}},
-    }
-
-
-# --- scores -----------------------------------------------------------------------------------------------------------
+TRUTHS = ("ground_truth", "answer", "reward_model.ground_truth")
+"""Columns in which the expected answer is looked for; the last is where verl has it."""
+TAGS = ("tag", "data_source")
+"""Columns that say which kind of task a row is."""
 
 
 def score(options: argparse.Namespace) -> int:
@@ -105,30 +32,54 @@ def score(options: argparse.Namespace) -> int:
     if (options.reward is None) == (options.config is None):
         raise ValueError("give either --reward, a function for all rows, or --config, whose rewards go by tags")
     if options.output is not None:
-        _parquet(options.output, "-o")
-    rows = _rows(options.file)
-    missing = next((row for row in rows if not isinstance(row.values.get(options.response), str)), None)
-    if missing is not None:
-        raise ValueError(
-            f"{missing.where}: no text in column {options.response!r}; columns: {', '.join(missing.values)}; name "
-            "another with --response"
-        )
+        check_output(options.output, "-o")
+    rows = read_all(options.file)
     specs, domains = _specs(options)
-    requests = [_request(row, options.response, domains) for row in rows]
-    results = _scored(specs, requests)
+    said = [(row, text) for row in rows for text in _responses(row, options.response_key)]
+    requests = [_request(row, text or "", options, domains) for row, text in said]
+    silent = {number for number, (_, text) in enumerate(said) if text is None}
+    scored = iter(_scored(specs, [request for number, request in enumerate(requests) if number not in silent]))
+    results = [_unsaid(one) if number in silent else next(scored) for number, one in enumerate(requests)]
     table = by_tag(requests, results, options.threshold, options.pass_at_k or ())
     _print(table)
     if options.output is not None:
-        scores = [
-            {**row.values, "score": result.reward.value if result.reward else None, "score_error": result.error}
-            for row, result in zip(rows, results, strict=True)
-        ]
-        _write(scores, options.output)
+        write_rows(_with_scores(rows, results, options.response_key), options.output)
         say(f"scores in {options.output}")
     failed = [result for result in results if result.reward is None]
     if failed:
         say(f"{len(failed)} responses have no score, e.g. {failed[0].id}: {failed[0].error}")
     return Exit.FAILED if len(failed) == len(results) else Exit.DONE
+
+
+def _responses(row: Row, column: str) -> list[str | None]:
+    """Return what a row's column has: a text, or a list of texts as verl writes several to one prompt; None: nothing
+    was said."""
+    value = column_value(row.values, column, 0)
+    found = list(value) if isinstance(value, (list, tuple)) else [value]
+    if not all(text is None or isinstance(text, str) for text in found):
+        raise ValueError(
+            f"{row.where}: no text in column {column!r}; columns: {', '.join(row.values)}; name another with "
+            "--response_key"
+        )
+    return found
+
+
+def _unsaid(request: RewardRequest) -> RewardResult:
+    return RewardResult(id=request.id, status="error", reward=None, error="there is no response")
+
+
+def _with_scores(rows: Sequence[Row], results: Sequence[RewardResult], column: str) -> list[dict[str, Any]]:
+    """Return the rows with their scores: lists where the responses are lists."""
+    left, found = iter(results), []
+    for row in rows:
+        own = [next(left) for _ in _responses(row, column)]
+        scores = [result.reward.value if result.reward else None for result in own]
+        errors = [result.error for result in own]
+        several = isinstance(column_value(row.values, column), (list, tuple))
+        found.append(
+            {**row.values, "score": scores if several else scores[0], "score_error": errors if several else errors[0]}
+        )
+    return found
 
 
 def _specs(options: argparse.Namespace) -> tuple[dict[str, RewardSpec], dict[str, str] | None]:
@@ -153,27 +104,41 @@ def _specs(options: argparse.Namespace) -> tuple[dict[str, RewardSpec], dict[str
     return specs, {tag: domain for domain in config.rewards for tag in config.tags_of(domain)}
 
 
-def _request(row: Row, column: str, domains: Mapping[str, str] | None) -> RewardRequest:
+def _request(row: Row, response: str, options: argparse.Namespace, domains: Mapping[str, str] | None) -> RewardRequest:
     payload = dict(row.values)
-    tag = str(payload.get("tag") or "all")
+    source = _named(row, options.data_source_key, "--data_source_key", TAGS)
+    tag = "all" if source is None else str(source)
     if domains is None:
         domain = "all"
-    elif tag in domains or len(set(domains.values())) == 1:
-        domain = domains.get(tag, next(iter(domains.values())))
+    elif tag in domains or ANY_TAG in domains or len(set(domains.values())) == 1:
+        domain = domains.get(tag, domains.get(ANY_TAG, next(iter(domains.values()))))
     else:
         raise ValueError(f"{row.where}: no domain of the configuration has tag {tag!r}; tags: {', '.join(domains)}")
-    truth = next((payload[name] for name in TRUTHS if payload.get(name) is not None), None)
+    truth = _named(row, options.reward_model_key, "--reward_model_key", TRUTHS)
+    if isinstance(truth, Mapping) and "ground_truth" in truth:
+        truth = truth["ground_truth"]
     if truth is not None:
         payload["ground_truth"] = truth
-    question = json.dumps(payload.get("row", payload.get("prompt", payload.get("messages"))), default=str)
+    if options.data_source_key is not None:
+        payload["data_source"] = source  # where functions of verl's look for it
+    prompt = _named(row, options.prompt_key, "--prompt_key", ("row", "prompt", "messages", "question"))
+    question = json.dumps(prompt, default=str)
     task = Task(id=question, source=row.where, payload=payload, seed=0, tag=tag, domain=domain)
     return RewardRequest(
         id=row.where,
         domain=domain,
-        response=payload[column],
+        response=response,
         task=task,
         finish_reason=payload["finish_reason"] if payload.get("finish_reason") in ("stop", "length") else "stop",
     )
+
+
+def _named(row: Row, column: str | None, option: str, usual: Sequence[str]) -> Any:
+    """Return the value of the column that an option names, else of the first of the usual ones that has one."""
+    if column is not None and not has_column(row.values, column):
+        raise ValueError(f"{option}: {row.where} has no column {column!r}; columns: {', '.join(row.values)}")
+    values = (column_value(row.values, name) for name in ([column] if column is not None else usual))
+    return next((value for value in values if value is not None), None)
 
 
 def _scored(specs: Mapping[str, RewardSpec], requests: Sequence[RewardRequest]) -> list[RewardResult]:
@@ -227,19 +192,36 @@ def _print(rows: Sequence[Mapping[str, Any]]) -> None:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def _rows(file: str) -> list[Row]:
+def read_all(file: str) -> list[Row]:
+    """Return all rows of what is named; raises `ValueError` where there are none."""
     rows = [row for source in resolve_sources(file) for row in read_rows(source)]
     if not rows:
         raise ValueError(f"{file}: no rows")
     return rows
 
 
-def _parquet(file: Path, key: str) -> None:
-    if file.suffix != ".parquet" or file.is_dir():
-        raise ValueError(f"{key}: {file}: expected the name of a file that ends in .parquet")
+def check_output(file: Path, key: str) -> None:
+    """Raise `ValueError` for a name that `write_rows` can't write."""
+    if file.suffix not in (".parquet", ".jsonl") or file.is_dir():
+        raise ValueError(f"{key}: {file}: expected the name of a file that ends in .parquet or .jsonl")
 
 
-def _write(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
+def write_rows(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
+    """Write a parquet or jsonl file, whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.new")
+    if file.suffix == ".jsonl":
+        temporary.write_text(
+            "".join(f"{json.dumps(row, ensure_ascii=False, default=str)}\n" for row in rows),
+            encoding="utf-8",
+            errors="backslashreplace",
+        )
+    else:
+        _write_parquet(rows, temporary)
+    temporary.replace(file)
+
+
+def _write_parquet(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -251,7 +233,4 @@ def _write(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
             columns[name] = pa.array(values)
         except (pa.ArrowInvalid, pa.ArrowTypeError):  # of several types: as JSON
             columns[name] = pa.array([json.dumps(value, default=str) for value in values])
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.new")
-    pq.write_table(pa.table(columns), temporary)
-    temporary.replace(file)
+    pq.write_table(pa.table(columns), file)

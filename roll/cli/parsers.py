@@ -138,32 +138,56 @@ def _add_plot(groups: Any) -> None:
 def _add_eval(groups: Any) -> None:
     group = _command(groups, "eval", "let a model answer a data file, or score answers")
     commands = group.add_subparsers(required=True, metavar="COMMAND")
-    answers = _command(
-        commands, "generate", "write a model's responses to the rows of a data file", "roll.cli.evaluate:generate"
-    )
-    answers.add_argument("data", help="file of rows with `prompt` or `messages`: jsonl, json, csv, tsv or parquet")
-    answers.add_argument("--model", required=True, help="Hugging Face folder or hub id")
-    answers.add_argument(
-        "-o", "--output", type=Path, default=Path("responses.parquet"), help="default: responses.parquet"
-    )
-    answers.add_argument("--samples", type=int, default=1, help="responses per row (default 1)")
-    answers.add_argument("--temperature", type=float, help="default: 0 for one sample, else 1")
-    answers.add_argument("--max_new_tokens", type=int, default=512, help="default 512")
-    answers.add_argument("--prompt_length", type=int, default=1024, help="longest prompt in tokens (default 1024)")
-    answers.add_argument("--template", default="native", help="as data_args.template: native (default), plain, ...")
-    answers.add_argument("--engine", default="hf_infer", help="hf_infer (default), vllm or sglang")
-    answers.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="further keys of pipeline rlvr")
+    _add_generate(commands)
     score = _command(commands, "score", "score a file of responses, with a table by tag", "roll.cli.evaluate:score")
     score.add_argument("file", help="rows with a column `response`, and what the reward reads, e.g. `ground_truth`")
     score.add_argument("--reward", help="a built-in one, package.module:function, or path/to/file.py:function")
     score.add_argument("--config", help="a configuration of pipeline rlvr, whose rewards score the rows by their tags")
-    score.add_argument("-o", "--output", type=Path, help="write the rows with their scores to this parquet file")
-    score.add_argument("--response", default="response", metavar="COLUMN", help="default: response")
+    score.add_argument("-o", "--output", "--output_path", type=Path, help="write rows and scores: .parquet or .jsonl")
+    score.add_argument(
+        "--response_key", "--response", default="response", metavar="COLUMN", help="text, or list of texts (response)"
+    )
+    score.add_argument("--prompt_key", metavar="COLUMN", help="what responses to one question share (default: `row`)")
+    score.add_argument("--data_source_key", metavar="COLUMN", help="kind of task (default: `tag`, else `data_source`)")
+    score.add_argument(
+        "--reward_model_key", metavar="COLUMN", help="ground truth, or what has one (default: `ground_truth`, ...)"
+    )
     score.add_argument("--pass_at_k", type=int, action="append", metavar="K", help="may be given several times")
     score.add_argument("--threshold", type=float, default=1.0, help="a response is right from this score (default 1)")
     score.add_argument(
         "overrides", nargs="*", default=[], metavar="key=value", help="arguments of the reward, or keys of --config"
     )
+
+
+def _add_generate(commands: Any) -> None:
+    answers = _command(
+        commands, "generate", "write a model's responses to the rows of a data file", "roll.cli.generate:generate"
+    )
+    answers.add_argument("data", help="jsonl, json, csv, tsv, parquet, a folder of them, or a hub id")
+    answers.add_argument("--model", required=True, help="Hugging Face folder or hub id")
+    answers.add_argument(
+        "-o",
+        "--output",
+        "--output_path",
+        type=Path,
+        default=Path("responses.parquet"),
+        help=".parquet or .jsonl (default: responses.parquet)",
+    )
+    answers.add_argument("--samples", "--n_samples", type=int, default=1, help="responses per row (default 1)")
+    answers.add_argument(
+        "--prompt_key", metavar="COLUMN", help="text or messages (default: `messages`, `prompt` or `question`)"
+    )
+    answers.add_argument("--response_key", default="response", metavar="COLUMN", help="to write (default: response)")
+    answers.add_argument(
+        "--grouped", action="store_true", help="one row per question, with lists of responses, as verl writes them"
+    )
+    answers.add_argument("--temperature", type=float, help="default: 0 for one sample, else 1")
+    answers.add_argument("--max_new_tokens", type=int, default=512, help="default 512")
+    answers.add_argument("--prompt_length", type=int, default=1024, help="longest prompt in tokens (default 1024)")
+    answers.add_argument("--template", default="native", help="as data_args.template: native (default), plain, ...")
+    answers.add_argument("--engine", default="hf_infer", help="hf_infer (default), vllm or sglang")
+    answers.add_argument("--engines", type=int, default=1, metavar="N", help="that share the rows (default 1)")
+    answers.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="further keys of pipeline rlvr")
 
 
 def _add_completion(groups: Any) -> None:

@@ -2,6 +2,7 @@
 
 <output_dir>/scores.json               the table
 <output_dir>/episodes.jsonl            an episode per line: texts, rewards and what the environment counted, by turn
+<output_dir>/episodes.unfinished.jsonl the same as far as it got, while it runs, or if it was ended before its end
 <rollout_dump_dir>/rollouts-*.parquet  the same episodes as tokens, if asked for
 """
 
@@ -26,6 +27,10 @@ from roll.pipelines.validation import episode_success, successes
 from roll.types.episode import Group, Task, Trajectory
 
 _NOTE = 400  # Characters of a note below the table; `scores.json` has all
+
+
+EPISODES = "episodes.jsonl"
+UNFINISHED = "episodes.unfinished.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,10 +143,19 @@ def write_eval_files(
     results = results_by_tag(groups)
     folder.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(_episode(g.task, t, tokenizer), ensure_ascii=False) for g in groups for t in g.trajectories]
-    _replace(folder / "episodes.jsonl", "".join(f"{line}\n" for line in lines))
+    _replace(folder / EPISODES, "".join(f"{line}\n" for line in lines))
     content = {**about, "scores": [asdict(result) for result in results]}
     _replace(folder / "scores.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    (folder / UNFINISHED).unlink(missing_ok=True)
     return results
+
+
+def append_episodes(folder: Path, group: Group, tokenizer: Any) -> None:
+    """Add the episodes of a finished group to those of a validation that is still on its way."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(_episode(group.task, t, tokenizer), ensure_ascii=False) for t in group.trajectories]
+    with open(folder / UNFINISHED, "a", encoding="utf-8", errors="backslashreplace") as file:
+        file.write("".join(f"{line}\n" for line in lines))
 
 
 def _episode(task: Task, trajectory: Trajectory, tokenizer: Any) -> dict[str, Any]:
@@ -158,6 +172,7 @@ def _episode(task: Task, trajectory: Trajectory, tokenizer: Any) -> dict[str, An
             {
                 "prompt": tokenizer.decode(turn.prompt_ids),
                 "response": tokenizer.decode(turn.response_ids),
+                "text": tokenizer.decode(turn.response_ids, skip_special_tokens=True),
                 "finish_reason": turn.finish_reason,
                 "reward": turn.reward,
                 "metrics": dict(turn.metrics),

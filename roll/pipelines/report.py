@@ -203,6 +203,8 @@ class Report:
         self._show()
         summary = self._summary(checkpoint)
         self._trackers.finish(summary.metrics())
+        if not self._config.print_summary:
+            return
         console = Console(stderr=True)
         if self._eval_results:
             console.print(table(self._eval_results))

@@ -41,6 +41,7 @@ from roll.pipelines.rollout_metrics import rollout_metrics
 from roll.pipelines.sync import WeightSync
 from roll.pipelines.teaching import vocabulary_of, with_teacher
 from roll.pipelines.update import train
+from roll.pipelines.validation_progress import ValidationProgress
 from roll.pipelines.workload import Workload
 from roll.rollout.groups import REPLACED
 from roll.rollout.scheduler import Collected, RolloutScheduler
@@ -75,7 +76,10 @@ class RLPipeline(Loop):
             )
             self._greedy = RolloutScheduler(self.driver, player, seed=config.seed)
         if workload.validation_tasks is not None:
-            self._validation = RolloutScheduler(self.driver, workload.player(self.driver, "val"), seed=config.seed)
+            self._progress = ValidationProgress(config, tokenizer, len(workload.validation_tasks))
+            self._validation = RolloutScheduler(
+                self.driver, workload.player(self.driver, "val"), seed=config.seed, on_group=self._progress.add
+            )
 
     # --- the loop -------------------------------------------------------------------------------------------------
 
@@ -228,6 +232,7 @@ class RLPipeline(Loop):
         params = sampling_params(config.validation_sampling[1], config.response_length)
         size, chunk = self.workload.validation_group_size, config.validation_chunk or len(tasks)
         groups: list[Group] = []
+        self._progress.begin()
         for start in range(0, len(tasks), chunk):
             part = tasks[start : start + chunk]
             groups += play_all(self._validation, part, step=step, purpose="val", group_size=size, params=params)

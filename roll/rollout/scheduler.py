@@ -58,6 +58,8 @@ class RolloutScheduler:
     """Dynamic filter, asked for complete groups with enough survivors."""
     on_drop: Callable[[Group, str], None] = lambda _group, _reason: None
     """See `GroupFilter`."""
+    on_group: Callable[[Group], None] = lambda _group: None
+    """Told of every group as soon as it is accepted."""
 
     def collect(self, source: TaskSource, plan: CollectPlan) -> Collected:
         """Play tasks from `source` until `plan.groups` groups are accepted.
@@ -74,6 +76,7 @@ class _Collection:
 
     def __init__(self, scheduler: RolloutScheduler, source: TaskSource, plan: CollectPlan) -> None:
         self._engines = scheduler.engines
+        self._on_group = scheduler.on_group
         self._source = source
         self._plan = plan
         self._filter = GroupFilter(min_survivors=plan.min_survivors, keep=scheduler.keep, on_drop=scheduler.on_drop)
@@ -141,6 +144,7 @@ class _Collection:
             del self._open[group.position]
             if self._filter.accept(outcome, self._result.metrics):
                 self._accepted.append((group.position, outcome.group))
+                self._on_group(outcome.group)
         self._filter.check_failure_rate(step=self._plan.step, needed=self._plan.groups)
         if len(self._accepted) < self._plan.groups:
             self._launch()

@@ -1,4 +1,4 @@
-"""Runs by their folders: kept configuration, resume, export, plot, eval; the package's examples; completion."""
+"""Runs by their folders: kept configuration, resume, export, plot; the package's examples; completion."""
 
 from __future__ import annotations
 
@@ -16,12 +16,9 @@ import roll
 from roll.cli import quickstart
 from roll.cli.__main__ import main
 from roll.cli.completion import script
-from roll.cli.evaluate import by_tag
 from roll.cli.train import _way_on
 from roll.configs.parsing.loader import load_config
 from roll.pipelines.kept_config import keep_config, kept
-from roll.rewards.base import Reward, RewardRequest, RewardResult
-from roll.types.episode import Task
 from roll.utils.shipped import FOLDERS, copy_all, copy_example, example_names, shipped
 
 ROOT = Path(__file__).parents[2]
@@ -145,81 +142,6 @@ def test_plot_says_what_it_needs(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     assert main(["plot", str(tmp_path)]) == 2
     assert "pip install 'matplotlib" in capsys.readouterr().err
-
-
-# --- eval -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_model_that_is_not_there_is_told_without_a_file_that_nobody_wrote(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path("rows.jsonl").write_text('{"prompt": "1+1"}\n')
-    assert main(["eval", "generate", "rows.jsonl", "--model", "./nowhere"]) == 2
-    said = capsys.readouterr().err
-    assert "pretrain: got './nowhere'" in said
-    assert "generate.yaml" not in said
-
-
-def test_scores_are_averaged_by_question_and_tag():
-    # Question 1 of tag a: right, wrong: accuracy 1/2, pass@1 1/2, pass@2 1. Of question 2 one has no score.
-    def pair(question: str, tag: str, value: float | None):
-        task = Task(id=question, source="s", payload={}, seed=0, tag=tag, domain="all")
-        request = RewardRequest(id="r", domain="all", response="x", task=task)
-        reward = None if value is None else Reward(value)
-        return request, RewardResult(id="r", status="ok" if reward else "error", reward=reward)
-
-    pairs = [pair("1", "a", 1.0), pair("1", "a", 0.0), pair("2", "b", 1.0), pair("2", "b", None)]
-    a, b, both = by_tag([p[0] for p in pairs], [p[1] for p in pairs], 1.0, [1, 2])
-    assert a == {
-        "tag": "a", "rows": 1, "responses": 2, "failed": 0, "mean score": "0.5", "accuracy": "50.0%",
-        "pass@1": "50.0%", "pass@2": "100.0%",
-    }  # fmt: skip
-    assert (b["failed"], b["accuracy"], b["pass@2"]) == (1, "100.0%", "–")
-    assert (both["tag"], both["rows"], both["accuracy"]) == ("(all)", 2, "75.0%")
-
-
-def test_a_file_of_responses_is_scored(tmp_path, capsys):
-    file = tmp_path / "answers.jsonl"
-    rows = [("1+1=", "2", "2"), ("1+1=", "2", "3"), ("2+2=", "4", "4")]
-    lines = [json.dumps({"prompt": p, "answer": a, "response": r, "tag": "sums"}) for p, a, r in rows]
-    file.write_text("\n".join(lines) + "\n")
-    target = tmp_path / "scores.parquet"
-    assert main(["eval", "score", str(file), "--reward", "math_rule", "--pass_at_k", "1", "-o", str(target)]) == 0
-    said = capsys.readouterr().out
-    assert "75.0%" in said  # (1/2 + 1) / 2
-    import pyarrow.parquet as pq
-
-    assert [row["score"] for row in pq.read_table(target).to_pylist()] == [1.0, 0.0, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ([], "give either --reward"),
-        (["--reward", "math_rule", "--response", "said"], "no text in column 'said'"),
-        (["--reward", "math_rule", "-o", "x.csv"], "ends in .parquet"),
-        (["--reward", "math_rules"], "unknown name 'math_rules'"),
-        (["--reward", "math_rule", "x={"], "x={ is no YAML"),
-    ],
-)
-def test_what_cannot_be_scored_is_said(arguments, expected, tmp_path, capsys):
-    file = tmp_path / "answers.jsonl"
-    file.write_text('{"prompt": "1", "answer": "1", "response": "1"}\n')
-    assert main(["eval", "score", str(file), *arguments]) == 2
-    assert expected in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("model", ["judge", "reward_models.quality"])
-def test_a_configuration_whose_reward_asks_a_model_is_not_scored(model, tmp_path, capsys, monkeypatch):
-    from roll.configs.schema.reward_config import RewardConfig
-    from roll.configs.schema.rlvr_config import RLVRConfig
-
-    config = RLVRConfig(pipeline="rlvr", pretrain="none", rewards={"chat": RewardConfig(name=model)})
-    monkeypatch.setattr("roll.configs.parsing.loader.load_config", lambda *_: config)
-    (tmp_path / "run.yaml").write_text("pipeline: rlvr\n")
-    file = tmp_path / "answers.jsonl"
-    file.write_text('{"prompt": "1", "answer": "1", "response": "1"}\n')
-    assert main(["eval", "score", str(file), "--config", str(tmp_path / "run.yaml")]) == 2
-    assert f"rewards.chat asks {model}, which this command doesn't start" in capsys.readouterr().err
 
 
 # --- what comes with the package --------------------------------------------------------------------------------------

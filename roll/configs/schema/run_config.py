@@ -68,6 +68,9 @@ class RunConfig:
     `package.module:Name` or `path/to/file.py:Name`. With options: `{name: stdout, rows: 5}`."""
     tracker_kwargs: dict[str, Any] = args_by_name(TRACKERS)
     """Options by tracker, see below. One of your own gets them as keyword arguments."""
+    print_summary: bool = True
+    """Print the closing tables: what was achieved, where the time went, where the files are. false: where another
+    program reads the files."""
     num_nodes: int = number(1, ge=1, le=65_536)
     """Machines. With more than one the run joins the Ray cluster that `ray start` made of them: the one that this
     machine belongs to, or that `RAY_ADDRESS` names."""

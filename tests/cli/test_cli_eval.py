@@ -1,0 +1,192 @@
+"""`roll eval generate` and `roll eval score`: files of responses, and what they are worth."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from roll.cli.__main__ import main
+from roll.cli.evaluate import by_tag
+from roll.pipelines.validation_progress import ValidationProgress
+from roll.rewards.base import Reward, RewardRequest, RewardResult
+from roll.types.episode import Task
+
+# --- generate ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def questions(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"question": f"{i}+1=", "answer": str(i + 1), "kind": "sums", "id": "x"} for i in range(6)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def generate(model: Path, output: str, *more: str) -> int:
+    usual = ["--model", str(model), "--max_new_tokens", "6", "--prompt_length", "64", "--template", "plain"]
+    return main(["eval", "generate", "rows.jsonl", "-o", output, *usual, *more])
+
+
+def test_a_job_that_ended_early_goes_on_and_writes_what_it_would_have_written(
+    questions, tiny_model, monkeypatch, capsys
+):
+    more = ["--n_samples", "2", "max_running_requests=4"]
+    assert generate(tiny_model, "whole.jsonl", *more) == 0
+    said = capsys.readouterr().err
+    assert "12 responses to 6 rows in whole.jsonl" in said
+    assert "accuracy" not in said, "nothing was scored"
+    assert sorted(path.name for path in questions.iterdir()) == ["rows.jsonl", "whole.jsonl"], "nothing else is left"
+    add, kept = ValidationProgress.add, []
+
+    def dies(self, group):
+        kept.append(group.task.id)
+        if len(kept) > 3:
+            raise RuntimeError("pulled plug")
+        add(self, group)
+
+    monkeypatch.setattr(ValidationProgress, "add", dies)
+    assert generate(tiny_model, "parts.jsonl", *more) == 1
+    assert "3 rows are answered; the same command goes on" in capsys.readouterr().err
+    (torn,) = Path("parts.jsonl.job").glob("attempt-*/episodes.unfinished.jsonl")
+    torn.write_text(torn.read_text() + '{"task": "rows:5", "mem')
+    monkeypatch.setattr(ValidationProgress, "add", add)
+    assert generate(tiny_model, "parts.jsonl", *more, "--temperature", "0.5") == 2
+    assert "temperature was None, is 0.5" in capsys.readouterr().err
+    assert generate(tiny_model, "parts.jsonl", *more) == 0
+    assert "3 of 6 rows were answered before" in capsys.readouterr().err
+    assert Path("parts.jsonl").read_text() == Path("whole.jsonl").read_text()
+    assert not Path("parts.jsonl.job").exists()
+
+
+def test_columns_are_named_and_long_prompts_have_a_row_without_a_response(questions, tiny_model, capsys):
+    Path("rows.jsonl").write_text('{"ask": "1+1="}\n{"ask": "' + "9" * 80 + '"}\n')
+    more = ["--prompt_key", "ask", "--response_key", "responses", "--grouped", "--samples", "2", "truncation=filter"]
+    assert generate(tiny_model, "out.parquet", *more) == 0
+    assert "1 rows have no response: not asked" in capsys.readouterr().err
+    first, second = pq.read_table("out.parquet").to_pylist()
+    assert first["ask"] == "1+1=" and len(first["responses"]) == 2 and first["error"] == ["", ""]
+    assert second["responses"] == [None, None] and "longer than prompt_length" in second["error"][0]
+
+
+@pytest.mark.parametrize(
+    ("row", "arguments", "expected"),
+    [
+        ('{"prompt": "1", "response": "2"}', [], "a column 'response' already"),
+        ('{"prompt": "1", "error": "2"}', [], "columns error are there already"),
+        ('{"ask": "1"}', [], "name the column with --prompt_key"),
+        ('{"prompt": "1"}', ["--prompt_key", "ask"], "no column 'ask'"),
+        ('{"prompt": "1"}', ["--engines", "0"], "--engines: got 0"),
+    ],
+)
+def test_what_cannot_be_asked_is_said_before_a_model_is_loaded(row, arguments, expected, questions, capsys):
+    Path("rows.jsonl").write_text(f"{row}\n")
+    assert generate(Path("nowhere"), "out.parquet", *arguments) == 2
+    assert expected in capsys.readouterr().err
+    assert not Path("out.parquet.job").exists()
+
+
+def test_two_engines_share_the_rows(questions, tiny_model, ray_cluster):
+    assert generate(tiny_model, "one.jsonl") == 0
+    assert generate(tiny_model, "two.jsonl", "--engines", "2") == 0
+    assert Path("one.jsonl").read_text() == Path("two.jsonl").read_text()
+
+
+def test_a_model_that_is_not_there_is_told_without_a_file_that_nobody_wrote(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text('{"prompt": "1+1"}\n')
+    assert main(["eval", "generate", "rows.jsonl", "--model", "./nowhere"]) == 2
+    said = capsys.readouterr().err
+    assert "pretrain: got './nowhere'" in said
+    assert "generate.yaml" not in said
+
+
+# --- score ------------------------------------------------------------------------------------------------------------
+
+
+def test_scores_are_averaged_by_question_and_tag():
+    # Question 1 of tag a: right, wrong: accuracy 1/2, pass@1 1/2, pass@2 1. Of question 2 one has no score.
+    def pair(question: str, tag: str, value: float | None):
+        task = Task(id=question, source="s", payload={}, seed=0, tag=tag, domain="all")
+        request = RewardRequest(id="r", domain="all", response="x", task=task)
+        reward = None if value is None else Reward(value)
+        return request, RewardResult(id="r", status="ok" if reward else "error", reward=reward)
+
+    pairs = [pair("1", "a", 1.0), pair("1", "a", 0.0), pair("2", "b", 1.0), pair("2", "b", None)]
+    a, b, both = by_tag([p[0] for p in pairs], [p[1] for p in pairs], 1.0, [1, 2])
+    assert a == {
+        "tag": "a", "rows": 1, "responses": 2, "failed": 0, "mean score": "0.5", "accuracy": "50.0%",
+        "pass@1": "50.0%", "pass@2": "100.0%",
+    }  # fmt: skip
+    assert (b["failed"], b["accuracy"], b["pass@2"]) == (1, "100.0%", "–")
+    assert (both["tag"], both["rows"], both["accuracy"]) == ("(all)", 2, "75.0%")
+
+
+def test_a_file_of_responses_is_scored(tmp_path, capsys):
+    file = tmp_path / "answers.jsonl"
+    rows = [("1+1=", "2", "2"), ("1+1=", "2", "3"), ("2+2=", "4", "4")]
+    lines = [json.dumps({"prompt": p, "answer": a, "response": r, "tag": "sums"}) for p, a, r in rows]
+    file.write_text("\n".join(lines) + "\n")
+    target = tmp_path / "scores.parquet"
+    assert main(["eval", "score", str(file), "--reward", "math_rule", "--pass_at_k", "1", "-o", str(target)]) == 0
+    said = capsys.readouterr().out
+    assert "75.0%" in said  # (1/2 + 1) / 2
+    import pyarrow.parquet as pq
+
+    assert [row["score"] for row in pq.read_table(target).to_pylist()] == [1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "give either --reward"),
+        (["--reward", "math_rule", "--response", "said"], "no text in column 'said'"),
+        (["--reward", "math_rule", "-o", "x.csv"], "ends in .parquet or .jsonl"),
+        (["--reward", "math_rule", "--data_source_key", "kind"], "--data_source_key: "),
+        (["--reward", "math_rules"], "unknown name 'math_rules'"),
+        (["--reward", "math_rule", "x={"], "x={ is no YAML"),
+    ],
+)
+def test_what_cannot_be_scored_is_said(arguments, expected, tmp_path, capsys):
+    file = tmp_path / "answers.jsonl"
+    file.write_text('{"prompt": "1", "answer": "1", "response": "1"}\n')
+    assert main(["eval", "score", str(file), *arguments]) == 2
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("model", ["judge", "reward_models.quality"])
+def test_a_configuration_whose_reward_asks_a_model_is_not_scored(model, tmp_path, capsys, monkeypatch):
+    from roll.configs.schema.reward_config import RewardConfig
+    from roll.configs.schema.rlvr_config import RLVRConfig
+
+    config = RLVRConfig(pipeline="rlvr", pretrain="none", rewards={"chat": RewardConfig(name=model)})
+    monkeypatch.setattr("roll.configs.parsing.loader.load_config", lambda *_: config)
+    (tmp_path / "run.yaml").write_text("pipeline: rlvr\n")
+    file = tmp_path / "answers.jsonl"
+    file.write_text('{"prompt": "1", "answer": "1", "response": "1"}\n')
+    assert main(["eval", "score", str(file), "--config", str(tmp_path / "run.yaml")]) == 2
+    assert f"rewards.chat asks {model}, which this command doesn't start" in capsys.readouterr().err
+
+
+def test_files_as_verl_writes_them_are_scored(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return float(solution_str == ground_truth) if data_source == 'gsm8k' else 0.25\n"
+    )
+    rows = [
+        {"prompt": [{"role": "user", "content": "1+1"}], "source": "gsm8k", "truth": {"ground_truth": "2"},
+         "responses": ["2", "3", None]},
+        {"prompt": [{"role": "user", "content": "2+2"}], "source": "other", "truth": {"ground_truth": "4"},
+         "responses": ["4", "4", "4"]},
+    ]  # fmt: skip
+    Path("answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    keys = ["--response_key", "responses", "--data_source_key", "source", "--reward_model_key", "truth"]
+    assert main(["eval", "score", "answers.jsonl", "--reward", "mine.py:compute_score", *keys, "-o", "s.jsonl"]) == 0
+    first, second = (json.loads(line) for line in Path("s.jsonl").read_text().splitlines())
+    assert first["score"] == [1.0, 0.0, None] and first["score_error"][2] == "there is no response"
+    assert second["score"] == [0.25] * 3
+    said = capsys.readouterr().out
+    assert "gsm8k" in said and "50.0%" in said  # of the two that said something
