@@ -47,6 +47,7 @@ FULL = (
     # Clusters of several processes, and what kills them.
     "benchmarks/test_benchmarks_runs.py*",
     "data/test_data_memory.py*",
+    "cli/test_cli_eval.py::test_two_engines*",
     "cli/test_cli_notebooks.py::test_a_notebook_runs*",
     "distributed/test_distributed_executors.py::*[ray]",
     "distributed/test_distributed_gpu_slots.py*",

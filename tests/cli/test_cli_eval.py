@@ -88,7 +88,7 @@ def test_what_cannot_be_asked_is_said_before_a_model_is_loaded(row, arguments, e
     assert not Path("out.parquet.job").exists()
 
 
-def test_two_engines_share_the_rows(questions, tiny_model, ray_cluster):
+def test_two_engines_share_the_rows(questions, tiny_model):
     assert generate(tiny_model, "one.jsonl") == 0
     assert generate(tiny_model, "two.jsonl", "--engines", "2") == 0
     assert Path("one.jsonl").read_text() == Path("two.jsonl").read_text()
