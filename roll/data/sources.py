@@ -371,4 +371,13 @@ def route_by_tag(tasks: Iterable[Task], tag_included: Mapping[str, Sequence[str]
 def no_domain(lost: Mapping[str, int], tag_included: Mapping[str, Sequence[str]]) -> DataError:
     """Return the error for rows whose tag belongs to no domain, counted by tag."""
     known = {domain: list(tags) for domain, tags in tag_included.items()}
-    return DataError(f"no domain includes the tags {dict(lost)} (tag: rows); domains and their tags: {known}")
+    shown = dict(Counter(lost).most_common(_TAGS_SHOWN))
+    more = f" and {len(lost) - len(shown)} more" if len(lost) > len(shown) else ""
+    return DataError(
+        f"no domain includes the tags {shown}{more} (tag: rows), {sum(lost.values())} rows in all; domains and their "
+        f'tags: {known}. List them in a rewards.<domain>.tag_included ("*" takes all others); data_args.tag names the '
+        "column that tags come from"
+    )
+
+
+_TAGS_SHOWN = 20

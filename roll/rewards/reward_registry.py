@@ -104,7 +104,7 @@ def _of_verl(response: str, task: Task, given: frozenset[str]) -> dict[str, Any]
     has_own = task.payload.get("ground_truth") is not None
     truth = nested.get("ground_truth") if isinstance(nested, Mapping) and not has_own else None
     all_of_them = {
-        "data_source": task.payload.get("data_source", task.source),
+        "data_source": task.payload.get("data_source", task.tag),
         "solution_str": response,
         "ground_truth": ground_truth(task) if truth is None else truth,
         "extra_info": task.payload.get("extra_info"),

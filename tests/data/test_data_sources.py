@@ -235,6 +235,23 @@ def test_tags_that_do_not_fit_the_domains_are_refused(included: dict[str, list[s
         route_by_tag(tagged("a", "b"), included)
 
 
+def test_a_named_column_decides_the_domain_and_values_that_none_takes_are_one_error(tmp_path: Path) -> None:
+    rows = [{"prompt": "q", "kind": kind, "data_source": "all/the/same"} for kind in ("gsm8k", "aime", "gsm8k", "aime")]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tasks = load_tasks(str(tmp_path / "rows.jsonl"), columns=DataArgs(tag="kind"), seed=1)
+    routed = route_by_tag(tasks, {"easy": ["gsm8k"], "rest": ["*"]})
+    assert {domain: [task.tag for task in of] for domain, of in routed.items()} == {
+        "easy": ["gsm8k"] * 2,
+        "rest": ["aime"] * 2,
+    }
+    many = [*tasks, *tagged(*(f"x{i}" for i in range(30)))]
+    with pytest.raises(DataError) as error:
+        route_by_tag(many, {"easy": ["gsm8k"]})
+    said = str(error.value)
+    assert "{'aime': 2, 'x0': 1, " in said and "and 11 more (tag: rows), 32 rows in all" in said
+    assert "rewards.<domain>.tag_included" in said
+
+
 def test_real_files_load() -> None:
     if not SHARED.is_dir():
         pytest.skip(f"{SHARED} is absent")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,12 @@ def test_verls_signature_is_called_as_verl_does() -> None:
     reward = load_reward(RewardSpec(name=f"{CUSTOM}:compute_score", kwargs={"scale": 2.0}))("42", ROW)
     assert (reward.value, reward.parts) == (2.0, {"right": 1.0, "length": 2.0})
     assert load_reward(RewardSpec(name=f"{CUSTOM}:verl_plain"))("42", ROW).value == 1.0
+
+
+def test_verls_function_is_told_the_tag_where_the_rows_have_no_data_source() -> None:
+    row = replace(ROW, tag="math", payload={name: ROW.payload[name] for name in ("prompt", "reward_model")})
+    reward = load_reward(RewardSpec(name=f"{CUSTOM}:compute_score"))  # asserts that it is "math"
+    assert reward("42", row).value == 1.0
 
 
 def test_trls_signature_is_called_as_trl_does() -> None:
