@@ -41,6 +41,8 @@ class Entry:
     """By name."""
     sandboxed: bool = False
     """Of a reward: it runs model output, and is given the run's sandbox as `sandbox`."""
+    answers: bool = True
+    """Of a reward: it says which answer a response states, where it states one."""
 
 
 E = TypeVar("E", bound=Entry)

@@ -40,7 +40,7 @@ def score(options: argparse.Namespace) -> int:
     silent = {number for number, (_, text) in enumerate(said) if text is None}
     scored = iter(_scored(specs, [request for number, request in enumerate(requests) if number not in silent]))
     results = [_unsaid(one) if number in silent else next(scored) for number, one in enumerate(requests)]
-    table = by_tag(requests, results, options.threshold, options.pass_at_k or ())
+    table = by_tag(requests, results, options.threshold, options.pass_at_k or (), options.maj_at_k or ())
     _print(table)
     if options.output is not None:
         write_rows(_with_scores(rows, results, options.response_key), options.output)
@@ -150,10 +150,14 @@ def _scored(specs: Mapping[str, RewardSpec], requests: Sequence[RewardRequest]) 
 
 
 def by_tag(
-    requests: Sequence[RewardRequest], results: Sequence[RewardResult], threshold: float, ks: Sequence[int]
+    requests: Sequence[RewardRequest],
+    results: Sequence[RewardResult],
+    threshold: float,
+    ks: Sequence[int],
+    votes: Sequence[int] = (),
 ) -> list[dict[str, Any]]:
-    """Return a row for each tag, and one for all: how many, mean score, accuracy and pass@k by question."""
-    from roll.pipelines.validation import pass_at_k
+    """Return a row for each tag, and one for all: how many, mean score, accuracy, pass@k and maj@k by question."""
+    from roll.pipelines.validation import majority_of_k, pass_at_k
 
     tags: dict[str, list[tuple[str, RewardResult]]] = defaultdict(list)
     for request, result in zip(requests, results, strict=True):
@@ -163,10 +167,12 @@ def by_tag(
     table = []
     for tag, pairs in tags.items():
         questions: dict[str, list[bool]] = defaultdict(list)
+        answers: dict[str, list[str | None]] = defaultdict(list)
         values = [result.reward.value for _, result in pairs if result.reward is not None]
         for question, result in pairs:
             if result.reward is not None:
                 questions[question].append(result.reward.value >= threshold)
+                answers[question].append(result.reward.answer)
         row: dict[str, Any] = {"tag": tag, "rows": len(questions), "responses": len(pairs)}
         row["failed"] = len(pairs) - len(values)
         row["mean score"] = f"{fmean(values):.4g}" if values else "–"
@@ -175,6 +181,14 @@ def by_tag(
             enough = [right for right in questions.values() if len(right) >= k]
             mean = fmean(pass_at_k(len(right), sum(right), k) for right in enough) if enough else None
             row[f"pass@{k}"] = "–" if mean is None else f"{mean:.1%}"
+        said = any(answer is not None for of in answers.values() for answer in of)
+        for k in votes:
+            voted = [
+                majority_of_k(answers[question], [float(one) for one in right], k, question)
+                for question, right in questions.items()
+                if said and len(right) >= k
+            ]
+            row[f"maj@{k}"] = f"{fmean(voted):.1%}" if voted else "–"
         table.append(row)
     return table
 

@@ -153,6 +153,7 @@ def _add_eval(groups: Any) -> None:
         "--reward_model_key", metavar="COLUMN", help="ground truth, or what has one (default: `ground_truth`, ...)"
     )
     score.add_argument("--pass_at_k", type=int, action="append", metavar="K", help="may be given several times")
+    score.add_argument("--maj_at_k", type=int, action="append", metavar="K", help="majority vote; likewise")
     score.add_argument("--threshold", type=float, default=1.0, help="a response is right from this score (default 1)")
     score.add_argument(
         "overrides", nargs="*", default=[], metavar="key=value", help="arguments of the reward, or keys of --config"

@@ -59,6 +59,8 @@ class StepResult:
     """Named terms of the reward, for logging."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Numbers for logging. `success` (1 or 0) in the last step of an episode is what validation calls success."""
+    answer: str | None = None
+    """What the episode states as its answer, where a reward function says so: for majority votes of validation."""
 
 
 class Env(ABC):

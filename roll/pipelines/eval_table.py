@@ -168,6 +168,7 @@ def _episode(task: Task, trajectory: Trajectory, tokenizer: Any) -> dict[str, An
         "error": trajectory.error,
         "reward": trajectory.reward if trajectory.trainable else None,
         "success": episode_success(trajectory) if trajectory.trainable else None,
+        "answer": trajectory.answer,
         "turns": [
             {
                 "prompt": tokenizer.decode(turn.prompt_ids),

@@ -159,4 +159,4 @@ def combined(own: RewardResult, added: Mapping[str, RewardResult], reward: Rewar
     if taken:
         error = f"the reward function has parts called {taken}, names that a combined score needs; rename them"
         return RewardResult(id=own.id, status="error", reward=None, error=error, **both)
-    return RewardResult(id=own.id, status="ok", reward=Reward(value, {**parts, **theirs}), **both)
+    return RewardResult(id=own.id, status="ok", reward=Reward(value, {**parts, **theirs}, own.reward.answer), **both)

@@ -1,10 +1,12 @@
-"""Validation in numbers: accuracy and pass@k per domain, from groups of scored responses."""
+"""Validation in numbers: accuracy, pass@k and majority votes per domain, from groups of scored responses."""
 
 from __future__ import annotations
 
+import itertools
+import logging
 import math
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -15,6 +17,8 @@ from roll.tracking.base import Sample
 from roll.tracking.names import name_part
 from roll.types.episode import Group, Trajectory
 from roll.utils.seeding import keyed_rng
+
+logger = logging.getLogger(__name__)
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
@@ -34,6 +38,37 @@ def extreme_of_k(rewards: Sequence[float], k: int, *, best: bool) -> float:
     draws = math.comb(len(rewards), k)
     ordered = sorted(rewards, reverse=not best)
     return sum(reward * math.comb(i, k - 1) / draws for i, reward in enumerate(ordered))
+
+
+def majority(answers: Sequence[str | None], right: Sequence[float]) -> float:
+    """Return whether (1 or 0) the answer that most responses state is right: what the first of them is.
+
+    As in verl: of answers that equally many state, the one that is stated first wins, and responses that state none
+    (None) vote together.
+    """
+    votes = Counter(answers)  # in the order of first appearance, which `max` keeps to among equals
+    return right[list(answers).index(max(votes, key=votes.__getitem__))]
+
+
+_MAX_DRAWS = 1000
+
+
+def majority_of_k(answers: Sequence[str | None], right: Sequence[float], k: int, *key: str) -> float:
+    """Return the mean of `majority` over draws of k of these responses without replacement, each in their order.
+
+    Over all draws if they are at most 1,000, else over 1,000 of them, which depend on `key` alone (the standard error
+    of a mean of 1,000 draws is at most 0.016).
+    """
+    count = len(answers)
+    if not 1 <= k <= count:
+        raise ValueError(f"a vote of {k} needs at least {k} responses, got {count}")
+    draws: Iterable[Sequence[int]]
+    if math.comb(count, k) <= _MAX_DRAWS:
+        draws = itertools.combinations(range(count), k)
+    else:
+        rng = keyed_rng("majority", *key)
+        draws = [sorted(rng.permutation(count)[:k].tolist()) for _ in range(_MAX_DRAWS)]
+    return fmean(majority([answers[i] for i in draw], [right[i] for i in draw]) for draw in draws)
 
 
 def bootstrap_spread(values: Sequence[float], resamples: int, *key: str) -> float:
@@ -79,11 +114,32 @@ def validation_metrics(groups: Sequence[Group], config: ValidationConfig) -> dic
                 rewards = [[t.reward for t in group.survivors] for group in members if len(group.survivors) >= k]
                 values[f"val/{named}/best_at_{k}"] = fmean(extreme_of_k(r, k, best=True) for r in rewards)
                 values[f"val/{named}/worst_at_{k}"] = fmean(extreme_of_k(r, k, best=False) for r in rewards)
+        values.update(_votes(domain, members, config))
     if accuracies:
         values["val/accuracy"] = fmean(accuracies)
         if config.bootstrap:
             values["val/accuracy_spread"] = bootstrap_spread(accuracies, config.bootstrap)
     values["val/responses"] = float(sum(len(group.trajectories) for group in groups))
+    return values
+
+
+def _votes(domain: str, groups: Sequence[Group], config: ValidationConfig) -> dict[str, float]:
+    """Return the majority votes of a domain: none if no response states an answer."""
+    values: dict[str, float] = {}
+    if config.maj_at_k and all(t.answer is None for group in groups for t in group.survivors):
+        logger.warning("maj_at_k: no response of domain %s states an answer, so there is no vote", domain)
+        return values
+    for k in config.maj_at_k:
+        of_tasks = []
+        for group in groups:
+            if len(group.survivors) >= k:
+                right = [float(t.reward >= config.pass_threshold) for t in group.survivors]
+                of_tasks.append(majority_of_k([t.answer for t in group.survivors], right, k, group.task.id))
+        if of_tasks:
+            values[f"val/{name_part(domain)}/maj_at_{k}"] = fmean(of_tasks)
+            if config.bootstrap:
+                spread = bootstrap_spread(of_tasks, config.bootstrap, domain, f"maj_at_{k}")
+                values[f"val/{name_part(domain)}/maj_at_{k}_spread"] = spread
     return values
 
 

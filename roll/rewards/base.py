@@ -28,6 +28,9 @@ class Reward:
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
+    answer: str | None = None
+    """What the response states as its answer, for majority votes (`validation.maj_at_k`): equal texts are one answer.
+    None: it states none, or nobody has looked."""
 
 
 RewardFn: TypeAlias = Callable[..., Any]  # (response, task, **reward_kwargs) -> score
@@ -83,6 +86,7 @@ class RewardResult:
 
 _LARGEST = 1e12
 _MOST_PARTS = 1000
+_LONGEST_ANSWER = 10_000
 
 
 class RewardLoadError(ValueError):
@@ -138,7 +142,8 @@ def _as_reward(output: object, function: str) -> Reward:
             )
         items = [(str(name), value) for name, value in output.items() if name != "score"]
         numbers = {name: float(value) for name, value in items if isinstance(value, Real)}
-        output = Reward(output["score"], numbers)
+        stated = output.get("pred")  # where verl's rewards have it
+        output = Reward(output["score"], numbers, None if stated is None else str(stated))
     if not isinstance(output, Reward):
         return Reward(_finite(output, "a value", function), {})
     if not isinstance(output.parts, Mapping):
@@ -156,7 +161,12 @@ def _as_reward(output: object, function: str) -> Reward:
             f"reward function {function!r} returned part names {bad[:10]!r}, expected strings that aren't empty"
         )
     parts = {name: _finite(part, f"part {name!r}", function) for name, part in output.parts.items()}
-    return Reward(_finite(output.value, "a value", function), parts)
+    if not (output.answer is None or isinstance(output.answer, str)):
+        raise RewardOutputError(
+            f"reward function {function!r} returned an answer of type {type(output.answer).__name__}, expected a text"
+        )
+    stated = None if output.answer is None else output.answer[:_LONGEST_ANSWER]
+    return Reward(_finite(output.value, "a value", function), parts, stated)
 
 
 def _is_text(name: str) -> bool:

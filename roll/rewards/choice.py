@@ -44,7 +44,7 @@ def choice(
     visible = after_thinking(response, think)
     stated = None if visible is None else stated_letter(visible, letters, require_boxed=require_boxed)
     correct = float(stated == expected)
-    return Reward(correct, {"correct": correct, "answered": float(stated is not None)})
+    return Reward(correct, {"correct": correct, "answered": float(stated is not None)}, stated)
 
 
 def stated_letter(text: str, letters: str, *, require_boxed: bool = False) -> str | None:

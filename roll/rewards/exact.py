@@ -38,7 +38,7 @@ def exact(
     stated = None if visible is None else extracted(visible, extract)
     text = normalised(stated or "", ignore_case, ignore_punctuation)
     correct = float(bool(text) and text in accepted)
-    return Reward(correct, {"correct": correct, "answered": float(bool(text))})
+    return Reward(correct, {"correct": correct, "answered": float(bool(text))}, text or None)
 
 
 def accepted_answers(task: Task) -> list[str]:

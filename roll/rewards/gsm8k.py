@@ -35,7 +35,7 @@ def gsm8k(
     correct = float(stated is not None and _same(stated, expected))
     formatted = float(marked is not None)
     parts = {"correct": correct, "answered": float(stated is not None), "format": formatted}
-    return Reward(correct or format_weight * formatted, parts)
+    return Reward(correct or format_weight * formatted, parts, None if stated is None else str(stated))
 
 
 def marked_number(text: str) -> Fraction | None:

@@ -112,4 +112,7 @@ def read_reply(body: bytes, url: str) -> Reward:
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise RewardServerError(f"the reward server {url} gave {name} = {value!r}, expected a finite number")
-    return Reward(float(reply["score"]), {name: float(value) for name, value in parts.items()})
+    stated = reply.get("answer")
+    if stated is not None and not isinstance(stated, str):
+        raise RewardServerError(f"the reward server {url} gave answer = {stated!r:.80}, expected a text")
+    return Reward(float(reply["score"]), {name: float(value) for name, value in parts.items()}, stated)

@@ -45,6 +45,7 @@ def math_rule(
     gold = read_gold(ground_truth(task), task.id)
     answer = find_answer(response, think=think, require_boxed=require_boxed)
     correct = answered = formatted = 0.0
+    stated = None
     if answer is not None:
         formatted = float(answer.boxed)
         stated = normalise(answer.text)
@@ -59,7 +60,8 @@ def math_rule(
     else:
         hard = box_is_too_long(after_thinking(response, think) or "")
     parts = {"correct": correct, "answered": answered, "format": formatted}
-    return Reward(correct + format_weight * formatted, {**parts, "too_hard": 1.0} if hard else parts)
+    value = correct + format_weight * formatted
+    return Reward(value, {**parts, "too_hard": 1.0} if hard else parts, stated if answered else None)
 
 
 def _check_gold(gold: str, task_id: str) -> None:

@@ -68,9 +68,8 @@ def reasoning_gym(
     elif answer:
         score = _score(_scorer(name, json.dumps(config, sort_keys=True)), answer, entry, name)
     correct = float(score >= _FULL_MARKS)
-    return Reward(
-        score if partial_credit else correct, {"correct": correct, "answered": float(bool(answer)), "score": score}
-    )
+    parts = {"correct": correct, "answered": float(bool(answer)), "score": score}
+    return Reward(score if partial_credit else correct, parts, answer)
 
 
 def _source_dataset(entry: Mapping[str, Any]) -> str:

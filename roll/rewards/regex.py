@@ -40,7 +40,7 @@ def regex(
     stated = normalised(last[ANSWER] or "", ignore_case, ignore_punctuation=False)
     accepted = [normalised(one, ignore_case, ignore_punctuation=False) for one in accepted_answers(task)]
     correct = float(bool(stated) and stated in accepted)
-    return Reward(correct, {"correct": correct, "answered": float(found)})
+    return Reward(correct, {"correct": correct, "answered": float(found)}, stated or None)
 
 
 @lru_cache(maxsize=64)

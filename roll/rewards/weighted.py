@@ -17,11 +17,13 @@ def weighted(
     """Return the sum of weight times score over the parts; they come from `rewards.<domain>.parts`.
 
     Each part is logged under its own name, unweighted; what it names itself follows as `<part>.<its part>`. A part that
-    raises fails the whole: half of a sum says nothing about the response.
+    raises fails the whole: half of a sum says nothing about the response. The answer is that of the
+    first part with one.
     """
     if not parts:
         raise ValueError("weighted: there are no parts; name them in rewards.<domain>.parts")
     scores = {name: function(response, task, finish_reason) for name, (_, function) in parts.items()}
     inner = {f"{name}.{part}": value for name, score in scores.items() for part, value in score.parts.items()}
     named = {name: score.value for name, score in scores.items()}
-    return Reward(sum(weight * named[name] for name, (weight, _) in parts.items()), {**inner, **named})
+    stated = next((score.answer for score in scores.values() if score.answer is not None), None)
+    return Reward(sum(weight * named[name] for name, (weight, _) in parts.items()), {**inner, **named}, stated)

@@ -103,6 +103,7 @@ class Episode:
         self._status: Status = "ok"
         self._error = ""
         self._truncated = False
+        self._answer: str | None = None
         self.env_stepped = False
 
     @property
@@ -188,7 +189,7 @@ class Episode:
         )
         for part, value in result.reward_parts.items():
             self._parts[part] = self._parts.get(part, 0.0) + value
-        self._truncated = result.truncated
+        self._truncated, self._answer = result.truncated, result.answer
         self._unanswered, self.env_stepped = None, True
         return result
 
@@ -210,6 +211,7 @@ class Episode:
             reward_parts=self._parts,
             status="truncated" if self._status == "ok" and self._truncated else self._status,
             error=self._error,
+            answer=self._answer,
             spans=self._spans,
         )
 

@@ -49,6 +49,7 @@ class RewardEnv:
             terminated=True,
             truncated=action.finish_reason == "length",
             reward_parts=result.reward.parts,
+            answer=result.reward.answer,
         )
 
     async def close(self) -> None:

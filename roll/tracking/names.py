@@ -243,6 +243,8 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("val/<domain>/best_at_<k>", "reward", "Highest reward of k responses, exact over all draws of k", _TASKS),
         _M("val/<domain>/worst_at_<k>", "reward", "Lowest reward of k responses", _TASKS),
         _M("val/<domain>/pass_at_<k>", "fraction", "Tasks solved in k responses, unbiased", _TASKS),
+        _M("val/<domain>/maj_at_<k>", "fraction", "The answer that most of k responses state is right", _TASKS),
+        _M("val/<domain>/maj_at_<k>_spread", "fraction", "Its standard error, by the bootstrap", _VALUE),
         _M("val/<domain>/length_mean", "tokens", "Length of a response", _ITS_RESPONSES),
         _M("val/<domain>/turns_mean", "turns", "Turns of an episode", _ITS_RESPONSES),
         _M("val/<domain>/failed", "responses", "Responses without a score", "sum"),

@@ -83,6 +83,8 @@ class Trajectory:
     status: Status = "ok"
     error: str = ""
     """What went wrong, for people; empty when nothing did."""
+    answer: str | None = None
+    """What it states as its answer, where the reward says so; None otherwise."""
     spans: Mapping[str, float] = field(default_factory=dict)
     """Wall-clock seconds by purpose (`generate`, `reward`, ...)."""
 

@@ -130,9 +130,27 @@ def test_a_file_of_responses_is_scored(tmp_path, capsys):
     lines = [json.dumps({"prompt": p, "answer": a, "response": r, "tag": "sums"}) for p, a, r in rows]
     file.write_text("\n".join(lines) + "\n")
     target = tmp_path / "scores.parquet"
-    assert main(["eval", "score", str(file), "--reward", "math_rule", "--pass_at_k", "1", "-o", str(target)]) == 0
+    assert (
+        main(
+            [
+                "eval",
+                "score",
+                str(file),
+                "--reward",
+                "math_rule",
+                "--pass_at_k",
+                "1",
+                "--maj_at_k",
+                "2",
+                "-o",
+                str(target),
+            ]
+        )
+        == 0
+    )
     said = capsys.readouterr().out
     assert "75.0%" in said  # (1/2 + 1) / 2
+    assert "maj@2" in said and "100.0%" in said  # of the two answers to 1+1 the first wins, 2
     import pyarrow.parquet as pq
 
     assert [row["score"] for row in pq.read_table(target).to_pylist()] == [1.0, 0.0, 1.0]

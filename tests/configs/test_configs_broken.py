@@ -261,6 +261,13 @@ BROKEN: list[tuple[str, list[str], str, list[str]]] = [
     ("greedy training", [f"{SAMPLING}.temperature=0"], f"{SAMPLING}.temperature", ["above 0", "all the same"]),
     ("top-p that the trainer ignores", [f"{SAMPLING}.top_p=0.9"], f"{SAMPLING}.top_p", ["train_infer_correction"]),
     ("pass@k beyond n", ["validation.pass_at_k=[1,4]"], "validation.pass_at_k", ["1 to num_return_sequences (1)"]),
+    ("maj@k beyond n", ["validation.maj_at_k=[2]"], "validation.maj_at_k", ["1 to num_return_sequences (1)"]),
+    (
+        "a vote on nothing",
+        ["validation.maj_at_k=1", "rewards.math={name: length, reward_kwargs: {limit: 9}}"],
+        "validation.maj_at_k",
+        ["no reward says which answer a response states"],
+    ),
     (
         "many greedy responses",
         ["validation.generating_args.num_return_sequences=4", "validation.generating_args.temperature=0"],

@@ -23,6 +23,7 @@ class R:
     score: float
     length: int = 1
     status: str = "ok"
+    answer: str | None = None
 
 
 def make_config(**keys: Any) -> RLVRConfig:
@@ -58,6 +59,7 @@ def make_group(name: str, responses: list[R], domain: str = "a") -> Group:
             ),
             reward=r.score,
             status=r.status,  # type: ignore[arg-type]
+            answer=r.answer,
         )
         for member, r in enumerate(responses)
     )

@@ -20,7 +20,14 @@ from roll.pipelines.loop import Loop
 from roll.pipelines.offload import DeviceOffloader
 from roll.pipelines.rlvr import query_filter
 from roll.pipelines.update import mini_batches, old_logprobs_source, train
-from roll.pipelines.validation import bootstrap_spread, extreme_of_k, pass_at_k, validation_metrics
+from roll.pipelines.validation import (
+    bootstrap_spread,
+    extreme_of_k,
+    majority,
+    majority_of_k,
+    pass_at_k,
+    validation_metrics,
+)
 from roll.types.batch import TokenOutputs
 from roll.types.metrics import Metrics
 from roll.workers.train import TrainWorker
@@ -195,6 +202,44 @@ def test_pass_at_k_is_the_chance_of_a_right_one_among_k():
     assert pass_at_k(4, 0, 4) == 0.0
     with pytest.raises(ValueError, match="at least 5 responses, got 4"):
         pass_at_k(4, 4, 5)
+
+
+def test_a_majority_is_as_right_as_the_answer_that_most_state_and_the_first_of_equals_wins():
+    assert majority(["5", "7", "7"], [0.0, 1.0, 1.0]) == 1.0
+    assert majority(["7", "5", "5", "7"], [1.0, 0.0, 0.0, 1.0]) == 1.0
+    assert majority(["5", "7", "7", "5"], [0.0, 1.0, 1.0, 0.0]) == 0.0
+    assert majority([None, "7", None], [0.0, 1.0, 0.0]) == 0.0, "those without an answer vote together"
+    # Draws of two of 7, 5, 5: (7, 5) and (7, 5) are ties that the 7 wins, (5, 5) is wrong.
+    answers, right = ["7", "5", "5"], [1.0, 0.0, 0.0]
+    assert [majority_of_k(answers, right, k) for k in (1, 2, 3)] == pytest.approx([1 / 3, 2 / 3, 0.0])
+    with pytest.raises(ValueError, match="at least 4 responses, got 3"):
+        majority_of_k(answers, right, 4)
+
+
+def test_a_vote_over_many_draws_is_near_the_exact_one_and_the_same_each_time():
+    # 9 of 15 state the right answer. Three votes of one draw: right with 2 or 3 of the right ones.
+    answers, right = ["7"] * 9 + ["5"] * 6, [1.0] * 9 + [0.0] * 6
+    exact = (math.comb(9, 3) + math.comb(9, 2) * 6) / math.comb(15, 3)
+    assert majority_of_k(answers, right, 3) == pytest.approx(exact)  # all 455 draws
+    found = majority_of_k(answers, right, 5, "task")  # 3,003 draws
+    five = sum(math.comb(9, i) * math.comb(6, 5 - i) for i in (3, 4, 5)) / math.comb(15, 5)
+    assert found == majority_of_k(answers, right, 5, "task") != majority_of_k(answers, right, 5, "other")
+    assert found == pytest.approx(five, abs=0.06)
+
+
+def test_validation_votes_where_responses_state_answers(caplog):
+    config = ValidationConfig(data_args=None, maj_at_k=(2, 3), bootstrap=100)  # type: ignore[arg-type]
+    groups = [
+        make_group("p", [R(1.0, answer="7"), R(0.0, answer="5"), R(0.0, answer="5")]),
+        make_group("q", [R(1.0, answer="7"), R(0.0, answer="5"), R(7.0, 1, "reward_error")]),
+        make_group("r", [R(0.0), R(1.0)], "b"),
+    ]
+    values = validation_metrics(groups, config)
+    assert values["val/a/maj_at_2"] == pytest.approx((2 / 3 + 1) / 2)
+    assert values["val/a/maj_at_3"] == 0.0  # only p has three
+    assert 0.05 < values["val/a/maj_at_2_spread"] < 0.2  # |1 - 2/3| / 2 / sqrt(2) = 0.12
+    assert "val/b/maj_at_2" not in values
+    assert "no response of domain b states an answer" in caplog.text
 
 
 def test_validation_counts_by_task_and_domain_and_leaves_failures_out():

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator, Mapping
 
 from roll.catalog.entries import OWN_PATH
-from roll.configs.errors import NO_VALUE, Violation, did_you_mean, nearest, no_effect
-from roll.configs.schema.reward_config import ANY_TAG, RewardModelConfig
+from roll.catalog.rewards import REWARDS
+from roll.configs.errors import NO_VALUE, Violation, did_you_mean, nearest, no_effect, problem
+from roll.configs.schema.reward_config import ANY_TAG, WEIGHTED, RewardConfig, RewardModelConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.worker_config import TEMPLATES, DataArgs, ProceduralTask
 from roll.utils.importing import suggested_path
@@ -48,10 +49,21 @@ def validation_rules(config: RLVRConfig) -> Iterator[Violation]:
     if count > 1 and (args.temperature == 0 or not args.do_sample):
         expected = "1 with greedy decoding: all responses of a prompt would be the same"
         yield Violation(f"{path}.num_return_sequences", expected, f"{path}.temperature=1, do_sample=true", count)
-    for k in config.validation.pass_at_k:
-        if not 1 <= k <= count:
-            expected = f"whole numbers from 1 to num_return_sequences ({count})"
-            yield Violation("validation.pass_at_k", expected, f"{path}.num_return_sequences={max(k, 1)}", k)
+    for key in ("pass_at_k", "maj_at_k"):
+        for k in getattr(config.validation, key):
+            if not 1 <= k <= count:
+                expected = f"whole numbers from 1 to num_return_sequences ({count})"
+                yield Violation(f"validation.{key}", expected, f"{path}.num_return_sequences={max(k, 1)}", k)
+    if config.validation.maj_at_k and config.rewards and not any(map(_states_answers, config.rewards.values())):
+        names = ", ".join(sorted({reward.name for reward in config.rewards.values()}))
+        said = f"no reward says which answer a response states, so nothing can be voted on ({names})"
+        yield problem("validation.maj_at_k", said, "remove it; best_at and pass@k (validation.pass_at_k) need none")
+
+
+def _states_answers(reward: RewardConfig) -> bool:
+    """Whether a domain's reward says which answer a response states; of one's own nobody knows."""
+    names = [part.name for part in reward.parts.values()] if reward.name == WEIGHTED else [reward.name]
+    return reward.is_function and any(name not in REWARDS or REWARDS[name].answers for name in names)
 
 
 def _source_rules(config: RLVRConfig, path: str, data: DataArgs) -> Iterator[Violation]:

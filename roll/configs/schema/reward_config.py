@@ -205,7 +205,11 @@ class ValidationConfig:
     """Sampling in validation; default greedy, one response per prompt."""
     pass_at_k: tuple[int, ...] = one_or_many()
     """Report the unbiased pass@k for these k <= `generating_args.num_return_sequences`. Empty: mean accuracy only."""
+    maj_at_k: tuple[int, ...] = one_or_many()
+    """Report how often the answer that most of k responses state is right, for these k <=
+    `generating_args.num_return_sequences`. What a response states says its reward (docs/rewards.md). Empty: no vote."""
     pass_threshold: float = 1.0
     """A response counts as right from this score on."""
     bootstrap: int | None = number(None, ge=2)
-    """Report the standard error of each accuracy (`accuracy_spread`), by so many draws of the tasks; 1000 is usual."""
+    """Report the standard error of each accuracy (`accuracy_spread`) and majority vote, by so many draws of the tasks;
+    1000 is usual."""
