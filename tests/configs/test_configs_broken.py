@@ -264,7 +264,7 @@ BROKEN: list[tuple[str, list[str], str, list[str]]] = [
     ("maj@k beyond n", ["validation.maj_at_k=[2]"], "validation.maj_at_k", ["1 to num_return_sequences (1)"]),
     (
         "a vote on nothing",
-        ["validation.maj_at_k=1", "rewards.math={name: length, reward_kwargs: {limit: 9}}"],
+        ["validation.maj_at_k=1", "rewards.math.name=none", "rewards.words.name=none"],
         "validation.maj_at_k",
         ["no reward says which answer a response states"],
     ),
