@@ -265,7 +265,7 @@ def effective_share(weights: Tensor, mask: Tensor) -> float:
 
 
 def mismatch_metrics(log_ratio: Tensor, mask: Tensor, fresh: Tensor | None = None) -> Metrics:
-    """Measure how far the sampler is from the trainer: KL(sampler || trainer) by k3, log-ratios, extreme ratios.
+    """Measure how far the sampler is from the trainer: KL(sampler || trainer) by k3 and by k1, log-ratios, extreme ratios.
 
     A token that both give probability 0 has no ratio and isn't counted; an infinite log-ratio counts as +-20.
 
@@ -281,13 +281,49 @@ def mismatch_metrics(log_ratio: Tensor, mask: Tensor, fresh: Tensor | None = Non
     return metrics.merge(_distances(_ALL, log_ratio, inside))
 
 
+def perplexity_metrics(
+    train_logprobs: Tensor, infer_logprobs: Tensor, mask: Tensor, fresh: Tensor | None = None
+) -> Metrics:
+    """Measure perplexities of the rows under both policies: exp of minus the mean log-prob of a row's tokens.
+
+    All [B, T]; `fresh` as in `mismatch_metrics`, of a row only these tokens then count. Means over the rows that have
+    any: `ppl_train`, `ppl_infer`, `ppl_ratio` (train to infer, exp of the difference of the row's mean log-probs) and
+    `log_ppl_abs_diff` (the size of that difference). Perplexities are bounded by e^20.
+    """
+    inside = as_bool(mask)
+    if fresh is None:
+        return _perplexities("mismatch/", train_logprobs, infer_logprobs, inside)
+    metrics = _perplexities("mismatch/", train_logprobs, infer_logprobs, inside & as_bool(fresh))
+    return metrics.merge(_perplexities("mismatch/all_", train_logprobs, infer_logprobs, inside))
+
+
+def _perplexities(prefix: str, train: Tensor, infer: Tensor, inside: Tensor) -> Metrics:
+    metrics = Metrics()
+    inside = inside & ~train.isnan() & ~infer.isnan()
+    counts = inside.sum(1)
+    rows = counts > 0
+    if not bool(rows.any()):
+        return metrics
+    bound = LOG_RATIO_BOUND
+    surprise = [
+        (-zero_outside(of.detach(), inside).double().sum(1)[rows] / counts[rows]).clamp(-bound, bound)
+        for of in (train, infer)
+    ]
+    apart, number = surprise[0] - surprise[1], float(rows.sum())
+    metrics.add_mean(f"{prefix}ppl_train", float(surprise[0].exp().sum()), number)
+    metrics.add_mean(f"{prefix}ppl_infer", float(surprise[1].exp().sum()), number)
+    metrics.add_mean(f"{prefix}ppl_ratio", float(apart.exp().sum()), number)
+    metrics.add_mean(f"{prefix}log_ppl_abs_diff", float(apart.abs().sum()), number)
+    return metrics
+
+
 _FRESH = (
     "mismatch/kl", "mismatch/chi2", "mismatch/abs_log_ratio_mean", "mismatch/above_2_share",
-    "mismatch/below_half_share", "mismatch/ratio_max", "mismatch/ratio_min",
+    "mismatch/below_half_share", "mismatch/ratio_max", "mismatch/ratio_min", "mismatch/kl_k1",
 )  # fmt: skip
 _ALL = (
     "mismatch/all_kl", "mismatch/all_chi2", "mismatch/all_abs_log_ratio_mean", "mismatch/all_above_2_share",
-    "mismatch/all_below_half_share", "mismatch/all_ratio_max", "mismatch/all_ratio_min",
+    "mismatch/all_below_half_share", "mismatch/all_ratio_max", "mismatch/all_ratio_min", "mismatch/all_kl_k1",
 )  # fmt: skip
 _FAR = math.log(2.0)
 
@@ -299,11 +335,13 @@ def _distances(names: tuple[str, ...], log_ratio: Tensor, inside: Tensor) -> Met
     log_ratio = zero_outside(log_ratio.detach(), inside).nan_to_num(posinf=bound, neginf=-bound)
     if not bool(inside.any()):
         return metrics
-    kl, chi2, distance, above, below, largest, smallest = names
+    kl, chi2, distance, above, below, largest, smallest, plain = names
     tokens = float(inside.sum())
     # Tokens were drawn from the sampler: E[ratio - 1 - log ratio] under it is KL(sampler || trainer).
     bounded = log_ratio.clamp(-bound, bound)
     metrics.add_mean(kl, float((bounded.expm1() - bounded).sum()), tokens)
+    # The same without its control variate, as other systems log it: unbiased as well, but noisy and of either sign.
+    metrics.add_mean(plain, -float(bounded.sum()), tokens)
     # Likewise E[ratio^2] - 1: how much noise importance weights without a cap would add.
     metrics.add_mean(chi2, float((2 * bounded.double()).expm1().sum()), tokens)
     metrics.add_mean(distance, float(log_ratio.abs().sum()), tokens)

@@ -39,6 +39,8 @@ _TASKS = "mean over its tasks"
 _SAMPLED = "mean over tokens sampled under these weights"
 _PAIRS = "mean over pairs or rows"
 _HELD_OUT = "mean over the taught tokens of held-out rows, or over pairs"
+_ROWS = "mean over responses"
+_ITS_ROWS = "mean over responses with such tokens"
 _AS_LOSS = "as `actor/loss`"
 
 GROUPS: dict[str, tuple[MetricName, ...]] = {
@@ -171,6 +173,16 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("mismatch/chi2", "–", "Chi-squared, mean of ratio^2 - 1: the noise of weights without a cap", _SAMPLED),
         _M("mismatch/above_2_share", "fraction", "Tokens with a ratio above 2", _SAMPLED),
         _M("mismatch/below_half_share", "fraction", "Tokens with a ratio below 1/2", _SAMPLED),
+        _M(
+            "mismatch/kl_k1",
+            "nats",
+            "The same KL by the mean difference of the log-probs: noisier, may be below 0",
+            _SAMPLED,
+        ),
+        _M("mismatch/ppl_train", "–", "Perplexity of a response's tokens under the trainer", _ITS_ROWS),
+        _M("mismatch/ppl_infer", "–", "Likewise under the engine that sampled them", _ITS_ROWS),
+        _M("mismatch/ppl_ratio", "–", "The trainer's perplexity of a response to the engine's", _ITS_ROWS),
+        _M("mismatch/log_ppl_abs_diff", "nats", "Difference of the logarithms of the two", _ITS_ROWS),
         _M("mismatch/all_kl", "nats", "KL from the sampling policy to the trainer's, old weights and all", _TOKENS),
         _M("mismatch/all_ratio_max", "–", "Largest trainer-to-sampler ratio, likewise", "max over action tokens"),
         _M("mismatch/all_ratio_min", "–", "Smallest, likewise", "min over action tokens"),
@@ -178,6 +190,11 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("mismatch/all_chi2", "–", "Chi-squared, likewise", _TOKENS),
         _M("mismatch/all_above_2_share", "fraction", "Tokens with a ratio above 2, likewise", _TOKENS),
         _M("mismatch/all_below_half_share", "fraction", "Tokens with a ratio below 1/2, likewise", _TOKENS),
+        _M("mismatch/all_kl_k1", "nats", "As `mismatch/kl_k1`, likewise", _TOKENS),
+        _M("mismatch/all_ppl_train", "–", "As `mismatch/ppl_train`, of all tokens", _ROWS),
+        _M("mismatch/all_ppl_infer", "–", "Likewise under the policies that sampled them", _ROWS),
+        _M("mismatch/all_ppl_ratio", "–", "The trainer's perplexity to the sampler's", _ROWS),
+        _M("mismatch/all_log_ppl_abs_diff", "nats", "Difference of the logarithms of the two", _ROWS),
         _M("mismatch/weight_mean", "–", "Train/infer importance weight", _TOKENS),
         _M("mismatch/weight_capped_share", "fraction", "Weights at their upper bound", _TOKENS),
         _M("mismatch/undefined_weights", "tokens", "Tokens of weight 0: a ratio 0 / 0, or of 0 and infinity", "sum"),

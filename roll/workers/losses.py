@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.aggregation import aggregate
-from roll.algorithms.corrections import log_ratio_of, mismatch_metrics
+from roll.algorithms.corrections import log_ratio_of, mismatch_metrics, perplexity_metrics
 from roll.algorithms.kl import clamped_tokens, kl_loss
 from roll.algorithms.losses import PolicyLossFn, PolicyLossInputs, entropy_loss, sft_loss, value_loss
 from roll.algorithms.masking import masked_sum
@@ -178,9 +178,10 @@ def with_mismatch_metrics(loss_fn: LossFn, version: int, *, mixed_versions: bool
     def compute(outputs: TokenOutputs, batch: TokenBatch, sizes: Denominators) -> LossTerms:
         terms = loss_fn.compute(outputs, batch, sizes)
         acting = batch.pad("action_mask", False)
-        ratio = log_ratio_of(outputs.pad("logprobs").detach(), batch.pad("sampling_logprobs"), acting)
+        trained, sampled = outputs.pad("logprobs").detach(), batch.pad("sampling_logprobs")
         fresh = batch.pad("versions", -1) == version if mixed_versions else None
-        terms.metrics.merge(mismatch_metrics(ratio, acting, fresh))
+        terms.metrics.merge(mismatch_metrics(log_ratio_of(trained, sampled, acting), acting, fresh))
+        terms.metrics.merge(perplexity_metrics(trained, sampled, acting, fresh))
         return terms
 
     return replace(loss_fn, compute=compute)

@@ -23,6 +23,7 @@ from roll.algorithms.corrections import (
     log_ratio_of,
     mean_one,
     mismatch_metrics,
+    perplexity_metrics,
 )
 from roll.types.metrics import Metrics
 
@@ -162,6 +163,7 @@ def test_mismatch_is_measured_by_hand_computed_values():
     # ratios 2 and 1: k3 = 2 - 1 - log 2 = 0.306853 and 0; mean 0.153426
     result = mismatch_metrics(torch.tensor([[math.log(2.0), 0.0, 9.0]]), torch.tensor([[1, 1, 0]])).result()
     assert result["mismatch/kl"] == pytest.approx(0.153426, rel=1e-5)
+    assert result["mismatch/kl_k1"] == pytest.approx(-math.log(2) / 2)  # the mean of log infer - log train
     assert result["mismatch/ratio_max"] == pytest.approx(2.0)
     assert result["mismatch/ratio_min"] == pytest.approx(1.0)
     assert result["mismatch/abs_log_ratio_mean"] == pytest.approx(math.log(2) / 2)
@@ -188,8 +190,42 @@ def test_fresh_tokens_are_measured_apart_and_all_together():
     # Where nothing is fresh there is nothing to say about the engine.
     assert set(mismatch_metrics(log_ratio, mask, torch.zeros_like(fresh)).result()) == {
         f"mismatch/all_{name}"
-        for name in ("kl", "chi2", "abs_log_ratio_mean", "above_2_share", "below_half_share", "ratio_max", "ratio_min")
+        for name in (
+            "kl",
+            "kl_k1",
+            "chi2",
+            "abs_log_ratio_mean",
+            "above_2_share",
+            "below_half_share",
+            "ratio_max",
+            "ratio_min",
+        )
     }
+
+
+def test_perplexities_are_those_of_each_response():
+    # Row 1: train 1/2, 1/4 (mean log -1.5 ln 2, perplexity 2^1.5), infer 1/2, 1/2 (2). Row 2: train 1/2, infer 1/4.
+    half, quarter = math.log(1 / 2), math.log(1 / 4)
+    train = torch.tensor([[half, quarter, math.nan], [half, 5.0, 5.0], [1.0, 1.0, 1.0]])
+    infer = torch.tensor([[half, half, 7.0], [quarter, 5.0, 5.0], [1.0, 1.0, 1.0]])
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 0]])
+    expected = {
+        "ppl_train": (2**1.5 + 2) / 2,
+        "ppl_infer": (2 + 4) / 2,
+        "ppl_ratio": (2**0.5 + 0.5) / 2,
+        "log_ppl_abs_diff": (0.5 + 1) * math.log(2) / 2,
+    }
+    found = perplexity_metrics(train, infer, mask)
+    assert found.result() == pytest.approx({f"mismatch/{name}": value for name, value in expected.items()})
+    parts = [perplexity_metrics(train[rows], infer[rows], mask[rows]) for rows in (slice(1, 3), slice(0, 1))]
+    assert Metrics.merged(parts).result() == pytest.approx(found.result())
+    # Only the first token of row 1 is of these weights: 2 and 2.
+    fresh = torch.tensor([[1, 0, 0], [0, 0, 0], [0, 0, 0]])
+    mixed = perplexity_metrics(train, infer, mask, fresh).result()
+    assert (mixed["mismatch/ppl_train"], mixed["mismatch/ppl_ratio"]) == pytest.approx((2.0, 1.0))
+    assert mixed["mismatch/all_ppl_train"] == pytest.approx(expected["ppl_train"])
+    never = perplexity_metrics(torch.tensor([[-math.inf]]), torch.tensor([[0.0]]), torch.tensor([[1]])).result()
+    assert never["mismatch/ppl_train"] == pytest.approx(math.exp(20)), "bounded: a metric must be a number"
 
 
 @given(seed=SEEDS, cut=st.integers(0, 4))

@@ -18,8 +18,8 @@ from roll.types.episode import Group, Task, Trajectory, Turn
 class Letters:
     """A token is a letter's number."""
 
-    def decode(self, ids):
-        return "".join(map(chr, ids))
+    def decode(self, ids, skip_special_tokens=False):
+        return "".join(chr(i) for i in ids if i != ord("d") or not skip_special_tokens)
 
 
 def turn(response="ab", reward=0.0, prompt="?", **metrics):
@@ -134,6 +134,7 @@ def test_files_hold_the_table_and_every_episode(tmp_path):
     assert lines[0]["turns"][1] == {
         "prompt": "?",
         "response": "bcd",
+        "text": "bc",
         "finish_reason": "stop",
         "reward": 2.0,
         "metrics": {"pushes": 2.0, "success": 1.0},

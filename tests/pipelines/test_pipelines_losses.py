@@ -440,6 +440,7 @@ def test_the_mismatch_is_measured_where_it_is_asked_for():
     # ratio e^0.5 on every token: k3 of it is e^0.5 - 1 - 0.5
     found = evaluate(with_mismatch_metrics(plain, 3, mixed_versions=False), sampled)
     assert found[2]["mismatch/kl"] == pytest.approx(math.exp(0.5) - 1.5)
+    assert found[2]["mismatch/ppl_ratio"] == pytest.approx(math.exp(-0.5))
     assert found[2].items() > metrics.items()
     assert not [name for name in found[2] if name.startswith("mismatch/all_")]
     assert torch.equal(found[0], loss)
