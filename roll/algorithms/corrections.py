@@ -265,7 +265,7 @@ def effective_share(weights: Tensor, mask: Tensor) -> float:
 
 
 def mismatch_metrics(log_ratio: Tensor, mask: Tensor, fresh: Tensor | None = None) -> Metrics:
-    """Measure how far the sampler is from the trainer: KL(sampler || trainer) by k3 and by k1, log-ratios, extreme ratios.
+    """Measure how far the sampler is from the trainer: KL(sampler || trainer) by k3 and k1, log-ratios, extreme ratios.
 
     A token that both give probability 0 has no ratio and isn't counted; an infinite log-ratio counts as +-20.
 

@@ -29,6 +29,7 @@ from roll.types.episode import Group, Task
 from roll.types.metrics import Metrics
 from roll.utils.importing import load_object
 from roll.utils.rows import DataError
+from roll.utils.seeding import keyed_shuffle
 
 TasksByDomain = dict[str, list[Task]]
 
@@ -242,10 +243,13 @@ def _source(
 
 
 def validation_data(config: RLVRConfig, tokenizer: Any, training: PromptSet | StreamedPrompts | None) -> PromptSet:
-    """Return held-out tasks in the order of their files; generated ones repeat no training question."""
+    """Return held-out tasks in the order of their files, or shuffled; generated ones repeat no training question."""
     assert config.validation is not None
     exclude: dict[str, set[str]] = {}
     for task in training.tasks if training is not None else ():
         if "question" in task.payload:
             exclude.setdefault(task.tag, set()).update(questions_of([task]))
-    return _encoded(config, config.validation.data_args, split="val", exclude=exclude, tokenizer=tokenizer)
+    prompts = _encoded(config, config.validation.data_args, split="val", exclude=exclude, tokenizer=tokenizer)
+    if config.validation.shuffle:
+        prompts.tasks = keyed_shuffle(prompts.tasks, config.seed, "validation")
+    return prompts

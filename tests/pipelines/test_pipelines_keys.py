@@ -75,6 +75,25 @@ def test_val_only_validates_without_an_optimizer_and_trains_nothing(small):
     assert not run.trained and not run.checkpoints()
 
 
+def test_validation_shuffles_what_is_shown_and_changes_no_score(small):
+    keys = ("val_only=true", "log_val_generations=4", "validation.generating_args.temperature=1.0")
+    plain, mixed, again = (small(*keys, *more) for more in ([], *[["validation.shuffle=true"]] * 2))
+    order = [[sample["prompt"] for sample in run.lines("samples.jsonl")] for run in (plain, mixed, again)]
+    assert order[0] == ["0l=", "1U=", "2l=", "3U="]
+    assert order[1] == order[2] != order[0]
+    assert mixed.last["val/case/reward"] == plain.last["val/case/reward"]
+
+
+def test_responses_vote_by_the_answers_that_their_reward_states(small):
+    reward = "def case(response, task):\n    odd = sum(map(ord, response[:1])) % 2\n    return {'score': float(odd), 'pred': odd}\n"
+    keys = ("val_only=true", "validation.generating_args.temperature=1.0", "validation.bootstrap=50")
+    run = small(*keys, "validation.generating_args.num_return_sequences=3", "validation.maj_at_k=[1,3]", reward=reward)
+    values = run.last
+    assert values["val/case/maj_at_1"] == pytest.approx(values["val/case/accuracy"])
+    assert values["val/case/maj_at_3"] == int(values["val/case/maj_at_3"] * 16) / 16 != values["val/case/maj_at_1"]
+    assert values["val/case/maj_at_3_spread"] > 0
+
+
 def test_val_only_needs_no_training_data_and_no_steps(small):
     run = small("val_only=true", "max_steps=0", f"{DATA}.file_name=[]")
     assert run.steps == [0]

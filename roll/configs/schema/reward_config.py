@@ -203,6 +203,9 @@ class ValidationConfig:
     """Validation prompts."""
     generating_args: GeneratingArgs = field(default_factory=lambda: GeneratingArgs(temperature=0.0))
     """Sampling in validation; default greedy, one response per prompt."""
+    shuffle: bool = False
+    """Play the prompts in an order that the run's seed draws, the same in every validation, so that the samples shown
+    (`log_val_generations`) come from all files. Accuracies stay as they are. false: in the order of the files."""
     pass_at_k: tuple[int, ...] = one_or_many()
     """Report the unbiased pass@k for these k <= `generating_args.num_return_sequences`. Empty: mean accuracy only."""
     maj_at_k: tuple[int, ...] = one_or_many()

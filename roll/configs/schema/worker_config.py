@@ -249,7 +249,7 @@ class DataArgs:
     procedural: tuple[ProceduralTask, ...] = ()
     """Tasks generated on the fly, next to or instead of files."""
     shuffle: bool = True
-    """New order in every epoch, from the run's seed. Validation always keeps the order of the file."""
+    """New order in every epoch, from the run's seed. Validation has `validation.shuffle`."""
     filter_overlong_prompts: bool = False
     """Tokenise all rows before the start and drop those longer than `prompt_length` (counted and logged).
     `truncation` says what happens to a long prompt that is met later."""
