@@ -85,7 +85,7 @@ def test_validation_shuffles_what_is_shown_and_changes_no_score(small):
 
 
 def test_responses_vote_by_the_answers_that_their_reward_states(small):
-    reward = "def case(response, task):\n    odd = sum(map(ord, response[:1])) % 2\n    return {'score': float(odd), 'pred': odd}\n"
+    reward = "def case(response, task):\n    odd = len(response) and ord(response[0]) % 2\n    return {'score': odd, 'pred': odd}\n"
     keys = ("val_only=true", "validation.generating_args.temperature=1.0", "validation.bootstrap=50")
     run = small(*keys, "validation.generating_args.num_return_sequences=3", "validation.maj_at_k=[1,3]", reward=reward)
     values = run.last
