@@ -94,6 +94,49 @@ def _discounted_sums(terms: Tensor, factor: float) -> Tensor:
     return sums.view(rows, chunks * _CHUNK)[:, :width]
 
 
+def optimal_token_baseline(
+    returns: Tensor, gradients: Tensor, action_mask: Tensor, group_index: Tensor, *, handle_zero_tail: bool = False
+) -> Tensor:
+    """Subtract from each token's return the group's mean at that place, weighted by gradients so far
+    (arXiv:2602.07078):
+
+    B_t = sum_i G_t^i W_t^i / sum_i W_t^i,   W_t = sum_{s <= t} w_s,   w = 1 - 2 p + sum of all p^2
+
+    over the responses i of the group that have a t-th action token. w is the squared length of the gradient of the
+    token's log-prob in the logits, so W stands for that of all so far, and B makes the variance of the gradient least.
+    Where a response is the only one left there is nothing to compare with, and A is 0; with `handle_zero_tail` B is 0
+    there.
+
+    `returns` and `gradients` [B, T]. Returns A = G - B, [B, T], zero outside the mask.
+    """
+    require_shape("gradients", gradients, tuple(returns.shape), "the shape of returns, [B, T]")
+    mask = as_bool(action_mask)
+    packed = _PackedRows(mask)
+    value, weight = packed.pack(at_least_float32(returns)), packed.pack(gradients).cumsum(1)
+    there = packed.pack(torch.ones_like(at_least_float32(returns))) > 0
+    _, inverse = torch.unique(group_index, return_inverse=True)
+    groups = int(inverse.max()) + 1 if len(inverse) else 0
+
+    def total(of: Tensor) -> Tensor:
+        """[B, n], the sum over the row's group."""
+        return of.new_zeros(groups, of.shape[1]).index_add_(0, inverse, of)[inverse]
+
+    weight = weight * there
+    # Tokens that were certain have no gradient: then all count alike.
+    weight = torch.where(total(weight) > 0, weight, there.double())
+    count = total(there.double())
+    # Relative to the largest, so that equal returns give exactly 0.
+    largest = value.new_full((groups, value.shape[1]), -torch.inf)
+    found = torch.where(there, value, -torch.inf)
+    center = largest.scatter_reduce(0, inverse[:, None].expand_as(value), found, "amax")[inverse]
+    apart = torch.where(there, value - center, 0.0)
+    baseline = center + total(weight * apart) / total(weight)
+    advantages = torch.where(there, value - baseline, 0.0)
+    if handle_zero_tail:
+        advantages = torch.where(there & (count == 1), value, advantages)
+    return packed.unpack(advantages, at_least_float32(returns).dtype)
+
+
 def reinforce_return(rewards: Tensor, action_mask: Tensor, *, gamma: float) -> Tensor:
     """Return the discounted reward-to-go over action tokens, G_t = r_t + gamma G_{t+1}; [B, T], zero elsewhere."""
     advantages, _ = gae(rewards, torch.zeros_like(at_least_float32(rewards)), action_mask, gamma=gamma, lam=1.0)
@@ -303,6 +346,9 @@ class AdvantageInputs:
     """[B, K], rewards of a response that are compared one by one; `gdpo` needs them."""
     part_weights: Tensor | None = None
     """[B, K], their factors in the sum."""
+    logit_gradients: Tensor | None = None
+    """[B, T], squared length of the gradient of each token's log-prob in the logits; `optimal_token_baseline` needs
+    them."""
     steps: StepInputs | None = None
     """Turns, their rewards and states; `gigpo`, `step_reinforce` and a discount over turns need them."""
 
@@ -311,8 +357,9 @@ class AdvantageInputs:
         require_shape("rewards", self.rewards, rows, "[B]")
         require_shape("group_index", self.group_index, rows, "[B]")
         require_shape("token_rewards", self.token_rewards, shape, "[B, T]")
-        if self.values is not None:
-            require_shape("values", self.values, shape, "[B, T]")
+        for name in ("values", "logit_gradients"):
+            if (tensor := getattr(self, name)) is not None:
+                require_shape(name, tensor, shape, "[B, T]")
         broken = (~torch.isfinite(at_least_float32(self.rewards))).nonzero().flatten().tolist()
         if broken:
             raise ValueError(f"rewards of rows {broken[:8]} are not finite; a failed reward is a status: drop the row")

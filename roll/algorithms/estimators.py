@@ -113,6 +113,17 @@ def remax(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
     return zero_outside(returns - greedy.unsqueeze(1), inputs.action_mask), returns
 
 
+def optimal_token_baseline(
+    inputs: AdvantageInputs, *, gamma: float | None = None, handle_zero_tail: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Reward-to-go less the group's mean at that token, weighted by squared gradients so far (arXiv:2602.07078)."""
+    gamma = inputs.gamma if gamma is None else gamma
+    gradients = _needed(inputs, "logit_gradients", "optimal_token_baseline")
+    returns = reinforce_return(inputs.token_rewards, inputs.action_mask, gamma=gamma)
+    mask, index = inputs.action_mask, inputs.group_index
+    return maths.optimal_token_baseline(returns, gradients, mask, index, handle_zero_tail=handle_zero_tail), returns
+
+
 def gigpo(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
     """GiGPO: episodes against their group, turns against those that met the same state."""
     steps = _steps(inputs, "gigpo")

@@ -26,6 +26,8 @@ class Estimator(Entry):
     """Keys of `pipeline: agentic` that act only with some estimators, this one among them."""
     reads_parts: bool = False
     """It reads the parts of a `weighted` reward one by one, and normalises them itself: for `pipeline: rlvr`."""
+    reads_logit_gradients: bool = False
+    """It reads the squared length of each token's gradient in the logits, which takes a forward pass."""
     needs_critic: bool = False
     """It reads values."""
     needs_greedy: bool = False
@@ -78,6 +80,14 @@ ESTIMATORS: dict[str, Estimator] = dict(
         _built_in("remax", needs_greedy=True),
         _built_in("opo", compares_group=True),
         _built_in("gpg", compares_group=True),
+        _built_in(
+            "optimal_token_baseline",
+            options={"gamma": _GAMMA, "handle_zero_tail": Option(bool, default=False)},
+            compares_group=True,
+            reads_tokens=True,
+            counts_tokens=True,
+            reads_logit_gradients=True,
+        ),
         _built_in("gigpo", compares_group=True, credits_turns=True, compares_states=True, reads=_OF_TURNS),
         _built_in("step_reinforce", credits_turns=True, reads=_OF_TURNS[2:]),
     ]

@@ -118,6 +118,7 @@ class CreditAssigner:
                 greedy_rewards=None if greedy_scores is None else (greedy_scores * factor).nan_to_num(),
                 parts=parts,
                 part_weights=part_weights,
+                logit_gradients=None if batch.logit_gradients is None else view.pad(batch.logit_gradients),
                 steps=steps,
             ),
             config.estimator_options,

@@ -45,6 +45,7 @@ from roll.pipelines.validation_progress import ValidationProgress
 from roll.pipelines.workload import Workload
 from roll.rollout.groups import REPLACED
 from roll.rollout.scheduler import Collected, RolloutScheduler
+from roll.strategies.base import Output
 from roll.types.batch import TokenBatch
 from roll.types.episode import Group
 from roll.types.metrics import Metrics
@@ -148,11 +149,15 @@ class RLPipeline(Loop):
             batch = batch.join(outputs, ref_logprobs="logprobs")
         if self.clusters.teachers:
             batch = self.taught(batch, [rollouts.tasks[i].tag for i in rollouts.row_trajectory.tolist()])
-        if self.old_logprobs.source == "forward":
+        gradients: tuple[Output, ...] = ("logit_gradients",) if self.config.estimator.reads_logit_gradients else ()
+        if self.old_logprobs.source == "forward" or gradients:
             with self.timers.span("old_logprobs", waits=True):
-                outputs = self.forward(self.clusters.actor_train, batch, "logprobs")
-            batch = batch.join(outputs, old_logprobs="logprobs")
-        elif self.old_logprobs.source == "sampler":
+                outputs = self.forward(self.clusters.actor_train, batch, "logprobs", *gradients)
+            if self.old_logprobs.source == "forward":
+                batch = batch.join(outputs, old_logprobs="logprobs")
+            if gradients:
+                batch = batch.join(outputs, logit_gradients="logit_gradients")
+        if self.old_logprobs.source == "sampler":
             batch = batch.with_columns(old_logprobs=batch.sampling_logprobs)
         if self.clusters.critic is not None:
             with self.timers.span("values", waits=True):

@@ -21,8 +21,8 @@ from roll.types.batch import Denominators, TokenBatch, TokenOutputs
 from roll.types.episode import FinishReason
 from roll.types.metrics import Metrics
 
-OutputName = Literal["logprobs", "student_logprobs", "entropy", "correct", "values"]
-"""Columns of `TokenOutputs`. A loss can't need `correct`, which has no gradient."""
+OutputName = Literal["logprobs", "student_logprobs", "entropy", "correct", "logit_gradients", "values"]
+"""Columns of `TokenOutputs`. A loss can't need `correct` and `logit_gradients`, which have no gradient."""
 
 
 @dataclass(frozen=True)

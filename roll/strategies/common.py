@@ -298,7 +298,8 @@ class CommonStrategy(TrainStrategy):
 def head_request(outputs: Sequence[Output]) -> HeadRequest:
     """Return what the head must compute for these outputs."""
     top_k = next((output.k for output in outputs if isinstance(output, TopK)), 0)
-    return HeadRequest(entropy="entropy" in outputs, correct="correct" in outputs, top_k=top_k)
+    names = ("entropy", "correct", "logit_gradients")
+    return HeadRequest(**{name: name in outputs for name in names}, top_k=top_k)
 
 
 def blank_outputs(batch: TokenBatch, outputs: Sequence[Output]) -> TokenOutputs:

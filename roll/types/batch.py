@@ -35,6 +35,8 @@ class TokenBatch(Ragged):
     old_logprobs: Tensor | None = token_column()
     """float32 [N], the trainer's log-probs before this step's updates (the proximal policy)."""
     ref_logprobs: Tensor | None = token_column()
+    logit_gradients: Tensor | None = token_column()
+    """float32 [N], as in `TokenOutputs`, under the trainer's weights before this step's updates."""
     teacher_ids: Tensor | None = token_column()
     """int64 [N, K], tokens whose log-probs a loss compares with another model's, each at most once per position."""
     teacher_logprobs: Tensor | None = token_column()
@@ -99,6 +101,8 @@ class TokenOutputs(Ragged):
     """float32 [N], entropy of the distribution token t was drawn from."""
     correct: Tensor | None = token_column()
     """float32 [N], 1 where no token is likelier than token t, else 0."""
+    logit_gradients: Tensor | None = token_column()
+    """float32 [N], squared length of the gradient of log p(token t) in the logits: 1 - 2 p + the sum of all p^2."""
     values: Tensor | None = token_column()
 
 

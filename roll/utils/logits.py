@@ -29,6 +29,7 @@ class HeadRequest:
 
     entropy: bool = False
     correct: bool = False
+    logit_gradients: bool = False
     top_k: int = 0
 
 
@@ -42,15 +43,15 @@ class HeadOutputs:
     """[S, K], at the K tokens that were given beside each scored one."""
     entropy: Tensor | None = None
     correct: Tensor | None = None
+    logit_gradients: Tensor | None = None
+    """[S], squared length of the gradient of log p(token) in the logits / temperature; without a gradient."""
     top_logprobs: Tensor | None = None
     """[S, top_k], falling; without a gradient."""
     top_ids: Tensor | None = None
     values: Tensor | None = None
 
     @classmethod
-    def of_scores(
-        cls, scores: Tensor, ids: Tensor, given: int, entropy: Tensor | None, correct: Tensor | None
-    ) -> HeadOutputs:
+    def of_scores(cls, scores: Tensor, ids: Tensor, given: int, **others: Tensor | None) -> HeadOutputs:
         """Name the columns of `scores` [S, given + top_k] at `ids`: the scored token, tokens beside it, the top ones.
 
         They are copied: FSDP warns about outputs that are views.
@@ -59,8 +60,7 @@ class HeadOutputs:
         return cls(
             logprobs=scores[:, 0].clone(),
             student_logprobs=scores[:, 1:given].clone() if given > 1 else None,
-            entropy=entropy,
-            correct=correct,
+            **others,
             top_logprobs=scores[:, given:].detach().clone() if top else None,
             top_ids=ids[:, given:].clone() if top else None,
         )
@@ -192,13 +192,13 @@ def head_outputs(
         hidden: [N, D].
         head: [n, D] -> logits [n, V].
         targets: int64 [N], the scored tokens, or [N, 1 + K] with K other tokens beside each.
-        request: what else is wanted. `correct` and `top_k` have no gradient.
+        request: what else is wanted. `correct`, `logit_gradients` and `top_k` have no gradient.
         temperature: > 0, the same as at sampling.
         softcap: the model's own bound of its logits, which tanh takes them to.
     """
     targets = targets if targets.dim() > 1 else targets[:, None]
 
-    def score(part: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    def score(part: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor]:
         logits = head(part)
         if softcap is not None:
             logits = torch.tanh(logits.float() / softcap) * softcap
@@ -209,23 +209,39 @@ def head_outputs(
             require_tokens(request.top_k, logits.shape[-1])
             wanted = torch.cat([wanted, top_tokens(logits.detach(), request.top_k)], dim=1)
         found = logprobs_and_entropy(logits, wanted, temperature=temperature, with_entropy=request.entropy)
-        return *found, correct, wanted
+        gradients = None
+        if request.logit_gradients:
+            gradients = logit_gradients(logits.detach(), found[0][:, 0].detach(), temperature)
+        return *found, correct, gradients, wanted
 
     vocabulary = getattr(head, "out_features", None) or 1 << 17
     rows = max(1, _CHUNK_ELEMENTS // vocabulary)
     recompute = len(hidden) > rows and torch.is_grad_enabled() and hidden.requires_grad
-    parts: list[tuple[Tensor, Tensor, Tensor | None, Tensor]] = []
+    parts: list[tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor]] = []
     for start in range(0, max(1, len(hidden)), rows):
         piece = (hidden[start : start + rows], targets[start : start + rows])
         parts.append(checkpoint(score, *piece, use_reentrant=False) if recompute else score(*piece))
-    scores, entropy, hits, ids = zip(*parts, strict=True)
+    scores, entropy, hits, gradients, ids = zip(*parts, strict=True)
     return HeadOutputs.of_scores(
         torch.cat(scores),
         torch.cat(ids),
         targets.shape[1],
-        torch.cat(entropy) if request.entropy else None,
-        torch.cat([hit for hit in hits if hit is not None]) if request.correct else None,
+        entropy=torch.cat(entropy) if request.entropy else None,
+        correct=torch.cat([hit for hit in hits if hit is not None]) if request.correct else None,
+        logit_gradients=torch.cat([one for one in gradients if one is not None]) if request.logit_gradients else None,
     )
+
+
+def logit_gradients(logits: Tensor, logprobs: Tensor, temperature: float) -> Tensor:
+    """Return the squared length of d log p(token) / d (logits / temperature), [N]: 1 - 2 p + the sum of all p^2.
+
+    `logits` [N, V]; `logprobs` [N], those of the tokens.
+    """
+    squares = torch.empty_like(logprobs)
+    for part in _slices(len(logits), max(SLICE_ELEMENTS // logits.shape[-1], 1)):
+        scaled = logits[part].to(squares.dtype) / temperature
+        squares[part] = ((2 * scaled).logsumexp(-1) - 2 * scaled.logsumexp(-1)).exp()
+    return (1 - 2 * logprobs.exp() + squares).clamp(min=0)  # not the rounding of a sum
 
 
 def require_tokens(top_k: int, vocabulary: int) -> None:

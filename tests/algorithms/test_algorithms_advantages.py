@@ -23,6 +23,7 @@ from roll.algorithms.advantages import (
     gpg,
     grpo,
     opo,
+    optimal_token_baseline,
     pass_at_k,
     reinforce_plus_plus_baseline,
     reinforce_return,
@@ -49,6 +50,7 @@ def make_inputs(seed=0, rows=6, width=5, groups=2, dtype=torch.float32, **change
         "lam": 0.8,
         "values": draw(seed + 5, rows, width, dtype=dtype),
         "greedy_rewards": draw(seed + 6, rows, dtype=dtype),
+        "logit_gradients": draw(seed + 9, *changes.get("action_mask", mask).shape, dtype=dtype).abs(),
         "steps": StepInputs(
             turn_index=turns,
             turn_rewards=draw(seed + 7, rows, width, dtype=dtype),
@@ -56,6 +58,45 @@ def make_inputs(seed=0, rows=6, width=5, groups=2, dtype=torch.float32, **change
         ),
     }
     return AdvantageInputs(**{**given_inputs, **changes})
+
+
+# ---- Optimal token baseline ----------------------------------------------------------------------------
+
+
+def test_the_optimal_token_baseline_matches_hand_computed_values():
+    # One prompt: a response of 3 tokens with return 1, one of 2 with return 0 (a masked reply in its middle), and a
+    # response to another prompt. Gradients so far: 1/2, 1, 2 and 1, 3/2.
+    returns = torch.tensor([[1.0, 1.0, 1.0], [0.0, 9.0, 0.0], [5.0, 5.0, 0.0]])
+    gradients = torch.tensor([[0.5, 0.5, 1.0], [1.0, 9.0, 0.5], [1.0, 1.0, 9.0]])
+    mask = torch.tensor([[1, 1, 1], [1, 0, 1], [1, 1, 0]])
+    index = torch.tensor([4, 4, 2])
+    found = optimal_token_baseline(returns, gradients, mask, index)
+    # Baselines: 1/2 / (1/2 + 1) = 1/3; 1 / (1 + 3/2) = 2/5; alone: its own return.
+    assert_close(found, torch.tensor([[2 / 3, 3 / 5, 0.0], [-1 / 3, 0.0, -2 / 5], [0.0, 0.0, 0.0]]))
+    tail = optimal_token_baseline(returns, gradients, mask, index, handle_zero_tail=True)
+    assert_close(tail, torch.tensor([[2 / 3, 3 / 5, 1.0], [-1 / 3, 0.0, -2 / 5], [5.0, 5.0, 0.0]]))
+
+
+def test_equal_returns_and_certain_tokens_have_a_plain_baseline():
+    mask, index = torch.ones(3, 2), torch.zeros(3, dtype=torch.int64)
+    same = torch.full((3, 2), 0.1)
+    assert not optimal_token_baseline(same, draw(1, 3, 2).abs(), mask, index).any(), "exactly 0"
+    returns = torch.tensor([[3.0, 3.0], [0.0, 0.0], [0.0, 0.0]])
+    found = optimal_token_baseline(returns, torch.zeros(3, 2), mask, index)  # no gradient at all: the mean
+    assert_close(found, returns - 1.0)
+
+
+@given(seed=SEEDS)
+@QUICK
+def test_the_optimal_token_baseline_leaves_the_least_weighted_variance(seed):
+    # B is the minimum of sum_i W_t^i (G_t^i - b)^2 over b, at every place, in any order of the rows.
+    returns, gradients = draw(seed, 4, 3).double(), draw(seed + 1, 4, 3).abs().double() + 0.1
+    mask, index = torch.ones(4, 3), torch.zeros(4, dtype=torch.int64)
+    found = optimal_token_baseline(returns, gradients, mask, index)
+    weight = gradients.cumsum(1)
+    assert_close((weight * found).sum(0), torch.zeros(3, dtype=torch.float64))
+    order = torch.tensor([2, 0, 3, 1])
+    assert_close(optimal_token_baseline(returns[order], gradients[order], mask, index), found[order])
 
 
 # ---- GAE and reward-to-go ------------------------------------------------------------------------------
@@ -406,6 +447,7 @@ NAMES = {
     "gpg",
     "gigpo",
     "step_reinforce",
+    "optimal_token_baseline",
 }
 
 

@@ -85,13 +85,27 @@ def test_validation_shuffles_what_is_shown_and_changes_no_score(small):
 
 
 def test_responses_vote_by_the_answers_that_their_reward_states(small):
-    reward = "def case(response, task):\n    odd = len(response) and ord(response[0]) % 2\n    return {'score': odd, 'pred': odd}\n"
+    odd = "len(response) and ord(response[0]) % 2"
+    reward = f"def case(response, task):\n    return {{'score': {odd}, 'pred': {odd}}}\n"
     keys = ("val_only=true", "validation.generating_args.temperature=1.0", "validation.bootstrap=50")
     run = small(*keys, "validation.generating_args.num_return_sequences=3", "validation.maj_at_k=[1,3]", reward=reward)
     values = run.last
     assert values["val/case/maj_at_1"] == pytest.approx(values["val/case/accuracy"])
     assert values["val/case/maj_at_3"] == int(values["val/case/maj_at_3"] * 16) / 16 != values["val/case/maj_at_1"]
     assert values["val/case/maj_at_3_spread"] > 0
+
+
+def test_the_optimal_token_baseline_reads_the_trainers_gradients(small):
+    run = small("adv_estimator=optimal_token_baseline", "num_return_sequences_in_group=4", "rollout_batch_size=1")
+    (_, batch), = run.trained  # fmt: skip
+    assert ("actor_train", False) in {a[:2] for a in run.passes}, "a forward pass of its own"
+    acting = batch.action_mask.view(4, -1)  # prompts and responses have one length here
+    weight = batch.logit_gradients.view(4, -1).double().cumsum(1)[acting].view(4, 2)
+    returns = batch.token_rewards.view(4, -1).sum(1, keepdim=True).double()
+    assert weight.min() > 0.5 and returns.std() > 0  # a random model is sure of nothing
+    baseline = (returns * weight).sum(0) / weight.sum(0)
+    found = batch.advantages.view(4, -1)[acting].view(4, 2)
+    torch.testing.assert_close(found, (returns - baseline).float())
 
 
 def test_val_only_needs_no_training_data_and_no_steps(small):

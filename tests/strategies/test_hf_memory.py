@@ -267,6 +267,28 @@ def test_hits_are_found_chunk_by_chunk(monkeypatch):
     assert nothing.correct.tolist() == []
 
 
+def test_squared_gradients_in_the_logits_are_found_chunk_by_chunk(monkeypatch):
+    monkeypatch.setattr(logits_module, "_CHUNK_ELEMENTS", 4 * 50)
+    monkeypatch.setattr(logits_module, "SLICE_ELEMENTS", 3 * 50)
+    generator = torch.Generator().manual_seed(0)
+    hidden, head = torch.randn(10, 8, generator=generator, dtype=torch.float64), torch.nn.Linear(8, 50).double()
+    targets = torch.randint(50, (10,), generator=generator)
+    scaled = (head(hidden) / 0.7).detach().requires_grad_()
+    scaled.log_softmax(-1).gather(-1, targets[:, None]).sum().backward()
+    with Largest() as largest:
+        request = HeadRequest(logit_gradients=True)
+        found = head_outputs(hidden, head, targets, request, temperature=0.7).logit_gradients
+    torch.testing.assert_close(found, scaled.grad.square().sum(-1))
+    assert not found.requires_grad
+    assert largest.elements <= 4 * 50 + 8 * 50
+    certain = torch.nn.Linear(8, 50)
+    torch.nn.init.zeros_(certain.weight)
+    with torch.no_grad():
+        certain.bias[3] = 200.0
+    sure = head_outputs(hidden.float(), certain, torch.full((10,), 3), request, temperature=1.0).logit_gradients
+    assert sure.tolist() == [0.0] * 10
+
+
 def test_a_training_step_makes_no_logits_of_all_its_tokens(monkeypatch, tiny_model):
     strategy = build(make_spec(tiny_model, training={"per_device_train_batch_size": 6}))
     batch = make_batch((60, 50, 40))

@@ -89,8 +89,9 @@ def hits(info, padded, targets):
     group = torch.distributed.group.WORLD if info.world_size > 1 else None
     weight = head[info.rank * part : (info.rank + 1) * part]
     split = {"group": group, "vocab_start": info.rank * part, "vocab": VOCAB}
-    outputs = vocab_parallel_outputs(hidden, weight, targets, HeadRequest(correct=True), temperature=1.0, **split)
-    return outputs.correct
+    request = HeadRequest(correct=True, logit_gradients=True, entropy=True)
+    outputs = vocab_parallel_outputs(hidden, weight, targets, request, temperature=1.0, **split)
+    return outputs.correct, outputs.logit_gradients, outputs.entropy
 
 
 @pytest.mark.parametrize(("world", "padded"), [(1, 37), (1, 64), (2, 40), (2, 80)])
@@ -99,8 +100,12 @@ def test_the_likeliest_token_of_a_split_vocabulary(ranks, world, padded):
     best = (hidden @ head[:VOCAB].T).argmax(-1)
     expected = torch.tensor([1.0, 0.0, 1.0] * 4)[:POSITIONS]
     targets = torch.where(expected.bool(), best, (best + 1) % VOCAB)
-    for answer in ranks.run(hits, world, padded, targets):
-        assert answer.tolist() == expected.tolist()
+    p = (hidden @ head[:VOCAB].T).softmax(-1)
+    lengths = (p - torch.nn.functional.one_hot(targets, VOCAB)).square().sum(-1)
+    for correct, gradients, entropy in ranks.run(hits, world, padded, targets):
+        assert correct.tolist() == expected.tolist()
+        torch.testing.assert_close(gradients, lengths)
+        torch.testing.assert_close(entropy, -(p * p.log()).sum(-1))
 
 
 TOP = 30

@@ -91,7 +91,7 @@ def reference(model_of, taught):
 def check(model_of, taught, reference):
     def run(ranks, strategy, options, world, *, k=K, tolerance=1e-4, **changes):
         make = functools.partial(taught_batch, *taught(k))
-        more = ("student_logprobs", TopK(k))
+        more = ("student_logprobs", "logit_gradients", TopK(k))
         part = functools.partial(play, make=make, loss=DISTILLATION, more=more)
         found = run_layout(ranks, layout_spec(model_of("llama"), strategy, options, **changes), world, play=part)
         want, batch, outputs = reference(k), make(), found.outputs
@@ -101,6 +101,11 @@ def check(model_of, taught, reference):
             column = getattr(outputs, name)
             assert (column[~acting] == 0).all()
             wrong[name] = relative(column[acting], table.gather(-1, ids)[acting])
+        p = table.exp()
+        chosen = torch.nn.functional.one_hot(batch.token_ids, p.shape[1])
+        lengths = (p - chosen).square().sum(-1)  # of d log p(token) / d logits = onehot - p
+        wrong["logit_gradients"] = relative(outputs.logit_gradients[acting], lengths[acting])
+        assert (outputs.logit_gradients[~acting] == 0).all()
         assert relative(outputs.top_logprobs[acting], table.topk(k).values[acting]) <= tolerance
         assert all(len(set(row)) == k for row in outputs.top_ids[acting].tolist())
         wrong = {name: value for name, value in wrong.items() if not value <= tolerance}

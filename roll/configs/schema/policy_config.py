@@ -106,14 +106,14 @@ class PolicyOptimisation:
     """Coefficient of the L2 pull of the actor's weights towards the reference, i.e. the weights it started
     from: l2 * (w - w_start) joins the gradient. 0: off. Keeps a copy of those weights."""
     gamma: float = number(1.0, ge=0, le=1)
-    """Discount per action token, for `gae`, `reinforce` and `reinforce_plus_plus`."""
+    """Discount per action token, for `gae`, `vapo`, `reinforce`, `reinforce_plus_plus` and `optimal_token_baseline`."""
     lambd: float = number(0.95, ge=0, le=1)
     """Lambda of `gae`."""
     adv_estimator: str = named("grpo", args="adv_estimator_args")
     """gae, reinforce, reinforce_plus_plus, reinforce_plus_plus_baseline, grpo, dr_grpo, rloo, rloo_std, remax, opo,
-    gpg, gdpo, pass_at_k, best_of_n, vapo; for environments also gigpo, step_reinforce; or a function of your own as
-    `package.module:name` or `path/to/file.py:name`. With options: `{name: grpo, eps: 0.01}`. `gae` and `vapo` need a
-    `critic`."""
+    gpg, gdpo, pass_at_k, best_of_n, vapo, optimal_token_baseline; for environments also gigpo, step_reinforce; or a
+    function of your own as `package.module:name` or `path/to/file.py:name`. With options: `{name: grpo, eps: 0.01}`.
+    `gae` and `vapo` need a `critic`."""
     adv_estimator_args: dict[str, Any] = args_of("adv_estimator", ESTIMATORS)
     """Options of the estimator, see below; `adv_estimator: {name: ..., option: ...}` is short for both keys. One of
     your own gets them as keyword arguments."""

@@ -41,7 +41,7 @@ def vocab_parallel_outputs(
         weight: [V / ranks, D], the head's rows of tokens `vocab_start`, `vocab_start` + 1, ...
         targets: int64 [S], the scored tokens, or [S, 1 + K] with K other tokens beside each; below `vocab`, and the
             same on every rank.
-        request: what else is wanted. `correct` and `top_k` have no gradient.
+        request: what else is wanted. `correct`, `logit_gradients` and `top_k` have no gradient.
         temperature: > 0, the same as at sampling.
         group: process group of the tensor-parallel ranks; None for one rank without any.
         vocab_start: first token of this rank.
@@ -57,9 +57,15 @@ def vocab_parallel_outputs(
     rows = chunk_rows or max(1, _CHUNK_ELEMENTS // max(1, len(weight)))
     shard = _Shard(group, vocab_start, max(0, min(len(weight), vocab - vocab_start)), temperature, rows)
     targets = targets if targets.dim() > 1 else targets[:, None]
-    scores, entropy, correct, ids = _Scores.apply(hidden, weight, targets, shard, request)
-    entropy, correct = entropy if request.entropy else None, correct if request.correct else None
-    return HeadOutputs.of_scores(scores, ids, targets.shape[1], entropy, correct)
+    scores, entropy, correct, gradients, ids = _Scores.apply(hidden, weight, targets, shard, request)
+    return HeadOutputs.of_scores(
+        scores,
+        ids,
+        targets.shape[1],
+        entropy=entropy if request.entropy else None,
+        correct=correct if request.correct else None,
+        logit_gradients=gradients if request.logit_gradients else None,
+    )
 
 
 class _Shard:
@@ -105,14 +111,15 @@ class _Shard:
 
 
 class _Scores(torch.autograd.Function):
-    """(hidden [S, D], weight [V / ranks, D]) -> (log p(id) [S, J + top_k], entropy [S], hits [S], these ids)."""
+    """(hidden [S, D], weight [V / ranks, D]) -> (log p(id) [S, J + top_k], entropy [S], hits [S], squared gradients
+    [S], these ids)."""
 
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, shard: _Shard, request: HeadRequest
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         wide = torch.promote_types(weight.dtype, torch.float32)
-        normalizer, entropy, correct = (torch.zeros(len(hidden), dtype=wide, device=hidden.device) for _ in range(3))
+        normalizer, entropy, correct, gradients = torch.zeros(4, len(hidden), dtype=wide, device=hidden.device).unbind()
         ids = F.pad(targets, (0, request.top_k))
         scores = torch.zeros(ids.shape, dtype=wide, device=hidden.device)
         for part in shard.slices(len(hidden)):
@@ -129,10 +136,15 @@ class _Scores(torch.autograd.Function):
                 picked = torch.where(inside, shifted.gather(-1, column), picked)
             weights = shifted.exp()
             sums = [weights.sum(-1, keepdim=True), picked]
+            if request.logit_gradients:
+                sums.append(weights.square().sum(-1, keepdim=True))
             if request.entropy:
                 # 0 log 0 = 0: a token ruled out by a logit of -inf adds nothing.
                 sums.append(weights.mul_(shifted.clamp_min_(torch.finfo(wide).min)).sum(-1, keepdim=True))
             total, picked, rest = shard.reduce(torch.cat(sums, dim=1)).tensor_split((1, 1 + ids.shape[1]), dim=1)
+            if request.logit_gradients:
+                squares, rest = rest[:, 0] / total[:, 0].square(), rest[:, 1:]
+                gradients[part] = (1 - 2 * picked[:, 0].exp() / total[:, 0] + squares).clamp(min=0)
             log_total = total.log()
             scores[part] = picked - log_total
             normalizer[part] = largest + log_total[:, 0]
@@ -140,9 +152,9 @@ class _Scores(torch.autograd.Function):
             if request.entropy:
                 entropy[part] = (log_total - rest / total)[:, 0]
         ctx.save_for_backward(hidden, weight, ids, normalizer, entropy)
-        ctx.mark_non_differentiable(correct, ids)
+        ctx.mark_non_differentiable(correct, gradients, ids)
         ctx.shard, ctx.with_entropy = shard, request.entropy
-        return scores, entropy, correct, ids
+        return scores, entropy, correct, gradients, ids
 
     @staticmethod
     @once_differentiable
