@@ -264,7 +264,8 @@ def checked_result(env: Env, result: object) -> StepResult:
         checked_observation(env, "step", result.observation)
     return StepResult(
         reward=_finite(env, "reward", result.reward),
-        **flags,
+        terminated=flags["terminated"],
+        truncated=flags["truncated"],
         observation=None if over else result.observation,
         reward_parts=_numbers(env, "reward_parts", result.reward_parts),
         metrics=_numbers(env, "metrics", result.metrics),

@@ -132,7 +132,7 @@ class Report:
         shown = max(group.trajectories, key=lambda t: t.num_response_tokens)
         word = "filtered_group" if reason.startswith("filter") else "failed_group"
         for trajectory in group.trajectories:
-            if not trajectory.trainable:
+            if not trajectory.trainable and trajectory.status != "filtered":
                 self._warn(trajectory)
         self._drops.add(
             word,
@@ -147,10 +147,18 @@ class Report:
         )
 
     def failed(self, group: Group) -> None:
-        """Record the members that failed, of a group that is trained on without them."""
+        """Record the members that failed or were filtered, of a group that is trained on without them."""
         for trajectory in group.trajectories:
             if not trajectory.trainable:
-                sample = {"domain": group.task.domain, "status": trajectory.status, "response": self._text(trajectory)}
+                sample: dict[str, Any] = {
+                    "domain": group.task.domain,
+                    "status": trajectory.status,
+                    "response": self._text(trajectory),
+                }
+                if trajectory.status == "filtered":
+                    sample["score"] = trajectory.reward
+                    self._drops.add("filtered_response", trajectory.id, trajectory.error, sample)
+                    continue
                 self._drops.add("failed_response", trajectory.id, trajectory.error, sample)
                 self._warn(trajectory)
 

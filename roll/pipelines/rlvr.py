@@ -19,13 +19,13 @@ from roll.data.templates import PromptEncoder
 from roll.envs.base import Observation
 from roll.pipelines.reward_router import RewardRouter
 from roll.pipelines.validation import validation_metrics, validation_samples
-from roll.pipelines.workload import Split, TrainingSource, Workload, query_filter
+from roll.pipelines.workload import Split, TrainingSource, Workload, query_filter, response_filter
 from roll.rollout.agent import Agent
 from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.episode import EpisodePlayer
 from roll.rollout.episode_envs import RewardEnv
 from roll.tracking.base import Sample
-from roll.types.episode import Group, Task
+from roll.types.episode import Group, Task, Trajectory
 from roll.types.metrics import Metrics
 from roll.utils.importing import load_object
 from roll.utils.rows import DataError
@@ -86,7 +86,11 @@ class PromptWorkload(Workload):
                 for domain, reward in config.rewards.items()
                 if reward.rollout is not None
             },
+            keep=self._keep_response if split == "train" else None,
         )
+
+    def _keep_response(self, task: Task, trajectory: Trajectory) -> str | None:
+        return response_filter(trajectory, self._config.rewards[task.domain].response_filter_config)
 
     def keep(self, group: Group) -> str | None:
         if self._tasks is not None and group.survivors:

@@ -5,18 +5,19 @@ rlvr.py has prompts of data sets with reward functions, agentic.py has environme
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 import torch
 
-from roll.configs.schema.reward_config import QueryFilterConfig
+from roll.configs.schema.reward_config import QueryFilterConfig, ResponseFilterConfig
 from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.episode import EpisodePlayer
 from roll.rollout.groups import ResumableTaskSource
 from roll.tracking.base import Sample
-from roll.types.episode import Group, Task
+from roll.types.episode import Group, Task, Trajectory
 from roll.types.metrics import Metrics
 
 Split = Literal["train", "val"]
@@ -72,6 +73,19 @@ class Workload(ABC):
 
     def close(self) -> None:
         """Release what the workload has started. Default: nothing."""
+
+
+def response_filter(trajectory: Trajectory, rule: ResponseFilterConfig) -> str | None:
+    """Return why a domain's filter leaves out this response; None to keep it."""
+    if rule.type == "no_filter":
+        return None
+    value = trajectory.reward if rule.type == "score_filter" else float(trajectory.num_response_tokens)
+    low, high = rule.filter_args.threshold_down, rule.filter_args.threshold_up
+    if (low is None or value > low) and (high is None or value < high):
+        return None
+    what = "score" if rule.type == "score_filter" else "length"
+    low, high = -math.inf if low is None else low, math.inf if high is None else high
+    return f"filtered: {what} {value:g} outside ({low:g}, {high:g})"
 
 
 def query_filter(group: Group, rule: QueryFilterConfig) -> str | None:

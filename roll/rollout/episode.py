@@ -256,6 +256,7 @@ class EpisodePlayer:
         make_env: a fresh environment for a task and an episode's name.
         rollouts: by domain, what plays its episodes instead of the agent alone.
         max_episodes: that are played at once, others wait for their end; None: no limit.
+        keep: says of an episode that ended well why it isn't trained on, which makes it `filtered`; None: keeps all.
     """
 
     def __init__(
@@ -268,6 +269,7 @@ class EpisodePlayer:
         max_turns: int = 1,
         rollouts: Mapping[str, Rollout] | None = None,
         max_episodes: int | None = None,
+        keep: Callable[[Task, Trajectory], str | None] | None = None,
     ) -> None:
         self._engines = engines
         self._slots = None if max_episodes is None else EpisodeSlots(engines, max_episodes)
@@ -276,6 +278,7 @@ class EpisodePlayer:
         self._max_sequence_length = max_sequence_length
         self._usual = AgentRollout(agent, max_turns)
         self._rollouts = dict(rollouts or {})
+        self._keep = keep
 
     async def play(self, task: Task, key: EpisodeKey, params: SamplingParams) -> Trajectory:
         """Play one episode. Never raises for what goes wrong inside it: that is the trajectory's status.
@@ -297,4 +300,6 @@ class EpisodePlayer:
                 episode.fail("truncated", str(error))
             finally:
                 await env.close()
-            return episode.finished()
+            played = episode.finished()
+            why = self._keep(task, played) if self._keep is not None and played.trainable else None
+            return played if why is None else replace(played, status="filtered", error=why)

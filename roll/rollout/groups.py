@@ -279,7 +279,10 @@ class GroupFilter:
         group = outcome.group
         self._any_well = self._any_well or bool(group.survivors)
         for trajectory in (*group.trajectories, *outcome.replaced):
-            if not trajectory.trainable:
+            if trajectory.status == "filtered":
+                metrics.add_sum("rollout/filtered_responses", 1)
+                self._any_well = True
+            elif not trajectory.trainable:
                 metrics.add_sum(f"rollout/failed_{trajectory.status}", 1)
                 metrics.add_sum("rollout/failed_episodes", 1)
                 self._failed += 1
@@ -289,8 +292,10 @@ class GroupFilter:
         if outcome.surplus:
             metrics.add_sum("rollout/surplus_episodes", outcome.surplus)
         if len(group.survivors) < self._min_survivors:
+            filtered = any(trajectory.status == "filtered" for trajectory in group.trajectories)
             reason = f"fewer than {self._min_survivors} usable responses"
-            metrics.add_sum("rollout/failed_groups", 1)
+            reason = f"filtered: {reason} are left by response_filter_config" if filtered else reason
+            metrics.add_sum("rollout/filtered_groups" if filtered else "rollout/failed_groups", 1)
         else:
             kept_out = self._keep(group) if self._min_survivors else None
             if kept_out is None:
@@ -324,8 +329,9 @@ class GroupFilter:
         return FilterBudgetExhausted(
             f"step {step}: started {started} prompts (all that max_num_gen_batches, or max_traj_per_env, permits) and "
             f"kept {kept} of the {needed} groups needed. Dropped: {reasons}. Mean scores of dropped groups: "
-            f"{histogram(self._dropped_means)}. Use tasks of another difficulty, loosen query_filter_config (of "
-            f"rewards) or group_filter (of environments), or raise what bounds them.{failure}"
+            f"{histogram(self._dropped_means)}. Use tasks of another difficulty, loosen query_filter_config or "
+            "response_filter_config (of rewards) or group_filter (of environments), or raise what bounds them."
+            f"{failure}"
         )
 
 

@@ -12,7 +12,8 @@ from itertools import pairwise
 from typing import Any, Literal
 
 FinishReason = Literal["stop", "length", "abort"]
-Status = Literal["ok", "truncated", "env_error", "reward_error", "timeout", "aborted"]
+Status = Literal["ok", "truncated", "filtered", "env_error", "reward_error", "timeout", "aborted"]
+"""`filtered`: nothing went wrong, but the configuration says not to train on it (`response_filter_config`)."""
 
 TRAINABLE: frozenset[Status] = frozenset({"ok", "truncated"})
 """Statuses whose reward says something about the policy."""

@@ -22,6 +22,7 @@ TRAIN = "actor_train.training_args"
 DATA = "actor_train.data_args"
 SAMPLING = "actor_infer.generating_args"
 
+BAND = "{threshold_down: 9, threshold_up: 9}"
 BROKEN: list[tuple[str, list[str], str, list[str]]] = [
     # id, overrides, path of the one violation, fragments of its text
     ("a typo at the top", ["rollout_batchsize=4"], "rollout_batchsize", ["did you mean 'rollout_batch_size'"]),
@@ -217,6 +218,24 @@ BROKEN: list[tuple[str, list[str], str, list[str]]] = [
         ["rewards.math.query_filter_config={type: mean_filter, filter_args: {threshold_down: 1, threshold_up: 0}}"],
         "rewards.math.query_filter_config.filter_args.threshold_down",
         ["every group is dropped"],
+    ),
+    (
+        "a response filter without a bound",
+        ["rewards.math.response_filter_config.type=score_filter"],
+        "rewards.math.response_filter_config.filter_args",
+        ["threshold_down or threshold_up"],
+    ),
+    (
+        "a response filter that lets nothing through",
+        [f"rewards.math.response_filter_config={{type: length_filter, filter_args: {BAND}}}"],
+        "rewards.math.response_filter_config.filter_args.threshold_down",
+        ["every response is dropped"],
+    ),
+    (
+        "a bound of no filter",
+        ["rewards.math.response_filter_config.filter_args.threshold_up=9"],
+        "rewards.math.response_filter_config.filter_args.threshold_up",
+        ["no effect", "type=score_filter"],
     ),
     (
         "shares of an unknown domain",

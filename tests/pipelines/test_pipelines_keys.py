@@ -439,6 +439,36 @@ def test_query_filters_replace_groups_by_other_prompts(small):
     assert {(line["reason"], tuple(line["sample"]["scores"])) for line in dropped} == {("filtered_group", (-0.5, -0.5))}
 
 
+def test_response_filters_leave_out_single_responses_before_their_group_is_compared(small):
+    count = "import itertools\nnumbers = itertools.count()\n"
+    reward = f"{count}def case(response, task):\n    return float(next(numbers) % 4)\n"
+    rule = "{type: score_filter, filter_args: {threshold_down: 0.5}}"
+    keys = ("num_return_sequences_in_group=8", "rollout_batch_size=1", "adv_estimator=dr_grpo")
+    run = small(f"rewards.case.response_filter_config={rule}", *keys, reward=reward, dump=True)
+    rows = run.rollouts()
+    assert sorted(row.reward for row in rows) == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]  # two of eight scored 0
+    assert {round(row.advantages[-1], 6) for row in rows} == {-1.0, 0.0, 1.0}, "compared with the six that are left"
+    assert run.last["rollout/filtered_responses"] == run.last["dropped/filtered_response"] == 2
+    assert "rollout/failed_episodes" not in run.last
+    (first, _) = run.lines("dropped.jsonl")
+    assert (first["reason"], first["sample"]["score"]) == ("filtered_response", 0.0)
+    assert first["detail"] == "filtered: score 0 outside (0.5, inf)"
+    assert run.last["group/size_mean"] == 6
+
+
+def test_a_group_without_enough_responses_left_is_replaced_and_validation_is_not_filtered(small):
+    reward = "def case(response, task):\n    return float(task.payload['ground_truth'] == 'lower')\n"
+    rule = "rewards.case.response_filter_config={type: score_filter, filter_args: {threshold_up: 0.5}}"
+    run = small(rule, "val_before_train=true", reward=reward, dump=True)
+    assert {row.reward for row in run.rollouts()} == {0.0}
+    assert run.last["rollout/filtered_groups"] >= 1
+    assert "left by response_filter_config" in run.lines("dropped.jsonl")[0]["detail"]
+    assert run.rows[0]["val/case/reward"] == 0.5
+    longest = "rewards.case.response_filter_config={type: length_filter, filter_args: {threshold_up: 2}}"
+    with pytest.raises(FilterBudgetExhausted, match="loosen query_filter_config or response_filter_config"):
+        small(longest, "max_num_gen_batches=1")  # every response has 2 tokens
+
+
 def test_max_num_gen_batches_is_the_budget_of_filters(small):
     keys = ("rewards.case.query_filter_config.type=std_filter", "max_num_gen_batches=2")
     with pytest.raises(FilterBudgetExhausted, match=r"started 4 prompts .* kept 0 of the 2 .* all 4 at 0\.5"):

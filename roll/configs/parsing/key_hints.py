@@ -9,7 +9,6 @@ UNSUPPORTED_KEYS: dict[str, str] = {
     "is_num_return_sequences_expand": "the scheduler always sends one request per response",
     "profile_steps": "the profiler isn't available in this version",
     "profiler_output_dir": "the profiler isn't available in this version",
-    "response_filter_config": "single responses aren't filtered in this version; see query_filter_config",
     "save_logging_board_dir": "not available in this version; see rollout_dump_dir",
     "model_update_frequency": "weights are synchronised after every step",
     "max_concurrency": "calls that a worker takes at once belong to its role; see max_running_requests for engines",

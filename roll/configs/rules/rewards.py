@@ -10,7 +10,14 @@ from roll.catalog.entries import OWN_PATH
 from roll.catalog.rewards import REWARDS
 from roll.configs.errors import NO_VALUE, Violation, nearest, no_effect, problem
 from roll.configs.schema.judge_config import JUDGE
-from roll.configs.schema.reward_config import REWARD_MODEL, REWARD_MODELS, WEIGHTED, QueryFilterConfig, RewardConfig
+from roll.configs.schema.reward_config import (
+    REWARD_MODEL,
+    REWARD_MODELS,
+    WEIGHTED,
+    QueryFilterConfig,
+    ResponseFilterConfig,
+    RewardConfig,
+)
 from roll.configs.schema.rlvr_config import UNCONFINED, RLVRConfig
 from roll.utils.importing import suggested_path
 from roll.utils.patterns import compile_pattern
@@ -40,6 +47,7 @@ def reward_rules(config: RLVRConfig) -> Iterator[Violation]:
                 expected = f"tags of one domain only: {tag!r} is also in rewards.{other}"
                 yield Violation(f"{path}.tag_included", expected, "remove it from one of them", tag)
         yield from filter_rules(f"{path}.query_filter_config", reward.query_filter_config)
+        yield from response_filter_rules(f"{path}.response_filter_config", reward.response_filter_config)
     used = any(reward.name == "custom" for reward in config.rewards.values())
     if config.custom_reward_function is not None and not used:
         expected = "a domain that uses it"
@@ -125,6 +133,22 @@ def _options(path: str, name: str, kwargs: Mapping[str, Any]) -> Iterator[Violat
             yield problem(f"{path}.pattern", str(error), "in YAML, put patterns into single quotes")
     if name == "http" and "url" in kwargs and not re.match(r"https?://[^\s/]+", str(kwargs["url"])):
         yield Violation(f"{path}.url", "the address of a reward server, http://host:port/path", "", kwargs["url"])
+
+
+def response_filter_rules(path: str, rule: ResponseFilterConfig) -> Iterator[Violation]:
+    """A filter of responses has a bound, and lets something through."""
+    low, high = rule.filter_args.threshold_down, rule.filter_args.threshold_up
+    place = f"{path}.filter_args"
+    if rule.type == "no_filter":
+        for key, bound in (("threshold_down", low), ("threshold_up", high)):
+            if bound is not None:
+                fix = f"{path}.type=score_filter (or length_filter), or remove it"
+                yield no_effect(f"{place}.{key}", " with type: no_filter", fix, bound)
+    elif low is None and high is None:
+        yield Violation(place, "threshold_down or threshold_up", f"{place}.threshold_down=0", NO_VALUE)
+    elif low is not None and high is not None and low >= high:
+        expected = f"less than threshold_up ({high}), or every response is dropped"
+        yield Violation(f"{place}.threshold_down", expected, "the lower bound first, or type: no_filter", low)
 
 
 def filter_rules(path: str, rule: QueryFilterConfig) -> Iterator[Violation]:

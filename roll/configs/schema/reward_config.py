@@ -61,6 +61,27 @@ class QueryFilterConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ResponseFilterArgs:
+    """Bounds of a response filter."""
+
+    threshold_down: float | None = None
+    """Keep responses with a score, or a number of tokens, above this. null: no bound."""
+    threshold_up: float | None = None
+    """Keep responses with one below this. null: no bound."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResponseFilterConfig:
+    """Which single responses are worth training on. Others leave their group before it is compared, counted and listed
+    in `dropped.jsonl`; a group with fewer than two left is replaced by another prompt."""
+
+    type: Literal["no_filter", "score_filter", "length_filter"] = "no_filter"
+    """By nothing, by score, by response tokens."""
+    filter_args: ResponseFilterArgs = field(default_factory=ResponseFilterArgs)
+    """Its bounds."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RewardPart:
     """One term of a weighted sum."""
 
@@ -104,6 +125,8 @@ class RewardConfig:
     """Factor on the domain's scores in training; validation reports unweighted scores."""
     query_filter_config: QueryFilterConfig = field(default_factory=QueryFilterConfig)
     """Dynamic filtering of groups. Not in validation."""
+    response_filter_config: ResponseFilterConfig = field(default_factory=ResponseFilterConfig)
+    """Dynamic filtering of single responses, before groups are filtered and normalised. Not in validation."""
     world_size: int = number(
         1, ge=1, acts_if=_of_function("it has no processes of its own", "reward_model.device_mapping=... for a model's")
     )
