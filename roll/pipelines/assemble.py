@@ -73,15 +73,19 @@ def assemble(groups: Sequence[Group]) -> Rollouts:
     def column(values: Callable[[Turn], Iterable[Any]], dtype: torch.dtype) -> Tensor:
         return torch.tensor([value for turn in turns for value in values(turn)], dtype=dtype)
 
+    def given(turn: Turn) -> int:
+        """Tokens that the policy didn't choose."""
+        return len(turn.prompt_ids) + turn.num_ignited
+
     batch = TokenBatch(
         row_ids=tuple(ids),
         group_ids=tuple(members[place][1].id for place in owners),
         unit_ids=tuple(members[place][2].id for place in owners),
         offsets=torch.tensor(offsets),
         token_ids=column(lambda turn: [*turn.prompt_ids, *turn.response_ids], torch.int64),
-        action_mask=column(lambda t: [False] * len(t.prompt_ids) + [True] * len(t.response_ids), torch.bool),
-        sampling_logprobs=column(lambda turn: [0.0] * len(turn.prompt_ids) + [*turn.logprobs], torch.float32),
-        versions=column(lambda turn: [-1] * len(turn.prompt_ids) + [*turn.versions], torch.int64),
+        action_mask=column(lambda t: [False] * given(t) + [True] * (len(t.response_ids) - t.num_ignited), torch.bool),
+        sampling_logprobs=column(lambda t: [0.0] * given(t) + [*t.logprobs[t.num_ignited :]], torch.float32),
+        versions=column(lambda t: [-1] * given(t) + [*t.versions[t.num_ignited :]], torch.int64),
     )
     return Rollouts(
         batch=batch,

@@ -60,6 +60,7 @@ def _schema(pa: Any) -> Any:
             "metrics": pairs,
             "resets_context": pa.bool_(),
             "state": pa.string(),
+            "num_ignited": pa.int32(),
         }
     )
     return pa.schema(
@@ -73,6 +74,7 @@ def _schema(pa: Any) -> Any:
             "reward_parts": pairs,
             "status": pa.string(),
             "error": pa.string(),
+            "answer": pa.string(),
             "spans": pairs,
         }
     )

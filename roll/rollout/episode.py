@@ -156,7 +156,7 @@ class Episode:
             affinity=self._key.group_name(self.task),
         )
         with self._span("generate"):
-            completion = await self._engines.generate(self._name, request)
+            completion, ignited = await self._completed(request, first=not self._turns)
         self._turns.append(
             Turn(
                 prompt_ids=prompt,
@@ -166,12 +166,37 @@ class Episode:
                 finish_reason=completion.finish_reason,
                 resets_context=reset_context,
                 state=self._state,
+                num_ignited=ignited,
             )
         )
         self._context, self._unanswered = context, completion
         if completion.finish_reason == "abort":
             raise EpisodeError("aborted", "stopped by the scheduler")
         return completion
+
+    async def _completed(self, request: Request, *, first: bool) -> tuple[Completion, int]:
+        """Return the response, and how many of its tokens were drawn by the rule of the first token."""
+        rule, params = request.params.ignition, replace(request.params, ignition=None)
+        if rule is None or not first:
+            return await self._engines.generate(self._name, replace(request, params=params)), 0
+        hot = replace(params, max_new_tokens=1, temperature=rule.temperature, top_k=rule.top_k, top_p=1.0)
+        seed = stable_hash(request.seed, "ignition", bits=128)
+        spark = await self._engines.generate(
+            self._name, replace(request, id=f"{request.id}/first", params=hot, seed=seed)
+        )
+        if spark.finish_reason != "length" or params.max_new_tokens == 1:
+            return replace(spark, id=request.id), len(spark.token_ids)
+        context = (*request.prompt_ids, *spark.token_ids)
+        params = replace(params, max_new_tokens=params.max_new_tokens - 1)
+        rest = await self._engines.generate(self._name, replace(request, prompt_ids=context, params=params))
+        whole = replace(
+            rest,
+            token_ids=(*spark.token_ids, *rest.token_ids),
+            logprobs=(*spark.logprobs, *rest.logprobs),
+            versions=(*spark.versions, *rest.versions),
+            steps=spark.steps + rest.steps,
+        )
+        return whole, len(spark.token_ids)
 
     async def step_env(self, text: str | None = None) -> StepResult:
         """Give a response to the environment, or in RLVR to the reward function; null: what the last one says."""

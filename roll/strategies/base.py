@@ -142,6 +142,14 @@ class TrainStrategy(ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ignition:
+    """How the first token of a response is drawn where it isn't drawn as the others are (FIRE, arXiv:2410.21236)."""
+
+    temperature: float
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How to draw tokens."""
 
@@ -155,6 +163,8 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
     ignore_eos: bool = False
+    ignition: Ignition | None = None
+    """Of an episode's first response, which then takes two requests; engines never see it. None: as the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

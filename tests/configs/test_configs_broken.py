@@ -280,6 +280,25 @@ BROKEN: list[tuple[str, list[str], str, list[str]]] = [
     ("greedy training", [f"{SAMPLING}.temperature=0"], f"{SAMPLING}.temperature", ["above 0", "all the same"]),
     ("top-p that the trainer ignores", [f"{SAMPLING}.top_p=0.9"], f"{SAMPLING}.top_p", ["train_infer_correction"]),
     ("pass@k beyond n", ["validation.pass_at_k=[1,4]"], "validation.pass_at_k", ["1 to num_return_sequences (1)"]),
+    (
+        "a hot first token in validation",
+        ["validation.generating_args.fire_temperature=30"],
+        "validation.generating_args.fire_temperature",
+        ["validation samples as the policy does"],
+    ),
+    (
+        "a hot first token and a stop string",
+        [f"{SAMPLING}.fire_temperature=30", f"{SAMPLING}.stop_strings=x"],
+        f"{SAMPLING}.fire_temperature",
+        ["isn't found"],
+    ),
+    (
+        "a hot first token alone",
+        [f"{SAMPLING}.fire_temperature=30", f"{SAMPLING}.max_new_tokens=1"],
+        f"{SAMPLING}.fire_temperature",
+        ["have none that the policy chose"],
+    ),
+    ("likeliest tokens of nothing", [f"{SAMPLING}.fire_top_k=4"], f"{SAMPLING}.fire_top_k", ["fire_temperature"]),
     ("maj@k beyond n", ["validation.maj_at_k=[2]"], "validation.maj_at_k", ["1 to num_return_sequences (1)"]),
     (
         "a vote on nothing",

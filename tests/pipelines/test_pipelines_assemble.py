@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -55,6 +57,19 @@ def test_rows_of_a_trajectory_are_its_contexts_with_its_reward():
     assert batch.row("sampling_logprobs", 0).tolist() == [0.0, 0.0, -3.0, 0.0, -5.0, -6.0]
     assert batch.row("versions", 0).tolist() == [-1, -1, 4, -1, 4, 4]
     assert batch.row("token_ids", 1).tolist() == [7, 8]
+
+
+def test_tokens_that_were_drawn_otherwise_are_in_the_row_and_no_actions():
+    hot = replace(turn([1, 2], [3, 4, 5]), num_ignited=1)
+    alone = replace(turn([1], [6]), num_ignited=1)
+    rollouts = assemble([group((hot,), (alone,))])
+    batch = rollouts.batch
+    assert batch.row("token_ids", 0).tolist() == [1, 2, 3, 4, 5]
+    assert batch.row("action_mask", 0).tolist() == [False, False, False, True, True]
+    assert batch.row("sampling_logprobs", 0).tolist() == [0.0, 0.0, 0.0, -4.0, -5.0]
+    assert batch.row("versions", 0).tolist() == [-1, -1, -1, 4, 4]
+    assert not batch.row("action_mask", 1).any(), "its reward still counts in its group"
+    assert rollouts.response_lengths.tolist() == [3, 1]
 
 
 def test_a_context_without_a_chosen_token_is_no_row_and_renames_no_other():

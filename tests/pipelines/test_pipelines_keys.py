@@ -108,6 +108,29 @@ def test_the_optimal_token_baseline_reads_the_trainers_gradients(small):
     torch.testing.assert_close(found, (returns - baseline).float())
 
 
+FIRE = "actor_infer.generating_args.fire_temperature"
+
+
+def test_the_first_token_has_a_temperature_of_its_own_and_is_not_trained_on(small):
+    keys = ("response_length=4", "num_return_sequences_in_group=4", "val_before_train=true")
+    likeliest = "actor_infer.generating_args.fire_top_k=1"
+    run = small(*keys, f"{FIRE}=30", likeliest, dump=True)
+    firsts = {row.task_id: set() for row in run.rollouts()}
+    for row in run.rollouts():
+        assert row.action_mask == [False] * 4 + [True] * 3, "three of the prompt, one that was drawn hot"
+        firsts[row.task_id].add(row.token_ids[3])
+    assert all(len(found) == 1 for found in firsts.values()), "one of one likeliest token"
+    assert len({row.token_ids[4] for row in run.rollouts()}) > 2
+    # What is trained is what was sampled: nothing but rounding between the sampler's log-probs and the trainer's.
+    assert run.last["mismatch/kl"] < 1e-6 and run.last["mismatch/ratio_max"] == pytest.approx(1.0, abs=1e-3)
+    training = [r.params for r in run.requests if r.id.startswith("train/")]
+    assert {(p.temperature, p.top_k, p.max_new_tokens) for p in training} == {(30.0, 1, 1), (1.0, -1, 3)}
+    assert {r.params.temperature for r in run.requests if r.id.startswith("val/")} == {0.0}
+    hot = small(*keys, f"{FIRE}=100", dump=True)
+    assert len({row.token_ids[3] for row in hot.rollouts()}) > 4
+    assert hot.last["mismatch/kl"] < 1e-6
+
+
 def test_val_only_needs_no_training_data_and_no_steps(small):
     run = small("val_only=true", "max_steps=0", f"{DATA}.file_name=[]")
     assert run.steps == [0]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from roll.catalog.entries import OWN_PATH
 from roll.catalog.trackers import TRACKERS
-from roll.configs.errors import Violation, nearest, no_effect
+from roll.configs.errors import Violation, nearest, no_effect, problem
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
@@ -57,6 +57,7 @@ def sampling_rules(config: RLConfig) -> Iterator[Violation]:
     if args.num_return_sequences not in (None, n):
         expected = f"{config.group_size_key} ({n}), which rules in training"
         yield Violation(f"{path}.num_return_sequences", expected, "remove it", args.num_return_sequences)
+    yield from _ignition_rules(config, path, args)
     if config.validation_sampling is not None:
         yield from _generating_rules(config, *config.validation_sampling)
 
@@ -68,6 +69,18 @@ def _generating_rules(config: RLConfig, path: str, args: GeneratingArgs) -> Iter
     if "" in args.stop_strings:
         key, expected = f"{path}.stop_strings", "texts that aren't empty"
         yield Violation(key, expected, "remove the empty one", list(args.stop_strings))
+
+
+def _ignition_rules(config: RLConfig, path: str, args: GeneratingArgs) -> Iterator[Violation]:
+    """A first token of its own leaves others to train on, and is no part of a stop string."""
+    if args.fire_temperature is None:
+        return
+    if args.stop_strings:
+        said = "a stop string that begins in the first token isn't found: that token is sampled by itself"
+        yield problem(f"{path}.fire_temperature", said, f"remove it, or {path}.stop_strings")
+    if (args.max_new_tokens or config.response_length) < 2:
+        said = "responses of one token have none that the policy chose"
+        yield problem(f"{path}.fire_temperature", said, "response_length=2 or more, or remove it")
 
 
 def _untracked_truncation(config: RLConfig, path: str, args: GeneratingArgs) -> Iterator[Violation]:

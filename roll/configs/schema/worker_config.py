@@ -294,6 +294,15 @@ class GeneratingArgs:
     num_return_sequences: int | None = number(None, ge=1, le=65_536)
     """Validation: responses per prompt (default 1). Training uses `num_return_sequences_in_group`; if given
     there, equal to that."""
+    fire_temperature: float | None = number(None, gt=0, le=100, acts_if=(
+        needs(ROLE, "actor_infer", why="validation samples as the policy does"),
+        unless("^pipeline", "agentic", words="but for `pipeline: agentic`", why="it is about the first word of an "
+               "answer, not the first of many actions"),
+    ))  # fmt: skip
+    """Temperature of a response's first token (FIRE, arXiv:2410.21236: 30), for groups whose responses differ from the
+    start. That token isn't trained on: it wasn't the policy's choice. null: as all others."""
+    fire_top_k: int = number(16, ge=1, acts_if=(needs("fire_temperature"),))
+    """It is one of so many likeliest tokens."""
     num_beams: Literal[1] = 1
     """Only 1: beam search isn't sampling from the policy."""
 
