@@ -208,3 +208,26 @@ def test_files_as_verl_writes_them_are_scored(tmp_path, monkeypatch, capsys):
     assert second["score"] == [0.25] * 3
     said = capsys.readouterr().out
     assert "gsm8k" in said and "50.0%" in said  # of the two that said something
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "data:\n  path: a b.parquet\n  prompt_key: prompt\n  n_samples: 5\n  output_path: out.parquet\n"
+            "model: {path: Qwen/Qwen3-0.6B}\nrollout: {name: vllm, temperature: 0.7, response_length: 512}\n",
+            "roll eval generate 'a b.parquet' --model Qwen/Qwen3-0.6B --prompt_key prompt --n_samples 5 "
+            "--output_path out.parquet --temperature 0.7 --max_new_tokens 512 --engine vllm",
+        ),
+        (
+            "data:\n  path: r.parquet\n  response_key: responses\n  data_source_key: data_source\n"
+            "  reward_model_key: reward_model\ncustom_reward_function: {path: null, name: compute_score}\n",
+            "roll eval score r.parquet --reward REWARD.py:compute_score --response_key responses --data_source_key "
+            "data_source --reward_model_key reward_model",
+        ),
+    ],
+)
+def test_a_file_of_verls_jobs_is_answered_with_the_command(text, expected, tmp_path, capsys):
+    (tmp_path / "job.yaml").write_text(text)
+    assert main(["check", str(tmp_path / "job.yaml")]) == 2
+    assert expected in capsys.readouterr().err

@@ -28,6 +28,14 @@ UNSUPPORTED_KEYS: dict[str, str] = {
         "expert_model_parallel_size"
     ),
     "forward_prefetch": "FSDP2 gathers the next layer's weights ahead by itself",
+    "image_key": "rows are text: models of images aren't supported in this version",
+    "video_key": "rows are text: models of videos aren't supported in this version",
+    "return_raw_chat": "messages always reach rewards and rollouts, as task.payload['messages']",
+    "return_raw_input_ids": "a reward model with another tokenizer encodes messages itself, see reward_model.template",
+    "return_full_prompt": "rewards and rollouts always see the whole row, see task.payload",
+    "calculate_log_probs": "log-probs of sampled tokens are always kept",
+    "calculate_sum_pi_squared": "adv_estimator: optimal_token_baseline asks for what it needs",
+    "launch_reward_fn_async": "rewards are always computed beside generation, see rewards.<domain>.world_size",
     "wrap_policy": "what is sharded together is what the model names as its layers",
 }
 """Keys of the users' vocabulary that nothing would read in this version; `section.key` for one of a section."""
@@ -164,9 +172,30 @@ FOREIGN_KEYS: dict[str, str] = {
     "ref_model": "write reference",
     "max_completion_length": "write response_length",
     "num_generations": "write num_return_sequences_in_group; in agentic train_env_manager.group_size",
+    "reward_fn_key": "write data_args.tag, the column whose values rewards.<domain>.tag_included lists",
+    "data_source": "a column of rows, no key: data_args.tag names another, rewards.<domain>.tag_included its values",
+    "custom_cls": "write data_args.dataset: path/to/file.py:Class, and its options in data_args.dataset_args",
+    "use_fire_sampling": "write actor_infer.generating_args.fire_temperature: 30 (and fire_top_k: 16)",
+    "completion_callback": "write rewards.<domain>.rollout, a class of your own that plays the turns",
+    "validation_shuffle": "write validation.shuffle",
+    "filter_overlong_prompts_workers": "write data_args.preprocessing_num_workers",
+    "n_samples": "generation over a file is a command: roll eval generate DATA --model M --n_samples N",
+    "output_path": "generation over a file is a command: roll eval generate DATA --model M --output_path FILE",
+    "data_source_key": "scoring a file is a command: roll eval score FILE --data_source_key COLUMN",
+    "reward_model_key": "scoring a file is a command: roll eval score FILE --reward_model_key COLUMN",
     "reward": "write reward_model for a model that scores; functions have rewards.<domain>.world_size processes",
 }
 """Words of other frameworks and older spellings, with this project's key."""
 
-UNSUPPORTED_VALUES: dict[str, dict[str, str]] = {"kl_penalty": {"full": _FULL_KL}, "kl_loss_type": {"full": _FULL_KL}}
+_TURNS = "write optimal_token_baseline: it counts the action tokens of all turns"
+UNSUPPORTED_VALUES: dict[str, dict[str, str]] = {
+    "kl_penalty": {"full": _FULL_KL},
+    "kl_loss_type": {"full": _FULL_KL},
+    "adv_estimator": {
+        "tir_optimal_token_baseline": _TURNS,
+        "grpo_passk": "write pass_at_k",
+        "grpo_vectorized": "write grpo",
+        "rloo_vectorized": "write rloo",
+    },
+}
 """Values of the users' vocabulary, by key, that are refused with a reason of their own."""

@@ -20,6 +20,7 @@ from roll.catalog.entries import OWN_PATH
 from roll.configs.errors import NO_VALUE, ConfigError, Violation, nearest, problem
 from roll.configs.parsing.build_config import UNRESOLVED, build_partly
 from roll.configs.parsing.find import find_config
+from roll.configs.parsing.job_hints import job_command
 from roll.configs.parsing.key_lines import KeyLines
 from roll.configs.parsing.plain_values import path_problem
 from roll.configs.parsing.yaml_files import read_yaml, syntax_violation
@@ -336,6 +337,8 @@ def _pipeline_of(plain: Mapping[str, Any], source: str) -> type[RunConfig]:
     known = ", ".join(PIPELINES)
     likely = max(PIPELINES, key=lambda known: len(plain.keys() & PIPELINES[known].__dataclass_fields__.keys()))
     fix = nearest(name, PIPELINES) if isinstance(name, str) else f"add pipeline: {likely}"
+    if name is NO_VALUE and (command := job_command(plain)) is not None:
+        fix = f"this is a job of a command, not a pipeline: {command} (docs/cli.md)"
     raise ConfigError([Violation("pipeline", f"which pipeline the file is for: {known}", fix, name)], source)
 
 
