@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from roll import __version__
@@ -30,11 +30,24 @@ from roll.profiling.otlp import Collector, SpanFile, resource_of
 from roll.profiling.plan import RankPlan, StepPlan, profiling_step
 from roll.profiling.recorder import RankRecord, trace_name
 from roll.profiling.summary import summary_name, summary_of
-from roll.utils.spans import Span, SpanLog, recording_to, span
+from roll.types.episode import Trajectory
+from roll.utils.spans import Span, SpanContext, SpanLog, finished, recording_to, span
 
 logger = logging.getLogger(__name__)
 SPANS_FILE = "spans.jsonl"
 _TAKE_SECONDS = 600.0
+
+
+@contextlib.contextmanager
+def recorded_update(trajectories: Sequence[Trajectory], step: int) -> Iterator[None]:
+    """Record the body as what these episodes are trained on: it has a link to each, and each one's trace ends with it."""
+    episodes = [SpanContext.parse(trajectory.trace) for trajectory in trajectories if trajectory.trace]
+    with span("update", links=episodes, step=step, episodes=len(trajectories)) as update:
+        yield
+    if update is not None:
+        for episode in episodes:
+            times = (update.start_ns, update.end_ns)
+            finished("update", times, episode, links=(update.context,), step=step, weight_version=step)
 
 
 class _Exporter(Protocol):

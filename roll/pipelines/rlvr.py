@@ -85,6 +85,7 @@ class PromptWorkload(Workload):
                 for domain, reward in config.rewards.items()
                 if reward.rollout is not None
             },
+            traced_share=config.tracing.episode_share,
         )
 
     def keep(self, group: Group) -> str | None:

@@ -74,5 +74,6 @@ def _schema(pa: Any) -> Any:
             "status": pa.string(),
             "error": pa.string(),
             "spans": pairs,
+            "trace": pa.string(),
         }
     )

@@ -85,6 +85,8 @@ class Trajectory:
     """What went wrong, for people; empty when nothing did."""
     spans: Mapping[str, float] = field(default_factory=dict)
     """Wall-clock seconds by purpose (`generate`, `reward`, ...)."""
+    trace: str = ""
+    """Its name in a recording, as a W3C `traceparent`; empty: nobody recorded it."""
 
     @property
     def id(self) -> str:

@@ -91,6 +91,7 @@ class SpanLog:
         self.track = track
         self.base: Span | None = None
         """What spans are inside of that begin in no other: the step under way."""
+        self.keeps = limit > 0
         self._limit = limit
         self._lock = threading.Lock()
         self._spans: list[Span] = []
@@ -131,6 +132,12 @@ def recording_to(log: SpanLog) -> Iterator[SpanLog]:
 def is_recording() -> bool:
     """Return whether spans are kept."""
     return _process_log is not None or _current.get() is not None
+
+
+def is_kept() -> bool:
+    """Return whether the span that is open here will be in the log."""
+    found = _current.get()
+    return found is not None and found[0].keeps
 
 
 def _open() -> tuple[SpanLog, Span | None] | None:
