@@ -1,4 +1,4 @@
-"""What torch computed in the calls of one rank: torch.profiler around each, one file for all of a step.
+"""What torch computed in the calls of one rank: torch's profiler around each, one file for all of a step.
 
 A process can be watched by one profiler at a time. Where calls overlap (an engine that answers several at once, or roles
 that share a process), the second is a span without operators, and counted.
@@ -53,7 +53,7 @@ class OperatorTrace:
             return None
         try:
             profiler = self._profiler()
-            profiler.start()
+            profiler.__enter__()
         except BaseException:
             _PROCESS.release()
             raise
@@ -62,7 +62,7 @@ class OperatorTrace:
     def finish(self, profiler: Any) -> None:
         """Keep what was recorded since `start`, on the same thread."""
         try:
-            profiler.stop()
+            profiler.__exit__(None, None, None)
             found = _exported(profiler)
         finally:
             _PROCESS.release()
@@ -73,14 +73,17 @@ class OperatorTrace:
         # Kineto would write lines to the standard error at each start and stop.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         import torch
-        from torch.profiler import ProfilerActivity, profile
+        from torch.autograd.profiler import profile
 
         wanted = self._plan.activities or ("cpu", *(("cuda",) if torch.cuda.is_available() else ()))
+        # torch.profiler.profile is made of this, imports torch._inductor (seconds) before, and makes Python objects of
+        # all events after, which takes minutes for a hundred thousand.
         return profile(
-            activities=[ProfilerActivity.CUDA if name == "cuda" else ProfilerActivity.CPU for name in wanted],
+            use_cpu="cpu" in wanted,
+            use_device="cuda" if "cuda" in wanted else None,
             record_shapes=self._plan.record_shapes,
             with_stack=self._plan.with_stack,
-            acc_events=True,
+            use_kineto=True,
         )
 
     def write(self, path: Path, start_ns: int) -> dict[str, Any]:
