@@ -119,8 +119,8 @@ def _rank(track: str, rank: Mapping[str, Any], seconds: float, top: int) -> str:
     for kind in ("operators", "kernels"):
         if rows := rank.get(kind, [])[:top]:
             cells = [
-                (row["name"][:60], str(row["calls"]), f"{row['self_us'] / 1e6:.4f}",
-                 _share(row["self_us"] / 1e6, called), f"{row['total_us'] / 1e6:.4f}")
+                (row["name"][:60], str(row["calls"]), f"{row['own_seconds']:.4f}",
+                 _share(row["own_seconds"], called), f"{row['seconds']:.4f}")
                 for row in rows
             ]  # fmt: skip
             parts.append(_table((kind[:-1], "times", "own s", "of calls", "s"), cells))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roll.profiling.chrome import Event, label, named, write_trace
+from roll.profiling.chrome import Event, label, micros, named, write_trace
 from roll.profiling.plan import RankPlan
 
 _PROCESS = threading.Lock()
@@ -30,13 +30,13 @@ class OperatorTime:
 
     name: str
     calls: int = 0
-    self_us: float = 0.0
-    """Microseconds in it without the operators that it calls itself."""
-    total_us: float = 0.0
+    own: float = 0.0
+    """Time in it without the operators that it calls itself, in the unit of the events."""
+    total: float = 0.0
 
 
 class OperatorTrace:
-    """The operators of one rank in one step. Times of its events are microseconds since 1970."""
+    """The operators of one rank in one step. Times of its events are nanoseconds since 1970."""
 
     def __init__(self, plan: RankPlan, track: str) -> None:
         self._plan = plan
@@ -97,7 +97,7 @@ class OperatorTrace:
             "cut_events": len(self._events) - len(kept),
             "unwatched_calls": self.unwatched,
         }
-        write_trace(path, [*_relabelled(kept, self._track, start_ns / 1000)], about)
+        write_trace(path, [*_relabelled(kept, self._track, start_ns)], about)
         totals = {"operators": _rows(operator_times(hosts)), "kernels": _rows(operator_times(devices))}
         return {**about, **totals, "file": path.name, "events": len(kept)}
 
@@ -122,18 +122,18 @@ def operator_times(events: Iterable[Event]) -> list[OperatorTime]:
                 open_.pop()
             total = totals.setdefault(event["name"], OperatorTime(event["name"]))
             total.calls += 1
-            total.self_us += event["dur"]
+            total.own += event["dur"]
             if all(outer is not total for _, outer in open_):
-                total.total_us += event["dur"]
+                total.total += event["dur"]
             if open_:
-                open_[-1][1].self_us -= event["dur"]
+                open_[-1][1].own -= event["dur"]
             open_.append((end, total))
-    return sorted(totals.values(), key=lambda total: -total.self_us)
+    return sorted(totals.values(), key=lambda total: -total.own)
 
 
 def _rows(times: Sequence[OperatorTime], limit: int = 100) -> list[dict[str, Any]]:
     return [
-        {"name": t.name, "calls": t.calls, "self_us": round(t.self_us, 3), "total_us": round(t.total_us, 3)}
+        {"name": t.name, "calls": t.calls, "own_seconds": round(t.own / 1e9, 9), "seconds": round(t.total / 1e9, 9)}
         for t in times[:limit]
     ]
 
@@ -145,15 +145,16 @@ def _exported(profiler: Any) -> list[Event]:
         profiler.export_chrome_trace(str(file))
         with open(file, encoding="utf-8", errors="replace") as stream:
             found = json.load(stream)
-    base_us = int(found.get("baseTimeNanoseconds", 0)) / 1000
+    base_ns = int(found.get("baseTimeNanoseconds", 0))
     return [
         {
             "name": event["name"],
             "cat": event["cat"],
             "pid": event["pid"],
             "tid": event["tid"],
-            "ts": base_us + float(event["ts"]),
-            "dur": float(event["dur"]),
+            # Whole numbers: as a float, microseconds since 1970 are exact to a quarter only.
+            "ts": base_ns + round(float(event["ts"]) * 1000),
+            "dur": round(float(event["dur"]) * 1000),
             "args": {key: value for key, value in event.get("args", {}).items() if key in _SHOWN_ARGS},
         }
         for event in found["traceEvents"]
@@ -161,7 +162,7 @@ def _exported(profiler: Any) -> list[Event]:
     ]
 
 
-def _relabelled(events: Sequence[Event], track: str, start_us: float) -> Iterator[Event]:
+def _relabelled(events: Sequence[Event], track: str, start_ns: int) -> Iterator[Event]:
     """Give the rank's host threads one process with its name, and each accelerator another."""
     homes: dict[Any, int] = {}
     threads: dict[Any, dict[Any, int]] = {}
@@ -176,6 +177,6 @@ def _relabelled(events: Sequence[Event], track: str, start_us: float) -> Iterato
         yield from named(pid, name, {tid: f"{word} {real}" for real, tid in threads[key].items()})
     for event in events:
         key = ("device", event["pid"]) if event["cat"] in _DEVICE else ("host", 0)
-        place = {"pid": homes[key], "tid": threads[key][event["tid"]], "ts": round(event["ts"] - start_us, 3)}
+        place = {"pid": homes[key], "tid": threads[key][event["tid"]], "ts": micros(event["ts"], start_ns)}
         args = {"args": event["args"]} if event["args"] else {}
-        yield {"ph": "X", "name": event["name"], "cat": event["cat"], **place, "dur": event["dur"], **args}
+        yield {"ph": "X", "name": event["name"], "cat": event["cat"], **place, "dur": event["dur"] / 1000, **args}

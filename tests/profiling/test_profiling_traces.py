@@ -36,7 +36,7 @@ def test_own_time_of_operators_is_without_those_they_call_and_recursion_counts_o
         operator("copy", 0, 5, thread=2), operator("sum", 20, 30), operator("sum", 22, 26),
         operator("frame", 0, 40, cat="python_function"),
     ]  # fmt: skip
-    found = {t.name: (t.calls, t.self_us, t.total_us) for t in operator_times(events)}
+    found = {t.name: (t.calls, t.own, t.total) for t in operator_times(events)}
     assert found == {
         "linear": (1, 4.0, 10.0),  # 10 - 4 - 2
         "addmm": (1, 3.0, 4.0),  # 4 - 1
