@@ -265,7 +265,17 @@ class RunConfig:
 
     def explain_results(self) -> str:
         """What the run leaves behind, in words, and what it puts at risk."""
-        return "\n".join((self._explain_files(), *self.hazards))
+        return "\n".join((self._explain_files(), *self._explain_profile(), *self.hazards))
+
+    def _explain_profile(self) -> tuple[str, ...]:
+        if not self.profile_steps:
+            return ()
+        options = self.profiler
+        of = ", ".join(options.roles) or "every role"
+        ranks = f"rank {', '.join(map(str, options.ranks))}" if options.ranks else "every rank"
+        steps = ", ".join(map(str, sorted(set(self.profile_steps))))
+        tools = f", with {', '.join(options.tools)} on {ranks} of {of}" if options.tools else ""
+        return (f"profiles: step {steps}, in {self.profiler_path}{tools}",)
 
     def _explain_files(self) -> str:
         if self.only_validates:
