@@ -40,7 +40,7 @@ _TAKE_SECONDS = 600.0
 
 @contextlib.contextmanager
 def recorded_update(trajectories: Sequence[Trajectory], step: int) -> Iterator[None]:
-    """Record the body as what these episodes are trained on: it has a link to each, and each one's trace ends with it."""
+    """Record the body as what these episodes are trained on: it links to each, and each one's trace ends with it."""
     episodes = [SpanContext.parse(trajectory.trace) for trajectory in trajectories if trajectory.trace]
     with span("update", links=episodes, step=step, episodes=len(trajectories)) as update:
         yield

@@ -1,7 +1,7 @@
 """What torch computed in the calls of one rank: torch's profiler around each, one file for all of a step.
 
-A process can be watched by one profiler at a time. Where calls overlap (an engine that answers several at once, or roles
-that share a process), the second is a span without operators, and counted.
+A process can be watched by one profiler at a time. Where calls overlap (an engine that answers several at once, or
+roles that share a process), the second is a span without operators, and counted.
 """
 
 from __future__ import annotations

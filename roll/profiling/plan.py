@@ -1,7 +1,7 @@
 """What is recorded in the step under way, and what a call tells the worker about it.
 
 The controller sets the plan of a step; clusters ask `outgoing` with every call. Between such steps that is one look at
-two variables, and nothing of this package is imported by workers.
+two variables, and neither torch nor a profiler is loaded.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _plan: StepPlan | None = None
 @contextlib.contextmanager
 def profiling_step(plan: StepPlan) -> Iterator[None]:
     """Have ranks record by this plan what they are called for in the body."""
-    global _plan  # noqa: PLW0603 - see roll/utils/spans.py
+    global _plan
     _plan = plan
     try:
         yield

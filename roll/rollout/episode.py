@@ -220,7 +220,7 @@ class Episode:
         )
 
     @contextlib.contextmanager
-    def _span(self, name: str, **attributes: spans.Value) -> Iterator[None]:
+    def _span(self, name: str, **attributes: Any) -> Iterator[None]:
         """Add the seconds of a block to `spans`."""
         begun = time.monotonic()
         try:
@@ -332,5 +332,5 @@ class EpisodePlayer:
         if not spans.is_recording():
             return contextlib.nullcontext()
         kept = self._traced_share >= 1 or stable_hash("traced", key.seed, name, bits=32) < self._traced_share * 2**32
-        about = {"purpose": key.purpose, "step": key.step, "task": task.id, "member": key.member}
+        about: dict[str, Any] = {"purpose": key.purpose, "step": key.step, "task": task.id, "member": key.member}
         return spans.trace("episode", kept=kept, episode=name, domain=task.domain, **about)

@@ -4,8 +4,8 @@
         with span("train_actor", step=3):           inside it, and in what it calls on this thread or as this task
             annotate(tokens=512)
 
-A span has the ids of OpenTelemetry: a trace that it belongs to, and a span that it is inside of. A worker gets the id of
-the span that calls it (`SpanContext`, as text a W3C `traceparent`) and keeps a log of its own.
+A span has the ids of OpenTelemetry: a trace that it belongs to, and a span that it is inside of. A worker gets the id
+of the span that calls it (`SpanContext`, as text a W3C `traceparent`) and keeps a log of its own.
 
 No prompt, response or setting is put into a span: names, ids, counts and times alone.
 """
@@ -121,7 +121,7 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 @contextlib.contextmanager
 def recording_to(log: SpanLog) -> Iterator[SpanLog]:
     """Record the spans of this process; those inside a worker's call go to the worker's log."""
-    global _process_log  # noqa: PLW0603 - one recorder per process, as one tracer provider in OpenTelemetry
+    global _process_log
     before, _process_log = _process_log, log
     try:
         yield log

@@ -98,10 +98,10 @@ def machine_checks(config: RunConfig, machine: Machine) -> Iterator[Violation]:
         yield from _shared_slots(config, machine)
     if config.num_nodes == 1:
         yield from _profiler(config, machine)
-    package = "opentelemetry.exporter.otlp.proto.http"
-    if config.tracing.endpoint is not None and package not in machine.packages:
+    exporter = "opentelemetry.exporter.otlp.proto.http"
+    if config.tracing.endpoint is not None and exporter not in machine.packages:
         fix = "install it, or read spans.jsonl"
-        yield Violation("tracing.endpoint", f"its package; {MISSING[package]}", fix, config.tracing.endpoint)
+        yield Violation("tracing.endpoint", f"its package; {MISSING[exporter]}", fix, config.tracing.endpoint)
     needs = [need for role, worker in config.roles.items() for need in _accelerator_needs(role, worker)]
     for key, value, package in needs:
         # With several nodes the controller's machine needn't be like those of the workers.
@@ -114,7 +114,7 @@ def machine_checks(config: RunConfig, machine: Machine) -> Iterator[Violation]:
 def _profiler(config: RunConfig, machine: Machine) -> Iterator[Violation]:
     """Tools that look at an accelerator."""
     options, has_device = config.profiler, bool(machine.accelerators or machine.amd)
-    asked = [("tools", tool) for tool in ("memory", "nsight") if tool in options.tools]
+    asked: list[tuple[str, str]] = [("tools", tool) for tool in options.tools if tool != "torch"]
     asked += [("activities", "cuda")] if "cuda" in options.activities else []
     for key, value in asked if config.profile_steps else []:
         if not has_device:

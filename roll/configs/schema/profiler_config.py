@@ -43,9 +43,9 @@ class ProfilerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TracingConfig:
-    """Spans in OpenTelemetry's form: a trace for each step with its phases and calls, and one for each episode, from its
-    start over responses, environment and reward to the update that it is trained on. Names, ids, counts and times: no
-    text, no setting (docs/profiling.md)."""
+    """Spans in OpenTelemetry's form: a trace for each step with its phases and calls, and one for each episode, from
+    its start over responses, environment and reward to the update that it is trained on. Names, ids, counts and times:
+    no text, no setting (docs/profiling.md)."""
 
     enabled: bool = False
     """Record spans, in `<logging_dir>/spans.jsonl` (OTLP in JSON, a line for each step)."""
