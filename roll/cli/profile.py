@@ -138,6 +138,6 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     lines = []
     for row in (head, *rows):
-        first, *rest = (cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
-        lines.append("  " + "  ".join((first, *rest)).rstrip())
+        _, *rest = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  " + "  ".join((row[0].ljust(widths[0]), *rest)).rstrip())
     return "\n".join(lines)
