@@ -57,6 +57,8 @@ EXTRAS_REQUIRE = {
         "alembic>=1.13,<2",
         "trackio>=0.43,<1",
     ],
+    # tracing.endpoint: spans for a collector.
+    "otel": ["opentelemetry-sdk>=1.30,<2", "opentelemetry-exporter-otlp-proto-http>=1.30,<2"],
     # Learning curves of benchmarks/agentic_learning.py.
     # roll plot, and the learning curves of benchmarks/agentic_learning.py.
     "plots": ["matplotlib>=3.10,<4"],

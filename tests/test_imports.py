@@ -17,7 +17,7 @@ PACKAGE = ROOT / "roll"
 MIDDLE = {"utils", "types", "catalog", "configs"}
 BELOW_WORKERS = MIDDLE | {
     "algorithms", "data", "sandbox", "rewards", "envs", "distributed", "strategies", "rollout",
-    "tracking", "checkpoint",
+    "tracking", "checkpoint", "profiling",
 }  # fmt: skip
 
 ALLOWED: dict[str, set[str]] = {
@@ -31,7 +31,8 @@ ALLOWED: dict[str, set[str]] = {
     "data": MIDDLE,
     "rewards": MIDDLE | {"processes", "sandbox"},
     "envs": MIDDLE | {"processes", "data", "rewards"},
-    "distributed": MIDDLE,
+    "profiling": {"utils"},
+    "distributed": MIDDLE | {"profiling"},
     "tracking": MIDDLE,
     "checkpoint": MIDDLE,
     "strategies": MIDDLE | {"distributed"},

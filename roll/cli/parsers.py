@@ -30,6 +30,7 @@ def roll_parser() -> argparse.ArgumentParser:
         _add_resume,
         _add_export,
         _add_plot,
+        _add_profile,
         _add_eval,
         _add_rollout,
         _add_envs,
@@ -133,6 +134,15 @@ def _add_plot(groups: Any) -> None:
     parser.add_argument(
         "--metric", action="append", metavar="NAME", help="draw this metric; may be given several times"
     )
+
+
+def _add_profile(groups: Any) -> None:
+    parser = _command(
+        groups, "profile", "say where each second of a run's steps went", "roll.cli.profile:profile"
+    )
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help="the run's folder (its output_dir)")
+    parser.add_argument("--step", type=int, help="show this profiled step alone (default: all, and the run's timings)")
+    parser.add_argument("--top", type=int, default=10, metavar="N", help="operators that are listed (default 10)")
 
 
 def _add_eval(groups: Any) -> None:

@@ -80,6 +80,10 @@ def show(file: Path, overrides: Sequence[str], *, every_key: bool) -> int:
     for note in judge_notes(config):
         say(f"note: {note}")
     sys.stdout.write(f"{config.batch.explain()}\n{config.placement.explain()}\n{config.explain_results()}\n")
+    if config.profile_steps and "nsight" in config.profiler.tools and config.executor == "inline":
+        from roll.profiling.nsight import command
+
+        sys.stdout.write(f"start it as: {command(config.profiler_path, ['roll', 'train', str(file), *overrides])}\n")
     return Exit.DONE
 
 

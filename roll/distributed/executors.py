@@ -18,11 +18,13 @@ def make_executor(
     rpc_timeout: float,
     log_dir: Path | None = None,
     ray_address: str | None = None,
+    ray_timeline: Path | None = None,
 ) -> Executor:
     """Return the executor called `name` for these roles.
 
     `log_dir` receives one file per worker process (`<role>-<rank>.log`); None keeps them in a temporary folder.
-    `ray_address` names a Ray cluster to join; None starts one on this machine.
+    `ray_address` names a Ray cluster to join; None starts one on this machine. `ray_timeline` is a file that receives
+    Ray's own timeline at the end.
     """
     if name not in EXECUTORS:
         raise ValueError(f"unknown executor {name!r}; known: {list(EXECUTORS)}")
@@ -32,4 +34,6 @@ def make_executor(
         return InlineExecutor(placements, rpc_timeout=rpc_timeout)
     from roll.distributed.ray_executor import RayExecutor
 
-    return RayExecutor(placements, rpc_timeout=rpc_timeout, log_dir=log_dir, address=ray_address)
+    return RayExecutor(
+        placements, rpc_timeout=rpc_timeout, log_dir=log_dir, address=ray_address, timeline=ray_timeline
+    )

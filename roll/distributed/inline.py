@@ -21,6 +21,7 @@ from roll.distributed.cluster import Cluster, Executor
 from roll.distributed.errors import Failure, WorkerError, WorkerTimeout
 from roll.distributed.placement import RolePlacement
 from roll.distributed.worker import Worker, WorkerInfo
+from roll.profiling.plan import CallContext, outgoing
 
 _logger = logging.getLogger(__name__)
 _CLOSE_SECONDS = 10.0
@@ -68,27 +69,29 @@ class InlineCluster(Cluster):
             _logger.warning("%s", error, exc_info=error.__cause__)
 
     def _run(self, name: str, args: Mapping[int, tuple[Any, ...]], timeout: float | None) -> list[Any]:
-        return [self._invoke(name, each, timeout) for each in args.values()]
+        return [self._invoke(name, each, timeout, outgoing(self.role, rank)) for rank, each in args.items()]
 
     async def _run_async(self, name: str, rank: int, args: tuple[Any, ...], timeout: float | None) -> Any:
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self._start_threads()
-        self._jobs.put((future, functools.partial(self._invoke, name, args, timeout)))
+        self._jobs.put((future, functools.partial(self._invoke, name, args, timeout, outgoing(self.role, rank))))
         limit = self._limit(timeout)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(future), limit)
         except asyncio.TimeoutError:
             raise self._late(rank, name, limit) from None
 
-    def _invoke(self, name: str, args: tuple[Any, ...], timeout: float | None) -> Any:
+    def _invoke(
+        self, name: str, args: tuple[Any, ...], timeout: float | None, context: CallContext | None
+    ) -> Any:
         limit = self._limit(timeout)
         if not self._free.acquire(timeout=limit):
             raise self._late(0, name, limit)
         try:
             if self._worker is None:
                 raise RuntimeError(f"{self.role} was shut down")
-            method = getattr(self._worker, name)
-            return self._attributed(name, lambda: method(*args))
+            worker = self._worker
+            return self._attributed(name, lambda: worker.invoke(name, args, context))
         finally:
             self._free.release()
 

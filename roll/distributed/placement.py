@@ -21,6 +21,8 @@ class RolePlacement:
     """Environment variables that are set before the worker's process imports anything."""
     max_concurrency: int = 1
     """Calls one rank may run at the same time; with 1 they run in the order they were made."""
+    nsight: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    """Options of Nsight Systems, by rank, for those whose process is started under it."""
 
     @property
     def world_size(self) -> int:

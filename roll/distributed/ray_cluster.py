@@ -18,6 +18,7 @@ from roll.distributed.cluster import Cluster
 from roll.distributed.errors import TAIL_LINES, Failure, WorkerDied, WorkerError, WorkerTimeout
 from roll.distributed.placement import RolePlacement
 from roll.distributed.worker import Worker
+from roll.profiling.plan import outgoing
 
 if TYPE_CHECKING:
     from roll.distributed.ray_worker import Home
@@ -124,7 +125,9 @@ class RayCluster(Cluster):
     def _submit(self, rank: int, name: str, args: Any) -> Any:
         if not self._running:
             raise RuntimeError(f"{self.role} was shut down")
-        return self._peers[rank].shell.invoke.remote(name, args)
+        context = outgoing(self.role, rank)
+        further = () if context is None else (context,)
+        return self._peers[rank].shell.invoke.remote(name, args, *further)
 
     def _collect(self, refs: Mapping[Any, int], call: str, timeout: float | None) -> list[Any]:
         """Return results by the order of `refs` (reference -> rank)."""

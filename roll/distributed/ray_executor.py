@@ -19,7 +19,7 @@ from roll.distributed.cluster import Cluster, Executor
 from roll.distributed.placement import RolePlacement, num_slots
 from roll.distributed.ray_cluster import Peer, RayCluster
 from roll.distributed.ray_reaper import MARK, start_reaper
-from roll.distributed.ray_session import PrivateFolder, connect
+from roll.distributed.ray_session import PrivateFolder, connect, save_timeline
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.utils.importing import own_files
 
@@ -49,8 +49,10 @@ class RayExecutor(Executor):
         rpc_timeout: float,
         log_dir: Path | None = None,
         address: str | None = None,
+        timeline: Path | None = None,
     ) -> None:
         super().__init__(placements, rpc_timeout=rpc_timeout)
+        self._timeline = timeline
         self._group: Any = None
         self._own_ray = address is None
         self._temp: PrivateFolder | None = PrivateFolder()
@@ -89,6 +91,8 @@ class RayExecutor(Executor):
         if temp is None:
             return
         atexit.unregister(self.shutdown)
+        if self._timeline is not None and self._clusters:
+            save_timeline(self._timeline)
         super().shutdown()
         if self._group is not None:
             from ray.util.placement_group import remove_placement_group
@@ -158,12 +162,15 @@ class RayExecutor(Executor):
                 f"{placement.role} rank {rank} has slots {list(placement.ranks[rank])} on different "
                 "machines; num_gpus_per_worker must divide the devices of one machine"
             )
+        runtime_env: dict[str, Any] = {"env_vars": self._env(placement, slots)}
+        if rank in placement.nsight:
+            runtime_env["nsight"] = dict(placement.nsight[rank])
         options: dict[str, Any] = {
             "num_cpus": 0,
             "max_restarts": 0,
             "max_task_retries": 0,
             "max_concurrency": placement.max_concurrency,
-            "runtime_env": {"env_vars": self._env(placement, slots)},
+            "runtime_env": runtime_env,
             "scheduling_strategy": self._in_bundle(slots[0].bundle) if slots else "SPREAD",
         }
         shell = ray.remote(WorkerShell).options(**options).remote(name, log_file)

@@ -10,11 +10,15 @@ import shutil
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+logger = logging.getLogger(__name__)
 _PREFIX = "roll-ray-"
+_REPORT_SECONDS = 1.5
+"""Processes report what they have done every second."""
 _LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Says, on any system, that a cluster may have several machines. Without it Ray's seven ports listen on loopback only,
 where they should: it has no authentication. (An address of loopback that is given to `ray.init` is replaced.)"""
@@ -69,6 +73,18 @@ def _connect(address: str | None, temp: Path) -> None:
         logging_level=logging.ERROR,
         **(own if address is None else {}),
     )
+
+
+def save_timeline(path: Path) -> None:
+    """Write what Ray knows of its processes' calls so far, in Chrome's trace format; what fails is named in the log."""
+    import ray
+
+    time.sleep(_REPORT_SECONDS)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        ray.timeline(str(path))
+    except Exception as error:  # noqa: BLE001 - what shows a run must not end it
+        logger.warning("profiler.ray_timeline: %s isn't written: %s", path, error)
 
 
 class PrivateFolder:

@@ -68,10 +68,10 @@ class WorkerShell:
             return Failure.of(error)
         return None
 
-    def invoke(self, name: str, args: tuple[Any, ...]) -> Any:
+    def invoke(self, name: str, args: tuple[Any, ...], context: Any = None) -> Any:
         """Return the result of the worker's method, or the `Failure` it ended with."""
         try:
-            return getattr(self._worker, name)(*args)
+            return self._worker.invoke(name, args, context)
         except Exception as error:  # noqa: BLE001 - attributed to the worker by the controller
             return Failure.of(error)
 

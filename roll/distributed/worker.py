@@ -5,9 +5,15 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from roll.distributed.dispatch import Dispatch, dispatch
 from roll.distributed.layout import RankLayout
+
+if TYPE_CHECKING:
+    from roll.profiling.plan import CallContext
+    from roll.profiling.recorder import CallRecorder, RankRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +49,26 @@ class Worker:
     one thread at a time unless its placement allows more.
     """
 
+    _recorder: CallRecorder | None = None
+
     def __init__(self, info: WorkerInfo) -> None:
         self.info = info
+
+    def invoke(self, name: str, args: tuple[Any, ...], context: CallContext | None = None) -> Any:
+        """Call a method for a cluster. With a context the call is recorded, see roll/profiling."""
+        if context is None or name == self.take_record.__name__:
+            return getattr(self, name)(*args)
+        if self._recorder is None:
+            from roll.profiling.recorder import CallRecorder
+
+            # Calls from several threads: the first one's recorder counts.
+            self._recorder = vars(self).setdefault("_recorder", CallRecorder(self.info.role, self.info.rank))
+        return self._recorder.call(name, partial(getattr(self, name), *args), context)
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def take_record(self, start_ns: int) -> RankRecord | None:
+        """Return what was recorded since the last call, None for nothing; a trace of operators is written now."""
+        return self._recorder.take(start_ns) if self._recorder is not None else None
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def ping(self) -> Ping:

@@ -115,6 +115,7 @@ class EnvWorkload(Workload):
             max_sequence_length=config.max_sequence_length,
             rollouts={tag: ConversationRollout(agent, self._conversations[tag]) for tag in self._specs[split]},
             max_episodes=config.env_processes.room,
+            traced_share=config.tracing.episode_share,
         )
 
     def keep(self, group: Group) -> str | None:

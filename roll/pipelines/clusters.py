@@ -13,6 +13,7 @@ from roll.distributed.cluster import Cluster, Executor
 from roll.distributed.executors import make_executor
 from roll.distributed.placement import RolePlacement
 from roll.pipelines.offload import DeviceOffloader
+from roll.profiling.nsight import ray_options
 from roll.workers.infer import InferWorker
 from roll.workers.judge_engine import JudgeWorker
 from roll.workers.train import ForwardWorker, TrainWorker, train_spec
@@ -77,8 +78,19 @@ def placements(config: RunConfig) -> list[RolePlacement]:
         # One of the user's own may not be made for calls from several threads at once.
         engine = role in ("actor_infer", "judge") and name in STRATEGIES and not is_lockstep(name)
         calls = _ENGINE_CALLS if engine else 1
-        result.append(RolePlacement(role=role, ranks=plan.roles[role], env=env, max_concurrency=calls))
+        ranks = plan.roles[role]
+        nsight = _under_nsight(config, role, len(ranks))
+        result.append(RolePlacement(role=role, ranks=ranks, env=env, max_concurrency=calls, nsight=nsight))
     return result
+
+
+def _under_nsight(config: RunConfig, role: str, ranks: int) -> dict[int, dict[str, str]]:
+    """Options of Nsight Systems for the ranks of a role whose processes Ray starts under it."""
+    options = config.profiler
+    if "nsight" not in options.tools or not config.profile_steps or (options.roles and role not in options.roles):
+        return {}
+    chosen = [rank for rank in range(ranks) if not options.ranks or rank in options.ranks]
+    return {rank: ray_options(config.profiler_path, f"{role}-{rank}") for rank in chosen}
 
 
 def ray_address(config: RunConfig) -> str | None:
@@ -96,6 +108,7 @@ def start_clusters(config: RunConfig, *, total_steps: int) -> Iterator[Clusters]
         rpc_timeout=config.rpc_timeout,
         log_dir=config.logging_path / "workers",
         ray_address=ray_address(config),
+        ray_timeline=config.profiler_path / "ray_timeline.json" if config.profiler.ray_timeline else None,
     )
     with executor:
         offloader = DeviceOffloader(config.placement.colocated())

@@ -15,6 +15,7 @@ from roll.distributed.cluster import Cluster
 from roll.pipelines.checkpoints import Checkpoints
 from roll.pipelines.clusters import Clusters
 from roll.pipelines.kept_config import keep_config
+from roll.pipelines.recording import RunRecorder
 from roll.pipelines.report import Report
 from roll.strategies.base import Output
 from roll.types.batch import TokenBatch, TokenOutputs
@@ -40,6 +41,7 @@ class Loop(ABC):
         self.total_steps = total_steps
         self.checkpoints = Checkpoints(config, clusters)
         self.offloader = clusters.offloader
+        self.recorder = RunRecorder(config, clusters)
         self.start_step = 0
         self.report: Report
 
@@ -84,11 +86,14 @@ class Loop(ABC):
         resume_step = None if only_validates else self.start_step or None
         self.report = Report(self.config, self.timers, self.tokenizer, resume_step=resume_step)
         try:
-            if only_validates or (self.start_step == 0 and self.validates_first):
-                self.report.row(self.start_step, self.validated(self.start_step))
-            if not only_validates:
-                self.train()
-                self.export()
+            with self.recorder.run(resumed=resume_step is not None):
+                if only_validates or (self.start_step == 0 and self.validates_first):
+                    with self.recorder.step(0):
+                        values = self.validated(self.start_step)
+                    self.report.row(self.start_step, values)
+                if not only_validates:
+                    self.train()
+                    self.export()
             self.report.finish(self.checkpoints.latest())
         finally:
             self.stop()
@@ -104,7 +109,8 @@ class Loop(ABC):
             )
         for step in range(self.start_step + 1, self.total_steps + 1):
             try:
-                self.step(step)
+                with self.recorder.step(step):
+                    self.step(step)
             except OutOfTasks as end:
                 logger.info("training ends before step %d: %s", step, end)
                 self.total_steps = step - 1

@@ -37,6 +37,7 @@ from roll.pipelines.eval_table import write_eval_files
 from roll.pipelines.loop import Loop, OutOfTasks
 from roll.pipelines.off_policy import old_logprobs_source
 from roll.pipelines.offload import ENGINE
+from roll.pipelines.recording import recorded_update
 from roll.pipelines.rollout_metrics import rollout_metrics
 from roll.pipelines.sync import WeightSync
 from roll.pipelines.teaching import vocabulary_of, with_teacher
@@ -102,7 +103,8 @@ class RLPipeline(Loop):
             rollouts = self.compute_logprobs(rollouts)
             with self.timers.span("credit"):
                 rollouts, credit_metrics = self.credit.assign(rollouts, step=step, greedy_scores=greedy)
-            metrics.merge(credit_metrics).merge(self.update(rollouts, step))
+            with recorded_update(rollouts.trajectories, step):
+                metrics.merge(credit_metrics).merge(self.update(rollouts, step))
             self.sync_weights(step)
             metrics.update(self.weight_sync.metrics)
         self.report.rollouts(step, rollouts)

@@ -87,6 +87,7 @@ class PromptWorkload(Workload):
                 if reward.rollout is not None
             },
             keep=self._keep_response if split == "train" else None,
+            traced_share=config.tracing.episode_share,
         )
 
     def _keep_response(self, task: Task, trajectory: Trajectory) -> str | None:

@@ -76,5 +76,6 @@ def _schema(pa: Any) -> Any:
             "error": pa.string(),
             "answer": pa.string(),
             "spans": pairs,
+            "trace": pa.string(),
         }
     )

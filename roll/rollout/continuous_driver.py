@@ -25,6 +25,7 @@ from roll.rollout.engine_driver import EngineDriver, EngineRanks, RolloutStalled
 from roll.rollout.routing import Router
 from roll.strategies.base import Completion, EngineCounters, Request
 from roll.types.metrics import Metrics
+from roll.utils import spans
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class InFlightRequest:
     episode: str
     future: asyncio.Future[Completion]
     rank: int | None = None
+    placed: float = 0.0  # When it was given to that engine, by the loop's clock
 
 
 @dataclass(eq=False)
@@ -179,13 +181,16 @@ class ContinuousDriver(EngineDriver):
             raise ValueError(f"request id {request.id!r} is already running; ids must be unique")
         if self._error is not None:
             raise self._error
-        entry = InFlightRequest(request, episode, asyncio.get_running_loop().create_future())
+        entry, began = InFlightRequest(request, episode, self._loop.create_future()), self._loop.time()
         self._in_flight[request.id] = entry
         self._busy.pop(episode, None)
         self._enqueue(entry)
         self._dispatch()
         try:
-            return await entry.future
+            completion = await entry.future
+            if entry.rank is not None:
+                spans.annotate(engine=entry.rank, queue_seconds=entry.placed - began)
+            return completion
         finally:
             if self._in_flight.pop(request.id, None) is not None:  # cancelled: nobody waits any more
                 self._abandon(entry)
@@ -270,7 +275,7 @@ class ContinuousDriver(EngineDriver):
         """Give waiting requests to engines as long as there is room; `freed` is an engine that has just got some."""
         while (placed := self._router.place(freed)) is not None:
             entry, engine = self._in_flight[placed[0]], self._engines[placed[1]]
-            entry.rank = engine.rank
+            entry.rank, entry.placed = engine.rank, self._loop.time()
             engine.running.add(entry.request.id)
             engine.outbox.append(entry.request)
             if engine.submitting is None:

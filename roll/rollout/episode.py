@@ -14,6 +14,7 @@ from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.episode_slots import EpisodeSlots
 from roll.strategies.base import Completion, Request, SamplingParams
 from roll.types.episode import EpisodeError, FinishReason, Status, Task, Trajectory, Turn
+from roll.utils import spans
 from roll.utils.seeding import stable_hash
 
 
@@ -105,6 +106,7 @@ class Episode:
         self._truncated = False
         self._answer: str | None = None
         self.env_stepped = False
+        self.trace = ""  # Its name in a recording; empty: there is none
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -114,7 +116,8 @@ class Episode:
     async def reset(self) -> Observation:
         """Begin; what the environment shows first."""
         self._engines.mark_busy(self._name, f"reset of {self._env.waits_for}")
-        observation = await self._env.reset(self.task)
+        with spans.span("reset"):
+            observation = await self._env.reset(self.task)
         self._state = _state_of(observation)
         return observation
 
@@ -155,8 +158,9 @@ class Episode:
             order=(self._key.position, self._key.member, turn_number),
             affinity=self._key.group_name(self.task),
         )
-        with self._span("generate"):
+        with self._span("generate", turn=turn_number, prompt_tokens=len(context)):
             completion, ignited = await self._completed(request, first=not self._turns)
+            _describe(completion)
         self._turns.append(
             Turn(
                 prompt_ids=prompt,
@@ -203,9 +207,10 @@ class Episode:
         completion = self._unanswered
         assert completion is not None, "step_env() comes after generate()"
         self._engines.mark_busy(self._name, self._env.waits_for)
-        with self._span(self._env.waits_for):
+        with self._span(self._env.waits_for, turn=len(self._turns) - 1):
             action = Action(self.text(completion) if text is None else text, completion.finish_reason)
             result = await self._env.step(action)
+            spans.annotate(reward=float(result.reward), ended=result.terminated or result.truncated)
         shown = ""
         if result.observation is not None:
             shown, self._state = result.observation.text, _state_of(result.observation)
@@ -238,16 +243,30 @@ class Episode:
             error=self._error,
             answer=self._answer,
             spans=self._spans,
+            trace=self.trace,
         )
 
     @contextlib.contextmanager
-    def _span(self, name: str) -> Iterator[None]:
+    def _span(self, name: str, **attributes: Any) -> Iterator[None]:
         """Add the seconds of a block to `spans`."""
         begun = time.monotonic()
         try:
-            yield
+            with spans.span(name, **attributes):
+                yield
         finally:
             self._spans[name] = self._spans.get(name, 0.0) + time.monotonic() - begun
+
+
+def _describe(completion: Completion) -> None:
+    """Say of the open span what came, without its text."""
+    versions = completion.versions or (-1,)
+    spans.annotate(
+        request=completion.id,
+        tokens=len(completion.token_ids),
+        finish_reason=completion.finish_reason,
+        weight_version_first=min(versions),
+        weight_version_last=max(versions),
+    )
 
 
 def _state_of(observation: Observation) -> str:
@@ -282,6 +301,7 @@ class EpisodePlayer:
         rollouts: by domain, what plays its episodes instead of the agent alone.
         max_episodes: that are played at once, others wait for their end; None: no limit.
         keep: says of an episode that ended well why it isn't trained on, which makes it `filtered`; None: keeps all.
+        traced_share: share of the episodes that a recording has, by a hash of their names.
     """
 
     def __init__(
@@ -295,6 +315,7 @@ class EpisodePlayer:
         rollouts: Mapping[str, Rollout] | None = None,
         max_episodes: int | None = None,
         keep: Callable[[Task, Trajectory], str | None] | None = None,
+        traced_share: float = 1.0,
     ) -> None:
         self._engines = engines
         self._slots = None if max_episodes is None else EpisodeSlots(engines, max_episodes)
@@ -304,6 +325,7 @@ class EpisodePlayer:
         self._usual = AgentRollout(agent, max_turns)
         self._rollouts = dict(rollouts or {})
         self._keep = keep
+        self._traced_share = traced_share
 
     async def play(self, task: Task, key: EpisodeKey, params: SamplingParams) -> Trajectory:
         """Play one episode. Never raises for what goes wrong inside it: that is the trajectory's status.
@@ -311,20 +333,37 @@ class EpisodePlayer:
         The engines are told what it waits for, so that a stall can be explained. An exception of a user's rollout ends
         the run with its name: it is a bug, not an outcome.
         """
-        name, rollout = key.name(task), self._rollouts.get(task.domain, self._usual)
-        async with contextlib.nullcontext() if self._slots is None else self._slots.acquire(name):
-            env = self._make_env(task, name)
-            episode = Episode(self._engines, self._agent, env, task, key, params, self._max_sequence_length)
-            try:
-                await rollout.play(episode)
-                kind = type(rollout).__name__
-                assert episode.env_stepped, f"{kind}.play() ended without episode.step_env(): no reward is not 0"
-            except EpisodeError as error:
-                episode.fail(error.status, str(error))
-            except PromptTooLong as error:
-                episode.fail("truncated", str(error))
-            finally:
-                await env.close()
-            played = episode.finished()
-            why = self._keep(task, played) if self._keep is not None and played.trainable else None
-            return played if why is None else replace(played, status="filtered", error=why)
+        name = key.name(task)
+        with self._traced(name, task, key):
+            async with contextlib.nullcontext() if self._slots is None else self._slots.acquire(name):
+                return await self._play(name, task, key, params)
+
+    async def _play(self, name: str, task: Task, key: EpisodeKey, params: SamplingParams) -> Trajectory:
+        rollout, env = self._rollouts.get(task.domain, self._usual), self._make_env(task, name)
+        episode = Episode(self._engines, self._agent, env, task, key, params, self._max_sequence_length)
+        if spans.is_kept() and (context := spans.current_context()) is not None:
+            episode.trace = context.traceparent
+        try:
+            await rollout.play(episode)
+            kind = type(rollout).__name__
+            assert episode.env_stepped, f"{kind}.play() ended without episode.step_env(): no reward is not 0"
+        except EpisodeError as error:
+            episode.fail(error.status, str(error))
+        except PromptTooLong as error:
+            episode.fail("truncated", str(error))
+        finally:
+            await env.close()
+        played = episode.finished()
+        why = self._keep(task, played) if self._keep is not None and played.trainable else None
+        if why is not None:
+            played = replace(played, status="filtered", error=why)
+        spans.annotate(status=played.status, reward=float(played.reward), turns=len(played.turns))
+        return played
+
+    def _traced(self, name: str, task: Task, key: EpisodeKey) -> contextlib.AbstractContextManager[Any]:
+        """Record an episode as a trace of its own."""
+        if not spans.is_recording():
+            return contextlib.nullcontext()
+        kept = self._traced_share >= 1 or stable_hash("traced", key.seed, name, bits=32) < self._traced_share * 2**32
+        about: dict[str, Any] = {"purpose": key.purpose, "step": key.step, "task": task.id, "member": key.member}
+        return spans.trace("episode", kept=kept, episode=name, domain=task.domain, **about)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 from roll.rollout.engine_driver import EngineDriver
+from roll.utils import spans
 
 
 class EpisodeSlots:
@@ -44,7 +45,8 @@ class EpisodeSlots:
         self._waiting.append((episode, slot))
         self._engines.mark_blocked(episode)
         try:
-            await slot
+            with spans.span("wait for a slot"):
+                await slot
         except asyncio.CancelledError:
             if slot.cancelled():
                 self._engines.mark_busy(episode, "cancelled")  # live until it has ended

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from roll.rollout.engine_driver import EngineDriver, EngineRanks, RolloutStalled, never_started_completion
 from roll.strategies.base import Completion, Request
+from roll.utils import spans
 
 T = TypeVar("T")
 
@@ -33,7 +34,7 @@ class LockstepDriver(EngineDriver):
         self._busy: dict[str, str] = {}
         self._queued: list[Request] = []
         self._placed: dict[str, int] = {}
-        self._futures: dict[str, tuple[asyncio.Future[Completion], str]] = {}
+        self._futures: dict[str, tuple[asyncio.Future[tuple[Completion, int | None]], str]] = {}
         # One loop for the engines' life: their events belong to it.
         self._loop = asyncio.new_event_loop()
         self._idle = asyncio.Event()
@@ -67,16 +68,19 @@ class LockstepDriver(EngineDriver):
         self._set_if_idle()
 
     async def generate(self, episode: str, request: Request) -> Completion:
-        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[tuple[Completion, int | None]] = asyncio.get_running_loop().create_future()
         self._futures[request.id] = (future, episode)
         self._queued.append(request)
         del self._busy[episode]
         self._set_if_idle()
         try:
-            return await future
+            completion, rank = await future
         except asyncio.CancelledError:
             self._busy.setdefault(episode, "cancelled")
             raise
+        if rank is not None:
+            spans.annotate(engine=rank)
+        return completion
 
     def _set_if_idle(self) -> None:
         if not self._busy:
@@ -132,10 +136,10 @@ class LockstepDriver(EngineDriver):
 
     def _resolve(self, completions: Sequence[Completion]) -> None:
         for completion in completions:
-            self._placed.pop(completion.id, None)
+            rank = self._placed.pop(completion.id, None)
             future, episode = self._futures.pop(completion.id)
             # Busy from this moment, not from when its coroutine runs: a faster sibling must not end `wait_idle`, and
             # from Python 3.12 on `wait_for` looks at the event before a woken coroutine has had its turn.
             self.mark_busy(episode, "between turns")
             if not future.done():
-                future.set_result(completion)
+                future.set_result((completion, rank))

@@ -91,6 +91,8 @@ class Trajectory:
     """What it states as its answer, where the reward says so; None otherwise."""
     spans: Mapping[str, float] = field(default_factory=dict)
     """Wall-clock seconds by purpose (`generate`, `reward`, ...)."""
+    trace: str = ""
+    """Its name in a recording, as a W3C `traceparent`; empty: nobody recorded it."""
 
     @property
     def id(self) -> str:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from roll.utils import spans
+
 STEP = "step"
 """The span that a share is a share of."""
 
@@ -52,6 +54,8 @@ class Timers:
     def span(self, name: str, *, waits: bool = False, event_loop: bool = False) -> Iterator[None]:
         """Time the body, also one that raises; spans of one name (a word) add up within a step.
 
+        It is also a span of the run's recording, if there is one (spans.py).
+
         `waits`: the body waits for workers, so its time isn't the controller's own. `event_loop`: it runs an event
         loop on this thread, which waited for workers while it wasn't computing.
         """
@@ -60,7 +64,8 @@ class Timers:
         computed = time.thread_time()
         self._open.append(frame)
         try:
-            yield
+            with spans.span(name):
+                yield
         finally:
             seconds = self._clock() - frame.start
             inner = self._open[-1]

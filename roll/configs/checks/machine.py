@@ -33,6 +33,9 @@ MISSING = {
     ),
     "flash_attn": "flash-attn is not installed: pip install flash-attn --no-build-isolation",
     "peft": "peft is not installed: pip install -e '.[lora]'",
+    "opentelemetry.exporter.otlp.proto.http": (
+        "opentelemetry-exporter-otlp-proto-http is not installed: pip install -e '.[otel]'"
+    ),
     "liger_kernel": "liger-kernel is not installed: pip install -e '.[liger]'",
 }
 """Packages that only some configurations need, by the name they are imported under, and what to say without one."""
@@ -53,6 +56,8 @@ class Machine:
     """Those of `MISSING` that are there."""
     compiler: bool = True
     """Whether there is a C++ compiler."""
+    nsight: bool = True
+    """Whether there is Nsight Systems' `nsys`."""
 
 
 def this_machine() -> Machine:
@@ -68,6 +73,7 @@ def this_machine() -> Machine:
         amd="kfd" in devices,
         packages=frozenset(name for name in MISSING if _is_installed(name)),
         compiler=shutil.which(os.environ.get("CXX", "g++")) is not None,
+        nsight=shutil.which("nsys") is not None,
     )
 
 
@@ -90,6 +96,12 @@ def machine_checks(config: RunConfig, machine: Machine) -> Iterator[Violation]:
         yield from _dtype(role, worker, machine)
     if isinstance(config, RLConfig):
         yield from _shared_slots(config, machine)
+    if config.num_nodes == 1:
+        yield from _profiler(config, machine)
+    exporter = "opentelemetry.exporter.otlp.proto.http"
+    if config.tracing.endpoint is not None and exporter not in machine.packages:
+        fix = "install it, or read spans.jsonl"
+        yield Violation("tracing.endpoint", f"its package; {MISSING[exporter]}", fix, config.tracing.endpoint)
     needs = [need for role, worker in config.roles.items() for need in _accelerator_needs(role, worker)]
     for key, value, package in needs:
         # With several nodes the controller's machine needn't be like those of the workers.
@@ -97,6 +109,21 @@ def machine_checks(config: RunConfig, machine: Machine) -> Iterator[Violation]:
             yield Violation(key, "an accelerator for it, and this machine has none", "remove it", value)
         elif package is not None and package not in machine.packages:
             yield Violation(key, f"its package; {MISSING[package]}", "install it, or remove the key", value)
+
+
+def _profiler(config: RunConfig, machine: Machine) -> Iterator[Violation]:
+    """Tools that look at an accelerator."""
+    options, has_device = config.profiler, bool(machine.accelerators or machine.amd)
+    asked: list[tuple[str, str]] = [("tools", tool) for tool in options.tools if tool != "torch"]
+    asked += [("activities", "cuda")] if "cuda" in options.activities else []
+    for key, value in asked if config.profile_steps else []:
+        if not has_device:
+            expected = "an accelerator for it, and this machine has none"
+            fix = "remove it; resident memory around each call is in the trace anyway"
+            yield Violation(f"profiler.{key}", expected, fix if value == "memory" else "remove it", value)
+        elif value == "nsight" and not machine.nsight:
+            expected = "Nsight Systems, and there is no nsys on the PATH"
+            yield Violation("profiler.tools", expected, "install it, or remove it", value)
 
 
 def _backend(role: str, worker: WorkerConfig, machine: Machine) -> Iterator[Violation]:

@@ -12,6 +12,7 @@ from roll.configs.schema.acts_if import acting, needs
 from roll.configs.schema.batch_plan import BatchPlan
 from roll.configs.schema.fields import args_by_name, number, one_or_many
 from roll.configs.schema.placement_plan import PlacementPlan
+from roll.configs.schema.profiler_config import ProfilerConfig, TracingConfig
 from roll.configs.schema.worker_config import OF_PROCESSES, TrainConfig, WorkerConfig
 
 VALIDATES = needs(
@@ -111,6 +112,16 @@ class RunConfig:
     """A function of your own that is called with the configuration before anything is read, as `path/to/file.py:name`
     or `package.module:name`: makes data or a starting model if they aren't there. null: nothing is made."""
 
+    profile_steps: tuple[int, ...] = one_or_many()
+    """Steps that are profiled, one or several; 0 is the validation before the first. Empty: none. What is recorded says
+    `profiler`; see docs/profiling.md."""
+    profiler_output_dir: str | None = None
+    """Folder of the profiles. null: `<logging_dir>/profiler`."""
+    profiler: ProfilerConfig = field(default_factory=ProfilerConfig)
+    """What is recorded in these steps."""
+    tracing: TracingConfig = field(default_factory=TracingConfig)
+    """Spans of steps and episodes for OpenTelemetry."""
+
     @property
     def output_path(self) -> Path:
         """Folder of the run."""
@@ -120,6 +131,16 @@ class RunConfig:
     def logging_path(self) -> Path:
         """Folder of logs and trackers."""
         return Path(self.logging_dir) if self.logging_dir else self.output_path / "logs"
+
+    @property
+    def profiler_path(self) -> Path:
+        """Folder of the profiles."""
+        return Path(self.profiler_output_dir) if self.profiler_output_dir else self.logging_path / "profiler"
+
+    @property
+    def profiles(self) -> bool:
+        """Whether the profiler writes anything."""
+        return bool(self.profile_steps) or self.profiler.ray_timeline
 
     @property
     def checkpoint_path(self) -> Path:
@@ -194,7 +215,8 @@ class RunConfig:
     @property
     def extra_output_dirs(self) -> dict[str, str | None]:
         """Folders besides output, logs and checkpoints that the run writes to, by key."""
-        return {"export_dir": str(self.export_path)} if self.exports else {}
+        dirs: dict[str, str | None] = {"export_dir": str(self.export_path)} if self.exports else {}
+        return {**dirs, "profiler_output_dir": str(self.profiler_path)} if self.profiles else dirs
 
     @property
     def critic_warmup_steps(self) -> int:
@@ -246,7 +268,17 @@ class RunConfig:
 
     def explain_results(self) -> str:
         """What the run leaves behind, in words, and what it puts at risk."""
-        return "\n".join((self._explain_files(), *self.hazards))
+        return "\n".join((self._explain_files(), *self._explain_profile(), *self.hazards))
+
+    def _explain_profile(self) -> tuple[str, ...]:
+        if not self.profile_steps:
+            return ()
+        options = self.profiler
+        of = ", ".join(options.roles) or "every role"
+        ranks = f"rank {', '.join(map(str, options.ranks))}" if options.ranks else "every rank"
+        steps = ", ".join(map(str, sorted(set(self.profile_steps))))
+        tools = f", with {', '.join(options.tools)} on {ranks} of {of}" if options.tools else ""
+        return (f"profiles: step {steps}, in {self.profiler_path}{tools}",)
 
     def _explain_files(self) -> str:
         if self.only_validates:
