@@ -39,11 +39,12 @@ from roll.pipelines.off_policy import old_logprobs_source
 from roll.pipelines.offload import ENGINE
 from roll.pipelines.rollout_metrics import rollout_metrics
 from roll.pipelines.sync import WeightSync
-from roll.pipelines.teaching import vocabulary_of, with_teacher
+from roll.pipelines.teaching import vocabulary_of, with_reference, with_reference_kl, with_teacher
 from roll.pipelines.update import train
 from roll.pipelines.workload import Workload
 from roll.rollout.groups import REPLACED
 from roll.rollout.scheduler import Collected, RolloutScheduler
+from roll.strategies.base import OutputName
 from roll.types.batch import TokenBatch
 from roll.types.episode import Group
 from roll.types.metrics import Metrics
@@ -140,13 +141,21 @@ class RLPipeline(Loop):
         if self.clusters.reference is not None or self.config.reference_is_actor:
             with self.timers.span("reference", waits=True):
                 cluster = self.clusters.reference or self.clusters.actor_train
-                outputs = self.forward(cluster, batch, "logprobs", adapters=not self.config.reference_is_actor)
-            batch = batch.join(outputs, ref_logprobs="logprobs")
+                forward = functools.partial(self.forward, cluster, adapters=not self.config.reference_is_actor)
+                if self.config.full_kl:
+                    vocabulary = vocabulary_of(self.config, self.tokenizer)
+                    batch = with_reference(batch, forward, top_k=self.config.kl_top_k, vocabulary=vocabulary)
+                else:
+                    batch = batch.join(forward(batch, "logprobs"), ref_logprobs="logprobs")
         if self.clusters.teachers:
             batch = self.taught(batch, [rollouts.tasks[i].tag for i in rollouts.row_trajectory.tolist()])
-        if self.old_logprobs.source == "forward":
+        compares = self.config.full_kl_penalty and batch.teacher_logprobs is not None
+        if self.old_logprobs.source == "forward" or compares:
+            wanted: tuple[OutputName, ...] = ("logprobs", "student_logprobs") if compares else ("logprobs",)
             with self.timers.span("old_logprobs", waits=True):
-                outputs = self.forward(self.clusters.actor_train, batch, "logprobs")
+                outputs = self.forward(self.clusters.actor_train, batch, *wanted)
+            batch = with_reference_kl(batch, outputs) if compares else batch
+        if self.old_logprobs.source == "forward":
             batch = batch.join(outputs, old_logprobs="logprobs")
         elif self.old_logprobs.source == "sampler":
             batch = batch.with_columns(old_logprobs=batch.sampling_logprobs)
@@ -154,6 +163,8 @@ class RLPipeline(Loop):
             with self.timers.span("values", waits=True):
                 outputs = self.forward(self.clusters.critic, batch, "values")
             batch = batch.join(outputs, values="values")
+        if self.config.full_kl and not self.config.full_kl_loss:
+            batch = batch.with_columns(teacher_ids=None, teacher_logprobs=None)
         return replace(rollouts, batch=batch)
 
     def taught(self, batch: TokenBatch, tags: Sequence[str]) -> TokenBatch:

@@ -104,7 +104,8 @@ BROKEN: list[tuple[str, list[str], str, list[str]]] = [
     ("another pipeline", ["pipeline=distil"], "pipeline", ["distill"]),
     ("an estimator misspelt", ["adv_estimator=gpro"], "adv_estimator", ["did you mean 'grpo'"]),
     ("an agentic estimator", ["adv_estimator=gigpo"], "adv_estimator", ["credits the turns of an environment"]),
-    ("a KL over the vocabulary", ["kl_penalty=full"], "kl_penalty", ["whole vocabulary"]),
+    ("an estimator misspelt", ["kl_penalty=k4"], "kl_penalty", ["one of kl, abs, mse, low_var_kl, full"]),
+    ("tokens of a KL that is an estimate", ["kl_top_k=8"], "kl_top_k", ["full"]),
     ("a loss misspelt", ["policy_loss=cipso"], "policy_loss", ["did you mean 'cispo'"]),
     ("a reference to nowhere", ["exp_name=${experiment}"], "exp_name", ["'experiment' not found"]),
     # groups and batches

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-_FULL_KL = "it needs both models' distributions over the whole vocabulary, which aren't kept; try low_var_kl"
-
 UNSUPPORTED_KEYS: dict[str, str] = {
     "generate_opt_level": "there is one scheduler, which works per request",
     "is_num_return_sequences_expand": "the scheduler always sends one request per response",
@@ -169,5 +167,5 @@ FOREIGN_KEYS: dict[str, str] = {
 }
 """Words of other frameworks and older spellings, with this project's key."""
 
-UNSUPPORTED_VALUES: dict[str, dict[str, str]] = {"kl_penalty": {"full": _FULL_KL}, "kl_loss_type": {"full": _FULL_KL}}
+UNSUPPORTED_VALUES: dict[str, dict[str, str]] = {}
 """Values of the users' vocabulary, by key, that are refused with a reason of their own."""
