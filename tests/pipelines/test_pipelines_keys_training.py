@@ -372,6 +372,10 @@ def test_use_dynamic_batching_in_infer_of_the_actor(small):
         (["warmup_steps=3"], [0.25, 0.5, 0.75, 1]),
         (["warmup_ratio=0.5"], [1 / 3, 2 / 3, 1, 1]),
         (["learning_rate=0.5"], [50, 50, 50, 50]),
+        (["warmup_steps=3", "warmup_init_ratio=0.2"], [0.4, 0.6, 0.8, 1]),
+        (["lr_scheduler_type=inverse_sqrt", "lr_timescale=1"], [1, 0.5**0.5, 3**-0.5, 0.5]),
+        (["lr_scheduler_type=WSD", "wsd_decay_ratio=0.5", "wsd_decay_style=1-sqrt"], [1, 1, 1, 1 - 0.5**0.5]),
+        (["lr_scheduler_type=linear", "lr_decay_steps=2"], [1, 0.5, 0, 0]),
     ],
 )
 def test_learning_rate_schedules(small, keys, factors):
@@ -382,7 +386,7 @@ def test_learning_rate_schedules(small, keys, factors):
 def test_optimizer_keys_reach_adamw(small):
     keys = {"weight_decay": 0.3, "adam_beta1": 0.5, "adam_beta2": 0.6, "adam_epsilon": 0.001}
     run = small(*(f"{ARGS}.{key}={value}" for key, value in keys.items()), reward=CONSTANT)
-    groups = run.strategies["actor_train"]._optimizer.param_groups
+    groups = run.strategies["actor_train"]._groups()
     assert [(g["weight_decay"], g["betas"], g["eps"]) for g in groups] == [
         (0.3, (0.5, 0.6), 0.001),
         (0.0, (0.5, 0.6), 0.001),

@@ -107,6 +107,25 @@ FOREIGN_KEYS: dict[str, str] = {
         "write strategy_config.offload_policy (fsdp2_*), zero_optimization.offload_optimizer (deepspeed_*) or "
         "optimizer_cpu_offload (megatron_*)"
     ),
+    "lr_warmup_steps": "write training_args.warmup_steps",
+    "lr_warmup_steps_ratio": "write training_args.warmup_ratio",
+    "warmup_style": "write training_args.lr_scheduler_type",
+    "lr_decay_style": "write training_args.lr_scheduler_type",
+    "lr_warmup_init": "write training_args.warmup_init_ratio, a share of learning_rate",
+    "min_lr": "write training_args.min_lr_ratio, a share of learning_rate",
+    "lr_scheduler_kwargs": (
+        "write its keys beside lr_scheduler_type: num_cycles, min_lr_ratio (min_lr_rate), lr_decay_power (power), "
+        "lr_timescale (timescale), wsd_decay_ratio (num_decay_steps), wsd_decay_style (decay_type)"
+    ),
+    "lr_wsd_decay_style": "write training_args.wsd_decay_style",
+    "lr_wsd_decay_steps": "write training_args.wsd_decay_ratio, a share of the steps after the warm-up",
+    "wsd_decay_steps": "write training_args.wsd_decay_ratio, a share of the steps after the warm-up",
+    "num_decay_steps": "write training_args.wsd_decay_ratio, a share of the steps after the warm-up",
+    "start_weight_decay": "write training_args.weight_decay",
+    "lr_decay_iters": "write training_args.lr_decay_steps",
+    "optim": "write training_args: its optimizer, learning_rate, lr_scheduler_type and the rest",
+    "optimizer_type": "write training_args.optimizer",
+    "momentum": "write training_args.muon_momentum",
     "ppo_max_token_len_per_gpu": "write max_tokens_per_microbatch_in_train",
     "log_prob_micro_batch_size_per_gpu": "write infer_batch_size",
     "log_prob_max_token_len_per_gpu": "write max_tokens_per_microbatch_in_infer",
@@ -167,5 +186,10 @@ FOREIGN_KEYS: dict[str, str] = {
 }
 """Words of other frameworks and older spellings, with this project's key."""
 
-UNSUPPORTED_VALUES: dict[str, dict[str, str]] = {}
+UNSUPPORTED_VALUES: dict[str, dict[str, str]] = {
+    "weight_decay_incr_style": {"constant": "without end_weight_decay it is constant; remove both"},
+    "lr_scheduler_type": {
+        "reduce_lr_on_plateau": "the learning rate follows the steps alone, not what is measured; see cosine and wsd"
+    },
+}
 """Values of the users' vocabulary, by key, that are refused with a reason of their own."""

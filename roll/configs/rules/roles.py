@@ -8,6 +8,7 @@ from roll.catalog.entries import OWN_PATH
 from roll.catalog.strategies import strategies_for
 from roll.configs.errors import Violation, problem
 from roll.configs.rules.layout import layout_rules
+from roll.configs.rules.training import training_rules
 from roll.configs.schema.engine_config import EngineConfig
 from roll.configs.schema.judge_config import JudgeConfig
 from roll.configs.schema.run_config import RunConfig
@@ -31,6 +32,8 @@ def role_rules(config: RunConfig) -> Iterator[Violation]:
         yield from _model_rules(config, role, worker)
         yield from _size_rules(config, role, worker)
         yield from layout_rules(role, worker)
+        if isinstance(worker, TrainConfig):
+            yield from training_rules(role, worker)
 
 
 def _model_rules(config: RunConfig, role: str, worker: WorkerConfig) -> Iterator[Violation]:

@@ -10,6 +10,7 @@ from roll.configs.schema.acts_if import BACKEND, ROLE, TRAINED, TRAINS, acting, 
 from roll.configs.schema.fields import number, one_or_many, parsed
 from roll.configs.schema.placement_plan import parse_device_mapping
 from roll.configs.schema.strategy_config import Dtype, StrategyArgs
+from roll.configs.schema.training_args import TrainingArgs
 
 HUGGING_FACE = needs(BACKEND, "fsdp2", "deepspeed")
 ADAPTERS_FIT = unless(
@@ -120,35 +121,6 @@ class ModelArgs:
     def uses_lora(self) -> bool:
         """Whether adapters are trained instead of the weights."""
         return self.lora_rank > 0 or self.adapter_name_or_path is not None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingArgs:
-    """Optimizer (AdamW), schedule and batch of a role that trains."""
-
-    learning_rate: float = number(1e-6, ge=0, le=100)
-    """Peak learning rate."""
-    min_lr_ratio: float = number(0.0, ge=0, le=1)
-    """Lowest learning rate as a share of the peak: where `linear`, `cosine` and `wsd` end."""
-    lr_scheduler_type: Literal["constant", "linear", "cosine", "wsd"] = "constant"
-    """Shape after the warm-up; `wsd` stays and falls over the last tenth. Counts optimizer steps actually taken."""
-    warmup_steps: int = number(0, ge=0)
-    """Optimizer steps of linear warm-up."""
-    warmup_ratio: float = number(0.0, ge=0, lt=1, acts_if=(unless("warmup_steps"),))
-    """Warm-up as a share of all planned optimizer steps. 0: off."""
-    weight_decay: float = number(0.0, ge=0)
-    """Decoupled decay of AdamW, for matrices only (not for biases and norms)."""
-    adam_beta1: float = number(0.9, ge=0, lt=1)
-    """Decay of the running mean of gradients."""
-    adam_beta2: float = number(0.999, ge=0, lt=1)
-    """Decay of the running mean of squared gradients."""
-    adam_epsilon: float = number(1e-8, gt=0)
-    """Added to the denominator of the update."""
-    per_device_train_batch_size: int = number(1, ge=1)
-    """Responses per forward/backward pass on one rank. Changes memory and speed, never the gradient."""
-    gradient_accumulation_steps: int = number(1, ge=1)
-    """Passes per optimizer step. Mini-batch = per device x accumulation x data-parallel ranks, in responses;
-    it must divide `rollout_batch_size * num_return_sequences_in_group`."""
 
 
 TEMPLATES = ("native", "plain", "question_answer", "step_by_step")

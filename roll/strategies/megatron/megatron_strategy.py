@@ -180,7 +180,7 @@ class MegatronStrategy(CommonStrategy):
 
         results = self._pass(batch, loss_fn.needs, loss_of, training=True)
         metrics, self._nonfinite = send_from_last_stage((Metrics.merged(results), self._nonfinite))
-        return metrics, *optimizer.step(lr)
+        return metrics, *optimizer.step(lr, self._weight_decay())
 
     def _pass(self, batch: TokenBatch, needs: Sequence[Output], finish: Finish, *, training: bool) -> list[Any]:
         """All micro-batches through Megatron's schedule; what `finish` kept, on the last stage in their order."""
