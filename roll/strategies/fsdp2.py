@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from roll.configs.schema.strategy_config import Fsdp2Config
 from roll.distributed.process_group import init_process_group
-from roll.strategies.base import StatePart
+from roll.distributed.weights import WeightPart
+from roll.strategies.base import LossFn, NamedWeights, Output, StatePart
 from roll.strategies.hf.compile import blocks
 from roll.strategies.hf.hf_build import RoleModule, hf_module
 from roll.strategies.hf.hf_model import DTYPES
@@ -27,6 +28,8 @@ from roll.strategies.hf.hf_strategy import HfTrainStrategy
 from roll.strategies.muon import Muon
 from roll.strategies.offload import num_bytes
 from roll.strategies.optim import MOMENTS, decaying, parameter_groups, set_rates
+from roll.types.batch import TokenBatch, TokenOutputs
+from roll.types.metrics import Metrics
 from roll.utils.memory import return_freed_memory
 from roll.utils.pickles import plain_values_only
 
@@ -169,6 +172,10 @@ class Fsdp2Strategy(HfTrainStrategy):
         (loss * self._info.world_size).backward()
 
     def _apply(self, lr: float) -> tuple[float, bool]:
+        with self._on_device("optimizer"):
+            return self._step(lr)
+
+    def _step(self, lr: float) -> tuple[float, bool]:
         for name, parameter in self._module.named_parameters():
             if name in self._anchor and parameter.grad is not None:
                 parameter.grad.add_(parameter.detach() - self._anchor[name], alpha=self._spec.l2)
@@ -192,6 +199,43 @@ class Fsdp2Strategy(HfTrainStrategy):
 
     def _full(self, tensor: Tensor) -> Tensor:
         return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
+
+    # --- states on the host ----------------------------------------------------------------------------------------
+
+    def _waits(self, part: StatePart) -> bool:
+        """Whether these are on the host while nobody uses them."""
+        offloads = {"parameters": self._options.param_offload, "optimizer": self._options.optimizer_offload}
+        return offloads.get(part, False)
+
+    def _to_host(self, part: StatePart) -> None:
+        if self._waits(part) and not self._shelves[part]:
+            self._shelves[part].store(self._resident(part), self._device)
+
+    @contextlib.contextmanager
+    def _on_device(self, *parts: StatePart) -> Iterator[None]:
+        """Inside, those of these parts that wait on the host are on the device."""
+        self.wake([part for part in parts if self._waits(part)])
+        try:
+            yield
+        finally:
+            for part in parts:
+                self._to_host(part)
+
+    def _require_awake(self, *parts: StatePart) -> None:
+        super()._require_awake(*(part for part in parts if not self._waits(part)))
+
+    def forward(self, batch: TokenBatch, outputs: Sequence[Output], *, adapters: bool = True) -> TokenOutputs:
+        with self._on_device("parameters"):
+            return super().forward(batch, outputs, adapters=adapters)
+
+    def train_step(self, batch: TokenBatch, loss_fn: LossFn) -> Metrics:
+        self._to_host("optimizer")
+        with self._on_device("parameters"):
+            return super().train_step(batch, loss_fn)
+
+    def named_weights(self, part: WeightPart = "merged") -> NamedWeights:
+        with self._on_device("parameters"):
+            yield from super().named_weights(part)
 
     # --- sleep -----------------------------------------------------------------------------------------------------
 
@@ -236,7 +280,7 @@ class Fsdp2Strategy(HfTrainStrategy):
 
         self._require_awake("parameters", "optimizer")
         path.mkdir(parents=True, exist_ok=True)
-        with _checkpoint_errors(f"{path} couldn't be written"):
+        with self._on_device("parameters", "optimizer"), _checkpoint_errors(f"{path} couldn't be written"):
             dcp.save(self._state(), checkpoint_id=path / "state", no_dist=self._info.world_size == 1)
         if self._info.rank == 0:
             (path / "schedule.json").write_text(json.dumps({"optimizer_steps": self._steps}))
@@ -245,6 +289,10 @@ class Fsdp2Strategy(HfTrainStrategy):
 
     def load(self, path: Path) -> None:
         """Read what `save` wrote; the world size may differ. Without an optimizer only the weights are read."""
+        with self._on_device("parameters", "optimizer"):
+            self._load(path)
+
+    def _load(self, path: Path) -> None:
         import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_state_dict
 

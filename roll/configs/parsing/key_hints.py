@@ -27,6 +27,14 @@ UNSUPPORTED_KEYS: dict[str, str] = {
         "expert_model_parallel_size"
     ),
     "forward_prefetch": "FSDP2 gathers the next layer's weights ahead by itself",
+    "ray_init.runtime_env": "environment variables go into system_envs; workers import what the controller imports",
+    "ray_init.include_dashboard": (
+        "a dashboard has no password, and the Ray of a run listens to its own machine alone; start one with "
+        "`ray start --head` and join it with num_nodes"
+    ),
+    "ray_init.num_gpus": "write num_gpus_per_node",
+    "ray_init.address": "a run on several machines (num_nodes) joins the cluster that RAY_ADDRESS names",
+    "ray_init._temp_dir": "the Ray of a run has a folder of its own below TMPDIR, which goes with it",
     "wrap_policy": "what is sharded together is what the model names as its layers",
 }
 """Keys of the users' vocabulary that nothing would read in this version; `section.key` for one of a section."""
@@ -102,11 +110,23 @@ FOREIGN_KEYS: dict[str, str] = {
     "use_torch_compile": "write model_args.torch_compile",
     "override_config": "write model_args.model_config_kwargs",
     "model_dtype": "write model_args.dtype",
-    "param_offload": "write strategy_config.offload_policy (fsdp2_*) or zero_optimization.offload_param (deepspeed_*)",
-    "optimizer_offload": (
-        "write strategy_config.offload_policy (fsdp2_*), zero_optimization.offload_optimizer (deepspeed_*) or "
-        "optimizer_cpu_offload (megatron_*)"
+    "param_offload": (
+        "an option of fsdp2_*, in strategy_config; deepspeed_* has zero_optimization.offload_param; roles that share "
+        "devices leave them in turns anyway"
     ),
+    "optimizer_offload": (
+        "an option of fsdp2_*, in strategy_config; deepspeed_* has zero_optimization.offload_optimizer, megatron_* "
+        "optimizer_cpu_offload"
+    ),
+    "tokenizer_path": "write model_args.tokenizer_name_or_path",
+    "tokenizer": "write model_args.tokenizer_name_or_path",
+    "custom_tokenizer_path": "write model_args.tokenizer_name_or_path",
+    "external_libs": "write external_lib",
+    "freeze_modules": "write model_args.freeze_module_prefix",
+    "torch_dtype": "write model_args.dtype",
+    "fsdp_config": "write strategy_args.strategy_config with strategy_name: fsdp2_train",
+    "strategy": "write strategy_args.strategy_name: fsdp2_train for verl's fsdp and fsdp2, megatron_train for megatron",
+    "ray_kwargs": "write ray_init",
     "lr_warmup_steps": "write training_args.warmup_steps",
     "lr_warmup_steps_ratio": "write training_args.warmup_ratio",
     "warmup_style": "write training_args.lr_scheduler_type",
@@ -187,6 +207,14 @@ FOREIGN_KEYS: dict[str, str] = {
 """Words of other frameworks and older spellings, with this project's key."""
 
 UNSUPPORTED_VALUES: dict[str, dict[str, str]] = {
+    "strategy_name": {
+        given: f"write {name}_train for a role that trains, {name}_infer for one that doesn't"
+        for given, name in {"fsdp": "fsdp2", "fsdp2": "fsdp2", "deepspeed": "deepspeed", "megatron": "megatron"}.items()
+    },
+    "attn_implementation": {
+        "flash_attention_3": "kernels are auto, eager, sdpa and fa2",
+        "flex_attention": "kernels are auto, eager, sdpa and fa2",
+    },
     "weight_decay_incr_style": {"constant": "without end_weight_decay it is constant; remove both"},
     "lr_scheduler_type": {
         "reduce_lr_on_plateau": "the learning rate follows the steps alone, not what is measured; see cosine and wsd"

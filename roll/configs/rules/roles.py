@@ -114,6 +114,10 @@ def _devices(role: str, worker: WorkerConfig, needed: int) -> Violation:
 
 def placement_rules(config: RunConfig) -> Iterator[Violation]:
     """Ranks against nodes."""
+    cpus, slots = config.ray_init.num_cpus, config.num_nodes * config.num_gpus_per_node
+    if cpus is not None and 100 * cpus < slots:
+        expected = f"at least {-(-slots // 100)}: each of the {slots} device slots takes 1/100 of a CPU"
+        yield Violation("ray_init.num_cpus", expected, f"ray_init.num_cpus={-(-slots // 100)}", cpus)
     if config.executor == "inline" and config.num_nodes > 1:
         yield Violation("num_nodes", "1 with executor inline", "executor=ray", config.num_nodes)
     for role, rank in config.placement.split_ranks():

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from roll.configs.schema.acts_if import BACKEND, ROLE, TRAINED, TRAINS, acting, needs, unless
 from roll.configs.schema.fields import number, one_or_many, parsed
 from roll.configs.schema.placement_plan import parse_device_mapping
-from roll.configs.schema.strategy_config import Dtype, StrategyArgs
+from roll.configs.schema.strategy_config import DTYPE_NAMES, Dtype, StrategyArgs
 from roll.configs.schema.training_args import TrainingArgs
 
 HUGGING_FACE = needs(BACKEND, "fsdp2", "deepspeed")
@@ -50,7 +50,22 @@ class ModelArgs:
     model_name_or_path: str | None = None
     """Hugging Face folder or hub id. null: `reward_pretrain` for the critic if that is set, else `pretrain`,
     else the model of `actor_train`."""
-    dtype: Dtype = "fp32"
+    tokenizer_name_or_path: str | None = acting(
+        None,
+        unless(ROLE, "actor_infer", "reference", "critic", words="but for `actor_infer`, `reference` and `critic`",
+               why="it reads the tokens of actor_train", fix="actor_train.model_args.tokenizer_name_or_path"),
+    )  # fmt: skip
+    """Folder or hub id of the tokenizer; its tokens must be the model's. null: that of the model; for roles that read
+    the policy's tokens that of `actor_train`."""
+    external_lib: tuple[str, ...] = one_or_many()
+    """Packages or files (`package.module`, `path/to/file.py`) that register models or tokenizers with transformers: this
+    role's processes import them before they load any, as they do those of the pipeline's `external_lib`. Processes that
+    `vllm` and `sglang` start themselves don't; these engines have plugins."""
+    use_shm: bool = False
+    """Read the weights from a copy of the model's folder in shared memory (/dev/shm), which the first process of each
+    machine makes: where the disk is slow and several ranks or roles load the same model. The copy goes once all roles
+    stand. Needs a folder, not a hub id."""
+    dtype: Dtype = acting("fp32", also=DTYPE_NAMES)
     """Type of the forward pass, and of the weights of roles that don't train; trained weights are kept in fp32."""
     attn_implementation: Literal["auto", "eager", "sdpa", "fa2"] = acting(
         "auto",
@@ -60,6 +75,7 @@ class ModelArgs:
             "sglang": "the kernels are SGLang's own, see strategy_config.attention_backend",
         }),
         accelerator={"fa2": "flash_attn"},
+        also={"flash_attention_2": "fa2", "flash_attn": "fa2"},
     )  # fmt: skip
     """Attention kernel. `auto`: what transformers picks; `fa2` needs the flash-attn package and an accelerator."""
     disable_gradient_checkpointing: bool = acting(
