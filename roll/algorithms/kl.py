@@ -31,11 +31,12 @@ def kl_divergence(
 ) -> Tensor:
     """Estimate KL(policy || reference) per token; gradients flow into `logprobs` only.
 
-    `logprobs` and `ref_logprobs` are [B, T] of the sampled tokens, for `full` [B, T, K] of the same K tokens: with all
-    of the vocabulary that is exact, with fewer all others count as one outcome, a lower bound. Returns [B, T], 0 outside
-    `mask`. `gradient: own` differentiates the estimator. `unbiased`, which names with `+` always have, keeps its value
-    and takes the gradient of `mse`, d * dlogp, whose expectation under the policy is the gradient of the KL; that of
-    `kl` itself has mean 0, so a loss made of `kl` needs `unbiased` to do anything. `full` is exact and ignores it.
+    `logprobs` and `ref_logprobs` are [B, T] of the sampled tokens, for `full` [B, T, K] of the same K tokens: all of
+    the vocabulary, or fewer, and all others count as one outcome, a lower bound. Returns [B, T], 0 outside `mask`.
+
+    `gradient: own` differentiates the estimator. `unbiased`, which names with `+` always have, keeps its value and
+    takes the gradient of `mse`, d * dlogp, whose expectation under the policy is the gradient of the KL; that of `kl`
+    itself has mean 0, so a loss made of `kl` needs `unbiased` to do anything. `full` is exact and ignores it.
     """
     if kind not in get_args(KLKind):
         raise ValueError(f"unknown KL estimator {kind!r}; expected one of {get_args(KLKind)}")

@@ -19,7 +19,6 @@ from roll.strategies.hf.hf_model import load_tokenizer
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.workers.train import resolved_model_args
 
-
 _TOKENS_AT_ONCE = 256
 """Whose distributions are compared at once: what that takes on the way is small beside the distributions."""
 

@@ -26,8 +26,8 @@ def schedule_from(args: TrainingArgs, total_steps: int) -> Callable[[int], float
         polynomial            (1 - x)^power
         cosine                (1 + cos(2 pi cycles x)) / 2
         cosine_with_restarts  (1 + cos(pi (cycles x mod 1))) / 2, and 0 at x = 1
-        wsd                   1 until x = 1 - wsd_decay_ratio, then with y from 0 to 1 one of 1 - y, (1 + cos(pi y)) / 2,
-                              1 - sqrt(y), 2 / 2^y - 1 (warm-up, stable, decay; arXiv:2404.06395)
+        wsd                   1 until x = 1 - wsd_decay_ratio, then with y from 0 to 1 one of 1 - y, 1 - sqrt(y),
+                              (1 + cos(pi y)) / 2, 2 / 2^y - 1 (warm-up, stable, decay; arXiv:2404.06395)
 
     `inverse_square_root` is max(m, sqrt(T / (T + n))), n steps after the warm-up, with T the `lr_timescale`. These are
     transformers' and Megatron-core's formulas.

@@ -36,7 +36,9 @@ def staged(name: str) -> str:
     """
     source = Path(name).expanduser()
     if not source.is_dir():
-        raise ValueError(f"use_shm: {name} isn't a folder here: download the model and name its folder, or drop use_shm")
+        raise ValueError(
+            f"use_shm: {name} isn't a folder here: download the model and name its folder, or drop use_shm"
+        )
     if not FOLDER.is_dir() or not os.access(FOLDER, os.W_OK):
         raise ValueError(f"use_shm: {FOLDER} isn't there or can't be written to: drop use_shm")
     files = _files(source)

@@ -340,14 +340,24 @@ BROKEN: list[tuple[str, list[str], str, list[str]]] = [
     ("evaluation of nothing", ["eval_steps=1", "~validation"], "eval_steps", ["acts only with validation"]),
     ("parts of one reward", ["adv_estimator=gdpo"], "adv_estimator", ["no domain has the reward `weighted`"]),
     ("a start without a warm-up", [f"{TRAIN}.warmup_init_ratio=0.1"], f"{TRAIN}.warmup_init_ratio", ["warmup_steps"]),
-    ("waves of a line", [f"{TRAIN}.num_cycles=2", f"{TRAIN}.lr_scheduler_type=linear"], f"{TRAIN}.num_cycles", ["cosine"]),
+    (
+        "waves of a line",
+        [f"{TRAIN}.num_cycles=2", f"{TRAIN}.lr_scheduler_type=linear"],
+        f"{TRAIN}.num_cycles",
+        ["cosine"],
+    ),
     (
         "a fall that ends before it begins",
         [f"{TRAIN}.warmup_steps=5", f"{TRAIN}.lr_decay_steps=5", f"{TRAIN}.lr_scheduler_type=linear"],
         f"{TRAIN}.lr_decay_steps",
         ["more than warmup_steps (5)"],
     ),
-    ("a style of no schedule", [f"{TRAIN}.weight_decay_incr_style=cosine"], f"{TRAIN}.weight_decay_incr_style", ["end_weight_decay"]),
+    (
+        "a style of no schedule",
+        [f"{TRAIN}.weight_decay_incr_style=cosine"],
+        f"{TRAIN}.weight_decay_incr_style",
+        ["end_weight_decay"],
+    ),
     ("Muon's keys with AdamW", [f"{TRAIN}.muon_momentum=0.9"], f"{TRAIN}.muon_momentum", ["optimizer muon"]),
     (
         "Muon on DeepSpeed",

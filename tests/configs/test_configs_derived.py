@@ -17,7 +17,13 @@ from roll.configs.schema.placement_plan import PlacementPlan, parse_device_mappi
 from roll.configs.schema.reward_config import RewardConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.training_args import TrainingArgs
-from roll.configs.schema.worker_config import ActorInferConfig, ActorTrainConfig, ModelArgs, ReferenceConfig, TrainConfig
+from roll.configs.schema.worker_config import (
+    ActorInferConfig,
+    ActorTrainConfig,
+    ModelArgs,
+    ReferenceConfig,
+    TrainConfig,
+)
 
 
 def config_with(**values) -> RLVRConfig:

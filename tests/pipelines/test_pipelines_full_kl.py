@@ -32,7 +32,9 @@ def run_with(folder: Path, model: Path, reference: Path, *overrides: str, **file
 def exact(policy: torch.nn.Module, reference: torch.nn.Module, row: Any, top_k: int | None = None) -> torch.Tensor:
     """KL(policy | reference) in float64 at each sampled token of a row, [n]."""
     ids, mask = torch.tensor(row.token_ids), torch.tensor(row.action_mask)
-    tables = [model(input_ids=ids[None]).logits[0].double().log_softmax(-1)[:-1][mask[1:]] for model in (policy, reference)]
+    tables = [
+        model(input_ids=ids[None]).logits[0].double().log_softmax(-1)[:-1][mask[1:]] for model in (policy, reference)
+    ]
     if top_k is not None:
         best = tables[1].topk(top_k).indices
         kept = [table.gather(1, best) for table in tables]

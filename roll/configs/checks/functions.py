@@ -30,7 +30,9 @@ def function_checks(config: RunConfig) -> Iterator[Violation]:
     if config.prepare is not None:
         yield from named_checks("prepare", config.prepare)
     libraries = {"external_lib": config.external_lib}
-    libraries |= {f"{role}.model_args.external_lib": worker.model_args.external_lib for role, worker in config.roles.items()}
+    libraries |= {
+        f"{role}.model_args.external_lib": worker.model_args.external_lib for role, worker in config.roles.items()
+    }
     for key, paths in libraries.items():
         for path in paths:
             yield from _module_checks(key, path)

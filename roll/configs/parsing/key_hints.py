@@ -134,7 +134,7 @@ FOREIGN_KEYS: dict[str, str] = {
     "lr_warmup_init": "write training_args.warmup_init_ratio, a share of learning_rate",
     "min_lr": "write training_args.min_lr_ratio, a share of learning_rate",
     "lr_scheduler_kwargs": (
-        "write its keys beside lr_scheduler_type: num_cycles, min_lr_ratio (min_lr_rate), lr_decay_power (power), "
+        "its keys stand beside lr_scheduler_type: num_cycles, min_lr_ratio (min_lr_rate), lr_decay_power (power), "
         "lr_timescale (timescale), wsd_decay_ratio (num_decay_steps), wsd_decay_style (decay_type)"
     ),
     "lr_wsd_decay_style": "write training_args.wsd_decay_style",

@@ -1,8 +1,9 @@
 """How a field says more than its type: bounds, one value or a list, a parser, options of what a sibling names.
 
 Metadata that only one field has stands there: `choices` (a text is one of these, or with `own` a path of the user's
-own), `also` (other projects' names of its values, each with the name here), `typed_by` (a sibling whose value picks the section's dataclass out of `table`; `own_table` is a path's), and
-`open` (a mapping takes up the keys that its section doesn't declare).
+own), `also` (other projects' names of its values, each with the name here), `typed_by` (a sibling whose value picks the
+section's dataclass out of `table`; `own_table` is a path's), and `open` (a mapping takes up the keys that its section
+doesn't declare).
 """
 
 from __future__ import annotations

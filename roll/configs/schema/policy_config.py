@@ -150,8 +150,8 @@ class PolicyOptimisation:
     kl_loss_coef: float = number(0.001, ge=0)
     """Coefficient of that term."""
     kl_loss_type: KlLoss = acting("low_var_kl", also=_KL_LOSS_NAMES)
-    """Estimator of that term, as for `kl_penalty`. With `+` it has the value of the estimator and the gradient of `mse`,
-    which is unbiased (straight through); `full` has its own, at the states that were sampled."""
+    """Estimator of that term, as for `kl_penalty`. With `+` it has the value of the estimator and the gradient of
+    `mse`, which is unbiased (straight through); `full` has its own, at the states that were sampled."""
     kl_top_k: int | None = number(None, ge=1, acts_if=(needs("full_kl", words="with `full` as one of the two"),))
     """Of `full`: compare the probabilities of the reference's likeliest tokens, this many, and of all others together.
     null: of every token, which takes 12 bytes per token of a row and entry of the vocabulary."""

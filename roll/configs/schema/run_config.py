@@ -129,8 +129,8 @@ class RunConfig:
     pretrain: str | None = None
     """Model of every role that names none itself."""
     external_lib: tuple[str, ...] = one_or_many()
-    """Packages or files (`package.module`, `path/to/file.py`) that register models or tokenizers with transformers: every
-    process imports them before it loads any. See also `model_args.external_lib`."""
+    """Packages or files (`package.module`, `path/to/file.py`) that register models or tokenizers with transformers:
+    every process imports them before it loads any. See also `model_args.external_lib`."""
     max_grad_norm: float | None = number(1.0, gt=0)
     """Gradient norm above which gradients are scaled down, for every role that trains. null: no clipping."""
     prepare: str | None = None

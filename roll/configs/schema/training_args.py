@@ -11,7 +11,9 @@ from roll.configs.schema.fields import number
 _COSINES = needs("lr_scheduler_type", "cosine", "cosine_with_restarts")
 _WSD = needs("lr_scheduler_type", "wsd")
 _FALLS = needs("lr_scheduler_type", "linear", "cosine", "cosine_with_restarts", "polynomial", "wsd")
-_WARMS_UP = needs("warms_up", words="with `warmup_steps` or `warmup_ratio`", fix="{section}.warmup_steps=10, or remove it")
+_WARMS_UP = needs(
+    "warms_up", words="with `warmup_steps` or `warmup_ratio`", fix="{section}.warmup_steps=10, or remove it"
+)
 _MUON = needs("optimizer", "muon")
 _CUT = "it cuts weights into flat parts, and Muon needs whole matrices"
 
@@ -48,7 +50,8 @@ class TrainingArgs:
     warmup_init_ratio: float = number(0.0, ge=0, le=1, acts_if=(_WARMS_UP,))
     """Learning rate that the warm-up rises from, as a share of the peak."""
     lr_decay_steps: int | None = number(None, ge=1, acts_if=(_FALLS,))
-    """Optimizer steps, warm-up included, after which the lowest learning rate is reached and kept. null: all planned."""
+    """Optimizer steps, warm-up included, after which the lowest learning rate is reached and kept. null: all that are
+    planned."""
     num_cycles: float | None = number(None, gt=0, acts_if=(_COSINES,))
     """Waves of the cosine; of `cosine_with_restarts` falls from the peak. null: 0.5 (one fall), or 1."""
     lr_decay_power: float = number(1.0, gt=0, acts_if=(needs("lr_scheduler_type", "polynomial"),))

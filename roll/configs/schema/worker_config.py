@@ -58,9 +58,9 @@ class ModelArgs:
     """Folder or hub id of the tokenizer; its tokens must be the model's. null: that of the model; for roles that read
     the policy's tokens that of `actor_train`."""
     external_lib: tuple[str, ...] = one_or_many()
-    """Packages or files (`package.module`, `path/to/file.py`) that register models or tokenizers with transformers: this
-    role's processes import them before they load any, as they do those of the pipeline's `external_lib`. Processes that
-    `vllm` and `sglang` start themselves don't; these engines have plugins."""
+    """Packages or files (`package.module`, `path/to/file.py`) that register models or tokenizers with transformers:
+    this role's processes import them before they load any, as they do those of the pipeline's `external_lib`. Processes
+    that `vllm` and `sglang` start themselves don't; these engines have plugins."""
     use_shm: bool = False
     """Read the weights from a copy of the model's folder in shared memory (/dev/shm), which the first process of each
     machine makes: where the disk is slow and several ranks or roles load the same model. The copy goes once all roles
