@@ -174,7 +174,6 @@ def test_only_a_folder_can_be_copied(tiny_model, tmp_path):
         ("actor_train.training_args.lr_scheduler_type", "constant_with_warmup", "constant"),
         ("actor_train.training_args.lr_scheduler_type", "cosine_with_min_lr", "cosine"),
         ("actor_train.training_args.optimizer", "AdamW", "adamw"),
-        ("actor_train.strategy_args.strategy_config.reduce_dtype", "float32", "fp32"),
     ],
 )
 def test_values_as_other_projects_spell_them(tiny_model, tmp_path, key, given, taken):
