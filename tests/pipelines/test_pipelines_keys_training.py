@@ -16,6 +16,8 @@ from small import CRITIC, REFERENCE, run_small
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from roll.configs.schema.strategy_config import Fsdp2Config, StrategyArgs
+from roll.strategies.hf.compile import blocks
+from roll.strategies.hf.hf_build import hf_module
 
 CONSTANT = "def case(response, task):\n    return 0.5\n"
 ARGS = "actor_train.training_args"
@@ -245,7 +247,7 @@ def test_fsdp_options_reach_torch(plain, options, shape, kind):
         mock.patch("torch.distributed.device_mesh.init_device_mesh") as mesh,
         mock.patch("torch.distributed.fsdp.fully_shard") as shard,
     ):
-        strategy._shard(strategy._model)
+        strategy._shard(strategy._model, list(blocks(hf_module(strategy._model))))
     assert mesh.call_args.args[1] == shape  # copies x ranks of each
     assert shard.call_count == 2 + 1  # decoder layers, root
     given = shard.call_args.kwargs

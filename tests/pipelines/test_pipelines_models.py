@@ -184,6 +184,13 @@ def test_values_as_other_projects_spell_them(tiny_model, tmp_path, key, given, t
     assert found == taken
 
 
+def test_names_of_modules_may_be_one_text_with_commas(tiny_model, tmp_path):
+    write_toy(tmp_path, tiny_model)
+    key = "actor_train.model_args.freeze_module_prefix"
+    config = load_config(tmp_path, "toy", [f"{key}='model.embed_tokens, model.layers.0'"])
+    assert config.actor_train.model_args.freeze_module_prefix == ("model.embed_tokens", "model.layers.0")
+
+
 @pytest.mark.parametrize("given", ["fsdp", "megatron"])
 def test_a_backend_without_train_or_infer_is_told_both(tiny_model, tmp_path, given):
     write_toy(tmp_path, tiny_model)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from test_fsdp2_checkpoints import read, whole_state, write
 from test_fsdp2_ranks import shard_of
-from train_contract import LOSS, build, make_batch, make_info, make_spec, weights_of
+from train_contract import LOSS, build, make_batch, make_info, make_spec, weights_of, with_worker
 
+from roll.configs.schema.strategy_config import Fsdp2Config, StrategyArgs
 from roll.strategies.muon import BUFFER, Muon, orthogonalized, update_scale
 
 MUON = {"optimizer": "muon", "weight_decay": 0.1}
@@ -116,11 +117,14 @@ def test_a_step_of_the_strategy_is_the_papers(tiny_model):
     torch.testing.assert_close(weights_of(strategy)[name], expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(("family", "world"), [("llama", 2), ("llama", 3), ("qwen3_moe", 2)])
-def test_several_ranks_take_the_steps_of_one(ranks, model_of, family, world):
+@pytest.mark.parametrize(
+    ("family", "world", "shards"), [("llama", 2, None), ("llama", 3, None), ("llama", 4, 2), ("qwen3_moe", 2, None)]
+)
+def test_several_ranks_take_the_steps_of_one(ranks, model_of, family, world, shards):
     spec = make_spec(model_of(family), training=MUON)
     weights, history = steps(make_info(), spec)
-    found, others = ranks.run(steps, world, spec)[0]
+    args = StrategyArgs(strategy_name="fsdp2_train", strategy_config=Fsdp2Config(fsdp_size=shards))
+    found, others = ranks.run(steps, world, with_worker(spec, strategy_args=args))[0]
     assert [h["actor/grad_norm"] for h in others] == pytest.approx([h["actor/grad_norm"] for h in history], rel=1e-4)
     for name, tensor in weights.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=2e-5)

@@ -189,7 +189,8 @@ class _Builder:
         if "parser" in meta:
             return self._parse(meta["parser"], meta["expected"], hint, value, path)
         if meta.get("one_or_many") and value is not None and not isinstance(value, (list, tuple, Mapping)):
-            value = [value]
+            commas = meta.get("commas", False) and isinstance(value, str)
+            value = [part.strip() for part in value.split(",")] if commas else [value]
         result = self.convert(hint, value, path)
         if result is _BAD:
             return _BAD

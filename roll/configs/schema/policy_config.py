@@ -25,6 +25,9 @@ _KL_PENALTY_NAMES = {
 }
 """A penalty has no gradient, so that `+` says nothing there."""
 
+_FULL_KL = needs(
+    "full_kl", words="with a KL term of type `full`", fix="use_kl_loss=true kl_loss_type=full, or remove it"
+)
 USES_CRITIC = needs("uses_critic", words="with `adv_estimator` gae", fix="adv_estimator=gae, or remove it")
 
 
@@ -152,7 +155,7 @@ class PolicyOptimisation:
     kl_loss_type: KlLoss = acting("low_var_kl", also=_KL_LOSS_NAMES)
     """Estimator of that term, as for `kl_penalty`. With `+` it has the value of the estimator and the gradient of
     `mse`, which is unbiased (straight through); `full` has its own, at the states that were sampled."""
-    kl_top_k: int | None = number(None, ge=1, acts_if=(needs("full_kl", words="with `full` as one of the two"),))
+    kl_top_k: int | None = number(None, ge=1, acts_if=(_FULL_KL,))
     """Of `full`: compare the probabilities of the reference's likeliest tokens, this many, and of all others together.
     null: of every token, which takes 12 bytes per token of a row and entry of the vocabulary."""
     kl_loss_ratio: bool = True

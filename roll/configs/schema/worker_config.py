@@ -75,7 +75,7 @@ class ModelArgs:
             "sglang": "the kernels are SGLang's own, see strategy_config.attention_backend",
         }),
         accelerator={"fa2": "flash_attn"},
-        also={"flash_attention_2": "fa2", "flash_attn": "fa2"},
+        also={"flash_attention_2": "fa2", "flash_attn": "fa2", "disabled": "eager"},
     )  # fmt: skip
     """Attention kernel. `auto`: what transformers picks; `fa2` needs the flash-attn package and an accelerator."""
     disable_gradient_checkpointing: bool = acting(
@@ -86,7 +86,7 @@ class ModelArgs:
     model_config_kwargs: dict[str, Any] = field(default_factory=dict)
     """Overrides of the model's own `config.json`, e.g. `{rope_theta: 1000000}`; an unknown name is refused
     when the model is loaded."""
-    freeze_module_prefix: tuple[str, ...] = one_or_many(acts_if=(TRAINS, WITHOUT_ADAPTERS))
+    freeze_module_prefix: tuple[str, ...] = one_or_many(commas=True, acts_if=(TRAINS, WITHOUT_ADAPTERS))
     """Parameters whose name starts with one of these are not trained. Empty: none."""
     trust_remote_code: bool = False
     """Allow Python code that comes with the model's folder to run."""
@@ -122,7 +122,7 @@ class ModelArgs:
     `adapter_name_or_path` brings adapters."""
     lora_alpha: float | None = number(None, gt=0, acts_if=(ADAPTERS_TRAIN, WITH_ADAPTERS))
     """The adapters' product is scaled with `lora_alpha / lora_rank`. null: 16, or what `adapter_name_or_path` says."""
-    lora_target: tuple[str, ...] = one_or_many(acts_if=(ADAPTERS_TRAIN, WITH_ADAPTERS))
+    lora_target: tuple[str, ...] = one_or_many(commas=True, acts_if=(ADAPTERS_TRAIN, WITH_ADAPTERS))
     """Names of the linear layers that get adapters, e.g. `[q_proj, v_proj]`; `all-linear`: every linear layer but the
     head, which leaves fused experts (one 3-D parameter) alone. Empty: `all-linear`, or what `adapter_name_or_path`
     says."""
