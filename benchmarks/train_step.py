@@ -157,7 +157,8 @@ def strategy_step(job: Job, contender: Contender, rank: int, world: int, port: i
     from transformers import AutoConfig
 
     from roll.configs.schema.strategy_config import STRATEGIES, StrategyArgs
-    from roll.configs.schema.worker_config import ModelArgs, TrainConfig, TrainingArgs
+    from roll.configs.schema.training_args import TrainingArgs
+    from roll.configs.schema.worker_config import ModelArgs, TrainConfig
     from roll.distributed.worker import WorkerInfo
     from roll.strategies import build_train_strategy
     from roll.strategies.base import LossFn, LossTerms, TrainSpec

@@ -159,6 +159,11 @@ def _options(key: str, home: str, entries: Mapping[str, Entry]) -> Iterator[str]
 
 
 def _value(spec: Field[Any], hint: Any) -> str:
+    also = ", ".join(f"{name} = {ours}" for name, ours in spec.metadata.get("also", {}).items())
+    return _plain_value(spec, hint) + (f" (also {also})" if also else "")
+
+
+def _plain_value(spec: Field[Any], hint: Any) -> str:
     if "choices" in spec.metadata:
         names = ", ".join(f"`{name}`" for name in spec.metadata["choices"])
         return _cell(f"{names}, or your own" if spec.metadata["own"] else names)

@@ -94,6 +94,8 @@ def _key(spec: Field[Any], hint: Any, definitions: dict[str, Schema]) -> Schema:
         found = _types(hint, definitions, meta.get("bounds", {}))
         if meta.get("one_or_many"):
             found += [one for many in found if "items" in many for one in many["items"]["anyOf"]]
+    if "also" in meta:
+        found = [*found, {"enum": list(meta["also"])}]
     schema: Schema = {"anyOf": [*found, REFERENCE]} if {} not in found else {}
     if spec.default is not MISSING and isinstance(spec.default, (bool, int, float, str)):
         schema["default"] = spec.default

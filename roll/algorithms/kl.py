@@ -2,6 +2,8 @@
 
 With d = logp - ref_logp of the sampled token, clamped to +-10 (joschu.net/blog/kl-approx):
     kl (k1) d      abs |d|      mse (k2) d^2/2      low_var_kl (k3) e^-d - 1 + d      full  sum_v p (log p - log q)
+
+A name with `+` is an estimator with the gradient of `mse` (straight through).
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from roll.algorithms.divergences import reverse_kl
 from roll.algorithms.masking import as_bool, bounded_exp, require_shape, zero_outside
 
-KLKind = Literal["kl", "abs", "mse", "low_var_kl", "full"]
+KLKind = Literal["kl", "abs", "mse", "low_var_kl", "kl+", "abs+", "low_var_kl+", "full"]
 KLGradient = Literal["own", "unbiased"]
 
 CLAMP = 10.0
@@ -28,21 +31,23 @@ def kl_divergence(
 ) -> Tensor:
     """Estimate KL(policy || reference) per token; gradients flow into `logprobs` only.
 
-    `logprobs` and `ref_logprobs` are [B, T] of the sampled tokens, for `full` [B, T, V] over the vocabulary; returns
-    [B, T], 0 outside `mask`. `gradient: own` differentiates the estimator. `unbiased` keeps its value and takes the
-    gradient of `mse`, d * dlogp, whose expectation under the policy is the gradient of the KL; that of `kl` itself has
-    mean 0, so a loss made of `kl` needs `unbiased` to do anything. `full` is exact and ignores it.
+    `logprobs` and `ref_logprobs` are [B, T] of the sampled tokens, for `full` [B, T, K] of the same K tokens: all of
+    the vocabulary, or fewer, and all others count as one outcome, a lower bound. Returns [B, T], 0 outside `mask`.
+
+    `gradient: own` differentiates the estimator. `unbiased`, which names with `+` always have, keeps its value and
+    takes the gradient of `mse`, d * dlogp, whose expectation under the policy is the gradient of the KL; that of `kl`
+    itself has mean 0, so a loss made of `kl` needs `unbiased` to do anything. `full` is exact and ignores it.
     """
     if kind not in get_args(KLKind):
         raise ValueError(f"unknown KL estimator {kind!r}; expected one of {get_args(KLKind)}")
     if gradient not in get_args(KLGradient):
         raise ValueError(f"unknown KL gradient {gradient!r}; expected one of {get_args(KLGradient)}")
     if kind == "full":
-        require_shape("ref_logprobs", ref_logprobs, tuple(logprobs.shape), "the shape of logprobs")
-        return full_kl(logprobs, ref_logprobs, mask)
+        return _full(logprobs, ref_logprobs, mask)
     diff = _log_ratio(logprobs, ref_logprobs, mask).clamp(-CLAMP, CLAMP)
     value, slope = _estimate(diff, kind)
-    return _with_gradient(value, logprobs, slope=diff if gradient == "unbiased" else slope, mask=mask)
+    unbiased = gradient == "unbiased" or kind.endswith("+")
+    return _with_gradient(value, logprobs, slope=diff if unbiased else slope, mask=mask)
 
 
 def kl_loss(
@@ -58,11 +63,12 @@ def kl_loss(
 
     With `sampled_logprobs` each token's estimate is multiplied by min(pi / pi_sampled, cap), and the ratio's gradient
     counts. Averaged over the sampler that is the KL of the policy (`mse`, `abs`: the mean of d^2 / 2, |d|) and, for
-    `kl`, `mse` and `low_var_kl`, its gradient: w d dlogp. `kl` and `mse` are given that gradient, `low_var_kl` has it:
-    k3 + dk3/dd = d. At the cap w is the cap, in both.
+    `kl`, `mse`, `low_var_kl` and every name with `+`, its gradient: w d dlogp. `low_var_kl` has that gradient, the
+    others are given it: k3 + dk3/dd = d. At the cap w is the cap, in both.
 
-    Without them the gradient is the estimator's own, but for `kl`, whose own is zero on average. That of `low_var_kl`
-    is biased, and for tokens of an older policy all are.
+    Without them the gradient is the estimator's own, but for `kl`, whose own is zero on average, and names with `+`:
+    these have that of `mse`. That of `low_var_kl` is biased, and for tokens of an older policy all are. `full` has no
+    ratio: it doesn't depend on which token was sampled.
     """
     if kind == "full" or sampled_logprobs is None:
         gradient: KLGradient = "unbiased" if kind == "kl" else "own"
@@ -72,7 +78,7 @@ def kl_loss(
     diff = _log_ratio(logprobs, ref_logprobs, mask).clamp(-CLAMP, CLAMP)
     value, slope = _estimate(diff, kind)
     weight = bounded_exp(_log_ratio(logprobs, sampled_logprobs, mask)).clamp(max=cap)
-    slope = value + slope if kind == "abs" else diff
+    slope = value + slope if kind == "abs" else diff  # of `abs+`, too
     return _with_gradient(weight * value, logprobs, slope=weight * slope, mask=mask)
 
 
@@ -90,8 +96,9 @@ def _log_ratio(logprobs: Tensor, other: Tensor, mask: Tensor) -> Tensor:
     return zero_outside(mine - theirs, ~both_impossible)
 
 
-def _estimate(diff: Tensor, kind: KLKind) -> tuple[Tensor, Tensor]:
+def _estimate(diff: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     """(value, d value / d diff) of a clamped log-ratio."""
+    kind = kind.removesuffix("+")
     if kind == "kl":
         return diff, torch.ones_like(diff)
     if kind == "abs":
@@ -108,24 +115,14 @@ def _with_gradient(value: Tensor, logprobs: Tensor, slope: Tensor, mask: Tensor)
     return zero_outside(value + slope * (moving - moving.detach()), mask)
 
 
-def full_kl(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """Return sum_v p_v (log p_v - log q_v), exact; a token that the policy gives probability 0 adds 0.
-
-    `logprobs` and `ref_logprobs` are log-probs or logits, [B, T, V]; returns [B, T], 0 outside `mask`.
-    """
+def _full(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tensor:
     if logprobs.dim() != 3:
         raise ValueError(
             f"KL `full` needs log-probs over the vocabulary, [B, T, V], got shape {tuple(logprobs.shape)}; "
             "with log-probs of the sampled tokens use `low_var_kl`"
         )
-    require_shape("mask", mask, tuple(logprobs.shape[:2]), "[B, T]")
-    inside = as_bool(mask).unsqueeze(-1)
-    logp = zero_outside(logprobs, inside).log_softmax(dim=-1)
-    logq = zero_outside(ref_logprobs.detach(), inside).log_softmax(dim=-1)
-    possible = logp > -torch.inf
-    # Both sides are made finite before the product: 0 * inf is NaN, and so is its gradient.
-    terms = logp.exp() * (zero_outside(logp, possible) - zero_outside(logq, possible))
-    return zero_outside(terms.sum(-1), mask)
+    require_shape("ref_logprobs", ref_logprobs, tuple(logprobs.shape), "the shape of logprobs")
+    return reverse_kl(logprobs, ref_logprobs, as_bool(mask))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from roll.distributed.cluster import Executor
 from roll.distributed.placement import RolePlacement
+from roll.utils.staging import sweep
 
 EXECUTORS = ("inline", "ray")
 
@@ -19,15 +20,17 @@ def make_executor(
     log_dir: Path | None = None,
     ray_address: str | None = None,
     ray_timeline: Path | None = None,
+    ray_options: Mapping[str, int] | None = None,
 ) -> Executor:
     """Return the executor called `name` for these roles.
 
     `log_dir` receives one file per worker process (`<role>-<rank>.log`); None keeps them in a temporary folder.
-    `ray_address` names a Ray cluster to join; None starts one on this machine. `ray_timeline` is a file that receives
-    Ray's own timeline at the end.
+    `ray_address` names a Ray cluster to join; None starts one on this machine, with `ray_options` of `ray.init`.
+    `ray_timeline` is a file that receives Ray's own timeline at the end.
     """
     if name not in EXECUTORS:
         raise ValueError(f"unknown executor {name!r}; known: {list(EXECUTORS)}")
+    sweep()
     if name == "inline":
         from roll.distributed.inline import InlineExecutor
 
@@ -35,5 +38,10 @@ def make_executor(
     from roll.distributed.ray_executor import RayExecutor
 
     return RayExecutor(
-        placements, rpc_timeout=rpc_timeout, log_dir=log_dir, address=ray_address, timeline=ray_timeline
+        placements,
+        rpc_timeout=rpc_timeout,
+        log_dir=log_dir,
+        address=ray_address,
+        options=ray_options,
+        timeline=ray_timeline,
     )

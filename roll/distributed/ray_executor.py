@@ -49,6 +49,7 @@ class RayExecutor(Executor):
         rpc_timeout: float,
         log_dir: Path | None = None,
         address: str | None = None,
+        options: Mapping[str, int] | None = None,
         timeline: Path | None = None,
     ) -> None:
         super().__init__(placements, rpc_timeout=rpc_timeout)
@@ -59,7 +60,7 @@ class RayExecutor(Executor):
         self._reaper = start_reaper(self._temp.path) if self._own_ray and sys.platform == "linux" else None
         os.environ[MARK] = str(self._temp.path)
         try:
-            connect(address, self._temp.path)
+            connect(address, self._temp.path, options or {})
         except BaseException:
             self._end_session(self._temp)
             raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import runpy
 import shutil
 import signal
 import subprocess
@@ -84,7 +85,7 @@ def of_session(folder: str) -> set[int]:
 
 
 def reap(folder: str) -> None:
-    """Kill a session's processes until none is left, then delete its folder."""
+    """Kill a session's processes until none is left, then delete its folder and models that they had copied."""
     end = time.monotonic() + _LIMIT_S
     quiet_since = time.monotonic()
     while time.monotonic() < end and time.monotonic() - quiet_since < _QUIET_S:
@@ -94,6 +95,8 @@ def reap(folder: str) -> None:
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.1)
     shutil.rmtree(folder, ignore_errors=True)
+    # Not by its name: without site-packages this package can't be imported.
+    runpy.run_path(str(Path(__file__).parents[1] / "utils" / "staging.py"))["sweep"]()
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,14 +25,17 @@ where they should: it has no authentication. (An address of loopback that is giv
 _LONGEST_ROOT = 30  # Ray's socket paths add about 75 characters, and a Unix socket's path may have 107
 
 
-def connect(address: str | None, temp: Path) -> None:
-    """Connect this process to Ray: join the cluster at `address` (`auto`, `host:port`), or start one in `temp`."""
+def connect(address: str | None, temp: Path, options: Mapping[str, int]) -> None:
+    """Connect this process to Ray: join the cluster at `address` (`auto`, `host:port`), or start one in `temp`.
+
+    One that is started has these further `options` of `ray.init`.
+    """
     # Before the import: Ray reads them then. Nothing of a run is reported to anybody.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ[_LOOPBACK_ONLY] = "0" if address is None else "1"  # Ray's processes read it
     with _same_sigterm():
-        _connect(address, temp)
+        _connect(address, temp, options)
 
 
 @contextlib.contextmanager
@@ -49,7 +52,7 @@ def _same_sigterm() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _connect(address: str | None, temp: Path) -> None:
+def _connect(address: str | None, temp: Path, options: Mapping[str, int]) -> None:
     import ray
     from ray._private import ray_constants
 
@@ -60,6 +63,7 @@ def _connect(address: str | None, temp: Path) -> None:
             "itself, or joins that of `ray start` (num_nodes > 1): call ray.shutdown() before"
         )
     own: dict[str, Any] = {
+        **options,
         "include_dashboard": False,
         "_temp_dir": str(temp),
         # Workers get an environment of their own, so processes started in advance would idle for ever.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from roll.distributed.dispatch import Dispatch, dispatch
 from roll.distributed.layout import RankLayout
+from roll.utils.staging import release
 
 if TYPE_CHECKING:
     from roll.profiling.plan import CallContext
@@ -86,6 +87,11 @@ class Worker:
     def layout(self) -> RankLayout:
         """Return this rank's place in the data-parallel split; asked once, before the first split call."""
         return RankLayout(dp_rank=self.info.rank, dp_size=self.info.world_size)
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def drop_model_copies(self) -> None:
+        """Let go of copies of models in shared memory (`use_shm`): they have been read."""
+        release()
 
     def close(self) -> None:
         """Let go of what wouldn't end with the process, such as an engine's own processes. Default: nothing."""

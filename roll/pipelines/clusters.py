@@ -12,6 +12,7 @@ from roll.configs.schema.run_config import RunConfig
 from roll.distributed.cluster import Cluster, Executor
 from roll.distributed.executors import make_executor
 from roll.distributed.placement import RolePlacement
+from roll.distributed.worker import Worker
 from roll.pipelines.offload import DeviceOffloader
 from roll.profiling.nsight import ray_options
 from roll.workers.infer import InferWorker
@@ -95,7 +96,7 @@ def _under_nsight(config: RunConfig, role: str, ranks: int) -> dict[int, dict[st
 
 def ray_address(config: RunConfig) -> str | None:
     """A run on one machine starts a Ray of its own; one on several joins the one that `ray start` spans over them."""
-    return "auto" if config.num_nodes > 1 else None
+    return "auto" if config.joins_ray else None
 
 
 @contextlib.contextmanager
@@ -108,6 +109,7 @@ def start_clusters(config: RunConfig, *, total_steps: int) -> Iterator[Clusters]
         rpc_timeout=config.rpc_timeout,
         log_dir=config.logging_path / "workers",
         ray_address=ray_address(config),
+        ray_options=config.ray_init.options,
         ray_timeline=config.profiler_path / "ray_timeline.json" if config.profiler.ray_timeline else None,
     )
     with executor:
@@ -124,6 +126,9 @@ def start_clusters(config: RunConfig, *, total_steps: int) -> Iterator[Clusters]
             else:
                 started[role] = _start(executor, by_role[role], config, total_steps)
             offloader.add(role, started[role])
+        if any(worker.model_args.use_shm for worker in config.roles.values()):
+            for cluster in started.values():
+                cluster.call(Worker.drop_model_copies)
         yield Clusters(started, offloader)
 
 

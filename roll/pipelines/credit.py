@@ -241,7 +241,8 @@ class CreditAssigner:
         if batch.ref_logprobs is None:
             return None
         old, reference, mask = batch.require("old_logprobs"), batch.ref_logprobs, batch.action_mask
-        kl = kl_divergence(old, reference, mask, kind=config.kl_penalty)
+        exact = batch.reference_kl
+        kl = kl_divergence(old, reference, mask, kind=config.kl_penalty) if exact is None else zero_outside(exact, mask)
         if not bool(kl.isfinite().all()):
             raise FloatingPointError(
                 "the reference or the actor gives log-probs that are not a number, so there is no KL to take off the "
@@ -249,8 +250,10 @@ class CreditAssigner:
             )
         cost = self._kl_coef * zero_outside(kl.detach(), mask)
         mean_kl = float(kl.sum()) / max(float(mask.sum()), 1.0)
-        share = clamped_tokens(old, reference, mask) / max(float(mask.sum()), 1.0)
-        metrics.update({"kl/reference": mean_kl, "kl/clamped_share": share})
+        metrics.update({"kl/reference": mean_kl})
+        if exact is None:
+            share = clamped_tokens(old, reference, mask) / max(float(mask.sum()), 1.0)
+            metrics.update({"kl/clamped_share": share})
         self._kl_coef = self._controller.update(self._kl_coef, mean_kl, view.num_trajectories)
         return view.pad(cost)
 

@@ -40,7 +40,7 @@ from roll.pipelines.offload import ENGINE
 from roll.pipelines.recording import recorded_update
 from roll.pipelines.rollout_metrics import rollout_metrics
 from roll.pipelines.sync import WeightSync
-from roll.pipelines.teaching import vocabulary_of, with_teacher
+from roll.pipelines.teaching import vocabulary_of, with_reference, with_reference_kl, with_teacher
 from roll.pipelines.update import train
 from roll.pipelines.validation_progress import ValidationProgress
 from roll.pipelines.workload import Workload
@@ -147,24 +147,34 @@ class RLPipeline(Loop):
         if self.clusters.reference is not None or self.config.reference_is_actor:
             with self.timers.span("reference", waits=True):
                 cluster = self.clusters.reference or self.clusters.actor_train
-                outputs = self.forward(cluster, batch, "logprobs", adapters=not self.config.reference_is_actor)
-            batch = batch.join(outputs, ref_logprobs="logprobs")
+                forward = functools.partial(self.forward, cluster, adapters=not self.config.reference_is_actor)
+                if self.config.full_kl:
+                    vocabulary = vocabulary_of(self.config, self.tokenizer)
+                    batch = with_reference(batch, forward, top_k=self.config.kl_top_k, vocabulary=vocabulary)
+                else:
+                    batch = batch.join(forward(batch, "logprobs"), ref_logprobs="logprobs")
         if self.clusters.teachers:
             batch = self.taught(batch, [rollouts.tasks[i].tag for i in rollouts.row_trajectory.tolist()])
-        gradients: tuple[Output, ...] = ("logit_gradients",) if self.config.estimator.reads_logit_gradients else ()
-        if self.old_logprobs.source == "forward" or gradients:
+        compares = self.config.full_kl_penalty and batch.teacher_logprobs is not None
+        gradients = self.config.estimator.reads_logit_gradients
+        wanted: list[Output] = ["logprobs"]
+        wanted += ["student_logprobs"] if compares else []
+        wanted += ["logit_gradients"] if gradients else []
+        if self.old_logprobs.source == "forward" or len(wanted) > 1:
             with self.timers.span("old_logprobs", waits=True):
-                outputs = self.forward(self.clusters.actor_train, batch, "logprobs", *gradients)
-            if self.old_logprobs.source == "forward":
-                batch = batch.join(outputs, old_logprobs="logprobs")
-            if gradients:
-                batch = batch.join(outputs, logit_gradients="logit_gradients")
-        if self.old_logprobs.source == "sampler":
+                outputs = self.forward(self.clusters.actor_train, batch, *wanted)
+            batch = with_reference_kl(batch, outputs) if compares else batch
+            batch = batch.join(outputs, logit_gradients="logit_gradients") if gradients else batch
+        if self.old_logprobs.source == "forward":
+            batch = batch.join(outputs, old_logprobs="logprobs")
+        elif self.old_logprobs.source == "sampler":
             batch = batch.with_columns(old_logprobs=batch.sampling_logprobs)
         if self.clusters.critic is not None:
             with self.timers.span("values", waits=True):
                 outputs = self.forward(self.clusters.critic, batch, "values")
             batch = batch.join(outputs, values="values")
+        if self.config.full_kl and not self.config.full_kl_loss:
+            batch = batch.with_columns(teacher_ids=None, teacher_logprobs=None)
         return replace(rollouts, batch=batch)
 
     def taught(self, batch: TokenBatch, tags: Sequence[str]) -> TokenBatch:

@@ -1,11 +1,16 @@
-"""What a teacher adds to a batch: log-probs of the student's tokens, or of the likeliest tokens of every position."""
+"""What a teacher, or the reference of a full KL, adds to a batch.
+
+Log-probs of the tokens that are there, or of the likeliest ones of every position.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 
+from roll.algorithms.kl import kl_divergence
 from roll.configs.checks.teacher import difference, teacher_roles
 from roll.configs.schema.model_shape import read_shape
 from roll.configs.schema.run_config import RunConfig
@@ -14,9 +19,12 @@ from roll.strategies.hf.hf_model import load_tokenizer
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.workers.train import resolved_model_args
 
+_TOKENS_AT_ONCE = 256
+"""Whose distributions are compared at once: what that takes on the way is small beside the distributions."""
+
 
 class Forward(Protocol):
-    """The teacher's forward pass."""
+    """The other model's forward pass."""
 
     def __call__(self, batch: TokenBatch, *outputs: Output) -> TokenOutputs: ...
 
@@ -33,8 +41,9 @@ def require_same_tokens(config: RunConfig, tokenizer: Any) -> None:
 
 
 def vocabulary_of(config: RunConfig, tokenizer: Any) -> int:
-    """Return how many tokens student and teachers both have: a tokenizer may have more than a model has rows."""
-    models = [(role, config.roles[role].model_args.model_config_kwargs) for role in teacher_roles(config)]
+    """Return how many tokens the policy and its teachers, or its reference, have: a tokenizer may have more."""
+    others = teacher_roles(config) or [role for role in config.roles if role == "reference"]
+    models = [(role, config.roles[role].model_args.model_config_kwargs) for role in others]
     models.append(("actor_train", config.roles["actor_train"].model_args.model_config_kwargs))
     shapes = [read_shape(config.model_path(role), more) for role, more in models]
     return min([len(tokenizer), *(shape.vocab for shape in shapes if shape is not None and shape.vocab)])
@@ -52,12 +61,35 @@ def with_teacher(batch: TokenBatch, forward: Forward, *, top_k: int | None, voca
     if vocabulary is None:
         found = forward(batch, "logprobs").require("logprobs")
         return batch.with_columns(teacher_ids=batch.token_ids[:, None], teacher_logprobs=found[:, None])
+    batch, _ = _with_distributions(batch, forward, (), top_k=top_k, vocabulary=vocabulary)
+    return batch
+
+
+def with_reference(batch: TokenBatch, forward: Forward, *, top_k: int | None, vocabulary: int) -> TokenBatch:
+    """Return the batch with the reference's `ref_logprobs`, and its distributions as those of a teacher."""
+    batch, outputs = _with_distributions(batch, forward, ("logprobs",), top_k=top_k, vocabulary=vocabulary)
+    return batch.join(outputs, ref_logprobs="logprobs")
+
+
+def with_reference_kl(batch: TokenBatch, outputs: TokenOutputs) -> TokenBatch:
+    """Return the batch with `reference_kl`, from the policy's `student_logprobs` in `outputs`."""
+    policy, reference = outputs.reorder(batch.row_ids).require("student_logprobs"), batch.require("teacher_logprobs")
+    found = torch.zeros(batch.num_tokens)
+    for part in batch.action_mask.nonzero()[:, 0].split(_TOKENS_AT_ONCE):
+        mask = torch.ones(1, len(part), dtype=torch.bool)
+        found[part] = kl_divergence(policy[part][None], reference[part][None], mask, kind="full")[0]
+    return batch.with_columns(reference_kl=found)
+
+
+def _with_distributions(
+    batch: TokenBatch, forward: Forward, more: Sequence[Output], *, top_k: int | None, vocabulary: int
+) -> tuple[TokenBatch, TokenOutputs]:
+    """Return the batch with another model's distributions, and outputs with `more`."""
     if top_k is not None and top_k < vocabulary:
-        outputs = forward(batch, TopK(top_k))
-        return batch.with_columns(
-            teacher_ids=outputs.require("top_ids"), teacher_logprobs=outputs.require("top_logprobs")
-        )
+        outputs = forward(batch, TopK(top_k), *more)
+        columns = {"teacher_ids": outputs.require("top_ids"), "teacher_logprobs": outputs.require("top_logprobs")}
+        return batch.with_columns(**columns), outputs
     # A model may have more rows than the tokenizer has tokens, and the student fewer of them than the teacher.
     everything = batch.with_columns(teacher_ids=torch.arange(vocabulary).expand(batch.num_tokens, -1))
-    found = forward(everything, "student_logprobs").require("student_logprobs")
-    return everything.with_columns(teacher_logprobs=found)
+    outputs = forward(everything, "student_logprobs", *more)
+    return everything.with_columns(teacher_logprobs=outputs.require("student_logprobs")), outputs

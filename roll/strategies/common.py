@@ -25,7 +25,7 @@ from roll.strategies.base import STATE_PARTS, LossFn, Output, StatePart, TopK, T
 from roll.strategies.hf.hf_model import load_config, load_tokenizer, quiet_transformers
 from roll.strategies.micro import MicroLayout, denominators, nonfinite_rows, plan_micro_batches, rows_to_compute
 from roll.strategies.offload import Shelf
-from roll.strategies.optim import schedule_from
+from roll.strategies.optim import schedule_from, weight_decay_from
 from roll.types.batch import Denominators, TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
 from roll.utils.logits import HeadOutputs, HeadRequest
@@ -66,6 +66,7 @@ class CommonStrategy(TrainStrategy):
             raise ValueError(str(wrong))
         if spec.trains:
             self._lr_factor = schedule_from(self._trained.training_args, spec.total_optimizer_steps)
+            self._weight_decay_at = weight_decay_from(self._trained.training_args, spec.total_optimizer_steps)
 
     @property
     def _trained(self) -> TrainConfig:
@@ -217,6 +218,10 @@ class CommonStrategy(TrainStrategy):
     def _learning_rate(self) -> float:
         """Of the coming optimizer step."""
         return self._trained.training_args.learning_rate * self._lr_factor(self._steps)
+
+    def _weight_decay(self) -> float:
+        """Of the coming optimizer step."""
+        return self._weight_decay_at(self._steps)
 
     def _record_step(self, metrics: Metrics, norm: float, lr: float, *, finite: bool) -> None:
         """Count a step that was taken (`finite`) or skipped, and report it on rank 0.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,17 @@ from torch import Tensor, nn
 
 from roll.configs.schema.strategy_config import Fsdp2Config
 from roll.distributed.process_group import init_process_group
-from roll.strategies.base import StatePart
+from roll.distributed.weights import WeightPart
+from roll.strategies.base import LossFn, NamedWeights, Output, StatePart
 from roll.strategies.hf.compile import blocks
 from roll.strategies.hf.hf_build import RoleModule, hf_module
 from roll.strategies.hf.hf_model import DTYPES
 from roll.strategies.hf.hf_strategy import HfTrainStrategy
+from roll.strategies.muon import Muon
 from roll.strategies.offload import num_bytes
-from roll.strategies.optim import MOMENTS, parameter_groups
+from roll.strategies.optim import MOMENTS, decaying, parameter_groups, set_rates
+from roll.types.batch import TokenBatch, TokenOutputs
+from roll.types.metrics import Metrics
 from roll.utils.memory import return_freed_memory
 from roll.utils.pickles import plain_values_only
 
@@ -33,7 +37,8 @@ from roll.utils.pickles import plain_values_only
 class Fsdp2Strategy(HfTrainStrategy):
     """See the module docstring; `spec.trains` decides whether there is an optimizer."""
 
-    _optimizer: torch.optim.Optimizer | None = None
+    _optimizers: tuple[torch.optim.Optimizer, ...] = ()
+    """AdamW, or Muon and for what it doesn't take AdamW; none without training."""
 
     @property
     def _options(self) -> Fsdp2Config:
@@ -58,14 +63,16 @@ class Fsdp2Strategy(HfTrainStrategy):
             init_process_group(self._info, backend="cpu:gloo,cuda:nccl" if offloads else self._backend)
 
     def _wrap(self, model: RoleModule) -> nn.Module:
+        layers = list(blocks(hf_module(model)))  # they are called otherwise once they are sharded
         if self._info.world_size > 1:
-            self._shard(model)
+            self._shard(model, layers)
         self._anchor: dict[str, Tensor] = {}
         if self._spec.trains:
-            self._build_optimizer(model)
+            self._build_optimizers(model, layers)
+            self._keep_anchor(model)
         return model
 
-    def _shard(self, module: RoleModule) -> None:
+    def _shard(self, module: RoleModule, layers: Sequence[nn.Module]) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
@@ -84,26 +91,61 @@ class Fsdp2Strategy(HfTrainStrategy):
             ),
             "offload_policy": CPUOffloadPolicy() if self._options.offload_policy else OffloadPolicy(),
         }
-        for block in list(blocks(hf_module(module))):
-            fully_shard(block, **options)
+        for layer in layers:
+            fully_shard(layer, **options)
         fully_shard(module, **options)  # in place
 
-    def _build_optimizer(self, model: nn.Module) -> None:
+    def _build_optimizers(self, model: nn.Module, layers: Sequence[nn.Module]) -> None:
         args = self._trained.training_args
-        self._optimizer = torch.optim.AdamW(
-            parameter_groups(model.parameters(), args.weight_decay),
+        groups = parameter_groups(model.parameters(), args.weight_decay)
+        if args.optimizer == "muon":
+            groups = self._build_muon(model, layers)
+        if groups:
+            self._build_adamw(groups, on_host=next(model.parameters()).device.type == "cpu")
+        self._decays = decaying(self._groups())
+
+    def _build_muon(self, model: nn.Module, layers: Sequence[nn.Module]) -> list[dict[str, Any]]:
+        """Give the matrices of the decoder layers to Muon; return the parameter groups of all else."""
+        args = self._trained.training_args
+        inside = dict.fromkeys(p for layer in layers for p in layer.parameters())
+        matrices = [p for p in inside if p.requires_grad and p.dim() > 1]
+        if not matrices:
+            key = f"{self._spec.role}.training_args.optimizer"
+            raise ValueError(f"{key}: no matrix of a decoder layer is trained, so Muon has nothing to do: use adamw")
+        muon = Muon(
+            matrices,
+            lr=args.learning_rate,
+            weight_decay=args.weight_decay,
+            momentum=args.muon_momentum,
+            ns_steps=args.muon_ns_steps,
+            adjust_lr_fn=args.muon_adjust_lr_fn,
+        )
+        self._optimizers = (muon,)
+        taken = set(matrices)
+        return parameter_groups((p for p in model.parameters() if p not in taken), args.weight_decay)
+
+    def _build_adamw(self, groups: list[dict[str, Any]], *, on_host: bool) -> None:
+        args = self._trained.training_args
+        adamw = torch.optim.AdamW(
+            groups,
             lr=args.learning_rate,
             betas=(args.adam_beta1, args.adam_beta2),
             eps=args.adam_epsilon,
             # All parameters at once take less time on an accelerator, and a copy of them in memory.
-            foreach=next(model.parameters()).device.type != "cpu",
+            foreach=not on_host,
         )
         # Made now and not by the first step: a checkpoint before it, or of a parameter that gets no gradient, is then
         # complete, and writing one doesn't count as a step.
-        for group in self._optimizer.param_groups:
+        for group in adamw.param_groups:
             for parameter in group["params"]:
                 moments = {name: torch.zeros_like(parameter) for name in MOMENTS}
-                self._optimizer.state[parameter] = {"step": torch.zeros(()), **moments}
+                adamw.state[parameter] = {"step": torch.zeros(()), **moments}
+        self._optimizers += (adamw,)
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
+
+    def _keep_anchor(self, model: nn.Module) -> None:
         if self._spec.l2 > 0:
             trained = ((n, p) for n, p in model.named_parameters() if p.requires_grad)
             self._anchor = {name: parameter.detach().clone() for name, parameter in trained}
@@ -118,8 +160,8 @@ class Fsdp2Strategy(HfTrainStrategy):
     # --- optimizer steps -------------------------------------------------------------------------------------------
 
     def _zero_grad(self) -> None:
-        assert self._optimizer is not None
-        self._optimizer.zero_grad(set_to_none=True)
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
 
     def _accumulate(self, loss: Tensor, *, last: bool) -> None:
         if self._info.world_size > 1:
@@ -130,8 +172,10 @@ class Fsdp2Strategy(HfTrainStrategy):
         (loss * self._info.world_size).backward()
 
     def _apply(self, lr: float) -> tuple[float, bool]:
-        optimizer = self._optimizer
-        assert optimizer is not None
+        with self._on_device("optimizer"):
+            return self._step(lr)
+
+    def _step(self, lr: float) -> tuple[float, bool]:
         for name, parameter in self._module.named_parameters():
             if name in self._anchor and parameter.grad is not None:
                 parameter.grad.add_(parameter.detach() - self._anchor[name], alpha=self._spec.l2)
@@ -142,13 +186,13 @@ class Fsdp2Strategy(HfTrainStrategy):
             norm = norm.full_tensor()
         finite = bool(torch.isfinite(norm))
         if finite:
-            for group in optimizer.param_groups:
-                group["lr"] = lr
+            set_rates(self._groups(), self._decays, lr, self._weight_decay())
             if self._device.type == "cpu":
                 return_freed_memory()  # that of activations, before the optimizer makes its moments
-            optimizer.step()
+            for optimizer in self._optimizers:
+                optimizer.step()
         # Not only before the next backward pass: weights are sent in between.
-        optimizer.zero_grad(set_to_none=True)
+        self._zero_grad()
         return float(norm), finite
 
     # --- weights ---------------------------------------------------------------------------------------------------
@@ -156,10 +200,47 @@ class Fsdp2Strategy(HfTrainStrategy):
     def _full(self, tensor: Tensor) -> Tensor:
         return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
 
+    # --- states on the host ----------------------------------------------------------------------------------------
+
+    def _waits(self, part: StatePart) -> bool:
+        """Whether these are on the host while nobody uses them."""
+        offloads = {"parameters": self._options.param_offload, "optimizer": self._options.optimizer_offload}
+        return offloads.get(part, False)
+
+    def _to_host(self, part: StatePart) -> None:
+        if self._waits(part) and not self._shelves[part]:
+            self._shelves[part].store(self._resident(part), self._device)
+
+    @contextlib.contextmanager
+    def _on_device(self, *parts: StatePart) -> Iterator[None]:
+        """Inside, those of these parts that wait on the host are on the device."""
+        self.wake([part for part in parts if self._waits(part)])
+        try:
+            yield
+        finally:
+            for part in parts:
+                self._to_host(part)
+
+    def _require_awake(self, *parts: StatePart) -> None:
+        super()._require_awake(*(part for part in parts if not self._waits(part)))
+
+    def forward(self, batch: TokenBatch, outputs: Sequence[Output], *, adapters: bool = True) -> TokenOutputs:
+        with self._on_device("parameters"):
+            return super().forward(batch, outputs, adapters=adapters)
+
+    def train_step(self, batch: TokenBatch, loss_fn: LossFn) -> Metrics:
+        self._to_host("optimizer")
+        with self._on_device("parameters"):
+            return super().train_step(batch, loss_fn)
+
+    def named_weights(self, part: WeightPart = "merged") -> NamedWeights:
+        with self._on_device("parameters"):
+            yield from super().named_weights(part)
+
     # --- sleep -----------------------------------------------------------------------------------------------------
 
     def _drop_gradients(self) -> int:
-        if self._optimizer is None:
+        if not self._optimizers:
             return 0
         freed = num_bytes((p.grad for p in self._module.parameters() if p.grad is not None), self._device)
         self._zero_grad()
@@ -173,9 +254,9 @@ class Fsdp2Strategy(HfTrainStrategy):
                 if isinstance(module, FSDPModule):
                     module.reshard()  # frees gathered weights
             yield from self._module.parameters()
-        elif part == "optimizer" and self._optimizer is not None:
+        elif part == "optimizer":
             yield from self._anchor.values()
-            for state in self._optimizer.state.values():
+            for state in (state for optimizer in self._optimizers for state in optimizer.state.values()):
                 yield from (value for value in state.values() if isinstance(value, Tensor))
 
     # --- checkpoints -----------------------------------------------------------------------------------------------
@@ -184,10 +265,10 @@ class Fsdp2Strategy(HfTrainStrategy):
         """Weights (with LoRA only those that train), and with an optimizer its state; the same keys on any layout."""
         from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict
 
-        if self._optimizer is None:
+        if not self._optimizers:
             state: dict[str, Any] = {"model": get_model_state_dict(self._module)}
         else:
-            model, optimizer = get_state_dict(self._module, self._optimizer)
+            model, optimizer = get_state_dict(self._module, self._optimizers)
             state = {"model": model, "optimizer": optimizer}
         if self._adapters is not None:
             state["model"] = {name: tensor for name, tensor in state["model"].items() if self._adapters.keeps(name)}
@@ -199,7 +280,7 @@ class Fsdp2Strategy(HfTrainStrategy):
 
         self._require_awake("parameters", "optimizer")
         path.mkdir(parents=True, exist_ok=True)
-        with _checkpoint_errors(f"{path} couldn't be written"):
+        with self._on_device("parameters", "optimizer"), _checkpoint_errors(f"{path} couldn't be written"):
             dcp.save(self._state(), checkpoint_id=path / "state", no_dist=self._info.world_size == 1)
         if self._info.rank == 0:
             (path / "schedule.json").write_text(json.dumps({"optimizer_steps": self._steps}))
@@ -208,6 +289,10 @@ class Fsdp2Strategy(HfTrainStrategy):
 
     def load(self, path: Path) -> None:
         """Read what `save` wrote; the world size may differ. Without an optimizer only the weights are read."""
+        with self._on_device("parameters", "optimizer"):
+            self._load(path)
+
+    def _load(self, path: Path) -> None:
         import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_state_dict
 
@@ -222,12 +307,12 @@ class Fsdp2Strategy(HfTrainStrategy):
             _checkpoint_errors(f"{path} doesn't fit the model of {self._spec.role}"),
         ):
             dcp.load(state, checkpoint_id=path / "state", no_dist=self._info.world_size == 1)
-        if self._optimizer is None:
+        if not self._optimizers:
             set_model_state_dict(self._module, state["model"], options=options)
             return
         set_state_dict(
             self._module,
-            self._optimizer,
+            self._optimizers,
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
             options=options,
@@ -245,7 +330,7 @@ class Fsdp2Strategy(HfTrainStrategy):
                 stored = set(FileSystemReader(path / "state").read_metadata().state_dict_metadata)
         except FileNotFoundError:
             raise ValueError(f"{path} holds no checkpoint of fsdp2: it has no state/.metadata") from None
-        kinds = ("model.", "optimizer.state.") if self._optimizer is not None else ("model.",)
+        kinds = ("model.", "optimizer.state.") if self._optimizers else ("model.",)
         odd = sorted(name for name in stored ^ wanted if name.startswith(kinds))
         if odd:
             where = "only the checkpoint" if odd[0] in stored else "only the model"

@@ -1,14 +1,14 @@
-"""AdamW parameter groups and learning-rate schedules, shared by the backends."""
+"""Parameter groups, and schedules of learning rate and weight decay, shared by the backends."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import nn
 
-from roll.configs.schema.worker_config import TrainingArgs
+from roll.configs.schema.training_args import TrainingArgs
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Of AdamW, as torch and DeepSpeed both name them."""
@@ -17,25 +17,77 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 def schedule_from(args: TrainingArgs, total_steps: int) -> Callable[[int], float]:
     """Return the learning rate as a share of its peak for an optimizer step, counted from 0.
 
-    Warm-up rises linearly and reaches the peak at its end; its first step is 1 / (warm-up steps + 1), not 0, so no
-    update is wasted. After it: `constant` stays, `linear` and `cosine` fall to `min_lr_ratio` at `total_steps`, `wsd`
-    (warm-up, stable, decay; arXiv:2404.06395) stays and falls linearly over the last tenth.
+    Warm-up rises linearly from `warmup_init_ratio` i and reaches the peak at its end; its first step is
+    i + (1 - i) / (warm-up steps + 1), not i, so no update is wasted. After it the share is m + (1 - m) s, with m the
+    `min_lr_ratio`, x the progress from 0 at the end of the warm-up to 1 at `lr_decay_steps`, and s:
+
+        constant              1, whatever m is
+        linear                1 - x
+        polynomial            (1 - x)^power
+        cosine                (1 + cos(2 pi cycles x)) / 2
+        cosine_with_restarts  (1 + cos(pi (cycles x mod 1))) / 2, and 0 at x = 1
+        wsd                   1 until x = 1 - wsd_decay_ratio, then with y from 0 to 1 one of 1 - y, 1 - sqrt(y),
+                              (1 + cos(pi y)) / 2, 2 / 2^y - 1 (warm-up, stable, decay; arXiv:2404.06395)
+
+    `inverse_square_root` is max(m, sqrt(T / (T + n))), n steps after the warm-up, with T the `lr_timescale`. These are
+    transformers' and Megatron-core's formulas.
     """
     warmup = args.warmup_steps or math.ceil(args.warmup_ratio * total_steps)
-    schedule, least = args.lr_scheduler_type, args.min_lr_ratio
+    end, least, first = args.lr_decay_steps or total_steps, args.min_lr_ratio, args.warmup_init_ratio
+    timescale = args.lr_timescale or warmup or 10_000
 
     def factor(step: int) -> float:
         if step < warmup:
-            return (step + 1) / (warmup + 1)
-        if schedule == "constant":
+            return first + (1.0 - first) * (step + 1) / (warmup + 1)
+        if args.lr_scheduler_type == "constant":
             return 1.0
-        progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
-        if schedule == "wsd":
-            progress = max(0.0, (progress - 0.9) / 0.1)
-        remaining = 0.5 * (1 + math.cos(math.pi * progress)) if schedule == "cosine" else 1.0 - progress
-        return least + (1.0 - least) * remaining
+        if args.lr_scheduler_type == "inverse_square_root":
+            return max(least, math.sqrt(timescale / (timescale + step - warmup)))
+        progress = min(1.0, (step - warmup) / max(1, end - warmup))
+        return least + (1.0 - least) * _remaining(args, progress)
 
     return factor
+
+
+def _remaining(args: TrainingArgs, progress: float) -> float:
+    """What is left of the way from the peak down to the lowest learning rate."""
+    schedule = args.lr_scheduler_type
+    if schedule == "cosine":
+        return _half_cosine(2 * (0.5 if args.num_cycles is None else args.num_cycles) * progress)
+    if schedule == "cosine_with_restarts":
+        return 0.0 if progress >= 1 else _half_cosine((args.num_cycles or 1.0) * progress % 1.0)
+    if schedule == "wsd":
+        return _fall(args.wsd_decay_style, max(0.0, (progress - (1 - args.wsd_decay_ratio)) / args.wsd_decay_ratio))
+    return (1.0 - progress) ** (args.lr_decay_power if schedule == "polynomial" else 1.0)
+
+
+def _fall(style: str, progress: float) -> float:
+    if style == "cosine":
+        return _half_cosine(progress)
+    if style == "minus_sqrt":
+        return 1.0 - math.sqrt(progress)
+    return 2.0 * 0.5**progress - 1.0 if style == "exponential" else 1.0 - progress
+
+
+def _half_cosine(x: float) -> float:
+    """1 at 0, falling to 0 at 1."""
+    return 0.5 * (1 + math.cos(math.pi * x))
+
+
+def weight_decay_from(args: TrainingArgs, total_steps: int) -> Callable[[int], float]:
+    """Return the weight decay of an optimizer step, counted from 0: `weight_decay` first, then as its schedule says.
+
+    With x = step / total steps: start + (end - start) x, or with `cosine` start + (end - start) (1 - cos(pi x)) / 2.
+    """
+    start, end, cosine = args.weight_decay, args.end_weight_decay, args.weight_decay_incr_style == "cosine"
+
+    def decay(step: int) -> float:
+        if end is None:
+            return start
+        progress = min(1.0, step / max(1, total_steps))
+        return start + (end - start) * (1 - _half_cosine(progress) if cosine else progress)
+
+    return decay
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
@@ -44,3 +96,15 @@ def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) ->
     decayed, plain = [p for p in trained if p.dim() > 1], [p for p in trained if p.dim() <= 1]
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
+
+
+def decaying(groups: Iterable[dict[str, Any]]) -> tuple[bool, ...]:
+    """Return which of the groups of `parameter_groups` decay, before a backend flattens their parameters."""
+    return tuple(any(parameter.dim() > 1 for parameter in group["params"]) for group in groups)
+
+
+def set_rates(groups: Sequence[dict[str, Any]], decays: Sequence[bool], lr: float, weight_decay: float) -> None:
+    """Give parameter groups the learning rate of a step, and those that decay its weight decay."""
+    for group, decayed in zip(groups, decays, strict=True):
+        group["lr"] = lr
+        group["weight_decay"] = weight_decay if decayed else 0.0

@@ -41,6 +41,8 @@ class TokenBatch(Ragged):
     """int64 [N, K], tokens whose log-probs a loss compares with another model's, each at most once per position."""
     teacher_logprobs: Tensor | None = token_column()
     """float32 [N, K], the other model's log-probs of these."""
+    reference_kl: Tensor | None = token_column()
+    """float32 [N], the KL of the policy before this step's updates towards the reference, where it is no estimate."""
     values: Tensor | None = token_column()
     token_rewards: Tensor | None = token_column()
     advantages: Tensor | None = token_column()

@@ -46,6 +46,12 @@ def load_object(path: str, *, key: str = "", kind: Kind = "object") -> Any:
         raise ValueError(f"{at}{source} has no {kind} {name!r}; {hint}{has}") from None
 
 
+def load_module(path: str, *, key: str) -> ModuleType:
+    """Import `package.module` or `path/to/file.py`. Raises `ValueError`, which names `key`, if that fails."""
+    at = f"{key}: "
+    return _from_file(Path(path).expanduser(), at) if path.endswith(".py") else _from_name(path, at)
+
+
 def suggested_path(text: str) -> str:
     """Return how a path is written; for `package.module.name`, that one."""
     if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", text) and not text.endswith(".py"):

@@ -24,6 +24,7 @@ from roll.strategies.base import (
     Request,
 )
 from roll.strategies.hf.lora import largest_rank
+from roll.utils.staging import release
 from roll.workers.probe import LoadedCheck, Probes
 from roll.workers.train import resolved_model_args
 
@@ -61,6 +62,7 @@ class InferWorker(Worker):
         """Replace a dead engine by a new one, which has the weights of the model's folder until it gets others."""
         self.engine.close()
         self._start()
+        release()  # of a copy of the model that was made again for this
 
     def close(self) -> None:
         self.engine.close()

@@ -123,7 +123,11 @@ def actor_loss(config: RLConfig) -> LossFn:
         combine = _Combiner(config, batch, mask, sizes, metrics)
         pg = result.loss if batch.importance_weights is None else result.loss * batch.pad("importance_weights")
         combine.add("actor/pg_loss", pg, config.rl_loss_coef)
-        if uses_kl:
+        if config.full_kl_loss:
+            reference = batch.pad("teacher_logprobs").to(logprobs)
+            kl = kl_loss(outputs.pad("student_logprobs"), reference, mask, kind="full")
+            combine.add("actor/kl_loss", kl, config.kl_loss_coef)
+        elif uses_kl:
             reference = batch.pad("ref_logprobs")
             sampler = old if batch.sampling_logprobs is None else batch.pad("sampling_logprobs")
             ratio: dict[str, Any] = (
@@ -149,7 +153,7 @@ def actor_loss(config: RLConfig) -> LossFn:
     only_policy = not uses_kl and not needs_entropy and divergence is None and config.loss.scales_with_advantage
     needs: list[OutputName] = ["logprobs"]
     needs += ["entropy"] if needs_entropy else []
-    needs += ["student_logprobs"] if divergence is not None else []
+    needs += ["student_logprobs"] if divergence is not None or config.full_kl_loss else []
     return LossFn(compute=compute, needs=tuple(needs), has_gradient=_has_advantage if only_policy else None)
 
 

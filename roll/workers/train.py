@@ -23,8 +23,14 @@ from roll.workers.losses import objective, with_mismatch_metrics
 
 
 def resolved_model_args(config: RunConfig, role: str) -> ModelArgs:
-    """Return a role's `model_args` with the model filled in that the role itself may leave to others."""
-    return replace(config.sections[role].model_args, model_name_or_path=config.model_path(role))
+    """Return a role's `model_args` with what the role itself may leave to others: model, tokenizer, libraries."""
+    args = config.sections[role].model_args
+    return replace(
+        args,
+        model_name_or_path=config.model_path(role),
+        tokenizer_name_or_path=config.tokenizer_path(role),
+        external_lib=tuple(dict.fromkeys((*config.external_lib, *args.external_lib))),
+    )
 
 
 def train_spec(

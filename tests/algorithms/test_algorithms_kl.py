@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from roll.algorithms.kl import AdaptiveKL, FixedKL, clamped_tokens, full_kl, kl_divergence, kl_loss
+from roll.algorithms.kl import AdaptiveKL, FixedKL, clamped_tokens, kl_divergence, kl_loss
 
 QUICK = settings(max_examples=30, deadline=None, derandomize=True)
 KINDS = ["kl", "abs", "mse", "low_var_kl"]
@@ -45,6 +45,20 @@ def test_the_unbiased_gradient_is_that_of_half_the_square(kind):
     # value of the estimator, slope d = 0.5
     own = one(-1.0, -1.5, kind)
     assert one(-1.0, -1.5, kind, "unbiased") == pytest.approx((own[0], 0.5), rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["kl", "abs", "low_var_kl"])
+def test_a_plus_keeps_the_value_and_has_the_slope_of_half_the_square(kind):
+    # d = -0.7: the value is the estimator's, the slope d; with the ratio e^0.5 to the sampler both times that.
+    value, _ = one(-1.0, -0.3, kind)
+    assert one(-1.0, -0.3, f"{kind}+") == pytest.approx((value, -0.7), rel=1e-6)
+    logp = torch.tensor([[-1.0]], dtype=torch.float64, requires_grad=True)
+    ref, sampled, mask = torch.full((1, 1), -0.3).double(), torch.full((1, 1), -1.5).double(), torch.ones(1, 1)
+    for ratio, weight in (({}, 1.0), ({"sampled_logprobs": sampled}, math.exp(0.5))):
+        found = kl_loss(logp, ref, mask, kind=f"{kind}+", **ratio)
+        (slope,) = torch.autograd.grad(found.sum(), logp)
+        assert float(found.detach()) == pytest.approx(weight * value, rel=1e-6)
+        assert float(slope) == pytest.approx(weight * -0.7, rel=1e-6)
 
 
 @pytest.mark.parametrize("log_ref_over_pi", [5.0, 30.0, 95.0, -95.0, 0.0, 1e-4, math.inf, -math.inf])
@@ -125,6 +139,38 @@ def test_following_the_kl_loss_leads_to_the_reference(kind):
 def test_low_var_kl_is_never_negative(seed):
     logp, ref = draw(seed, 2, 5, dtype=torch.float32), draw(seed + 1, 2, 5, dtype=torch.float32)
     assert (kl_divergence(logp, ref, torch.ones(2, 5), kind="low_var_kl") >= 0).all()
+
+
+def toy_kl():
+    """(logits, log-probs of the reference, exact KL, its exact gradient) of a vocabulary of six."""
+    logits, ref = draw(3, 6).requires_grad_(), draw(4, 6).log_softmax(0)
+    true = (logits.log_softmax(0).exp() * (logits.log_softmax(0) - ref)).sum()
+    return logits, ref, true.detach(), torch.autograd.grad(true, logits)[0]
+
+
+@pytest.mark.parametrize("kind", ["kl+", "low_var_kl+", "abs+", "full"])
+def test_the_expected_gradient_of_straight_through_estimators_is_that_of_the_exact_kl(kind):
+    logits, ref, true, true_slope = toy_kl()
+    logp = logits.log_softmax(0)
+    if kind == "full":
+        loss = kl_loss(logp[None, None], ref[None, None], torch.ones(1, 1), kind=kind).sum()
+    else:
+        loss = (logp.detach().exp() * kl_loss(logp[None], ref[None], torch.ones(1, 6), kind=kind)[0]).sum()
+    (slope,) = torch.autograd.grad(loss, logits)
+    assert_close(slope, true_slope, atol=1e-12, rtol=1e-9)
+    if kind != "abs+":  # whose mean isn't the KL
+        assert_close(loss.detach(), true, atol=1e-12, rtol=1e-9)
+
+
+def test_the_mean_of_estimators_over_samples_is_the_full_kl():
+    logits, ref, true, _ = toy_kl()
+    logp = logits.detach().log_softmax(0)
+    drawn = torch.multinomial(logp.exp(), 200_000, replacement=True, generator=torch.Generator().manual_seed(0))
+    for kind in ("kl", "low_var_kl", "low_var_kl+"):
+        found = kl_divergence(logp[drawn][None], ref[drawn][None], torch.ones(1, len(drawn)), kind=kind)
+        assert float(found.mean()) == pytest.approx(float(true), abs=4 * float(found.std()) / len(drawn) ** 0.5)
+    some = kl_divergence(logp[None, None, :3], ref[None, None, :3], torch.ones(1, 1), kind="full")
+    assert 0 < float(some) < float(true)  # three tokens and all others as one: a lower bound
 
 
 # ---- with the importance ratio -------------------------------------------------------------------------
@@ -209,6 +255,10 @@ def test_full_kl_sums_over_the_vocabulary():
     assert_close(found, torch.tensor([[0.143841, 0.143841, 0.0]]), atol=1e-6, rtol=0)
 
 
+def full_kl(logits, ref_logits, mask):
+    return kl_divergence(logits.log_softmax(-1), ref_logits.log_softmax(-1), mask, kind="full")
+
+
 @given(seed=SEEDS)
 @QUICK
 def test_full_kl_equals_torch_distributions(seed):
@@ -216,7 +266,7 @@ def test_full_kl_equals_torch_distributions(seed):
     expected = torch.distributions.kl_divergence(
         torch.distributions.Categorical(logits=a), torch.distributions.Categorical(logits=b)
     )
-    assert_close(full_kl(a, b, torch.ones(2, 3, dtype=torch.bool)), expected)
+    assert_close(full_kl(a, b, torch.ones(2, 3, dtype=torch.bool)), expected, atol=1e-10, rtol=1e-10)
 
 
 def test_full_kl_with_impossible_tokens_has_a_finite_gradient():
@@ -231,13 +281,13 @@ def test_full_kl_with_impossible_tokens_has_a_finite_gradient():
 
 
 def test_full_kl_ignores_junk_under_the_mask():
-    logits = torch.full((1, 2, 3), math.nan)
-    logits[0, 0] = 0.0
-    logits.requires_grad_()
-    value = full_kl(logits, torch.zeros(1, 2, 3), torch.tensor([[True, False]]))
+    logp = torch.full((1, 2, 3), math.nan)
+    logp[0, 0] = math.log(1 / 3)
+    ref = logp.clone()
+    value = kl_divergence(logp.requires_grad_(), ref, torch.tensor([[True, False]]), kind="full")
     value.sum().backward()
-    assert torch.equal(value.detach(), torch.zeros(1, 2))
-    assert torch.isfinite(logits.grad).all()
+    assert_close(value.detach(), torch.zeros(1, 2), atol=1e-6, rtol=0)
+    assert torch.isfinite(logp.grad).all()
 
 
 def test_full_kl_of_token_logprobs_is_refused():

@@ -16,13 +16,13 @@ from roll.configs.schema.env_config import CustomEnv
 from roll.configs.schema.placement_plan import PlacementPlan, parse_device_mapping
 from roll.configs.schema.reward_config import RewardConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
+from roll.configs.schema.training_args import TrainingArgs
 from roll.configs.schema.worker_config import (
     ActorInferConfig,
     ActorTrainConfig,
     ModelArgs,
     ReferenceConfig,
     TrainConfig,
-    TrainingArgs,
 )
 
 

@@ -17,7 +17,8 @@ from roll.configs.schema.model_shape import ModelShape, read_shape
 from roll.configs.schema.reward_config import RewardConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.strategy_config import Fsdp2Config, StrategyArgs
-from roll.configs.schema.worker_config import ActorTrainConfig, ModelArgs, TrainingArgs
+from roll.configs.schema.training_args import TrainingArgs
+from roll.configs.schema.worker_config import ActorTrainConfig, ModelArgs
 
 ACTOR = "actor_train.strategy_args"
 OPTIONS = f"{ACTOR}.strategy_config"

@@ -69,8 +69,8 @@ FAULTS = (
     _fault(
         "the full KL is the reverse one",
         "algorithms/kl.py",
-        "terms = logp.exp() * (",
-        "terms = logq.exp() * (",
+        "return reverse_kl(logprobs, ref_logprobs,",
+        "return reverse_kl(ref_logprobs, logprobs,",
         "algorithms/test_algorithms_kl.py",
     ),
     _fault(

@@ -11,7 +11,8 @@ from rows import R, make_config, make_group, make_rollouts
 
 from roll.configs.schema.policy_config import TrainInferCorrection
 from roll.configs.schema.reward_config import FilterArgs, QueryFilterConfig, ValidationConfig
-from roll.configs.schema.worker_config import ActorInferConfig, ActorTrainConfig, ModelArgs, TrainingArgs
+from roll.configs.schema.training_args import TrainingArgs
+from roll.configs.schema.worker_config import ActorInferConfig, ActorTrainConfig, ModelArgs
 from roll.distributed.cluster import Cluster
 from roll.distributed.layout import RankLayout
 from roll.distributed.placement import RolePlacement

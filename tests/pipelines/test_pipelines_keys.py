@@ -71,7 +71,7 @@ def test_val_only_validates_without_an_optimizer_and_trains_nothing(small):
     run = small("val_only=true", "save_steps=1")
     assert run.steps == [0]
     assert "val/accuracy" in run.last
-    assert run.strategies["actor_train"]._optimizer is None
+    assert run.strategies["actor_train"]._optimizers == ()
     assert not run.trained and not run.checkpoints()
 
 

@@ -16,6 +16,8 @@ from small import CRITIC, REFERENCE, run_small
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from roll.configs.schema.strategy_config import Fsdp2Config, StrategyArgs
+from roll.strategies.hf.compile import blocks
+from roll.strategies.hf.hf_build import hf_module
 
 CONSTANT = "def case(response, task):\n    return 0.5\n"
 ARGS = "actor_train.training_args"
@@ -245,7 +247,7 @@ def test_fsdp_options_reach_torch(plain, options, shape, kind):
         mock.patch("torch.distributed.device_mesh.init_device_mesh") as mesh,
         mock.patch("torch.distributed.fsdp.fully_shard") as shard,
     ):
-        strategy._shard(strategy._model)
+        strategy._shard(strategy._model, list(blocks(hf_module(strategy._model))))
     assert mesh.call_args.args[1] == shape  # copies x ranks of each
     assert shard.call_count == 2 + 1  # decoder layers, root
     given = shard.call_args.kwargs
@@ -372,6 +374,10 @@ def test_use_dynamic_batching_in_infer_of_the_actor(small):
         (["warmup_steps=3"], [0.25, 0.5, 0.75, 1]),
         (["warmup_ratio=0.5"], [1 / 3, 2 / 3, 1, 1]),
         (["learning_rate=0.5"], [50, 50, 50, 50]),
+        (["warmup_steps=3", "warmup_init_ratio=0.2"], [0.4, 0.6, 0.8, 1]),
+        (["lr_scheduler_type=inverse_sqrt", "lr_timescale=1"], [1, 0.5**0.5, 3**-0.5, 0.5]),
+        (["lr_scheduler_type=WSD", "wsd_decay_ratio=0.5", "wsd_decay_style=1-sqrt"], [1, 1, 1, 1 - 0.5**0.5]),
+        (["lr_scheduler_type=linear", "lr_decay_steps=2"], [1, 0.5, 0, 0]),
     ],
 )
 def test_learning_rate_schedules(small, keys, factors):
@@ -382,7 +388,7 @@ def test_learning_rate_schedules(small, keys, factors):
 def test_optimizer_keys_reach_adamw(small):
     keys = {"weight_decay": 0.3, "adam_beta1": 0.5, "adam_beta2": 0.6, "adam_epsilon": 0.001}
     run = small(*(f"{ARGS}.{key}={value}" for key, value in keys.items()), reward=CONSTANT)
-    groups = run.strategies["actor_train"]._optimizer.param_groups
+    groups = run.strategies["actor_train"]._groups()
     assert [(g["weight_decay"], g["betas"], g["eps"]) for g in groups] == [
         (0.3, (0.5, 0.6), 0.001),
         (0.0, (0.5, 0.6), 0.001),

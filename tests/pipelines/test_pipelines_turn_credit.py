@@ -16,7 +16,8 @@ from torch.testing import assert_close
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.env_config import CustomEnv, EnvManager, RewardNormalization
 from roll.configs.schema.policy_config import PfPpo
-from roll.configs.schema.worker_config import ActorTrainConfig, TrainConfig, TrainingArgs
+from roll.configs.schema.training_args import TrainingArgs
+from roll.configs.schema.worker_config import ActorTrainConfig, TrainConfig
 from roll.pipelines.assemble import Rollouts, assemble
 from roll.pipelines.credit import CreditAssigner
 from roll.pipelines.turn_credit import TrajectoryView, turn_inputs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.server
 import json
 import logging
@@ -41,14 +42,15 @@ def test_a_traceparent_is_read_and_written_and_anything_else_refused():
 def test_spans_nest_in_one_trace_and_carry_attributes_and_the_error_that_ended_them():
     log = SpanLog("controller")
     with recording_to(log), span("step", step=3) as step:
-        with pytest.raises(KeyError), span("inner") as inner:
+        with contextlib.suppress(KeyError), span("inner") as inner:
             spans.annotate(tokens=5)
             raise KeyError("secret text")
         assert spans.current_context() == step.context
     found, dropped = log.take()
     assert [s.name for s in found] == ["inner", "step"]
     assert (inner.parent_id, inner.context.trace_id) == (step.context.span_id, step.context.trace_id)
-    assert (inner.attributes, inner.error, step.parent_id, step.attributes) == ({"tokens": 5}, "KeyError", "", {"step": 3})
+    assert (inner.attributes, inner.error) == ({"tokens": 5}, "KeyError")
+    assert (step.parent_id, step.attributes) == ("", {"step": 3})
     assert dropped == 0
     assert log.take() == ([], 0)
 

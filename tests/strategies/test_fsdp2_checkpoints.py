@@ -27,7 +27,8 @@ def whole_state(strategy):
     state = {}
     for name, parameter in strategy._model.named_parameters():
         state[name] = strategy._full(parameter).detach().clone()
-        for key, value in strategy._optimizer.state.get(parameter, {}).items():
+        kept = (optimizer.state.get(parameter, {}) for optimizer in strategy._optimizers)
+        for key, value in (item for one in kept for item in one.items()):
             state[f"{name}.{key}"] = strategy._full(value).detach().clone()
     return state
 

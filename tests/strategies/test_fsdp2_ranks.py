@@ -39,7 +39,7 @@ def steps(info, spec, count):
     mine = batch.select(shard_of(info.rank, info.world_size))
     before = weights_of(strategy)
     history = [strategy.train_step(mine, LOSS).result() for _ in range(count)]
-    types = {p.dtype for group in strategy._optimizer.param_groups for p in group["params"]}
+    types = {p.dtype for group in strategy._groups() for p in group["params"]}
     return before, weights_of(strategy), history, types
 
 
@@ -92,7 +92,7 @@ def what_is_resident(info, spec):
     layer = strategy._module.lm.model.layers[0]
     gathered = not any(hasattr(p, "to_local") for p in layer.parameters())
     gradients = []
-    trained = [p for group in strategy._optimizer.param_groups for p in group["params"]]
+    trained = [p for group in strategy._groups() for p in group["params"]]
 
     def watching(outputs, micro, sizes):
         gradients.append(sum(p.grad.to_local().nbytes for p in trained if p.grad is not None))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +13,9 @@ from layout_contract import check_layout, shard_of
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from train_contract import LOSS, build, make_batch, make_info, make_spec, token_mean_loss, weights_of
+from train_contract import LOSS, build, make_batch, make_info, make_spec, token_mean_loss, weights_of, with_worker
 
+from roll.configs.schema.strategy_config import Fsdp2Config, StrategyArgs
 from roll.strategies.base import LossFn
 from roll.strategies.offload import OnHost, Shelf, activations_on_host, num_bytes
 from roll.utils import logits as logits_module
@@ -68,6 +71,68 @@ def test_training_goes_on_with_the_same_bits_after_weights_and_optimizer_were_aw
     norms, _, weights = ranks.run(train_and_sleep, world, spec, False)[0]
     again, emptied, weights_again = ranks.run(train_and_sleep, world, spec, True)[0]
     assert emptied == [0, 0]
+    assert again == norms
+    assert all(torch.equal(weights[name], weights_again[name]) for name in weights)
+
+
+def train_offloaded(info, spec, parts):
+    """(norms, bytes of weights and of the optimizer's states: in the loss, in the step, afterwards; weights)"""
+    strategy, seen = build(spec, info), []
+    if info.world_size == 1:
+        for parameter in strategy._module.parameters():
+            parameter.data = parameter.data.clone()  # on a CPU it is the file itself, mapped into memory
+    mine = make_batch().select(shard_of(info.rank, info.world_size))
+    there = strategy._spec.worker.strategy_args.strategy_config
+    assert (there.param_offload, there.optimizer_offload) == ("parameters" in parts, "optimizer" in parts)
+
+    def look():
+        kept = (list(strategy._module.parameters()), [v for o in strategy._optimizers for v in _moments(o)])
+        seen.append(tuple(num_bytes(tensors, CPU) > 0 for tensors in kept))
+
+    def watching(outputs, micro, sizes):
+        look()
+        return LOSS.compute(outputs, micro, sizes)
+
+    strategy._optimizers[0].register_step_pre_hook(lambda *_: look())
+    norms = []
+    for _ in range(3):
+        seen.clear()
+        norms.append(strategy.train_step(mine, LossFn(compute=watching, needs=("logprobs",))).result())
+        look()
+        strategy.forward(mine, ("logprobs",))
+    return norms, [seen[0], seen[-2], seen[-1]], weights_of(strategy), whole_checkpoint(strategy)
+
+
+def _moments(optimizer):
+    return [v for state in optimizer.state.values() for v in state.values() if torch.is_tensor(v) and v.dim() > 0]
+
+
+def whole_checkpoint(strategy):
+    """The moments as a checkpoint has them, after which they are away again."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "checkpoint"
+        if strategy._info.world_size == 1:
+            strategy.save(path)
+            strategy.load(path)
+    return True
+
+
+AWAY = {
+    "weights": (("parameters",), [(True, True), (True, True), (False, True)]),
+    "optimizer": (("optimizer",), [(True, False), (True, True), (True, False)]),
+    "both": (("parameters", "optimizer"), [(True, False), (True, True), (False, False)]),
+}
+
+
+@pytest.mark.parametrize(("what", "world"), [("weights", 1), ("optimizer", 1), ("both", 1), ("both", 2)])
+def test_weights_and_optimizer_are_on_the_host_while_nobody_uses_them(ranks, tiny_model, what, world):
+    parts, expected = AWAY[what]
+    spec = make_spec(tiny_model, training={"weight_decay": 0.1}, l2=0.1)
+    options = Fsdp2Config(param_offload="parameters" in parts, optimizer_offload="optimizer" in parts)
+    args = StrategyArgs(strategy_name="fsdp2_train", strategy_config=options)
+    norms, _, weights, _ = ranks.run(train_offloaded, world, spec, ())[0]
+    again, seen, weights_again, _ = ranks.run(train_offloaded, world, with_worker(spec, strategy_args=args), parts)[0]
+    assert seen == expected
     assert again == norms
     assert all(torch.equal(weights[name], weights_again[name]) for name in weights)
 

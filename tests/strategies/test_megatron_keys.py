@@ -337,7 +337,7 @@ def test_options_for_accelerators_reach_megatrons_configuration():
 
 @pytest.mark.parametrize("offload", [True, False])
 def test_offload_reaches_megatrons_optimizer(offload):
-    from roll.configs.schema.worker_config import TrainingArgs
+    from roll.configs.schema.training_args import TrainingArgs
     from roll.strategies.megatron.optimizer import Optimizer
 
     made = SimpleNamespace(param_groups=[], chained_optimizers=[])

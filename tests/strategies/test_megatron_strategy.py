@@ -155,6 +155,7 @@ def three_steps(strategy, info):
 def test_anchor_and_clipping_do_what_they_do_on_fsdp2(ranks, model_of, world, options, changes):
     path = model_of("llama")
     training = {"warmup_steps": 2, "weight_decay": 0.1, "adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-6}
+    training["end_weight_decay"] = 5.0
     mine = dataclasses.replace(a_spec(path, options, training=training), **changes)
     plain = layout_spec(path, "fsdp2_train", {}, training=training)
     theirs, expected = ranks.run(on_ranks, 1, dataclasses.replace(plain, **changes), three_steps)[0]

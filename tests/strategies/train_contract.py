@@ -7,7 +7,8 @@ import dataclasses
 import torch
 
 from roll.configs.schema.strategy_config import StrategyArgs
-from roll.configs.schema.worker_config import ModelArgs, TrainConfig, TrainingArgs
+from roll.configs.schema.training_args import TrainingArgs
+from roll.configs.schema.worker_config import ModelArgs, TrainConfig
 from roll.distributed.worker import WorkerInfo
 from roll.strategies import build_train_strategy
 from roll.strategies.base import LossFn, LossTerms, TrainSpec

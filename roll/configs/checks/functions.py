@@ -29,6 +29,13 @@ def function_checks(config: RunConfig) -> Iterator[Violation]:
     """What any run may name exists: `prepare`, strategies, trackers."""
     if config.prepare is not None:
         yield from named_checks("prepare", config.prepare)
+    libraries = {"external_lib": config.external_lib}
+    libraries |= {
+        f"{role}.model_args.external_lib": worker.model_args.external_lib for role, worker in config.roles.items()
+    }
+    for key, paths in libraries.items():
+        for path in paths:
+            yield from _module_checks(key, path)
     for role, worker in config.roles.items():
         if OWN_PATH.match(worker.strategy_args.strategy_name):
             yield from named_checks(f"{role}.strategy_args.strategy_name", worker.strategy_args.strategy_name)
@@ -105,6 +112,17 @@ def env_checks(config: AgenticConfig) -> Iterator[Violation]:
         yield Violation("warm_start", expected, "check the path", config.warm_start)
 
 
+def _module_checks(key: str, path: str) -> Iterator[Violation]:
+    """There is such a package or file."""
+    if path.endswith(".py"):
+        yield from _python_file(key, Path(path))
+        return
+    package = path.split(".")[0]
+    if not package or importlib.util.find_spec(package) is None:
+        expected = f"package.module or path/to/file.py; there is no package {package!r}"
+        yield Violation(key, expected, "install it, or put its folder on PYTHONPATH", path)
+
+
 def named_checks(
     key: str, value: str, kind: str = "function", args: Arguments | None = None, skip: int = 1
 ) -> Iterator[Violation]:
@@ -155,19 +173,28 @@ def _definition(file: Path, name: str) -> ast.AST:
     return next((node for node in tree.body if isinstance(node, made) and node.name == name), tree)
 
 
-def _in_file(path: str, file: Path, name: str, kind: str = "function") -> Iterator[Violation]:
+def _python_file(path: str, file: Path) -> Iterator[Violation]:
+    """There is such a file, and Python can read it."""
     file = file.expanduser()
     if not file.is_file():
         expected = f"a Python file that exists, seen from {Path.cwd()}{nearby(file)}"
         yield Violation(path, expected, "check the path", str(file))
         return
     try:
-        text = file.read_text(encoding="utf-8")
-        symbols = symtable.symtable(text, str(file), "exec").get_symbols()
+        symtable.symtable(file.read_text(encoding="utf-8"), str(file), "exec")
     except (SyntaxError, UnicodeDecodeError) as error:
         line = getattr(error, "lineno", None)
         yield Violation(path, f"valid Python; {file}:{line}: {error}", "mend the file", str(file))
+
+
+def _in_file(path: str, file: Path, name: str, kind: str = "function") -> Iterator[Violation]:
+    unreadable = list(_python_file(path, file))
+    yield from unreadable
+    if unreadable:
         return
+    file = file.expanduser()
+    text = file.read_text(encoding="utf-8")
+    symbols = symtable.symtable(text, str(file), "exec").get_symbols()
     if not any(symbol.get_name() == name and (symbol.is_assigned() or symbol.is_imported()) for symbol in symbols):
         made = ast.ClassDef if kind == "class" else (ast.FunctionDef, ast.AsyncFunctionDef)
         there = sorted(node.name for node in ast.parse(text).body if isinstance(node, made))

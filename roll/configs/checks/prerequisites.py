@@ -69,12 +69,33 @@ def model_checks(config: RunConfig) -> Iterator[Violation]:
                 yield Violation(path, expected, made or "check the path", name)
             elif said := hub_problem(name):
                 yield problem(path, said, "check the name, or give a local folder", name)
+        elif args.use_shm and not folder.is_dir() and not config.makes_model:
+            fix = "download it and name its folder, or remove use_shm"
+            yield Violation(f"{role}.model_args.use_shm", f"false with {name}, which isn't a folder here", fix, True)
         elif folder.exists() and not (folder / "config.json").is_file():
             yield Violation(path, "a Hugging Face model folder with a config.json", "check the path", name)
         elif isinstance(worker := config.roles[role], RewardModelConfig):
             shape = read_shape(name, args.model_config_kwargs)
             limit = shape.positions if shape is not None else None
             yield from classifier_checks(role, worker, folder / "config.json", limit)
+
+
+def tokenizer_checks(config: RunConfig) -> Iterator[Violation]:
+    """Tokenizers of their own are there."""
+    for role, worker in config.roles.items():
+        name, key = worker.model_args.tokenizer_name_or_path, f"{role}.model_args.tokenizer_name_or_path"
+        if name is None:
+            continue
+        folder = Path(name).expanduser()
+        if folder.exists():
+            if not any((folder / file).is_file() for file in ("tokenizer_config.json", "tokenizer.json")):
+                expected = "a folder with a tokenizer_config.json or tokenizer.json"
+                yield Violation(key, expected, "check the path", name)
+        elif not _HUB_ID.match(name) or ("/" in name and Path(name).parent.is_dir()):
+            expected = f"a folder that exists, seen from {Path.cwd()}, or a hub id such as org/name"
+            yield Violation(key, expected, "check the path", name)
+        elif said := hub_problem(name):
+            yield problem(key, said, "check the name, or give a local folder", name)
 
 
 def shape_checks(config: RunConfig) -> Iterator[Violation]:
@@ -117,7 +138,8 @@ def adapter_checks(config: RunConfig) -> Iterator[Violation]:
             yield Violation(key, expected, "check the path", name)
 
 
-_RUN = (model_checks, teacher_checks, shape_checks, adapter_checks, folder_checks, export_checks, function_checks)
+_MODELS = (model_checks, tokenizer_checks, teacher_checks, shape_checks, adapter_checks)
+_RUN = (*_MODELS, folder_checks, export_checks, function_checks)
 RLVR_CHECKS = (data_checks, argument_checks, algorithm_checks, reward_checks, sandbox_checks, *_RUN)
 DISTILL_CHECKS = RLVR_CHECKS
 AGENTIC_CHECKS = (argument_checks, algorithm_checks, env_checks, *_RUN)

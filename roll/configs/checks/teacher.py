@@ -14,7 +14,8 @@ from roll.configs.schema.run_config import RunConfig
 def teacher_checks(config: RunConfig) -> Iterator[Violation]:
     """Folders whose tokenizer.json is at hand number the same tokens alike; others are compared when the run starts."""
     for role in () if config.makes_model else teacher_roles(config):
-        student, teacher = (_tokens(Path(config.model_path(of)).expanduser()) for of in ("actor_train", role))
+        folders = (Path(config.tokenizer_path(of) or config.model_path(of)) for of in ("actor_train", role))
+        student, teacher = (_tokens(folder.expanduser()) for folder in folders)
         if student is not None and teacher is not None and student != teacher:
             key, fix = f"{role}.model_args.model_name_or_path", "a teacher of the same family, or its texts as sft rows"
             yield Violation(key, f"a model with the student's tokenizer: {difference(student, teacher)}", fix, None)

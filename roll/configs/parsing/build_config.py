@@ -70,7 +70,7 @@ class _Builder:
         if not isinstance(tree, Mapping):
             return self._wrong(path, tree, "a section with keys", _null_fix(tree, path))
         known = {f.name: f for f in fields(cls)}
-        tree = self._closed(self._split_names(tree, path, known), path, known)
+        tree = _canonical(self._closed(self._split_names(tree, path, known), path, known), known)
         for key in tree:
             if key not in known:
                 self._unknown(str(key), tree[key], path, known)
@@ -189,7 +189,8 @@ class _Builder:
         if "parser" in meta:
             return self._parse(meta["parser"], meta["expected"], hint, value, path)
         if meta.get("one_or_many") and value is not None and not isinstance(value, (list, tuple, Mapping)):
-            value = [value]
+            commas = meta.get("commas", False) and isinstance(value, str)
+            value = [part.strip() for part in value.split(",")] if commas else [value]
         result = self.convert(hint, value, path)
         if result is _BAD:
             return _BAD
@@ -310,6 +311,13 @@ class _Builder:
             near = did_you_mean(key, known) if self._unknown_keys <= _HINTED else ""
             fix = near or "remove it, or see docs/configuration.md"
         self._wrong(below, value, where, fix)
+
+
+def _canonical(tree: Mapping[str, Any], known: Mapping[str, Field[Any]]) -> Mapping[str, Any]:
+    """The section with other projects' names of values replaced by those used here."""
+    also = {name: spec.metadata["also"] for name, spec in known.items() if "also" in spec.metadata and name in tree}
+    given = {name: tree[name] for name in also if isinstance(tree[name], str)}
+    return {**tree, **{name: also[name].get(value, value) for name, value in given.items()}}
 
 
 @cache

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-_FULL_KL = "it needs both models' distributions over the whole vocabulary, which aren't kept; try low_var_kl"
-
 UNSUPPORTED_KEYS: dict[str, str] = {
     "generate_opt_level": "there is one scheduler, which works per request",
     "is_num_return_sequences_expand": "the scheduler always sends one request per response",
@@ -34,6 +32,14 @@ UNSUPPORTED_KEYS: dict[str, str] = {
     "calculate_log_probs": "log-probs of sampled tokens are always kept",
     "calculate_sum_pi_squared": "adv_estimator: optimal_token_baseline asks for what it needs",
     "launch_reward_fn_async": "rewards are always computed beside generation, see rewards.<domain>.world_size",
+    "ray_init.runtime_env": "environment variables go into system_envs; workers import what the controller imports",
+    "ray_init.include_dashboard": (
+        "a dashboard has no password, and the Ray of a run listens to its own machine alone; start one with "
+        "`ray start --head` and join it with num_nodes"
+    ),
+    "ray_init.num_gpus": "write num_gpus_per_node",
+    "ray_init.address": "a run on several machines (num_nodes) joins the cluster that RAY_ADDRESS names",
+    "ray_init._temp_dir": "the Ray of a run has a folder of its own below TMPDIR, which goes with it",
     "wrap_policy": "what is sharded together is what the model names as its layers",
 }
 """Keys of the users' vocabulary that nothing would read in this version; `section.key` for one of a section."""
@@ -109,11 +115,42 @@ FOREIGN_KEYS: dict[str, str] = {
     "use_torch_compile": "write model_args.torch_compile",
     "override_config": "write model_args.model_config_kwargs",
     "model_dtype": "write model_args.dtype",
-    "param_offload": "write strategy_config.offload_policy (fsdp2_*) or zero_optimization.offload_param (deepspeed_*)",
-    "optimizer_offload": (
-        "write strategy_config.offload_policy (fsdp2_*), zero_optimization.offload_optimizer (deepspeed_*) or "
-        "optimizer_cpu_offload (megatron_*)"
+    "param_offload": (
+        "an option of fsdp2_*, in strategy_config; deepspeed_* has zero_optimization.offload_param; roles that share "
+        "devices leave them in turns anyway"
     ),
+    "optimizer_offload": (
+        "an option of fsdp2_*, in strategy_config; deepspeed_* has zero_optimization.offload_optimizer, megatron_* "
+        "optimizer_cpu_offload"
+    ),
+    "tokenizer_path": "write model_args.tokenizer_name_or_path",
+    "tokenizer": "write model_args.tokenizer_name_or_path",
+    "custom_tokenizer_path": "write model_args.tokenizer_name_or_path",
+    "external_libs": "write external_lib",
+    "freeze_modules": "write model_args.freeze_module_prefix",
+    "torch_dtype": "write model_args.dtype",
+    "fsdp_config": "write strategy_args.strategy_config with strategy_name: fsdp2_train",
+    "strategy": "write strategy_args.strategy_name: fsdp2_train for verl's fsdp and fsdp2, megatron_train for megatron",
+    "ray_kwargs": "write ray_init",
+    "lr_warmup_steps": "write training_args.warmup_steps",
+    "lr_warmup_steps_ratio": "write training_args.warmup_ratio",
+    "warmup_style": "write training_args.lr_scheduler_type",
+    "lr_decay_style": "write training_args.lr_scheduler_type",
+    "lr_warmup_init": "write training_args.warmup_init_ratio, a share of learning_rate",
+    "min_lr": "write training_args.min_lr_ratio, a share of learning_rate",
+    "lr_scheduler_kwargs": (
+        "its keys stand beside lr_scheduler_type: num_cycles, min_lr_ratio (min_lr_rate), lr_decay_power (power), "
+        "lr_timescale (timescale), wsd_decay_ratio (num_decay_steps), wsd_decay_style (decay_type)"
+    ),
+    "lr_wsd_decay_style": "write training_args.wsd_decay_style",
+    "lr_wsd_decay_steps": "write training_args.wsd_decay_ratio, a share of the steps after the warm-up",
+    "wsd_decay_steps": "write training_args.wsd_decay_ratio, a share of the steps after the warm-up",
+    "num_decay_steps": "write training_args.wsd_decay_ratio, a share of the steps after the warm-up",
+    "start_weight_decay": "write training_args.weight_decay",
+    "lr_decay_iters": "write training_args.lr_decay_steps",
+    "optim": "write training_args: its optimizer, learning_rate, lr_scheduler_type and the rest",
+    "optimizer_type": "write training_args.optimizer",
+    "momentum": "write training_args.muon_momentum",
     "ppo_max_token_len_per_gpu": "write max_tokens_per_microbatch_in_train",
     "log_prob_micro_batch_size_per_gpu": "write infer_batch_size",
     "log_prob_max_token_len_per_gpu": "write max_tokens_per_microbatch_in_infer",
@@ -191,13 +228,23 @@ FOREIGN_KEYS: dict[str, str] = {
 
 _TURNS = "write optimal_token_baseline: it counts the action tokens of all turns"
 UNSUPPORTED_VALUES: dict[str, dict[str, str]] = {
-    "kl_penalty": {"full": _FULL_KL},
-    "kl_loss_type": {"full": _FULL_KL},
     "adv_estimator": {
         "tir_optimal_token_baseline": _TURNS,
         "grpo_passk": "write pass_at_k",
         "grpo_vectorized": "write grpo",
         "rloo_vectorized": "write rloo",
+    },
+    "strategy_name": {
+        given: f"write {name}_train for a role that trains, {name}_infer for one that doesn't"
+        for given, name in {"fsdp": "fsdp2", "fsdp2": "fsdp2", "deepspeed": "deepspeed", "megatron": "megatron"}.items()
+    },
+    "attn_implementation": {
+        "flash_attention_3": "kernels are auto, eager, sdpa and fa2",
+        "flex_attention": "kernels are auto, eager, sdpa and fa2",
+    },
+    "weight_decay_incr_style": {"constant": "without end_weight_decay it is constant; remove both"},
+    "lr_scheduler_type": {
+        "reduce_lr_on_plateau": "the learning rate follows the steps alone, not what is measured; see cosine and wsd"
     },
 }
 """Values of the users' vocabulary, by key, that are refused with a reason of their own."""

@@ -168,7 +168,7 @@ def _optimizer(path: str, source: str, worker: TrainConfig, options: DeepSpeedCo
         return
     yield from _unknown(path, section, frozenset({"type", "params"}), section)
     if section.get("type", "AdamW") not in ("Adam", "AdamW"):
-        yield Violation(f"{path}.type", "AdamW, the optimizer of every backend", "remove it", section["type"])
+        yield Violation(f"{path}.type", "AdamW, the optimizer of deepspeed_train", "remove it", section["type"])
     args = worker.training_args
     wanted = {
         "lr": args.learning_rate,

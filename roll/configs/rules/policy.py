@@ -101,6 +101,10 @@ def kl_rules(config: RLConfig) -> Iterator[Violation]:
         key = "use_kl_loss" if config.use_kl_loss else "add_token_level_kl"
         expected = f"a reference, because {key} is on"
         yield Violation("reference", expected, f"add a reference section, or {key}=false", None)
+    if config.full_kl and config.teacher is not None:
+        key = "kl_penalty" if config.full_kl_penalty else "kl_loss_type"
+        expected = "an estimator with a teacher: whole distributions are kept of one other model only"
+        yield Violation(key, expected, f"{key}=low_var_kl", "full")
     if config.target_kl is not None and config.init_kl_coef == 0:
         expected = "more than 0, because the adaptive controller only multiplies it"
         yield Violation("init_kl_coef", expected, "init_kl_coef=0.2", 0.0)

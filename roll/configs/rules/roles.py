@@ -8,6 +8,7 @@ from roll.catalog.entries import OWN_PATH
 from roll.catalog.strategies import strategies_for
 from roll.configs.errors import Violation, problem
 from roll.configs.rules.layout import layout_rules
+from roll.configs.rules.training import training_rules
 from roll.configs.schema.engine_config import EngineConfig
 from roll.configs.schema.judge_config import JudgeConfig
 from roll.configs.schema.run_config import RunConfig
@@ -31,6 +32,8 @@ def role_rules(config: RunConfig) -> Iterator[Violation]:
         yield from _model_rules(config, role, worker)
         yield from _size_rules(config, role, worker)
         yield from layout_rules(role, worker)
+        if isinstance(worker, TrainConfig):
+            yield from training_rules(role, worker)
 
 
 def _model_rules(config: RunConfig, role: str, worker: WorkerConfig) -> Iterator[Violation]:
@@ -111,6 +114,10 @@ def _devices(role: str, worker: WorkerConfig, needed: int) -> Violation:
 
 def placement_rules(config: RunConfig) -> Iterator[Violation]:
     """Ranks against nodes."""
+    cpus, slots = config.ray_init.num_cpus, config.num_nodes * config.num_gpus_per_node
+    if cpus is not None and 100 * cpus < slots:
+        expected = f"at least {-(-slots // 100)}: each of the {slots} device slots takes 1/100 of a CPU"
+        yield Violation("ray_init.num_cpus", expected, f"ray_init.num_cpus={-(-slots // 100)}", cpus)
     if config.executor == "inline" and config.num_nodes > 1:
         yield Violation("num_nodes", "1 with executor inline", "executor=ray", config.num_nodes)
     for role, rank in config.placement.split_ranks():

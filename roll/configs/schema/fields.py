@@ -1,8 +1,9 @@
 """How a field says more than its type: bounds, one value or a list, a parser, options of what a sibling names.
 
 Metadata that only one field has stands there: `choices` (a text is one of these, or with `own` a path of the user's
-own), `typed_by` (a sibling whose value picks the section's dataclass out of `table`; `own_table` is a path's), and
-`open` (a mapping takes up the keys that its section doesn't declare).
+own), `also` (other projects' names of its values, each with the name here), `typed_by` (a sibling whose value picks the
+section's dataclass out of `table`; `own_table` is a path's), and `open` (a mapping takes up the keys that its section
+doesn't declare).
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ def number(
     return acting(default, *acts_if, bounds={k: v for k, v in bounds.items() if v is not None})
 
 
-def one_or_many(default: tuple[Any, ...] = (), *, args: str | None = None, acts_if: tuple[ActsIf, ...] = ()) -> Any:
-    """A tuple that a YAML author may also write as a single value.
+def one_or_many(
+    default: tuple[Any, ...] = (), *, args: str | None = None, commas: bool = False, acts_if: tuple[ActsIf, ...] = ()
+) -> Any:
+    """A tuple that a YAML author may also write as a single value, with `commas` also as one text with commas.
 
     With `args` its entries are names, as in `named`, and that field holds options by name.
     """
-    more: dict[str, Any] = {"args": args} if args else {}
+    more: dict[str, Any] = {"commas": commas, **({"args": args} if args else {})}
     return acting(default, *acts_if, one_or_many=True, **more)
 
 

@@ -15,8 +15,19 @@ NormLevel = Literal["batch", "group", "running"]
 LossAggMode = Literal[
     "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum", "prompt-mean"
 ]
-KlEstimator = Literal["kl", "abs", "mse", "low_var_kl"]
+KlPenalty = Literal["kl", "abs", "mse", "low_var_kl", "full"]
+KlLoss = Literal["kl", "abs", "mse", "low_var_kl", "kl+", "abs+", "low_var_kl+", "full"]
+_KL_NAMES = {"k1": "kl", "k2": "mse", "k3": "low_var_kl"}
+_KL_LOSS_NAMES = {**_KL_NAMES, "k1+": "kl+", "k2+": "mse", "mse+": "mse", "k3+": "low_var_kl+"}
+_KL_PENALTY_NAMES = {
+    **_KL_NAMES,
+    **{f"{name}+": _KL_NAMES.get(name, name) for name in ("kl", "abs", "mse", "low_var_kl", *_KL_NAMES)},
+}
+"""A penalty has no gradient, so that `+` says nothing there."""
 
+_FULL_KL = needs(
+    "full_kl", words="with a KL term of type `full`", fix="use_kl_loss=true kl_loss_type=full, or remove it"
+)
 USES_CRITIC = needs("uses_critic", words="with `adv_estimator` gae", fix="adv_estimator=gae, or remove it")
 
 
@@ -128,8 +139,9 @@ class PolicyOptimisation:
     """Clamp advantages to +- this, last of all. null: off."""
     add_token_level_kl: bool = False
     """Subtract a KL penalty towards the reference from every token's reward. Needs a `reference`."""
-    kl_penalty: KlEstimator = "kl"
-    """Estimator of that penalty: k1, |k1|, k2 (`mse`) or k3 (`low_var_kl`)."""
+    kl_penalty: KlPenalty = acting("kl", also=_KL_PENALTY_NAMES)
+    """Estimator of that penalty: k1, |k1|, k2 (`mse`) or k3 (`low_var_kl`); `full` is no estimate but the KL of the two
+    distributions over the whole vocabulary, or with `kl_top_k` a lower bound of it."""
     init_kl_coef: float = number(0.2, ge=0)
     """Coefficient of that penalty, or its first value when `target_kl` is set."""
     target_kl: float | None = number(None, gt=0, acts_if=(needs("add_token_level_kl"),))
@@ -140,8 +152,12 @@ class PolicyOptimisation:
     """Add a KL term towards the reference to the loss. Needs a `reference`."""
     kl_loss_coef: float = number(0.001, ge=0)
     """Coefficient of that term."""
-    kl_loss_type: KlEstimator = "low_var_kl"
-    """Estimator of that term, as for `kl_penalty`."""
+    kl_loss_type: KlLoss = acting("low_var_kl", also=_KL_LOSS_NAMES)
+    """Estimator of that term, as for `kl_penalty`. With `+` it has the value of the estimator and the gradient of
+    `mse`, which is unbiased (straight through); `full` has its own, at the states that were sampled."""
+    kl_top_k: int | None = number(None, ge=1, acts_if=(_FULL_KL,))
+    """Of `full`: compare the probabilities of the reference's likeliest tokens, this many, and of all others together.
+    null: of every token, which takes 12 bytes per token of a row and entry of the vocabulary."""
     kl_loss_ratio: bool = True
     """Multiply that term, token by token, by the ratio p_train / p_sampled, whose gradient counts. It is bounded like
     the importance weight (`importance_upper` of `train_infer_correction`, else `decoupled_ppo_cap`). Without it the
@@ -277,6 +293,21 @@ class PolicyOptimisation:
         """Whether a KL term reads reference log-probs."""
         in_reward = self.add_token_level_kl and self.init_kl_coef > 0
         return in_reward or (self.use_kl_loss and self.kl_loss_coef > 0)
+
+    @property
+    def full_kl(self) -> bool:
+        """Whether a KL term reads whole distributions."""
+        return self.full_kl_penalty or self.full_kl_loss
+
+    @property
+    def full_kl_penalty(self) -> bool:
+        """Whether that in the reward does."""
+        return self.add_token_level_kl and self.init_kl_coef > 0 and self.kl_penalty == "full"
+
+    @property
+    def full_kl_loss(self) -> bool:
+        """Whether that in the loss does."""
+        return self.use_kl_loss and self.kl_loss_coef > 0 and self.kl_loss_type == "full"
 
     @property
     def uses_critic(self) -> bool:

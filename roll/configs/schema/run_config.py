@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from roll.catalog.trackers import TRACKERS
-from roll.configs.schema.acts_if import acting, needs
+from roll.configs.schema.acts_if import acting, needs, unless
 from roll.configs.schema.batch_plan import BatchPlan
 from roll.configs.schema.fields import args_by_name, number, one_or_many
 from roll.configs.schema.placement_plan import PlacementPlan
@@ -38,6 +38,23 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RayInit:
+    """Options of the Ray that a run on one machine starts, as those of `ray.init`."""
+
+    num_cpus: int | None = number(None, ge=1)
+    """CPUs that this Ray counts on; a device slot takes 1/100 of one. null: those that this process may use. Set it
+    where a container has fewer than its machine."""
+    object_store_memory: int | None = number(None, ge=80 * 2**20)
+    """Bytes of shared memory through which batches travel. null: what Ray takes, 30 % of the memory at most."""
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Those that were given."""
+        given = {"num_cpus": self.num_cpus, "object_store_memory": self.object_store_memory}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Keys of every run: names and folders, machines, schedule, checkpoints, tracking. What is trained a subclass says.
     Inert and frozen; derived values are properties."""
@@ -62,6 +79,15 @@ class RunConfig:
     rpc_timeout: float = number(3600.0, gt=0)
     """Seconds a call to a worker (with `executor: ray`) may take, or responses may wait for their rewards, before
     an error that names who was waited for."""
+    ray_init: RayInit = field(
+        default_factory=RayInit,
+        metadata={"acts_if": (
+            needs("executor", "ray", why="no Ray is started"),
+            unless("joins_ray", words="with one machine",
+                   why="the Ray that the run joins was started by `ray start`, which takes these options"),
+        ), "idle": ()},
+    )  # fmt: skip
+    """Options of the Ray that the run starts."""
     system_envs: dict[str, str] = field(default_factory=dict, metadata=OF_PROCESSES)
     """Environment variables of every worker process (quote numbers)."""
     track_with: tuple[str, ...] = one_or_many(("stdout", "jsonl"), args="tracker_kwargs")
@@ -106,6 +132,9 @@ class RunConfig:
     sequence's length: for lengths that differ much. By the model's config.json."""
     pretrain: str | None = None
     """Model of every role that names none itself."""
+    external_lib: tuple[str, ...] = one_or_many()
+    """Packages or files (`package.module`, `path/to/file.py`) that register models or tokenizers with transformers:
+    every process imports them before it loads any. See also `model_args.external_lib`."""
     max_grad_norm: float | None = number(1.0, gt=0)
     """Gradient norm above which gradients are scaled down, for every role that trains. null: no clipping."""
     prepare: str | None = None
@@ -203,6 +232,11 @@ class RunConfig:
         return False
 
     @property
+    def joins_ray(self) -> bool:
+        """Whether the run joins a Ray cluster that is there; else it starts one of its own."""
+        return self.num_nodes > 1
+
+    @property
     def makes_model(self) -> bool:
         """Whether the run itself makes its starting model if that isn't there."""
         return self.prepare is not None
@@ -251,6 +285,13 @@ class RunConfig:
         if path is None:
             raise ValueError(f"no model for {role}: set {role}.model_args.model_name_or_path or pretrain")
         return path
+
+    def tokenizer_path(self, role: str) -> str | None:
+        """A role's own tokenizer, or that of the actor whose tokens it reads; None: its model's."""
+        own = self.sections[role].model_args.tokenizer_name_or_path
+        actor = self.sections.get("actor_train")
+        reads_actors = role in ("actor_infer", "reference", "critic") and actor is not None
+        return actor.model_args.tokenizer_name_or_path if reads_actors and actor is not None else own
 
     @property
     def placement(self) -> PlacementPlan:

@@ -9,7 +9,8 @@ from typing import Any, Literal
 from roll.configs.schema.acts_if import BACKEND, ROLE, TRAINED, TRAINS, acting, needs, unless
 from roll.configs.schema.fields import number, one_or_many, parsed
 from roll.configs.schema.placement_plan import parse_device_mapping
-from roll.configs.schema.strategy_config import Dtype, StrategyArgs
+from roll.configs.schema.strategy_config import DTYPE_NAMES, Dtype, StrategyArgs
+from roll.configs.schema.training_args import TrainingArgs
 
 HUGGING_FACE = needs(BACKEND, "fsdp2", "deepspeed")
 ADAPTERS_FIT = unless(
@@ -49,7 +50,22 @@ class ModelArgs:
     model_name_or_path: str | None = None
     """Hugging Face folder or hub id. null: `reward_pretrain` for the critic if that is set, else `pretrain`,
     else the model of `actor_train`."""
-    dtype: Dtype = "fp32"
+    tokenizer_name_or_path: str | None = acting(
+        None,
+        unless(ROLE, "actor_infer", "reference", "critic", words="but for `actor_infer`, `reference` and `critic`",
+               why="it reads the tokens of actor_train", fix="actor_train.model_args.tokenizer_name_or_path"),
+    )  # fmt: skip
+    """Folder or hub id of the tokenizer; its tokens must be the model's. null: that of the model; for roles that read
+    the policy's tokens that of `actor_train`."""
+    external_lib: tuple[str, ...] = one_or_many()
+    """Packages or files (`package.module`, `path/to/file.py`) that register models or tokenizers with transformers:
+    this role's processes import them before they load any, as they do those of the pipeline's `external_lib`. Processes
+    that `vllm` and `sglang` start themselves don't; these engines have plugins."""
+    use_shm: bool = False
+    """Read the weights from a copy of the model's folder in shared memory (/dev/shm), which the first process of each
+    machine makes: where the disk is slow and several ranks or roles load the same model. The copy goes once all roles
+    stand. Needs a folder, not a hub id."""
+    dtype: Dtype = acting("fp32", also=DTYPE_NAMES)
     """Type of the forward pass, and of the weights of roles that don't train; trained weights are kept in fp32."""
     attn_implementation: Literal["auto", "eager", "sdpa", "fa2"] = acting(
         "auto",
@@ -59,6 +75,7 @@ class ModelArgs:
             "sglang": "the kernels are SGLang's own, see strategy_config.attention_backend",
         }),
         accelerator={"fa2": "flash_attn"},
+        also={"flash_attention_2": "fa2", "flash_attn": "fa2", "disabled": "eager"},
     )  # fmt: skip
     """Attention kernel. `auto`: what transformers picks; `fa2` needs the flash-attn package and an accelerator."""
     disable_gradient_checkpointing: bool = acting(
@@ -69,7 +86,7 @@ class ModelArgs:
     model_config_kwargs: dict[str, Any] = field(default_factory=dict)
     """Overrides of the model's own `config.json`, e.g. `{rope_theta: 1000000}`; an unknown name is refused
     when the model is loaded."""
-    freeze_module_prefix: tuple[str, ...] = one_or_many(acts_if=(TRAINS, WITHOUT_ADAPTERS))
+    freeze_module_prefix: tuple[str, ...] = one_or_many(commas=True, acts_if=(TRAINS, WITHOUT_ADAPTERS))
     """Parameters whose name starts with one of these are not trained. Empty: none."""
     trust_remote_code: bool = False
     """Allow Python code that comes with the model's folder to run."""
@@ -105,7 +122,7 @@ class ModelArgs:
     `adapter_name_or_path` brings adapters."""
     lora_alpha: float | None = number(None, gt=0, acts_if=(ADAPTERS_TRAIN, WITH_ADAPTERS))
     """The adapters' product is scaled with `lora_alpha / lora_rank`. null: 16, or what `adapter_name_or_path` says."""
-    lora_target: tuple[str, ...] = one_or_many(acts_if=(ADAPTERS_TRAIN, WITH_ADAPTERS))
+    lora_target: tuple[str, ...] = one_or_many(commas=True, acts_if=(ADAPTERS_TRAIN, WITH_ADAPTERS))
     """Names of the linear layers that get adapters, e.g. `[q_proj, v_proj]`; `all-linear`: every linear layer but the
     head, which leaves fused experts (one 3-D parameter) alone. Empty: `all-linear`, or what `adapter_name_or_path`
     says."""
@@ -120,35 +137,6 @@ class ModelArgs:
     def uses_lora(self) -> bool:
         """Whether adapters are trained instead of the weights."""
         return self.lora_rank > 0 or self.adapter_name_or_path is not None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingArgs:
-    """Optimizer (AdamW), schedule and batch of a role that trains."""
-
-    learning_rate: float = number(1e-6, ge=0, le=100)
-    """Peak learning rate."""
-    min_lr_ratio: float = number(0.0, ge=0, le=1)
-    """Lowest learning rate as a share of the peak: where `linear`, `cosine` and `wsd` end."""
-    lr_scheduler_type: Literal["constant", "linear", "cosine", "wsd"] = "constant"
-    """Shape after the warm-up; `wsd` stays and falls over the last tenth. Counts optimizer steps actually taken."""
-    warmup_steps: int = number(0, ge=0)
-    """Optimizer steps of linear warm-up."""
-    warmup_ratio: float = number(0.0, ge=0, lt=1, acts_if=(unless("warmup_steps"),))
-    """Warm-up as a share of all planned optimizer steps. 0: off."""
-    weight_decay: float = number(0.0, ge=0)
-    """Decoupled decay of AdamW, for matrices only (not for biases and norms)."""
-    adam_beta1: float = number(0.9, ge=0, lt=1)
-    """Decay of the running mean of gradients."""
-    adam_beta2: float = number(0.999, ge=0, lt=1)
-    """Decay of the running mean of squared gradients."""
-    adam_epsilon: float = number(1e-8, gt=0)
-    """Added to the denominator of the update."""
-    per_device_train_batch_size: int = number(1, ge=1)
-    """Responses per forward/backward pass on one rank. Changes memory and speed, never the gradient."""
-    gradient_accumulation_steps: int = number(1, ge=1)
-    """Passes per optimizer step. Mini-batch = per device x accumulation x data-parallel ranks, in responses;
-    it must divide `rollout_batch_size * num_return_sequences_in_group`."""
 
 
 TEMPLATES = ("native", "plain", "question_answer", "step_by_step")

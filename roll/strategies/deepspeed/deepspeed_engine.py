@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from roll.configs.schema.deepspeed_config import DeepSpeedConfig
-from roll.configs.schema.worker_config import TrainingArgs
+from roll.configs.schema.training_args import TrainingArgs
 from roll.distributed.process_group import connect as join_group
 from roll.distributed.worker import WorkerInfo
 from roll.strategies.base import TrainSpec

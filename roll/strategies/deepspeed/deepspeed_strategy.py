@@ -43,7 +43,7 @@ from roll.strategies.deepspeed.state import (
 from roll.strategies.hf.hf_build import RoleModule
 from roll.strategies.hf.hf_model import DTYPES, named_tensors
 from roll.strategies.hf.hf_strategy import HfTrainStrategy
-from roll.strategies.optim import MOMENTS
+from roll.strategies.optim import MOMENTS, decaying, set_rates
 
 
 class DeepSpeedStrategy(HfTrainStrategy):
@@ -82,6 +82,7 @@ class DeepSpeedStrategy(HfTrainStrategy):
         optimizer = None
         if self._spec.trains:  # before the shapes are gone, which decide what decays
             optimizer = adamw(model, self._trained.training_args, options, self._device)
+            self._decays = decaying(optimizer.param_groups)
         if options.stage == 3:
             shard_weights(opened, made, self._computed, self._device)
         with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does; its logger isn't affected
@@ -112,8 +113,7 @@ class DeepSpeedStrategy(HfTrainStrategy):
     def _apply(self, lr: float) -> tuple[float, bool]:
         if self._anchor is not None:
             self._anchor.pull()
-        for group in self._engine.optimizer.param_groups:
-            group["lr"] = lr
+        set_rates(self._engine.optimizer.param_groups, self._decays, lr, self._weight_decay())
         if self._options.stage == 0:
             return self._apply_replicated()
         self._engine.step()

@@ -15,8 +15,10 @@ from roll.configs.schema.worker_config import ModelArgs
 from roll.strategies.hf.fused import can_fuse, fused_logprobs
 from roll.strategies.hf.hf_packing import row_arguments
 from roll.strategies.micro import MicroLayout
+from roll.utils.importing import load_module
 from roll.utils.logits import HeadOutputs, HeadRequest, head_outputs
 from roll.utils.quiet import default_deepspeed_to_cpu
+from roll.utils.staging import staged
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -24,9 +26,14 @@ if TYPE_CHECKING:
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def _source(args: ModelArgs) -> dict[str, Any]:
-    """Where `from_pretrained` finds the model: a folder or hub id, or one GGUF file inside a folder."""
-    path = args.model_name_or_path
+def _source(args: ModelArgs, path: str | None = None) -> dict[str, Any]:
+    """Where `from_pretrained` finds the model, or `path`: a folder or hub id, or one GGUF file inside a folder.
+
+    Imports `external_lib` before: nothing of a model is read without this.
+    """
+    for library in args.external_lib:
+        load_module(library, key="external_lib")
+    path = path or args.model_name_or_path
     assert path is not None, "configuration checks make sure that every started role has a model"
     common = {"trust_remote_code": args.trust_remote_code}
     if path.endswith(".gguf"):
@@ -50,10 +57,13 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def load_tokenizer(args: ModelArgs) -> Any:
-    """Return the tokenizer of a model; one without a padding token pads with its end-of-sequence token."""
+    """Return the tokenizer of a model; one without a padding token pads with its end-of-sequence token.
+
+    Raises `ValueError` if it is one of its own (`tokenizer_name_or_path`) and has tokens that the model hasn't.
+    """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    source = _source(args)
+    source = _source(args, args.tokenizer_name_or_path)
     # For some model types AutoTokenizer takes their usual class, even where the folder names the generic one; that
     # class puts its own rules for splitting text in place of those in tokenizer.json, and the tokens are others.
     if "gguf_file" not in source and _names_generic_tokenizer(source["pretrained_model_name_or_path"]):
@@ -63,7 +73,20 @@ def load_tokenizer(args: ModelArgs) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(**source)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    if args.tokenizer_name_or_path is not None:
+        _require_rows(tokenizer, args)
     return tokenizer
+
+
+def _require_rows(tokenizer: Any, args: ModelArgs) -> None:
+    """Raise `ValueError` unless the model has a row for every token of a tokenizer that didn't come with it."""
+    rows = load_config(args).get_text_config().vocab_size
+    token, number = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    if number >= rows:
+        raise ValueError(
+            f"tokenizer_name_or_path: {args.tokenizer_name_or_path} has the token {token!r} with number {number}, but "
+            f"{args.model_name_or_path} has {rows} tokens, numbered from 0; take a tokenizer that was made for it"
+        )
 
 
 _GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -87,7 +110,16 @@ def _loaded(kind: Any, args: ModelArgs, dtype: torch.dtype, **options: Any) -> A
         options["attn_implementation"] = _ATTENTION[args.attn_implementation]
     options.setdefault("config", load_config(args))
     with quiet_transformers():
-        return kind.from_pretrained(**_source(args), dtype=dtype, **options)
+        source = _source(args)
+        if args.use_shm:
+            source["pretrained_model_name_or_path"] = weights_folder(args)
+        return kind.from_pretrained(**source, dtype=dtype, **options)
+
+
+def weights_folder(args: ModelArgs) -> str:
+    """Return the folder or hub id to read weights from: with `use_shm` a copy of the model's folder."""
+    assert args.model_name_or_path is not None, "configuration checks make sure that every started role has a model"
+    return staged(args.model_name_or_path) if args.use_shm else args.model_name_or_path
 
 
 def load_causal_lm(args: ModelArgs, dtype: torch.dtype) -> PreTrainedModel:

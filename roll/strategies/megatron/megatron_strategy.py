@@ -23,7 +23,7 @@ from roll.distributed.weights import WeightPart
 from roll.distributed.worker import WorkerInfo
 from roll.strategies.base import STATE_PARTS, LossFn, NamedWeights, Output, StatePart, TrainSpec
 from roll.strategies.common import CommonStrategy, blank_outputs, head_request
-from roll.strategies.hf.hf_model import DTYPES, one_output
+from roll.strategies.hf.hf_model import DTYPES, one_output, weights_folder
 from roll.strategies.megatron.checkpoint import load_checkpoint, save_checkpoint
 from roll.strategies.megatron.megatron_model import build_chunks
 from roll.strategies.megatron.optimizer import Optimizer, wrap_chunks
@@ -116,8 +116,7 @@ class MegatronStrategy(CommonStrategy):
         # Between two stages, messages of the interleaved schedule can only be told apart in this form.
         config.overlap_p2p_comm = stages(options) is not None
         config.batch_p2p_comm = not config.overlap_p2p_comm
-        assert args.model_name_or_path is not None, "configuration checks make sure that every started role has a model"
-        load_weights(self._modules, args.model_name_or_path)
+        load_weights(self._modules, weights_folder(args))
         self._chunks: list[Any] = [module.to(self._device) for module in self._modules]
         """What the schedule calls: the chunks, in gradient buffers where they train."""
         if not spec.trains:
@@ -180,7 +179,7 @@ class MegatronStrategy(CommonStrategy):
 
         results = self._pass(batch, loss_fn.needs, loss_of, training=True)
         metrics, self._nonfinite = send_from_last_stage((Metrics.merged(results), self._nonfinite))
-        return metrics, *optimizer.step(lr)
+        return metrics, *optimizer.step(lr, self._weight_decay())
 
     def _pass(self, batch: TokenBatch, needs: Sequence[Output], finish: Finish, *, training: bool) -> list[Any]:
         """All micro-batches through Megatron's schedule; what `finish` kept, on the last stage in their order."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from roll.configs.schema.megatron_config import MegatronConfig
-from roll.configs.schema.worker_config import TrainingArgs
+from roll.configs.schema.training_args import TrainingArgs
 from roll.strategies.optim import MOMENTS
 
 
@@ -87,9 +87,6 @@ class Optimizer:
             self.megatron = get_megatron_optimizer(config, list(chunks), use_gloo_process_groups=False)
         self._distributed = options.use_distributed_optimizer
         self._max_norm, self._l2 = max_norm, l2
-        for group in self.megatron.param_groups:
-            # Matrices decay, vectors don't: Megatron marks the groups but leaves the number to its scheduler.
-            group["weight_decay"] = args.weight_decay * group["wd_mult"]
         self._anchor = [main.detach().clone() for main in self._mains()] if l2 > 0 else []
 
     def _mains(self) -> Iterator[Tensor]:
@@ -111,7 +108,7 @@ class Optimizer:
         self.megatron.zero_grad()
 
     @torch.no_grad()
-    def step(self, lr: float) -> tuple[float, bool]:
+    def step(self, lr: float, weight_decay: float) -> tuple[float, bool]:
         """Clip and step on the summed gradients unless they aren't finite: (norm before clipping, taken)."""
         from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
@@ -128,7 +125,8 @@ class Optimizer:
             if parameters:
                 clip_grad_by_total_norm_fp32(parameters, self._max_norm, norm)
         for group in self.megatron.param_groups:
-            group["lr"] = lr
+            # Matrices decay, vectors don't: Megatron marks the groups but leaves the number to its scheduler.
+            group["lr"], group["weight_decay"] = lr, weight_decay * group["wd_mult"]
         self.megatron.step_with_ready_grads()
         return norm, True
 

@@ -32,7 +32,7 @@ from roll.strategies.buckets import SharedBucket
 from roll.strategies.engine_backend import EngineBackend, Sampled
 from roll.strategies.engine_processes import MARK, kill_marked
 from roll.strategies.hf.description import ModelDescription, describe_model
-from roll.strategies.hf.hf_model import load_config
+from roll.strategies.hf.hf_model import load_config, weights_folder
 from roll.strategies.loop_thread import settle
 from roll.strategies.responses import ResponseRules
 from roll.strategies.sglang.channel import LENGTH, START_CALL, frame
@@ -77,7 +77,7 @@ def build(args: ModelArgs, options: SglangConfig, settings: EngineSettings) -> A
     length = min(settings.max_sequence_length, description.max_context)
     on_cpu = not torch.cuda.is_available()
     arguments = {
-        "model_path": args.model_name_or_path,
+        "model_path": weights_folder(args),
         "dtype": _DTYPES[args.dtype],
         "trust_remote_code": args.trust_remote_code,
         "json_model_override_args": json.dumps(dict(args.model_config_kwargs)),

@@ -35,6 +35,7 @@ from roll.strategies.buckets import SharedBucket
 from roll.strategies.engine_backend import EngineBackend, Sampled
 from roll.strategies.engine_processes import MARK, OWNER, kill_marked
 from roll.strategies.hf.description import ModelDescription, describe_model
+from roll.strategies.hf.hf_model import weights_folder
 from roll.strategies.loop_thread import settle
 from roll.strategies.responses import ResponseRules
 from roll.strategies.vllm.adapters import AdapterFiles
@@ -72,7 +73,7 @@ def build(args: ModelArgs, options: VllmConfig, settings: EngineSettings) -> Asy
         )
     length = min(options.max_model_len or settings.max_sequence_length, description.max_context)
     arguments = {
-        "model": args.model_name_or_path,
+        "model": weights_folder(args),
         "dtype": _DTYPES[args.dtype],
         "trust_remote_code": args.trust_remote_code,
         "hf_overrides": dict(args.model_config_kwargs),

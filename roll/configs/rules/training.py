@@ -1,0 +1,19 @@
+"""Rules between keys of `training_args`. Each yields what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from roll.configs.errors import Violation
+from roll.configs.schema.worker_config import TrainConfig
+
+
+def training_rules(role: str, worker: TrainConfig) -> Iterator[Violation]:
+    """Schedules that have room, an optimizer that suits what is trained."""
+    args, path = worker.training_args, f"{role}.training_args"
+    if args.lr_decay_steps is not None and args.lr_decay_steps <= args.warmup_steps:
+        expected = f"more than warmup_steps ({args.warmup_steps}), which it includes"
+        yield Violation(f"{path}.lr_decay_steps", expected, "remove it: then it is the whole run", args.lr_decay_steps)
+    if args.optimizer == "muon" and worker.model_args.uses_lora:
+        expected = "adamw with LoRA: the two factors of an adapter aren't matrices that Muon was made for"
+        yield Violation(f"{path}.optimizer", expected, f"{path}.optimizer=adamw", "muon")
