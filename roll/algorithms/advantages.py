@@ -118,8 +118,9 @@ def optimal_token_baseline(
     groups = int(inverse.max()) + 1 if len(inverse) else 0
 
     def total(of: Tensor) -> Tensor:
-        """[B, n], the sum over the row's group."""
-        return of.new_zeros(groups, of.shape[1]).index_add_(0, inverse, of)[inverse]
+        """[B, n], the sum over the row's group, of sorted values: the same in any order of the rows."""
+        order = of.argsort(dim=0)
+        return of.new_zeros(groups, of.shape[1]).scatter_add_(0, inverse[order], of.gather(0, order))[inverse]
 
     weight = weight * there
     # Tokens that were certain have no gradient: then all count alike.

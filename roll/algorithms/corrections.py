@@ -292,12 +292,18 @@ def perplexity_metrics(
     """
     inside = as_bool(mask)
     if fresh is None:
-        return _perplexities("mismatch/", train_logprobs, infer_logprobs, inside)
-    metrics = _perplexities("mismatch/", train_logprobs, infer_logprobs, inside & as_bool(fresh))
-    return metrics.merge(_perplexities("mismatch/all_", train_logprobs, infer_logprobs, inside))
+        return _perplexities(_FRESH_PPL, train_logprobs, infer_logprobs, inside)
+    metrics = _perplexities(_FRESH_PPL, train_logprobs, infer_logprobs, inside & as_bool(fresh))
+    return metrics.merge(_perplexities(_ALL_PPL, train_logprobs, infer_logprobs, inside))
 
 
-def _perplexities(prefix: str, train: Tensor, infer: Tensor, inside: Tensor) -> Metrics:
+_FRESH_PPL = ("mismatch/ppl_train", "mismatch/ppl_infer", "mismatch/ppl_ratio", "mismatch/log_ppl_abs_diff")
+_ALL_PPL = (
+    "mismatch/all_ppl_train", "mismatch/all_ppl_infer", "mismatch/all_ppl_ratio", "mismatch/all_log_ppl_abs_diff",
+)  # fmt: skip
+
+
+def _perplexities(names: tuple[str, str, str, str], train: Tensor, infer: Tensor, inside: Tensor) -> Metrics:
     metrics = Metrics()
     inside = inside & ~train.isnan() & ~infer.isnan()
     counts = inside.sum(1)
@@ -310,10 +316,11 @@ def _perplexities(prefix: str, train: Tensor, infer: Tensor, inside: Tensor) -> 
         for of in (train, infer)
     ]
     apart, number = surprise[0] - surprise[1], float(rows.sum())
-    metrics.add_mean(f"{prefix}ppl_train", float(surprise[0].exp().sum()), number)
-    metrics.add_mean(f"{prefix}ppl_infer", float(surprise[1].exp().sum()), number)
-    metrics.add_mean(f"{prefix}ppl_ratio", float(apart.exp().sum()), number)
-    metrics.add_mean(f"{prefix}log_ppl_abs_diff", float(apart.abs().sum()), number)
+    of_train, of_infer, ratio, difference = names
+    metrics.add_mean(of_train, float(surprise[0].exp().sum()), number)
+    metrics.add_mean(of_infer, float(surprise[1].exp().sum()), number)
+    metrics.add_mean(ratio, float(apart.exp().sum()), number)
+    metrics.add_mean(difference, float(apart.abs().sum()), number)
     return metrics
 
 

@@ -201,6 +201,7 @@ def test_10_advantages_do_not_depend_on_the_order_of_arrival(name, seed):
     rewards = draw(seed, rows, dtype=torch.float32)
     groups = [f"task{int(g)}" for g in draw_index(seed, rows, 3)]
     values, greedy = draw(seed + 1, rows, width, dtype=torch.float32), draw(seed + 2, rows, dtype=torch.float32)
+    gradients = draw(seed + 5, rows, width, dtype=torch.float32).abs()
     turn_rewards = draw(seed + 3, rows, width, dtype=torch.float32)
     states = draw_index(seed + 4, rows * width, 3).reshape(rows, width)
 
@@ -216,6 +217,7 @@ def test_10_advantages_do_not_depend_on_the_order_of_arrival(name, seed):
                 lam=0.9,
                 values=values[order],
                 greedy_rewards=greedy[order],
+                logit_gradients=gradients[order],
                 steps=StepInputs(
                     turn_index=torch.arange(width).expand(rows, width),
                     turn_rewards=turn_rewards[order],

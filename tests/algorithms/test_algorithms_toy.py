@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.functional import one_hot
 from whole_batch import aggregate_whole, policy_loss, token_rewards
 
 from roll.algorithms.advantages import AdvantageInputs, compute_advantages
@@ -73,6 +74,7 @@ def train(task, estimator, loss_name, steps, seed=0):
                 group_index=torch.arange(ROWS) // GROUP,
                 values=values,
                 greedy_rewards=task.rewards(greedy),
+                logit_gradients=(table.softmax(-1)[states] - one_hot(actions, task.actions)).square().sum(-1),
                 steps=StepInputs(
                     turn_index=torch.arange(task.width).expand(ROWS, task.width),
                     turn_rewards=placed,
