@@ -12,7 +12,7 @@ from roll.distributed.cluster import Cluster
 from roll.rollout.continuous_driver import ContinuousDriver
 from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.lockstep_driver import LockstepDriver
-from roll.strategies.base import Ignition, SamplingParams
+from roll.strategies.base import FireSampling, SamplingParams
 from roll.workers.infer import ClusterEngines, InferWorker, engine_died, uses_lockstep_driver
 
 _DECODE_STEPS = 16  # What one poll of a lockstep engine may do
@@ -52,7 +52,7 @@ def sampling_params(args: GeneratingArgs, response_length: int) -> SamplingParam
         repetition_penalty=args.repetition_penalty,
         stop_strings=args.stop_strings,
         ignore_eos=args.ignore_eos,
-        ignition=Ignition(temperature=args.fire_temperature, top_k=args.fire_top_k)
+        fire=FireSampling(temperature=args.fire_temperature, top_k=args.fire_top_k)
         if args.fire_temperature is not None and args.do_sample
         else None,
     )

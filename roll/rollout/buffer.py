@@ -60,7 +60,7 @@ def _schema(pa: Any) -> Any:
             "metrics": pairs,
             "resets_context": pa.bool_(),
             "state": pa.string(),
-            "num_ignited": pa.int32(),
+            "num_fire_tokens": pa.int32(),
         }
     )
     return pa.schema(

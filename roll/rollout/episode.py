@@ -159,7 +159,7 @@ class Episode:
             affinity=self._key.group_name(self.task),
         )
         with self._span("generate", turn=turn_number, prompt_tokens=len(context)):
-            completion, ignited = await self._completed(request, first=not self._turns)
+            completion, fire_tokens = await self._completed(request, first=not self._turns)
             _describe(completion)
         self._turns.append(
             Turn(
@@ -170,7 +170,7 @@ class Episode:
                 finish_reason=completion.finish_reason,
                 resets_context=reset_context,
                 state=self._state,
-                num_ignited=ignited,
+                num_fire_tokens=fire_tokens,
             )
         )
         self._context, self._unanswered = context, completion
@@ -180,27 +180,27 @@ class Episode:
 
     async def _completed(self, request: Request, *, first: bool) -> tuple[Completion, int]:
         """Return the response, and how many of its tokens were drawn by the rule of the first token."""
-        rule, params = request.params.ignition, replace(request.params, ignition=None)
+        rule, params = request.params.fire, replace(request.params, fire=None)
         if rule is None or not first:
             return await self._engines.generate(self._name, replace(request, params=params)), 0
         hot = replace(params, max_new_tokens=1, temperature=rule.temperature, top_k=rule.top_k, top_p=1.0)
-        seed = stable_hash(request.seed, "ignition", bits=128)
-        spark = await self._engines.generate(
+        seed = stable_hash(request.seed, "fire", bits=128)
+        first_token = await self._engines.generate(
             self._name, replace(request, id=f"{request.id}/first", params=hot, seed=seed)
         )
-        if spark.finish_reason != "length" or params.max_new_tokens == 1:
-            return replace(spark, id=request.id), len(spark.token_ids)
-        context = (*request.prompt_ids, *spark.token_ids)
+        if first_token.finish_reason != "length" or params.max_new_tokens == 1:
+            return replace(first, id=request.id), len(first_token.token_ids)
+        context = (*request.prompt_ids, *first_token.token_ids)
         params = replace(params, max_new_tokens=params.max_new_tokens - 1)
         rest = await self._engines.generate(self._name, replace(request, prompt_ids=context, params=params))
         whole = replace(
             rest,
-            token_ids=(*spark.token_ids, *rest.token_ids),
-            logprobs=(*spark.logprobs, *rest.logprobs),
-            versions=(*spark.versions, *rest.versions),
-            steps=spark.steps + rest.steps,
+            token_ids=(*first_token.token_ids, *rest.token_ids),
+            logprobs=(*first_token.logprobs, *rest.logprobs),
+            versions=(*first_token.versions, *rest.versions),
+            steps=first_token.steps + rest.steps,
         )
-        return whole, len(spark.token_ids)
+        return whole, len(first_token.token_ids)
 
     async def step_env(self, text: str | None = None) -> StepResult:
         """Give a response to the environment, or in RLVR to the reward function; null: what the last one says."""

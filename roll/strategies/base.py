@@ -142,7 +142,7 @@ class TrainStrategy(ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ignition:
+class FireSampling:
     """How the first token of a response is drawn where it isn't drawn as the others are (FIRE, arXiv:2410.21236)."""
 
     temperature: float
@@ -163,7 +163,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
     ignore_eos: bool = False
-    ignition: Ignition | None = None
+    fire: FireSampling | None = None
     """Of an episode's first response, which then takes two requests; engines never see it. None: as the others."""
 
 

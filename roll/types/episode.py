@@ -62,7 +62,7 @@ class Turn:
     """The context before this turn was dropped: `prompt_ids` is all that the policy was shown."""
     state: str = ""
     """Names what the policy was shown: equal texts are equal states. Empty: nothing."""
-    num_ignited: int = 0
+    num_fire_tokens: int = 0
     """First tokens of the response that were drawn otherwise than the policy draws (`fire_temperature`): they are part
     of the response, but no actions of the policy, so nothing is trained on them."""
 

@@ -60,8 +60,8 @@ def test_rows_of_a_trajectory_are_its_contexts_with_its_reward():
 
 
 def test_tokens_that_were_drawn_otherwise_are_in_the_row_and_no_actions():
-    hot = replace(turn([1, 2], [3, 4, 5]), num_ignited=1)
-    alone = replace(turn([1], [6]), num_ignited=1)
+    hot = replace(turn([1, 2], [3, 4, 5]), num_fire_tokens=1)
+    alone = replace(turn([1], [6]), num_fire_tokens=1)
     rollouts = assemble([group((hot,), (alone,))])
     batch = rollouts.batch
     assert batch.row("token_ids", 0).tolist() == [1, 2, 3, 4, 5]

@@ -57,7 +57,7 @@ def sampling_rules(config: RLConfig) -> Iterator[Violation]:
     if args.num_return_sequences not in (None, n):
         expected = f"{config.group_size_key} ({n}), which rules in training"
         yield Violation(f"{path}.num_return_sequences", expected, "remove it", args.num_return_sequences)
-    yield from _ignition_rules(config, path, args)
+    yield from _fire_rules(config, path, args)
     if config.validation_sampling is not None:
         yield from _generating_rules(config, *config.validation_sampling)
 
@@ -71,7 +71,7 @@ def _generating_rules(config: RLConfig, path: str, args: GeneratingArgs) -> Iter
         yield Violation(key, expected, "remove the empty one", list(args.stop_strings))
 
 
-def _ignition_rules(config: RLConfig, path: str, args: GeneratingArgs) -> Iterator[Violation]:
+def _fire_rules(config: RLConfig, path: str, args: GeneratingArgs) -> Iterator[Violation]:
     """A first token of its own leaves others to train on, and is no part of a stop string."""
     if args.fire_temperature is None:
         return

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from roll.rollout.episode import Episode
-from roll.strategies.base import Completion, Ignition, Request, SamplingParams
+from roll.strategies.base import Completion, FireSampling, Request, SamplingParams
 
-PARAMS = SamplingParams(max_new_tokens=4, top_p=0.9, ignition=Ignition(temperature=30.0, top_k=16))
+PARAMS = SamplingParams(max_new_tokens=4, top_p=0.9, fire=FireSampling(temperature=30.0, top_k=16))
 REQUEST = Request(id="e/0", prompt_ids=(1, 2), params=PARAMS, seed=7)
 
 
@@ -33,26 +33,26 @@ def answered(*answers: tuple[list[int], str], request: Request = REQUEST, first:
         )
 
     episode: Any = SimpleNamespace(_engines=SimpleNamespace(generate=generate), _name="e")
-    completion, ignited = asyncio.run(Episode._completed(episode, request, first=first))
-    return completion, ignited, asked
+    completion, fire_tokens = asyncio.run(Episode._completed(episode, request, first=first))
+    return completion, fire_tokens, asked
 
 
 def test_the_first_token_is_asked_for_by_itself_and_the_rest_goes_on_from_it() -> None:
-    whole, ignited, (hot, rest) = answered(([5], "length"), ([6, 7], "stop"))
+    whole, fire_tokens, (hot, rest) = answered(([5], "length"), ([6, 7], "stop"))
     assert (whole.id, whole.token_ids, whole.finish_reason, whole.steps) == ("e/0", (5, 6, 7), "stop", 3)
-    assert (whole.logprobs, whole.versions, ignited) == ((-2.5, -3.0, -3.5), (1, 2, 2), 1)
+    assert (whole.logprobs, whole.versions, fire_tokens) == ((-2.5, -3.0, -3.5), (1, 2, 2), 1)
     assert (hot.params.max_new_tokens, hot.params.temperature, hot.params.top_k, hot.params.top_p) == (1, 30.0, 16, 1.0)
     assert (rest.prompt_ids, rest.params.max_new_tokens, rest.params.temperature) == ((1, 2, 5), 3, 1.0)
-    assert hot.params.ignition is rest.params.ignition is None, "engines never see it"
+    assert hot.params.fire is rest.params.fire is None, "engines never see it"
     assert hot.seed != rest.seed and hot.id != rest.id
 
 
 @pytest.mark.parametrize("reason", ["stop", "abort"])
 def test_a_first_token_may_be_the_last(reason: str) -> None:
-    whole, ignited, asked = answered(([5], reason))
-    assert (whole.id, whole.token_ids, whole.finish_reason, ignited, len(asked)) == ("e/0", (5,), reason, 1, 1)
+    whole, fire_tokens, asked = answered(([5], reason))
+    assert (whole.id, whole.token_ids, whole.finish_reason, fire_tokens, len(asked)) == ("e/0", (5,), reason, 1, 1)
 
 
 def test_later_turns_and_other_requests_are_as_ever() -> None:
-    _, ignited, (asked,) = answered(([5, 6], "stop"), first=False)
-    assert (ignited, asked.params.max_new_tokens, asked.params.temperature) == (0, 4, 1.0)
+    _, fire_tokens, (asked,) = answered(([5, 6], "stop"), first=False)
+    assert (fire_tokens, asked.params.max_new_tokens, asked.params.temperature) == (0, 4, 1.0)
