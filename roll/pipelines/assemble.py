@@ -83,7 +83,9 @@ def assemble(groups: Sequence[Group]) -> Rollouts:
         unit_ids=tuple(members[place][2].id for place in owners),
         offsets=torch.tensor(offsets),
         token_ids=column(lambda turn: [*turn.prompt_ids, *turn.response_ids], torch.int64),
-        action_mask=column(lambda t: [False] * given(t) + [True] * (len(t.response_ids) - t.num_fire_tokens), torch.bool),
+        action_mask=column(
+            lambda t: [False] * given(t) + [True] * (len(t.response_ids) - t.num_fire_tokens), torch.bool
+        ),
         sampling_logprobs=column(lambda t: [0.0] * given(t) + [*t.logprobs[t.num_fire_tokens :]], torch.float32),
         versions=column(lambda t: [-1] * given(t) + [*t.versions[t.num_fire_tokens :]], torch.int64),
     )

@@ -189,7 +189,7 @@ class Episode:
             self._name, replace(request, id=f"{request.id}/first", params=hot, seed=seed)
         )
         if first_token.finish_reason != "length" or params.max_new_tokens == 1:
-            return replace(first, id=request.id), len(first_token.token_ids)
+            return replace(first_token, id=request.id), len(first_token.token_ids)
         context = (*request.prompt_ids, *first_token.token_ids)
         params = replace(params, max_new_tokens=params.max_new_tokens - 1)
         rest = await self._engines.generate(self._name, replace(request, prompt_ids=context, params=params))
