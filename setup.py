@@ -23,6 +23,7 @@ INSTALL_REQUIRES = [
     "pyarrow>=25,<27",
     "numpy>=2.2,<2.5",
     "safetensors>=0.8,<0.9",
+    "fsspec>=2024.6",
     "psutil>=7,<8",
     "packaging>=24",
     "rich>=14,<16",

@@ -131,6 +131,14 @@ def write_manifest(checkpoint: Checkpoint) -> None:
 
 def read_manifest(path: Path) -> Checkpoint:
     """Return the checkpoint at `path`; raises `CheckpointError` unless all files are there with the right sizes."""
+    checkpoint = parse_manifest(path)
+    for name, record in checkpoint.files.items():
+        _check_size(path / name, record)
+    return checkpoint
+
+
+def parse_manifest(path: Path) -> Checkpoint:
+    """Return what the manifest in `path` says, without a look at the files; raises `CheckpointError` for a bad one."""
     content = read_json(path / MANIFEST)
     try:
         if content["format"] != FORMAT:
@@ -147,8 +155,6 @@ def read_manifest(path: Path) -> Checkpoint:
         raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise CheckpointError(f"{path / MANIFEST} isn't a checkpoint's manifest ({error!r})") from error
-    for name, record in files.items():
-        _check_size(path / name, record)
     return checkpoint
 
 

@@ -30,6 +30,7 @@ from roll.checkpoint.files import (
     Checkpoint,
     CheckpointError,
     CheckpointWriteError,
+    FileRecord,
     files_below,
     hash_files,
     read_manifest,
@@ -54,6 +55,8 @@ class CheckpointStore:
         """Keep the `max_to_keep` newest checkpoints (None: all)."""
         self.root = root
         self.max_to_keep = max_to_keep
+        self.last_serial = 0
+        """Of a checkpoint that isn't here any more, or elsewhere: what is saved next comes after it."""
 
     @contextlib.contextmanager
     def writing(self, step: int, meta: Mapping[str, Any] | None = None) -> Iterator[Path]:
@@ -62,23 +65,44 @@ class CheckpointStore:
         `meta` is kept in the manifest (JSON values). Raises `CheckpointWriteError` when the disk is full or
         refuses, `CheckpointError` when another process writes here; earlier checkpoints are untouched then.
         """
+        unfinished = self.begin(step, meta)
+        with unfinished.attributed():
+            yield unfinished.folder
+            unfinished.finish()
+
+    def begin(self, step: int, meta: Mapping[str, Any] | None = None) -> Unfinished:
+        """Return a checkpoint to write, which ends with its `finish` or `abandon`, in whatever thread."""
         if step < 0:
             raise ValueError(f"a checkpoint's step must be >= 0, got {step}")
-        with self._attributed(step), self._lock():
-            self._clean()
-            folder = self._hidden(step, "writing")
-            folder.mkdir()
+        with contextlib.ExitStack() as stack:
             try:
-                yield folder
-                self._finish(folder, step, meta or {})
-            except BaseException as error:
-                refused = isinstance(error, Exception) and is_disk_full(error) and not isinstance(error, OSError)
-                room = _space(self.root)  # before the unfinished folder makes room
-                shutil.rmtree(folder, ignore_errors=True)
-                if refused or isinstance(error, OSError):
-                    raise self._write_error(step, error, room) from error
-                raise
-            self._prune(step)
+                stack.enter_context(self._lock())
+                self._clean()
+                folder = self._hidden(step, "writing")
+                folder.mkdir()
+            except OSError as error:
+                raise self._write_error(step, error, _space(self.root)) from error
+            return Unfinished(self, folder, step, dict(meta or {}), stack.pop_all())
+
+    @contextlib.contextmanager
+    def arriving(self, step: int) -> Iterator[Path]:
+        """Yield a folder to fill with a checkpoint from elsewhere, its manifest included; it gets its name if the block
+        ends without an exception, and takes the place of one of the same step."""
+        unfinished = self.begin(step)
+        with unfinished.attributed():
+            yield unfinished.folder
+            self._publish(unfinished.folder, step)
+            unfinished.release()
+
+    def remove(self, checkpoint: Checkpoint) -> None:
+        """Delete a checkpoint; a kill on the way leaves nothing under its name. Warns where it can't."""
+        doomed = checkpoint.path.with_name(self._hidden(checkpoint.step, "removed").name)
+        try:
+            # Renamed first: a kill in the middle of deleting must not leave half of a checkpoint under its name.
+            os.rename(checkpoint.path, doomed)
+            shutil.rmtree(doomed)
+        except OSError as error:
+            _logger.warning("couldn't delete the old checkpoint %s: %s", checkpoint.path, error)
 
     def set_aside(self) -> Path | None:
         """Move what is there into a folder `earlier.<n>` beside it, which is neither pruned nor looked at: a run that
@@ -163,10 +187,15 @@ class CheckpointStore:
     def _hidden(self, step: int, state: str) -> Path:
         return self.root / f".checkpoint-{step}.{secrets.token_hex(4)}.{state}"
 
-    def _finish(self, folder: Path, step: int, meta: Mapping[str, Any]) -> None:
-        serial = max((checkpoint.serial for checkpoint in self.complete()), default=0) + 1
-        records = hash_files(folder, files_below(folder), flush=True)
-        write_manifest(Checkpoint(folder, step, serial, dict(meta), records))
+    def _finish(self, folder: Path, step: int, meta: Mapping[str, Any], known: Mapping[str, FileRecord]) -> None:
+        serial = max((self.last_serial, *(checkpoint.serial for checkpoint in self.complete()))) + 1
+        names = files_below(folder)
+        _check_seen(folder, known)
+        records = {**known, **hash_files(folder, [name for name in names if name not in known], flush=True)}
+        write_manifest(Checkpoint(folder, step, serial, dict(meta), {name: records[name] for name in names}))
+        self._publish(folder, step)
+
+    def _publish(self, folder: Path, step: int) -> None:
         for inner in [path for path in folder.rglob("*") if path.is_dir()]:
             sync_folder(inner)
         sync_folder(folder)
@@ -197,13 +226,7 @@ class CheckpointStore:
         for checkpoint in self.complete()[self.max_to_keep :]:
             if checkpoint.step == written:
                 continue
-            doomed = self._hidden(checkpoint.step, "removed")
-            try:
-                # Renamed first: a kill in the middle of deleting must not leave half of a checkpoint under its name.
-                os.rename(checkpoint.path, doomed)
-                shutil.rmtree(doomed)
-            except OSError as error:
-                _logger.warning("couldn't delete the old checkpoint %s: %s", checkpoint.path, error)
+            self.remove(checkpoint)
 
     def _clean(self) -> None:
         """Remove what killed writers left, and only that. The lock is held, so none of them is alive."""
@@ -229,17 +252,67 @@ class CheckpointStore:
         busy = f"another process is writing checkpoints to {self.root}; give each run its own output_dir"
         return folder_lock(self.root, _LOCK, CheckpointError(busy))
 
-    @contextlib.contextmanager
-    def _attributed(self, step: int) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise self._write_error(step, error, _space(self.root)) from error
-
     def _write_error(self, step: int, error: BaseException, room: str) -> CheckpointWriteError:
         return CheckpointWriteError(
             f"the checkpoint of step {step} couldn't be written to {self.root}: {first_line(error)}; {room}. "
             f"Earlier checkpoints are intact: {self._listing()}"
+        )
+
+
+class Unfinished:
+    """A checkpoint on its way: its folder is filled, then it is finished or abandoned. Holds the folder's lock."""
+
+    def __init__(
+        self, store: CheckpointStore, folder: Path, step: int, meta: dict[str, Any], lock: contextlib.ExitStack
+    ) -> None:
+        self.folder = folder
+        self.step = step
+        self._store, self._meta, self._lock = store, meta, lock
+
+    @property
+    def final(self) -> Path:
+        """Where it is once it is finished."""
+        return self._store.root / f"checkpoint-{self.step}"
+
+    def finish(self, known: Mapping[str, FileRecord] | None = None) -> None:
+        """Make it a checkpoint, and delete the oldest; raise `CheckpointError` if files that ranks wrote aren't seen.
+
+        `known`: size and hash of files that were flushed and hashed where they were written.
+        """
+        self._store._finish(self.folder, self.step, self._meta, known or {})
+        self._store._prune(self.step)
+        self.release()
+
+    def release(self) -> None:
+        """Let others write here."""
+        self._lock.close()
+
+    def abandon(self) -> None:
+        """Delete what there is of it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._lock.close()
+
+    @contextlib.contextmanager
+    def attributed(self) -> Iterator[None]:
+        """Abandon it if the block raises; what a full disk is behind of becomes a `CheckpointWriteError`."""
+        try:
+            yield
+        except BaseException as error:
+            refused = isinstance(error, Exception) and is_disk_full(error) and not isinstance(error, OSError)
+            room = _space(self._store.root)  # before the unfinished folder makes room
+            self.abandon()
+            if refused or isinstance(error, OSError):
+                raise self._store._write_error(self.step, error, room) from error
+            raise
+
+
+def _check_seen(folder: Path, known: Mapping[str, FileRecord]) -> None:
+    """Raise `CheckpointError` for files of other processes that aren't in this machine's folder."""
+    unseen = [name for name in known if not (folder / name).is_file()]
+    if unseen:
+        raise CheckpointError(
+            f"{len(unseen)} files that ranks have written, such as {unseen[0]}, aren't in {folder}: the folder of "
+            "checkpoints must be on storage that all machines share"
         )
 
 

@@ -120,10 +120,30 @@ def _add_resume(groups: Any) -> None:
 
 def _add_export(groups: Any) -> None:
     parser = _command(groups, "export", "write a checkpoint's model as a Hugging Face folder", "roll.cli.runs:export")
-    parser.add_argument("run_folder", type=Path, metavar="RUN", help="the run's folder (its output_dir)")
-    parser.add_argument("--step", type=int, help="of the checkpoint (default: the newest)")
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="DIR", help="folder to write (default: RUN/exported/step-<N>)"
+        "run_folder", metavar="RUN", help="the run's folder (its output_dir), or a checkpoint's folder or address"
+    )
+    parser.add_argument("--step", type=int, help="of the run's checkpoint (default: the newest)")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="folder to write (default: RUN/exported/step-<N>, for a checkpoint's folder ./<its name>-hf)",
+    )
+    parser.add_argument(
+        "--role",
+        default="actor_train",
+        choices=("actor_train", "critic"),
+        help="whose model; a critic becomes a token classifier with one output (default: actor_train)",
+    )
+    parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), help="type of the weights (default: as trained)")
+    parser.add_argument("--max_shard_size", metavar="SIZE", help="largest file of weights, such as 5GB")
+    parser.add_argument(
+        "--adapters", action="store_true", help="of a run with LoRA: the adapters alone, as peft has them"
+    )
+    parser.add_argument(
+        "--base", metavar="MODEL", help="the model that training started from, where its folder was moved"
     )
 
 
@@ -137,9 +157,7 @@ def _add_plot(groups: Any) -> None:
 
 
 def _add_profile(groups: Any) -> None:
-    parser = _command(
-        groups, "profile", "say where each second of a run's steps went", "roll.cli.profile:profile"
-    )
+    parser = _command(groups, "profile", "say where each second of a run's steps went", "roll.cli.profile:profile")
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="the run's folder (its output_dir)")
     parser.add_argument("--step", type=int, help="show this profiled step alone (default: all, and the run's timings)")
     parser.add_argument("--top", type=int, default=10, metavar="N", help="operators that are listed (default 10)")

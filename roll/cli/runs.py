@@ -5,16 +5,24 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from roll.checkpoint import CheckpointStore
-from roll.checkpoint.files import Checkpoint
+from roll.checkpoint.files import MANIFEST, Checkpoint, read_manifest
 from roll.cli.exits import Exit, say
 from roll.cli.train import load, run
 from roll.configs.parsing.loader import load_config
+from roll.configs.schema.checkpoint_config import STATE_CONTENTS, is_address
 from roll.configs.schema.run_config import RunConfig
-from roll.pipelines.kept_config import kept_directory, kept_file
+from roll.pipelines.kept_config import CONFIG_FILE, kept_directory, kept_file
+
+if TYPE_CHECKING:
+    from roll.strategies.merging import Merge
+
+_DOWNLOAD_SECONDS = 24 * 3600.0
 
 
 def resume(options: argparse.Namespace) -> int:
@@ -31,9 +39,13 @@ def resumed(folder: Path, overrides: Sequence[str]) -> Iterator[RunConfig]:
     given = {override.lstrip("+").partition("=")[0] for override in overrides}
     with _inside(kept_directory(folder)):
         extra = [] if "resume_from_checkpoint" in given else ["resume_from_checkpoint=true"]
+        if "checkpoint_config.load_contents" not in given:  # of what the run itself started from, if at all
+            extra.append(f"checkpoint_config.load_contents=[{','.join(STATE_CONTENTS)}]")
         extra += [] if "output_dir" in given else _moved(kept_config(folder), folder)
         config = kept_config(folder, [*overrides, *extra])
-        if config.resume_from_checkpoint is True and not CheckpointStore(config.checkpoint_path).complete():
+        remote = config.checkpoint_config.address is not None  # it is looked at when the run starts
+        there = remote or CheckpointStore(config.checkpoint_path).complete()
+        if config.resume_from_checkpoint is True and not there:
             unsaved = "; save_steps is 0, so that it saves none" if not config.save_steps else ""
             raise ValueError(
                 f"{folder} has no checkpoint to go on from{unsaved}. To start anew: roll train {file}"
@@ -50,23 +62,79 @@ def kept_config(folder: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def export(options: argparse.Namespace) -> int:
-    """Write the model of a checkpoint."""
-    folder = options.run_folder.resolve()
+    """Write the model of a checkpoint, which is a folder itself or one of a run's."""
     target = options.output.absolute() if options.output else None
+    if is_address(options.run_folder):
+        from roll.checkpoint.remote import download
+
+        with tempfile.TemporaryDirectory() as staging:
+            checkpoint = download(options.run_folder, Path(staging), _DOWNLOAD_SECONDS)
+            return _export_folder(checkpoint.path, target, options)
+    folder = Path(options.run_folder).resolve()
+    if (folder / MANIFEST).is_file():
+        return _export_folder(folder, target, options)
+    if not (folder / CONFIG_FILE).is_file() and _is_foreign(folder):
+        return _export_foreign(folder, target, options)
     config = kept_config(folder)
     with _inside(kept_directory(folder)):
         config = kept_config(folder, _moved(config, folder))
         checkpoint = _checkpoint(config, options.step)
-        target = target or folder / "exported" / f"step-{checkpoint.step}"
-        if target.is_dir() and any(target.iterdir()):
-            raise ValueError(f"{target} isn't empty; name another folder with -o")
-        if target.exists() and not target.is_dir():
-            raise ValueError(f"{target} is a file, expected a folder to write")
-        from roll.pipelines.exporting import export_checkpoint
-
-        export_checkpoint(config, checkpoint, target)
-    say(f"the model of step {checkpoint.step} is in {target}")
+        of_role = "" if options.role == "actor_train" else f"-{options.role}"
+        target = target or folder / "exported" / f"step-{checkpoint.step}{of_role}"
+        _export(checkpoint, target, options, config)
     return Exit.DONE
+
+
+def _export_folder(folder: Path, target: Path | None, options: argparse.Namespace) -> int:
+    """Write the model of a checkpoint without its run."""
+    if options.step is not None:
+        raise ValueError(f"--step: {folder} is one checkpoint; --step chooses among those of a run")
+    of_role = "" if options.role == "actor_train" else f"-{options.role}"
+    _export(read_manifest(folder), target or Path.cwd() / f"{folder.name}{of_role}-hf", options, None)
+    return Exit.DONE
+
+
+def _is_foreign(folder: Path) -> bool:
+    """Whether a folder may be a checkpoint of another program's, without importing what reads it."""
+    pointers = ("latest", "latest_checkpointed_iteration.txt", ".metadata")
+    return any((folder / name).is_file() for name in pointers) or any(folder.glob("*mp_rank_00_model_states.pt"))
+
+
+def _export_foreign(folder: Path, target: Path | None, options: argparse.Namespace) -> int:
+    """Write the model of a checkpoint that another program wrote."""
+    if options.step is not None or options.role != "actor_train":
+        raise ValueError(f"--step and --role: {folder} is no run of this program; give the folder of one checkpoint")
+    target = target or Path.cwd() / f"{folder.name}-hf"
+    _check_empty(target)
+    from roll.pipelines.exporting import export_foreign
+
+    export_foreign(folder, target, _merge(options))
+    say(f"the model is in {target}")
+    return Exit.DONE
+
+
+def _check_empty(target: Path) -> None:
+    if target.is_dir() and any(target.iterdir()):
+        raise ValueError(f"{target} isn't empty; name another folder with -o")
+    if target.exists() and not target.is_dir():
+        raise ValueError(f"{target} is a file, expected a folder to write")
+
+
+def _merge(options: argparse.Namespace) -> Merge:
+    from roll.strategies.merging import Merge
+
+    return Merge(
+        dtype=options.dtype, max_shard_size=options.max_shard_size, adapters_only=options.adapters, base=options.base
+    )
+
+
+def _export(checkpoint: Checkpoint, target: Path, options: argparse.Namespace, config: RunConfig | None) -> None:
+    _check_empty(target)
+    from roll.pipelines.exporting import export_checkpoint
+
+    export_checkpoint(checkpoint, target, _merge(options), role=options.role, config=config)
+    what = "the adapters" if options.adapters else "the model"
+    say(f"{what} of step {checkpoint.step} {'are' if options.adapters else 'is'} in {target}")
 
 
 def _checkpoint(config: RunConfig, step: int | None) -> Checkpoint:

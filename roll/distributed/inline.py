@@ -81,9 +81,7 @@ class InlineCluster(Cluster):
         except asyncio.TimeoutError:
             raise self._late(rank, name, limit) from None
 
-    def _invoke(
-        self, name: str, args: tuple[Any, ...], timeout: float | None, context: CallContext | None
-    ) -> Any:
+    def _invoke(self, name: str, args: tuple[Any, ...], timeout: float | None, context: CallContext | None) -> Any:
         limit = self._limit(timeout)
         if not self._free.acquire(timeout=limit):
             raise self._late(0, name, limit)

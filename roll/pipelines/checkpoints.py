@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from roll.checkpoint.files import Checkpoint, CheckpointError, CheckpointWriteError, read_json, write_json
+from roll.checkpoint.background import STALLED_SECONDS, BackgroundSave
+from roll.checkpoint.files import (
+    Checkpoint,
+    CheckpointError,
+    CheckpointWriteError,
+    read_json,
+    read_manifest,
+    write_json,
+)
 from roll.checkpoint.model_export import set_aside, write_model
+from roll.checkpoint.remote import RemoteCheckpoints, RemoteError, download
 from roll.checkpoint.store import CheckpointStore
+from roll.configs.schema.checkpoint_config import STATE_CONTENTS, CheckpointContent, is_address
 from roll.configs.schema.run_config import RunConfig
 from roll.pipelines.clusters import Clusters
 from roll.workers.train import TrainWorker
@@ -28,6 +38,17 @@ class Checkpoints:
             self._trained["critic"] = clusters.critic
         self._store = CheckpointStore(config.checkpoint_path, config.checkpoint_config.max_to_keep)
         self._starts_fresh = False
+        address = config.checkpoint_config.address
+        self._remote = None
+        if address is not None and not config.only_validates:
+            keep = config.checkpoint_config.max_to_keep
+            self._remote = RemoteCheckpoints(address, keep, seconds=config.rpc_timeout)
+        self._not_uploaded: Checkpoint | None = None
+        self._to_delete: Checkpoint | None = None
+        self._downloaded: Checkpoint | None = None
+        self._on_its_way: BackgroundSave | None = None
+        self.loaded = False
+        """Whether the roles that train have weights of a checkpoint."""
 
     def save(self, step: int, state: Callable[[Path], dict[str, Any]]) -> None:
         """Write the checkpoint of a finished step; a kill leaves it whole or not there at all.
@@ -37,14 +58,100 @@ class Checkpoints:
         if self._starts_fresh and (aside := self._store.set_aside()) is not None:
             logger.warning("checkpoints of an earlier run were moved to %s", aside)
         self._set_model_aside()
-        with self._store.writing(step, {"exp_name": self._config.exp_name, "strategies": self._strategies}) as folder:
-            for role, cluster in self._trained.items():
-                self._offloader.onload(role)
-                cluster.call(TrainWorker.save, str(folder / role))
-            if self._config.checkpoint_config.save_hf_model:
-                self._offloader.onload("actor_train")
-                self._trained["actor_train"].call(TrainWorker.export, str(folder / "hf_model"))
-            write_json(folder / "pipeline.json", {"step": step, "seed": self._config.seed, **state(folder)})
+        self.settle()
+        options = self._config.checkpoint_config
+        contents = options.saved
+        meta = {"exp_name": self._config.exp_name, "strategies": self._strategies, "contents": list(contents)}
+        unfinished = self._store.begin(step, meta)
+        with unfinished.attributed():
+            folder = unfinished.folder
+            parts: list[str] | None = [] if options.async_save else None
+            self._save_roles(folder, contents, parts)
+            extra = state(folder) if "extra" in contents else {}
+            write_json(folder / "pipeline.json", {"step": step, "seed": self._config.seed, **extra})
+            if parts is None:
+                unfinished.finish()
+        if parts is not None:
+            self._on_its_way = BackgroundSave(unfinished, parts, self._completed)
+        else:
+            self._completed(read_manifest(unfinished.final))
+
+    def _completed(self, checkpoint: Checkpoint) -> None:
+        """Do what waits for a complete checkpoint on the disk: upload it, and delete the one that was resumed from."""
+        if self._remote is not None:
+            self._upload(self._remote, checkpoint)
+        loaded, self._to_delete = self._to_delete, None
+        if loaded is not None and loaded.path.is_dir() and loaded.path.resolve() != checkpoint.path.resolve():
+            logger.info("deleting %s, which this run resumed from (delete_after_load)", loaded.path)
+            self._store.remove(loaded)
+
+    def _upload(self, remote: RemoteCheckpoints, checkpoint: Checkpoint) -> None:
+        """A failure doesn't end the run, whose state is on the disk; the next upload makes up for it, and its end asks
+        for it again."""
+        try:
+            remote.upload(checkpoint)
+        except RemoteError as error:
+            logger.error("%s; it is complete in %s", error, checkpoint.path)
+            self._not_uploaded = checkpoint
+        else:
+            self._not_uploaded = None
+            logger.info("%s was uploaded to %s", checkpoint.path.name, remote.shown)
+
+    def _save_roles(self, folder: Path, contents: Sequence[CheckpointContent], parts: list[str] | None) -> None:
+        """Have the roles write; with `parts` into memory first, and the names of their parts into it."""
+        states = _states(contents)
+        for role, cluster in self._trained.items():
+            exports = role == "actor_train" and "hf_model" in contents
+            if not (states or exports):
+                continue
+            self._offloader.onload(role)
+            if parts is not None:
+                parts.extend(cluster.call(TrainWorker.begin_save, str(folder), states, exports))
+                continue
+            if states:
+                cluster.call(TrainWorker.save, str(folder / role), states)
+            if exports:
+                cluster.call(TrainWorker.export, str(folder / "hf_model"))
+
+    def check(self) -> None:
+        """Raise what went wrong with a checkpoint that was written in the background."""
+        if self._on_its_way is not None and self._on_its_way.done:
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait for the checkpoint that is being written, if there is one; raise what went wrong with it."""
+        saving, self._on_its_way = self._on_its_way, None
+        if saving is not None:
+            saving.wait(self._config.rpc_timeout)
+            logger.info("the checkpoint of step %d was written in %.1f s", saving.step, saving.seconds)
+
+    def finish(self) -> None:
+        """Wait for the last checkpoint, also for its upload; raise `CheckpointWriteError` if that fails."""
+        self.settle()
+        checkpoint = self._not_uploaded
+        if self._remote is None or checkpoint is None:
+            return
+        try:
+            self._remote.upload(checkpoint)
+        except RemoteError as error:
+            raise CheckpointWriteError(
+                f"the last checkpoint is complete in {checkpoint.path}, but not in {self._remote.shown}: {error}. "
+                "Once the store can be reached, resume_from_checkpoint=auto uploads what it saves next"
+            ) from error
+        self._not_uploaded = None
+
+    def close(self) -> None:
+        """Finish the checkpoint that is being written, also after a failure of the run, which matters more than
+        what goes wrong here."""
+        saving, self._on_its_way = self._on_its_way, None
+        if saving is None:
+            return
+        if not saving.done:
+            logger.warning("finishing the checkpoint of step %d", saving.step)
+        try:
+            saving.wait(self._config.rpc_timeout, stalled=STALLED_SECONDS)
+        except Exception as error:  # noqa: BLE001 - the run's own failure is raised
+            logger.error("%s", error)
 
     def export(self, step: int) -> None:
         """Write the actor after its last step as a Hugging Face folder to `export_path`."""
@@ -69,11 +176,13 @@ class Checkpoints:
         self._starts_fresh = False
 
     def load(self) -> tuple[dict[str, Any], Path] | None:
-        """Restore the training roles from the checkpoint that `resume_from_checkpoint` names.
+        """Restore the training roles from the checkpoint that `resume_from_checkpoint` names, as far as
+        `load_contents` asks for it.
 
-        Returns the pipeline's state and the checkpoint's folder; None when the run starts from nothing.
+        Returns the pipeline's state and the checkpoint's folder; None when the run starts at its first step.
         """
-        checkpoint = self._store.resolve(self._config.resume_from_checkpoint)
+        contents = self._config.checkpoint_config.load_contents
+        checkpoint = self._chosen()
         if checkpoint is None:
             self._starts_fresh = True
             earlier = self.latest()
@@ -84,12 +193,13 @@ class Checkpoints:
                     earlier,
                 )
             return None
+        _check_contents(checkpoint, contents)
         state: dict[str, Any] = read_json(checkpoint.path / "pipeline.json")
         if state.get("step") != checkpoint.step:
             raise CheckpointError(
                 f"{checkpoint.path} is that of step {checkpoint.step}, and its state says step {state.get('step')}"
             )
-        if state["seed"] != self._config.seed:
+        if "extra" in contents and state["seed"] != self._config.seed:
             raise ValueError(
                 f"{checkpoint.path} was written with seed {state['seed']}, but seed is {self._config.seed}; "
                 "a resumed run must use the same seed, or start afresh with resume_from_checkpoint: false"
@@ -100,9 +210,50 @@ class Checkpoints:
             if not folder.is_dir():
                 raise ValueError(f"{checkpoint.path} holds no {role}; it was written by another configuration")
             self._offloader.onload(role)
-            cluster.call(TrainWorker.load, str(folder))
+            cluster.call(TrainWorker.load, str(folder), _states(contents))
+        self.loaded = True
+        self._store.last_serial = checkpoint.serial
+        if self._config.checkpoint_config.delete_after_load and self._downloaded is None:
+            self._to_delete = checkpoint
+        if "extra" not in contents:
+            self._starts_fresh = True
+            logger.info("starting at step 1 with the %s of %s", " and the ".join(contents), checkpoint.path)
+            return None
         logger.info("resumed from %s", checkpoint.path)
         return state, checkpoint.path
+
+    def release_loaded(self) -> None:
+        """Delete a downloaded copy that everything was taken out of, if the configuration says so."""
+        if self._downloaded is not None and self._config.checkpoint_config.delete_after_load:
+            logger.info("deleting the copy in %s (delete_after_load)", self._downloaded.path)
+            self._store.remove(self._downloaded)
+        self._downloaded = None
+
+    def _chosen(self) -> Checkpoint | None:
+        """Return the checkpoint to resume from, downloaded where the newest isn't on the disk."""
+        wanted, remote = self._config.resume_from_checkpoint, self._remote
+        if is_address(wanted):
+            self._downloaded = download(str(wanted), self._store.root / "downloaded", self._config.rpc_timeout)
+            return self._downloaded
+        if remote is None:
+            return self._store.resolve(wanted)
+        if wanted not in (True, "auto"):
+            if there := remote.complete():
+                raise CheckpointError(
+                    f"{remote.shown} holds the checkpoints of an earlier run, the newest of step {there[0].step}: "
+                    "resume_from_checkpoint=auto goes on from it, or name another checkpoint_config.output_dir"
+                )
+            return self._store.resolve(wanted)
+        newest = self._store.latest()
+        for candidate in remote.complete():
+            if newest is not None and candidate.serial <= newest.serial:
+                break
+            try:
+                self._downloaded = remote.download(candidate, self._store)
+                break
+            except CheckpointError as error:
+                logger.warning("not resuming from checkpoint-%d of %s: %s", candidate.step, remote.shown, error)
+        return self._store.resolve(wanted)
 
     @property
     def _strategies(self) -> dict[str, str]:
@@ -126,3 +277,26 @@ class Checkpoints:
         """Return the newest complete checkpoint."""
         checkpoint = self._store.latest()
         return None if checkpoint is None else checkpoint.path
+
+
+def _states(contents: Sequence[CheckpointContent]) -> tuple[CheckpointContent, ...]:
+    """Return the contents that are states of the roles, in one order."""
+    return tuple(content for content in STATE_CONTENTS if content in contents)
+
+
+def _check_contents(checkpoint: Checkpoint, wanted: Sequence[CheckpointContent]) -> None:
+    """Raise `CheckpointError` if the checkpoint lacks what `load_contents` asks for."""
+    held = checkpoint.meta.get("contents", STATE_CONTENTS)
+    lacking = [content for content in wanted if content not in held]
+    if not lacking:
+        return
+    rest = [content for content in wanted if content in held]
+    ways = []
+    if "model" in rest:
+        ways.append(f"checkpoint_config.load_contents=[{','.join(rest)}] goes on without")
+    if "hf_model" in held:
+        ways.append(f"pretrain={checkpoint.path / 'hf_model'} starts from its weights")
+    raise CheckpointError(
+        f"{checkpoint.path} was saved with save_contents [{', '.join(held)}]; it lacks {' and '.join(lacking)}, which "
+        f"load_contents asks for. {'; '.join(ways) or 'Name another checkpoint'}"
+    )

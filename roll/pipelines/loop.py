@@ -94,8 +94,10 @@ class Loop(ABC):
                 if not only_validates:
                     self.train()
                     self.export()
+                    self.checkpoints.finish()
             self.report.finish(self.checkpoints.latest())
         finally:
+            self.checkpoints.close()
             self.stop()
             self.report.close()
 
@@ -120,6 +122,7 @@ class Loop(ABC):
 
     def conclude(self, step: int, values: dict[str, float]) -> None:
         """Evaluate, log and save as far as they are due. Logged before saved: a resumed run repeats no row."""
+        self.checkpoints.check()
         validates = self.is_due(step, self.config.eval_steps)
         if validates:
             values.update(self.validated(step))
@@ -165,6 +168,7 @@ class Loop(ABC):
             state, folder = loaded
             self.start_step = state["step"]
             self.load_state(state, folder)
+        self.checkpoints.release_loaded()
 
     def forward(self, cluster: Cluster, batch: TokenBatch, *outputs: Output, adapters: bool = True) -> TokenOutputs:
         """Run one forward pass over all rows."""

@@ -269,7 +269,7 @@ class RLPipeline(Loop):
         super().restore()
         # The model's folder isn't all that engines start with if they were offloaded since, or if there are adapters.
         lacking = bool(self.offloader.offloaded.get(ENGINE)) or self.config.actor_train.model_args.uses_lora
-        if not self.config.only_validates or self.start_step or lacking:
+        if not self.config.only_validates or self.checkpoints.loaded or lacking:
             self.sync_weights(self.start_step)
 
     def stop(self) -> None:

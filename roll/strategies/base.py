@@ -14,9 +14,11 @@ from typing import Literal, TypeAlias, get_args
 
 from torch import Tensor
 
+from roll.configs.schema.checkpoint_config import STATE_CONTENTS, CheckpointContent
 from roll.configs.schema.worker_config import ForwardConfig
 from roll.distributed.layout import RankLayout
 from roll.distributed.weights import WeightPart
+from roll.strategies.state_files import StateFiles
 from roll.types.batch import Denominators, TokenBatch, TokenOutputs
 from roll.types.episode import FinishReason
 from roll.types.metrics import Metrics
@@ -120,15 +122,22 @@ class TrainStrategy(ABC):
         """
 
     @abstractmethod
-    def save(self, path: Path) -> None:
-        """Write weights, optimizer, LR schedule and RNG state under `path`; every rank writes its own part."""
+    def save(
+        self, path: Path, contents: Sequence[CheckpointContent] = STATE_CONTENTS, files: StateFiles | None = None
+    ) -> None:
+        """Write under `path`, each rank its own part: `model` (weights), `optimizer` (its state, if the role trains)
+        and `extra` (position in the learning-rate schedule).
+
+        `files`: where to; None: to the disk. A backend of one's own may leave out both arguments: it then always
+        writes everything, and at once.
+        """
 
     @abstractmethod
-    def load(self, path: Path) -> None:
-        """Restore what `save` wrote."""
+    def load(self, path: Path, contents: Sequence[CheckpointContent] = STATE_CONTENTS) -> None:
+        """Restore these of what `save` wrote; the rest stays as it was built. Called before the first step."""
 
     @abstractmethod
-    def export(self, path: Path) -> None:
+    def export(self, path: Path, files: StateFiles | None = None) -> None:
         """Write a folder that `AutoModelForCausalLM.from_pretrained` loads, tokenizer included; of a reward model
         `AutoModelForSequenceClassification`."""
 

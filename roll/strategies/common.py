@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from roll.configs.rules.layout import shape_rules
+from roll.configs.schema.checkpoint_config import CheckpointContent
 from roll.configs.schema.model_shape import shape_of
 from roll.configs.schema.worker_config import TrainConfig
 from roll.distributed.layout import RankLayout
@@ -26,6 +29,7 @@ from roll.strategies.hf.hf_model import load_config, load_tokenizer, quiet_trans
 from roll.strategies.micro import MicroLayout, denominators, nonfinite_rows, plan_micro_batches, rows_to_compute
 from roll.strategies.offload import Shelf
 from roll.strategies.optim import schedule_from, weight_decay_from
+from roll.strategies.state_files import StateFiles
 from roll.types.batch import Denominators, TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
 from roll.utils.logits import HeadOutputs, HeadRequest
@@ -56,6 +60,9 @@ class CommonStrategy(TrainStrategy):
         """Rows of this rank that had an output of -inf or NaN at a loss token in the step's last attempt."""
         self._shelves: dict[StatePart, Shelf] = {part: Shelf() for part in STATE_PARTS}
         self._steps = 0
+        """Optimizer steps taken: the position in the learning-rate schedule."""
+        self._updates = 0
+        """Steps that the optimizer's moments have seen; fewer, if only `_steps` came from a checkpoint."""
         self._skipped = 0
         args = spec.worker.model_args
         self._tokenizer, self._config = load_tokenizer(args), load_config(args)
@@ -230,6 +237,7 @@ class CommonStrategy(TrainStrategy):
         """
         if finite:
             self._steps += 1
+            self._updates += 1
         else:
             logger.warning("%s: gradient norm is %s; this optimizer step is skipped", self._spec.role, norm)
         self._skipped = 0 if finite else self._skipped + 1
@@ -288,16 +296,56 @@ class CommonStrategy(TrainStrategy):
     def _hf_model(self) -> Any:
         """Return the role's model as transformers has it, to say how its folder looks; its weights aren't read."""
 
-    def export(self, path: Path) -> None:
+    def export(self, path: Path, files: StateFiles | None = None) -> None:
         assert self._spec.kind != "value", "a critic has no Hugging Face form"
+        files = files or StateFiles()
         weights = {}
         for name, tensor in self.named_weights():
             if self._info.rank == 0:
-                weights[name] = tensor.cpu().contiguous()
+                weights[name] = tensor.detach().to("cpu", copy=files.holds).contiguous()
         if self._info.rank == 0:
-            with quiet_transformers():
-                self._hf_model().save_pretrained(path, state_dict=weights)
-            self._tokenizer.save_pretrained(path)
+            files.folder(path, partial(self._write_hf_model, weights))
+
+    def _write_hf_model(self, weights: dict[str, Tensor], path: Path) -> None:
+        with quiet_transformers():
+            self._hf_model().save_pretrained(path, state_dict=weights)
+        self._tokenizer.save_pretrained(path)
+
+    # --- checkpoints -----------------------------------------------------------------------------------------------
+
+    def _write_beside(self, path: Path, contents: Sequence[CheckpointContent], files: StateFiles, counts: str) -> None:
+        """Write what isn't tensors, on rank 0: `counts` is the file for how far the schedule and the optimizer are.
+
+        With a description of the model, a checkpoint can be exported without the run's configuration and its model.
+        """
+        if self._info.rank == 0:
+            files.text(path / counts, self._counts(contents))
+            files.folder(path / DESCRIPTION, self._describe)
+
+    def _describe(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        args, model = self._spec.worker.model_args, self._hf_model()
+        with quiet_transformers():
+            model.config.save_pretrained(folder)
+            if model.can_generate():
+                model.generation_config.save_pretrained(folder)
+            self._tokenizer.save_pretrained(folder)
+        about = {"kind": self._spec.kind, "base_model": args.model_name_or_path, "lora": args.uses_lora}
+        (folder / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
+
+    def _counts(self, contents: Sequence[CheckpointContent]) -> str:
+        """Return the text of the small file beside the tensors: how far the schedule and the optimizer are."""
+        counts = {"optimizer_steps": self._steps if "extra" in contents else 0, "updates": self._updates}
+        return json.dumps(counts if "optimizer" in contents else {**counts, "updates": 0})
+
+    def _take_counts(self, text: str, contents: Sequence[CheckpointContent]) -> None:
+        counts = json.loads(text)
+        self._steps = counts["optimizer_steps"] if "extra" in contents else 0
+        self._updates = counts.get("updates", counts["optimizer_steps"]) if "optimizer" in contents else 0
+
+
+DESCRIPTION, ABOUT = "hf_config", "roll_model.json"
+"""Folder beside a role's states: configuration and tokenizer as transformers has them, and a file of our own."""
 
 
 def head_request(outputs: Sequence[Output]) -> HeadRequest:

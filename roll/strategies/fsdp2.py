@@ -8,7 +8,6 @@ float32; `dtype: bf16` computes under autocast on one rank, with FSDP's mixed pr
 from __future__ import annotations
 
 import contextlib
-import json
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from roll.configs.schema.checkpoint_config import STATE_CONTENTS, CheckpointContent
 from roll.configs.schema.strategy_config import Fsdp2Config
 from roll.distributed.process_group import init_process_group
 from roll.distributed.weights import WeightPart
@@ -28,6 +28,7 @@ from roll.strategies.hf.hf_strategy import HfTrainStrategy
 from roll.strategies.muon import Muon
 from roll.strategies.offload import num_bytes
 from roll.strategies.optim import MOMENTS, decaying, parameter_groups, set_rates
+from roll.strategies.state_files import StateFiles
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
 from roll.utils.memory import return_freed_memory
@@ -261,38 +262,39 @@ class Fsdp2Strategy(HfTrainStrategy):
 
     # --- checkpoints -----------------------------------------------------------------------------------------------
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self, *, optimizer: bool) -> dict[str, Any]:
         """Weights (with LoRA only those that train), and with an optimizer its state; the same keys on any layout."""
         from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict
 
-        if not self._optimizers:
+        if not (self._optimizers and optimizer):
             state: dict[str, Any] = {"model": get_model_state_dict(self._module)}
         else:
-            model, optimizer = get_state_dict(self._module, self._optimizers)
-            state = {"model": model, "optimizer": optimizer}
+            model, moments = get_state_dict(self._module, self._optimizers)
+            state = {"model": model, "optimizer": moments}
         if self._adapters is not None:
             state["model"] = {name: tensor for name, tensor in state["model"].items() if self._adapters.keeps(name)}
         return state
 
-    def save(self, path: Path) -> None:
+    def save(
+        self, path: Path, contents: Sequence[CheckpointContent] = STATE_CONTENTS, files: StateFiles | None = None
+    ) -> None:
         """Weights and optimizer in torch's distributed checkpoint format, the schedule's position beside them."""
         import torch.distributed.checkpoint as dcp
 
         self._require_awake("parameters", "optimizer")
+        files, alone = files or StateFiles(), self._info.world_size == 1
         path.mkdir(parents=True, exist_ok=True)
         with self._on_device("parameters", "optimizer"), _checkpoint_errors(f"{path} couldn't be written"):
-            dcp.save(self._state(), checkpoint_id=path / "state", no_dist=self._info.world_size == 1)
-        if self._info.rank == 0:
-            (path / "schedule.json").write_text(json.dumps({"optimizer_steps": self._steps}))
-            if self._adapters is not None:
-                self._adapters.write_identity(path)
+            state = self._state(optimizer="optimizer" in contents)
+            dcp.save(state, storage_writer=files.torch_writer(path / "state"), no_dist=alone)
+        self._write_beside(path, contents, files, "schedule.json")
 
-    def load(self, path: Path) -> None:
+    def load(self, path: Path, contents: Sequence[CheckpointContent] = STATE_CONTENTS) -> None:
         """Read what `save` wrote; the world size may differ. Without an optimizer only the weights are read."""
         with self._on_device("parameters", "optimizer"):
-            self._load(path)
+            self._load(path, contents)
 
-    def _load(self, path: Path) -> None:
+    def _load(self, path: Path, contents: Sequence[CheckpointContent]) -> None:
         import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_state_dict
 
@@ -300,24 +302,25 @@ class Fsdp2Strategy(HfTrainStrategy):
         if self._adapters is not None:
             self._adapters.check_identity(path)
         options = StateDictOptions(strict=self._adapters is None)
-        state = self._state()
+        state = self._state(optimizer="optimizer" in contents)
         self._check_names(path, state)
         with (
             plain_values_only(path / "state"),
             _checkpoint_errors(f"{path} doesn't fit the model of {self._spec.role}"),
         ):
             dcp.load(state, checkpoint_id=path / "state", no_dist=self._info.world_size == 1)
-        if not self._optimizers:
+        if "optimizer" in state:
+            set_state_dict(
+                self._module,
+                self._optimizers,
+                model_state_dict=state["model"],
+                optim_state_dict=state["optimizer"],
+                options=options,
+            )
+        else:
             set_model_state_dict(self._module, state["model"], options=options)
-            return
-        set_state_dict(
-            self._module,
-            self._optimizers,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-            options=options,
-        )
-        self._steps = json.loads((path / "schedule.json").read_text())["optimizer_steps"]
+        if self._spec.trains:
+            self._take_counts((path / "schedule.json").read_text(), contents)
 
     def _check_names(self, path: Path, state: dict[str, Any]) -> None:
         """Raise `ValueError` unless the checkpoint has just these tensors: torch passes over those nobody asks for."""
@@ -330,7 +333,7 @@ class Fsdp2Strategy(HfTrainStrategy):
                 stored = set(FileSystemReader(path / "state").read_metadata().state_dict_metadata)
         except FileNotFoundError:
             raise ValueError(f"{path} holds no checkpoint of fsdp2: it has no state/.metadata") from None
-        kinds = ("model.", "optimizer.state.") if self._optimizers else ("model.",)
+        kinds = ("model.", "optimizer.state.") if "optimizer" in state else ("model.",)
         odd = sorted(name for name in stored ^ wanted if name.startswith(kinds))
         if odd:
             where = "only the checkpoint" if odd[0] in stored else "only the model"

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Literal
 
+from roll.checkpoint.background import write_part
+from roll.configs.schema.checkpoint_config import STATE_CONTENTS, CheckpointContent
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import ForwardConfig, ModelArgs
@@ -17,6 +20,7 @@ from roll.distributed.transports import Route, Sent, send
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.strategies import build_train_strategy
 from roll.strategies.base import Output, StatePart, TrainSpec
+from roll.strategies.state_files import HeldFiles
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
 from roll.workers.losses import objective, with_mismatch_metrics
@@ -111,16 +115,46 @@ class TrainWorker(ForwardWorker):
         return send(route, partial(self.strategy.named_weights, route.part), writes=self.info.rank == 0)
 
     @dispatch(Dispatch.ONE_TO_ALL)
-    def save(self, folder: str) -> None:
+    def save(self, folder: str, contents: Sequence[CheckpointContent] = STATE_CONTENTS) -> None:
         """Write this rank's part of a checkpoint."""
-        self.strategy.save(Path(folder))
+        if tuple(contents) == STATE_CONTENTS:
+            self.strategy.save(Path(folder))
+        else:
+            self._require("contents", "checkpoint_config.save_contents")
+            self.strategy.save(Path(folder), contents)
 
     @dispatch(Dispatch.ONE_TO_ALL)
-    def load(self, folder: str) -> None:
-        """Read what `save` wrote."""
-        self.strategy.load(Path(folder))
+    def begin_save(self, folder: str, contents: Sequence[CheckpointContent], exports: bool) -> str:
+        """Copy this rank's part of the checkpoint in `folder` into memory; a thread writes it from there.
+
+        Returns the name of the part, by which `BackgroundSave` waits for it.
+        """
+        self._require("files", "checkpoint_config.async_save")
+        files, role = HeldFiles(), self.info.role
+        if contents:
+            self.strategy.save(Path(folder, role), contents, files)
+        if exports:
+            self.strategy.export(Path(folder, "hf_model"), files)
+        name = f"{role} rank {self.info.rank}"
+        write_part(Path(folder), name, files.write)
+        return name
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def load(self, folder: str, contents: Sequence[CheckpointContent] = STATE_CONTENTS) -> None:
+        """Read these of what `save` wrote."""
+        if tuple(contents) == STATE_CONTENTS:
+            self.strategy.load(Path(folder))
+        else:
+            self._require("contents", "checkpoint_config.load_contents")
+            self.strategy.load(Path(folder), contents)
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def export(self, folder: str) -> None:
         """Write a Hugging Face folder."""
         self.strategy.export(Path(folder))
+
+    def _require(self, argument: str, key: str) -> None:
+        """Raise `ValueError` for a backend of the user's own that can't do what a key asks for."""
+        if argument not in signature(self.strategy.save).parameters:
+            name = type(self.strategy).__name__
+            raise ValueError(f"{key}: save and load of {name} take no {argument!r}; add it, or remove the key")

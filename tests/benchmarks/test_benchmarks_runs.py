@@ -36,6 +36,13 @@ def test_weights_through_two_transports_to_a_copying_receiver(bench):
     assert rows(printed) == ["way", "memcpy", "disk", "shared_memory", "file"]
 
 
+def test_how_long_a_checkpoint_holds_up_a_step(bench):
+    printed = bench("checkpoint_saving", "--hidden", 16, "--layers", 1, "--steps", 4, "--every", 2)
+    assert rows(printed) == ["backend", "fsdp2"]
+    *_, line = printed.splitlines()
+    assert all(float(cell.split()[0]) > 0 for cell in line.split("|")[2:5])
+
+
 def test_whole_steps_and_their_parts_by_themselves_on_our_side(bench, tmp_path: Path):
     figures = tmp_path / "figures.json"
     printed = bench(

@@ -237,7 +237,7 @@ FAULTS = (
     _fault(
         "a run is resumed under another seed",
         "pipelines/checkpoints.py",
-        'if state["seed"] != self._config.seed:',
+        'if "extra" in contents and state["seed"] != self._config.seed:',
         "if False:",
         "pipelines/test_pipelines_keys.py",
     ),

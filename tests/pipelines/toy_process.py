@@ -14,6 +14,8 @@ from pathlib import Path
 
 def kill_at(moment: str, nth: int) -> None:
     """The process dies at the n-th call of the function that stands for this moment."""
+    from roll.checkpoint import background
+    from roll.checkpoint.store import Unfinished
     from roll.pipelines import checkpoints
     from roll.pipelines.rl_pipeline import RLPipeline
     from roll.rollout.episode_envs import PooledEnv, RewardEnv
@@ -27,6 +29,9 @@ def kill_at(moment: str, nth: int) -> None:
         "update": (TrainWorker, "train_step"),
         # The actor's state is written by then, the pipeline's isn't.
         "checkpoint write": (checkpoints, "write_json"),
+        # Of a part that a rank writes while training goes on: one file is there.
+        "background write": (background, "hash_files"),
+        "background finish": (Unfinished, "finish"),
         "evaluation": (RLPipeline, "evaluate"),
     }[moment]
     original, calls = getattr(owner, name), [0]

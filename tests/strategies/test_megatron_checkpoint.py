@@ -172,4 +172,4 @@ def test_what_does_not_fit_says_which_role_and_folder(ranks, model_of, tmp_path)
 
 def test_the_schedule_is_saved_as_by_the_other_backends(ranks, model_of, tmp_path):
     ranks.run(write, 1, a_spec(model_of("llama"), {}), tmp_path / "saved")
-    assert json.loads((tmp_path / "saved" / "schedule.json").read_text()) == {"optimizer_steps": 2}
+    assert json.loads((tmp_path / "saved" / "schedule.json").read_text()) == {"optimizer_steps": 2, "updates": 2}

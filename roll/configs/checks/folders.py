@@ -7,7 +7,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from roll.configs.errors import Violation, nearest
+from roll.configs.errors import Violation, nearest, problem
+from roll.configs.schema.checkpoint_config import is_address
 from roll.configs.schema.run_config import RunConfig
 
 
@@ -76,13 +77,29 @@ def _size(count: int) -> str:
 
 
 def _resume(config: RunConfig) -> Iterator[Violation]:
-    wanted = config.resume_from_checkpoint
+    wanted, address = config.resume_from_checkpoint, config.checkpoint_config.address
+    for key, place in (("checkpoint_config.output_dir", address), ("resume_from_checkpoint", wanted)):
+        if is_address(place) and (said := _unknown_to_fsspec(str(place))):
+            yield problem(key, said, "", place)
+    if is_address(wanted) or address is not None:
+        return  # what is there is seen when the run starts
     if wanted is True and not (config.checkpoint_path.is_dir() and any(config.checkpoint_path.iterdir())):
         expected = f"checkpoints in {config.checkpoint_path}, and there are none"
         yield Violation("resume_from_checkpoint", expected, "false, auto, or the folder of a checkpoint", True)
     elif isinstance(wanted, str) and wanted != "auto" and not Path(wanted).expanduser().is_dir():
         expected = f"true, false, auto, or a checkpoint's folder that exists{nearby(Path(wanted))}"
         yield Violation("resume_from_checkpoint", expected, "check the path", wanted)
+
+
+def _unknown_to_fsspec(address: str) -> str:
+    """Say why fsspec knows no way to an address; empty: it knows one."""
+    import fsspec
+
+    try:
+        fsspec.get_filesystem_class(address.partition("://")[0])
+    except (ImportError, ValueError) as error:
+        return str(error)
+    return ""
 
 
 def nearby(file: Path) -> str:

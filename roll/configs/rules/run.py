@@ -8,6 +8,7 @@ from roll.catalog.entries import OWN_PATH
 from roll.catalog.trackers import TRACKERS
 from roll.configs.errors import Violation, nearest, no_effect, problem
 from roll.configs.schema.agentic_config import AgenticConfig
+from roll.configs.schema.checkpoint_config import STATE_CONTENTS
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import GeneratingArgs
@@ -108,6 +109,57 @@ def schedule_rules(config: RunConfig) -> Iterator[Violation]:
     if isinstance(wanted, str) and wanted.lower() in ("true", "false", ""):
         fix = "write true or false without quotes"
         yield Violation("resume_from_checkpoint", "true, false, auto, or a folder", fix, wanted)
+
+
+_LOST = {
+    "optimizer": "without optimizer its moments are lost (AdamW's: 8 bytes for every weight that trains)",
+    "extra": "without extra the step, the position in the schedule and in the data, and running statistics are lost",
+    "model": "without model the weights are lost",
+}
+
+
+def checkpoint_rules(config: RunConfig) -> Iterator[Violation]:
+    """What checkpoints hold can be used, and what a resumed run takes out of one is in there."""
+    contents, wanted = config.checkpoint_config, config.checkpoint_config.load_contents
+    saved = contents.saved
+    path = "checkpoint_config.save_contents"
+    if not saved:
+        expected = f"one or several of {', '.join(STATE_CONTENTS)}, hf_model"
+        yield Violation(path, expected, "save_steps=0 saves nothing", list(contents.save_contents))
+    elif "model" not in saved and {"optimizer", "extra"} & set(saved):
+        rest = " and ".join(content for content in saved if content in ("optimizer", "extra"))
+        yield Violation(path, f"model too: {rest} can't be used without the weights", "add model", list(saved))
+    for key in ("save_contents", "load_contents"):
+        given = getattr(contents, key)
+        for content in sorted({content for content in given if given.count(content) > 1}):
+            yield Violation(f"checkpoint_config.{key}", "each content once", "remove one", content)
+    yield from _load_rules(config, wanted)
+    lacking = [content for content in wanted if content not in saved and content in _LOST]
+    if config.resume_from_checkpoint in (True, "auto") and config.save_steps and lacking:
+        said = "; ".join(_LOST[content] for content in lacking)
+        yield problem(
+            path,
+            f"the checkpoints of this run couldn't be resumed from bit for bit, which resume_from_checkpoint asks for: "
+            f"{said}",
+            f"add {', '.join(lacking)}, or take {', '.join(lacking)} out of checkpoint_config.load_contents",
+            list(saved),
+        )
+
+
+def _load_rules(config: RunConfig, wanted: tuple[str, ...]) -> Iterator[Violation]:
+    path = "checkpoint_config.load_contents"
+    if "hf_model" in wanted:
+        fix = "to start from its weights: pretrain=<checkpoint>/hf_model, which any backend reads"
+        yield Violation(path, f"{', '.join(STATE_CONTENTS)}: hf_model is a copy for others", fix, list(wanted))
+    elif "model" not in wanted:
+        yield Violation(path, "model among them: the rest can't be used without the weights", "add model", list(wanted))
+    elif "extra" not in wanted and config.resume_from_checkpoint in (True, "auto"):
+        yield problem(
+            path,
+            "without extra a run starts at step 1, so that each start would throw away the steps of the one before",
+            "name the checkpoint's folder in resume_from_checkpoint, or add extra",
+            list(wanted),
+        )
 
 
 def name_rules(config: RunConfig) -> Iterator[Violation]:

@@ -48,6 +48,7 @@ _RUN: tuple[Rule, ...] = (
     acts_if.acts_if_rules,
     run.end_rules,
     run.schedule_rules,
+    run.checkpoint_rules,
     run.name_rules,
     run.token_budget_rules,
     profiler.profiler_rules,

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 from roll.catalog.trackers import TRACKERS
 from roll.configs.schema.acts_if import acting, needs, unless
 from roll.configs.schema.batch_plan import BatchPlan
+from roll.configs.schema.checkpoint_config import CheckpointConfig, is_address
 from roll.configs.schema.fields import args_by_name, number, one_or_many
 from roll.configs.schema.placement_plan import PlacementPlan
 from roll.configs.schema.profiler_config import ProfilerConfig, TracingConfig
@@ -23,18 +24,6 @@ VALIDATES = needs(
 
 _PLAIN = re.compile(r"(int|float|str|bool|None|Literal\[[^\]]*\]|[| ])+")
 """The type of a key that can't be a section."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
-    """What a checkpoint holds besides what resuming needs, where it goes and how many are kept."""
-
-    output_dir: str | None = None
-    """Folder of the checkpoints. null: `<output_dir>/checkpoints`."""
-    max_to_keep: int | None = number(2, ge=1)
-    """Newest complete checkpoints that stay. null: all."""
-    save_hf_model: bool = False
-    """Also write the actor as a Hugging Face folder into every checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,14 +103,14 @@ class RunConfig:
     """Steps between validations; the last step is then validated too. 0 or null: none."""
     resume_from_checkpoint: bool | str = False
     """false: start from scratch. true: newest complete checkpoint, an error if there is none. `auto`: the newest if
-    there is one. Else a checkpoint's folder."""
+    there is one. Else a checkpoint's folder, or its address (`s3://...`)."""
     export_model: bool = True
     """Write the trained model as a Hugging Face folder at the end of the run. false: its weights stay in checkpoints
     only, and without `save_steps` nowhere."""
     export_dir: str | None = None
     """Folder of that model: the `pretrain` of what comes next. null: `<output_dir>/hf_model`."""
     checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
-    """Checkpoint folder and retention."""
+    """Checkpoints: contents, place, retention."""
     sequence_length: int | None = number(None, ge=1)
     """Longest sequence in tokens. null: `prompt_length + response_length`, else at least that; required where
     rows are finished (`sft`, `dpo`, `reward_model`)."""
@@ -173,9 +162,9 @@ class RunConfig:
 
     @property
     def checkpoint_path(self) -> Path:
-        """Folder of the checkpoints."""
+        """Folder of the checkpoints on the disk."""
         chosen = self.checkpoint_config.output_dir
-        return Path(chosen) if chosen else self.output_path / "checkpoints"
+        return Path(chosen) if chosen and not is_address(chosen) else self.output_path / "checkpoints"
 
     @property
     def export_path(self) -> Path:
@@ -325,5 +314,6 @@ class RunConfig:
         if self.only_validates:
             return "validation only: no model is written"
         every = f"every {self.save_steps} steps, in {self.checkpoint_path}"
+        every += f", and uploaded to {self.checkpoint_config.address}" if self.checkpoint_config.address else ""
         model = str(self.export_path) if self.exports else "not written (export_model is false)"
         return f"trained model: {model}\ncheckpoints: {every if self.save_steps else 'none (save_steps is 0)'}"

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from roll.configs.schema.checkpoint_config import STATE_CONTENTS, CheckpointContent
 from roll.configs.schema.deepspeed_config import DeepSpeedConfig
 from roll.strategies.base import STATE_PARTS, StatePart
 from roll.strategies.deepspeed.deepspeed_engine import (
@@ -28,7 +29,7 @@ from roll.strategies.deepspeed.deepspeed_engine import (
     exact_weights,
     shard_weights,
 )
-from roll.strategies.deepspeed.files import Checkpoint, write
+from roll.strategies.deepspeed.files import COUNTS, Checkpoint, write
 from roll.strategies.deepspeed.state import (
     Anchor,
     forget_gradients,
@@ -44,6 +45,7 @@ from roll.strategies.hf.hf_build import RoleModule
 from roll.strategies.hf.hf_model import DTYPES, named_tensors
 from roll.strategies.hf.hf_strategy import HfTrainStrategy
 from roll.strategies.optim import MOMENTS, decaying, set_rates
+from roll.strategies.state_files import StateFiles
 
 
 class DeepSpeedStrategy(HfTrainStrategy):
@@ -138,22 +140,25 @@ class DeepSpeedStrategy(HfTrainStrategy):
         named = list(named_tensors(self._model))
         return [(n, t) for n, t in named if self._adapters is None or self._adapters.keeps(n)]
 
-    def _checkpoint(self) -> Iterator[tuple[str, Tensor]]:
-        if self._spec.trains and self._steps:
+    def _checkpoint(self, *, moments: bool) -> Iterator[tuple[str, Tensor]]:
+        if moments:
             link_moments(self._engine)
         for name, tensor in self._kept():
             yield name, whole(self._engine, tensor)
-            if self._spec.trains and tensor.requires_grad and self._steps:
+            if moments and tensor.requires_grad:
                 for moment in MOMENTS:
                     yield f"{moment}:{name}", whole(self._engine, tensor, moment)
 
-    def save(self, path: Path) -> None:
+    def save(
+        self, path: Path, contents: Sequence[CheckpointContent] = STATE_CONTENTS, files: StateFiles | None = None
+    ) -> None:
         """Whole tensors in files that any stage and number of ranks can read; each rank writes a part of them."""
-        write(path, self._checkpoint(), self._steps, rank=self._info.rank, ranks=self._info.world_size)
-        if self._adapters is not None and self._info.rank == 0:
-            self._adapters.write_identity(path)
+        files, rank, ranks = files or StateFiles(), self._info.rank, self._info.world_size
+        moments = self._spec.trains and "optimizer" in contents and self._updates > 0
+        write(path, self._checkpoint(moments=moments), files, rank=rank, ranks=ranks)
+        self._write_beside(path, contents, files, COUNTS)
 
-    def load(self, path: Path) -> None:
+    def load(self, path: Path, contents: Sequence[CheckpointContent] = STATE_CONTENTS) -> None:
         """Read what `save` wrote; without an optimizer only the weights. Raises `ValueError` if it doesn't fit."""
         if self._adapters is not None:
             self._adapters.check_identity(path)
@@ -161,15 +166,15 @@ class DeepSpeedStrategy(HfTrainStrategy):
         # ZeRO 3 remembers the shape of the whole tensor beside its part.
         written.check({name: tuple(getattr(tensor, "ds_shape", tensor.shape)) for name, tensor in kept})
         if self._spec.trains:
-            make_moments(self._engine, written.steps)
+            self._take_counts(written.counts, contents)
+            make_moments(self._engine, self._updates)
         for name, tensor in kept:
             set_whole(self._engine, tensor, written.read(name))
-            if self._spec.trains and tensor.requires_grad and written.steps:
+            if self._spec.trains and tensor.requires_grad and self._updates:
                 for moment in MOMENTS:
                     set_whole(self._engine, tensor, written.read(f"{moment}:{name}"), moment)
         if self._spec.trains:
             publish(self._engine)
-            self._steps = written.steps
 
     # --- memory ----------------------------------------------------------------------------------------------------
 

@@ -12,38 +12,41 @@ from typing import Any
 
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from roll.strategies.state_files import StateFiles
+
 _FILE_BYTES = 1 << 30
+COUNTS = "schedule.json"
+"""How far the schedule and the optimizer are."""
 
 
-def write(path: Path, tensors: Iterable[tuple[str, Tensor]], steps: int, *, rank: int, ranks: int) -> None:
-    """Write what all ranks see in the same order, and the optimizer steps taken."""
+def write(path: Path, tensors: Iterable[tuple[str, Tensor]], files: StateFiles, *, rank: int, ranks: int) -> None:
+    """Write what all ranks see in the same order."""
     path.mkdir(parents=True, exist_ok=True)
     mine: dict[str, str] = {}
     shapes: dict[str, list[int]] = {}
     held: dict[str, Tensor] = {}
+
+    def flush() -> None:
+        if held:
+            name = f"{rank}-{len(set(mine.values()))}.safetensors"
+            files.tensors(path / name, held)
+            mine.update(dict.fromkeys(held, name))
+            held.clear()
+
     for i, (key, tensor) in enumerate(tensors):
         shapes[key] = list(tensor.shape)
         if i % ranks == rank:
             held[key] = tensor.detach().to("cpu", copy=True).contiguous()
         if sum(t.nbytes for t in held.values()) >= _FILE_BYTES:
-            mine.update(_flush(path, held, f"{rank}-{len(set(mine.values()))}.safetensors"))
-    mine.update(_flush(path, held, f"{rank}-{len(set(mine.values()))}.safetensors"))
+            flush()
+    flush()
     everyone: list[dict[str, str]] = [{} for _ in range(ranks)]
     dist.all_gather_object(everyone, mine)
     if rank == 0:
-        files = {key: file for part in everyone for key, file in part.items()}
-        (path / "index.json").write_text(json.dumps({"optimizer_steps": steps, "files": files, "shapes": shapes}))
-
-
-def _flush(path: Path, held: dict[str, Tensor], name: str) -> dict[str, str]:
-    if held:
-        save_file(held, path / name)
-    written = dict.fromkeys(held, name)
-    held.clear()
-    return written
+        places = {key: file for part in everyone for key, file in part.items()}
+        files.text(path / "index.json", json.dumps({"files": places, "shapes": shapes}))
 
 
 class Checkpoint:
@@ -55,7 +58,8 @@ class Checkpoint:
             index = json.loads((path / "index.json").read_text())
         except (OSError, ValueError) as error:
             raise ValueError(f"{path} holds no checkpoint of {role} that DeepSpeed roles wrote: {error}") from None
-        self.steps: int = index["optimizer_steps"]
+        counts = path / COUNTS  # earlier versions have them in the index
+        self.counts = counts.read_text() if counts.is_file() else json.dumps(index)
         self._files: dict[str, str] = index["files"]
         self._shapes = {key: tuple(shape) for key, shape in index["shapes"].items()}
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from roll.configs.schema.checkpoint_config import CheckpointContent
 from roll.distributed.weights import WeightPart
 from roll.distributed.worker import WorkerInfo
 from roll.strategies.base import LossFn, NamedWeights, Output, TrainSpec
@@ -25,6 +26,7 @@ from roll.strategies.hf.hf_packing import SequenceGroup
 from roll.strategies.hf.lora import Adapters
 from roll.strategies.micro import lay_out, padding_row, take_shard
 from roll.strategies.offload import activations_on_host
+from roll.strategies.state_files import StateFiles
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
 from roll.utils.logits import HeadOutputs
@@ -157,10 +159,21 @@ class HfTrainStrategy(CommonStrategy):
         for name, tensor in named_tensors(model):
             yield name, self._full(tensor)
 
+    def _write_beside(self, path: Path, contents: Sequence[CheckpointContent], files: StateFiles, counts: str) -> None:
+        super()._write_beside(path, contents, files, counts)
+        if self._adapters is not None and self._info.rank == 0:
+            self._adapters.write_identity(path, files)
+
+    def _describe(self, folder: Path) -> None:
+        super()._describe(folder)
+        if self._adapters is not None:
+            self._adapters.write_config(folder)
+
     def _hf_model(self) -> Any:
         return hf_module(self._model)
 
-    def export(self, path: Path) -> None:
-        super().export(path)
+    def export(self, path: Path, files: StateFiles | None = None) -> None:
+        super().export(path, files)
         if self._adapters is not None and self._spec.kind == "policy":  # a score needs its head, too
-            self._adapters.export(path / "adapter", self._full, writes=self._info.rank == 0)
+            folder, files = path / "adapter", files or StateFiles()
+            self._adapters.export(folder, self._full, writes=self._info.rank == 0, files=files)

@@ -11,7 +11,8 @@ import contextlib
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from roll.configs.schema.worker_config import ALL_LINEAR, ModelArgs
 from roll.distributed.weights import WeightPart
 from roll.strategies.base import NamedWeights, TrainSpec
 from roll.strategies.hf.hf_model import named_tensors
+from roll.strategies.state_files import StateFiles
 from roll.utils.seeding import stable_hash
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 _NAME = "default"  # peft's name for the only set of adapters of a model
 _PEFT_PREFIX = "base_model.model."  # what peft puts before every name in its files
 _DEFAULT_ALPHA = 16.0
-_IDENTITY = "adapters.json"
+IDENTITY = "adapters.json"
 _SCORE = "score.weight"  # the head of a reward model: it has no adapters, it trains
 _SAMPLED = 1024  # values of each adapted layer that tell base models apart
 
@@ -130,8 +132,8 @@ class Adapters:
         if part == "adapters":
             for name, layer in self._layers.items():
                 a, b = self._product_of(name, full)
-                yield _peft_name(name, "A"), a.float()
-                yield _peft_name(name, "B"), layer.scaling[_NAME] * b.float()
+                yield peft_name(name, "A"), a.float()
+                yield peft_name(name, "B"), layer.scaling[_NAME] * b.float()
             return
         adapted = {f"{name}.base_layer.weight": name for name in self._layers} if part == "merged" else {}
         for name, tensor in named_tensors(model):
@@ -147,38 +149,44 @@ class Adapters:
         layer = self._layers[name]
         return full(layer.lora_A[_NAME].weight), full(layer.lora_B[_NAME].weight)
 
-    def export(self, folder: Path, full: Full, *, writes: bool) -> None:
+    def export(self, folder: Path, full: Full, *, writes: bool, files: StateFiles) -> None:
         """Write a folder that `peft.PeftModel.from_pretrained` loads onto the base model; every rank calls."""
         tensors = {}
         for name in self._layers:
             for part, tensor in zip("AB", self._product_of(name, full), strict=True):
                 if writes:
-                    tensors[_peft_name(name, part)] = tensor.detach().cpu().contiguous()
-        if not writes:
-            return
+                    tensors[peft_name(name, part)] = tensor.detach().to("cpu", copy=files.holds).contiguous()
+        if writes:
+            files.folder(folder, partial(self._write, tensors))
+
+    def _write(self, tensors: dict[str, Tensor], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        self.write_config(folder)
+        self.write_identity(folder, StateFiles())
+
+    def write_config(self, folder: Path) -> None:
+        """Write peft's description of the adapters, without their weights."""
         config = copy.copy(self._config)
         config.base_model_name_or_path, config.inference_mode = self._base, True
         # A set would be written in an order that changes from process to process.
         config.target_modules = sorted(config.target_modules or ())
         config.save_pretrained(str(folder))
-        self.write_identity(folder)
 
-    def write_identity(self, folder: Path) -> None:
+    def write_identity(self, folder: Path, files: StateFiles) -> None:
         """Say beside a checkpoint which base model and which adapters it is about."""
-        (folder / _IDENTITY).write_text(json.dumps(self._identity, indent=1))
+        files.text(folder / IDENTITY, json.dumps(self._identity, indent=1))
 
     def check_identity(self, folder: Path) -> None:
         """Raise `ValueError` unless the checkpoint in `folder` is about this base model and adapters like these."""
-        file = folder / _IDENTITY
+        file = folder / IDENTITY
         if not file.is_file():
             raise ValueError(f"{folder} was saved without LoRA; go on without lora_rank, or start from scratch")
         saved = json.loads(file.read_text())
         if saved["layers"] != self._identity["layers"]:
             mine, theirs = (_described(identity["layers"]) for identity in (self._identity, saved))
             raise ValueError(f"{folder} holds adapters with {theirs}; the configuration asks for {mine}")
-        _check_base(folder, saved, self._identity)
+        check_same_base(folder, saved, self._identity)
 
     @staticmethod
     def keeps(name: str) -> bool:
@@ -243,7 +251,8 @@ def _is_plain(module: Any) -> bool:
     return linear and not module.lora_variant and not module.lora_bias[_NAME]
 
 
-def _peft_name(layer: str, matrix: str) -> str:
+def peft_name(layer: str, matrix: str) -> str:
+    """Name in peft's files of matrix `A` or `B` of a layer."""
     return f"{_PEFT_PREFIX}{layer}.lora_{matrix}.weight"
 
 
@@ -311,9 +320,9 @@ def _saved_config(args: ModelArgs, folder: Path) -> LoraConfig:
 def _load_folder(model: nn.Module, layers: dict[str, Any], folder: Path) -> None:
     from peft import load_peft_weights
 
-    identity = folder / _IDENTITY
+    identity = folder / IDENTITY
     if identity.is_file():
-        _check_base(folder, json.loads(identity.read_text()), {"checksum": _checksum(layers), "base_model": None})
+        check_same_base(folder, json.loads(identity.read_text()), {"checksum": _checksum(layers), "base_model": None})
     own = {name.replace(f".{_NAME}.", "."): p for name, p in model.named_parameters() if _is_adapter(name)}
     saved = {name.removeprefix(_PEFT_PREFIX): t for name, t in load_peft_weights(str(folder), device="cpu").items()}
     odd = sorted(own.keys() ^ saved.keys())
@@ -328,15 +337,20 @@ def _load_folder(model: nn.Module, layers: dict[str, Any], folder: Path) -> None
 
 
 def _checksum(layers: dict[str, Any]) -> str:
+    return layer_checksum({name: layer.base_layer.weight for name, layer in layers.items()})
+
+
+def layer_checksum(weights: Mapping[str, Tensor]) -> str:
     """Of a few values of every adapted layer, in bfloat16 so that the type they are kept in doesn't matter."""
     digest = hashlib.blake2b(digest_size=16)
-    for name, layer in layers.items():
-        values = layer.base_layer.weight.detach().flatten()[:_SAMPLED].to(torch.bfloat16).cpu()
+    for name, weight in weights.items():
+        values = weight.detach().flatten()[:_SAMPLED].to(torch.bfloat16).cpu()
         digest.update(name.encode() + values.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()
 
 
-def _check_base(folder: Path, saved: dict[str, Any], mine: dict[str, Any]) -> None:
+def check_same_base(folder: Path, saved: dict[str, Any], mine: dict[str, Any]) -> None:
+    """Raise `ValueError` unless the adapters in `folder` were trained on this base model."""
     if saved["checksum"] != mine["checksum"]:
         raise ValueError(
             f"{folder} holds adapters of another base model: they were trained on {saved['base_model']}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,15 +14,16 @@ import torch.distributed as dist
 from torch import nn
 
 from roll.strategies.megatron.optimizer import Optimizer, state_names
+from roll.strategies.state_files import StateFiles
 from roll.utils.pickles import plain_values_only
 
 STATE, SCHEDULE = "state", "schedule.json"
 
 
 def save_checkpoint(
-    path: Path, role: str, modules: Sequence[nn.Module], optimizer: Optimizer | None, *, steps: int
+    path: Path, role: str, modules: Sequence[nn.Module], optimizer: Optimizer | None, files: StateFiles
 ) -> None:
-    """Write weights, with an optimizer its state, and the optimizer steps taken; every rank calls it.
+    """Write weights, and with an optimizer its state; every rank calls it.
 
     Raises `ValueError` if the folder can't be written.
     """
@@ -34,13 +34,11 @@ def save_checkpoint(
     dist.barrier()
     with _errors(f"{role}: {path} couldn't be written"):
         state = _sharded(modules, optimizer, loading=False)
-        dist_checkpointing.save(state, str(path / STATE), sharded_strategy=_in_process_writer())
-    if dist.get_rank() == 0:
-        (path / SCHEDULE).write_text(json.dumps({"optimizer_steps": steps}))
+        dist_checkpointing.save(state, str(path / STATE), sharded_strategy=in_process_writer(files))
 
 
-def load_checkpoint(path: Path, role: str, modules: Sequence[nn.Module], optimizer: Optimizer | None) -> int:
-    """Read what `save_checkpoint` wrote, into any layout; return the optimizer steps taken when it was written.
+def load_checkpoint(path: Path, role: str, modules: Sequence[nn.Module], optimizer: Optimizer | None) -> str:
+    """Read what `save_checkpoint` wrote, into any layout; return the text of `SCHEDULE`.
 
     Without an optimizer only the weights are read. Raises `ValueError` if there is no such checkpoint of this model.
     """
@@ -50,7 +48,7 @@ def load_checkpoint(path: Path, role: str, modules: Sequence[nn.Module], optimiz
     with _errors(f"{role}: {path} doesn't fit the model"):
         if not (path / STATE).is_dir():
             raise FileNotFoundError(f"there is no folder {path / STATE}")
-        steps: int = json.loads((path / SCHEDULE).read_text())["optimizer_steps"]
+        counts = (path / SCHEDULE).read_text()
         wanted = _sharded(modules, optimizer, loading=True)
         with plain_values_only(path / STATE):
             found: Any = dist_checkpointing.load(wanted, str(path / STATE), strict=StrictHandling.RAISE_UNEXPECTED)
@@ -60,9 +58,7 @@ def load_checkpoint(path: Path, role: str, modules: Sequence[nn.Module], optimiz
                 for name, parameter in module.named_parameters():
                     if name in found[f"optimizer{i}"]:
                         optimizer.take_state(parameter, found[f"optimizer{i}"][name])
-        if optimizer is not None:
-            optimizer.set_steps(steps)
-    return steps
+    return counts
 
 
 def _sharded(modules: Sequence[nn.Module], optimizer: Optimizer | None, *, loading: bool) -> dict[str, Any]:
@@ -122,7 +118,7 @@ def _optimizer_state(chunk: nn.Module, weights: Any, optimizer: Optimizer, *, lo
     return state
 
 
-def _in_process_writer() -> Any:
+def in_process_writer(files: StateFiles) -> Any:
     """Megatron's format, written by torch's writer in this process.
 
     Megatron's own writer forks two processes per rank for each checkpoint, which a process with Ray's and gloo's
@@ -132,7 +128,7 @@ def _in_process_writer() -> Any:
     from megatron.core.dist_checkpointing.mapping import ShardedObject, is_main_replica
     from megatron.core.dist_checkpointing.strategies.base import SaveShardedStrategy
     from megatron.core.dist_checkpointing.strategies.torch import MCoreSavePlanner, mcore_to_pyt_state_dict
-    from torch.distributed.checkpoint import FileSystemWriter, save
+    from torch.distributed.checkpoint import save
 
     class Writer(SaveShardedStrategy):  # type: ignore[misc]
         can_handle_sharded_objects = True
@@ -145,7 +141,7 @@ def _in_process_writer() -> Any:
                     parts.setdefault(key, []).append(part)
             save(
                 mcore_to_pyt_state_dict(parts, False),
-                storage_writer=FileSystemWriter(checkpoint_dir),
+                storage_writer=files.torch_writer(checkpoint_dir),
                 planner=MCoreSavePlanner(flatten_state_dict=False),
             )
 

@@ -18,13 +18,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from roll.configs.schema.checkpoint_config import STATE_CONTENTS, CheckpointContent
 from roll.configs.schema.megatron_config import MegatronConfig
 from roll.distributed.weights import WeightPart
 from roll.distributed.worker import WorkerInfo
 from roll.strategies.base import STATE_PARTS, LossFn, NamedWeights, Output, StatePart, TrainSpec
 from roll.strategies.common import CommonStrategy, blank_outputs, head_request
 from roll.strategies.hf.hf_model import DTYPES, one_output, weights_folder
-from roll.strategies.megatron.checkpoint import load_checkpoint, save_checkpoint
+from roll.strategies.megatron.checkpoint import SCHEDULE, load_checkpoint, save_checkpoint
 from roll.strategies.megatron.megatron_model import build_chunks
 from roll.strategies.megatron.optimizer import Optimizer, wrap_chunks
 from roll.strategies.megatron.parallel import broadcast_from_last_stage, connect, send_from_last_stage, stages
@@ -32,6 +33,7 @@ from roll.strategies.megatron.platform import cpu_platform
 from roll.strategies.megatron.weights import freeze, load_weights, stream_weights
 from roll.strategies.micro import MicroLayout, lay_out, padding_row, take_shard, widen
 from roll.strategies.offload import storages
+from roll.strategies.state_files import StateFiles
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
 from roll.utils.logits import HeadOutputs
@@ -315,18 +317,28 @@ class MegatronStrategy(CommonStrategy):
                 chunk.start_param_sync(force_sync=True)
 
     @_on_platform
-    def save(self, path: Path) -> None:
+    def save(
+        self, path: Path, contents: Sequence[CheckpointContent] = STATE_CONTENTS, files: StateFiles | None = None
+    ) -> None:
         self._require_awake("parameters", "optimizer")
         self._settle()
-        save_checkpoint(path, self._spec.role, self._modules, self._optimizer, steps=self._steps)
+        optimizer = self._optimizer if "optimizer" in contents else None
+        files = files or StateFiles()
+        save_checkpoint(path, self._spec.role, self._modules, optimizer, files)
+        self._write_beside(path, contents, files, SCHEDULE)
 
     @_on_platform
-    def load(self, path: Path) -> None:
+    def load(self, path: Path, contents: Sequence[CheckpointContent] = STATE_CONTENTS) -> None:
         self._require_awake("parameters", "optimizer")
         self._settle()
-        steps = load_checkpoint(path, self._spec.role, self._modules, self._optimizer)
+        optimizer = self._optimizer if "optimizer" in contents else None
+        counts = load_checkpoint(path, self._spec.role, self._modules, optimizer)
         if self._optimizer is not None:
-            self._steps = steps
+            self._take_counts(counts, contents)
+            if optimizer is None:
+                self._optimizer.take_weights()
+            else:
+                optimizer.set_steps(self._updates)
 
     def _hf_model(self) -> Any:
         from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification

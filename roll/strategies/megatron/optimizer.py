@@ -168,6 +168,10 @@ class Optimizer:
                 target = main if name == MASTER else moments[name]
                 target.copy_(tensor.flatten()[part].view(target.shape))
 
+    def take_weights(self) -> None:
+        """Make the float32 weights those of the chunks, which were loaded without this optimizer's own."""
+        self.megatron.reload_model_params()
+
     def set_steps(self, steps: int) -> None:
         """Set the number of steps that the moments have seen, where the optimizer counts them itself."""
         for optimizer in self.megatron.chained_optimizers:

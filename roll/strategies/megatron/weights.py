@@ -129,14 +129,18 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
-def _entries(table: WeightTable, kind: str) -> Iterator[Entry]:
-    """All entries of a model; of a tied one the embedding stands for the head."""
-    yield table.embedding
+def entries_of(table: WeightTable, kind: str) -> Iterator[tuple[int | None, Entry]]:
+    """All (number of the layer, entry) of a model; of a tied one the embedding stands for the head."""
+    yield None, table.embedding
     for layer in range(table.arch.layers):
-        yield from table.layer(layer)
-    yield table.final_norm
+        yield from ((layer, entry) for entry in table.layer(layer))
+    yield None, table.final_norm
     if kind == "policy" and not table.arch.tied:
-        yield table.head
+        yield None, table.head
+
+
+def _entries(table: WeightTable, kind: str) -> Iterator[Entry]:
+    yield from (entry for _, entry in entries_of(table, kind))
 
 
 def _held(chunk: TokenGPT, table: WeightTable, ranks: _Ranks) -> Iterator[_Held]:
@@ -236,14 +240,14 @@ def _joined(entry: Entry, matrices: list[Tensor], ranks: _Ranks) -> list[Tensor]
     group = ranks.sharing(entry)
     mine = torch.stack(matrices) if entry.experts else matrices[0]
     shares = [mine] if entry.dim is None else all_gathered(mine, group)
-    wholes = _assembled(entry, shares)
+    wholes = assembled(entry, shares)
     if not entry.experts:
         return wholes
     return [torch.cat(all_gathered(whole, ranks.expert)) for whole in wholes]
 
 
-def _assembled(entry: Entry, shares: list[Tensor]) -> list[Tensor]:
-    """Undo `_fill`, for the shares of all ranks; experts are stacked in front."""
+def assembled(entry: Entry, shares: list[Tensor]) -> list[Tensor]:
+    """Return an entry's tensors from the shares of all ranks; experts are stacked in front."""
     leading = shares[0].shape[:1] if entry.experts else ()
     if entry.dim is None:
         return shares

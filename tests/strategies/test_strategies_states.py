@@ -1,0 +1,279 @@
+"""What a checkpoint's states are good for on every backend: held in memory, in part, and merged without the backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from layout_contract import layout_spec, shard_of
+from safetensors.torch import load_file
+from train_contract import LOSS, build, make_batch, weights_of
+
+from roll.strategies.base import LossFn, LossTerms
+from roll.strategies.merging import Merge, merge_foreign, merge_states
+from roll.strategies.state_files import HeldFiles, StateFiles
+from roll.utils.pickles import UnsafeCheckpoint
+
+BACKENDS = {
+    "fsdp2": ("fsdp2_train", {}, 1),
+    "fsdp2 x 2": ("fsdp2_train", {}, 2),
+    "deepspeed": ("deepspeed_train", {"zero_optimization": {"stage": 2}}, 1),
+    "deepspeed x 2": (
+        "deepspeed_train",
+        {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}},
+        2,
+    ),
+    "megatron": ("megatron_train", {}, 1),
+    "megatron x 2": ("megatron_train", {"tensor_model_parallel_size": 2, "sequence_parallel": True}, 2),
+}
+CASES = [
+    (backend, family) for backend in ("fsdp2", "deepspeed", "megatron") for family in ("llama", "qwen2", "qwen3_moe")
+]
+CASES += [("fsdp2 x 2", "llama"), ("deepspeed x 2", "llama"), ("megatron x 2", "qwen2"), ("megatron x 2", "qwen3_moe")]
+
+
+def squared(outputs, batch, sizes):
+    return LossTerms(((outputs.values - 1.0).square() * batch.loss_mask).sum() / sizes.tokens)
+
+
+LOSSES = {"policy": LOSS, "value": LossFn(compute=squared, needs=("values",))}
+SCHEDULE = {"lr_scheduler_type": "linear", "learning_rate": 1e-2}
+
+
+def spec_of(path: Path, backend: str, **changes):
+    name, options, _ = BACKENDS[backend]
+    return layout_spec(path, name, options, training=SCHEDULE, **changes)
+
+
+def steps(strategy, spec, count):
+    mine = make_batch().select(shard_of(strategy.layout.dp_rank, strategy.layout.dp_size))
+    return [strategy.train_step(mine, LOSSES[spec.kind]).result() for _ in range(count)]
+
+
+def save_in_every_way(info, spec, folder):
+    """A step; states at once, states from memory after another step, and the export of the weights of both."""
+    strategy, files = build(spec, info), HeldFiles()
+    steps(strategy, spec, 1)
+    strategy.save(folder / "now")
+    if spec.kind == "policy":
+        strategy.export(folder / "exported")
+        strategy.export(folder / "held_export", files)
+    strategy.save(folder / "held", files=files)
+    before = weights_of(strategy)
+    steps(strategy, spec, 1)
+    list(files.write())
+    return before
+
+
+def tensors_in(folder: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        found.update(load_file(file))
+    return found
+
+
+def check_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert one
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
+
+
+@pytest.mark.parametrize(("backend", "family"), CASES)
+def test_states_are_the_same_from_memory_and_merge_to_what_the_backend_exports(
+    ranks, model_of, tmp_path, backend, family
+):
+    spec = spec_of(model_of(family), backend)
+    ranks.run(save_in_every_way, BACKENDS[backend][2], spec, tmp_path)
+    expected = tensors_in(tmp_path / "exported")
+    check_same(tensors_in(tmp_path / "held_export"), expected)
+    for states in ("now", "held"):
+        merge_states(tmp_path / states, tmp_path / f"{states}_merged", Merge())
+        check_same(tensors_in(tmp_path / f"{states}_merged"), expected)
+    names = {path.name for path in (tmp_path / "exported").iterdir()}
+    assert {path.name for path in (tmp_path / "now_merged").iterdir()} == names
+
+
+def test_type_and_size_of_files_can_be_chosen(ranks, model_of, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    ranks.run(save_in_every_way, 1, spec_of(model_of("llama"), "fsdp2"), tmp_path)
+    merge_states(tmp_path / "now", tmp_path / "half", Merge(dtype="bf16", max_shard_size="20KB"))
+    whole, half = tensors_in(tmp_path / "exported"), tensors_in(tmp_path / "half")
+    check_same(half, {name: tensor.bfloat16() for name, tensor in whole.items()})
+    assert len(list((tmp_path / "half").glob("*.safetensors"))) > 1
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "half").dtype == torch.bfloat16
+    assert AutoTokenizer.from_pretrained(tmp_path / "half").decode([10]) != ""
+
+
+@pytest.mark.parametrize("backend", ["fsdp2", "deepspeed", "megatron"])
+def test_a_critic_is_merged_to_a_token_classifier_with_its_values(ranks, model_of, tmp_path, backend):
+    from transformers import AutoModelForTokenClassification
+
+    spec = spec_of(model_of("llama"), backend, kind="value")
+    weights = ranks.run(save_in_every_way, 1, spec, tmp_path)[0]
+    merge_states(tmp_path / "held", tmp_path / "critic", Merge())
+    model = AutoModelForTokenClassification.from_pretrained(tmp_path / "critic")
+    assert model.score.weight.shape == (1, 32)
+    assert model.score.weight.any()
+    assert not model.score.bias.any()
+    named = dict(model.model.named_parameters())
+    assert all(torch.equal(named[name], tensor) for name, tensor in weights.items() if name in named)
+    assert named.keys() <= weights.keys()
+
+
+def go_on(info, spec, folder, contents):
+    """(weights as loaded, results of two steps, weights after them)."""
+    strategy = build(spec, info)
+    if contents is not None:
+        strategy.load(folder, contents)
+    return weights_of(strategy), steps(strategy, spec, 2), weights_of(strategy)
+
+
+@pytest.mark.parametrize("backend", ["fsdp2", "deepspeed", "megatron"])
+def test_a_load_takes_what_it_is_asked_for_and_leaves_the_rest_as_new(ranks, model_of, tmp_path, backend):
+    spec = spec_of(model_of("llama"), backend)
+    saved = ranks.run(save_in_every_way, 1, spec, tmp_path)[0]
+
+    def loaded(*contents):
+        return ranks.run(go_on, 1, spec, tmp_path / "now", contents)[0]
+
+    # Linear decay over 10 steps from 0.01: the second step has 0.9 of it, the first all.
+    cases = {
+        ("model",): (1.0, "fresh"),
+        ("model", "optimizer"): (1.0, "kept"),
+        ("model", "extra"): (0.9, "fresh"),
+        ("model", "optimizer", "extra"): (0.9, "kept"),
+    }
+    moved = {}
+    for contents, (share, moments) in cases.items():
+        before, results, after = loaded(*contents)
+        check_same(before, saved)
+        assert results[0]["actor/lr"] == pytest.approx(0.01 * share), contents
+        # The first update of fresh moments is lr * sign(gradient), whatever the gradient's size.
+        name = "model.layers.0.mlp.up_proj.weight"
+        change = (after[name] - before[name]).abs()
+        moved[share, moments] = change
+        again = tmp_path / "-".join(contents)
+        ranks.run(save_and_compare, 1, spec, tmp_path / "now", again, contents)
+    assert not torch.equal(moved[1.0, "fresh"], moved[1.0, "kept"])
+    assert not torch.equal(moved[0.9, "fresh"], moved[0.9, "kept"])
+
+
+def save_and_compare(info, spec, source, target, contents):
+    """What was loaded is saved again and goes on from there as from the first."""
+    strategy = build(spec, info)
+    strategy.load(source, contents)
+    strategy.save(target)
+    other = build(spec, info) if spec.worker.strategy_args.strategy_name == "fsdp2_train" else strategy
+    other.load(target)
+    first = steps(other, spec, 1)
+    if other is not strategy:
+        assert first == steps(strategy, spec, 1)
+
+
+@pytest.mark.parametrize("backend", ["fsdp2", "deepspeed", "megatron"])
+def test_states_without_the_optimizer_are_small_and_load_without_it(ranks, model_of, tmp_path, backend):
+    spec = spec_of(model_of("llama"), backend)
+    sizes = ranks.run(save_without_optimizer, 1, spec, tmp_path)[0]
+    assert sizes["part"] < 0.5 * sizes["whole"]
+    before, results, _ = ranks.run(go_on, 1, spec, tmp_path / "part", ("model", "extra"))[0]
+    assert results[0]["actor/lr"] == pytest.approx(0.009)
+    assert before
+
+
+def save_without_optimizer(info, spec, folder):
+    strategy = build(spec, info)
+    steps(strategy, spec, 1)
+    strategy.save(folder / "whole")
+    strategy.save(folder / "part", ("model", "extra"))
+
+    def size(path):
+        kinds = (".distcp", ".safetensors")
+        return sum(file.stat().st_size for file in path.rglob("*") if file.suffix in kinds)
+
+    return {name: size(folder / name) for name in ("whole", "part")}
+
+
+# --- checkpoints of other programs ------------------------------------------------------------------------------------
+
+
+def save_with_deepspeed(info, spec, folder):
+    """What DeepSpeed's own `save_checkpoint` writes, and the export of the same weights."""
+    strategy = build(spec, info)
+    steps(strategy, spec, 1)
+    strategy._engine.save_checkpoint(str(folder / "theirs"))
+    strategy.export(folder / "exported")
+
+
+@pytest.mark.parametrize(("stage", "ranks_of_it"), [(0, 1), (2, 1), (2, 2), (3, 2)])
+def test_a_folder_of_deepspeeds_own_becomes_a_hugging_face_folder(ranks, model_of, tmp_path, stage, ranks_of_it):
+    path = model_of("qwen2")
+    spec = layout_spec(path, "deepspeed_train", {"zero_optimization": {"stage": stage}}, training=SCHEDULE)
+    ranks.run(save_with_deepspeed, ranks_of_it, spec, tmp_path)
+    for i, folder in enumerate((tmp_path / "theirs", tmp_path / "theirs" / "global_step1")):
+        merge_foreign(folder, tmp_path / f"merged{i}", Merge(base=str(path)))
+        check_same(tensors_in(tmp_path / f"merged{i}"), tensors_in(tmp_path / "exported"))
+        assert (tmp_path / f"merged{i}" / "tokenizer_config.json").is_file()
+
+
+def test_what_deepspeed_would_run_while_it_reads_is_refused(ranks, model_of, tmp_path):
+    path = model_of("qwen2")
+    spec = layout_spec(path, "deepspeed_train", {"zero_optimization": {"stage": 2}}, training=SCHEDULE)
+    ranks.run(save_with_deepspeed, 1, spec, tmp_path)
+    (file,) = (tmp_path / "theirs").rglob("*_optim_states.pt")
+    states = torch.load(file, weights_only=False)
+    states["more"] = Touch(str(tmp_path / "touched"))
+    torch.save(states, file)
+    with pytest.raises(UnsafeCheckpoint, match="could run code"):
+        merge_foreign(tmp_path / "theirs", tmp_path / "merged", Merge(base=str(path)))
+    assert not (tmp_path / "touched").exists()
+
+
+class Touch:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __reduce__(self):
+        return Path.touch, (Path(self._path),)
+
+
+def save_with_megatron(info, spec, folder, stacked):
+    """What Megatron-LM writes: one name per layer, or all layers stacked under one name."""
+    from megatron.core import dist_checkpointing, parallel_state
+
+    from roll.strategies.megatron.platform import cpu_platform
+
+    strategy = build(spec, info)
+    steps(strategy, spec, 1)
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    metadata = {"dp_cp_group": group, "non_homogeneous_layers": not stacked}
+    place = folder / "theirs" / "iter_0000001"
+    if info.rank == 0:
+        place.mkdir(parents=True)
+        (folder / "theirs" / "latest_checkpointed_iteration.txt").write_text("1")
+    torch.distributed.barrier()
+    with cpu_platform():
+        from roll.strategies.megatron.checkpoint import in_process_writer
+
+        state = {
+            f"model{i}": module.sharded_state_dict(metadata=metadata) for i, module in enumerate(strategy._modules)
+        }
+        dist_checkpointing.save(state, str(place), sharded_strategy=in_process_writer(StateFiles()))
+    strategy.export(folder / "exported")
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize(("family", "world"), [("llama", 1), ("qwen3_moe", 2)])
+def test_a_folder_of_megatrons_own_becomes_a_hugging_face_folder(ranks, model_of, tmp_path, family, world, stacked):
+    path = model_of(family)
+    spec = spec_of(path, "megatron" if world == 1 else "megatron x 2")
+    ranks.run(save_with_megatron, world, spec, tmp_path, stacked)
+    merge_foreign(tmp_path / "theirs", tmp_path / "merged", Merge(base=str(path)))
+    check_same(tensors_in(tmp_path / "merged"), tensors_in(tmp_path / "exported"))
+    other = model_of("llama", hidden=64)
+    with pytest.raises(ValueError, match=r"lacks|another model"):
+        merge_foreign(tmp_path / "theirs", tmp_path / "other", Merge(base=str(other)))
