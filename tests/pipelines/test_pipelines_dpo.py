@@ -265,7 +265,7 @@ BAD_CONFIGS = {
         (REFERENCE, "actor_train.data_args.chosen_key=nope"),
         "chosen_key: got 'nope', expected a column of .*rows",
     ),
-    "labels that aren't there": (KTO, "data_args.response: got 'completion', expected a column"),
+    "labels that aren't there": (KTO, "data_args.response: got null, expected .*; it has none of completion"),
     "no length": ((REFERENCE, "sequence_length=null"), "sequence_length: got null, expected the longest row"),
     "no file": ((REFERENCE, "actor_train.data_args.file_name=[]"), "actor_train.data_args.file_name: expected a file"),
     "ROLL's ipo": ((REFERENCE, "ipo=true"), "write loss_type: ipo"),
