@@ -159,7 +159,9 @@ def _response(row: Row, data: PreferenceDataArgs) -> str:
 def _system(row: Row) -> Messages:
     """The system message that stands in a column of its own, as LLaMA-Factory writes it."""
     value = column_value(row.values, "system") if has_column(row.values, "system") else None
-    if not isinstance(value, str) or not value.strip():
+    if value is not None and not isinstance(value, str):
+        raise DataError(f"{row.where}: the column 'system' is {value!r:.80}, expected the text of the system message")
+    if value is None or not value.strip():
         return ()
     return ({"role": "system", "content": encodable(value, row.where)},)
 
@@ -172,7 +174,7 @@ def _alpaca(row: Row) -> Messages:
     """Alpaca's columns: earlier turns in `history`, the prompt in `instruction`, what it is about in `input`."""
     messages: list[Mapping[str, str]] = [*_system(row)]
     history = column_value(row.values, "history") if has_column(row.values, "history") else None
-    for turn in history or ():
+    for turn in history if isinstance(history, Sequence) else (history,) if history else ():
         if not isinstance(turn, list | tuple) or len(turn) != 2 or not all(isinstance(text, str) for text in turn):
             raise DataError(f"{row.where}: history has {turn!r:.80}, expected pairs of a prompt and its answer")
         roles = zip(("user", "assistant"), turn, strict=True)
@@ -221,7 +223,8 @@ def _messages(value: Any, where: str, column: str) -> Messages:
         if isinstance(message, Mapping):
             if "from" in message and "role" not in message:
                 role = message["from"]
-                message = {"role": _SHAREGPT.get(role, role), "content": message.get("value")}
+                role = _SHAREGPT.get(role, role) if isinstance(role, str) else role
+                message = {"role": role, "content": message.get("value")}
             content = message.get("content")
             parts = content if isinstance(content, Sequence) and not isinstance(content, str) else ()
             if any(isinstance(part, Mapping) and str(part.get("type", "")).startswith(_PICTURES) for part in parts):
@@ -254,7 +257,7 @@ def _number(row: Row, column: str, role: str) -> float:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         number = math.nan
-    if not math.isfinite(number):
+    if not abs(number) <= torch.finfo(torch.float32).max:  # it is compared with scores in float32
         raise DataError(f"{row.where}: the {role} is {value!r:.80}, expected a finite number")
     return number
 

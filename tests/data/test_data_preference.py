@@ -162,6 +162,9 @@ BAD_ROWS = {
     "a message without a role": ({**GOOD, "chosen": [{"content": "w1"}]}, r"messages\[0\] is"),
     "an image in a message": ({**GOOD, "prompt": PICTURE}, "a message in 'prompt' has an image or a video"),
     "an image column": ({**GOOD, "images": ["a.png"]}, "the column 'images' has an image or a video"),
+    "a speaker of no name": ({**GOOD, "chosen": {"from": ["gpt"], "value": "w1"}}, r"messages\[0\] is"),
+    "a system column of no text": ({**GOOD, "system": ["w1"]}, "'system' is .*, expected the text of the system"),
+    "a history of no turns": ({"instruction": "w0", "history": 5, **ANSWERS}, "history has 5, expected pairs"),
     "half a letter": ({**GOOD, "chosen": "\ud83d"}, "half of a surrogate pair"),
     "not an object": ([1], "expected an object with columns"),
 }
@@ -198,7 +201,7 @@ def test_margins_and_scores_are_numbers(tmp_path: Path) -> None:
     assert found.require("targets").tolist() == [1.5, 1.5]
     scored = {"prompt": "w0", "completion": "w1", "score": -2}
     assert read(tmp_path, [scored], RewardDataArgs(), pairs=False)[0].target == -2.0
-    for wrong in ("high", True, None, float("inf")):
+    for wrong in ("high", True, None, float("inf"), float("nan"), 1e300):
         with pytest.raises(DataError, match=r"data\.jsonl:1: the score is .*, expected a finite number"):
             read(tmp_path, [{**scored, "score": wrong}], RewardDataArgs(), pairs=False)
 
