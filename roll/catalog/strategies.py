@@ -34,7 +34,7 @@ def _trains(path: str, config: str, package: str | None = None) -> Strategy:
 
 
 def _scores(path: str, config: str, package: str | None = None, *, reward_model: bool = True) -> Strategy:
-    roles = ("reference", "reward_model") if reward_model else ("reference",)
+    roles = ("reference", "teacher", *(("reward_model",) if reward_model else ()))
     return Strategy(path=path, config=f"{_SCHEMA}.{config}", roles=roles, package=package)
 
 
@@ -61,6 +61,11 @@ STRATEGIES: dict[str, Strategy] = {
     "deepspeed_infer": _scores(*_DEEPSPEED),
     "megatron_train": _trains(*_MEGATRON),
     "megatron_infer": _scores(*_MEGATRON, reward_model=False),
+    "endpoint": Strategy(
+        path="roll.strategies.endpoint:EndpointTeacher",
+        config=f"{_SCHEMA}.endpoint_config:EndpointConfig",
+        roles=("teacher",),
+    ),
     "hf_infer": _samples("roll.strategies.hf_infer:build", "strategy_config:HfInferConfig", lockstep=True),
     "vllm": _samples("roll.strategies.vllm.engine:build", "engine_config:VllmConfig", "vllm", project="vLLM"),
     "sglang": _samples("roll.strategies.sglang.engine:build", "engine_config:SglangConfig", "sglang", project="SGLang"),
@@ -74,5 +79,5 @@ def is_lockstep(name: str) -> bool:
 
 def strategies_for(role: str) -> tuple[str, ...]:
     """Return the names of those that can do a role's work."""
-    kind = "reward_model" if role.startswith("reward_models.") else role
+    kind = {"reward_models": "reward_model", "teachers": "teacher"}.get(role.split(".")[0], role)
     return tuple(name for name, entry in STRATEGIES.items() if kind in entry.roles)

@@ -70,14 +70,14 @@ def check(options: argparse.Namespace) -> int:
 
 def show(file: Path, overrides: Sequence[str], *, every_key: bool) -> int:
     """Print every key with its value, or check the machine as well and print the plan."""
-    from roll.configs.checks.judge_endpoint import judge_notes
+    from roll.configs.checks.endpoints import endpoint_notes
     from roll.configs.parsing.loader import load_config, to_yaml
 
     if every_key:
         sys.stdout.write(to_yaml(load_config(file.parent, file.stem, overrides)))
         return Exit.DONE
     config = load(file, overrides)
-    for note in judge_notes(config):
+    for note in endpoint_notes(config):
         say(f"note: {note}")
     sys.stdout.write(f"{config.batch.explain()}\n{config.placement.explain()}\n{config.explain_results()}\n")
     if config.profile_steps and "nsight" in config.profiler.tools and config.executor == "inline":

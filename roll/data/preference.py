@@ -13,7 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from roll.configs.schema.preference_config import DPODataArgs, PreferenceDataArgs, RewardDataArgs
+from roll.configs.schema.preference_config import (
+    LABEL_COLUMNS,
+    SINGLE_COLUMNS,
+    DPODataArgs,
+    PreferenceDataArgs,
+    RewardDataArgs,
+)
 from roll.data.chat_masks import ConversationEncoder
 from roll.data.offline import EncodedRows, Truncation, encoded_rows, read_all
 from roll.data.sft import TaughtRow
@@ -25,7 +31,9 @@ from roll.utils.rows import DataError, Row, Source, column_value, has_column
 
 Messages = tuple[Mapping[str, str], ...]
 
-_PROMPT_COLUMNS = ("prompt", "conversations")
+_PROMPT_COLUMNS = ("prompt", "conversations", "messages", "instruction")
+_WHOLE_COLUMNS = ("messages", "conversations")
+"""Where there is no column with the response, these end with it."""
 _SHAREGPT = {"human": "user", "gpt": "assistant"}
 _PICTURES = ("image", "images", "video", "videos")
 _LABELS = {"true": True, "1": True, "false": False, "0": False}
@@ -95,8 +103,9 @@ def preference_of(source: Source, row: Row, data: PreferenceDataArgs, *, pairs: 
     for column in _PICTURES:
         if has_column(row.values, column) and column_value(row.values, column):
             raise _no_pictures(row.where, f"the column {column!r}")
-    prompt = _prompt(row, data)
-    keys = {"chosen": data.chosen_key, "rejected": data.rejected_key} if pairs else {"response": data.response}
+    keys = {"chosen": data.chosen_key, "rejected": data.rejected_key} if pairs else {"response": _response(row, data)}
+    # A column that is the response itself is a whole conversation, and has its own prompt.
+    prompt = None if keys.get("response") in _WHOLE_COLUMNS else _prompt(row, data)
     found = tuple(_conversation(row, column, role, prompt) for role, column in keys.items())
     if len(found) == 2:
         chosen, rejected = found
@@ -116,18 +125,65 @@ def preference_of(source: Source, row: Row, data: PreferenceDataArgs, *, pairs: 
 
 
 def _prompt(row: Row, data: PreferenceDataArgs) -> Messages | None:
-    column = data.prompt or next((name for name in _PROMPT_COLUMNS if has_column(row.values, name)), None)
+    column = data.prompt or _first_there(row, _PROMPT_COLUMNS)
     if column is None:
         return None
     value = _cell(row, column, "prompt")
     if isinstance(value, str):
+        if column == "instruction" and data.prompt is None:
+            return _alpaca(row)
         if not value.strip():
             raise DataError(f"{row.where}: the prompt is empty; mend the row or drop it")
-        return ({"role": "user", "content": encodable(value, row.where)},)
-    messages = _messages(value, row.where, column)
+        return (*_system(row), {"role": "user", "content": encodable(value, row.where)})
+    messages = _with_system(row, _messages(value, row.where, column))
     if messages[-1]["role"] == "assistant":
         raise DataError(f"{row.where}: the prompt ends with the assistant's words, so there is nothing to answer")
     return messages
+
+
+def _first_there(row: Row, columns: Iterable[str]) -> str | None:
+    return next((name for name in columns if has_column(row.values, name)), None)
+
+
+def _response(row: Row, data: PreferenceDataArgs) -> str:
+    """Name the column with the single response."""
+    column = data.response or _first_there(row, SINGLE_COLUMNS)
+    if column is None:
+        raise DataError(
+            f"{row.where}: no column with the response ({', '.join(SINGLE_COLUMNS)}); columns: {sorted(row.values)}; "
+            "name it in response"
+        )
+    return column
+
+
+def _system(row: Row) -> Messages:
+    """The system message that stands in a column of its own, as LLaMA-Factory writes it."""
+    value = column_value(row.values, "system") if has_column(row.values, "system") else None
+    if value is not None and not isinstance(value, str):
+        raise DataError(f"{row.where}: the column 'system' is {value!r:.80}, expected the text of the system message")
+    if value is None or not value.strip():
+        return ()
+    return ({"role": "system", "content": encodable(value, row.where)},)
+
+
+def _with_system(row: Row, messages: Messages) -> Messages:
+    return messages if messages[0]["role"] == "system" else (*_system(row), *messages)
+
+
+def _alpaca(row: Row) -> Messages:
+    """Alpaca's columns: earlier turns in `history`, the prompt in `instruction`, what it is about in `input`."""
+    messages: list[Mapping[str, str]] = [*_system(row)]
+    history = column_value(row.values, "history") if has_column(row.values, "history") else None
+    for turn in history if isinstance(history, Sequence) else (history,) if history else ():
+        if not isinstance(turn, list | tuple) or len(turn) != 2 or not all(isinstance(text, str) for text in turn):
+            raise DataError(f"{row.where}: history has {turn!r:.80}, expected pairs of a prompt and its answer")
+        roles = zip(("user", "assistant"), turn, strict=True)
+        messages += [{"role": role, "content": encodable(text, row.where)} for role, text in roles]
+    parts = [_cell(row, name, "prompt") for name in ("instruction", "input") if has_column(row.values, name)]
+    text = "\n".join(part for part in parts if isinstance(part, str) and part.strip())
+    if not text:
+        raise DataError(f"{row.where}: the prompt is empty; mend the row or drop it")
+    return (*messages, {"role": "user", "content": encodable(text, row.where)})
 
 
 def _conversation(row: Row, column: str, role: str, prompt: Messages | None) -> Messages:
@@ -147,6 +203,8 @@ def _conversation(row: Row, column: str, role: str, prompt: Messages | None) -> 
         )
     if not said[-1]["content"].strip():
         raise DataError(f"{row.where}: the response in {column!r} is empty; mend the row or drop it")
+    if said[0]["role"] != "assistant":
+        said = _with_system(row, said)
     if prompt is None or said[: len(prompt)] == prompt:
         if len(said) == 1:
             raise DataError(f"{row.where}: {column!r} has an answer and nothing that it answers; name a prompt column")
@@ -165,7 +223,8 @@ def _messages(value: Any, where: str, column: str) -> Messages:
         if isinstance(message, Mapping):
             if "from" in message and "role" not in message:
                 role = message["from"]
-                message = {"role": _SHAREGPT.get(role, role), "content": message.get("value")}
+                role = _SHAREGPT.get(role, role) if isinstance(role, str) else role
+                message = {"role": role, "content": message.get("value")}
             content = message.get("content")
             parts = content if isinstance(content, Sequence) and not isinstance(content, str) else ()
             if any(isinstance(part, Mapping) and str(part.get("type", "")).startswith(_PICTURES) for part in parts):
@@ -184,8 +243,8 @@ def _cell(row: Row, column: str, role: str) -> Any:
     return column_value(row.values, column)
 
 
-def _label(row: Row, column: str) -> bool:
-    value = _cell(row, column, "label")
+def _label(row: Row, column: str | None) -> bool:
+    value = _cell(row, column or _first_there(row, LABEL_COLUMNS) or LABEL_COLUMNS[0], "label")
     label = value if isinstance(value, bool) else _LABELS.get(str(value).strip().lower())
     if label is None:
         raise DataError(f"{row.where}: the label is {value!r:.80}, expected true or false")
@@ -198,7 +257,7 @@ def _number(row: Row, column: str, role: str) -> float:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         number = math.nan
-    if not math.isfinite(number):
+    if not abs(number) <= torch.finfo(torch.float32).max:  # it is compared with scores in float32
         raise DataError(f"{row.where}: the {role} is {value!r:.80}, expected a finite number")
     return number
 

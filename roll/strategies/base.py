@@ -149,6 +149,9 @@ class TrainStrategy(ABC):
     def wake(self, parts: Sequence[StatePart] = STATE_PARTS) -> None:
         """Bring these parts back (gradients come back empty); what is awake stays."""
 
+    def close(self) -> None:
+        """Let go of what wouldn't end with the process. Default: there is nothing."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FireSampling:

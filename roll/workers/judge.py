@@ -27,7 +27,10 @@ class JudgeBackend(Protocol):
     """What answers: an endpoint, or engines of the run."""
 
     special: tuple[str, ...]
-    retried: int
+
+    @property
+    def retried(self) -> int:
+        """Tries after the first, of all requests so far."""
 
     @property
     def identity(self) -> tuple[Any, ...]:

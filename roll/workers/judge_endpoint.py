@@ -5,24 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from roll.configs.checks.judge_endpoint import why_unreachable
 from roll.configs.schema.judge_config import JudgeConfig
 from roll.rewards.judge import Messages
 from roll.rewards.judge_cache import Verdict
 from roll.strategies.loop_thread import LoopThread
-
-_LONGEST_DELAY = 60.0
-_LARGEST_REPLY = 4 << 20
-_AGAIN = frozenset({408, 409, 425, 429})
-"""HTTP statuses that pass; those of 500 and more do too."""
-_SHOWN = 300
-"""Characters of a reply that an error shows."""
+from roll.utils.endpoint import Endpoint, EndpointFailed, endpoint_url, key_in, why_unreachable
 
 
 class JudgeUnavailable(ValueError):
@@ -35,14 +27,6 @@ class JudgeFailed(RuntimeError):
     def __init__(self, text: str, attempts: int = 1) -> None:
         super().__init__(text)
         self.attempts = attempts
-
-
-class _PassingError(RuntimeError):
-    """A failure after which another try may succeed."""
-
-    def __init__(self, text: str, wait: float = 0.0) -> None:
-        super().__init__(text)
-        self.wait = wait
 
 
 class Pace:
@@ -75,24 +59,31 @@ class EndpointJudge:
         """Find the key and see whether the endpoint is there; raises `JudgeUnavailable`."""
         assert config.endpoint is not None
         self._config = config
-        self._url = config.endpoint.rstrip("/") + "/chat/completions"
-        self._key = ""
-        if config.api_key_env is not None:
-            self._key = environ.get(config.api_key_env, "").strip()
-            if not self._key:
-                raise JudgeUnavailable(
-                    f"judge.api_key_env: the environment variable {config.api_key_env} is not set; export it with the "
-                    "endpoint's key, or remove judge.api_key_env if it needs none"
-                )
+        key = key_in(environ, config.api_key_env)
+        if key is None:
+            raise JudgeUnavailable(
+                f"judge.api_key_env: the environment variable {config.api_key_env} is not set; export it with the "
+                "endpoint's key, or remove judge.api_key_env if it needs none"
+            )
         why = why_unreachable(config.endpoint)
         if why is not None:
             raise JudgeUnavailable(f"judge.endpoint: {why}; start the service, or correct the address")
-        self.retried = 0
-        """Tries after the first, of all requests so far."""
         self._requests, self._tokens = Pace(config.requests_per_minute), Pace(config.tokens_per_minute)
-        self._slots = asyncio.Semaphore(config.max_in_flight)
-        self._session: Any = None
+        self._endpoint = Endpoint(
+            endpoint_url(config.endpoint, "/chat/completions"),
+            who="the judge",
+            key=key,
+            timeout=config.request_timeout_s,
+            retries=config.request_retries,
+            delay=config.retry_delay_s,
+            connections=config.max_in_flight,
+        )
         self._thread = LoopThread("judge")
+
+    @property
+    def retried(self) -> int:
+        """Tries after the first, of all requests so far."""
+        return self._endpoint.retried
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -107,8 +98,7 @@ class EndpointJudge:
     def close(self) -> None:
         """Cancel what is under way and end the thread."""
         self._thread.cancel_all(timeout=10)
-        if self._session is not None:
-            self._thread.submit(self._session.close()).result(timeout=10)
+        self._thread.submit(self._endpoint.close()).result(timeout=10)
         self._thread.stop(timeout=10)
 
     # --- on the loop --------------------------------------------------------------------------------------------------
@@ -117,24 +107,17 @@ class EndpointJudge:
         body = self._body(key, messages)
         tokens = sum(len(message["content"]) for message in messages) / 4
         tokens += self._config.generating_args.max_new_tokens or 0
-        async with self._slots:
-            delay = self._config.retry_delay_s
-            for attempt in range(1, self._config.request_retries + 2):
-                await asyncio.sleep(max(self._requests.reserve(), self._tokens.reserve(tokens)))
-                try:
-                    verdict = await self._post(body)
-                except _PassingError as error:
-                    if attempt > self._config.request_retries:
-                        raise JudgeFailed(str(error), attempt) from None
-                    self.retried += 1
-                    # Jitter: requests that failed together don't come back together.
-                    await asyncio.sleep(max(error.wait, min(delay, _LONGEST_DELAY) * random.uniform(0.8, 1.2)))
-                    delay *= 2
-                else:
-                    used = verdict.prompt_tokens + verdict.completion_tokens
-                    self._tokens.correct(used - tokens if used else 0.0)
-                    return verdict
-        raise AssertionError("the last attempt returns or raises")
+
+        async def pace() -> None:
+            await asyncio.sleep(max(self._requests.reserve(), self._tokens.reserve(tokens)))
+
+        try:
+            verdict = self._verdict(await self._endpoint.ask(body, before_try=pace))
+        except EndpointFailed as error:
+            raise JudgeFailed(str(error), error.attempts) from None
+        used = verdict.prompt_tokens + verdict.completion_tokens
+        self._tokens.correct(used - tokens if used else 0.0)
+        return verdict
 
     def _body(self, key: str, messages: Messages) -> dict[str, Any]:
         args = self._config.generating_args
@@ -154,61 +137,15 @@ class EndpointJudge:
         body.update(self._config.request_args)
         return {name: value for name, value in body.items() if value is not None}
 
-    async def _post(self, body: dict[str, Any]) -> Verdict:
-        import aiohttp
-
-        if self._session is None:
-            # No redirects below: the key goes to the configured address and nowhere else.
-            headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-            timeout = aiohttp.ClientTimeout(total=self._config.request_timeout_s)
-            connector = aiohttp.TCPConnector(limit=self._config.max_in_flight)
-            self._session = aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector)
+    def _verdict(self, reply: Any) -> Verdict:
         try:
-            async with self._session.post(self._url, json=body, allow_redirects=False) as reply:
-                data = await _read(reply.content)
-                status, wait = reply.status, _seconds(reply.headers.get("Retry-After"))
-        except asyncio.TimeoutError:
-            raise _PassingError(f"the judge didn't answer within {self._config.request_timeout_s:g} s") from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise _PassingError(self._clean(f"the judge can't be reached: {type(error).__name__}: {error}")) from None
-        text = data.decode("utf-8", "replace")
-        if status != 200:
-            what = self._clean(f"the judge replied with HTTP {status}: {text}")
-            if status in _AGAIN or status >= 500:
-                raise _PassingError(what, wait)
-            raise JudgeFailed(what)
-        return self._verdict(text)
-
-    def _verdict(self, text: str) -> Verdict:
-        try:
-            reply = json.loads(text)
             content = reply["choices"][0]["message"]["content"]
-        except (ValueError, LookupError, TypeError, RecursionError):
-            raise JudgeFailed(self._clean(f"the judge's reply isn't a chat completion: {text}")) from None
+        except (LookupError, TypeError):
+            what = self._endpoint.clean(f"the judge's reply isn't a chat completion: {json.dumps(reply)}")
+            raise JudgeFailed(what) from None
         if not isinstance(content, str):
             raise JudgeFailed("the judge's reply has no text; raise judge.generating_args.max_new_tokens if it reasons")
         usage = reply.get("usage")
         usage = usage if isinstance(usage, dict) else {}
         counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
         return Verdict(content, *(count if isinstance(count, int) and count >= 0 else 0 for count in counts))
-
-    def _clean(self, text: str) -> str:
-        """The text without the key, which some services repeat, and not too long."""
-        text = text.replace(self._key, "***") if self._key else text
-        return " ".join(text[:_SHOWN].split())
-
-
-async def _read(content: Any) -> bytes:
-    data = bytearray()
-    async for chunk in content.iter_chunked(1 << 16):
-        data += chunk
-        if len(data) > _LARGEST_REPLY:
-            raise JudgeFailed(f"the judge's reply is larger than {_LARGEST_REPLY >> 20} MiB")
-    return bytes(data)
-
-
-def _seconds(text: str | None) -> float:
-    try:
-        return min(max(float(text or 0), 0.0), _LONGEST_DELAY)
-    except ValueError:
-        return 0.0  # a date

@@ -69,6 +69,9 @@ class ForwardWorker(Worker):
         self.config = config
         self.strategy = build_train_strategy(spec, info)
 
+    def close(self) -> None:
+        self.strategy.close()
+
     @dispatch(Dispatch.ONE_TO_ALL)
     def layout(self) -> RankLayout:
         return self.strategy.layout

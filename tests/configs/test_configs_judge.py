@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.configs.checks.judge_endpoint import judge_notes
+from roll.configs.checks.endpoints import endpoint_notes
 from roll.configs.checks.machine import Machine, machine_checks
 from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
@@ -66,7 +66,7 @@ def test_the_examples_are_sound_without_a_network(monkeypatch):
 
 def test_an_absent_service_and_key_are_notes():
     overrides = ["judge.endpoint=http://127.0.0.1:1/v1", "judge.api_key_env=JUDGE_KEY"]
-    notes = list(judge_notes(load_config(EXAMPLES, "rlvr_judge", overrides), {}))
+    notes = list(endpoint_notes(load_config(EXAMPLES, "rlvr_judge", overrides), {}))
     assert len(notes) == 2
     assert "JUDGE_KEY is not set" in notes[0]
     assert "127.0.0.1:1 can't be reached" in notes[1]

@@ -77,6 +77,8 @@ SAME = {
         "chosen": {"from": "gpt", "value": "w1 w2"},
         "rejected": {"from": "gpt", "value": "w3"},
     },
+    "ShareGPT in messages": {"messages": [user("w0")], "chosen": said("w1 w2"), "rejected": said("w3")},
+    "Alpaca": {"instruction": "w0", "input": "", **ANSWERS},
 }
 
 
@@ -90,6 +92,40 @@ def test_every_spelling_of_a_pair_is_the_same_pair(tmp_path: Path, form: str) ->
     assert found.row("action_mask", 0).tolist() == [False, False, True, True, True]
     assert found.row("token_ids", 1).tolist() == [1, 7, 10, 2]
     assert found.require("preferred").tolist() == [True, False]
+
+
+def test_alpacas_columns_and_a_system_column_are_the_prompt(tmp_path: Path) -> None:
+    system = {"role": "system", "content": "w9"}
+    alpaca = {"system": "w9", "history": [["w5", "w6"]], "instruction": "w0", "input": "w7", **ANSWERS}
+    (found,) = read(tmp_path, [alpaca])
+    assert found.conversations[0] == (system, user("w5"), said("w6"), user("w0\nw7"), said("w1 w2"))
+    for form, row in SAME.items():
+        (found,) = read(tmp_path, [{**row, "system": "w9"}])
+        assert found.conversations == ((system, user("w0"), said("w1 w2")), (system, user("w0"), said("w3"))), form
+    with pytest.raises(DataError, match=r"data\.jsonl:1: history has 'w5', expected pairs of a prompt and its answer"):
+        read(tmp_path, [{**alpaca, "history": ["w5"]}])
+
+
+SAME_SINGLE = {
+    "TRL": {"prompt": "w0", "completion": "w1", "label": True},
+    "TRL's messages": {"prompt": [user("w0")], "completion": [said("w1")], "label": True},
+    "whole messages": {"messages": [user("w0"), said("w1")], "label": True},
+    "ShareGPT": {"conversations": [{"from": "human", "value": "w0"}, {"from": "gpt", "value": "w1"}], "kto_tag": True},
+    "Alpaca": {"instruction": "w0", "input": "", "output": "w1", "kto_tag": True},
+}
+
+
+@pytest.mark.parametrize("form", SAME_SINGLE)
+def test_every_spelling_of_a_labelled_response_is_the_same(tmp_path: Path, form: str) -> None:
+    (found,) = read(tmp_path, [SAME_SINGLE[form]], pairs=False)
+    assert (found.conversations, found.desirable) == (((user("w0"), said("w1")),), True)
+
+
+def test_a_single_response_that_is_nowhere_is_said_with_the_columns(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data\.jsonl:1: no column with the response \(completion, output.*'prompt'"):
+        read(tmp_path, [{"prompt": "w0", "label": True}], pairs=False)
+    with pytest.raises(DataError, match=r"data\.jsonl:1: 'messages' ends with a message of the user"):
+        read(tmp_path, [{"messages": [user("w0")], "label": True}], pairs=False)
 
 
 def test_columns_may_have_other_names(tmp_path: Path) -> None:
@@ -126,6 +162,9 @@ BAD_ROWS = {
     "a message without a role": ({**GOOD, "chosen": [{"content": "w1"}]}, r"messages\[0\] is"),
     "an image in a message": ({**GOOD, "prompt": PICTURE}, "a message in 'prompt' has an image or a video"),
     "an image column": ({**GOOD, "images": ["a.png"]}, "the column 'images' has an image or a video"),
+    "a speaker of no name": ({**GOOD, "chosen": {"from": ["gpt"], "value": "w1"}}, r"messages\[0\] is"),
+    "a system column of no text": ({**GOOD, "system": ["w1"]}, "'system' is .*, expected the text of the system"),
+    "a history of no turns": ({"instruction": "w0", "history": 5, **ANSWERS}, "history has 5, expected pairs"),
     "half a letter": ({**GOOD, "chosen": "\ud83d"}, "half of a surrogate pair"),
     "not an object": ([1], "expected an object with columns"),
 }
@@ -162,7 +201,7 @@ def test_margins_and_scores_are_numbers(tmp_path: Path) -> None:
     assert found.require("targets").tolist() == [1.5, 1.5]
     scored = {"prompt": "w0", "completion": "w1", "score": -2}
     assert read(tmp_path, [scored], RewardDataArgs(), pairs=False)[0].target == -2.0
-    for wrong in ("high", True, None, float("inf")):
+    for wrong in ("high", True, None, float("inf"), float("nan"), 1e300):
         with pytest.raises(DataError, match=r"data\.jsonl:1: the score is .*, expected a finite number"):
             read(tmp_path, [{**scored, "score": wrong}], RewardDataArgs(), pairs=False)
 

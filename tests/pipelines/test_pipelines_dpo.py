@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from preferences import (
     tokenizer_in,
     write,
 )
-from same_runs import comparable
+from safetensors.torch import load_file
+from same_runs import comparable, in_process, logged
 
 from roll.configs.errors import ConfigError
 from roll.configs.rules.validate import warnings_of
@@ -178,6 +180,31 @@ def test_a_resumed_run_equals_the_whole_one_bit_for_bit(tiny_model: Path, tmp_pa
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
+@pytest.mark.parametrize(("pipeline", "moment", "nth"), [("dpo", "update", 5), ("reward_model", "checkpoint write", 2)])
+def test_killed_and_resumed_equals_never_killed(
+    tiny_model: Path, tmp_path: Path, pipeline: str, moment: str, nth: int
+) -> None:
+    """A process that dies in step 5, or while it writes the second checkpoint."""
+    options = (*((REFERENCE,) if pipeline == "dpo" else ()), "validation_share=0.2", "eval_steps=2", "save_steps=2")
+    options = (*options, "max_steps=6")
+    folders = [write(tmp_path / name, tiny_model, pipeline) for name in ("whole", "killed")]
+    for folder in folders:
+        (folder / "job.yaml").rename(folder / "toy.yaml")
+    whole, killed = folders
+    assert in_process(whole, options) == 0
+    assert in_process(killed, options, moment=moment, nth=nth) == -signal.SIGKILL
+    assert 1 < len(logged(killed)) < 6
+    assert in_process(killed, options, "resume_from_checkpoint=auto") == 0
+    mine, theirs = logged(killed), logged(whole)
+    for row in mine[1:]:  # said again by the process that goes on
+        for key in [key for key in row if key.startswith("data/")]:
+            del row[key]
+    assert mine == theirs
+    one, other = (load_file(folder / "output" / "hf_model" / "model.safetensors") for folder in folders)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
 def test_other_rows_are_refused_when_a_run_goes_on(tiny_model: Path, tmp_path: Path) -> None:
     run(write(tmp_path, tiny_model), REFERENCE, "save_steps=1", "max_steps=1")
     write(tmp_path, tiny_model, rows=21)
@@ -202,15 +229,24 @@ def test_every_backend_takes_the_steps_that_fsdp2_takes(tiny_model: Path, tmp_pa
             assert row.get(key, 0.0) == pytest.approx(other.get(key, 0.0), rel=1e-4, abs=1e-5), key
 
 
-def test_two_ranks_take_the_steps_of_one(tiny_model: Path, tmp_path: Path) -> None:
-    options = (REFERENCE, f"{TRAINING}.per_device_train_batch_size=2", "num_train_epochs=1", "max_steps=0")
-    inline = run(write(tmp_path / "inline", tiny_model), *options, f"{TRAINING}.gradient_accumulation_steps=6")
+@pytest.mark.parametrize("name", ["sigmoid", "kto"])
+def test_two_ranks_take_the_steps_of_one(tiny_model: Path, tmp_path: Path, name: str) -> None:
+    """Of `kto`, whose KL is one number for the rows of the whole step, on whatever ranks they are."""
+    single, size = name == "kto", 1 if name == "kto" else 2
+    options = (*(KTO if single else (REFERENCE,)), "num_train_epochs=1", "max_steps=0")
+    options = (*options, f"{TRAINING}.per_device_train_batch_size={size}")
+    inline = run(
+        write(tmp_path / "inline", tiny_model, single=single), *options, f"{TRAINING}.gradient_accumulation_steps=6"
+    )
     more = ("executor=ray", "num_gpus_per_node=2", "actor_train.device_mapping='0-1'", "reference.device_mapping='0-1'")
-    ray = run(write(tmp_path / "ray", tiny_model), *options, *more)
+    ray = run(write(tmp_path / "ray", tiny_model, single=single), *options, *more)
     assert [row["preference/rows"] for row in ray] == [6, 6, 6, 2]
     for mine, theirs in zip(inline, ray, strict=True):
         assert mine["preference/loss"] == pytest.approx(theirs["preference/loss"], rel=1e-4)
         assert mine["actor/grad_norm"] == pytest.approx(theirs["actor/grad_norm"], rel=1e-3)
+        assert mine.get("preference/kl", 0.0) == pytest.approx(theirs.get("preference/kl", 0.0), rel=1e-4, abs=1e-7)
+    if single:
+        assert max(row["preference/kl"] for row in ray) > 0
 
 
 OWN = '''
@@ -265,7 +301,7 @@ BAD_CONFIGS = {
         (REFERENCE, "actor_train.data_args.chosen_key=nope"),
         "chosen_key: got 'nope', expected a column of .*rows",
     ),
-    "labels that aren't there": (KTO, "data_args.response: got 'completion', expected a column"),
+    "labels that aren't there": (KTO, "data_args.response: got null, expected .*; it has none of completion"),
     "no length": ((REFERENCE, "sequence_length=null"), "sequence_length: got null, expected the longest row"),
     "no file": ((REFERENCE, "actor_train.data_args.file_name=[]"), "actor_train.data_args.file_name: expected a file"),
     "ROLL's ipo": ((REFERENCE, "ipo=true"), "write loss_type: ipo"),

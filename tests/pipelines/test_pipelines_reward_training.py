@@ -195,7 +195,7 @@ BAD_CONFIGS = {
     "centred scores": ((*REGRESSION, "center_rewards_coefficient=1"), "center_rewards_coefficient: this key acts only"),
     "margins of scores": ((*REGRESSION, "actor_train.data_args.margin=m"), "margin: this key acts only where rows"),
     "no margins": (("actor_train.data_args.margin=m",), "margin: got 'm', expected a column of"),
-    "no scores": (REGRESSION, "data_args.response: got 'completion', expected a column of"),
+    "no scores": (REGRESSION, "data_args.response: got null, expected a column of .*; it has none of completion"),
 }
 
 

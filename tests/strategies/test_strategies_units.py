@@ -1,4 +1,4 @@
-"""Losses that compare rows: pairs train like a plain loop on every backend, whatever cuts the batch."""
+"""Losses of preferences: pairs train like a plain loop on every backend, whatever cuts the batch."""
 
 from __future__ import annotations
 
@@ -6,61 +6,98 @@ import functools
 
 import pytest
 import torch
-import torch.nn.functional as F
 from layout_contract import STEPS, by_hand, differences, layout_spec, play, run_layout
 from test_deepspeed_steps import STAGES
 from test_megatron_layouts import CP2, OVERLAP, PACKED, PLAIN, PP2, SP, TP2
 from test_strategies_layouts import FSDP
 from train_contract import make_batch
 
+from roll.catalog.preference import PREFERENCE_LOSSES
+from roll.configs.schema.preference_config import DPOConfig
 from roll.distributed.dispatch import split_batch
 from roll.distributed.layout import RankLayout
 from roll.strategies.base import LossFn, LossTerms
 from roll.strategies.micro import nonfinite_rows, plan_micro_batches
 from roll.types.batch import TokenOutputs
 from roll.types.metrics import Metrics
+from roll.workers.preference import dpo_objective
 
-BETA = 0.5
 PAIRS = ("ab", "bc", "ab", "ca", "bc", "ca")
-"""Units of the contract's six rows, no two neighbours alike: of each, the first row is the chosen one."""
+"""Units of the contract's six rows, no two neighbours alike."""
+PREFERRED = (True, False, False, True, True, False)
+KL = 0.3
 TOKENS = {"use_dynamic_batching_in_train": True, "max_tokens_per_microbatch_in_train": 24}
 
 
 def pair_batch():
     batch = make_batch()
+    columns = {
+        **batch.columns(),
+        "ref_logprobs": -3 - torch.linspace(0, 1, batch.num_tokens),
+        "preferred": torch.tensor(PREFERRED),
+        "targets": torch.full((len(batch),), KL),
+    }
     return type(batch)(
-        row_ids=batch.row_ids, group_ids=batch.group_ids, unit_ids=PAIRS, offsets=batch.offsets, **batch.columns()
+        row_ids=batch.row_ids, group_ids=batch.group_ids, unit_ids=PAIRS, offsets=batch.offsets, **columns
     )
 
 
-def preference_loss(outputs, batch, sizes):
-    """-log sigmoid(beta * (log p(chosen) - log p(rejected))), averaged over the pairs of the mini-batch."""
-    rows = torch.repeat_interleave(torch.arange(len(batch)), batch.lengths)
-    sums = torch.zeros(len(batch)).index_add(0, rows, outputs.logprobs * batch.loss_mask)
-    units = batch.units()
-    torn = [batch.unit_ids[unit[0]] for unit in units if len(unit) != 2]
-    if torn:
-        raise ValueError(f"a micro-batch has one row of pairs {torn}")
-    chosen, rejected = torch.tensor(units).T
-    loss = -F.logsigmoid(BETA * (sums[chosen] - sums[rejected])).sum() / sizes.units
+@functools.cache
+def objectives():
+    """Every loss of `pipeline: dpo`, KTO's on the same rows, each by itself."""
+    options = {"robust": {"label_smoothing": 0.1}, "kto": {"undesirable_weight": 0.5}}
+    configs = (DPOConfig(pipeline="dpo", loss_type=n, beta=0.5, **options.get(n, {})) for n in PREFERENCE_LOSSES)
+    return [dpo_objective(config, "policy").compute for config in configs]
+
+
+def preference_losses(outputs, batch, sizes):
+    """The sum of all of them: the gradient is right if each one's is."""
+    loss = sum(compute(outputs, batch, sizes).loss for compute in objectives())
     metrics = Metrics()
     metrics.add_sum("loss", float(loss.detach()))
     return LossTerms(loss, metrics)
 
 
-PAIR_LOSS = LossFn(compute=preference_loss, needs=("logprobs",))
+PAIR_LOSS = LossFn(compute=preference_losses, needs=("logprobs",))
 
 
 def pair_loss_by_hand(logprobs, batch):
-    sums = torch.stack([part.sum() for part in logprobs.split(batch.lengths.tolist())])
-    return -F.logsigmoid(BETA * (sums[[0, 1, 3]] - sums[[2, 4, 5]])).mean()
+    """The formulas of the papers, beta 0.5, over the pairs (0, 2), (4, 1), (3, 5)."""
+    theirs = (batch.ref_logprobs * batch.loss_mask).split(batch.lengths.tolist())
+    own = torch.stack([part.sum() for part in logprobs.split(batch.lengths.tolist())])
+    ratio = own - torch.stack([part.sum() for part in theirs])
+    count = torch.stack([part.sum() for part in batch.loss_mask.split(batch.lengths.tolist())])
+    first, second = torch.tensor([0, 4, 3]), torch.tensor([2, 1, 5])
+
+    def apart(values):
+        return values[first] - values[second]
+
+    def softplus(x):  # -log sigmoid(-x)
+        return torch.log1p(torch.exp(-x.abs())) + x.clamp(min=0)
+
+    d, mean_d, mean = 0.5 * apart(ratio), apart(ratio / count), own / count
+    odds = mean - torch.log(1 - mean.exp())
+    gain = 0.5 * (ratio - KL)
+    liked = torch.tensor(PREFERRED)
+    kto = torch.where(liked, 1 - torch.sigmoid(gain), 0.5 * (1 - torch.sigmoid(-gain)))
+    of_pairs = [
+        softplus(-d),
+        softplus(-0.5 * mean_d),
+        (0.9 * softplus(-d) - 0.1 * softplus(d)) / 0.8,
+        (1 - d).clamp(min=0),
+        (mean_d - 1) ** 2,
+        -mean[first] + 0.5 * softplus(-apart(odds)),
+        softplus(-(0.5 * apart(mean) - 0.5)),
+    ]
+    return sum(loss.mean() for loss in of_pairs) + kto.sum() / 3
 
 
 @functools.cache
 def reference(path):
     from transformers import AutoModelForCausalLM
 
-    return by_hand(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32), pair_loss_by_hand)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    return by_hand(model, pair_loss_by_hand, make=pair_batch)
 
 
 def dealt(batch, dp_rank, dp_size):

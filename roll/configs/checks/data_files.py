@@ -29,7 +29,7 @@ def data_checks(config: RLVRConfig | OfflineConfig) -> Iterator[Violation]:
                 continue
             try:
                 for source in resolve_sources(name):
-                    columns = data.columns if isinstance(data, DataArgs) else {}
+                    columns: Mapping[str, str | tuple[str, ...]] = data.columns if isinstance(data, DataArgs) else {}
                     if isinstance(config, OfflineConfig) and isinstance(data, OfflineDataArgs):
                         columns = config.columns_of(data)
                     yield from _columns(path, data, columns, source)
@@ -46,7 +46,7 @@ def data_checks(config: RLVRConfig | OfflineConfig) -> Iterator[Violation]:
 
 
 def _columns(
-    path: str, data: DataArgs | OfflineDataArgs, columns: Mapping[str, str], source: Source
+    path: str, data: DataArgs | OfflineDataArgs, columns: Mapping[str, str | tuple[str, ...]], source: Source
 ) -> Iterator[Violation]:
     """The columns of the first row of a text file; the others, and later rows, are checked when they are read."""
     file = Path(source.location)
@@ -58,9 +58,13 @@ def _columns(
     if row is None:
         raise DataError(f"{source.location}: no rows")
     for key, column in columns.items():
-        if not lenient and not has_column(row.values, column):
+        names = (column,) if isinstance(column, str) else column
+        if not lenient and not any(has_column(row.values, name) for name in names):
             expected = f"a column of {source.location}: {', '.join(row.values)}"
-            yield Violation(f"{path}.{key}", expected, f"{path}.{key}=<one of them>", column)
+            if len(names) > 1:
+                expected += f"; it has none of {', '.join(names)}"
+            value = column if isinstance(column, str) else None
+            yield Violation(f"{path}.{key}", expected, f"{path}.{key}=<one of them>", value)
     unnamed = isinstance(data, DataArgs) and data.prompt is None and data.messages is None
     if unnamed and not lenient and not {"prompt", "messages"} & set(row.values):
         expected = f"the column with the prompts, one of {source.location}: {', '.join(row.values)}"

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urlsplit
 
 from roll.configs.errors import NO_VALUE, Violation, did_you_mean
+from roll.configs.rules.endpoint import endpoint_rules
 from roll.configs.schema.judge_config import JUDGE, RUBRIC_KEYS, JudgeConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 
@@ -25,7 +25,6 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "unparsed_score": (int, float, type(None)),
 }
 _FORMATS = ("score", "json", "brackets", "yes_no")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def judge_rules(config: RLVRConfig) -> Iterator[Violation]:
@@ -55,27 +54,7 @@ def _place_rules(judge: JudgeConfig) -> Iterator[Violation]:
             expected = f"more than generating_args.max_new_tokens ({answer}): the prompt needs room too"
             yield Violation("judge.max_length", expected, f"judge.max_length={answer * 8}", judge.max_length)
         return
-    yield from _address_rules(judge.endpoint)
-    if not judge.model:
-        yield Violation("judge.model", "the model's name at the endpoint", "judge.model=<name>", judge.model)
-    if judge.api_key_env is not None and not _VARIABLE.fullmatch(judge.api_key_env):
-        expected = "the name of an environment variable, never the key itself"
-        yield Violation("judge.api_key_env", expected, "judge.api_key_env=OPENAI_API_KEY, and export that", NO_VALUE)
-
-
-def _address_rules(endpoint: str) -> Iterator[Violation]:
-    fix = "judge.endpoint=http://localhost:8000/v1"
-    try:
-        parts = urlsplit(endpoint)
-        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        sound, parts = False, urlsplit("")
-    if not sound:
-        yield Violation("judge.endpoint", "an address such as http://host:8000/v1", fix, endpoint)
-    elif parts.username or parts.password or parts.query or parts.fragment:
-        # Not shown: what stands there may be a key.
-        expected = "an address without user, password, ? or #: keys belong in judge.api_key_env's variable"
-        yield Violation("judge.endpoint", expected, fix, NO_VALUE)
+    yield from endpoint_rules("judge", judge.endpoint, judge.model, judge.api_key_env)
 
 
 def _kwargs_rules(path: str, judge: JudgeConfig, kwargs: dict[str, Any]) -> Iterator[Violation]:

@@ -13,6 +13,7 @@ from roll.configs.rules import (
     async_generation,
     data,
     deepspeed,
+    endpoint,
     engines,
     judge,
     offline,
@@ -62,6 +63,7 @@ _ROLLOUTS: tuple[Rule, ...] = (
     policy.kl_rules,
     policy.loss_rules,
     teacher.teacher_rules,
+    endpoint.endpoint_teacher_rules,
     run.length_rules,
     run.sampling_rules,
     async_generation.lora_sync_rules,
@@ -83,7 +85,7 @@ RLVR_RULES: tuple[Rule, ...] = (
 )
 AGENTIC_RULES: tuple[Rule, ...] = (*_ROLLOUTS, *agentic.RULES, *_RUN)
 DISTILL_RULES = RLVR_RULES
-SFT_RULES: tuple[Rule, ...] = (*sft.RULES, teacher.teacher_rules, *_RUN)
+SFT_RULES: tuple[Rule, ...] = (*sft.RULES, teacher.teacher_rules, endpoint.endpoint_teacher_rules, *_RUN)
 DPO_RULES: tuple[Rule, ...] = (*preference.DPO_RULES, *_RUN)
 REWARD_MODEL_RULES: tuple[Rule, ...] = (*preference.REWARD_MODEL_RULES, *_RUN)
 """In the order of their messages; `roll/catalog/pipelines.py` says whose they are."""

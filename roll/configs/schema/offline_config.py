@@ -90,7 +90,7 @@ class OfflineConfig(RunConfig):
         """What users call the rows of a step."""
         return "rows"
 
-    def columns_of(self, data: OfflineDataArgs) -> dict[str, str]:  # noqa: ARG002 - for subclasses
+    def columns_of(self, data: OfflineDataArgs) -> dict[str, str | tuple[str, ...]]:  # noqa: ARG002 - for subclasses
         """Columns that every row must have, by the keys of `data_args` that name them."""
         return {}
 

@@ -22,6 +22,12 @@ _SINGLE = unless("^pairs", words="where rows are single responses", why="rows ar
 _REFERRED = needs("uses_reference", words="with a `loss_type` that has a reference", why="this loss_type has none")
 
 
+SINGLE_COLUMNS = ("completion", "output", "response", "messages", "conversations")
+"""Where a single response may stand that no key names; the last two end with it."""
+LABEL_COLUMNS = ("label", "kto_tag")
+"""Likewise its label."""
+
+
 def _of_losses(option: str) -> ActsIf:
     return needs("loss_type", *(name for name, entry in PREFERENCE_LOSSES.items() if option in entry.options))
 
@@ -32,22 +38,24 @@ class PreferenceDataArgs(OfflineDataArgs):
 
     prompt: str | None = None
     """Column with the prompt: a text, a list of messages ({role, content}, or ShareGPT's {from, value}).
-    null: `prompt` or `conversations`, whichever there is; without one, responses are whole conversations."""
+    null: `prompt`, `conversations`, `messages` or Alpaca's `instruction` (with `input` and `history`), whichever there
+    is; without one, responses are whole conversations."""
     chosen_key: str = acting("chosen", _PAIRED)
     """Column with the response that is preferred: a text, a message, or a list of messages that ends with the
     assistant's (with the prompt's before it, where there is no prompt column)."""
     rejected_key: str = acting("rejected", _PAIRED)
     """Column with the other one."""
-    response: str = acting("completion", _SINGLE)
-    """Column with the response, where rows have a single one."""
+    response: str | None = acting(None, _SINGLE)
+    """Column with the response, where rows have a single one. null: `completion`, `output` or `response`, else
+    `messages` or `conversations`, which end with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DPODataArgs(PreferenceDataArgs):
     """Rows to learn from: pairs, or with `loss_type: kto` single responses with a label."""
 
-    label: str = acting("label", _SINGLE)
-    """Column that says whether the response is desirable: true or false, 1 or 0."""
+    label: str | None = acting(None, _SINGLE)
+    """Column that says whether the response is desirable: true or false, 1 or 0. null: `label` or `kto_tag`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +96,10 @@ class PreferenceConfig(OfflineConfig):
     def row_words(self) -> str:
         return "pairs" if self.pairs else "rows"
 
-    def columns_of(self, data: OfflineDataArgs) -> dict[str, str]:
+    def columns_of(self, data: OfflineDataArgs) -> dict[str, str | tuple[str, ...]]:
         assert isinstance(data, PreferenceDataArgs)
-        found = {"chosen_key": data.chosen_key, "rejected_key": data.rejected_key}
-        found = found if self.pairs else {"response": data.response}
+        found: dict[str, str | tuple[str, ...]] = {"chosen_key": data.chosen_key, "rejected_key": data.rejected_key}
+        found = found if self.pairs else {"response": data.response or SINGLE_COLUMNS}
         return found if data.prompt is None else {"prompt": data.prompt, **found}
 
 
@@ -161,9 +169,9 @@ class DPOConfig(PreferenceConfig):
     def roles(self) -> dict[str, WorkerConfig]:
         return {role: worker for role, worker in self.sections.items() if role != "reference" or self.uses_reference}
 
-    def columns_of(self, data: OfflineDataArgs) -> dict[str, str]:
+    def columns_of(self, data: OfflineDataArgs) -> dict[str, str | tuple[str, ...]]:
         assert isinstance(data, DPODataArgs)
-        return {**super().columns_of(data), **({} if self.pairs else {"label": data.label})}
+        return {**super().columns_of(data), **({} if self.pairs else {"label": data.label or LABEL_COLUMNS})}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +229,7 @@ class RewardTrainingConfig(PreferenceConfig):
     def pairs(self) -> bool:
         return self.loss_type == "bradley_terry"
 
-    def columns_of(self, data: OfflineDataArgs) -> dict[str, str]:
+    def columns_of(self, data: OfflineDataArgs) -> dict[str, str | tuple[str, ...]]:
         assert isinstance(data, RewardDataArgs)
         more = {"score": data.score} if not self.pairs else {"margin": data.margin} if data.margin is not None else {}
         return {**super().columns_of(data), **more}

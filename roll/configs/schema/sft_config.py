@@ -75,7 +75,7 @@ class SFTConfig(OfflineConfig):
     def default_model(self, role: str) -> str | None:
         return None if role == "teacher" else super().default_model(role)
 
-    def columns_of(self, data: OfflineDataArgs) -> dict[str, str]:
+    def columns_of(self, data: OfflineDataArgs) -> dict[str, str | tuple[str, ...]]:
         assert isinstance(data, SFTDataArgs)
         named = {"prompt": data.prompt, "messages": data.messages, "response": data.response}
         return {key: column for key, column in named.items() if column is not None}

@@ -74,8 +74,8 @@ class StrategyArgs:
         }
     )  # fmt: skip
     """Backend: one that ends in `_train` for roles that train, in `_infer` for forward passes only; `hf_infer`, `vllm`
-    or `sglang` for generation; or your own as `package.module:name` or `path/to/file.py:name`, a subclass of
-    `TrainStrategy` or a function that builds an engine. Roles may differ."""
+    or `sglang` for generation; `endpoint` for a teacher behind a service; or your own as `package.module:name` or
+    `path/to/file.py:name`, a subclass of `TrainStrategy` or a function that builds an engine. Roles may differ."""
     strategy_config: StrategyConfig = field(
         default_factory=StrategyConfig,
         metadata={"typed_by": "strategy_name", "table": STRATEGIES, "own_table": OwnStrategyConfig},

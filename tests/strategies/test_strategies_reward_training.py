@@ -1,0 +1,127 @@
+"""Reward models learn alike on every backend and layout: scores, losses, gradients and weights of a plain loop."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from layout_contract import CLIP, DECAY, EPSILON, LEARNING_RATE, STEPS, layout_spec, relative
+from test_deepspeed_steps import STAGES
+from test_megatron_layouts import CP2, PACKED, PP2, SP, TP2
+from test_strategies_layouts import FSDP
+from test_strategies_units import PAIRS, PREFERRED, dealt
+from tiny_classifiers import build_tiny_classifier
+from train_contract import build, make_batch
+
+from roll.configs.schema.preference_config import RewardTrainingConfig
+from roll.types.batch import TokenOutputs
+from roll.workers.preference import reward_objective
+
+MARGIN, CENTRE = 0.5, 0.05
+
+
+def scored_batch():
+    """The contract's rows as pairs with a margin, each with its last token as the one that is scored."""
+    batch = make_batch()
+    last = torch.zeros_like(batch.action_mask).index_fill(0, batch.offsets[1:] - 1, True)
+    columns = {**batch.columns(), "action_mask": last, "loss_mask": last, "preferred": torch.tensor(PREFERRED)}
+    columns |= {"targets": torch.full((len(batch),), MARGIN)}
+    return type(batch)(
+        row_ids=batch.row_ids, group_ids=batch.group_ids, unit_ids=PAIRS, offsets=batch.offsets, **columns
+    )
+
+
+def play(info, spec):
+    """One rank's part of the run."""
+    strategy, batch = build(spec, info), scored_batch()
+    layout = strategy.layout
+    mine = dealt(batch, layout.dp_rank, layout.dp_size)
+    outputs = strategy.forward(mine, ("values",))
+    loss = reward_objective(RewardTrainingConfig(pipeline="reward_model", center_rewards_coefficient=CENTRE), "reward")
+    history = [strategy.train_step(mine, loss) for _ in range(STEPS)]
+    weights = {name: tensor.detach().clone() for name, tensor in strategy.named_weights()}
+    return {
+        "layout": layout,
+        "outputs": outputs if layout.collects else None,
+        "norms": [metrics.result()["actor/grad_norm"] for metrics in history] if info.rank == 0 else None,
+        "weights": weights if info.rank == 0 else None,
+    }
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    return build_tiny_classifier(tmp_path_factory.mktemp("classifier") / "model", seed=3)
+
+
+@functools.cache
+def by_hand(path):
+    """(scores before, norms, weights after) of plain transformers, one unpadded row at a time."""
+    from transformers import AutoModelForSequenceClassification
+
+    model, batch = AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32), scored_batch()
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    plain = [p for p in model.parameters() if p.dim() <= 1]
+    groups = [{"params": decayed, "weight_decay": DECAY}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, eps=EPSILON)
+
+    def scores():
+        hidden = [model.model(batch.row("token_ids", i)[None]).last_hidden_state[0, -1] for i in range(len(batch))]
+        return torch.stack([model.score(last)[0] for last in hidden])
+
+    with torch.no_grad():
+        before = scores()
+    first, second, norms = torch.tensor([0, 4, 3]), torch.tensor([2, 1, 5]), []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        found = scores()
+        apart = found[first] - found[second] - MARGIN
+        loss = torch.log1p(torch.exp(-apart)) + CENTRE * (found[first] + found[second]) ** 2
+        loss.mean().backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)))
+        optimizer.step()
+    return before, norms, {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def check(ranks, path, strategy, options, world, **changes):
+    spec = layout_spec(path, strategy, options, kind="reward", **changes)
+    answers = ranks.run(play, world, spec)
+    kept = sorted((a for a in answers if a["layout"].collects), key=lambda a: a["layout"].dp_rank)
+    outputs = TokenOutputs.concat([answer["outputs"] for answer in kept]).reorder(make_batch().row_ids)
+    before, norms, weights = by_hand(path)
+    found = outputs.require("values")[scored_batch().action_mask]
+    assert relative(found, before) <= 1e-5
+    assert answers[0]["norms"] == pytest.approx(norms, rel=1e-4)
+    assert answers[0]["weights"].keys() == weights.keys()
+    wrong = {name: relative(answers[0]["weights"][name], value) for name, value in weights.items()}
+    assert max(wrong.values()) <= 1e-4, wrong
+
+
+@pytest.mark.parametrize("layout", FSDP)
+def test_reward_models_on_fsdp2(ranks, classifier, layout):
+    world, options = FSDP[layout]
+    check(ranks, classifier, "fsdp2_train", options, world)
+
+
+@pytest.mark.parametrize("stage", ["stage 1", "stage 3"])
+def test_reward_models_on_deepspeed(ranks, classifier, stage):
+    check(ranks, classifier, "deepspeed_train", {"zero_optimization": STAGES[stage]}, 2)
+
+
+MEGATRON = {
+    "data 2": (2, {}, {}),
+    "tensor 2, sequence": (2, {**TP2, **SP}, {}),
+    "pipeline 2": (2, PP2, {}),
+    "context 2": (2, CP2, {}),
+    "context 2, packed": (2, CP2, PACKED),
+}
+
+
+@pytest.mark.parametrize("layout", MEGATRON)
+def test_reward_models_on_megatron(ranks, classifier, layout):
+    world, options, changes = MEGATRON[layout]
+    check(ranks, classifier, "megatron_train", options, world, **changes)
+
+
+def test_reward_models_on_ranks_that_share_sequences(ranks, classifier):
+    check(ranks, classifier, "fsdp2_train", {}, 2, model={"ulysses_size": 2})
