@@ -38,9 +38,7 @@ _CELLS: dict[str, tuple[str, ...]] = {
     "deepspeed_steps.py::test_frozen_prefixes_stay_and_the_rest_moves": ("stage 1", "stage 2", HOST3),
     "deepspeed_steps.py::test_a_critic_starts_at_zero_and_learns_its_target": ("stage 0", "stage 2", HOST2, HOST3),
     "deepspeed_steps.py::test_bf16_computes_close_to_fp32_from_exact_fp32_weights": ("stage 1", HOST2, HOST3),
-    "deepspeed_steps.py::test_learning_rate_and_weight_decay_follow_their_schedules": (
-        "stage 0", "stage 2", HOST2, HOST3,
-    ),
+    "deepspeed_steps.py::test_rates_follow_their_schedules": ("stage 0", "stage 2", HOST2, HOST3),
     "deepspeed_keys.py::test_when_sums_are_divided_reaches_the_engine_and_changes_no_number": (
         "more0-postscale_gradients-False-zero1", "more1-gradient_predivide_factor-4.0-zero0",
         "more1-gradient_predivide_factor-4.0-zero2",

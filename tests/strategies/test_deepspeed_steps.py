@@ -191,7 +191,7 @@ def test_bf16_computes_close_to_fp32_from_exact_fp32_weights(ranks, tiny_model, 
 
 
 @stages()
-def test_learning_rate_and_weight_decay_follow_their_schedules(ranks, tiny_model, fsdp2, stage):
+def test_rates_follow_their_schedules(ranks, tiny_model, fsdp2, stage):
     training = {"lr_scheduler_type": "cosine", "warmup_steps": 2, "learning_rate": 1e-2, "end_weight_decay": 5.0}
     results, _, mine = ranks.run(steps_of, 2, spec_of(tiny_model, stage, training=training), 4)[0]
     expected, weights = fsdp2(4, training=training)

@@ -95,8 +95,9 @@ def test_what_a_killed_process_leaves_goes_with_the_next_start(shm, model):
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert copy.is_dir()
-    staging.sweep()
-    assert not list(shm.iterdir())
+    (model / "config.json").write_text('{"another": 1}')
+    another = staging.staged(str(model))
+    assert {path.name for path in shm.iterdir()} == {Path(another).name, f"{Path(another).name}.lock"}
 
 
 def test_the_reaper_removes_what_its_controller_left(shm, model, tmp_path):
