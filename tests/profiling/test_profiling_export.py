@@ -178,7 +178,7 @@ def test_a_collector_gets_what_the_file_has():
     server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        collector = OtlpCollector(f"http://127.0.0.1:{server.server_port}/", {"service.name": "roll", "roll.run": "toy"})
+        collector = OtlpCollector(f"http://127.0.0.1:{server.server_port}/", {"roll.run": "toy"})
         collector.export([])
         collector.export([ONE])
         collector.close()
