@@ -16,7 +16,13 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 
-DISTRIBUTIONS = {"hydra": "hydra-core", "yaml": "pyyaml", "megatron": "megatron-core", "mlflow": "mlflow-skinny"}
+DISTRIBUTIONS = {
+    "hydra": "hydra-core",
+    "yaml": "pyyaml",
+    "megatron": "megatron-core",
+    "mlflow": "mlflow-skinny",
+    "opentelemetry": "opentelemetry-sdk",
+}
 """Import names that aren't their distribution's."""
 
 BACKENDS = {

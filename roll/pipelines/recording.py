@@ -26,7 +26,7 @@ from roll.distributed.errors import WorkerError
 from roll.distributed.worker import Worker
 from roll.pipelines.clusters import Clusters
 from roll.profiling.chrome import CONTROLLER, span_events, write_trace
-from roll.profiling.otlp import Collector, SpanFile, resource_of
+from roll.profiling.otlp import OtlpCollector, SpanFile, resource_of
 from roll.profiling.plan import RankPlan, StepPlan, profiling_step
 from roll.profiling.recorder import RankRecord, trace_name
 from roll.profiling.summary import summary_name, summary_of
@@ -75,7 +75,7 @@ class RunRecorder:
         self._exporters = [SpanFile(self._config.logging_path / SPANS_FILE, resource, resumed=resumed)]
         try:
             if self._config.tracing.endpoint is not None:
-                self._exporters.append(Collector(self._config.tracing.endpoint, resource))
+                self._exporters.append(OtlpCollector(self._config.tracing.endpoint, resource))
             with recording_to(self._log):
                 yield
         finally:

@@ -88,7 +88,7 @@ class SpanFile:
         self._file.close()
 
 
-class Collector:
+class OtlpCollector:
     """Sends spans to `<endpoint>/v1/traces`. One that can't be reached is named once, and the run goes on."""
 
     def __init__(self, endpoint: str, resource: Mapping[str, Value]) -> None:

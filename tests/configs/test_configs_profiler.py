@@ -38,7 +38,7 @@ def test_one_step_or_role_may_be_written_without_a_list(job):
         (["executor=inline", "profiler.ray_timeline=true"], "profiler.ray_timeline", ["executor"]),
         (["tracing.episode_share=0.5"], "tracing.episode_share", ["tracing.enabled=true"]),
         (["tracing.enabled=true", "tracing.endpoint=localhost:4317"], "tracing.endpoint", ["http://localhost:4318"]),
-        ([ON, "profiler.tools=[tourch]"], "profiler.tools[0]", ["torch"]),
+        ([ON, "profiler.tools=[nsys]"], "profiler.tools[0]", ["torch"]),
         (["profiler_timeline=true"], "profiler_timeline", ["write profile_steps"]),
     ],
 )

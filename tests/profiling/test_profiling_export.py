@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from roll.profiling import otlp
-from roll.profiling.otlp import Collector, SpanFile, as_otlp
+from roll.profiling.otlp import OtlpCollector, SpanFile, as_otlp
 from roll.utils import spans
 from roll.utils.spans import Span, SpanContext, SpanLog, recording_to, span, trace
 
@@ -178,7 +178,7 @@ def test_a_collector_gets_what_the_file_has():
     server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        collector = Collector(f"http://127.0.0.1:{server.server_port}/", {"service.name": "roll", "roll.run": "toy"})
+        collector = OtlpCollector(f"http://127.0.0.1:{server.server_port}/", {"roll.run": "toy"})
         collector.export([])
         collector.export([ONE])
         collector.close()
@@ -205,7 +205,7 @@ def test_a_collector_gets_what_the_file_has():
 def test_a_collector_that_cant_be_reached_is_named_once(caplog, monkeypatch):
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     monkeypatch.setattr(otlp, "_SECONDS", 0.2)
-    collector = Collector("http://127.0.0.1:9", {})  # the port of `discard`, where nobody listens
+    collector = OtlpCollector("http://127.0.0.1:9", {})  # the port of `discard`, where nobody listens
     with caplog.at_level(logging.WARNING, logger="roll"):
         collector.export([ONE])
         collector.export([ONE])
