@@ -287,3 +287,38 @@ def test_delete_after_load_waits_for_the_next_checkpoint(tiny_model, tmp_path, m
     run_toy(folder, *keys, "max_steps=2", "save_steps=2")
     assert checkpoint(folder, 2).is_dir()
     assert not source.exists()
+
+
+# --- of other programs ------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_another_program_is_exported_with_a_base_model_and_runs_nothing(tiny_model, tmp_path, capsys):
+    pytest.importorskip("deepspeed")
+    step, target = tmp_path / "theirs" / "global_step3", tmp_path / "model"
+    step.mkdir(parents=True)
+    (tmp_path / "theirs" / "latest").write_text("global_step3\n")
+    expected = weights(tiny_model)
+    module = {f"module.wrapped.{name}": tensor.half() for name, tensor in expected.items()}
+    torch.save({"module": module}, step / "mp_rank_00_model_states.pt")
+    command = ["export", str(tmp_path / "theirs"), "-o", str(target)]
+    assert main(command) == 2
+    assert "name one with the same configuration and tokenizer with --base" in capsys.readouterr().err
+    assert main([*command, "--base", str(tiny_model)]) == 0
+    assert same(weights(target), {name: tensor.half().float() for name, tensor in expected.items()})
+    other = build_tiny_model(tmp_path / "other", hidden=64)
+    assert main(["export", str(step), "-o", str(tmp_path / "x"), "--base", str(other)]) == 2
+    assert "the model has (" in capsys.readouterr().err
+    torch.save({"module": module, "more": _Touch(tmp_path / "touched")}, step / "mp_rank_00_model_states.pt")
+    assert main(["export", str(step), "-o", str(tmp_path / "y"), "--base", str(tiny_model)]) == 2
+    assert "could run code" in capsys.readouterr().err
+    assert not (tmp_path / "touched").exists()
+
+
+class _Touch:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self):
+        return Path.touch, (self._path,)
