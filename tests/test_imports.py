@@ -41,8 +41,9 @@ ALLOWED: dict[str, set[str]] = {
     "workers": BELOW_WORKERS,
     "pipelines": BELOW_WORKERS | {"workers"},
     "doctor": {"utils", "configs", "distributed"},
-    "cli": BELOW_WORKERS | {"workers", "pipelines", "doctor"},
-    "api": BELOW_WORKERS | {"workers", "pipelines", "doctor", "cli"},
+    "migrate": {"utils", "catalog", "configs"},
+    "cli": BELOW_WORKERS | {"workers", "pipelines", "doctor", "migrate"},
+    "api": BELOW_WORKERS | {"workers", "pipelines", "doctor", "migrate", "cli"},
 }
 """Package -> what it may import from `roll`, besides itself. `a.b` allows that one module of package a."""
 

@@ -27,6 +27,7 @@ def roll_parser() -> argparse.ArgumentParser:
         _add_quickstart,
         _add_train,
         _add_check,
+        _add_migrate,
         _add_resume,
         _add_export,
         _add_plot,
@@ -93,6 +94,27 @@ def _add_check(groups: Any) -> None:
     parser.add_argument("file", help="the YAML file, with or without .yaml")
     parser.add_argument("--print_config", action="store_true", help="print all keys with their values instead")
     _add_overrides(parser)
+
+
+def _add_migrate(groups: Any) -> None:
+    parser = _command(
+        groups,
+        "migrate",
+        "translate a configuration of ROLL, verl or TRL, with a report of every key",
+        "roll.cli.migrate:migrate",
+    )
+    parser.add_argument(
+        "old", type=Path, metavar="OLD", help="YAML, a list of key=value overrides, or a shell script that starts verl"
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="NEW", help="file to write (default: standard output)")
+    parser.add_argument(
+        "--from", dest="system", choices=("roll", "verl", "trl"), help="whose file it is (default: by its keys)"
+    )
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE", help="write the report there, as JSON if its name ends in .json"
+    )
+    parser.add_argument("--json", action="store_true", help="the report as JSON")
+    parser.add_argument("--force", action="store_true", help="replace files that are there")
 
 
 def _add_quickstart(groups: Any) -> None:

@@ -93,7 +93,7 @@ def load(file: Path, overrides: Sequence[str]) -> RunConfig:
     from roll.configs.rules.validate import warnings_of
     from roll.envs.env_registry import env_violations
 
-    config = load_checked(file, overrides, further=[env_violations])
+    config = load_checked(file, overrides, further=[env_violations], tell=lambda note: say(f"note: {note}"))
     for warning in warnings_of(config):
         say(f"warning: {warning}")
     return config

@@ -16,14 +16,23 @@ Check = Callable[[RunConfig], Iterable[Violation]]
 
 
 def load_checked(
-    file: Path, overrides: Sequence[str] = (), *, further: Sequence[Check] = (), machine: Machine | None = None
+    file: Path,
+    overrides: Sequence[str] = (),
+    *,
+    further: Sequence[Check] = (),
+    machine: Machine | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> RunConfig:
     """Return the configuration in `file`; raise one `ConfigError` with everything that is wrong with it.
 
     That is its keys, the rules between them, what it refers to (files, models, functions), what `machine` (None: this
     one) can't do, and what `further` checks yield. A later stage is silent about keys that an earlier one has refused.
+    `tell` is called with a note about each key that was taken as it is meant, though another system writes it so.
     """
-    return checked(read_config(file, overrides), str(file), further=further, machine=machine)
+    reading = read_config(file, overrides)
+    for note in reading.notes if tell is not None else ():
+        tell(note)  # type: ignore[misc]
+    return checked(reading, str(file), further=further, machine=machine)
 
 
 def checked(

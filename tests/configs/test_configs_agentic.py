@@ -339,7 +339,7 @@ def test_a_mistake_gives_one_clear_error(play, overrides, path, fragments):
 UNKNOWN = [
     (f"{LAKE}.env_typ=a", f"{LAKE}.env_typ", "did you mean 'env_type'"),
     (f"{TRAIN}.group_siz=4", f"{TRAIN}.group_siz", "did you mean 'group_size'"),
-    (f"{TRAIN}.generating_args.temperature=1", f"{TRAIN}.generating_args", f"{VAL}.generating_args"),
+    (f"{TRAIN}.generating_args.temperature=1", f"{TRAIN}.generating_args.temperature", f"{VAL}.generating_args"),
     (f"{VAL}.num_env_group=4", f"{VAL}.num_env_group", "did you mean 'num_env_groups'"),
     (f"{VAL}.group_filter.std_threshold=1", f"{VAL}.group_filter.std_threshold", "filter_args.std_threshold"),
     ("env_workers.timeout=4", "env_workers.timeout", "did you mean 'timeout_s'"),

@@ -171,7 +171,7 @@ BROKEN: list[tuple[str, list[str], str, list[str]]] = [
     ("another pipeline", ["pipeline=distil"], "pipeline", ["distill"]),
     ("an estimator misspelt", ["adv_estimator=gpro"], "adv_estimator", ["did you mean 'grpo'"]),
     ("an agentic estimator", ["adv_estimator=gigpo"], "adv_estimator", ["credits the turns of an environment"]),
-    ("verl's column of the reward", ["reward_fn_key=kind"], "reward_fn_key", ["write data_args.tag"]),
+    ("verl's column of the reward", ["reward_fn_key=kind"], "reward_fn_key", ["write actor_train.data_args.tag"]),
     (
         "verl's dataset class",
         [f"{DATA}.custom_cls={{path: a.py, name: B}}"],

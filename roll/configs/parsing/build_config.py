@@ -13,7 +13,15 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from roll.catalog.entries import OWN_PATH, Entry
 from roll.configs.errors import NO_VALUE, Violation, did_you_mean, nearest, problem
-from roll.configs.parsing.key_hints import FOREIGN_KEYS, OTHER_PIPELINE_KEYS, UNSUPPORTED_KEYS, UNSUPPORTED_VALUES
+from roll.configs.parsing.foreign_hints import (
+    also,
+    exact_hint,
+    foreign_hint,
+    is_foreign_section,
+    leaves_below,
+    section_hint,
+)
+from roll.configs.parsing.key_hints import OTHER_PIPELINE_KEYS, UNSUPPORTED_VALUES
 from roll.configs.parsing.plain_values import path_problem, value_problem
 from roll.configs.stand_in import STAND_IN, StandInUsed
 
@@ -25,6 +33,7 @@ UNRESOLVED: Any = _BAD
 """In a tree: a value that couldn't be worked out, which has been said."""
 _TESTS = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt}
 _SYMBOLS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+OFFLINE_PIPELINES = ("sft", "dpo", "reward_model")
 _HINTED = 40
 """Unknown keys that are compared with all known ones; for a file that is something else entirely it takes minutes."""
 _LARGEST = 2**31 - 1
@@ -178,6 +187,7 @@ class _Builder:
             self.violations.append(problem(path, f"this value isn't supported: {refused}", value=value))
             return _BAD
         if "typed_by" in meta:
+            value = {} if value is None else value  # the backend's defaults, as an empty section
             chosen = tree.get(meta["typed_by"])
             own = isinstance(chosen, str) and OWN_PATH.match(chosen)
             if not isinstance(chosen, str) or (chosen not in meta["table"] and not own):
@@ -293,24 +303,41 @@ class _Builder:
         elsewhere = sorted(_homes(self._root).get(key, ()), key=lambda place: not place.startswith(f"{path}."))
         own = next((name for name, cls in self._pipelines.items() if cls is self._root), "")
         instead = OTHER_PIPELINE_KEYS.get(own, {}).get(key)
-        in_section = ".".join(below.split(".")[-2:])
-        if key in FOREIGN_KEYS:
-            fix = FOREIGN_KEYS[key]
-        elif reason := UNSUPPORTED_KEYS.get(key) or UNSUPPORTED_KEYS.get(in_section):
-            fix = f"remove it: {reason}"
-        elif others := [name for name, cls in self._pipelines.items() if below in _homes(cls).get(key, ())]:
+        words = tuple(below.split("."))
+        others = [name for name, cls in self._pipelines.items() if below in _homes(cls).get(key, ())]
+        known_elsewhere = bool(others or instead)
+        if isinstance(value, Mapping) and value and not known_elsewhere and is_foreign_section(words):
+            self._foreign(words, value, where)
+            return
+        if not instead and (hint := exact_hint(below, offline=own in OFFLINE_PIPELINES)):
+            fix = hint
+        elif others:
             *firsts, last = others
             fix = f"remove it: a key of pipeline: {', '.join(firsts)}{' and ' if firsts else ''}{last}"
             fix += f"; {instead}" if instead else ""
         elif instead:
             fix = f"remove it: {instead}"
-        elif elsewhere:
-            fix = f"{key!r} belongs at {' or '.join(elsewhere[:3])}"
+        elif elsewhere and not is_foreign_section(words):
+            fix = f"{key!r} belongs at {' or '.join(elsewhere[:3])}{also(words, elsewhere)}"
+        elif hint := self._told(below) or section_hint(words):
+            fix = hint
         else:
             self._unknown_keys += 1
             near = did_you_mean(key, known) if self._unknown_keys <= _HINTED else ""
             fix = near or "remove it, or see docs/configuration.md"
         self._wrong(below, value, where, fix)
+
+    def _told(self, path: str) -> str:
+        """What the tables of other systems say of a key."""
+        own = next((name for name, cls in self._pipelines.items() if cls is self._root), "")
+        role = path.split(".")[0] if "." in path else ""
+        return foreign_hint(path, role, offline=own in OFFLINE_PIPELINES)
+
+    def _foreign(self, words: tuple[str, ...], section: Mapping[str, Any], where: str) -> None:
+        """Every key below a section of another system, each with its place here."""
+        for path, value in leaves_below(section, words):
+            key = ".".join(path)
+            self._wrong(key, value, where, self._told(key) or section_hint(words[:1]))
 
 
 def _canonical(tree: Mapping[str, Any], known: Mapping[str, Field[Any]]) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
@@ -18,11 +19,13 @@ from typing import Any
 from roll.catalog import pipelines as catalog
 from roll.catalog.entries import OWN_PATH
 from roll.configs.errors import NO_VALUE, ConfigError, Violation, nearest, problem
+from roll.configs.parsing.adopted import adopted
 from roll.configs.parsing.build_config import UNRESOLVED, build_partly
 from roll.configs.parsing.find import find_config
 from roll.configs.parsing.job_hints import job_command
 from roll.configs.parsing.key_lines import KeyLines
 from roll.configs.parsing.plain_values import path_problem
+from roll.configs.parsing.roll_presets import preset_overrides
 from roll.configs.parsing.yaml_files import read_yaml, syntax_violation
 from roll.configs.rules.validate import validate
 from roll.configs.schema.run_config import RunConfig
@@ -58,6 +61,8 @@ class Reading:
     """Of its keys and of the rules between them."""
     places: KeyLines
     """Where its keys stand."""
+    notes: tuple[str, ...] = ()
+    """What was taken as it is meant, though it is written as another system has it."""
 
 
 def load_config(
@@ -89,14 +94,16 @@ def read_tree(tree: Mapping[str, Any], source: str = "") -> Reading:
 
 
 def _read(composed: _Composed, *, check: bool) -> Reading:
-    config, violations, sound = build_partly(composed.cls, composed.plain, pipelines=PIPELINES)
+    plain, notes = adopted(composed.plain, frozenset(composed.cls.__dataclass_fields__))
+    config, violations, sound = build_partly(composed.cls, plain, pipelines=PIPELINES)
     told = {violation.path for violation in composed.violations}
     violations = [*composed.violations, *(violation for violation in violations if violation.path not in told)]
     if config is not None and check:
         told = {violation.path for violation in violations}
         ruled = validate(config, sound=sound and not composed.violations)
         violations += [violation for violation in ruled if violation.path not in told]
-    return Reading(config, sound and config is not None and not composed.violations, violations, composed.places)
+    sound = sound and config is not None and not composed.violations
+    return Reading(config, sound, violations, composed.places, tuple(notes))
 
 
 @dataclass(frozen=True)
@@ -147,15 +154,22 @@ def _compose(file: Path, overrides: Sequence[str]) -> tuple[Any, set[str]]:
     own = read_yaml(file)
     _check_head(file, own, overrides)
     try:
-        with initialize_config_dir(config_dir=str(file.parent.resolve()), version_base=None):
-            before = cache(lambda: _unresolved(compose(config_name=file.stem)))
+        with (
+            warnings.catch_warnings(),
+            preset_overrides(file, own) as presets,
+            initialize_config_dir(config_dir=str(file.parent.resolve()), version_base=None),
+        ):
+            # What is meant by a list without it is what most write: the file itself comes last.
+            warnings.filterwarnings("ignore", message=".*Defaults list is missing `_self_`")
+            before = cache(lambda: _unresolved(compose(config_name=file.stem, overrides=presets)))
             adapted = _adapt(overrides, before)
             _check_sections(overrides, own)
-            tree = compose(config_name=file.stem, overrides=adapted)
+            tree = compose(config_name=file.stem, overrides=[*presets, *adapted])
             _replace_renamed(tree, adapted, before)
             loader = GlobalHydra.instance().config_loader()
             names_files = "defaults" in own or any("@" in override or "/" in override for override in adapted)
-            parts = loader.compute_defaults_list(file.stem, adapted, RunMode.RUN).defaults if names_files else []
+            every = [*presets, *adapted]
+            parts = loader.compute_defaults_list(file.stem, every, RunMode.RUN).defaults if names_files else []
     except yaml.YAMLError as error:
         raise ConfigError([syntax_violation(error, file)]) from None
     except (HydraException, OmegaConfBaseException) as error:
@@ -176,7 +190,8 @@ def _compose(file: Path, overrides: Sequence[str]) -> tuple[Any, set[str]]:
 def _check_head(file: Path, own: Mapping[Any, Any], overrides: Sequence[str]) -> None:
     """Refuse a `hydra` section, and a `defaults` that Hydra would misread."""
     violations = []
-    if "hydra" in own or any(override.lstrip("+~").startswith(("hydra.", "hydra=")) for override in overrides):
+    asked = any(override.lstrip("+~").startswith(("hydra.", "hydra=")) for override in overrides)
+    if asked or not _idle_hydra(own.get("hydra", {})):
         sentence = "Hydra composes the file here and runs nothing, so its own settings would do nothing"
         violations.append(problem("hydra", sentence, "remove it; output_dir says where a run writes"))
     defaults = own.get("defaults", [])
@@ -202,6 +217,14 @@ def _check_head(file: Path, own: Mapping[Any, Any], overrides: Sequence[str]) ->
             violations.append(Violation(f"defaults[{i}]", path_problem("defaults_path", path), "", entry))
     if violations:
         raise ConfigError(KeyLines(file, overrides).added_to(violations), str(file))
+
+
+def _idle_hydra(section: Any) -> bool:
+    """Whether a `hydra` section only says that Hydra shall make no folder, as jobs of ROLL have it."""
+    if not isinstance(section, Mapping) or not section.keys() <= {"run", "output_subdir"}:
+        return False
+    run = section.get("run", {})
+    return run in ({}, {"dir": "."}) and section.get("output_subdir") is None
 
 
 def _check_sections(overrides: Sequence[str], own: Mapping[Any, Any]) -> None:

@@ -1,0 +1,43 @@
+"""Keys of ours that no other system has: the other half of the rule that every key says where it comes from."""
+
+from __future__ import annotations
+
+_WORDS = """
+prepare print_summary kl_top_k ray_init.object_store_memory tracing.enabled tracing.endpoint tracing.episode_share
+profiler.activities profiler.max_events profiler.max_traces profiler.ranks profiler.record_shapes profiler.with_stack
+adv_estimator_args allow_both_kl allow_uncorrected_async balance_by cosine_length.exceeded cosine_length.right
+cosine_length.wrong discount_over distill.use_as engine_restarts executor export_model kimi15_level kl_loss_ratio
+lora_sync loss_type_args topr_level verify_weight_sync warm_start
+
+custom_envs.<name>.max_actions_per_step custom_envs.<name>.thinking_tags env_workers.max_env_num_per_worker
+env_workers.memory_limit_mb env_workers.timeout_s <manager>.generating_args.ignore_eos
+<manager>.invalid_action_penalty
+
+reward_env reward_retries rewards.<name>.judge_weight rewards.<name>.parts.<name>.name
+rewards.<name>.parts.<name>.reward_kwargs rewards.<name>.parts.<name>.weight rewards.<name>.reward_model_weight
+rewards.<name>.reward_models_weights rewards.<name>.rule_weight rewards.<name>.timeout_s
+
+train_infer_correction.divergence train_infer_correction.divergence_high train_infer_correction.importance_lower
+train_infer_correction.rejection
+
+<manager>.generating_args.fire_temperature <manager>.generating_args.fire_top_k <role>.generating_args.fire_top_k
+<role>.training_args.end_weight_decay <role>.training_args.muon_adjust_lr_fn <role>.training_args.muon_momentum
+<role>.training_args.muon_ns_steps <role>.maj_at_k <role>.bootstrap <role>.pass_at_k
+<role>.pass_threshold validation_share
+<role>.data_args.curriculum.by <role>.data_args.curriculum.column <role>.data_args.curriculum.min_share
+<role>.data_args.curriculum.success_threshold <role>.data_args.curriculum.window <role>.data_args.dataset_args
+<role>.data_args.deduplicate <role>.data_args.default_tag <role>.data_args.label <role>.data_args.margin
+<role>.data_args.max_bad_rows <role>.data_args.procedural.config <role>.data_args.procedural.dataset
+<role>.data_args.procedural.example_template <role>.data_args.procedural.few_shot
+<role>.data_args.procedural.question_template <role>.data_args.procedural.seed <role>.data_args.procedural.size
+<role>.data_args.procedural.tag <role>.data_args.score <role>.data_args.streaming
+<role>.strategy_args.strategy_config.bf16 <role>.strategy_args.strategy_config.fp16
+
+<role>.cache_file <role>.cache_size <role>.input_cost <role>.label <role>.max_in_flight <role>.normalize
+<role>.output_cost <role>.request_args <role>.request_retries <role>.request_timeout_s <role>.requests_per_minute
+<role>.retry_delay_s <role>.score_format <role>.score_max <role>.score_min <role>.score_pattern
+<role>.system_prompt <role>.tags <role>.tokens_per_minute <role>.truncation <role>.unparsed_score
+"""
+
+ONLY_HERE: frozenset[str] = frozenset(_WORDS.split())
+"""Places, canonical (`tables.canonical`): `<role>` for every role, `<manager>` for both managers of environments."""

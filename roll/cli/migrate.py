@@ -1,0 +1,55 @@
+"""`roll migrate`: a file of ROLL, verl or TRL as a configuration of ours, with a report of every key."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from roll.cli.exits import Exit, say
+from roll.migrate.report import Report
+from roll.migrate.translate import migrate as translated
+from roll.migrate.writing import as_yaml, write_whole
+
+
+def migrate(options: argparse.Namespace) -> int:
+    """Write the configuration to NEW or to standard output, and the report beside it."""
+    old: Path = options.old
+    if not old.is_file():
+        raise ValueError(f"there is no file {old}" if not old.exists() else f"{old} is a folder: name one file in it")
+    for target in (options.output, options.report):
+        if target is not None and target.resolve() == old.resolve():
+            raise ValueError(f"{target} is the file to read: choose another name")
+        if target is not None and target.exists() and not options.force:
+            raise ValueError(f"{target} is there already: choose another name, or --force to replace it")
+    report, tree = translated(old, options.system, look=True)
+    text = "" if tree is None else as_yaml(report, tree)
+    if options.output is not None and tree is not None:
+        write_whole(options.output, text, force=options.force)
+    elif tree is not None and not options.json:
+        sys.stdout.write(text)
+    if options.report is not None:
+        write_whole(options.report, _as(report, options.report.suffix == ".json" or options.json), force=options.force)
+    elif options.json:
+        sys.stdout.write(report.json())
+    elif options.output is not None or tree is None:
+        sys.stdout.write(report.text())
+    else:
+        sys.stderr.write(f"\n{report.text()}")
+    _close(report, options)
+    return Exit.DONE
+
+
+def _as(report: Report, as_json: bool) -> str:
+    return report.json() if as_json else report.text()
+
+
+def _close(report: Report, options: argparse.Namespace) -> None:
+    """Say in a line or two how it went."""
+    say(report.summary())
+    if report.missing:
+        say(f"before roll check passes, {len(report.missing)} more to write: {'; '.join(report.missing[:3])[:300]}")
+    if report.command:
+        say(f"this job is a command here: {report.command}")
+    elif options.output is not None:
+        say(f"wrote {options.output}; next: roll check {options.output}")

@@ -1,0 +1,81 @@
+"""What people who come from ROLL write and what is meant by it: taken as it is meant, with a note, before keys are
+checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from roll.catalog.foreign_keys.presets import SCORING
+from roll.catalog.foreign_keys.tables import patterns
+from roll.catalog.trackers import TRACKERS
+
+_SCORES = ("reference", "teacher", "reward_model")
+_FOLDERS = ("log_dir", "logdir", "dir")
+
+
+def adopted(plain: Mapping[str, Any], declared: frozenset[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the tree with such keys as they are meant, and a note about each. `declared`: keys of the top level."""
+    tree = dict(plain)
+    notes: list[str] = []
+    for role in _SCORES:
+        tree[role] = _scoring(tree.get(role), role, notes) if isinstance(tree.get(role), Mapping) else tree.get(role)
+    tree = {key: value for key, value in tree.items() if key in plain}
+    _tracking(tree, notes)
+    return _without_empty(tree, (), declared, notes), notes
+
+
+def _scoring(section: Any, role: str, notes: list[str]) -> Any:
+    """A role that only scores, whose backend is named by one that trains or generates."""
+    args = section.get("strategy_args")
+    name = args.get("strategy_name") if isinstance(args, Mapping) else None
+    if name != "hf_infer":
+        return section
+    notes.append(f"{role}.strategy_args.strategy_name: hf_infer is {SCORING[name]} for a role that scores")
+    return {**section, "strategy_args": {**args, "strategy_name": SCORING[name]}}
+
+
+def _tracking(tree: dict[str, Any], notes: list[str]) -> None:
+    """Options of the tracker without its name around them, and a project's name."""
+    names = tree.get("track_with")
+    names = [names] if isinstance(names, str) else names if isinstance(names, (list, tuple)) else []
+    options = tree.get("tracker_kwargs")
+    flat = dict(options) if isinstance(options, Mapping) else {}
+    if isinstance(tree.get("project_name"), str):
+        flat.setdefault("project", tree.pop("project_name"))
+        notes.append("project_name: it is tracker_kwargs.<tracker>.project, for trackers that have projects")
+    kept: dict[str, Any] = {}
+    for key, value in flat.items():
+        if key in TRACKERS or key in names or isinstance(value, Mapping):
+            kept[key] = {**value, **kept.get(key, {})} if isinstance(value, Mapping) else value
+            continue
+        takers = [name for name in names if isinstance(name, str) and name in TRACKERS
+                  and key in TRACKERS[name].options]  # fmt: skip
+        for name in takers:
+            kept[name] = {key: value, **(kept.get(name) or {})}
+        if takers:
+            notes.append(f"tracker_kwargs.{key}: it is tracker_kwargs.{takers[0]}.{key}")
+        elif key in _FOLDERS and isinstance(value, str):
+            used = "logging_dir" in tree
+            tree.setdefault("logging_dir", value)
+            notes.append(f"tracker_kwargs.{key}: trackers write below logging_dir{', which is given' if used else ''}")
+        elif key != "project":
+            kept[key] = value  # refused where keys are checked
+    if kept or isinstance(options, Mapping):
+        tree["tracker_kwargs"] = kept
+
+
+def _without_empty(tree: Any, path: tuple[str, ...], declared: frozenset[str], notes: list[str]) -> dict[str, Any]:
+    """Without keys of ROLL that nothing here needs and that have no value: `model_type: ~`."""
+    kept = {}
+    for key, value in tree.items():
+        below = (*path, str(key))
+        row = patterns("roll").find(below) if value is None and len(below) > 1 else None
+        # A catch-all says nothing about a single key.
+        if row is not None and row.fate == "dead" and not row.key.endswith("**") and below[0] in declared:
+            notes.append(f"{'.'.join(below)}: null, and nothing here needs it: {row.note}")
+        elif isinstance(value, Mapping) and value and below[0] in declared:
+            kept[key] = _without_empty(value, below, declared, notes)
+        else:
+            kept[key] = value
+    return kept

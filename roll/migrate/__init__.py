@@ -1,0 +1,1 @@
+"""Configurations of other systems as configurations of this one: `roll migrate`. Nothing that is read is ever run."""

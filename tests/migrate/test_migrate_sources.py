@@ -1,0 +1,158 @@
+"""Reading other people's files: shell scripts of which nothing is run, defaults lists, references, hostile files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roll.migrate.overrides import Unexpanded, parsed
+from roll.migrate.shell_words import read_script
+from roll.migrate.sources import read_source
+from roll.migrate.translate import migrate
+
+
+def source(tmp_path: Path, text: str, name: str = "run.sh") -> Any:
+    (tmp_path / name).write_text(text, "utf-8")
+    return read_source(tmp_path / name)
+
+
+def words(text: str) -> list[str]:
+    return [word.text for word in read_script(text).commands[-1]]
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("A=1\nrun x=$A y=${A} z=\"$A-${A}\" q='$A'", ["run", "x=1", "y=1", "z=1-1", "q=$A"]),
+        ("run n=${N:-16} p=${P:-\"${HOME}/d\"} e=${E-}", ["run", "n=16", "p=${oc.env:HOME}/d", "e="]),
+        ("N=4\nrun n=${N:-16} m=${N:+yes} k=${M:+yes}", ["run", "n=4", "m=yes", "k="]),
+        ("A=(a=1 \\\n  'b=x y' # c\n)\nA+=(c=3)\nrun \"${A[@]}\" ${A[0]}", ["run", "a=1", "b=x y", "c=3", "a=1"]),
+        ("O='a=1 b=2'\nrun $O \"$O\"", ["run", "a=1", "b=2", "a=1 b=2"]),
+        ("run a=1 \\\n  b=2 \\\n  # no\n", ["run", "a=1", "b=2"]),
+        ("if true; then A=1; else A=2; fi\nexport B=3\nrun a=$A b=$B", ["run", "a=2", "b=3"]),
+        ("cat > f <<EOF\nrun a=9\nEOF\nrun a=1 > log 2>&1", ["run", "a=1", "2"]),
+        ("X=a; X+=b\nrun x=$X", ["run", "x=ab"]),
+        ("run l='[\"a\",\"b\"]' m=['a','b'] p=<path_to>", ["run", 'l=["a","b"]', "m=[a,b]", "p=<path_to>"]),
+    ],
+)  # fmt: skip
+def test_a_scripts_own_variables_are_filled_in(script: str, expected: list[str]):
+    assert words(script) == expected
+
+
+@pytest.mark.parametrize("value", ["$(date)", "`date`", "$((1024 * 2))", "$1", "${#A}", "${A//x/y}", "$NOT_SET"])
+def test_what_would_have_to_be_run_is_named_and_not_run(value: str, tmp_path: Path):
+    script = f"python3 -m verl.trainer.main_ppo data.max_prompt_length={value} trainer.nnodes=2"
+    (tmp_path / "run.sh").write_text(script, "utf-8")
+    report, tree = migrate(tmp_path / "run.sh")
+    (use,) = report.of("unexpanded")
+    assert use.key == "data.max_prompt_length" and value in use.note and "prompt_length" in use.note
+    assert tree["prompt_length"] == "???"
+    assert any(line.startswith("prompt_length") for line in report.missing)
+    assert tree["num_nodes"] == 2
+
+
+def test_nothing_of_a_script_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import os
+    import subprocess
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError(f"something was run: {args}")
+
+    for place, name in ((os, "system"), (os, "popen"), (subprocess, "Popen"), (subprocess, "run")):
+        monkeypatch.setattr(place, name, refuse)
+    mark = tmp_path / "mark"
+    found = source(
+        tmp_path,
+        f"touch {mark}\nX=$(touch {mark})\nY=`touch {mark}`\npython3 -m verl.trainer.main_ppo data.a=$X data.b=\"$Y\" "
+        f"data.c=$(touch {mark}) data.d=${{Z:-$(touch {mark})}} | sh -c 'touch {mark}'",
+    )  # fmt: skip
+    assert not mark.exists()
+    assert all(isinstance(value, Unexpanded) for value in found.tree["data"].values())
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-6", 1e-6), ("0.", 0.0), ("True", True), ("null", None), ("None", None), ("[a,b]", ["a", "b"]),
+        ("['/a b/c','d']", ["/a b/c", "d"]), ("{a:1,b:{c:x}}", {"a": 1, "b": {"c": "x"}}), ("a,b", ["a", "b"]),
+        ("<path to>", "<path to>"), ("/x/y.parquet", "/x/y.parquet"), ("", None), ("['unclosed", "['unclosed"),
+        ("${trainer.project_name}", "${trainer.project_name}"),
+    ],
+)  # fmt: skip
+def test_values_of_overrides_are_hydras(text: str, value: Any):
+    assert parsed(text) == value
+
+
+def test_references_are_filled_in_without_computing_anything(tmp_path: Path):
+    found = source(
+        tmp_path,
+        "trainer: {name: x, folder: 'ckpt/${trainer.name}/${.name}', own: '${oc.select:trainer.name,y}',"
+        " other: '${oc.select:no.such,7}', home: '${oc.env:HOME}/d', sum: '${eval:1+1}', gone: '${no.such}'}\n",
+        "a.yaml",
+    ).tree["trainer"]
+    assert found["folder"] == "ckpt/x/x"
+    assert (found["own"], found["other"], found["home"]) == ("x", 7, "${oc.env:HOME}/d")
+    assert isinstance(found["sum"], Unexpanded) and isinstance(found["gone"], Unexpanded)
+
+
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{n}: &{n} [{','.join([f'*{p}'] * 9)}]\n" for p, n in zip("abcdefgh", "bcdefghi", strict=True)
+)
+GROWS = "exp_name: a\n" + "".join(
+    f"v{i}: '${{v{i - 1}}}${{v{i - 1}}}${{v{i - 1}}}${{v{i - 1}}}'\n" if i else "v0: aaaaaaaaaa\n" for i in range(30)
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("bomb.yaml", BOMB, "values once its aliases are filled in"),
+        ("grows.yaml", GROWS, "values once its references are filled in"),
+        ("tag.yaml", "exp_name: !!python/object/apply:os.system ['true']\n", "could not determine a constructor"),
+        ("list.yaml", "- 1\n- 2\n", "keys and values"),
+        ("broken.yaml", "a: [1\nb: }\n", "valid YAML"),
+        ("deep.yaml", "a: " + "{a: " * 200 + "1" + "}" * 200, "levels"),
+        ("words.txt", "hello world", "no key=value"),
+        ("quote.sh", "python3 -m verl.trainer.main_ppo a.b='x", "isn't closed"),
+        ("loop.sh", "A=aaaaaaaaaa\n" + "A=$A$A$A$A\n" * 20 + "python3 -m verl.trainer.main_ppo a.b=$A", "grows beyond"),
+        ("whose.yaml", "apples: 3\npears: 4\n", "--from"),
+    ],
+)
+def test_hostile_files_get_one_plain_error(name: str, text: str, said: str, tmp_path: Path):
+    (tmp_path / name).write_text(text, "utf-8")
+    with pytest.raises(ValueError, match=said):
+        migrate(tmp_path / name)
+
+
+def test_binary_and_huge_files_get_one_plain_error(tmp_path: Path):
+    (tmp_path / "a.yaml").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "b.yaml").write_text("a: " + "x" * (5 << 20), "utf-8")
+    for name, said in (("a.yaml", "UTF-8"), ("b.yaml", "larger than")):
+        with pytest.raises(ValueError, match=said):
+            migrate(tmp_path / name)
+
+
+def test_a_line_of_a_megabyte_is_read(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text(f"rollout_batch_size: 8\nexp_name: {'x' * 1_000_000}\n", "utf-8")
+    report, _ = migrate(tmp_path / "a.yaml", "roll")
+    assert len(report.text()) < 20_000 or report.missing
+
+
+def test_defaults_that_go_round_in_a_circle_are_named(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text("defaults: [b@_here_]\nrollout_batch_size: 8\n", "utf-8")
+    (tmp_path / "b.yaml").write_text("defaults: [a@_here_]\nmax_steps: 8\n", "utf-8")
+    with pytest.raises(ValueError, match="circle"):
+        migrate(tmp_path / "a.yaml")
+
+
+def test_a_default_without_a_file_is_missing_and_a_reference_to_itself_is_named(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text(
+        "defaults: [../elsewhere/site@_here_, _self_]\nrollout_batch_size: 8\nexp_name: ${exp_name}\nseed: ${a}\n"
+        "a: ${b}\nb: ${a}\n",
+        "utf-8",
+    )
+    report, _ = migrate(tmp_path / "a.yaml", "roll")
+    assert any("../elsewhere/site@_here_" in line for line in report.missing)
+    assert {"exp_name", "seed"} <= {use.key for use in report.of("unexpanded")}
