@@ -13,6 +13,7 @@ from small import SMALL, again, run_small
 from tiny_models import char_tokenizer
 from toy import run_toy, write_toy
 
+from roll.configs.checks import prerequisites
 from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config
@@ -157,11 +158,15 @@ def test_weights_are_read_from_shared_memory_which_is_given_back(tiny_model, tmp
         assert torch.equal(weight, plain.weights()[name])
 
 
-def test_only_a_folder_can_be_copied(tiny_model, tmp_path):
+@pytest.mark.parametrize("name", ["org/name", "{folder}/weights.gguf"])
+def test_only_a_folder_can_be_copied(tiny_model, tmp_path, monkeypatch, name):
     write_toy(tmp_path, tiny_model)
-    keys = ["actor_train.model_args.use_shm=true", "actor_train.model_args.model_name_or_path=org/name"]
-    with pytest.raises(ConfigError, match=r"org/name"):
-        check_prerequisites(load_config(tmp_path, "toy", keys))
+    (tmp_path / "weights.gguf").touch()
+    monkeypatch.setattr(prerequisites, "hub_problem", lambda _: "")
+    key = f"actor_train.model_args.model_name_or_path={name.format(folder=tmp_path)}"
+    config = load_config(tmp_path, "toy", ["actor_train.model_args.use_shm=true", key])
+    with pytest.raises(ConfigError, match=r"actor_train\.model_args\.use_shm: .* isn't a folder here"):
+        check_prerequisites(config)
 
 
 @pytest.mark.parametrize(

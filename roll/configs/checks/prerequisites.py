@@ -69,15 +69,21 @@ def model_checks(config: RunConfig) -> Iterator[Violation]:
                 yield Violation(path, expected, made or "check the path", name)
             elif said := hub_problem(name):
                 yield problem(path, said, "check the name, or give a local folder", name)
-        elif args.use_shm and not folder.is_dir() and not config.makes_model:
-            fix = "download it and name its folder, or remove use_shm"
-            yield Violation(f"{role}.model_args.use_shm", f"false with {name}, which isn't a folder here", fix, True)
+            elif args.use_shm:
+                yield _not_staged(role, name)
+        elif args.use_shm and folder.is_file():
+            yield _not_staged(role, name)
         elif folder.exists() and not (folder / "config.json").is_file():
             yield Violation(path, "a Hugging Face model folder with a config.json", "check the path", name)
         elif isinstance(worker := config.roles[role], RewardModelConfig):
             shape = read_shape(name, args.model_config_kwargs)
             limit = shape.positions if shape is not None else None
             yield from classifier_checks(role, worker, folder / "config.json", limit)
+
+
+def _not_staged(role: str, name: str) -> Violation:
+    fix = "download it and name its folder, or remove use_shm"
+    return Violation(f"{role}.model_args.use_shm", f"false with {name}, which isn't a folder here", fix, True)
 
 
 def tokenizer_checks(config: RunConfig) -> Iterator[Violation]:
