@@ -57,6 +57,7 @@ FULL = (
     "pipelines/test_pipelines_async.py*",
     "envs/test_envs_pool_faults.py*",
     "extensions/test_extensions_pipeline.py::test_two_ranks*",
+    "profiling/test_profiling_runs.py::test_ranks_under_ray*",
     "pipelines/test_pipelines_agentic_faults.py*",
     "pipelines/test_pipelines_data.py*",
     "rewards/test_rewards_pool_mixups.py*",

@@ -39,6 +39,7 @@ from roll.strategies.hf.hf_model import (
     text_config,
 )
 from roll.strategies.hf.sampler import sample
+from roll.strategies.hf.shared_heads import share_heads
 from roll.strategies.responses import Response, ResponseRules
 from roll.types.episode import FinishReason
 from roll.utils.seeding import stable_hash
@@ -278,6 +279,7 @@ def build(args: ModelArgs, options: StrategyConfig, settings: EngineSettings) ->
     model: torch.nn.Module = load_causal_lm(args, DTYPES[args.dtype])
     if torch.cuda.is_available():
         model = model.cuda()
+    share_heads(model)
     return HfInfer(
         model,
         eos_token_ids=eos_token_ids(model, tokenizer),

@@ -51,3 +51,17 @@ def test_programs_in_sandboxes(bench):
 @pytest.mark.parametrize("name", ["trl_ours", "trl_task", "trl_theirs"])
 def test_the_sides_of_the_comparison_can_be_imported(bench, name: str):
     importlib.import_module(name)
+
+
+def test_a_step_and_its_products(bench, tiny_model):
+    printed = bench("step_floor", "--model", tiny_model, "--rows", 2, "--tokens", 8, "--passes", 1, "--rounds", 1)
+    assert rows(printed) == ["contender", "products", "small pages", "large pages"]
+    steps = [line for line in printed.splitlines() if line.startswith(("| small", "| large"))]
+    (digest,) = {line.split("|")[-2].strip() for line in steps}
+    assert digest
+
+
+def test_responses_with_repeated_and_with_shared_heads(bench, tiny_model):
+    printed = bench("decode_heads", "--model", tiny_model, "--prompts", 2, "--group", 2, "--tokens", 20, "--rounds", 1)
+    assert rows(printed) == ["keys and values", "repeated", "shared"]
+    assert "all tokens and log-probs equal: True" in printed

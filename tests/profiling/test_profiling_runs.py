@@ -232,3 +232,35 @@ def test_a_share_of_the_episodes_is_the_same_in_every_run(tmp_path, tiny_model):
         assert {s["traceId"] for s in spans_ if "request" in s["attributes"]} == kept
     assert found[0] == found[1]
     assert 0 < len(found[0]) < 16
+
+
+def test_ranks_under_ray_write_their_own_traces_and_the_callers_trace_goes_along(tmp_path, tiny_model):
+    folder = write_toy(tmp_path / "ray", tiny_model)
+    run_toy(
+        folder,
+        *FEW,
+        "executor=ray",
+        "num_gpus_per_node=2",
+        "actor_train.device_mapping='0-1'",
+        "actor_train.training_args.per_device_train_batch_size=2",
+        "profile_steps=2",
+        "profiler.roles=actor_train",
+        "profiler.ranks=1",
+        "profiler.ray_timeline=true",
+        "tracing.enabled=true",
+    )
+    place = folder / "output" / "logs" / "profiler"
+    assert sorted(path.name for path in place.iterdir()) == [
+        "ray_timeline.json",
+        "step-000002.actor_train-1.json.gz",
+        "step-000002.controller.json.gz",
+        "step-000002.summary.json",
+    ]
+    assert any(event["name"] == "invoke" for event in json.loads((place / "ray_timeline.json").read_text()))
+    found = read_trace(place / "step-000002.controller.json.gz")
+    assert len(set(found["otherData"]["processes"].values())) == 4  # two ranks of the trainer, engine, reference
+    found = read_spans(folder)
+    phases = {s["spanId"]: s["name"] for s in found}
+    for rank in (0, 1):
+        calls = [s for s in found if s["track"] == f"actor_train-{rank}" and s["name"] == "train_step"]
+        assert [phases[s["parentSpanId"]] for s in calls] == ["train_actor"] * 3
