@@ -66,7 +66,12 @@ class DPOPipeline(PreferencePipeline):
         return outputs.require("logprobs")
 
     def _kl(self, batch: TokenBatch) -> Tensor:
-        """float32 [B], the policy's KL from the reference: the mean log-ratio of responses to other rows' prompts."""
+        """float32 [B], the policy's KL from the reference: the mean log-ratio of responses to other rows' prompts.
+
+        0, the least that it can be, for a single row, as an epoch may leave for its last step.
+        """
+        if len(batch) == 1:
+            return torch.zeros(1)
         other = mismatched(batch, self.config.max_sequence_length)
         with self.timers.span("kl", waits=True):
             policy = self.forward(self.clusters.actor_train, other, "logprobs").require("logprobs")

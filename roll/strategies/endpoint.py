@@ -10,18 +10,22 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
+from roll.configs.schema.checkpoint_config import STATE_CONTENTS, CheckpointContent
 from roll.configs.schema.endpoint_config import EndpointConfig
 from roll.distributed.layout import RankLayout
 from roll.distributed.weights import WeightPart
 from roll.distributed.worker import WorkerInfo
 from roll.strategies.base import LossFn, NamedWeights, Output, TopK, TrainSpec, TrainStrategy
 from roll.strategies.loop_thread import LoopThread
+from roll.strategies.state_files import StateFiles
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
 from roll.utils.endpoint import Endpoint, EndpointFailed, endpoint_url, key_in, why_unreachable
@@ -53,8 +57,9 @@ class EndpointTeacher(TrainStrategy):
             raise ValueError(f"{path}.endpoint: {why}; start the service, or correct the address")
         self.layout = RankLayout(dp_rank=info.rank, dp_size=info.world_size)
         self._options, self._who = options, f"{spec.role} at {options.endpoint}"
+        self._api = _APIS[options.api]
         self._endpoint = Endpoint(
-            endpoint_url(options.endpoint, "/completions"),
+            self._api.url(options.endpoint),
             who=self._who,
             key=key,
             timeout=options.request_timeout_s,
@@ -93,18 +98,11 @@ class EndpointTeacher(TrainStrategy):
 
     async def _row(self, ids: Sequence[int], top_k: int) -> list[Any]:
         """Return for each token its log-prob, or with `top_k` the likeliest (id, log-prob); zeros for the first."""
-        body = {
-            "model": self._options.model,
-            "prompt": list(ids),
-            "max_tokens": 1,
-            "temperature": 0.0,
-            **(_ASKS[self._options.api](top_k)),
-            **self._options.request_args,
-        }
+        body = {**self._api.asks(ids, top_k, self._options.model), **self._options.request_args}
         body = {name: value for name, value in body.items() if value is not None}
         reply = await self._endpoint.ask(body, largest=(1 << 20) + len(ids) * (top_k + 2) * _BYTES_PER_ENTRY)
         try:
-            found = [*_READS[self._options.api](reply, ids)]
+            found = [*self._api.reads(reply, ids)]
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             said = str(error) if isinstance(error, _WrongReply) else f"{type(error).__name__}: {error}"
             raise EndpointFailed(
@@ -144,16 +142,18 @@ class EndpointTeacher(TrainStrategy):
         del part
         _only_tells()
 
-    def save(self, path: Path) -> None:
-        del path
+    def save(
+        self, path: Path, contents: Sequence[CheckpointContent] = STATE_CONTENTS, files: StateFiles | None = None
+    ) -> None:
+        del path, contents, files
         _only_tells()
 
-    def load(self, path: Path) -> None:
-        del path
+    def load(self, path: Path, contents: Sequence[CheckpointContent] = STATE_CONTENTS) -> None:
+        del path, contents
         _only_tells()
 
-    def export(self, path: Path) -> None:
-        del path
+    def export(self, path: Path, files: StateFiles | None = None) -> None:
+        del path, files
         _only_tells()
 
 
@@ -163,6 +163,15 @@ def _only_tells() -> NoReturn:
 
 class _WrongReply(ValueError):
     """What a reply lacks."""
+
+
+@dataclass(frozen=True)
+class _Api:
+    """How a service is asked: the address, the body of a request, and what a reply says, {id: log-prob} per token."""
+
+    url: Callable[[str], str]
+    asks: Callable[[Sequence[int], int, str | None], dict[str, Any]]
+    reads: Callable[[Any, Sequence[int]], Iterator[dict[int, float]]]
 
 
 def _prompt_logprobs(reply: Mapping[str, Any], ids: Sequence[int]) -> Iterator[dict[int, float]]:
@@ -197,9 +206,43 @@ def _id_of(name: str) -> int:
     return int(name.removeprefix(_TOKEN_ID))
 
 
-_ASKS: dict[str, Any] = {
-    "prompt_logprobs": lambda top_k: {"prompt_logprobs": top_k},
-    "echo": lambda top_k: {"echo": True, "logprobs": max(1, top_k), "return_tokens_as_token_ids": True},
+def _sglang(reply: Mapping[str, Any], ids: Sequence[int]) -> Iterator[dict[int, float]]:
+    """SGLang's own: lists of [log-prob, id, text] over the prompt, and of lists of them."""
+    del ids
+    told = reply["meta_info"]
+    values = told.get("input_token_logprobs")
+    if not values:
+        raise _WrongReply("the reply has no input_token_logprobs")
+    top = told.get("input_top_logprobs") or [None] * len(values)
+    for value, others in zip(values[1:], top[1:], strict=True):
+        yield {int(token): float(logprob) for logprob, token, *_ in (value, *(others or ()))}
+
+
+def _completion(ids: Sequence[int], model: str | None, **more: Any) -> dict[str, Any]:
+    return {"model": model, "prompt": list(ids), "max_tokens": 1, "temperature": 0.0, **more}
+
+
+_COMPLETIONS = partial(endpoint_url, path="/completions")
+_APIS = {
+    "prompt_logprobs": _Api(
+        _COMPLETIONS, lambda ids, top_k, model: _completion(ids, model, prompt_logprobs=top_k), _prompt_logprobs
+    ),
+    "echo": _Api(
+        _COMPLETIONS,
+        lambda ids, top_k, model: _completion(
+            ids, model, echo=True, logprobs=max(1, top_k), return_tokens_as_token_ids=True
+        ),
+        _echo,
+    ),
+    "sglang": _Api(
+        lambda address: endpoint_url(address.rstrip("/").removesuffix("/v1"), "/generate"),
+        lambda ids, top_k, _: {
+            "input_ids": list(ids),
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "top_logprobs_num": top_k,
+        },
+        _sglang,
+    ),
 }
-_READS = {"prompt_logprobs": _prompt_logprobs, "echo": _echo}
-"""By `api`: what a request says besides its prompt, and how a choice of the reply becomes {id: log-prob} per token."""

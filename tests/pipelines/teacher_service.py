@@ -39,13 +39,21 @@ class TeacherService(ThreadingHTTPServer):
         return (place.replace('"', ""),)
 
     def reply(self, body: dict[str, Any]) -> dict[str, Any]:
-        ids = [*self.prefix, *body["prompt"]]
+        ids = [*self.prefix, *(body["prompt"] if "prompt" in body else body["input_ids"])]
         with torch.no_grad():
             table = self.model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+        if "input_ids" in body:
+            return self._sglang(ids, table, body["top_logprobs_num"])
         echo = body.get("echo", False)
         k = body["logprobs"] if echo else body["prompt_logprobs"]
         choice = self._echo(ids, table, k) if echo else self._prompt_logprobs(ids, table, k)
         return {"choices": [{"text": "x", **choice}], "usage": {"prompt_tokens": len(ids)}}
+
+    def _sglang(self, ids: list[int], table: torch.Tensor, k: int) -> dict[str, Any]:
+        own = [[float(table[place, token]), token, None] for place, token in enumerate(ids[1:])]
+        top = [[[float(line[i]), i, None] for i in line.topk(k).indices.tolist()] for line in table[:-1]]
+        found = {"input_token_logprobs": [[None, ids[0], None], *own]}
+        return {"text": "x", "meta_info": {**found, **({"input_top_logprobs": [None, *top]} if k else {})}}
 
     def _prompt_logprobs(self, ids: list[int], table: torch.Tensor, k: int) -> dict[str, Any]:
         found: list[Any] = [None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from preferences import (
     config_of,
     optimizer_of,
     policy_in,
+    preferences,
     run,
     step_by_hand,
     tokenizer_in,
@@ -217,6 +219,16 @@ def test_epochs_end_with_a_smaller_step_and_take_every_pair_once(tiny_model: Pat
     assert [row["preference/rows"] for row in rows] == [6, 6, 6, 2]
     assert rows[-1]["preference/epoch"] == 1.0
     assert rows[0]["data/taught_tokens"] == sum(row["preference/tokens"] for row in rows)
+
+
+def test_a_single_row_that_is_left_for_the_last_step_of_kto_has_no_kl(tiny_model: Path, tmp_path: Path) -> None:
+    """Its own response would be taken for another row's, and its log-ratio for the KL."""
+    folder = write(tmp_path, tiny_model, single=True)
+    liked = [row for row in preferences(50, single=True) if row["label"]]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in liked))
+    rows = run(folder, *KTO, "num_train_epochs=1", "max_steps=0")
+    assert [row["preference/rows"] for row in rows] == [12, 12, 1]
+    assert rows[-1]["preference/kl"] == 0.0
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

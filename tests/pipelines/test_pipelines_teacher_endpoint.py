@@ -48,7 +48,7 @@ def advantages(run: Run) -> torch.Tensor:
     return torch.tensor([value for row in run.rollouts() for value in row.advantages])
 
 
-@pytest.mark.parametrize("api", ["prompt_logprobs", "echo", "echo of texts"])
+@pytest.mark.parametrize("api", ["prompt_logprobs", "sglang", "echo", "echo of texts"])
 def test_advantages_are_those_of_the_same_weights_here(
     tiny_model: Path, teacher: Path, service: TeacherService, tmp_path: Path, api: str
 ) -> None:
@@ -59,12 +59,14 @@ def test_advantages_are_those_of_the_same_weights_here(
     assert there.last["distill/reverse_kl"] == pytest.approx(here.last["distill/reverse_kl"], rel=1e-5)
     bodies = [body for body, _ in service.seen]
     assert len(bodies) == len(here.rollouts())
-    assert {tuple(body["prompt"]) for body in bodies} == {tuple(row.token_ids) for row in here.rollouts()}
-    assert all((body["model"], body["max_tokens"]) == ("m", 1) for body in bodies)
+    asked = {tuple(body["input_ids"] if api == "sglang" else body["prompt"]) for body in bodies}
+    assert asked == {tuple(row.token_ids) for row in here.rollouts()}
+    assert api == "sglang" or all((body["model"], body["max_tokens"]) == ("m", 1) for body in bodies)
 
 
-@pytest.mark.parametrize("api", ["prompt_logprobs", "echo"])
-@pytest.mark.parametrize("divergence", ["reverse_kl", "forward_kl", "jensen_shannon"])
+@pytest.mark.parametrize(
+    ("api", "divergence"), [("prompt_logprobs", "reverse_kl"), ("echo", "forward_kl"), ("sglang", "jensen_shannon")]
+)
 def test_the_likeliest_tokens_are_those_of_the_same_weights_here(
     tiny_model: Path, teacher: Path, service: TeacherService, tmp_path: Path, api: str, divergence: str
 ) -> None:
@@ -145,7 +147,7 @@ def test_a_reply_without_the_log_probs_is_an_error_that_says_who_and_why(service
     assert (len(service.seen), caught.value.attempts) == (requests, requests)
 
 
-@pytest.mark.parametrize("api", ["prompt_logprobs", "echo", "echo of texts"])
+@pytest.mark.parametrize("api", ["prompt_logprobs", "sglang", "echo", "echo of texts"])
 def test_a_service_that_adds_a_token_is_an_error_and_no_shifted_row(service: TeacherService, api: str) -> None:
     service.prefix, service.writes_ids = (3,), api != "echo of texts"
     with pytest.raises(EndpointFailed, match=r"other tokens than it was sent|prompt_tokens is 4, and it was sent 3"):

@@ -11,16 +11,17 @@ from roll.configs.schema.strategy_options import StrategyConfig
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointConfig(StrategyConfig):
-    """A teacher behind an OpenAI-compatible service, such as vLLM's or SGLang's server: requests go to its
-    `/completions` with the student's token ids as the prompt."""
+    """A teacher behind a service, such as vLLM's or SGLang's server: it gets the student's token ids as a prompt and
+    says how likely each was."""
 
     endpoint: str | None = None
     """Its address, such as `http://localhost:8000/v1`."""
     model: str | None = None
     """The model's name there."""
-    api: Literal["prompt_logprobs", "echo"] = "prompt_logprobs"
-    """How log-probs of a prompt are asked for: `prompt_logprobs` (vLLM), or `echo` with `logprobs` (SGLang, llama.cpp
-    and others)."""
+    api: Literal["prompt_logprobs", "sglang", "echo"] = "prompt_logprobs"
+    """How log-probs of a prompt are asked for: completions with `prompt_logprobs` (vLLM); SGLang's own `/generate`; or
+    completions with `echo` and `logprobs`, which others have, too. Where such a service writes tokens as texts and not
+    as `token_id:7`, only `distill.use_as: advantage` works."""
     api_key_env: str | None = None
     """Environment variable that holds the service's key. The key itself never stands in a file, a log or an error.
     null: no key is sent."""
