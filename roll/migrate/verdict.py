@@ -63,4 +63,5 @@ def _line(violation: Violation) -> str:
 def _look_around(draft: Draft, reading: Reading) -> None:
     """What the configuration refers to and isn't here; relative paths are those of the working directory."""
     assert reading.config is not None
-    draft.report.elsewhere += [_line(violation) for violation in prerequisite_violations(reading.config)]
+    lines = [_line(violation) for violation in prerequisite_violations(reading.config)]
+    draft.report.elsewhere += dict.fromkeys(lines)  # roles that share a model say the same of it
