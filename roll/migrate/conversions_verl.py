@@ -403,14 +403,43 @@ def timeline(step: Step) -> None:
         step.decide("the file is ray_timeline.json in profiler_output_dir")
 
 
+_STATE = ["model", "optimizer", "extra"]
+
+
 @conversion
 def contents(step: Step) -> None:
-    """What a checkpoint holds."""
-    wanted = step.value if isinstance(step.value, list) else []
-    if "hf_model" in wanted and not step.use.key.startswith("critic."):
-        step.put(True)
+    """What a checkpoint holds, or what of it is loaded; the actor's counts for all roles."""
+    wanted = step.value if isinstance(step.value, list) else [step.value]
+    if step.value is None or sorted(map(str, wanted)) == sorted(_STATE):
+        step.dead("model, optimizer and extra are the default")
+    elif step.use.key.startswith("critic."):
+        step.dead("a checkpoint holds all roles; the actor's contents count")
+    elif step.last == "load_contents":
+        loaded = [word for word in wanted if word in _STATE]
+        step.put(loaded)
+        if loaded != wanted:
+            step.decide("hf_model is saved, never loaded")
     else:
-        step.dead("a checkpoint holds all that resuming needs")
+        step.put(wanted)
+
+
+@last
+def address(step: Step) -> None:
+    """A second place of checkpoints, which here is the only one."""
+    if step.value is None:
+        step.dead("null asks for none")
+    else:
+        step.put(step.value)
+        step.decide("checkpoints go to this address alone; default_local_dir isn't written")
+
+
+@last
+def keep_one(step: Step) -> None:
+    """Whether the checkpoint before goes."""
+    if step.value:
+        step.put(1)
+    else:
+        step.dead("false asks for nothing")
 
 
 @conversion

@@ -101,7 +101,7 @@ def test_a_leaf_word_gets_a_counterparts_name_and_none_misleads():
         ("algorithm.kl_ctrl.kl_coef=0.1", "write init_kl_coef"),
         ("trainer=null", "total_epochs is num_train_epochs"),
         ("nnodes=2", "write num_nodes"),
-        ("checkpoint_config.type=file_system", "checkpoints are files"),
+        ("checkpoint_config.type=file_system", "checkpoint_config.output_dir says it"),
     ],
 )
 def test_an_override_of_another_system_is_answered_with_ours(override: str, said: str, job: Path):

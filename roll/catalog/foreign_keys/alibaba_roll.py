@@ -23,10 +23,9 @@ RUN: list[ForeignKey] = [
     *same("checkpoint_config.output_dir"),
     moved("max_ckpt_to_keep", "checkpoint_config.max_to_keep", "0 keeps all", how="positive"),
     moved("checkpoint_config.max_to_keep"),
-    *dead(
-        "checkpoint_config.type checkpoint_config.async_upload",
-        "checkpoints are files, in checkpoint_config.output_dir",
-    ),
+    *dead("checkpoint_config.type", "checkpoint_config.output_dir says it: a folder, or an address such as s3://bucket/run",
+          see="checkpoint_config.output_dir"),
+    moved("checkpoint_config.async_upload", "checkpoint_config.async_save", "uploads, too, run while training goes on"),
     *absent("checkpoint_config.**", "checkpoints are files", see="checkpoint_config.output_dir"),
     decided(
         "tracker_kwargs.log_dir", "logging_dir", "trackers write below logging_dir; it is taken where that isn't given",

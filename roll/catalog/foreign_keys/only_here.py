@@ -5,6 +5,7 @@ from __future__ import annotations
 _WORDS = """
 prepare print_summary kl_top_k ray_init.object_store_memory tracing.enabled tracing.endpoint tracing.episode_share
 profiler.activities profiler.max_events profiler.max_traces profiler.ranks profiler.record_shapes profiler.with_stack
+checkpoint_config.save_hf_model
 adv_estimator_args allow_both_kl allow_uncorrected_async balance_by cosine_length.exceeded cosine_length.right
 cosine_length.wrong discount_over distill.use_as engine_restarts executor export_model kimi15_level kl_loss_ratio
 lora_sync loss_type_args topr_level verify_weight_sync warm_start
@@ -32,6 +33,12 @@ train_infer_correction.rejection
 <role>.data_args.procedural.question_template <role>.data_args.procedural.seed <role>.data_args.procedural.size
 <role>.data_args.procedural.tag <role>.data_args.score <role>.data_args.streaming
 <role>.strategy_args.strategy_config.bf16 <role>.strategy_args.strategy_config.fp16
+
+<role>.strategy_args.strategy_config.api <role>.strategy_args.strategy_config.api_key_env
+<role>.strategy_args.strategy_config.endpoint <role>.strategy_args.strategy_config.max_in_flight
+<role>.strategy_args.strategy_config.model <role>.strategy_args.strategy_config.request_args
+<role>.strategy_args.strategy_config.request_retries <role>.strategy_args.strategy_config.request_timeout_s
+<role>.strategy_args.strategy_config.retry_delay_s
 
 <role>.cache_file <role>.cache_size <role>.input_cost <role>.label <role>.max_in_flight <role>.normalize
 <role>.output_cost <role>.request_args <role>.request_retries <role>.request_timeout_s <role>.requests_per_minute

@@ -6,7 +6,6 @@ from roll.catalog.foreign_keys.rows import ForeignKey, absent, dead, decided, mo
 
 _TRAIN_DATA, _VAL = "actor_train.data_args", "validation.data_args"
 BOTH = f"{_TRAIN_DATA} {_VAL}"
-FOLDERS = "files are on this machine's file systems"
 
 ESTIMATORS = {
     "grpo_passk": "pass_at_k", "grpo_vectorized": "grpo", "rloo_vectorized": "rloo",
@@ -132,11 +131,11 @@ TRAINER: list[ForeignKey] = [
     moved("trainer.seed", "seed"),
     *dead("max_critic_ckpt_to_keep", "a checkpoint holds all roles", "trainer", see="checkpoint_config.max_to_keep"),
     moved("trainer.rollout_n", "num_return_sequences_in_group"),
-    *absent("default_hdfs_dir", FOLDERS, "trainer", see="checkpoint_config.output_dir"),
-    *absent("del_local_ckpt_after_load", "see checkpoint_config.max_to_keep", "trainer",
-            see="checkpoint_config.max_to_keep"),
-    *dead("remove_previous_ckpt_in_save", "checkpoint_config.max_to_keep says how many stay", "trainer",
-          see="checkpoint_config.max_to_keep"),
+    moved("trainer.default_hdfs_dir", "checkpoint_config.output_dir", "an address such as hdfs://host/run",
+          how="address"),
+    moved("trainer.del_local_ckpt_after_load", "checkpoint_config.delete_after_load"),
+    decided("trainer.remove_previous_ckpt_in_save", "checkpoint_config.max_to_keep",
+            "true is max_to_keep: 1, which removes the one before when the next is complete", how="keep_one"),
     moved("trainer.ray_wait_register_center_timeout", "rpc_timeout", how="nothing"),
     *dead("device use_legacy_worker_impl use_v1 task_type", "devices are found by themselves", "trainer"),
     *dead("esi_redundant_time", "a run that is interrupted goes on from its newest checkpoint", "trainer",

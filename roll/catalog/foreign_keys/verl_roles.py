@@ -116,11 +116,11 @@ def optimizer(theirs: str, role: str, rate: float) -> list[ForeignKey]:
 
 def _checkpoint(theirs: str) -> list[ForeignKey]:
     return [
-        *(decided(f"{theirs}.{key}", "checkpoint_config.save_hf_model", "a checkpoint holds all that resuming needs; "
-                  "hf_model is save_hf_model", how="contents")
-          for key in ("contents", "save_contents")),
-        *dead("load_contents", "resuming loads all of it", theirs, see="resume_from_checkpoint"),
-        *dead("async_save strict mbridge_config.**", "checkpoints are files of this project", theirs,
+        *(moved(f"{theirs}.{key}", "checkpoint_config.save_contents", how="contents") for key in
+          ("contents", "save_contents")),
+        moved(f"{theirs}.load_contents", "checkpoint_config.load_contents", how="contents"),
+        moved(f"{theirs}.async_save", "checkpoint_config.async_save", how="if_true"),
+        *dead("strict mbridge_config.**", "checkpoints are files of this project", theirs,
               see="checkpoint_config.output_dir"),
     ]  # fmt: skip
 
