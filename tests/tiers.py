@@ -70,6 +70,7 @@ FULL = (
     "pipelines/test_pipelines_checkpoints.py::test_killed*",
     "pipelines/test_pipelines_checkpoints.py::test_*same_run[ray]",
     "pipelines/test_pipelines_checkpoints.py::test_load_contents*",
+    "pipelines/test_pipelines_checkpoints.py::test_two_ranks*",
     "pipelines/test_pipelines_checkpoints.py::test_a_run_goes_on_from_a_remote*",
     "pipelines/test_pipelines_judge.py::test_*resumes*",
     "pipelines/test_pipelines_keys_training.py*",

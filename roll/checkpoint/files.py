@@ -37,9 +37,10 @@ class FileRecord:
     sha256: str
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, *, flush: bool = True) -> None:
     """Write `value` so that a reader sees the old content or the new, never a part; NaN is refused.
 
+    Without `flush` it may still be lost when the machine stops, for files that `hash_files` flushes later.
     Floats are written with as many digits as it takes to read the same bits back.
     """
     text = json.dumps(value, indent=1, sort_keys=True, allow_nan=False)
@@ -47,7 +48,8 @@ def write_json(path: Path, value: Any) -> None:
     with open(fresh, "w", encoding="utf-8") as file:
         file.write(text + "\n")
         file.flush()
-        os.fsync(file.fileno())
+        if flush:
+            os.fsync(file.fileno())
     os.replace(fresh, path)
 
 

@@ -68,7 +68,8 @@ class Checkpoints:
             parts: list[str] | None = [] if options.async_save else None
             self._save_roles(folder, contents, parts)
             extra = state(folder) if "extra" in contents else {}
-            write_json(folder / "pipeline.json", {"step": step, "seed": self._config.seed, **extra})
+            # The disk has it before the checkpoint is complete, like all other files; the step needn't wait for that.
+            write_json(folder / "pipeline.json", {"step": step, "seed": self._config.seed, **extra}, flush=False)
             if parts is None:
                 unfinished.finish()
         if parts is not None:

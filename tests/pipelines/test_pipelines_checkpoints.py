@@ -322,3 +322,34 @@ class _Touch:
 
     def __reduce__(self):
         return Path.touch, (self._path,)
+
+
+BACKENDS = {
+    "deepspeed": ("deepspeed_train", "{zero_optimization: {stage: 3}}"),
+    "megatron": ("megatron_train", "{tensor_model_parallel_size: 2}"),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_ranks_of_every_backend_save_in_the_background_and_resume(tiny_model, tmp_path, backend):
+    pytest.importorskip(backend)
+    name, options = BACKENDS[backend]
+    settings = (
+        "max_steps=4",
+        "save_steps=2",
+        ASYNC,
+        "executor=ray",
+        "num_gpus_per_node=2",
+        "actor_train.device_mapping='0-1'",
+        f"actor_train.training_args.gradient_accumulation_steps={1 if backend == 'deepspeed' else 2}",
+        f"actor_train.strategy_args={{strategy_name: {name}, strategy_config: {options}}}",
+    )
+    folder = write_toy(tmp_path, tiny_model)
+    rows = comparable(run_toy(folder, *settings, "checkpoint_config.max_to_keep=null"))
+    exported = weights(folder / "output" / "hf_model")
+    source = checkpoint(folder, 2)
+    assert main(["export", str(checkpoint(folder, 4)), "-o", str(tmp_path / "merged")]) == 0
+    assert same(weights(tmp_path / "merged"), exported)
+    again = comparable(run_toy(folder, *settings, f"resume_from_checkpoint={source}"))
+    assert again == rows
+    assert same(weights(folder / "output" / "hf_model"), exported)
