@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from toy import run_toy, write_toy
+from toy_env import SHORT, without_template, write_toy_env
 
 from roll.cli.__main__ import main
 from roll.profiling.chrome import read_trace
@@ -264,3 +265,14 @@ def test_ranks_under_ray_write_their_own_traces_and_the_callers_trace_goes_along
     for rank in (0, 1):
         calls = [s for s in found if s["track"] == f"actor_train-{rank}" and s["name"] == "train_step"]
         assert [phases[s["parentSpanId"]] for s in calls] == ["train_actor"] * 3
+
+
+def test_an_episode_of_several_turns_has_a_span_for_each_response_and_step_of_its_environment(tmp_path, tiny_model):
+    folder = write_toy_env(tmp_path / "letters", without_template(tiny_model, tmp_path / "model"))
+    run_toy(folder, "max_steps=1", "tracing.enabled=true", *SHORT)
+    found = read_spans(folder)
+    (episode, *_) = [s for s in found if s["name"] == "episode" and int(s["attributes"]["turns"]) == 2]
+    inside = sorted((s for s in found if s["traceId"] == episode["traceId"]), key=lambda s: int(s["startTimeUnixNano"]))
+    names = [s["name"] for s in inside if s["name"] != "wait for a slot"]
+    assert names == ["episode", "reset", "generate", "environment", "generate", "environment", "update"]
+    assert [int(s["attributes"]["turn"]) for s in inside if s["name"] in ("generate", "environment")] == [0, 0, 1, 1]
