@@ -51,3 +51,11 @@ def test_programs_in_sandboxes(bench):
 @pytest.mark.parametrize("name", ["trl_ours", "trl_task", "trl_theirs"])
 def test_the_sides_of_the_comparison_can_be_imported(bench, name: str):
     importlib.import_module(name)
+
+
+def test_the_memory_plan_beside_a_measured_peak(bench):
+    printed = bench("memory_plan", "--small", "--only", "fsdp2, packed")
+    assert rows(printed) == ["case", "fsdp2, packed"]
+    worst = re.search(r"largest difference: (\d+) %", printed)
+    assert worst is not None
+    assert int(worst[1]) <= 15
