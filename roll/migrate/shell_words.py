@@ -1,4 +1,5 @@
-"""Shell scripts as commands and words, with the script's own variables filled in. Nothing is run or worked out."""
+"""Shell scripts as commands and words, with the script's own variables filled in. Nothing is run; of arithmetic, whole
+numbers are worked out."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import bisect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+from roll.migrate.shell_numbers import whole_number
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?=)")
@@ -232,7 +235,8 @@ class _Reader:
             return [Word(raw, (raw,))], False
         if text.startswith("$(", start):
             raw = self._balanced("(", ")")
-            return [Word(raw, (raw,))], False
+            number = _Expander(self._script).number(raw[3:-2]) if raw.startswith("$((") and raw.endswith("))") else None
+            return [Word(raw, (raw,)) if number is None else Word(str(number))], False
         if text.startswith("${", start):
             raw = self._balanced("{", "}")
             return _Expander(self._script).braces(raw[2:-1])
@@ -306,6 +310,13 @@ class _Expander:
         if operator.group()[-1] == "=":
             self._script.variables[name] = [value]
         return [value], False
+
+    def number(self, expression: str) -> int | None:
+        """The value of `$((expression))`, with the script's variables; None where it isn't one of whole numbers."""
+        filled = self.text(expression)
+        if filled.unexpanded:
+            return None
+        return whole_number(_NAME.sub(lambda name: self.variable(name.group())[0].text, filled.text))
 
     def text(self, word: str) -> Word:
         """The text after `:-`, with its own variables and quotes."""

@@ -34,6 +34,8 @@ def words(text: str) -> list[str]:
         ("if true; then A=1; else A=2; fi\nexport B=3\nrun a=$A b=$B", ["run", "a=2", "b=3"]),
         ("cat > f <<EOF\nrun a=9\nEOF\nrun a=1 > log 2>&1", ["run", "a=1", "2"]),
         ("X=a; X+=b\nrun x=$X", ["run", "x=ab"]),
+        ("N=4\nrun a=$((1024 * 2)) b=$((N*2+${M:-1})) c=$(( (7 - $N) ** 2 / 2 )) d=$((-7/2)) e=$((-7%2))",
+         ["run", "a=2048", "b=9", "c=4", "d=-3", "e=-1"]),
         ("run l='[\"a\",\"b\"]' m=['a','b'] p=<path_to>", ["run", 'l=["a","b"]', "m=[a,b]", "p=<path_to>"]),
     ],
 )  # fmt: skip
@@ -41,7 +43,21 @@ def test_a_scripts_own_variables_are_filled_in(script: str, expected: list[str])
     assert words(script) == expected
 
 
-@pytest.mark.parametrize("value", ["$(date)", "`date`", "$((1024 * 2))", "$1", "${#A}", "${A//x/y}", "$NOT_SET"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "$(date)",
+        "`date`",
+        "$((1024 * x))",
+        "$((9**99))",
+        "$((1/0))",
+        "$((print(1)))",
+        "$1",
+        "${#A}",
+        "${A//x/y}",
+        "$NOT_SET",
+    ],
+)
 def test_what_would_have_to_be_run_is_named_and_not_run(value: str, tmp_path: Path):
     script = f"python3 -m verl.trainer.main_ppo data.max_prompt_length={value} trainer.nnodes=2"
     (tmp_path / "run.sh").write_text(script, "utf-8")
