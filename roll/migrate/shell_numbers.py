@@ -1,4 +1,4 @@
-"""Whole-number arithmetic of shell scripts, `$((1024 * 20))`: sums, products, quotients and powers, no calls, no names."""
+"""Whole-number arithmetic of shell scripts, `$((1024 * 20))`: sums, products, quotients and powers of numbers."""
 
 from __future__ import annotations
 
