@@ -14,7 +14,7 @@ from roll.configs.checks.machine import Machine, this_machine
 from roll.configs.errors import ConfigError, Violation
 from roll.configs.full_check import checked
 from roll.configs.parsing.find import find_config
-from roll.configs.parsing.loader import read_config
+from roll.configs.parsing.loader import MISSING_VALUE, read_config
 from roll.configs.rules.layout import shape_rules
 from roll.configs.schema.model_shape import read_shape
 from roll.configs.schema.run_config import RunConfig
@@ -55,8 +55,14 @@ def say_plan(config: RunConfig, found: MemoryPlan, fixes: Sequence[Change], *, s
 
 
 def read(file: Path, overrides: Sequence[str]) -> RunConfig:
-    """Return the configuration, checked as far as the machine that plans has no say; raise `ConfigError`."""
+    """Return the configuration, checked as far as the machine that plans has no say; raise `ConfigError`.
+
+    Values that are still to be given (`???`) are texts here, names of files mostly: memory doesn't depend on them.
+    """
     reading = read_config(file, overrides)
+    lacking = [violation.path for violation in reading.violations if violation.expected == MISSING_VALUE]
+    if lacking and len(lacking) == len(reading.violations):
+        reading = read_config(file, [*overrides, *(f"{path}=to_be_given" for path in lacking)])
     violations = list(reading.violations)
     if reading.config is not None and reading.sound and not violations:
         violations = shape_violations(reading.config)

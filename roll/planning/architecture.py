@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from roll.catalog.model_sizes import known_sizes
 from roll.configs.schema.model_shape import config_file
 from roll.planning.families import FAMILIES, Family
 
@@ -157,7 +158,7 @@ class UnknownModel(ValueError):
 
 
 def read_architecture(name: str, overrides: Mapping[str, Any], key: str) -> Architecture:
-    """Return the architecture of a model folder, or of a hub model in the hub's cache.
+    """Return the architecture of a model folder, of a hub model in the hub's cache, or of a well-known one.
 
     Args:
         name: folder or hub id.
@@ -168,6 +169,8 @@ def read_architecture(name: str, overrides: Mapping[str, Any], key: str) -> Arch
         UnknownModel: no config.json, or one of a family that isn't known.
     """
     file = config_file(name)
+    if file is None and (known := known_sizes(name)) is not None:
+        return architecture_of({**known, **overrides}, name, key)
     if file is None:
         raise UnknownModel(
             f"{key}: {name!r} has no config.json here, and without it nothing is known about its memory. Name a model "

@@ -48,6 +48,9 @@ _VARIABLE = re.compile(r"\$\{\s*([A-Za-z_]\w*)")
 
 _REFERENCE = re.compile(r"\$\{\s*([A-Za-z_][\w.]*)\s*\}")
 
+MISSING_VALUE = "a value in place of ???"
+"""What is expected where a file leaves a value to whoever starts it."""
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -336,7 +339,7 @@ def _resolve(tree: Any) -> tuple[Any, list[Violation]]:
     declared = {name for cls in PIPELINES.values() for name in cls.__dataclass_fields__}
     for name in plain:
         if plain[name] == "???" and name not in declared:
-            violations.append(Violation(name, "a value in place of ???", f"{name}=... on the command line"))
+            violations.append(Violation(name, MISSING_VALUE, f"{name}=... on the command line"))
     return plain, violations
 
 
