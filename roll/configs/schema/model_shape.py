@@ -51,7 +51,7 @@ def read_shape(name: str, overrides: Mapping[str, Any]) -> ModelShape | None:
 
     `overrides` are the user's `model_config_kwargs`.
     """
-    file = _config_file(name)
+    file = config_file(name)
     if file is None:
         return None
     try:
@@ -64,7 +64,8 @@ def read_shape(name: str, overrides: Mapping[str, Any]) -> ModelShape | None:
     return shape_of({**tree, **(text if isinstance(text, dict) else {}), **overrides})
 
 
-def _config_file(name: str) -> Path | None:
+def config_file(name: str) -> Path | None:
+    """Return the config.json of a local model folder, or of a hub model that is in the hub's cache; None without."""
     folder = Path(name).expanduser()
     if folder.exists():
         file = folder / "config.json"

@@ -1,0 +1,62 @@
+"""Bytes of `fsdp2_*`: torch's `fully_shard` of every decoder layer, and of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from roll.configs.schema.strategy_config import Fsdp2Config
+from roll.planning.parameters import BYTES, Parameter
+from roll.planning.states import States, offloaded
+
+COUNTER = 4
+"""Bytes of the step that torch's AdamW keeps for each of its tensors."""
+
+
+def fsdp2_states(
+    parameters: Sequence[Parameter], options: Fsdp2Config, *, ranks: int, rank: int, trains: bool, dtype: str, l2: bool
+) -> States:
+    """Return the states of one rank of `ranks`; `dtype` is that of the role, `l2` whether it is pulled to its start.
+
+    Several ranks shard each tensor by rows. A shard is as long as the longest one, which is where rows don't divide;
+    moments are as long as the rank's own part.
+    """
+    shards = options.fsdp_size or ranks if ranks > 1 else 1
+    place = rank % shards
+    trained = [parameter for parameter in parameters if parameter.trains]
+    weights = sum(_padded(p, shards) * p.width for p in parameters)
+    gradients = sum(_padded(p, shards) * 4 for p in trained) if trains else 0
+    moments = sum(2 * _own(p, shards, place) * 4 + COUNTER for p in trained) if trains else 0
+    anchor = sum(_own(p, shards, place) * 4 for p in trained) if trains and l2 else 0
+    computed = BYTES[options.param_dtype or dtype]
+    states = States(
+        weights=weights,
+        gradients=gradients,
+        optimizer=moments + anchor,
+        gathered=_gathered(parameters, computed, options) if ranks > 1 else 0,
+    )
+    return offloaded(states, weights=True) if options.offload_policy and ranks > 1 else states
+
+
+def _padded(parameter: Parameter, shards: int) -> int:
+    """Numbers in every rank's shard."""
+    rows = parameter.shape[0]
+    return -(-rows // shards) * (parameter.size // rows)
+
+
+def _own(parameter: Parameter, shards: int, place: int) -> int:
+    """Numbers of the shard that aren't padding."""
+    rows = parameter.shape[0]
+    most = -(-rows // shards)
+    return max(0, min(most, rows - place * most)) * (parameter.size // rows)
+
+
+def _gathered(parameters: Sequence[Parameter], computed: int, options: Fsdp2Config) -> int:
+    """Whole weights on a rank: the layer that computes, the next one on its way, and what belongs to no layer."""
+    groups: dict[int | None, int] = {}
+    for parameter in parameters:
+        groups[parameter.block] = groups.get(parameter.block, 0) + parameter.size * computed
+    outside = groups.pop(None, 0)
+    layers = list(groups.values())
+    if not options.reshard_after_forward:
+        return outside + sum(layers)
+    return outside + sum(sorted(layers)[-2:])
