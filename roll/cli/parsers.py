@@ -28,6 +28,7 @@ def roll_parser() -> argparse.ArgumentParser:
         _add_train,
         _add_check,
         _add_migrate,
+        _add_plan,
         _add_resume,
         _add_export,
         _add_plot,
@@ -115,6 +116,21 @@ def _add_migrate(groups: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", help="the report as JSON")
     parser.add_argument("--force", action="store_true", help="replace files that are there")
+
+
+def _add_plan(groups: Any) -> None:
+    parser = _command(
+        groups, "plan", "say whether a configuration's memory fits, by role, device and phase", "roll.cli.plan:plan"
+    )
+    parser.add_argument("file", help="the YAML file, with or without .yaml")
+    parser.add_argument(
+        "--devices",
+        metavar="NAME:COUNT[,cpu:GIB]",
+        help="of every machine, e.g. h100:8 or h100:8,cpu:1024 or cpu:64 (default: those of this machine)",
+    )
+    parser.add_argument("--suggest", action="store_true", help="look for sizes that fit, and check them")
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON, in bytes")
+    _add_overrides(parser)
 
 
 def _add_quickstart(groups: Any) -> None:

@@ -1,0 +1,257 @@
+"""Memory of roles on training backends: the policy, the critic, references, teachers, reward models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from roll.configs.schema.deepspeed_config import DeepSpeedConfig
+from roll.configs.schema.megatron_config import MegatronConfig
+from roll.configs.schema.rl_config import RLConfig
+from roll.configs.schema.run_config import RunConfig
+from roll.configs.schema.strategy_config import Fsdp2Config
+from roll.configs.schema.worker_config import ForwardConfig, TrainConfig
+from roll.planning.activations import Activations, Batch, Numbers, activations, forward_bytes
+from roll.planning.architecture import Architecture
+from roll.planning.items import Item, RoleMemory, kept, passing
+from roll.planning.machines import GIB
+from roll.planning.megatron_activations import megatron_activations, megatron_forward_bytes
+from roll.planning.parameters import BYTES, Parameter, role_parameters
+from roll.planning.role_states import states_of
+from roll.planning.states import States
+
+CONTEXT = int(0.6 * GIB)
+"""Of an accelerator, what CUDA and its libraries take in each process."""
+COLLECTIVES = int(0.4 * GIB)
+"""Of an accelerator, what NCCL takes in a process that has peers."""
+HOST_PROCESS = int(2.0 * GIB)
+"""Of the host, a process with torch and CUDA."""
+CPU_PROCESS = int(0.5 * GIB)
+"""Of the host, a process with torch alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedRole:
+    """What the plan of one rank is made from."""
+
+    config: RunConfig
+    role: str
+    worker: ForwardConfig
+    arch: Architecture
+    rank: int
+    on_accelerator: bool
+
+    @property
+    def kind(self) -> str:
+        return self.config.kind_of(self.role)
+
+    @property
+    def trains(self) -> bool:
+        return self.role in self.config.trained_roles and not self.config.only_validates
+
+    @cached_property
+    def parameters(self) -> list[Parameter]:
+        """Of the whole Hugging Face module."""
+        return role_parameters(self.arch, self.worker.model_args, self.kind, trains=self.trains, role=self.role)
+
+    @cached_property
+    def states(self) -> States:
+        """What the rank holds."""
+        l2 = self.role == "actor_train" and self.config.l2_coef > 0
+        return states_of(
+            self.arch, self.worker, role=self.role, kind=self.kind, trains=self.trains, rank=self.rank, l2=l2
+        )
+
+    @property
+    def numbers(self) -> Numbers:
+        """Autocast keeps the stream between layers in the type of the weights."""
+        options, args = self.worker.strategy_args.strategy_config, self.worker.model_args
+        computed = BYTES[args.dtype]
+        if isinstance(options, Fsdp2Config) and options.param_dtype:
+            computed = BYTES[options.param_dtype]
+        return Numbers(computed=computed, residual=4 if self.autocast else computed)
+
+    @property
+    def autocast(self) -> bool:
+        """Whether float32 weights compute in another type without a copy of their own."""
+        options, half = self.worker.strategy_args.strategy_config, self.worker.model_args.dtype != "fp32"
+        if isinstance(options, Fsdp2Config):
+            half = (options.param_dtype or self.worker.model_args.dtype) != "fp32"
+            return half and self.trains and self.worker.ranks == 1
+        return half and self.trains and isinstance(options, DeepSpeedConfig) and options.stage == 0
+
+    def batch(self, *, training: bool) -> Batch:
+        """Return the largest micro-batch that the configuration allows."""
+        worker, longest = self.worker, self.config.max_sequence_length
+        dynamic, rows, budget = worker.use_dynamic_batching_in_infer, worker.infer_batch_size, None
+        multiple = worker.sequence_length_round_in_infer
+        if dynamic:
+            budget = worker.max_tokens_per_microbatch_in_infer
+        if training and isinstance(worker, TrainConfig):
+            dynamic, rows = worker.use_dynamic_batching_in_train, worker.training_args.per_device_train_batch_size
+            budget = worker.max_tokens_per_microbatch_in_train if dynamic else None
+            multiple = worker.sequence_length_round_in_train
+        else:
+            # A step has no more rows than that.
+            rows = min(rows, max(1, -(-self.config.batch.rows // max(1, worker.data_parallel))))
+        width = -(-longest // multiple) * multiple
+        split = worker.model_args.ulysses_size
+        packed = worker.use_sequence_packing or split > 1
+        if dynamic and budget:
+            rows = max(1, budget // width)
+            tokens = max(budget, width) if packed else rows * width
+        else:
+            tokens = rows * width
+        answered = self.config.response_length if isinstance(self.config, RLConfig) else longest - 1
+        return Batch(
+            rows=rows,
+            width=width,
+            tokens=-(-tokens // split),
+            scored=-(-min(tokens, -(-tokens // longest) * answered) // split),
+            packed=packed,
+        )
+
+    @property
+    def micro_batches(self) -> int:
+        """Forward and backward passes of an optimizer step."""
+        assert isinstance(self.worker, TrainConfig)
+        args = self.worker.training_args
+        if not self.worker.use_dynamic_batching_in_train:
+            return args.gradient_accumulation_steps
+        rows = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        return -(-rows // self.batch(training=True).rows)
+
+
+def training_memory(given: TrainedRole) -> RoleMemory:
+    """Return the memory of one rank of a role that trains or scores."""
+    states, on_device = given.states, given.on_accelerator
+    process = (CONTEXT + (COLLECTIVES if given.worker.ranks > 1 else 0)) if on_device else CPU_PROCESS
+    awake = kept(
+        ("weights", states.weights),
+        ("gradients", states.kept_gradients),
+        ("optimizer", states.optimizer),
+        ("sync buffers", states.buffers),
+        ("process", process),
+    )
+    score = _forward(given)
+    phases = {
+        "start": passing(("weights", _loaded(given) if on_device else _built(given))),
+        "score": passing(("activations", score), ("gathered weights", states.gathered)),
+    }
+    host_phases: dict[str, int] = {}
+    if given.trains:
+        made = _activations(given)
+        phases["train"] = _train(given, states, made)
+        host_phases["train"] = made.host
+        gathered = max((parameter.size for parameter in given.parameters), default=0) * 4
+        phases["sync"] = passing(("sync buffers", gathered if given.worker.ranks > 1 or on_device else 0))
+    moved = states.weights + states.optimizer if on_device else 0
+    return RoleMemory(
+        role=given.role,
+        awake=awake,
+        asleep=kept(("process", process)) if on_device else awake,
+        phases=phases,
+        host_awake=states.host + (HOST_PROCESS if on_device else 0),
+        host_asleep=states.host + (HOST_PROCESS + moved if on_device else 0),
+        host_start=_built(given) if on_device else 0,
+        host_phases=host_phases,
+    )
+
+
+def _forward(given: TrainedRole) -> int:
+    options = given.worker.strategy_args.strategy_config
+    batch = given.batch(training=False)
+    if isinstance(options, MegatronConfig):
+        return megatron_forward_bytes(given.arch, options, given.numbers, batch, kind=given.kind)
+    shared = given.worker.model_args.ulysses_size
+    return forward_bytes(given.arch, given.numbers, batch, kind=given.kind, shared=shared if shared > 1 else 1)
+
+
+def _activations(given: TrainedRole) -> Activations:
+    options, args = given.worker.strategy_args.strategy_config, given.worker.model_args
+    checkpointed, batch = not args.disable_gradient_checkpointing, given.batch(training=True)
+    if isinstance(options, MegatronConfig):
+        stage = given.rank // max(1, given.worker.ranks // options.pipeline_model_parallel_size)
+        return megatron_activations(
+            given.arch, options, given.numbers, batch, kind=given.kind, checkpointed=checkpointed, stage=stage,
+            micro_batches=given.micro_batches,
+        )  # fmt: skip
+    return activations(
+        given.arch, given.numbers, batch, kind=given.kind, checkpointed=checkpointed, offloaded=args.activation_offload
+    )
+
+
+def _train(given: TrainedRole, states: States, made: Activations) -> tuple[Item, ...]:
+    """Return what the worst moment of an optimizer step adds: in the backward pass, or while weights change."""
+    options = given.worker.strategy_args.strategy_config
+    gradients = states.gradients - states.kept_gradients
+    backward = made.total + states.gathered + states.passing + _unreduced(given) + _casts(given)
+    # Gradients of earlier micro-batches are there; those of the only one grow while activations go.
+    beside = gradients if given.micro_batches > 1 or isinstance(options, MegatronConfig) else 0
+    stepping = _step(given, states)
+    if backward + beside >= gradients + stepping:
+        return passing(
+            ("gradients", beside + _unreduced(given) + states.passing),
+            ("activations", made.saved + (made.moment if made.moment >= made.logits else 0) + _casts(given)),
+            ("logits", made.logits if made.logits > made.moment else 0),
+            ("gathered weights", states.gathered),
+        )
+    return passing(("gradients", gradients), ("optimizer", stepping))
+
+
+def _unreduced(given: TrainedRole) -> int:
+    """Gradients on their way to where they are kept: of the layer that FSDP sums, or of all that ZeRO 1 will sum."""
+    options, parameters = given.worker.strategy_args.strategy_config, given.parameters
+    trained = [parameter for parameter in parameters if parameter.trains]
+    computed = given.numbers.computed
+    if isinstance(options, Fsdp2Config) and given.worker.ranks > 1:
+        groups: dict[int | None, int] = {}
+        for parameter in trained:
+            groups[parameter.block] = groups.get(parameter.block, 0) + parameter.size
+        return max(groups.values(), default=0) * (computed + BYTES[options.reduce_dtype])
+    if isinstance(options, DeepSpeedConfig) and options.stage in (1, 2):
+        size = sum(parameter.size for parameter in trained)
+        most = options.zero_optimization.get("reduce_bucket_size", 500_000_000) if options.stage == 2 else size
+        return min(size, most if isinstance(most, int) else 500_000_000) * computed
+    return max((parameter.size for parameter in trained), default=0) * computed
+
+
+def _casts(given: TrainedRole) -> int:
+    """Copies of the weights that autocast makes: of all that compute, or of a layer that is computed again."""
+    if not given.autocast:
+        return 0
+    matrices = [parameter for parameter in given.parameters if len(parameter.shape) > 1]
+    if given.worker.model_args.disable_gradient_checkpointing:
+        return 2 * sum(parameter.size for parameter in matrices)
+    layer = sum(parameter.size for parameter in matrices if parameter.block == 0)
+    head = given.arch.vocab * given.arch.hidden if given.kind == "policy" else 0
+    return 2 * (layer + head)
+
+
+def _step(given: TrainedRole, states: States) -> int:
+    """What AdamW needs for a moment: on an accelerator torch's takes all tensors at once."""
+    options = given.worker.strategy_args.strategy_config
+    trained = states.optimizer // 8 * 4 if given.numbers.residual == 4 else states.optimizer // 12 * 4
+    if isinstance(options, DeepSpeedConfig):
+        return trained if options.stage in (1, 2) and given.numbers.computed == 4 else 0
+    if given.on_accelerator:
+        return trained
+    largest = max((parameter.size for parameter in given.parameters if parameter.trains), default=0)
+    return 2 * 4 * -(-largest // max(1, given.worker.ranks))
+
+
+def _built(given: TrainedRole) -> int:
+    """Bytes of the module as it is read from its folder by each rank."""
+    options = given.worker.strategy_args.strategy_config
+    if isinstance(options, MegatronConfig):
+        return given.states.weights  # tensor by tensor
+    return sum(parameter.nbytes for parameter in given.parameters)
+
+
+def _loaded(given: TrainedRole) -> int:
+    """Bytes on the device before the backend has taken it over: of the whole module, but for ZeRO 3 and Megatron."""
+    options = given.worker.strategy_args.strategy_config
+    if isinstance(options, MegatronConfig) or (isinstance(options, DeepSpeedConfig) and options.stage == 3):
+        return given.states.weights
+    return _built(given)
+
