@@ -101,7 +101,7 @@ def _hf_infer(given: EngineRole) -> RoleMemory:
         },
         host_awake=HOST_PROCESS if given.on_accelerator else 0,
         host_asleep=HOST_PROCESS + weights if given.on_accelerator else 0,
-        host_start=weights if given.on_accelerator else 0,
+        host_start=HOST_PROCESS + weights if given.on_accelerator else 0,
         notes=(f"room for {rows} responses of {given.longest} tokens at once",),
     )
 

@@ -36,7 +36,7 @@ class RoleMemory:
     """Bytes on its host while it is awake, and while it sleeps."""
     host_asleep: int = 0
     host_start: int = 0
-    """While it is built, on top of `host_awake`."""
+    """While it is built, instead."""
     host_phases: dict[str, int] = field(default_factory=dict)
     """On the host in a phase, on top of `host_awake`."""
     shared: int = 0

@@ -305,6 +305,7 @@ class _Planner:
     def _on_host(self, memory: RoleMemory, count: int, *, asleep: bool, building: bool) -> list[tuple[str, Item]]:
         if self._on_accelerator:
             size = memory.host_asleep if asleep else memory.host_awake
+            size = 0 if building else size
             return [(memory.role, Item("offloaded, and processes", size * count))] if size else []
         awake = [item for item in memory.awake if not building or item.what == "process"]
         items = [(memory.role, Item(item.what, item.nbytes * count)) for item in awake]

@@ -153,7 +153,7 @@ def training_memory(given: TrainedRole) -> RoleMemory:
         phases=phases,
         host_awake=states.host + (HOST_PROCESS if on_device else 0),
         host_asleep=states.host + (HOST_PROCESS + moved if on_device else 0),
-        host_start=_built(given) if on_device else 0,
+        host_start=HOST_PROCESS + _built(given) if on_device else 0,
         host_phases=host_phases,
     )
 

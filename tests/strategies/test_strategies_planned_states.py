@@ -45,7 +45,7 @@ def alive():
     for thing in gc.get_objects():
         if issubclass(type(thing), torch.Tensor):  # isinstance would call properties of whatever there is
             for tensor in (thing, thing.grad if thing.is_leaf else None):
-                if tensor is not None and local(tensor).layout == torch.strided:
+                if tensor is not None and tensor.device.type != "meta" and local(tensor).layout == torch.strided:
                     storage = local(tensor).untyped_storage()
                     found[storage._cdata] = (storage.nbytes(), f"{tensor.dtype} {tuple(tensor.shape)}")
     return found
