@@ -50,6 +50,8 @@ def megatron_activations(
     last = stage == stages - 1
     head = _head(arch, numbers, scored, tensor) if last and kind == "policy" else 8 * scored
     ends = tokens * arch.hidden * numbers.residual * (2 if last or stage == 0 else 1)
+    if options.sequence_parallel:
+        ends += tokens * arch.hidden * numbers.computed  # what is gathered from the tensor-parallel ranks has a place
     return Activations(saved=tokens * saved * chunks + ends, moment=moment, logits=head)
 
 

@@ -140,9 +140,9 @@ def layer_sizes(arch: Architecture, place: MegatronPlace, layer: int) -> Iterato
         yield "mlp.experts.down_proj", width * hidden, True
     if arch.shared_width:
         shared = arch.shared_width // tensor
+        yield "mlp.shared_expert_gate.weight", hidden, False
         yield "mlp.shared_expert.gate_proj.weight", 2 * shared * hidden, False
         yield "mlp.shared_expert.down_proj.weight", shared * hidden, False
-        yield "mlp.shared_expert_gate.weight", hidden, False
 
 
 def megatron_states(

@@ -72,6 +72,7 @@ def parts_of_deepspeed(strategy):
         states += [v for state in base.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
     if hasattr(optimizer, "optimizer"):
         masters = [parameter for group in base.param_groups for parameter in group["params"]]
+        masters += getattr(optimizer, "fp32_partitioned_groups_flat", [])  # ZeRO 3 shows AdamW one at a time
         states += masters
         gradients += [master.grad for master in masters]
         gradients += getattr(optimizer, "fp32_groups_gradients_flat", [])
@@ -87,6 +88,8 @@ def parts_of_deepspeed(strategy):
 
 
 def parts_of_megatron(strategy):
+    from megatron.core import parallel_state
+
     parameters = [parameter for module in strategy._modules for parameter in module.parameters()]
     buffers = [b for chunk in strategy._chunks for b in getattr(chunk, "buffers", []) + chunk.expert_parallel_buffers]
     return {
@@ -94,6 +97,8 @@ def parts_of_megatron(strategy):
         "gradients": [buffer.grad_data for buffer in buffers],
         "optimizer": list(strategy._optimizer.tensors()),
         "buffers": [],
+        # What sequence parallelism gathers: as large as the longest micro-batch, so it is planned with activations.
+        "gathered": list(parallel_state.get_global_memory_buffer().buffer.values()),
     }
 
 
