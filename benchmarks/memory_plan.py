@@ -4,9 +4,9 @@
     python benchmarks/memory_plan.py --only "fsdp2" "hf_infer"
 
 Each case is a process of its own. It first does the same work with a tiny model, which loads all libraries; that is the
-floor. Then it builds the role with a model of random weights and takes three optimizer steps, or generates. Measured is
-the highest resident memory of that time (`VmHWM` of `/proc/self/status`) less the floor. Weights are read
-from a safetensors file that is mapped into memory, so reading is over before the measurement begins: `start` isn't part of it.
+floor. Then it builds the role with a model of random weights and takes optimizer steps, or generates. Measured is the
+highest resident memory from the second step on (`VmHWM` of `/proc/self/status`), less the floor. Reading the weights,
+which maps their file into memory, is over by then.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ CASES: dict[str, Case] = {
     "hf_infer, bf16": Case("hf_infer", rows=96, length=256, model=BF16),
 }
 SIZES = {"hidden": 320, "layers": 4, "vocab_size": 8192, "num_attention_heads": 10, "num_key_value_heads": 5,
-         "head_dim": 32, "intermediate_size": 1024, "max_position_embeddings": 2048, "tie_word_embeddings": False}  # fmt: skip
+         "head_dim": 32, "intermediate_size": 1024, "max_position_embeddings": 2048,
+         "tie_word_embeddings": False}  # fmt: skip
 SMALL = {**SIZES, "layers": 2}
 EXPERTS = {"moe_intermediate_size": 512, "num_experts": 4}
 PROMPT = 32
@@ -133,7 +134,9 @@ def planned(case: Case, folder: Path) -> int:
     role = "actor_infer" if case.strategy == "hf_infer" else "critic" if case.kind == "value" else "actor_train"
     sizes = [
         sum(item.nbytes for owner, item in use.items if owner == role and item.what not in ("process", "sync buffers"))
-        + sum(item.nbytes for owner, item in use.items if owner == role and item.what == "sync buffers" and item.lasting)
+        + sum(
+            item.nbytes for owner, item in use.items if owner == role and item.what == "sync buffers" and item.lasting
+        )
         for use in plan.hosts[0].uses
         if use.role == role and use.phase in ("train", "generate")
     ]
@@ -263,7 +266,10 @@ def generate(case: Case, model: Path) -> int:
     params = SamplingParams(max_new_tokens=case.length - PROMPT, ignore_eos=True)
     prompts = [tuple(6 + (row + i) % 80 for i in range(PROMPT)) for row in range(case.rows)]
     engine.submit(
-        [Request(id=f"r{row}", prompt_ids=ids, params=params, seed=row, order=(row,)) for row, ids in enumerate(prompts)]
+        [
+            Request(id=f"r{row}", prompt_ids=ids, params=params, seed=row, order=(row,))
+            for row, ids in enumerate(prompts)
+        ]
     )
     left = case.rows
     while left:

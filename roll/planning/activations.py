@@ -80,13 +80,15 @@ def layer_bytes(arch: Architecture, numbers: Numbers, *, sparse: bool, masked: b
     keys = query if masked and arch.kv_heads != arch.heads else key
     attention = b * (2 * query + 2 * keys) + 4 * arch.heads // shared
     if arch.family.qk_norm:
-        attention += (query + key) * (b if b == 4 else 6) + (query + key) * (0 if b == 4 else 0)
-        attention += b * (query + key) if b == 4 else 0
+        attention += (query + key) * (8 if b == 4 else 6)
     mlp = _experts(arch, b, shared) if sparse else 4 * b * arch.intermediate // shared
     sandwich = len(arch.family.norms) > 2
     return (
-        2 * (r * h + norm + into * copies) - (into if numbers.casts else 0)
-        + attention + mlp + (2 * norm if sandwich else 0)
+        2 * (r * h + norm + into * copies)
+        - (into if numbers.casts else 0)
+        + attention
+        + mlp
+        + (2 * norm if sandwich else 0)
     )
 
 
@@ -133,9 +135,7 @@ def activations(
     tokens, r, h = batch.tokens, numbers.residual, arch.hidden
     masked = not batch.packed and batch.rows > 1
     sparse = any(arch.sparse)
-    each = [
-        layer_bytes(arch, numbers, sparse=kind_of, masked=masked, shared=shared) for kind_of in arch.sparse[:count]
-    ]
+    each = [layer_bytes(arch, numbers, sparse=kind_of, masked=masked, shared=shared) for kind_of in arch.sparse[:count]]
     worst = max(each)
     ends = tokens * (r * h * 2 + 4 * h) + batch.scored * h * numbers.computed + batch.mask
     saved = tokens * (r * h * count if checkpointed else sum(each))
@@ -144,7 +144,9 @@ def activations(
     head = logits_bytes(arch, numbers, batch, kind=kind, backward=True)
     if offloaded:
         # What a layer saves comes back when it is its turn.
-        return Activations(saved=ends, moment=moment + tokens * (r * h if checkpointed else worst), logits=head, host=saved)
+        return Activations(
+            saved=ends, moment=moment + tokens * (r * h if checkpointed else worst), logits=head, host=saved
+        )
     return Activations(saved=saved + ends, moment=moment, logits=head)
 
 

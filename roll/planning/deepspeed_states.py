@@ -127,7 +127,10 @@ def _stages_1_and_2(role: _Role) -> States:
 
 def _stage_3(role: _Role, *, trains: bool) -> States:
     """Each tensor is cut into equal parts; small ones stay whole once they were gathered."""
-    threshold, most = role.option("stage3_param_persistence_threshold"), role.option("stage3_model_persistence_threshold")
+    threshold, most = (
+        role.option("stage3_param_persistence_threshold"),
+        role.option("stage3_model_persistence_threshold"),
+    )
     weights, whole, trained, counters = 0, 0, 0, 0
     for parameter in role.parameters:
         weights += -(-parameter.size // role.ranks)

@@ -36,12 +36,17 @@ class Family:
 
 
 _TIED = {"tie_word_embeddings": True}
-_BIASES = {"qkv_bias": "attention_bias", "output_bias": "attention_bias"}
+
+
+def _with_biases(**more: Any) -> Family:
+    """A family whose configuration says whether its attention has biases."""
+    return Family(qkv_bias="attention_bias", output_bias="attention_bias", **more)
+
 
 FAMILIES: dict[str, Family] = {
-    "llama": Family(**_BIASES, mlp_bias="mlp_bias"),
+    "llama": _with_biases(mlp_bias="mlp_bias"),
     "qwen2": Family(qkv_bias=True),
-    "qwen3": Family(**_BIASES, qk_norm="head", defaults={"head_dim": 128}),
+    "qwen3": _with_biases(qk_norm="head", defaults={"head_dim": 128}),
     "mistral": Family(),
     "mixtral": Family(experts=("num_local_experts", "num_experts"), expert_width="intermediate_size"),
     "qwen2_moe": Family(
@@ -50,13 +55,13 @@ FAMILIES: dict[str, Family] = {
         shared_width="shared_expert_intermediate_size",
         defaults={"qkv_bias": True},
     ),
-    "qwen3_moe": Family(**_BIASES, qk_norm="head", experts=("num_experts", "num_local_experts"), router_last=True),
-    "gemma": Family(**_BIASES, defaults={**_TIED, "head_dim": 256}),
-    "gemma2": Family(**_BIASES, norms=_SANDWICH, softcap=True, defaults={**_TIED, "head_dim": 256}),
-    "gemma3_text": Family(**_BIASES, norms=_SANDWICH, qk_norm="head", defaults={**_TIED, "head_dim": 256}),
+    "qwen3_moe": _with_biases(qk_norm="head", experts=("num_experts", "num_local_experts"), router_last=True),
+    "gemma": _with_biases(defaults={**_TIED, "head_dim": 256}),
+    "gemma2": _with_biases(norms=_SANDWICH, softcap=True, defaults={**_TIED, "head_dim": 256}),
+    "gemma3_text": _with_biases(norms=_SANDWICH, qk_norm="head", defaults={**_TIED, "head_dim": 256}),
     "phi3": Family(fused=True),
-    "granite": Family(**_BIASES, mlp_bias="mlp_bias", defaults=_TIED),
-    "olmo2": Family(**_BIASES, norms=_SANDWICH[1::2], qk_norm="all"),
-    "smollm3": Family(**_BIASES, mlp_bias="mlp_bias", defaults=_TIED),
+    "granite": _with_biases(mlp_bias="mlp_bias", defaults=_TIED),
+    "olmo2": _with_biases(norms=_SANDWICH[1::2], qk_norm="all"),
+    "smollm3": _with_biases(mlp_bias="mlp_bias", defaults=_TIED),
 }
 """By `model_type`."""

@@ -181,7 +181,10 @@ def megatron_states(
     states = States(weights=weights, gradients=gradients, kept_gradients=gradients, optimizer=optimizer)
     if options.optimizer_cpu_offload:
         return States(
-            weights=weights, gradients=gradients, kept_gradients=gradients, host_optimizer=offloaded(states).host_optimizer
+            weights=weights,
+            gradients=gradients,
+            kept_gradients=gradients,
+            host_optimizer=offloaded(states).host_optimizer,
         )
     return states
 

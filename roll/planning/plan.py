@@ -202,9 +202,7 @@ class _Planner:
             return False
         if role.startswith(_ALWAYS_AWAKE) or while_working.startswith(_ALWAYS_AWAKE):
             return False
-        return tuple(sorted((role, while_working))) in {
-            tuple(sorted(pair)) for pair in self._placement.colocated()
-        }
+        return tuple(sorted((role, while_working))) in {tuple(sorted(pair)) for pair in self._placement.colocated()}
 
     def plan(self) -> MemoryPlan:
         """Put together the places of all machines."""
@@ -239,7 +237,7 @@ class _Planner:
             for phase in memory.phases
         ]
         capacity = int(self._machines.device_bytes * (1 - RESERVE))
-        same = [slot for slot in self._slots_like(here)]
+        same = self._slots_like(here)
         name = f"device {same[0]}" if len(same) == 1 else f"devices {_spans(same)}"
         return Place(name, capacity, tuple(uses))
 
@@ -269,7 +267,17 @@ class _Planner:
         yield from ((working, item) for item in memories[working].phases[phase])
 
     def _built_later(self, role: str, than: str) -> bool:
-        order = [TRAINER, ENGINE, "reference", "teacher", "teachers", "critic", "reward_model", "reward_models", "judge"]
+        order = [
+            TRAINER,
+            ENGINE,
+            "reference",
+            "teacher",
+            "teachers",
+            "critic",
+            "reward_model",
+            "reward_models",
+            "judge",
+        ]
         return order.index(role.split(".")[0]) > order.index(than.split(".")[0])
 
     # --- machines --------------------------------------------------------------------------------------------------
@@ -356,4 +364,3 @@ def _spans(slots: list[int]) -> str:
         else:
             spans.append([slot])
     return ",".join(str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans)
-

@@ -254,4 +254,3 @@ def _loaded(given: TrainedRole) -> int:
     if isinstance(options, MegatronConfig) or (isinstance(options, DeepSpeedConfig) and options.stage == 3):
         return given.states.weights
     return _built(given)
-

@@ -1,7 +1,7 @@
 """Runs that people told about in public: model, layout, devices, and whether it had room.
 
-Each entry has the thread it comes from, and the layout in the words of a configuration. Where the thread is about another
-trainer, the layout is the one that holds the same states here.
+Each entry has the thread it comes from, and the layout in the words of a configuration. Where the thread is about
+another trainer, the layout is the one that holds the same states here.
 """
 
 from __future__ import annotations

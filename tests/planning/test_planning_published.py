@@ -11,9 +11,7 @@ from published_cases import CASES, ROLLOUTS
 def test_what_people_reported_of_training(tmp_path, case):
     told = CASES[case]
     model = model_folder(tmp_path / "model", told["model"])
-    job = sft_job(
-        model, ranks=told["ranks"], length=told["length"], strategy=told["strategy"], options=told["options"]
-    )
+    job = sft_job(model, ranks=told["ranks"], length=told["length"], strategy=told["strategy"], options=told["options"])
     plan = plan_of(tmp_path, job, told["devices"])
     assert plan.fits == told["fits"]
     if "where" in told:
