@@ -3,10 +3,10 @@
     python benchmarks/memory_plan.py
     python benchmarks/memory_plan.py --only "fsdp2" "hf_infer"
 
-Each case is a process of its own. It first does the same work with a tiny model, which loads all libraries; that is the
-floor. Then it builds the role with a model of random weights and takes optimizer steps, or generates. Measured is the
-highest resident memory from the second step on (`VmHWM` of `/proc/self/status`), less the floor. Reading the weights,
-which maps their file into memory, is over by then.
+Each case is a process of its own, which builds the role with a model of random weights and takes optimizer steps, or
+generates. Measured is what torch's own accounting of the CPU's memory says: the tensors that are there before the
+second step, and the highest sum of what its allocator gave out and got back since. The same work with a tiny model
+goes before, and its tensors don't count.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.case:
-        print(json.dumps(measured(CASES[args.case], args.folder, small=args.small)))
+        print(measured(CASES[args.case], args.folder))
         return
     names = [name for name in CASES if not args.only or name in args.only]
     print("| case | planned MiB | measured MiB | planned / measured |\n|---|---|---|---|")
@@ -91,9 +92,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         build_models(Path(folder), {CASES[name].family for name in names}, small=args.small)
         for name in names:
-            plan, peak = planned(CASES[name], Path(folder)), in_a_process(name, folder, small=args.small)
-            worst = max(worst, abs(plan / peak - 1))
-            print(f"| {name} | {plan / MIB:.0f} | {peak / MIB:.0f} | {plan / peak:.2f} |", flush=True)
+            plan, found = planned(CASES[name], Path(folder)), in_a_process(name, folder, small=args.small)
+            worst = max(worst, abs(plan / found - 1))
+            print(f"| {name} | {plan / MIB:.0f} | {found / MIB:.0f} | {plan / found:.2f} |", flush=True)
     print(f"largest difference: {100 * worst:.0f} %")
 
 
@@ -108,13 +109,13 @@ def build_models(folder: Path, families: set[str], *, small: bool) -> None:
 
 
 def in_a_process(name: str, folder: str, *, small: bool) -> int:
-    """Bytes that a case takes above its floor."""
+    """Bytes that a case takes."""
     command = [sys.executable, "-W", "ignore", __file__, "--case", name, "--folder", folder, *(["--small"] * small)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, env=environment)
     if done.returncode:
         raise SystemExit(f"{name}: {done.stderr[-2000:]}")
-    return int(json.loads(done.stdout.splitlines()[-1])["peak"])
+    return int(done.stdout.splitlines()[-1])
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
@@ -181,39 +182,46 @@ def job(case: Case, model: Path) -> dict[str, Any]:
 # --- the measurement --------------------------------------------------------------------------------------------------
 
 
-def measured(case: Case, folder: Path, *, small: bool) -> dict[str, int]:
-    """Peak above the floor, in this process."""
-    del small
-    from roll.utils.memory import keep_little_freed_memory, return_freed_memory
-
-    keep_little_freed_memory()
+def measured(case: Case, folder: Path) -> int:
+    """Bytes of torch's tensors in the worst moment."""
     work = generate if case.strategy == "hf_infer" else train
     work(replace(case, rows=2, passes=1, length=64), folder / f"{case.family}.tiny")
-    gc.collect()
-    return_freed_memory()
-    floor = resident("VmRSS")
-    return {"floor": floor, "peak": work(case, folder / case.family) - floor}
+    before = alive()
+    return work(case, folder / case.family) - before
 
 
-def resident(key: str) -> int:
-    """Bytes of this process, now (VmRSS) or at most since `forget_peak` (VmHWM)."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(key):
-            return int(line.split()[1]) * 1024
-    raise AssertionError(f"/proc/self/status has no {key}")
-
-
-def forget_peak() -> None:
-    """The peak from now on; freed memory goes back first."""
-    from roll.utils.memory import return_freed_memory
+def alive() -> int:
+    """Bytes behind all tensors that there are."""
+    import torch
 
     gc.collect()
-    return_freed_memory()
-    Path("/proc/self/clear_refs").write_text("5")
+    sizes = {}
+    for thing in gc.get_objects():
+        if issubclass(type(thing), torch.Tensor) and thing.device.type == "cpu" and thing.layout == torch.strided:
+            for tensor in (thing, thing.grad if thing.is_leaf else None):
+                if tensor is not None:
+                    sizes[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+    return sum(sizes.values())
+
+
+def peak_of(work: Callable[[], object]) -> int:
+    """Bytes of tensors in the worst moment of some work."""
+    from torch.profiler import ProfilerActivity, profile
+
+    there = alive()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        work()
+    recorded: Any = profiled.profiler
+    events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return there + most
 
 
 def train(case: Case, model: Path) -> int:
-    """Build the role and take optimizer steps; bytes at most from the second step on."""
+    """Build the role and take two optimizer steps; what `peak_of` says of the second."""
     import socket
 
     import torch
@@ -236,11 +244,8 @@ def train(case: Case, model: Path) -> int:
     strategy, batch = build(spec, make_info(0, 1, port)), full_rows(case)
     loss = LOSS if case.kind == "policy" else LossFn(compute=squares, needs=("values",))
     torch.manual_seed(0)
-    for step in range(2):
-        if step == 1:
-            forget_peak()  # reading the weights is over, and moments are there
-        strategy.train_step(batch, loss)
-    return resident("VmHWM")
+    strategy.train_step(batch, loss)  # after it moments are there, and weights have been read
+    return peak_of(lambda: strategy.train_step(batch, loss))
 
 
 def full_rows(case: Case) -> Any:
@@ -262,19 +267,22 @@ def generate(case: Case, model: Path) -> int:
 
     settings = EngineSettings(max_running_requests=case.rows, max_sequence_length=case.length, seed=1)
     engine = build(ModelArgs(model_name_or_path=str(model), **case.model), HfInferConfig(), settings)
-    forget_peak()
     params = SamplingParams(max_new_tokens=case.length - PROMPT, ignore_eos=True)
-    prompts = [tuple(6 + (row + i) % 80 for i in range(PROMPT)) for row in range(case.rows)]
+    # Of two lengths, so that there is a mask.
+    prompts = [tuple(6 + (row + i) % 80 for i in range(PROMPT - row % 2)) for row in range(case.rows)]
     engine.submit(
         [
             Request(id=f"r{row}", prompt_ids=ids, params=params, seed=row, order=(row,))
             for row, ids in enumerate(prompts)
         ]
     )
-    left = case.rows
-    while left:
-        left -= len(engine.poll(16))
-    return resident("VmHWM")
+
+    def answer() -> None:
+        left = case.rows
+        while left:
+            left -= len(engine.poll(16))
+
+    return peak_of(answer)
 
 
 if __name__ == "__main__":

@@ -78,10 +78,12 @@ def layer_bytes(arch: Architecture, numbers: Numbers, *, sparse: bool, masked: b
     copies = 3 if numbers.casts else 1
     # A mask makes torch repeat keys and values for every query head.
     keys = query if masked and arch.kv_heads != arch.heads else key
-    attention = b * (2 * query + 2 * keys) + 4 * arch.heads // shared
+    # Packed rows are attended to one after the other, and their outputs laid end to end.
+    outputs = 1 if masked else 2
+    attention = b * (query + outputs * query + 2 * keys) + 4 * arch.heads // shared
     if arch.family.qk_norm:
         attention += (query + key) * (8 if b == 4 else 6)
-    mlp = _experts(arch, b, shared) if sparse else 4 * b * arch.intermediate // shared
+    mlp = _experts(arch, numbers, shared) if sparse else 4 * b * arch.intermediate // shared
     sandwich = len(arch.family.norms) > 2
     return (
         2 * (r * h + norm + into * copies)
@@ -92,9 +94,10 @@ def layer_bytes(arch: Architecture, numbers: Numbers, *, sparse: bool, masked: b
     )
 
 
-def _experts(arch: Architecture, b: int, shared: int) -> int:
+def _experts(arch: Architecture, numbers: Numbers, shared: int) -> int:
     """A token passes some of the experts, with a copy of itself for each, and perhaps the shared one."""
-    each = b * (2 * arch.hidden + 5 * arch.expert_width // shared)
+    b, r, h = numbers.computed, numbers.residual, arch.hidden
+    each = b * (2 * h + 4 * arch.expert_width // shared) + (2 * r * h if numbers.casts else 0)
     return arch.experts_per_token * each + 8 * arch.experts + 4 * b * arch.shared_width // shared
 
 

@@ -60,6 +60,15 @@ class EngineRole:
         more = config.max_additional_running_prompts * config.group_size if config.is_use_additional_prompts else 0
         return max(1, min(config.max_running_requests, step + more))
 
+    @property
+    def waits(self) -> bool:
+        """Whether a step has more responses than an engine works on at once."""
+        config = self.config
+        if not isinstance(config, RLConfig):
+            return False
+        total = -(-config.groups_per_step * (config.group_size + config.redundancy) // self.worker.ranks)
+        return config.is_use_additional_prompts or total > self.requests or config.async_generation_ratio > 0
+
     def cache_per_token(self, devices: int = 1) -> int:
         """Bytes of keys and values of a position on one device; fewer key heads than devices are repeated."""
         heads = max(1, self.arch.kv_heads // devices)
@@ -77,16 +86,21 @@ def engine_memory(given: EngineRole) -> RoleMemory:
 def _hf_infer(given: EngineRole) -> RoleMemory:
     arch, width, rows = given.arch, given.width, given.requests
     weights = arch.count() * width
-    positions = -(-(given.longest + 1) // BLOCK) * BLOCK
+    # The last token of a response is never fed.
+    positions = -(-(given.longest - 1) // BLOCK) * BLOCK
     cache = rows * positions * given.cache_per_token()
-    # A layer's cache is copied when it grows, and when rows leave.
-    growing = cache // arch.layers
+    # Rows of different lengths need a mask, with which torch repeats a layer's keys and values for every query head.
+    repeated = cache // arch.layers * arch.heads // arch.kv_heads
     prompt = given.config.prompt_length if isinstance(given.config, RLConfig) else given.longest
-    fill = max(PREFILL, prompt)
+    fill = max(prompt, min(PREFILL, rows * prompt))
     at_once = Batch(rows=max(1, fill // prompt), width=prompt, tokens=fill, scored=0)
     numbers = Numbers(computed=width, residual=width)
     prefill = forward_bytes(arch, numbers, at_once, kind="value")
     drawing = rows * arch.vocab * (width + 3 * 4)
+    decoding = max(repeated, drawing)
+    # Where more responses wait, prompts are read while others are at their end.
+    begins = cache * prompt // given.longest + prefill
+    working = max(decoding, prefill) if given.waits else max(decoding, begins - cache)
     process = CONTEXT if given.on_accelerator else CPU_PROCESS
     awake = kept(("weights", weights), ("process", process))
     return RoleMemory(
@@ -95,7 +109,9 @@ def _hf_infer(given: EngineRole) -> RoleMemory:
         asleep=kept(("process", process)) if given.on_accelerator else awake,
         phases={
             "generate": passing(
-                ("KV cache", cache + growing), ("activations", prefill), ("logits", max(0, drawing - prefill))
+                ("KV cache", cache),
+                ("activations", 0 if working == drawing else working),
+                ("logits", drawing if working == drawing else 0),
             ),
             "sync": passing(("sync buffers", _largest(arch) * 4)),
         },

@@ -56,9 +56,8 @@ def test_key_value_cache_by_hand(tmp_path):
     job["actor_infer"]["strategy_args"].pop("strategy_config")
     plan = plan_of(tmp_path, job, "h100:1")
     cache = sizes(use_of(plan.devices[0], "actor_infer", "generate"), "actor_infer")["KV cache"]
-    # 128 responses of 2048 + 1 positions in blocks of 64; keys and values of 8 heads of 128 in 32 layers, in bf16.
-    whole = 128 * 2112 * 2 * 32 * 8 * 128 * 2
-    assert cache == whole + whole // 32
+    # 128 responses of 2047 positions in blocks of 64; keys and values of 8 heads of 128 in 32 layers, in bf16.
+    assert cache == 128 * 2048 * 2 * 32 * 8 * 128 * 2
 
 
 def test_an_engine_fills_its_share(tmp_path):
