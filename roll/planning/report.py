@@ -15,7 +15,7 @@ WIDTH = 48
 TRAIN, GENERATE = ("train", "score"), ("generate", "sync")
 """Phases of the two bars."""
 _WORDS = {
-    "start": "while it is built",
+    "start": "is built",
     "generate": "generates",
     "score": "computes log-probs or scores",
     "train": "trains",

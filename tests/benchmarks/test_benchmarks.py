@@ -65,3 +65,11 @@ def test_responses_with_repeated_and_with_shared_heads(bench, tiny_model):
     printed = bench("decode_heads", "--model", tiny_model, "--prompts", 2, "--group", 2, "--tokens", 20, "--rounds", 1)
     assert rows(printed) == ["keys and values", "repeated", "shared"]
     assert "all tokens and log-probs equal: True" in printed
+
+
+def test_the_memory_plan_beside_a_measured_peak(bench):
+    printed = bench("memory_plan", "--small", "--only", "fsdp2, packed")
+    assert rows(printed) == ["case", "fsdp2, packed"]
+    worst = re.search(r"largest difference: (\d+) %", printed)
+    assert worst is not None
+    assert int(worst[1]) <= 15
