@@ -122,25 +122,31 @@ def _of_passes(config: RunConfig, role: str, worker: ForwardConfig) -> Iterator[
 def _of_backend(config: RunConfig, role: str, worker: ForwardConfig, machines: Machines) -> Iterator[Change]:
     options, path = worker.strategy_args.strategy_config, f"{role}.strategy_args.strategy_config"
     trains, on_accelerator = role in config.trained_roles, machines.device is not None
-    if isinstance(options, Fsdp2Config) and worker.ranks > 1:
-        if options.fsdp_size is not None and options.fsdp_size < worker.ranks:
-            yield Change({f"{path}.fsdp_size": None}, 1)
-        if on_accelerator and not options.offload_policy:
+    if isinstance(options, Fsdp2Config) and worker.ranks > 1 and (options.fsdp_size or worker.ranks) < worker.ranks:
+        yield Change({f"{path}.fsdp_size": None}, 1)
+    if isinstance(options, Fsdp2Config) and on_accelerator and not options.offload_policy:
+        if trains and not options.optimizer_offload:
+            yield Change({f"{path}.optimizer_offload": True}, 2)
+        if worker.ranks > 1 and not (options.param_offload or options.optimizer_offload):
             yield Change({f"{path}.offload_policy": True}, 2)
     if isinstance(options, DeepSpeedConfig):
-        zero, given = f"{path}.zero_optimization", options.zero_optimization
-        if options.stage < 3 and (trains or options.stage == 0):
-            yield Change({f"{zero}.stage": options.stage + 1 if trains else 3}, 1)
-        if trains and options.stage and not options.offloads("offload_optimizer") and on_accelerator:
-            yield Change({f"{zero}.offload_optimizer": {"device": "cpu"}}, 2)
-        if options.stage == 3 and not options.offloads("offload_param") and on_accelerator:
-            yield Change({f"{zero}.offload_param": {"device": "cpu"}}, 2)
-        if trains and options.stage and given.get("reduce_bucket_size", 500_000_000) == 500_000_000:
-            yield Change({f"{zero}.reduce_bucket_size": 50_000_000}, 1)
+        yield from _of_deepspeed(path, options, trains=trains, on_accelerator=on_accelerator)
     if isinstance(options, MegatronConfig):
         yield from _of_megatron(path, worker, options)
     elif trains and on_accelerator and not worker.model_args.activation_offload:
         yield Change({f"{role}.model_args.activation_offload": True}, 2)
+
+
+def _of_deepspeed(path: str, options: DeepSpeedConfig, *, trains: bool, on_accelerator: bool) -> Iterator[Change]:
+    zero, given = f"{path}.zero_optimization", options.zero_optimization
+    if options.stage < 3 and (trains or options.stage == 0):
+        yield Change({f"{zero}.stage": options.stage + 1 if trains else 3}, 1)
+    if trains and options.stage and not options.offloads("offload_optimizer") and on_accelerator:
+        yield Change({f"{zero}.offload_optimizer": {"device": "cpu"}}, 2)
+    if options.stage == 3 and not options.offloads("offload_param") and on_accelerator:
+        yield Change({f"{zero}.offload_param": {"device": "cpu"}}, 2)
+    if trains and options.stage and given.get("reduce_bucket_size", 500_000_000) == 500_000_000:
+        yield Change({f"{zero}.reduce_bucket_size": 50_000_000}, 1)
 
 
 def _of_megatron(path: str, worker: WorkerConfig, options: MegatronConfig) -> Iterator[Change]:

@@ -13,9 +13,19 @@ COUNTER = 4
 
 
 def fsdp2_states(
-    parameters: Sequence[Parameter], options: Fsdp2Config, *, ranks: int, rank: int, trains: bool, dtype: str, l2: bool
+    parameters: Sequence[Parameter],
+    options: Fsdp2Config,
+    *,
+    ranks: int,
+    rank: int,
+    trains: bool,
+    dtype: str,
+    l2: bool,
+    muon: bool = False,
 ) -> States:
     """Return the states of one rank of `ranks`; `dtype` is that of the role, `l2` whether it is pulled to its start.
+
+    With `muon` the matrices of the decoder layers have its momentum, everything else the moments of AdamW.
 
     Several ranks shard each tensor by rows. A shard is as long as the longest one, which is where rows don't divide;
     moments are as long as the rank's own part.
@@ -25,7 +35,11 @@ def fsdp2_states(
     trained = [parameter for parameter in parameters if parameter.trains]
     weights = sum(_padded(p, shards) * p.width for p in parameters)
     gradients = sum(_padded(p, shards) * 4 for p in trained) if trains else 0
-    moments = sum(2 * _own(p, shards, place) * 4 + COUNTER for p in trained) if trains else 0
+    by_muon = {p.name for p in trained if muon and p.block is not None and len(p.shape) > 1}
+    moments = 0
+    for parameter in trained if trains else ():
+        own = _own(parameter, shards, place) * 4
+        moments += own if parameter.name in by_muon else 2 * own + COUNTER
     anchor = sum(_own(p, shards, place) * 4 for p in trained) if trains and l2 else 0
     computed = BYTES[options.param_dtype or dtype]
     states = States(

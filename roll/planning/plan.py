@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from roll.catalog.strategies import STRATEGIES
+from roll.configs.schema.endpoint_config import EndpointConfig
 from roll.configs.schema.engine_config import EngineConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
@@ -126,14 +127,21 @@ class _Planner:
                 f"{machines.count} x {machines.device}; write num_gpus_per_node={machines.count} and smaller "
                 "device_mappings, or plan for other machines"
             )
-        self._placement = config.placement
+        # A model behind a service takes nothing here.
+        self._workers = {
+            role: worker
+            for role, worker in config.roles.items()
+            if not isinstance(worker.strategy_args.strategy_config, EndpointConfig)
+        }
+        ranks = {role: slots for role, slots in config.placement.roles.items() if role in self._workers}
+        self._placement = replace(config.placement, roles=ranks)
         self._notes: list[str] = []
         self._memories: dict[tuple[str, int], RoleMemory] = {}
-        for role in config.roles:
+        for role in self._workers:
             self._check_planned(role)
 
     def _check_planned(self, role: str) -> None:
-        name = self._config.roles[role].strategy_args.strategy_name
+        name = self._workers[role].strategy_args.strategy_name
         if name not in STRATEGIES:
             key = f"{role}.strategy_args.strategy_name"
             raise UnknownModel(f"{key}: {name} is a backend of your own, whose memory isn't known; plan a built-in one")
@@ -141,7 +149,7 @@ class _Planner:
     @cached_property
     def _models(self) -> dict[str, Architecture]:
         config, found = self._config, {}
-        for role, worker in config.roles.items():
+        for role, worker in self._workers.items():
             own = worker.model_args.model_name_or_path
             key = f"{role}.model_args.model_name_or_path" if own else "pretrain"
             found[role] = read_architecture(config.model_path(role), worker.model_args.model_config_kwargs, key)
@@ -149,7 +157,7 @@ class _Planner:
 
     def _memory(self, role: str, rank: int) -> RoleMemory:
         """Of one rank; ranks that hold the same share an answer."""
-        worker = self._config.roles[role]
+        worker = self._workers[role]
         options = worker.strategy_args.strategy_config
         engine = isinstance(options, EngineConfig | HfInferConfig)
         alike = 0 if engine else _like(rank, distinct_ranks(worker))
@@ -165,7 +173,7 @@ class _Planner:
             EngineRole(
                 config=self._config,
                 role=role,
-                worker=self._config.roles[role],
+                worker=self._workers[role],
                 arch=self._models[role],
                 on_accelerator=self._on_accelerator,
                 device_bytes=self._machines.device_bytes,
@@ -173,7 +181,7 @@ class _Planner:
         )
 
     def _of_trainer(self, role: str, rank: int) -> RoleMemory:
-        worker = self._config.roles[role]
+        worker = self._workers[role]
         assert isinstance(worker, ForwardConfig)
         return training_memory(
             TrainedRole(
@@ -332,7 +340,7 @@ class _Planner:
     def _shared(self) -> int:
         """Buckets of weights on their way: two of the trainer's, and one of each engine with processes of its own."""
         config = self._config
-        if not isinstance(config, RLConfig) or config.executor == "inline" or TRAINER not in config.roles:
+        if not isinstance(config, RLConfig) or config.executor == "inline" or TRAINER not in self._workers:
             return 0
         engines = sum(memory.shared for memory in self._memories.values())
         per_node = min(config.num_gpus_per_node, len(self._placement.roles.get(ENGINE, ())))

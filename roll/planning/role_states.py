@@ -5,7 +5,7 @@ from __future__ import annotations
 from roll.configs.schema.deepspeed_config import DeepSpeedConfig
 from roll.configs.schema.megatron_config import UNEVEN, MegatronConfig
 from roll.configs.schema.strategy_config import Fsdp2Config
-from roll.configs.schema.worker_config import WorkerConfig
+from roll.configs.schema.worker_config import TrainConfig, WorkerConfig
 from roll.planning.architecture import Architecture, UnknownModel
 from roll.planning.deepspeed_states import deepspeed_states
 from roll.planning.fsdp2_states import fsdp2_states
@@ -43,7 +43,8 @@ def states_of(
     if isinstance(options, DeepSpeedConfig):
         return deepspeed_states(parameters, options, **common)  # type: ignore[arg-type]
     assert isinstance(options, Fsdp2Config), f"{role} is no role of a training backend"
-    return fsdp2_states(parameters, options, **common)  # type: ignore[arg-type]
+    muon = isinstance(worker, TrainConfig) and worker.training_args.optimizer == "muon"
+    return fsdp2_states(parameters, options, muon=muon, **common)  # type: ignore[arg-type]
 
 
 def distinct_ranks(worker: WorkerConfig) -> list[int]:

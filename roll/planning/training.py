@@ -80,6 +80,10 @@ class TrainedRole:
             return half and self.trains and self.worker.ranks == 1
         return half and self.trains and isinstance(options, DeepSpeedConfig) and options.stage == 0
 
+    def waits(self, key: str) -> bool:
+        """Whether a switch of FSDP2 keeps states on the host while nobody uses them."""
+        return self.on_accelerator and bool(getattr(self.worker.strategy_args.strategy_config, key, False))
+
     def batch(self, *, training: bool) -> Batch:
         """Return the largest micro-batch that the configuration allows."""
         worker, longest = self.worker, self.config.max_sequence_length
@@ -126,32 +130,36 @@ def training_memory(given: TrainedRole) -> RoleMemory:
     """Return the memory of one rank of a role that trains or scores."""
     states, on_device = given.states, given.on_accelerator
     process = (CONTEXT + (COLLECTIVES if given.worker.ranks > 1 else 0)) if on_device else CPU_PROCESS
+    # What waits on the host comes to the device for as long as it is used.
+    waiting = states.weights if given.waits("param_offload") else 0
+    stepped = states.optimizer if given.waits("optimizer_offload") else 0
     awake = kept(
-        ("weights", states.weights),
+        ("weights", states.weights - waiting),
         ("gradients", states.kept_gradients),
-        ("optimizer", states.optimizer),
+        ("optimizer", states.optimizer - stepped),
         ("sync buffers", states.buffers),
         ("process", process),
     )
     score = _forward(given)
     phases = {
         "start": passing(("weights", _loaded(given) if on_device else _built(given))),
-        "score": passing(("activations", score), ("gathered weights", states.gathered)),
+        "score": passing(("weights", waiting), ("activations", score), ("gathered weights", states.gathered)),
     }
     host_phases: dict[str, int] = {}
     if given.trains:
         made = _activations(given)
-        phases["train"] = _train(given, states, made)
+        phases["train"] = (*passing(("weights", waiting)), *_train(given, states, made, stepped))
         host_phases["train"] = made.host
         gathered = max((parameter.size for parameter in given.parameters), default=0) * 4
-        phases["sync"] = passing(("sync buffers", gathered if given.worker.ranks > 1 or on_device else 0))
+        full = gathered if given.worker.ranks > 1 or on_device else 0
+        phases["sync"] = passing(("weights", waiting), ("sync buffers", full))
     moved = states.weights + states.optimizer if on_device else 0
     return RoleMemory(
         role=given.role,
         awake=awake,
         asleep=kept(("process", process)) if on_device else awake,
         phases=phases,
-        host_awake=states.host + (HOST_PROCESS if on_device else 0),
+        host_awake=states.host + waiting + stepped + (HOST_PROCESS if on_device else 0),
         host_asleep=states.host + (HOST_PROCESS + moved if on_device else 0),
         host_start=HOST_PROCESS + _built(given) if on_device else 0,
         host_phases=host_phases,
@@ -181,14 +189,17 @@ def _activations(given: TrainedRole) -> Activations:
     )
 
 
-def _train(given: TrainedRole, states: States, made: Activations) -> tuple[Item, ...]:
-    """Return what the worst moment of an optimizer step adds: in the backward pass, or while weights change."""
+def _train(given: TrainedRole, states: States, made: Activations, stepped: int) -> tuple[Item, ...]:
+    """Return what the worst moment of an optimizer step adds: in the backward pass, or while weights change.
+
+    `stepped`: bytes of the optimizer that are on the device only while it steps.
+    """
     options = given.worker.strategy_args.strategy_config
     gradients = states.gradients - states.kept_gradients
     backward = made.total + states.gathered + states.passing + _unreduced(given) + _casts(given)
     # Gradients of earlier micro-batches are there; those of the only one grow while activations go.
     beside = gradients if given.micro_batches > 1 or isinstance(options, MegatronConfig) else 0
-    stepping = _step(given, states)
+    stepping = _step(given, states) + stepped
     if backward + beside >= gradients + stepping:
         return passing(
             ("gradients", beside + _unreduced(given) + states.passing),
@@ -234,6 +245,10 @@ def _step(given: TrainedRole, states: States) -> int:
     trained = states.optimizer // 8 * 4 if given.numbers.residual == 4 else states.optimizer // 12 * 4
     if isinstance(options, DeepSpeedConfig):
         return trained if options.stage in (1, 2) and given.numbers.computed == 4 else 0
+    if isinstance(given.worker, TrainConfig) and given.worker.training_args.optimizer == "muon":
+        # Each matrix is whole for a moment: its update, and four products on the way to it.
+        matrices = [p.size for p in given.parameters if p.trains and p.block is not None and len(p.shape) > 1]
+        return 5 * 4 * max(matrices, default=0)
     if given.on_accelerator:
         return trained
     largest = max((parameter.size for parameter in given.parameters if parameter.trains), default=0)

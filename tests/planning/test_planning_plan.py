@@ -110,6 +110,8 @@ def test_a_reference_shares_the_devices_of_the_trainer(tmp_path):
         ({}, {"actor_train": {"strategy_args": FSDP2 | {"strategy_config": {"offload_policy": True}}}}),
         ({"actor_train": {"strategy_args": FSDP2 | {"strategy_config": {"fsdp_size": 2}}}}, {}),
         ({}, {"actor_train": {"model_args": {"lora_rank": 16}}}),
+        ({}, {"actor_train": {"strategy_args": FSDP2 | {"strategy_config": {"optimizer_offload": True}}}}),
+        ({}, {"actor_train": {"training_args": {"optimizer": "muon"}}}),
     ],
 )
 def test_what_takes_more_and_what_takes_less(tmp_path, more, less):
@@ -178,6 +180,29 @@ def test_keys_are_changed_in_sections_and_in_mappings(tmp_path):
     assert str(Change(keys, 0)).startswith(
         "actor_train.strategy_args.strategy_config.zero_optimization.offload_optimizer"
     )
+
+
+def test_weights_that_wait_on_the_host_are_there_when_they_are_used(tmp_path):
+    model = model_folder(tmp_path / "model", LLAMA_7B)
+    options = {"param_offload": True, "optimizer_offload": True}
+    job = sft_job(model, ranks=8, length=512, strategy="fsdp2_train", options=options)
+    plan = plan_of(tmp_path, job, "h100:8,cpu:512")
+    train, score = (use_of(plan.devices[0], "actor_train", phase) for phase in ("train", "score"))
+    assert sizes(train, "actor_train")["weights"] == 6_738_415_616 * 4 // 8
+    assert "optimizer" not in sizes(score, "actor_train")
+    assert {item.what for _, item in train.items if item.lasting} == {"process"}
+    host = use_of(plan.hosts[0], "actor_train", "train")
+    assert host.lasting > 6_738_415_616 * 12
+
+
+def test_a_teacher_behind_a_service_takes_nothing(tmp_path):
+    model = model_folder(tmp_path / "model", LLAMA_7B)
+    job = rlvr_job(model, slots=8)
+    service = {"endpoint": "http://localhost:8000/v1", "model": "teacher"}
+    named_model = {"model_name_or_path": str(model)}
+    teacher = {"model_args": named_model, "strategy_args": {"strategy_name": "endpoint", "strategy_config": service}}
+    with_teacher = plan_of(tmp_path, {**job, "teacher": teacher}, "h100:8")
+    assert as_json(with_teacher)["devices"] == as_json(plan_of(tmp_path, job, "h100:8"))["devices"]
 
 
 # --- machines ---------------------------------------------------------------------------------------------------------

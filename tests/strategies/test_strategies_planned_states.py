@@ -53,7 +53,7 @@ def alive():
 
 def parts_of_fsdp2(strategy):
     parameters = list(strategy._module.parameters())
-    states = [] if strategy._optimizer is None else strategy._optimizer.state.values()
+    states = [state for optimizer in strategy._optimizers for state in optimizer.state.values()]
     return {
         "weights": parameters,
         "gradients": [parameter.grad for parameter in parameters],
@@ -150,9 +150,9 @@ def measure(info, spec):
     return seen["before"], after, sorted(others.values())
 
 
-def check(ranks, path, strategy, options, world, *, kind="policy", model=None, l2=0.0):
+def check(ranks, path, strategy, options, world, *, kind="policy", model=None, l2=0.0, training=None):
     """Every rank holds what is planned for it, and nothing besides."""
-    spec = layout_spec(path, strategy, options, model=model, kind=kind, l2=l2)
+    spec = layout_spec(path, strategy, options, model=model, kind=kind, l2=l2, training=training or {})
     spec = dataclasses.replace(spec, worker=dataclasses.replace(spec.worker, world_size=world))
     arch = read_architecture(str(path), {}, "pretrain")
     for rank, (before, after, others) in enumerate(ranks.run(measure, world, spec)):
@@ -278,3 +278,7 @@ def test_critics_and_reward_models_hold_what_is_planned(ranks, model_of, strateg
 def test_the_pull_towards_the_start_is_planned(ranks, model_of, strategy):
     options = zero(2) if strategy == "deepspeed_train" else {}
     check(ranks, model_of("llama", **WIDE), strategy, options, 2, l2=0.1, model=BF16)
+
+
+def test_momentum_of_muon_is_planned(ranks, model_of):
+    check(ranks, model_of("qwen3_moe", **WIDE), "fsdp2_train", {}, 2, training={"optimizer": "muon"})
