@@ -89,8 +89,10 @@ def _hf_infer(given: EngineRole) -> RoleMemory:
     # The last token of a response is never fed.
     positions = -(-(given.longest - 1) // BLOCK) * BLOCK
     cache = rows * positions * given.cache_per_token()
-    # Rows of different lengths need a mask, with which torch repeats a layer's keys and values for every query head.
-    repeated = cache // arch.layers * arch.heads // arch.kv_heads
+    # Keys and then values of a layer are copied where they grow. Rows of different lengths need a mask, with which an
+    # accelerator's kernel gets them repeated for every query head; the CPU's doesn't (`strategies/hf/shared_heads.py`).
+    layer = cache // arch.layers
+    repeated = layer * arch.heads // arch.kv_heads if given.on_accelerator else layer // 2
     prompt = given.config.prompt_length if isinstance(given.config, RLConfig) else given.longest
     fill = max(prompt, min(PREFILL, rows * prompt))
     at_once = Batch(rows=max(1, fill // prompt), width=prompt, tokens=fill, scored=0)

@@ -133,9 +133,9 @@ def measure(info, spec):
     target, name = (strategy, "_apply") if hasattr(strategy, "_apply") else (strategy._optimizer, "step")
     take = getattr(target, name)
 
-    def noted(lr):
+    def noted(*rates):
         seen["before"] = held(parts_of(strategy))[0]
-        return take(lr)
+        return take(*rates)
 
     setattr(target, name, noted)
     batch, layout = make_batch(), strategy.layout
