@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-WHATS = (
+PARTS = (
     "weights", "gradients", "optimizer", "activations", "logits", "KV cache", "gathered weights", "sync buffers",
     "process",
 )  # fmt: skip

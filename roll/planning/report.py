@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from roll.planning.changes import Change
-from roll.planning.items import WHATS
+from roll.planning.items import PARTS
 from roll.planning.machines import GIB
 from roll.planning.plan import MemoryPlan, Place, Use
 
@@ -73,7 +73,7 @@ def _contents(use: Use) -> Iterator[str]:
         for other, item in use.items:
             if other == role:
                 sizes[item.what] = sizes.get(item.what, 0) + item.nbytes
-        named = sorted(sizes, key=lambda what: WHATS.index(what) if what in WHATS else len(WHATS))
+        named = sorted(sizes, key=lambda what: PARTS.index(what) if what in PARTS else len(PARTS))
         yield f"{role}: " + ", ".join(f"{what} {gib(sizes[what])}" for what in named if sizes[what])
 
 

@@ -43,10 +43,12 @@ class TrainedRole:
 
     @property
     def kind(self) -> str:
+        """What its model gives: `policy`, `value` or `reward`."""
         return self.config.kind_of(self.role)
 
     @property
     def trains(self) -> bool:
+        """Whether it has an optimizer."""
         return self.role in self.config.trained_roles and not self.config.only_validates
 
     @cached_property
