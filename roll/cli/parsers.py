@@ -129,6 +129,12 @@ def _add_plan(groups: Any) -> None:
         help="of every machine, e.g. h100:8 or h100:8,cpu:1024 or cpu:64 (default: those of this machine)",
     )
     parser.add_argument("--suggest", action="store_true", help="look for sizes that fit, and check them")
+    parser.add_argument(
+        "--measure", action="store_true", help="run two steps on this machine, and print the second one's seconds"
+    )
+    parser.add_argument(
+        "--measure_timeout", type=float, default=600, metavar="S", help="seconds for that run (default 600)"
+    )
     parser.add_argument("--json", action="store_true", help="print the plan as JSON, in bytes")
     _add_overrides(parser)
 

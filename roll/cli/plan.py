@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from roll.cli.exits import Exit, say
+from roll.cli.measure import as_line, measured_step
 from roll.configs.checks.machine import Machine, this_machine
 from roll.configs.errors import ConfigError, Violation
 from roll.configs.full_check import checked
@@ -33,17 +35,29 @@ def plan(options: argparse.Namespace) -> int:
     accepted = _Checker(file, options.overrides, machines, config)
     fixes = [] if found.fits or options.suggest else remedies(config, machines, accepted)
     proposal = suggest(config, machines, accepted) if options.suggest else None
+    seconds = measure(file, options.overrides, options.measure_timeout) if options.measure else None
     if options.json:
         tree = as_json(found, fixes)
         if options.suggest:
             tree["suggested"] = None if proposal is None else dict(proposal.keys)
+        if seconds is not None:
+            tree["measured_seconds"] = seconds
         json.dump(tree, sys.stdout)
         sys.stdout.write("\n")
     else:
         say_plan(config, found, fixes, suggests=options.suggest)
         if options.suggest:
             sys.stdout.write(_suggestion(config, machines, proposal, found) + "\n")
+        if seconds is not None:
+            sys.stdout.write(as_line(seconds) + "\n")
     return Exit.DONE if found.fits else Exit.FAILED
+
+
+def measure(file: Path, overrides: Sequence[str], timeout: float) -> dict[str, float]:
+    """Return the seconds of a step by phase, from a short run on this machine."""
+    with tempfile.TemporaryDirectory(prefix="roll-plan-") as folder:
+        config = read_config(file, _merged([*overrides, f"output_dir={folder}"]))
+        return measured_step(checked(config), Path(folder), timeout=timeout)
 
 
 def say_plan(config: RunConfig, found: MemoryPlan, fixes: Sequence[Change], *, suggests: bool) -> None:

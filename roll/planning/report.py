@@ -35,7 +35,7 @@ def as_text(plan: MemoryPlan, fixes: Sequence[Change] = ()) -> str:
         lines[0] = f"memory on {plan.machines.device} ({gib(plan.machines.device_bytes)})"
     models: dict[str, list[str]] = {}
     for role, arch in plan.models.items():
-        models.setdefault(f"{arch.model_type}, {arch.count() / 1e9:.2f} billion parameters", []).append(role)
+        models.setdefault(f"{arch.model_type}, {_count(arch.count())} parameters", []).append(role)
     lines += [f"  {', '.join(roles)}: {model}" for model, roles in models.items()]
     for place in (*plan.devices, *plan.hosts):
         lines += _of_place(place, detailed=place in plan.devices or not plan.devices)
@@ -133,3 +133,7 @@ def as_json(plan: MemoryPlan, fixes: Sequence[Change] = ()) -> dict[str, Any]:
         "notes": list(plan.notes),
         "changes": [change.keys for change in fixes],
     }
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e9:.2f} billion" if number >= 1e8 else f"{number / 1e6:.2f} million"
