@@ -93,8 +93,12 @@ def _stages_1_and_2(role: _Role) -> States:
         flat = -(-sum(sizes) // unit) * unit
         part = flat // role.ranks
         weights += flat * role.computed
-        optimizer += (3 + role.l2) * 4 * part + COUNTER
-        if role.computed == 2 and role.summed == 4 and role.options.stage == 1:
+        optimizer += 3 * 4 * part + COUNTER
+        whole_sums = role.computed == 2 and role.summed == 4 and role.options.stage == 1
+        if role.l2:
+            own = max(0, min(part, sum(sizes) - role.rank * part))  # the start of the weights, without padding
+            optimizer += 4 * (sum(sizes) if whole_sums else own)
+        if whole_sums:
             # The gradients of all weights in float32 stay; those in half precision go with the step.
             kept += flat * 4
             gradients += flat * 4 + sum(sizes) * role.computed

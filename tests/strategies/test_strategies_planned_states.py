@@ -66,6 +66,8 @@ def parts_of_deepspeed(strategy):
     parameters, engine = list(strategy._model.parameters()), strategy._engine
     weights = [t for p in parameters for t in (p, getattr(p, "ds_tensor", None))]
     gradients, states, buffers = [parameter.grad for parameter in parameters], [], []
+    if strategy._anchor is not None:
+        states += strategy._anchor._start.values()
     optimizer = None if engine is None else engine.optimizer
     base = getattr(optimizer, "optimizer", optimizer)
     if optimizer is not None and hasattr(base, "state"):
