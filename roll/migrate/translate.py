@@ -8,7 +8,14 @@ from typing import Any
 
 from roll.catalog.foreign_keys.rows import NOT_GIVEN, ForeignKey
 from roll.catalog.foreign_keys.tables import SYSTEMS, Patterns, patterns
-from roll.migrate import conversions_roll, conversions_tasks, conversions_trl, conversions_verl
+from roll.migrate import (
+    conversions_roll,
+    conversions_tasks,
+    conversions_trl,
+    conversions_verl,
+    conversions_verl_engine,
+    conversions_verl_training,
+)
 from roll.migrate.command_jobs import command_of
 from roll.migrate.conversions import CONVERSIONS, FIRST, LAST, simple
 from roll.migrate.draft import Draft, Step, at
@@ -20,7 +27,14 @@ from roll.migrate.sources import Source, read_source, unexpanded_in
 from roll.migrate.systems import name_of, pipeline_of, system_of
 from roll.migrate.verdict import settle
 
-MODULES = (conversions_roll, conversions_tasks, conversions_trl, conversions_verl)
+MODULES = (
+    conversions_roll,
+    conversions_tasks,
+    conversions_trl,
+    conversions_verl,
+    conversions_verl_engine,
+    conversions_verl_training,
+)
 """Modules that enter conversions when they are imported."""
 
 
