@@ -21,8 +21,9 @@ from roll.catalog.entries import Entry
 from roll.catalog.estimators import ESTIMATORS
 from roll.catalog.losses import LOSSES
 from roll.catalog.trackers import TRACKERS
-from roll.configs.parsing.build_config import describe, sections_of
+from roll.configs.parsing.build_config import describe
 from roll.configs.parsing.loader import PIPELINES
+from roll.configs.parsing.schema_places import sections_of
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.rlvr_config import RLVRConfig

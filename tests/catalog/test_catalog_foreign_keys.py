@@ -10,8 +10,8 @@ import pytest
 
 from roll.catalog.foreign_keys.only_here import ONLY_HERE
 from roll.catalog.foreign_keys.tables import SYSTEMS, canonical, targets
-from roll.configs.parsing.build_config import _hints, sections_of
 from roll.configs.parsing.loader import PIPELINES
+from roll.configs.parsing.schema_places import hints_of, sections_of
 from roll.configs.schema.strategy_config import STRATEGIES
 
 WHAT_TO_DO = (
@@ -25,7 +25,7 @@ def keys_below(cls: type, path: str = "") -> Iterator[str]:
     """Places of the keys that aren't sections."""
     for spec in fields(cls):
         below = f"{path}.{spec.name}" if path else spec.name
-        inside = list(sections_of(_hints(cls)[spec.name]))
+        inside = list(sections_of(hints_of(cls)[spec.name]))
         if spec.name == "strategy_config":
             inside = [(options, "") for options in set(STRATEGIES.values())]
         if inside:

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from config_reference import docstrings, reference
 
-from roll.configs.parsing.build_config import sections_of
 from roll.configs.parsing.loader import load_config, to_yaml
+from roll.configs.parsing.schema_places import sections_of
 from roll.configs.rules.validate import warnings_of
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.env_config import CustomEnv, EnvManager

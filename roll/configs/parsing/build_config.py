@@ -6,10 +6,9 @@ import math
 import operator
 import types
 from collections import abc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
-from functools import cache
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from roll.catalog.entries import OWN_PATH, Entry
 from roll.configs.errors import NO_VALUE, Violation, did_you_mean, nearest, problem
@@ -23,6 +22,7 @@ from roll.configs.parsing.foreign_hints import (
 )
 from roll.configs.parsing.key_hints import OTHER_PIPELINE_KEYS, UNSUPPORTED_VALUES
 from roll.configs.parsing.plain_values import path_problem, value_problem
+from roll.configs.parsing.schema_places import hints_of, homes_of
 from roll.configs.stand_in import STAND_IN, StandInUsed
 
 T = TypeVar("T")
@@ -84,7 +84,7 @@ class _Builder:
             if key not in known:
                 self._unknown(str(key), tree[key], path, known)
         values: dict[str, Any] = {}
-        hints = _hints(cls)
+        hints = hints_of(cls)
         for name, spec in known.items():
             below = f"{path}.{name}" if path else name
             if name in tree:
@@ -300,11 +300,11 @@ class _Builder:
     def _unknown(self, key: str, value: Any, path: str, known: Mapping[str, Any]) -> None:
         below = f"{path}.{key}" if path else key
         where = f"a key of {path}" if path else "a key at the top level"
-        elsewhere = sorted(_homes(self._root).get(key, ()), key=lambda place: not place.startswith(f"{path}."))
+        elsewhere = sorted(homes_of(self._root).get(key, ()), key=lambda place: not place.startswith(f"{path}."))
         own = next((name for name, cls in self._pipelines.items() if cls is self._root), "")
         instead = OTHER_PIPELINE_KEYS.get(own, {}).get(key)
         words = tuple(below.split("."))
-        others = [name for name, cls in self._pipelines.items() if below in _homes(cls).get(key, ())]
+        others = [name for name, cls in self._pipelines.items() if below in homes_of(cls).get(key, ())]
         known_elsewhere = bool(others or instead)
         if isinstance(value, Mapping) and value and not known_elsewhere and is_foreign_section(words):
             self._foreign(words, value, where)
@@ -345,41 +345,6 @@ def _canonical(tree: Mapping[str, Any], known: Mapping[str, Field[Any]]) -> Mapp
     also = {name: spec.metadata["also"] for name, spec in known.items() if "also" in spec.metadata and name in tree}
     given = {name: tree[name] for name in also if isinstance(tree[name], str)}
     return {**tree, **{name: also[name].get(value, value) for name, value in given.items()}}
-
-
-@cache
-def _hints(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls)
-
-
-def _places(cls: type, path: str = "") -> Iterator[str]:
-    """Dotted path of every key below `cls`; `<name>` stands for a user's own key."""
-    for name, hint in _hints(cls).items():
-        below = f"{path}.{name}" if path else name
-        yield below
-        for section, suffix in sections_of(hint):
-            yield from _places(section, below + suffix)
-
-
-@cache
-def _homes(cls: type) -> dict[str, tuple[str, ...]]:
-    """Dotted paths of the keys below `cls` by their last name."""
-    homes: dict[str, tuple[str, ...]] = {}
-    for place in _places(cls):
-        last = place.rpartition(".")[2]
-        homes[last] = (*homes.get(last, ()), place)
-    return homes
-
-
-def sections_of(hint: Any) -> Iterator[tuple[type, str]]:
-    """Dataclasses inside a type hint, each with what stands between the key and their own keys."""
-    if is_dataclass(hint) and isinstance(hint, type):
-        yield hint, ""
-    origin = get_origin(hint)
-    for member in get_args(hint):
-        suffix = ".<name>" if origin is dict else "[]" if origin is tuple else ""
-        for section, rest in sections_of(member):
-            yield section, suffix + rest
 
 
 def _later_value(name: str, value: Any) -> str:
