@@ -60,7 +60,7 @@ class RayExecutor(Executor):
         self._reaper = start_reaper(self._temp.path) if self._own_ray and sys.platform == "linux" else None
         os.environ[MARK] = str(self._temp.path)
         try:
-            connect(address, self._temp.path, options or {})
+            connect(address, self._temp.path, options)
         except BaseException:
             self._end_session(self._temp)
             raise

@@ -25,7 +25,7 @@ where they should: it has no authentication. (An address of loopback that is giv
 _LONGEST_ROOT = 30  # Ray's socket paths add about 75 characters, and a Unix socket's path may have 107
 
 
-def connect(address: str | None, temp: Path, options: Mapping[str, int]) -> None:
+def connect(address: str | None, temp: Path, options: Mapping[str, int] | None = None) -> None:
     """Connect this process to Ray: join the cluster at `address` (`auto`, `host:port`), or start one in `temp`.
 
     One that is started has these further `options` of `ray.init`.
@@ -35,7 +35,7 @@ def connect(address: str | None, temp: Path, options: Mapping[str, int]) -> None
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ[_LOOPBACK_ONLY] = "0" if address is None else "1"  # Ray's processes read it
     with _same_sigterm():
-        _connect(address, temp, options)
+        _connect(address, temp, options or {})
 
 
 @contextlib.contextmanager

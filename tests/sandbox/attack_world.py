@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -87,6 +88,7 @@ class World:
         for listener in self._sockets:
             listener.setblocking(False)
         self._victim = subprocess.Popen(["sleep", "300"], env={**os.environ, "ROLL_SECRET": self.secret})
+        self._wait_for_victim()
         self._places = {
             "SECRET": self.secret,
             "SECRET_FILE": f"{self.folder}/secret.txt",
@@ -106,6 +108,13 @@ class World:
         self._before = self._files()
         self._priority = os.getpriority(os.PRIO_PROCESS, self._victim.pid)
         self._cores = os.sched_getaffinity(self._victim.pid)
+
+    def _wait_for_victim(self) -> None:
+        """Wait until it sleeps: on a loaded machine a short attack ends before it has begun, which looks like harm."""
+        deadline = time.monotonic() + 60
+        while not re.search("Name:\tsleep\n(.*\n)*State:\tS", _read(f"/proc/{self._victim.pid}/status")):
+            assert time.monotonic() < deadline, "the victim doesn't start to sleep"
+            time.sleep(0.001)
 
     def source(self, attack: Attack) -> str:
         """Return the program, with the names of this world."""

@@ -154,6 +154,13 @@ TRAINER: list[ForeignKey] = [
     *(moved(f"{under}.timeline_json_file", "profiler.ray_timeline", "the file is in profiler_output_dir",
             how="timeline")
       for under in ("ray_init", "ray_kwargs")),
+    moved("ray_init.num_gpus", "num_gpus_per_node", how="or_default"),
+    *absent("ray_init.runtime_env ray_init.runtime_env.**", "workers import what the controller imports",
+            see="system_envs"),
+    *absent("ray_init.include_dashboard", "a dashboard has no password, and the Ray of a run listens to its own "
+            "machine alone; start one with `ray start --head` and join it", see="num_nodes"),
+    *absent("ray_init.address", "a run on several machines joins the cluster that RAY_ADDRESS names", see="num_nodes"),
+    *absent("ray_init._temp_dir", "the Ray of a run has a folder of its own below TMPDIR, which goes with it"),
     *absent("ray_init.** ray_kwargs.**", "Ray is started by the run, or by ray start"),
     *dead("hydra.** hydra defaults", "the file is composed here without Hydra's own settings"),
     *dead("_target_ **._target_", "it names a class of verl"),
