@@ -49,6 +49,7 @@ FULL = (
     "data/test_data_memory.py*",
     "cli/test_cli_eval.py::test_two_engines*",
     "cli/test_cli_notebooks.py::test_a_notebook_runs*",
+    "cli/test_cli_plan_measure.py*",
     "distributed/test_distributed_executors.py::*[ray]",
     "distributed/test_distributed_gpu_slots.py*",
     "distributed/test_distributed_processes.py*",
