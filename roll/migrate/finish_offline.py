@@ -24,6 +24,7 @@ def finish_sft(draft: Draft) -> None:
         draft.abandon("actor_train.model_args.ulysses_size", "megatron_* has context_parallel_size")
     if not draft.has("output_dir"):
         name = draft.get("exp_name", "sft")
+        name = "${exp_name}" if name == "???" else name
         draft.put("output_dir", f"output/{name}")
         draft.report.decisions.append(f"output_dir: output/{name}")
     if not draft.has("actor_train.data_args.file_name"):
@@ -117,6 +118,10 @@ def _rollouts(draft: Draft) -> None:
         draft.report.missing.append(f"rewards.{DOMAIN}.name: the reward, which TRL's script passes as reward_funcs")
     if draft.has("rewards"):
         draft.put(f"rewards.{DOMAIN}.tag_included", "*")
+    kind = draft.get("actor_train.model_args.dtype")
+    if kind in ("bf16", "fp16") and not draft.has("actor_infer.model_args.dtype"):
+        draft.put("actor_infer.model_args.dtype", kind)
+        draft.report.decisions.append(f"actor_infer.model_args.dtype: {kind}, as the trainer computes")
     if draft.get("use_kl_loss") and not draft.has("reference") and not draft.get("actor_train.model_args.lora_rank"):
         draft.put("reference", {})
         draft.report.decisions.append("reference: the starting model, which TRL copies by itself")

@@ -305,3 +305,32 @@ def test_jobs_that_are_commands_here_become_them(text: str, command: str, tmp_pa
     report, tree = migrate(tmp_path / "job.sh")
     assert (report.command, tree) == (command, None)
     assert len(report.uses) == text.count("=")
+
+
+def test_several_rewards_of_trl_are_a_weighted_sum(tmp_path: Path):
+    text = "num_generations: 4\nbf16: true\nreward_funcs: [right, mod.form]\nreward_weights: [1.0, 0.5]\n"
+    (tmp_path / "grpo.yaml").write_text(text, "utf-8")
+    report, tree = migrate(tmp_path / "grpo.yaml", "trl")
+    assert tree is not None
+    assert tree["rewards"]["all"]["parts"] == {
+        "right": {"name": "rewards.py:right", "weight": 1.0},
+        "form": {"name": "mod:form", "weight": 0.5},
+    }
+    assert tree["rewards"]["all"]["name"] == "weighted" and tree["actor_infer"]["model_args"]["dtype"] == "bf16"
+    fates = {use.key: (use.fate, use.ours) for use in report.uses}
+    assert fates["reward_weights"] == ("translated", ("rewards.all.parts",))
+    (tmp_path / "one.yaml").write_text(text.replace("[right, mod.form]", "[right]"), "utf-8")
+    report, tree = migrate(tmp_path / "one.yaml", "trl")
+    assert "parts" not in tree["rewards"]["all"] and "reward_weights" in {use.key for use in report.of("absent")}
+
+
+def test_a_data_set_of_the_hub_keeps_its_configuration_and_split(tmp_path: Path):
+    text = "num_generations: 4\ndataset_name: openai/gsm8k\ndataset_config: main\ndataset_train_split: test\n"
+    (tmp_path / "grpo.yaml").write_text(text, "utf-8")
+    report, tree = migrate(tmp_path / "grpo.yaml", "trl")
+    assert tree["actor_train"]["data_args"]["file_name"] == "openai/gsm8k/main#test"
+    assert {"dataset_config", "dataset_train_split"} <= {use.key for use in report.of("translated")}
+    (tmp_path / "grpo.yaml").write_text(text.replace("openai/gsm8k", "rows/a.jsonl"), "utf-8")
+    report, tree = migrate(tmp_path / "grpo.yaml", "trl")
+    assert tree["actor_train"]["data_args"]["file_name"] == "rows/a.jsonl"
+    assert {"dataset_config", "dataset_train_split"} <= {use.key for use in report.of("dead")}
