@@ -334,3 +334,12 @@ def test_a_data_set_of_the_hub_keeps_its_configuration_and_split(tmp_path: Path)
     report, tree = migrate(tmp_path / "grpo.yaml", "trl")
     assert tree["actor_train"]["data_args"]["file_name"] == "rows/a.jsonl"
     assert {"dataset_config", "dataset_train_split"} <= {use.key for use in report.of("dead")}
+
+
+def test_the_soft_penalty_of_verls_dapo_recipe_is_overlong_shaping(tmp_path: Path):
+    key = "reward_model.overlong_buffer"
+    report, tree = verl(
+        tmp_path, cases.VERL_GRPO, f"+{key}.enable=True +{key}.len=512 +{key}.penalty_factor=0.5 +{key}.log=True"
+    )
+    assert tree["overlong_shaping"] == {"buffer": 512, "penalty": 0.5}
+    assert not report.of("absent")
