@@ -116,6 +116,8 @@ def verdict(plan: MemoryPlan, fixes: Sequence[Change] = ()) -> Iterator[str]:
     if fixes:
         for change in fixes:
             yield f"  change this: {change}"
+    elif any(place.missing and place.worst.phase == "start" for place in plan.devices):
+        yield "  take deepspeed_train with ZeRO 3 or megatron_train there, which don't hold it whole on a device"
     else:
         yield "  no single key helps; roll plan --suggest looks for several, else it needs more or larger devices"
 

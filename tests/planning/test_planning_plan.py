@@ -348,3 +348,17 @@ def test_a_folder_that_is_not_made_yet_is_planned_by_its_origin(tmp_path, capsys
     file = str(write_job(tmp_path, rlvr_job(tmp_path / "not" / "made", slots=1)))
     assert main(["plan", file, "--devices", "cpu:8"]) == 2
     assert "pretrain=ORG/NAME" in capsys.readouterr().err
+
+
+def test_a_module_that_no_device_holds_whole_needs_another_backend(tmp_path):
+    model = model_folder(tmp_path / "model", LLAMA_2_70B)
+    zero3 = {"zero_optimization": {"stage": 3}}
+    verdicts = {}
+    for strategy, options in (("fsdp2_train", {}), ("deepspeed_train", zero3)):
+        job = sft_job(model, ranks=8, length=64, strategy=strategy, options=options)
+        verdicts[strategy] = as_text(plan_of(tmp_path, job, "h200:8"))
+    # 70B in float32 are 257 GiB, an H200 has 141.
+    assert "when actor_train is built" in verdicts["fsdp2_train"]
+    assert "take deepspeed_train with ZeRO 3 or megatron_train" in verdicts["fsdp2_train"]
+    # 16 bytes and more of each weight over 8 are too much for it as well, but that is in training.
+    assert "when actor_train trains" in verdicts["deepspeed_train"] and "take deep" not in verdicts["deepspeed_train"]
