@@ -58,6 +58,7 @@ def trl_beta(step: Step) -> None:
     """The KL term, or DPO's constant."""
     if step.draft.knows("beta"):
         step.put(step.value, "beta")
+        step.note("")
     elif step.value:
         step.put(step.value, "kl_loss_coef")
         step.put(True, "use_kl_loss")
@@ -71,6 +72,7 @@ def trl_loss(step: Step) -> None:
     value = step.value[0] if isinstance(step.value, list) and step.value else step.value
     if step.draft.knows("loss_type"):
         step.put(value, "loss_type")
+        step.note("")
     elif value in step.row.values:
         step.put(mapped(step))
     elif value == "cispo":

@@ -343,3 +343,14 @@ def test_the_soft_penalty_of_verls_dapo_recipe_is_overlong_shaping(tmp_path: Pat
     )
     assert tree["overlong_shaping"] == {"buffer": 512, "penalty": 0.5}
     assert not report.of("absent")
+
+
+def test_a_preference_file_of_trl_has_its_own_notes_and_a_reference_in_the_same_type(tmp_path: Path):
+    (tmp_path / "dpo.yaml").write_text(
+        "model_name_or_path: some/Model\nbeta: 0.1\nloss_type: [sigmoid]\ntruncation_mode: keep_end\nbf16: true\n",
+        "utf-8",
+    )
+    report, tree = migrate(tmp_path / "dpo.yaml", "trl")
+    assert (tree["pipeline"], tree["beta"], tree["loss_type"]) == ("dpo", 0.1, "sigmoid")
+    assert tree["reference"] == {"model_args": {"dtype": "bf16"}}
+    assert {use.note for use in report.uses if use.key in ("beta", "loss_type")} == {""}
