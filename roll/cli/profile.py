@@ -16,6 +16,7 @@ from roll.cli.runs import kept_config
 from roll.pipelines.kept_config import CONFIG_FILE, kept_directory
 from roll.profiling.chrome import label
 from roll.profiling.recorder import PROFILER
+from roll.utils.timing import OUTSIDE_STEP
 
 _SUFFIX = ".summary.json"
 _NOT_PHASES = {"controller", "controller_share", "step"}
@@ -71,9 +72,10 @@ def timings(rows: Sequence[Mapping[str, Any]]) -> str:
             own.setdefault(phase, []).append(seconds)
     whole = sum(row["time/step"] for row in steps)
     cells = [
-        (phase, f"{statistics.median(times):.3f}", f"{sum(times):.2f}", f"{sum(times) / whole:.1%}", str(len(times)))
+        (phase, f"{statistics.median(times):.3f}", f"{sum(times):.2f}",
+         "between" if phase in OUTSIDE_STEP else _share(sum(times), whole), str(len(times)))
         for phase, times in sorted(own.items(), key=lambda item: -sum(item[1]))
-    ]
+    ]  # fmt: skip
     median = statistics.median(row["time/step"] for row in steps)
     head = f"{len(steps)} steps, {median:.3f} s each (median); seconds of a phase without those of phases inside it"
     return f"{head}\n{_table(('phase', 'median s', 'sum s', 'of steps', 'times'), cells)}"

@@ -58,6 +58,7 @@ def trl_beta(step: Step) -> None:
     """The KL term, or DPO's constant."""
     if step.draft.knows("beta"):
         step.put(step.value, "beta")
+        step.note("")
     elif step.value:
         step.put(step.value, "kl_loss_coef")
         step.put(True, "use_kl_loss")
@@ -71,6 +72,7 @@ def trl_loss(step: Step) -> None:
     value = step.value[0] if isinstance(step.value, list) and step.value else step.value
     if step.draft.knows("loss_type"):
         step.put(value, "loss_type")
+        step.note("")
     elif value in step.row.values:
         step.put(mapped(step))
     elif value == "cispo":
@@ -91,18 +93,77 @@ def scale_rewards(step: Step) -> None:
         step.put("grpo")
 
 
+@conversion
+def trl_dataset(step: Step) -> None:
+    """A file, or a data set of the hub with its configuration and split."""
+    location = step.value
+    if _of_hub(location):
+        config, split = (step.draft.their(key) for key in ("dataset_config", "dataset_train_split"))
+        location += f"/{config}" if config not in (None, "default") else ""
+        location += f"#{split}" if split not in (None, "train") else ""
+    step.put(location)
+    step.note("")
+
+
+@conversion
+def of_trl_dataset(step: Step) -> None:
+    """A part of that address."""
+    if not _of_hub(step.draft.their("dataset_name")):
+        step.dead("only data sets of the hub have it")
+    elif step.value in (None, "default", "train"):
+        step.dead("it is so without being said")
+    else:
+        step.use.ours, step.use.note = (step.place,), ""
+
+
+def _of_hub(name: object) -> bool:
+    return (
+        isinstance(name, str)
+        and name.count("/") == 1
+        and not name.startswith((".", "~", "/"))
+        and (not name.endswith((".jsonl", ".json", ".parquet", ".csv", ".tsv")))
+    )
+
+
 @first
 def reward_funcs(step: Step) -> None:
-    """A reward function."""
+    """A reward function, or a weighted sum of several."""
     given = step.value if isinstance(step.value, list) else [step.value]
-    name = str(given[0])
+    weights = step.draft.their("reward_weights")
+    weights = weights if isinstance(weights, list) and len(weights) == len(given) else [1.0] * len(given)
+    place = f"rewards.{DOMAIN}.name"
+    paths = [_path(str(name)) for name in given]
+    if guessed := [str(name) for name, path in zip(given, paths, strict=True) if path == f"rewards.py:{name}"]:
+        step.decide(f"functions by their paths: path/to/file.py:{', '.join(guessed)}; here rewards.py")
+    if len(given) == 1:
+        step.put(paths[0], place)
+        return
+    step.put("weighted", place)
+    for number, (name, path, weight) in enumerate(zip(given, paths, weights, strict=True), 1):
+        label = str(name).rpartition(".")[2].rpartition(":")[2]
+        label = label if label.isidentifier() else f"part{number}"
+        part = f"rewards.{DOMAIN}.parts.{label}"
+        part = f"{part}{number}" if step.draft.has(part) else part
+        step.draft.put(f"{part}.name", path, step.use)
+        step.draft.put(f"{part}.weight", weight, step.use)
+    step.use.ours = (*step.use.ours, f"rewards.{DOMAIN}.parts")
+
+
+def _path(name: str) -> str:
     path = name if OWN_PATH.match(name) else ":".join(name.rsplit(".", 1)) if "." in name else name
-    step.put(path, f"rewards.{DOMAIN}.name")
-    if path not in REWARDS and not OWN_PATH.match(path):
-        step.decide(f"{name} becomes a function by its path: path/to/file.py:{name}")
-        step.draft.put(f"rewards.{DOMAIN}.name", f"rewards.py:{name}", step.use)
-    if len(given) > 1:
-        step.decide("the first one; several are the `parts` of rewards.<domain>.name: weighted")
+    return path if path in REWARDS or OWN_PATH.match(path) else f"rewards.py:{name}"
+
+
+@conversion
+def reward_weights(step: Step) -> None:
+    """Weights of several functions, which `reward_funcs` has written."""
+    functions = step.draft.their("reward_funcs")
+    if isinstance(functions, list) and isinstance(step.value, list) and len(functions) == len(step.value) > 1:
+        step.use.ours = (f"rewards.{DOMAIN}.parts",)
+    elif step.value is None:
+        step.dead("null weighs all alike")
+    else:
+        step.absent("not as many as reward_funcs in this file: write rewards.<domain>.parts.<name>.weight")
 
 
 @first

@@ -24,6 +24,7 @@ def finish_sft(draft: Draft) -> None:
         draft.abandon("actor_train.model_args.ulysses_size", "megatron_* has context_parallel_size")
     if not draft.has("output_dir"):
         name = draft.get("exp_name", "sft")
+        name = "${exp_name}" if name == "???" else name
         draft.put("output_dir", f"output/{name}")
         draft.report.decisions.append(f"output_dir: output/{name}")
     if not draft.has("actor_train.data_args.file_name"):
@@ -79,8 +80,7 @@ def finish_trl(draft: Draft) -> None:
     adapters = draft.get("actor_train.model_args.lora_rank")
     compares = draft.pipeline == "dpo" and draft.get("loss_type", "sigmoid") not in ("orpo", "simpo")
     if compares and not draft.has("reference") and not adapters:
-        draft.put("reference", {})
-        draft.report.decisions.append("reference: the starting model, which TRL copies by itself")
+        _copied(draft)
     if draft.pipeline == "sft" and not draft.has("actor_train.data_args.messages"):
         draft.put("actor_train.data_args.messages", "messages")
         draft.report.decisions.append("actor_train.data_args.messages: messages, the column of conversations")
@@ -93,6 +93,13 @@ def finish_trl(draft: Draft) -> None:
         if isinstance(value, int):
             draft.put(key, 2 * value)
             draft.report.decisions.append(f"{key}: {2 * value} sequences, {value} pairs")
+
+
+def _copied(draft: Draft) -> None:
+    """The model that TRL copies as the reference, in the same type."""
+    kind = draft.get("actor_train.model_args.dtype")
+    draft.put("reference", {} if kind is None else {"model_args": {"dtype": kind}})
+    draft.report.decisions.append("reference: the starting model, which TRL copies by itself")
 
 
 def _rollouts(draft: Draft) -> None:
@@ -117,6 +124,9 @@ def _rollouts(draft: Draft) -> None:
         draft.report.missing.append(f"rewards.{DOMAIN}.name: the reward, which TRL's script passes as reward_funcs")
     if draft.has("rewards"):
         draft.put(f"rewards.{DOMAIN}.tag_included", "*")
+    kind = draft.get("actor_train.model_args.dtype")
+    if kind in ("bf16", "fp16") and not draft.has("actor_infer.model_args.dtype"):
+        draft.put("actor_infer.model_args.dtype", kind)
+        draft.report.decisions.append(f"actor_infer.model_args.dtype: {kind}, as the trainer computes")
     if draft.get("use_kl_loss") and not draft.has("reference") and not draft.get("actor_train.model_args.lora_rank"):
-        draft.put("reference", {})
-        draft.report.decisions.append("reference: the starting model, which TRL copies by itself")
+        _copied(draft)

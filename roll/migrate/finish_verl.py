@@ -32,6 +32,7 @@ def _written(draft: Draft, place: str, value: Any, note: str) -> None:
 def _folders(draft: Draft) -> None:
     if not draft.has("output_dir"):
         name = draft.get("exp_name", "run")
+        name = "${exp_name}" if name == "???" else name
         draft.put("output_dir", f"output/{name}")
         draft.report.decisions.append(f"output_dir: output/{name}; checkpoints stay where checkpoint_config says")
 

@@ -88,6 +88,8 @@ def _from_shell(text: str, file: Path) -> Source:
         words = command[at + 1 :]
         found = _source(read_overrides(words))
         found.job = command[at].text
+        if "sft_trainer" in found.job:
+            _launched(command[:at], found)
         found.notes += [f"line {other[place].line}: {other[place].text} is another job; move it into a file of its own"
                         for other, place in jobs[1:]]  # fmt: skip
         named = [word.text for word in words if "config" in word.text and word.text.startswith("--")]
@@ -104,6 +106,24 @@ def _from_shell(text: str, file: Path) -> Source:
             "key=value ...), be a list of such overrides, or a YAML file"
         )
     return found
+
+
+def _launched(words: list[Word], found: Source) -> None:
+    """Enter the devices that torchrun starts: verl's fine-tuning takes them from there."""
+    for at, word in enumerate(words):
+        flag, equals, value = word.text.lstrip("-").replace("-", "_").partition("=")
+        key = {"nproc_per_node": "n_gpus_per_node", "nnodes": "nnodes"}.get(flag)
+        if key is None or not word.text.startswith("--"):
+            continue
+        given = word if equals else words[at + 1] if at + 1 < len(words) else word
+        text = value if equals else given.text
+        if given.unexpanded or not text.isdecimal():
+            found.notes.append(
+                f"{word.text}: torchrun's number isn't known here; set num_gpus_per_node or num_nodes, "
+                "actor_train.device_mapping and gradient_accumulation_steps for yours"
+            )
+        elif isinstance(trainer := found.tree.setdefault("trainer", {}), dict):
+            trainer[key] = int(text)
 
 
 def _source(overrides: Any) -> Source:

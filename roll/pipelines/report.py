@@ -23,7 +23,7 @@ from roll.tracking.registry import build_trackers
 from roll.tracking.rollouts import TOKEN_COLUMNS, write_rollouts
 from roll.tracking.summary import RunSummary, render
 from roll.types.episode import Group, Trajectory
-from roll.utils.timing import Timers
+from roll.utils.timing import OUTSIDE_STEP, Timers
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,6 @@ _WORK = (
     "train_actor",
     "sync_weights",
 )
-_OUTSIDE_STEP = ("validate", "save")
 _BAD_ROWS = {"bad rows": "train", "bad validation rows": "val"}
 
 
@@ -244,7 +243,7 @@ class Report:
             notices=[*self._health.told(), *(f"tracker {name}: {why}" for name, why in self._trackers.failed.items())],
             tokens=self._tokens,
             step_seconds=self._spans.get("step", 0.0),
-            spans={name: self._spans[name] for name in (*_WORK, *_OUTSIDE_STEP) if name in self._spans},
+            spans={name: self._spans[name] for name in (*_WORK, *OUTSIDE_STEP) if name in self._spans},
             files=files,
             hazards=self._config.hazards,
         )

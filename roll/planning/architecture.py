@@ -172,9 +172,11 @@ def read_architecture(name: str, overrides: Mapping[str, Any], key: str) -> Arch
     if file is None and (known := known_sizes(name)) is not None:
         return architecture_of({**known, **overrides}, name, key)
     if file is None:
+        fix = f"Name a model folder, or fetch that file of a hub model: hf download {name} config.json"
+        if name.startswith(("/", ".", "~")) or name.count("/") > 1:
+            fix = f"If that folder is still to be made, plan with the model it comes from: {key}=ORG/NAME"
         raise UnknownModel(
-            f"{key}: {name!r} has no config.json here, and without it nothing is known about its memory. Name a model "
-            f"folder, or fetch that file of a hub model: hf download {name} config.json"
+            f"{key}: {name!r} has no config.json here, and without it nothing is known about its memory. {fix}"
         )
     try:
         tree = json.loads(file.read_text(encoding="utf-8"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -57,6 +57,8 @@ class Place:
     capacity: int | None
     """Bytes; None: unknown."""
     uses: tuple[Use, ...]
+    slots: tuple[int, ...] = ()
+    """Of devices: all that hold the same."""
 
     @property
     def worst(self) -> Use:
@@ -246,8 +248,7 @@ class _Planner:
         ]
         capacity = int(self._machines.device_bytes * (1 - RESERVE))
         same = self._slots_like(here)
-        name = f"device {same[0]}" if len(same) == 1 else f"devices {_spans(same)}"
-        return Place(name, capacity, tuple(uses))
+        return Place(device_name(same), capacity, tuple(uses), tuple(same))
 
     def _slots_like(self, here: list[tuple[str, int]]) -> list[int]:
         wanted = [(role, id(self._memory(role, rank))) for role, rank in here]
@@ -363,7 +364,12 @@ def _like(rank: int, chosen: list[int]) -> int:
     return max(other for other in chosen if other <= rank)
 
 
-def _spans(slots: list[int]) -> str:
+def device_name(slots: Sequence[int]) -> str:
+    """Return `device 3`, or `devices 0-7,12`."""
+    return f"device{'s' * (len(slots) > 1)} {_spans(sorted(slots))}"
+
+
+def _spans(slots: Sequence[int]) -> str:
     """`0-7,12`"""
     spans: list[list[int]] = []
     for slot in slots:

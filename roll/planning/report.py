@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from roll.planning.changes import Change
 from roll.planning.items import PARTS
 from roll.planning.machines import GIB
-from roll.planning.plan import MemoryPlan, Place, Use
+from roll.planning.plan import ENGINE, MemoryPlan, Place, Use, device_name
 
 WIDTH = 48
 """Characters of a bar."""
@@ -20,6 +21,7 @@ _WORDS = {
     "score": "computes log-probs or scores",
     "train": "trains",
     "sync": "passes weights on",
+    "take": "takes new weights",
 }
 
 
@@ -37,12 +39,28 @@ def as_text(plan: MemoryPlan, fixes: Sequence[Change] = ()) -> str:
     for role, arch in plan.models.items():
         models.setdefault(f"{arch.model_type}, {_count(arch.count())} parameters", []).append(role)
     lines += [f"  {', '.join(roles)}: {model}" for model, roles in models.items()]
-    for place in (*plan.devices, *plan.hosts):
-        lines += _of_place(place, detailed=place in plan.devices or not plan.devices)
+    for place in _told_apart(plan.devices):
+        lines += _of_place(place, detailed=True)
+    for place in plan.hosts:
+        lines += _of_place(place, detailed=not plan.devices)
     if plan.shared:
         lines.append(f"  of the host's memory below /dev/shm during a sync: {gib(plan.shared)}")
     lines += [f"note: {note}" for note in plan.notes]
     return "\n".join([*lines, *verdict(plan, fixes)])
+
+
+def _told_apart(devices: Sequence[Place]) -> list[Place]:
+    """Those whose description differs: ranks that differ by a few bytes are told of once, the fullest."""
+    alike: dict[tuple[str, ...], list[Place]] = {}
+    for place in devices:
+        alike.setdefault(tuple(_of_place(replace(place, name=""), detailed=True)), []).append(place)
+    return [
+        replace(
+            max(group, key=lambda place: place.worst.nbytes),
+            name=device_name([slot for place in group for slot in place.slots]),
+        )
+        for group in alike.values()
+    ]
 
 
 def _of_place(place: Place, *, detailed: bool) -> Iterator[str]:
@@ -53,7 +71,7 @@ def _of_place(place: Place, *, detailed: bool) -> Iterator[str]:
         if use is None or (label == "start" and use is not place.worst):
             continue
         yield f"  {label:<9}{bar(use, place.capacity)} {gib(use.lasting)} + {gib(use.nbytes - use.lasting)}"
-        yield f"  {'':<9}when {use.role} {_WORDS[use.phase]}"
+        yield f"  {'':<9}when {_moment(use)}"
         if detailed:
             yield from (f"  {'':<9}  {line}" for line in _contents(use))
 
@@ -85,22 +103,29 @@ def verdict(plan: MemoryPlan, fixes: Sequence[Change] = ()) -> Iterator[str]:
             yield f"fits if the host has {gib(place.worst.nbytes)}"
             return
         left = place.capacity - place.worst.nbytes
-        yield f"fits: {place.name} has {gib(left)} left in the worst moment, when {_moment(place)}"
+        alike = [told for told in _told_apart(plan.devices) if place.slots and {*place.slots} <= {*told.slots}]
+        place = alike[0] if alike else place
+        have = "have" if len(place.slots) > 1 else "has"
+        yield f"fits: {place.name} {have} {gib(left)} left in the worst moment, when {_moment(place.worst)}"
         return
-    for place in (*plan.devices, *plan.hosts):
+    for place in (*_told_apart(plan.devices), *plan.hosts):
         if place.missing:
-            yield f"doesn't fit by {gib(place.missing)}: {place.name}, when {_moment(place)}"
+            yield f"doesn't fit by {gib(place.missing)}: {place.name}, when {_moment(place.worst)}"
     for role, share in plan.too_small.items():
         yield f"doesn't fit: the {gib(share)} that {role} may take aren't enough for its weights and one response"
     if fixes:
         for change in fixes:
             yield f"  change this: {change}"
+    elif any(place.missing and place.worst.phase == "start" for place in plan.devices):
+        yield "  take deepspeed_train with ZeRO 3 or megatron_train there, which don't hold it whole on a device"
     else:
         yield "  no single key helps; roll plan --suggest looks for several, else it needs more or larger devices"
 
 
-def _moment(place: Place) -> str:
-    return f"{place.worst.role} {_WORDS[place.worst.phase]}"
+def _moment(use: Use) -> str:
+    """Who does what; of a sync the trainer is one end, the engine the other."""
+    phase = "take" if use.phase == "sync" and use.role == ENGINE else use.phase
+    return f"{use.role} {_WORDS[phase]}"
 
 
 def as_json(plan: MemoryPlan, fixes: Sequence[Change] = ()) -> dict[str, Any]:

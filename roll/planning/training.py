@@ -154,7 +154,9 @@ def training_memory(given: TrainedRole) -> RoleMemory:
         host_phases["train"] = made.host
         gathered = max((parameter.size for parameter in given.parameters), default=0) * 4
         full = gathered if given.worker.ranks > 1 or on_device else 0
-        phases["sync"] = passing(("weights", waiting), ("sync buffers", full))
+        # New weights go from this role to the engines; a critic has no engine.
+        if given.role == "actor_train" and "actor_infer" in given.config.roles:
+            phases["sync"] = passing(("weights", waiting), ("sync buffers", full))
     moved = states.weights + states.optimizer if on_device else 0
     return RoleMemory(
         role=given.role,

@@ -18,6 +18,8 @@ from roll.utils import spans
 
 STEP = "step"
 """The span that a share is a share of."""
+OUTSIDE_STEP = ("validate", "save")
+"""Spans of a run that lie between two steps."""
 
 
 @dataclass

@@ -33,6 +33,12 @@ BROKEN: list[tuple[str, list[str], str, list[str]]] = [
         "actor_train.learning_rate",
         [f"belongs at {TRAIN}.learning_rate"],
     ),
+    (
+        "a model of a role",
+        ["actor_infer.pretrain=x"],
+        "actor_infer.pretrain",
+        ["write actor_infer.model_args.model_name_or_path"],
+    ),
     ("another project's word", ["train_batch_size=4"], "train_batch_size", ["write rollout_batch_size"]),
     ("an agentic key", ["train_env_manager={}"], "train_env_manager", ["agentic", "not available", "remove it"][::2]),
     ("fp16 where a role trains", ["actor_train.model_args.dtype=fp16"], "actor_train.model_args.dtype", ["bf16"]),

@@ -222,3 +222,10 @@ def test_only_an_agent_whose_tags_all_say_one_token_has_responses_of_one_token()
     assert config(1, 1).one_token_responses
     assert not config(1, None).one_token_responses
     assert not RLVRConfig(pipeline="rlvr", rewards={"math": RewardConfig(name="gsm8k")}).one_token_responses
+
+
+def test_of_many_ranks_the_first_and_the_last_are_listed():
+    roles = {"a": tuple((slot,) for slot in range(128)), "b": tuple((slot,) for slot in range(16))}
+    lines = PlacementPlan(num_nodes=16, num_gpus_per_node=8, roles=roles).explain().splitlines()
+    assert lines[1].endswith("rank:slots  0:0  1:1  2:2  3:3  4:4  5:5  6:6  7:7  ...  127:127")
+    assert lines[2].endswith("14:14  15:15") and "..." not in lines[2]

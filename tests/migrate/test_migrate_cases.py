@@ -305,3 +305,52 @@ def test_jobs_that_are_commands_here_become_them(text: str, command: str, tmp_pa
     report, tree = migrate(tmp_path / "job.sh")
     assert (report.command, tree) == (command, None)
     assert len(report.uses) == text.count("=")
+
+
+def test_several_rewards_of_trl_are_a_weighted_sum(tmp_path: Path):
+    text = "num_generations: 4\nbf16: true\nreward_funcs: [right, mod.form]\nreward_weights: [1.0, 0.5]\n"
+    (tmp_path / "grpo.yaml").write_text(text, "utf-8")
+    report, tree = migrate(tmp_path / "grpo.yaml", "trl")
+    assert tree is not None
+    assert tree["rewards"]["all"]["parts"] == {
+        "right": {"name": "rewards.py:right", "weight": 1.0},
+        "form": {"name": "mod:form", "weight": 0.5},
+    }
+    assert tree["rewards"]["all"]["name"] == "weighted" and tree["actor_infer"]["model_args"]["dtype"] == "bf16"
+    fates = {use.key: (use.fate, use.ours) for use in report.uses}
+    assert fates["reward_weights"] == ("translated", ("rewards.all.parts",))
+    (tmp_path / "one.yaml").write_text(text.replace("[right, mod.form]", "[right]"), "utf-8")
+    report, tree = migrate(tmp_path / "one.yaml", "trl")
+    assert "parts" not in tree["rewards"]["all"] and "reward_weights" in {use.key for use in report.of("absent")}
+
+
+def test_a_data_set_of_the_hub_keeps_its_configuration_and_split(tmp_path: Path):
+    text = "num_generations: 4\ndataset_name: openai/gsm8k\ndataset_config: main\ndataset_train_split: test\n"
+    (tmp_path / "grpo.yaml").write_text(text, "utf-8")
+    report, tree = migrate(tmp_path / "grpo.yaml", "trl")
+    assert tree["actor_train"]["data_args"]["file_name"] == "openai/gsm8k/main#test"
+    assert {"dataset_config", "dataset_train_split"} <= {use.key for use in report.of("translated")}
+    (tmp_path / "grpo.yaml").write_text(text.replace("openai/gsm8k", "rows/a.jsonl"), "utf-8")
+    report, tree = migrate(tmp_path / "grpo.yaml", "trl")
+    assert tree["actor_train"]["data_args"]["file_name"] == "rows/a.jsonl"
+    assert {"dataset_config", "dataset_train_split"} <= {use.key for use in report.of("dead")}
+
+
+def test_the_soft_penalty_of_verls_dapo_recipe_is_overlong_shaping(tmp_path: Path):
+    key = "reward_model.overlong_buffer"
+    report, tree = verl(
+        tmp_path, cases.VERL_GRPO, f"+{key}.enable=True +{key}.len=512 +{key}.penalty_factor=0.5 +{key}.log=True"
+    )
+    assert tree["overlong_shaping"] == {"buffer": 512, "penalty": 0.5}
+    assert not report.of("absent")
+
+
+def test_a_preference_file_of_trl_has_its_own_notes_and_a_reference_in_the_same_type(tmp_path: Path):
+    (tmp_path / "dpo.yaml").write_text(
+        "model_name_or_path: some/Model\nbeta: 0.1\nloss_type: [sigmoid]\ntruncation_mode: keep_end\nbf16: true\n",
+        "utf-8",
+    )
+    report, tree = migrate(tmp_path / "dpo.yaml", "trl")
+    assert (tree["pipeline"], tree["beta"], tree["loss_type"]) == ("dpo", 0.1, "sigmoid")
+    assert tree["reference"] == {"model_args": {"dtype": "bf16"}}
+    assert {use.note for use in report.uses if use.key in ("beta", "loss_type")} == {""}

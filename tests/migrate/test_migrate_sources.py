@@ -172,3 +172,34 @@ def test_a_default_without_a_file_is_missing_and_a_reference_to_itself_is_named(
     report, _ = migrate(tmp_path / "a.yaml", "roll")
     assert any("../elsewhere/site@_here_" in line for line in report.missing)
     assert {"exp_name", "seed"} <= {use.key for use in report.of("unexpanded")}
+
+
+SFT = (
+    "torchrun --standalone {flags} -m verl.trainer.fsdp_sft_trainer data.train_files=/d.parquet "
+    "data.micro_batch_size_per_gpu=4 data.train_batch_size=64 model.partial_pretrain=Qwen/Qwen2.5-0.5B {rest}"
+)
+
+
+@pytest.mark.parametrize("flags", ["--nnodes=2 --nproc_per_node=4", "--nnodes 2 --nproc-per-node 4"])
+def test_fine_tuning_has_the_devices_that_torchrun_starts(tmp_path: Path, flags: str):
+    # 64 rows = 4 per device x 2 accumulation x 8 ranks
+    (tmp_path / "run.sh").write_text(SFT.format(flags=flags, rest="trainer.experiment_name=a"), "utf-8")
+    report, tree = migrate(tmp_path / "run.sh")
+    assert tree is not None
+    assert (tree["num_nodes"], tree["num_gpus_per_node"]) == (2, 4)
+    assert tree["actor_train"]["device_mapping"] == "0-7"
+    assert tree["actor_train"]["training_args"]["gradient_accumulation_steps"] == 2
+    assert not any("torchrun" in line for line in report.decisions)
+
+
+def test_a_number_of_devices_that_the_script_is_given_is_asked_for(tmp_path: Path):
+    (tmp_path / "run.sh").write_text("n=$1\n" + SFT.format(flags="--nproc_per_node=$n", rest=""), "utf-8")
+    report, _ = migrate(tmp_path / "run.sh")
+    assert any("torchrun" in line and "num_gpus_per_node" in line for line in report.decisions)
+
+
+def test_a_name_to_be_given_is_that_of_the_folder_too(tmp_path: Path):
+    rest = 'trainer.experiment_name="a_$(date)"'
+    (tmp_path / "run.sh").write_text(SFT.format(flags="--nproc_per_node=1", rest=rest), "utf-8")
+    _, tree = migrate(tmp_path / "run.sh")
+    assert tree is not None and (tree["exp_name"], tree["output_dir"]) == ("???", "output/${exp_name}")

@@ -95,7 +95,9 @@ def test_what_cannot_be_planned_is_said(tree, said):
 
 
 def test_a_model_without_its_configuration_is_named_with_what_to_do(tmp_path):
-    with pytest.raises(UnknownModel, match=r"pretrain: .*no config.json.*hf download"):
+    with pytest.raises(UnknownModel, match=r"pretrain: .*no config.json.*hf download nobody/nothing config.json"):
+        read_architecture("nobody/nothing", {}, "pretrain")
+    with pytest.raises(UnknownModel, match=r"pretrain: .*no config.json.*pretrain=ORG/NAME"):
         read_architecture(str(tmp_path), {}, "pretrain")
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UnknownModel, match="isn't JSON"):

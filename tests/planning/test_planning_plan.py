@@ -254,7 +254,7 @@ def test_the_command_prints_bars_and_its_exit_code_is_the_verdict(tmp_path, caps
     assert "devices 0-7, 77.3 GiB to use" in printed
     assert "  generate [#" in printed
     assert "  train    [#" in printed
-    assert "fits: devices 0-7 has" in printed
+    assert "fits: devices 0-7 have" in printed
     assert main(["plan", file, "--devices", "l4:8"]) == 1
     assert "doesn't fit by" in capsys.readouterr().out
     assert main(["plan", file, "--devices", "h100:4"]) == 2
@@ -319,3 +319,46 @@ def test_a_bar_shows_what_lasts_and_what_is_too_much(tmp_path):
     use = use_of(plan.devices[0], "actor_train", "train")
     assert bar(use, 2 * use.nbytes).count(".") == 24
     assert bar(use, use.nbytes - 1).endswith("!]")
+
+
+def test_only_the_trainer_passes_weights_on_and_the_engine_takes_them(tmp_path):
+    model = model_folder(tmp_path / "model", LLAMA_7B)
+    critic = {"device_mapping": list(range(8)), "training_args": {"gradient_accumulation_steps": 16}}
+    job = rlvr_job(model, slots=8, adv_estimator="gae", critic=critic)
+    plan = plan_of(tmp_path, job, "h100:8")
+    senders = {use.role for use in plan.devices[0].uses if use.phase == "sync"}
+    assert senders == {"actor_train", "actor_infer"}
+    taking = dataclasses.replace(plan.hosts[0], uses=(use_of(plan.hosts[0], "actor_infer", "sync"),))
+    assert "when actor_infer takes new weights" in as_text(dataclasses.replace(plan, hosts=(taking,)))
+    tuned = plan_of(tmp_path, sft_job(model, ranks=8, length=64, strategy="fsdp2_train", options={}), "h100:8")
+    assert not [use for use in tuned.devices[0].uses if use.phase == "sync"]
+
+
+def test_devices_that_differ_by_bytes_are_told_of_once(tmp_path):
+    model = model_folder(tmp_path / "model", LLAMA_7B)
+    options = {"pipeline_model_parallel_size": 2, "tensor_model_parallel_size": 4}
+    plan = plan_of(tmp_path, sft_job(model, ranks=8, length=64, strategy="megatron_train", options=options), "h100:8")
+    assert [place.slots for place in plan.devices] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    alike = dataclasses.replace(plan.devices[0], slots=(4, 5, 7))
+    text = as_text(dataclasses.replace(plan, devices=(plan.devices[0], alike)))
+    assert "devices 0-5,7, " in text and "fits: devices 0-5,7 have" in text and "devices 0-3" not in text
+
+
+def test_a_folder_that_is_not_made_yet_is_planned_by_its_origin(tmp_path, capsys):
+    file = str(write_job(tmp_path, rlvr_job(tmp_path / "not" / "made", slots=1)))
+    assert main(["plan", file, "--devices", "cpu:8"]) == 2
+    assert "pretrain=ORG/NAME" in capsys.readouterr().err
+
+
+def test_a_module_that_no_device_holds_whole_needs_another_backend(tmp_path):
+    model = model_folder(tmp_path / "model", LLAMA_2_70B)
+    zero3 = {"zero_optimization": {"stage": 3}}
+    verdicts = {}
+    for strategy, options in (("fsdp2_train", {}), ("deepspeed_train", zero3)):
+        job = sft_job(model, ranks=8, length=64, strategy=strategy, options=options)
+        verdicts[strategy] = as_text(plan_of(tmp_path, job, "h200:8"))
+    # 70B in float32 are 257 GiB, an H200 has 141.
+    assert "when actor_train is built" in verdicts["fsdp2_train"]
+    assert "take deepspeed_train with ZeRO 3 or megatron_train" in verdicts["fsdp2_train"]
+    # 16 bytes and more of each weight over 8 are too much for it as well, but that is in training.
+    assert "when actor_train trains" in verdicts["deepspeed_train"] and "take deep" not in verdicts["deepspeed_train"]

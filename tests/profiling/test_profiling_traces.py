@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from roll.cli.profile import timings
 from roll.profiling.chrome import label, read_trace, span_events, write_trace
 from roll.profiling.operators import OperatorTrace, longest, operator_times
 from roll.profiling.plan import RankPlan, StepPlan, outgoing, profiling_step
@@ -156,3 +157,10 @@ def test_the_modules_that_every_call_goes_through_load_no_torch():
     code = "import sys, roll.profiling.plan, roll.profiling.recorder, roll.utils.spans; print('torch' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert json.loads(shown.strip().lower()) is False
+
+
+def test_what_lies_between_steps_has_no_share_of_them():
+    row = {"time/step": 4.0, "time/step/self": 1.0, "time/generate": 3.0, "time/validate": 2.0}
+    lines = [line.split() for line in timings([row, row]).splitlines()]
+    assert ["generate", "3.000", "6.00", "75.0%", "2"] in lines
+    assert ["validate", "2.000", "4.00", "between", "2"] in lines

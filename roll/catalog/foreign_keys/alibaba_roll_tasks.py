@@ -57,7 +57,7 @@ REWARDS: list[ForeignKey] = [
     moved(f"{_D}.num_gpus_per_worker", "judge.num_gpus_per_worker", how="of_judge"),
     moved(f"{_D}.system_envs", "judge.system_envs", how="of_judge"),
     *dead("model_args.** data_args.** generating_args.** infer_batch_size training_args.** "
-          "max_concurrency", "a reward is a function, which has no model of its own", _D),
+          "max_concurrency", "a function has no model, and a judge's engine doesn't need it", _D),
     *absent("**", "a reward takes its own options in reward_kwargs", _D, see=f"{_D}.reward_kwargs"),
 ]  # fmt: skip
 """`rewards.<domain>`."""

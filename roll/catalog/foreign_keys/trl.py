@@ -44,14 +44,16 @@ TRAINER: list[ForeignKey] = [
     moved("lora_target_modules", f"{_A}.lora_target", how="peft"),
     moved("peft_config.**", f"{_A}.lora_rank", "lora_rank and its neighbours", how="nothing"),
     moved("model_init_kwargs.**", f"{_A}.model_config_kwargs", how="model_config"),
-    moved("dataset_name", f"{_DATA}.file_name", how="files"),
+    moved("dataset_name", f"{_DATA}.file_name", "owner/name/config#split of the hub", how="trl_dataset"),
+    moved("dataset_config", f"{_DATA}.file_name", "owner/name/config", how="of_trl_dataset"),
+    moved("dataset_train_split", f"{_DATA}.file_name", "owner/name#split", how="of_trl_dataset"),
     moved("dataset_num_proc", f"{_DATA}.preprocessing_num_workers"),
     moved("shuffle_dataset", f"{_DATA}.shuffle"),
     *dead("eval_strategy evaluation_strategy save_strategy logging_strategy do_train do_eval logging_first_step "
           "remove_unused_columns dataloader_num_workers dataloader_pin_memory ddp_find_unused_parameters "
           "gradient_checkpointing_kwargs.** log_level overwrite_output_dir per_device_eval_batch_size "
           "disable_dropout tf32 bf16_full_eval hub_model_id hub_strategy push_to_hub hub_private_repo "
-          "dataset_config dataset_test_split dataset_train_split ds3_gather_for_generation load_in_4bit load_in_8bit "
+          "dataset_test_split ds3_gather_for_generation load_in_4bit load_in_8bit "
           "log_completions_hub_repo average_tokens_across_devices", "it is of Hugging Face's trainer"),
     moved("optim", f"{_T}.optimizer", how="optimizer"),
     *absent("optim_args", "the optimizer has options of its own", see=f"{_T}.optimizer"),
@@ -82,7 +84,7 @@ GRPO: list[ForeignKey] = [
     moved("importance_sampling_level", "policy_loss", "sequence is policy_loss: gspo",
           values={"token": "ppo", "sequence": "gspo"}),
     moved("mask_truncated_completions", "max_len_mask"),
-    moved("reward_weights", "rewards.<name>.parts", "with the reward called weighted", how="nothing"),
+    moved("reward_weights", "rewards.<name>.parts", "with the reward called weighted", how="reward_weights"),
     moved("reward_funcs", "rewards.<name>.name", "a function of prompts, completions and columns is taken as it is",
           how="reward_funcs"),
     moved("reward_model_name_or_path", "reward_model.model_args.model_name_or_path", how="trl_reward_model"),
@@ -97,7 +99,7 @@ GRPO: list[ForeignKey] = [
     moved("vllm_importance_sampling_correction", "train_infer_correction", how="trl_correction"),
     moved("vllm_importance_sampling_cap", "train_infer_correction.importance_upper", how="trl_correction"),
     decided("sync_ref_model", "reference", "the reference stays", how="false_is_none"),
-    moved("log_completions", "rollout_dump_dir", "a folder for all responses", how="nothing"),
+    moved("log_completions", "rollout_dump_dir", "rollout_dump_dir is a folder for all responses", how="nothing"),
     moved("num_completions_to_print", "log_val_generations", how="nothing"),
     moved("chat_template_kwargs.**", f"{_DATA}.template", "Jinja of your own", how="nothing"),
     moved("use_liger_loss", f"{_A}.use_fused_kernels"),

@@ -169,6 +169,8 @@ TRAINER: list[ForeignKey] = [
 """`trainer`, and what surrounds it."""
 
 _OVERLONG = "reward_model.reward_kwargs.overlong_buffer_cfg"
+_OVERLONG_BUFFERS = (_OVERLONG, "custom_reward_function.overlong_buffer", "reward.reward_kwargs.overlong_buffer_cfg",
+                     "reward_model.overlong_buffer")  # fmt: skip
 _D = "rewards.<name>"
 
 REWARDS: list[ForeignKey] = [
@@ -180,12 +182,13 @@ REWARDS: list[ForeignKey] = [
     moved("custom_reward_function.reward_kwargs.**", f"{_D}.reward_kwargs custom_reward_function.reward_kwargs",
           how="custom_kwargs"),
     *(moved(f"{under}.enable", "overlong_shaping", how="overlong") for under in
-      (_OVERLONG, "custom_reward_function.overlong_buffer", "reward.reward_kwargs.overlong_buffer_cfg")),
+      _OVERLONG_BUFFERS),
     *(moved(f"{under}.len", "overlong_shaping.buffer", how="overlong") for under in
-      (_OVERLONG, "custom_reward_function.overlong_buffer", "reward.reward_kwargs.overlong_buffer_cfg")),
+      _OVERLONG_BUFFERS),
     *(moved(f"{under}.penalty_factor", "overlong_shaping.penalty", how="overlong") for under in
-      (_OVERLONG, "custom_reward_function.overlong_buffer", "reward.reward_kwargs.overlong_buffer_cfg")),
-    *dead(f"{_OVERLONG}.log custom_reward_function.overlong_buffer.log", "the penalty is a metric anyway",
+      _OVERLONG_BUFFERS),
+    *dead(f"{_OVERLONG}.log custom_reward_function.overlong_buffer.log "
+          "reward_model.overlong_buffer.log", "the penalty is a metric anyway",
           see="overlong_shaping"),
     *dead("reward_model.reward_kwargs.max_resp_len", "the limit is response_length", see="response_length"),
     decided("reward_model.reward_manager", f"{_D}.name", "a function scores a domain; dapo's penalty is "

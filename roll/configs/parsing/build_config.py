@@ -317,6 +317,8 @@ class _Builder:
             fix += f"; {instead}" if instead else ""
         elif instead:
             fix = f"remove it: {instead}"
+        elif key == "pretrain" and "model_args" in known:
+            fix = f"write {path}.model_args.model_name_or_path"
         elif elsewhere and not is_foreign_section(words):
             fix = f"{key!r} belongs at {' or '.join(elsewhere[:3])}{also(words, elsewhere)}"
         elif hint := self._told(below) or section_hint(words):

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+_SHOWN = 8
+"""Ranks that are listed of a role that has more than twice as many."""
 MAX_SLOTS = 65_536
 """Longest mapping; a typing error such as `range(0, 10**9)` must not eat the memory."""
 
@@ -108,7 +110,8 @@ class PlacementPlan:
         """One line per role, and who shares slots with whom."""
         lines = [f"{self.num_nodes} node(s) x {self.num_gpus_per_node} slot(s) = {self.num_slots} slot(s)"]
         for role, ranks in self.roles.items():
-            where = "  ".join(f"{index}:{','.join(map(str, slots))}" for index, slots in enumerate(ranks))
+            each = [f"{index}:{','.join(map(str, slots))}" for index, slots in enumerate(ranks)]
+            where = "  ".join(each if len(each) <= 2 * _SHOWN else (*each[:_SHOWN], "...", each[-1]))
             lines.append(f"  {role:<12} {len(ranks)} rank(s), rank:slots  {where}")
         shared = ", ".join(f"{a}+{b}" for a, b in self.colocated())
         lines.append(f"  share slots: {shared or 'none'}")
