@@ -21,6 +21,7 @@ from typing import Any
 
 import yaml
 
+from roll.checkpoint.files import write_json
 from roll.cli.evaluate import check_output, read_all, write_rows
 from roll.cli.exits import Exit, say
 from roll.cli.train import load, run_logged
@@ -78,7 +79,7 @@ class Job:
         with folder_lock(self.folder, busy=busy):
             file = self.folder / "job.json"
             if not file.is_file():
-                file.write_text(json.dumps(about, indent=1), encoding="utf-8")
+                write_json(file, about)
             earlier = json.loads(file.read_text("utf-8"))
             if other := sorted(name for name in {*earlier, *about} if earlier.get(name) != about.get(name)):
                 said = ", ".join(f"{name} was {earlier.get(name)!r}, is {about.get(name)!r}" for name in other)
@@ -102,10 +103,11 @@ class Job:
         found: dict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
         for folder in sorted(self.folder.glob("attempt-*")):
             file = next((folder / name for name in (EPISODES, UNFINISHED) if (folder / name).is_file()), None)
-            for line in [] if file is None else file.read_text("utf-8").splitlines():
+            # Only a line feed ends a line: a response may hold other separators, and a kill may cut a character.
+            for line in [] if file is None else file.read_bytes().split(b"\n"):
                 try:
                     episode = json.loads(line)
-                except json.JSONDecodeError:
+                except ValueError:
                     break
                 found[int(episode["task"].rpartition(":")[2])][episode["member"]] = episode
         return {

@@ -10,6 +10,7 @@ import pytest
 
 from roll.cli.__main__ import main
 from roll.cli.evaluate import by_tag
+from roll.cli.generate import Job
 from roll.pipelines.validation_progress import ValidationProgress
 from roll.rewards.base import Reward, RewardRequest, RewardResult
 from roll.types.episode import Task
@@ -59,6 +60,18 @@ def test_a_job_that_ended_early_goes_on_and_writes_what_it_would_have_written(
     assert "3 of 6 rows were answered before" in capsys.readouterr().err
     assert Path("parts.jsonl").read_text() == Path("whole.jsonl").read_text()
     assert not Path("parts.jsonl.job").exists()
+
+
+def test_separators_in_a_response_and_a_character_cut_by_a_kill_lose_no_rows(tmp_path):
+    folder = tmp_path / "attempt-001"
+    folder.mkdir()
+    texts = {1: "a\u2028b", 2: "c\x85d", 3: "e", 4: "é"}
+    lines = [json.dumps({"task": f"rows:{row}", "member": 0, "text": text}, ensure_ascii=False)
+             for row, text in texts.items()]  # fmt: skip
+    whole = "\n".join(lines).encode()
+    (folder / "episodes.unfinished.jsonl").write_bytes(whole[: whole.rindex("é".encode()) + 1])
+    found = Job(tmp_path, samples=1).answers()
+    assert {row: episodes[0]["text"] for row, episodes in found.items()} == {row: texts[row] for row in (1, 2, 3)}
 
 
 def test_columns_are_named_and_long_prompts_have_a_row_without_a_response(questions, tiny_model, capsys):
