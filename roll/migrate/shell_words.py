@@ -262,7 +262,11 @@ class _Reader:
             return [Word(raw, (raw,))], False
         if text.startswith("$(", start):
             raw = self._balanced("(", ")")
-            number = _Expander(self._script, self._depth).number(raw[3:-2]) if raw.startswith("$((") and raw.endswith("))") else None
+            number = (
+                _Expander(self._script, self._depth).number(raw[3:-2])
+                if raw.startswith("$((") and raw.endswith("))")
+                else None
+            )
             return [Word(raw, (raw,)) if number is None else Word(str(number))], False
         if text.startswith("${", start):
             raw = self._balanced("{", "}")
