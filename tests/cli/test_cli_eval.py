@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from roll.cli.__main__ import main
-from roll.cli.evaluate import by_tag
+from roll.cli.evaluate import by_tag, write_rows
 from roll.cli.generate import Job
 from roll.pipelines.validation_progress import ValidationProgress
 from roll.rewards.base import Reward, RewardRequest, RewardResult
@@ -60,6 +60,14 @@ def test_a_job_that_ended_early_goes_on_and_writes_what_it_would_have_written(
     assert "3 of 6 rows were answered before" in capsys.readouterr().err
     assert Path("parts.jsonl").read_text() == Path("whole.jsonl").read_text()
     assert not Path("parts.jsonl.job").exists()
+
+
+@pytest.mark.parametrize("value", [2**70, "\ud800", {}, {"a": {}}, [{}], {"\ud800": 1}])
+def test_values_that_parquet_cannot_hold_are_written_as_json(value, tmp_path):
+    write_rows([{"x": value, "y": 1}, {"x": None, "y": 2}], tmp_path / "a.parquet")
+    rows = pq.read_table(tmp_path / "a.parquet").to_pylist()
+    assert [row["y"] for row in rows] == [1, 2]
+    assert json.loads(rows[0]["x"]) == value
 
 
 def test_separators_in_a_response_and_a_character_cut_by_a_kill_lose_no_rows(tmp_path):
