@@ -56,7 +56,8 @@ def generate(options: argparse.Namespace) -> int:
         there = job.answers()
         if there:
             say(f"{len(there)} of {len(rows)} rows were answered before; going on with the others")
-        if left := [row for row in asked if row["id"] not in there]:
+        left = [row for row in asked if row["id"] not in there]
+        if left and not job.is_through():
             _attempt(options, job, left)
         answers = job.answers()
         write_rows(_output(rows, answers, options), options.output)
@@ -115,6 +116,12 @@ class Job:
             for row, by_member in found.items()
             if len(by_member) == self.samples
         }
+
+    def is_through(self) -> bool:
+        """Whether an attempt came to its end: rows without an answer are those that none would ask, being too long."""
+        from roll.pipelines.eval_table import EPISODES
+
+        return any((folder / EPISODES).is_file() for folder in self.folder.glob("attempt-*"))
 
     def remove(self) -> None:
         """Delete the folder."""

@@ -62,6 +62,24 @@ def test_a_job_that_ended_early_goes_on_and_writes_what_it_would_have_written(
     assert not Path("parts.jsonl.job").exists()
 
 
+def test_a_job_that_lacks_nothing_but_its_output_writes_it(questions, tiny_model, monkeypatch, capsys):
+    from roll.cli import generate as module
+
+    with open("rows.jsonl", "a") as file:
+        file.write(json.dumps({"question": "9" * 99}) + "\n")
+    more = ["truncation=filter"]
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "write_rows", full)
+        assert generate(tiny_model, "out.jsonl", *more) == 1
+    assert generate(tiny_model, "out.jsonl", *more) == 0, capsys.readouterr().err
+    rows = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+    assert [row["error"] for row in rows[:6]] == [""] * 6 and "not asked" in rows[6]["error"]
+
+
 @pytest.mark.parametrize("value", [2**70, "\ud800", {}, {"a": {}}, [{}], {"\ud800": 1}])
 def test_values_that_parquet_cannot_hold_are_written_as_json(value, tmp_path):
     write_rows([{"x": value, "y": 1}, {"x": None, "y": 2}], tmp_path / "a.parquet")
