@@ -59,7 +59,7 @@ class BackgroundSave:
     Args:
         unfinished: its folder; this object ends it.
         parts: names of the parts, as given to `write_part`.
-        then: called with the complete checkpoint, in this object's thread.
+        then: called with the complete checkpoint, in this object's thread; has a limit of its own.
     """
 
     def __init__(self, unfinished: Unfinished, parts: Sequence[str], then: Callable[[Checkpoint], None]) -> None:
@@ -70,6 +70,7 @@ class BackgroundSave:
         self._missing = list(parts)
         self._error: BaseException | None = None
         self._stopped = threading.Event()
+        self._complete = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"checkpoint-{self.step}", daemon=True)
         self._thread.start()
 
@@ -79,9 +80,10 @@ class BackgroundSave:
         return not self._thread.is_alive()
 
     def wait(self, seconds: float, *, stalled: float | None = None) -> None:
-        """Wait until it ended; raise what went wrong.
+        """Wait until it ended, `then` included; raise what went wrong.
 
-        Raises `CheckpointWriteError` after `seconds`, or if nothing was written for `stalled` seconds: it is given up.
+        Raises `CheckpointWriteError` if it isn't complete after `seconds`, or if nothing was written for `stalled`
+        seconds: it is given up.
         """
         deadline, last_change, before = time.monotonic() + seconds, time.monotonic(), -1
         while self._thread.is_alive():
@@ -90,7 +92,8 @@ class BackgroundSave:
             if stalled is not None and (size := self._written()) != before:
                 before, last_change = size, now
             stands_still = stalled is not None and now > last_change + stalled
-            if self._thread.is_alive() and (now > deadline or stands_still):
+            late = (now > deadline or stands_still) and not self._complete.is_set()
+            if self._thread.is_alive() and late:
                 self._stopped.set()
                 limit = f"and stands still for {stalled:g} s" if stands_still else f"after {seconds:g} s (rpc_timeout)"
                 waited = ", ".join(self._missing) or "the disk"
@@ -116,6 +119,7 @@ class BackgroundSave:
             with self._unfinished.attributed():
                 records = dict(self._collected())
                 self._unfinished.finish(records)
+            self._complete.set()
             self.seconds = time.monotonic() - started
             self._then(read_manifest(self._unfinished.final))
         except BaseException as error:  # noqa: BLE001 - raised by `wait` in the controller's own thread

@@ -78,6 +78,16 @@ def test_a_part_that_never_comes_is_named_after_the_limit(tmp_path):
         saving.wait(100, stalled=0.2)
 
 
+def test_what_comes_after_a_complete_checkpoint_has_a_limit_of_its_own(tmp_path):
+    uploaded = threading.Event()
+    unfinished = CheckpointStore(tmp_path).begin(1)
+    write_part(unfinished.folder, "a", part(unfinished.folder, "a"))
+    saving = BackgroundSave(unfinished, ["a"], lambda _: uploaded.wait(10) and None)
+    threading.Timer(1.0, uploaded.set).start()
+    saving.wait(0.5)
+    assert uploaded.is_set()
+
+
 def test_files_that_a_rank_wrote_elsewhere_are_missed(tmp_path):
     store = CheckpointStore(tmp_path / "here")
     unfinished = store.begin(2)
