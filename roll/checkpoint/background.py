@@ -28,6 +28,8 @@ from roll.checkpoint.store import Unfinished
 from roll.utils.disk import first_line
 
 _PARTS = ".parts"
+_RESERVE = 1 << 16
+"""Bytes that a rank holds on the disk until it has told what it wrote: a full one couldn't be told otherwise."""
 _POLL_SECONDS = 0.05
 STALLED_SECONDS = 60.0
 """How long nothing may be written after a failure of the run before its last checkpoint is given up."""
@@ -39,13 +41,16 @@ def write_part(folder: Path, name: str, write: Callable[[], Iterable[Path]]) -> 
     def run() -> None:
         files: dict[str, FileRecord] = {}
         error = ""
+        parts = folder / _PARTS
+        reserve = parts / f"{name}.reserve"
         try:
+            parts.mkdir(exist_ok=True)
+            reserve.write_bytes(bytes(_RESERVE))
             for path in write():
                 files.update(hash_files(folder, [path.relative_to(folder).as_posix()], flush=True))
         except Exception as failure:  # noqa: BLE001 - told to the controller, which raises it
             error = first_line(failure) or type(failure).__name__
-        parts = folder / _PARTS
-        parts.mkdir(exist_ok=True)
+        reserve.unlink(missing_ok=True)
         write_json(parts / f"{name}.json", {"files": {k: asdict(v) for k, v in files.items()}, "error": error})
 
     thread = threading.Thread(target=run, name=f"checkpoint-{name}", daemon=True)
