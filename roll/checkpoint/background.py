@@ -28,6 +28,8 @@ from roll.checkpoint.store import Unfinished
 from roll.utils.disk import first_line
 
 _PARTS = ".parts"
+_RESERVE = 1 << 16
+"""Bytes that a rank holds on the disk until it has told what it wrote: a full one couldn't be told otherwise."""
 _POLL_SECONDS = 0.05
 STALLED_SECONDS = 60.0
 """How long nothing may be written after a failure of the run before its last checkpoint is given up."""
@@ -39,13 +41,16 @@ def write_part(folder: Path, name: str, write: Callable[[], Iterable[Path]]) -> 
     def run() -> None:
         files: dict[str, FileRecord] = {}
         error = ""
+        parts = folder / _PARTS
+        reserve = parts / f"{name}.reserve"
         try:
+            parts.mkdir(exist_ok=True)
+            reserve.write_bytes(bytes(_RESERVE))
             for path in write():
                 files.update(hash_files(folder, [path.relative_to(folder).as_posix()], flush=True))
         except Exception as failure:  # noqa: BLE001 - told to the controller, which raises it
             error = first_line(failure) or type(failure).__name__
-        parts = folder / _PARTS
-        parts.mkdir(exist_ok=True)
+        reserve.unlink(missing_ok=True)
         write_json(parts / f"{name}.json", {"files": {k: asdict(v) for k, v in files.items()}, "error": error})
 
     thread = threading.Thread(target=run, name=f"checkpoint-{name}", daemon=True)
@@ -59,7 +64,7 @@ class BackgroundSave:
     Args:
         unfinished: its folder; this object ends it.
         parts: names of the parts, as given to `write_part`.
-        then: called with the complete checkpoint, in this object's thread.
+        then: called with the complete checkpoint, in this object's thread; has a limit of its own.
     """
 
     def __init__(self, unfinished: Unfinished, parts: Sequence[str], then: Callable[[Checkpoint], None]) -> None:
@@ -70,6 +75,7 @@ class BackgroundSave:
         self._missing = list(parts)
         self._error: BaseException | None = None
         self._stopped = threading.Event()
+        self._complete = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"checkpoint-{self.step}", daemon=True)
         self._thread.start()
 
@@ -79,9 +85,10 @@ class BackgroundSave:
         return not self._thread.is_alive()
 
     def wait(self, seconds: float, *, stalled: float | None = None) -> None:
-        """Wait until it ended; raise what went wrong.
+        """Wait until it ended, `then` included; raise what went wrong.
 
-        Raises `CheckpointWriteError` after `seconds`, or if nothing was written for `stalled` seconds: it is given up.
+        Raises `CheckpointWriteError` if it isn't complete after `seconds`, or if nothing was written for `stalled`
+        seconds: it is given up.
         """
         deadline, last_change, before = time.monotonic() + seconds, time.monotonic(), -1
         while self._thread.is_alive():
@@ -90,7 +97,8 @@ class BackgroundSave:
             if stalled is not None and (size := self._written()) != before:
                 before, last_change = size, now
             stands_still = stalled is not None and now > last_change + stalled
-            if self._thread.is_alive() and (now > deadline or stands_still):
+            late = (now > deadline or stands_still) and not self._complete.is_set()
+            if self._thread.is_alive() and late:
                 self._stopped.set()
                 limit = f"and stands still for {stalled:g} s" if stands_still else f"after {seconds:g} s (rpc_timeout)"
                 waited = ", ".join(self._missing) or "the disk"
@@ -116,6 +124,7 @@ class BackgroundSave:
             with self._unfinished.attributed():
                 records = dict(self._collected())
                 self._unfinished.finish(records)
+            self._complete.set()
             self.seconds = time.monotonic() - started
             self._then(read_manifest(self._unfinished.final))
         except BaseException as error:  # noqa: BLE001 - raised by `wait` in the controller's own thread

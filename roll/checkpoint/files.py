@@ -155,7 +155,7 @@ def parse_manifest(path: Path) -> Checkpoint:
         _check_step(checkpoint)
     except CheckpointError:
         raise
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise CheckpointError(f"{path / MANIFEST} isn't a checkpoint's manifest ({error!r})") from error
     return checkpoint
 
@@ -167,7 +167,7 @@ def _check_step(checkpoint: Checkpoint) -> None:
         raise CheckpointError(f"{manifest} names no files; the checkpoint is damaged")
     if checkpoint.step < 0 or (named is not None and int(named[1]) != checkpoint.step):
         raise CheckpointError(f"{manifest} says step {checkpoint.step}, which isn't that of its folder")
-    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in checkpoint.files):
+    if any(Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name for name in checkpoint.files):
         raise CheckpointError(f"{manifest} names files outside of its folder")
 
 

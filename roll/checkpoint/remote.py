@@ -30,10 +30,16 @@ ATTEMPTS = 3
 _PAUSE_SECONDS = 1.0  # before the second attempt; four times as much before each one after it
 _NAME = re.compile(r"checkpoint-(\d+)")
 T = TypeVar("T")
+_here = threading.local()
+"""`given_up` of a thread of `_within`: set once nobody waits for it any more."""
 
 
 class RemoteError(RuntimeError):
     """A remote store can't be reached, or an operation in it failed as often as it was tried."""
+
+
+class _AbsentError(RemoteError):
+    """A file isn't in the store."""
 
 
 class RemoteCheckpoints:
@@ -144,7 +150,10 @@ class RemoteCheckpoints:
         for file in (*checkpoint.files, MANIFEST):
             target = folder / file
             target.parent.mkdir(parents=True, exist_ok=True)
-            _tried(partial(self._fs.get_file, self._place(name, file), str(target)))
+            try:
+                _tried(partial(self._fs.get_file, self._place(name, file), str(target)))
+            except _AbsentError as error:
+                raise CheckpointError(f"{self.shown}/{name} is damaged: {error}") from error
 
     def _has_manifest(self, name: str) -> bool:
         return bool(_tried(lambda: self._fs.exists(self._place(name, MANIFEST))))
@@ -186,11 +195,14 @@ def _connected(url: str) -> tuple[Any, str]:
 def _tried(operation: Callable[[], T]) -> T:
     """Return what an operation returns, tried again after a pause where it fails."""
     pause = _PAUSE_SECONDS
+    given_up: threading.Event | None = getattr(_here, "given_up", None)
     for attempt in range(1, ATTEMPTS + 1):
+        if given_up is not None and given_up.is_set():
+            raise RemoteError("it was given up")
         try:
             return operation()
         except FileNotFoundError as error:
-            raise RemoteError(f"{first_line(error)} isn't there") from error
+            raise _AbsentError(f"{first_line(error)} isn't there") from error
         except Exception as error:
             if attempt == ATTEMPTS:
                 raise RemoteError(f"{type(error).__name__}: {first_line(error)} ({ATTEMPTS} attempts)") from error
@@ -200,11 +212,17 @@ def _tried(operation: Callable[[], T]) -> T:
 
 
 def _within(seconds: float, operation: Callable[[], T], what: str) -> T:
-    """Run an operation in a thread of its own, since no protocol's package promises to end; `RemoteError` if late."""
+    """Run an operation in a thread of its own, since no protocol's package promises to end; `RemoteError` if late.
+
+    One that is late begins nothing further in the store, where the next upload may be at work.
+    """
     result: list[T] = []
     failure: list[BaseException] = []
 
+    given_up = threading.Event()
+
     def run() -> None:
+        _here.given_up = given_up
         try:
             result.append(operation())
         except BaseException as error:  # noqa: BLE001 - raised by the caller
@@ -214,6 +232,7 @@ def _within(seconds: float, operation: Callable[[], T], what: str) -> T:
     thread.start()
     thread.join(seconds)
     if thread.is_alive():
+        given_up.set()
         raise RemoteError(f"{what} isn't done after {seconds:g} s (rpc_timeout)")
     if failure:
         if isinstance(failure[0], RemoteError):

@@ -221,7 +221,7 @@ def check_output(file: Path, key: str) -> None:
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Write a parquet or jsonl file, whole or not at all."""
+    """Write a parquet or jsonl file, whole or not at all; columns that parquet can't hold become JSON there."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.new")
     if file.suffix == ".jsonl":
@@ -244,7 +244,16 @@ def _write_parquet(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
     for name in names:
         values = [row.get(name) for row in rows]
         try:
-            columns[name] = pa.array(values)
-        except (pa.ArrowInvalid, pa.ArrowTypeError):  # of several types: as JSON
-            columns[name] = pa.array([json.dumps(value, default=str) for value in values])
+            column = pa.array(values)
+        except (pa.ArrowException, OverflowError, UnicodeError):  # of several types, say
+            column = None
+        if column is None or _has_empty_struct(column.type):
+            column = pa.array([json.dumps(value, default=str) for value in values])
+        columns[name.encode("utf-8", "backslashreplace").decode()] = column
     pq.write_table(pa.table(columns), file)
+
+
+def _has_empty_struct(kind: Any) -> bool:
+    """Whether a type has objects without keys, for which parquet has no place."""
+    inside = [kind.field(i).type for i in range(kind.num_fields)]
+    return (not inside and str(kind) == "struct<>") or any(map(_has_empty_struct, inside))

@@ -14,6 +14,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from roll.cli import signals
+from roll.utils.terminal import printable
 
 DEBUG_VARIABLE = "ROLL_DEBUG"
 """Environment variable that `--debug` sets; anything but an empty text and `0` shows tracebacks."""
@@ -129,6 +130,6 @@ def _flush() -> None:
 
 
 def say(text: str) -> None:
-    """Print a line to standard error, if anybody reads it."""
+    """Print a line to standard error, if anybody reads it; what a terminal would obey is written as escapes."""
     with contextlib.suppress(BrokenPipeError):
-        sys.stderr.write(f"{text}\n")
+        sys.stderr.write(f"{printable(text)}\n")

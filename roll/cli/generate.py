@@ -21,6 +21,7 @@ from typing import Any
 
 import yaml
 
+from roll.checkpoint.files import write_json
 from roll.cli.evaluate import check_output, read_all, write_rows
 from roll.cli.exits import Exit, say
 from roll.cli.train import load, run_logged
@@ -55,7 +56,8 @@ def generate(options: argparse.Namespace) -> int:
         there = job.answers()
         if there:
             say(f"{len(there)} of {len(rows)} rows were answered before; going on with the others")
-        if left := [row for row in asked if row["id"] not in there]:
+        left = [row for row in asked if row["id"] not in there]
+        if left and not job.is_through():
             _attempt(options, job, left)
         answers = job.answers()
         write_rows(_output(rows, answers, options), options.output)
@@ -78,7 +80,7 @@ class Job:
         with folder_lock(self.folder, busy=busy):
             file = self.folder / "job.json"
             if not file.is_file():
-                file.write_text(json.dumps(about, indent=1), encoding="utf-8")
+                write_json(file, about)
             earlier = json.loads(file.read_text("utf-8"))
             if other := sorted(name for name in {*earlier, *about} if earlier.get(name) != about.get(name)):
                 said = ", ".join(f"{name} was {earlier.get(name)!r}, is {about.get(name)!r}" for name in other)
@@ -102,10 +104,11 @@ class Job:
         found: dict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
         for folder in sorted(self.folder.glob("attempt-*")):
             file = next((folder / name for name in (EPISODES, UNFINISHED) if (folder / name).is_file()), None)
-            for line in [] if file is None else file.read_text("utf-8").splitlines():
+            # Only a line feed ends a line: a response may hold other separators, and a kill may cut a character.
+            for line in [] if file is None else file.read_bytes().split(b"\n"):
                 try:
                     episode = json.loads(line)
-                except json.JSONDecodeError:
+                except ValueError:
                     break
                 found[int(episode["task"].rpartition(":")[2])][episode["member"]] = episode
         return {
@@ -113,6 +116,12 @@ class Job:
             for row, by_member in found.items()
             if len(by_member) == self.samples
         }
+
+    def is_through(self) -> bool:
+        """Whether an attempt came to its end: rows without an answer are those that none would ask, being too long."""
+        from roll.pipelines.eval_table import EPISODES
+
+        return any((folder / EPISODES).is_file() for folder in self.folder.glob("attempt-*"))
 
     def remove(self) -> None:
         """Delete the folder."""

@@ -15,6 +15,10 @@ from roll.migrate.shell_words import Word
 OVERRIDE = re.compile(r"^(\+\+|\+|~)?([A-Za-z_][\w.@/-]*)(?:=(.*))?$", re.DOTALL)
 
 
+_DEEPEST = 64
+"""Words of a key."""
+
+
 @dataclass(frozen=True)
 class Unexpanded:
     """A value that would have to be run or worked out."""
@@ -55,6 +59,8 @@ def read_overrides(words: Iterable[Word]) -> Overrides:
 def _set(found: Overrides, key: str, value: Any) -> None:
     node = found.tree
     *sections, last = key.split(".")
+    if len(sections) >= _DEEPEST:
+        raise ValueError(f"the key {key[:60]}... has more than {_DEEPEST} words")
     for name in sections:
         below = node.setdefault(name, {})
         if not isinstance(below, dict):
@@ -81,6 +87,9 @@ def parsed(text: str) -> Any:
         override = OverridesParser.create().parse_override(f"key={text}")
         return [part for part in text.split(",") if part] if override.is_sweep_override() else override.value()
     try:
+        # With aliases a short text can be a billion values.
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
+            return text
         value = yaml.safe_load(text)
         return value if isinstance(value, (str, int, float, bool, list, dict, type(None))) else text
     except (yaml.YAMLError, ValueError, RecursionError):

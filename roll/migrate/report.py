@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from roll.utils.secrets import is_secret_key, without_passwords
+from roll.utils.terminal import printable
+
 Fate = Literal["translated", "decided", "dead", "absent", "unexpanded"]
 
 TITLES: dict[str, str] = {
@@ -21,6 +24,7 @@ TITLES: dict[str, str] = {
 
 
 _SECRET = re.compile(r"(api_?key|password|secret|(^|_)token)$")
+"""Of names in small letters, besides those of `is_secret_key`: other systems have more."""
 HIDDEN = "(not shown)"
 """In place of a key or password."""
 
@@ -86,7 +90,7 @@ class Report:
 
     def text(self) -> str:
         """Every list."""
-        parts = [f"{self.source}: {self.summary()}"]
+        parts = [_on_a_line(f"{self.source}: {self.summary()}")]
         for fate, title in TITLES.items():
             parts += _listed(title, [use.line() for use in self.of(fate)])
         parts += _listed(
@@ -97,7 +101,7 @@ class Report:
         parts += _listed("not on this machine", self.elsewhere)
         if self.command:
             parts += ["", "this job is a command here:", f"  {self.command}"]
-        return "\n".join(parts) + "\n"
+        return printable("\n".join(parts) + "\n")
 
     def plain(self) -> dict[str, Any]:
         """The same for programs."""
@@ -125,7 +129,10 @@ def masked(key: str, value: Any) -> Any:
         return {str(below): masked(str(below), entry) for below, entry in value.items()}
     if isinstance(value, list):
         return [masked(key, entry) for entry in value]
-    return HIDDEN if value is not None and _SECRET.search(key.rpartition(".")[2].lower()) else value
+    last = key.rpartition(".")[2]
+    if value is not None and (_SECRET.search(last.lower()) or is_secret_key(last)):
+        return HIDDEN
+    return without_passwords(value, HIDDEN) if isinstance(value, str) else value
 
 
 def _plain(use: Use) -> Mapping[str, Any]:
@@ -133,7 +140,11 @@ def _plain(use: Use) -> Mapping[str, Any]:
 
 
 def _listed(title: str, lines: Sequence[str]) -> list[str]:
-    return ["", f"{title} ({len(lines)}):", *(f"  {line}" for line in lines)] if lines else []
+    return ["", f"{title} ({len(lines)}):", *(f"  {_on_a_line(line)}" for line in lines)] if lines else []
+
+
+def _on_a_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def shown(value: Any) -> str:

@@ -16,7 +16,14 @@ _OF_THE_USER = ("HOME", "USER", "PWD")
 """Variables of the environment that a path may begin with: ours reads them when the run starts."""
 _LONGEST = 2**20
 """Characters of a word, with everything filled in: a script that doubles a text forty times ends here."""
+_MOST = 64 * 2**20
+"""Characters that all expansions of a script together may give, `_PER_WORD` more for each word."""
+_PER_WORD = 256
 _DEEPEST = 40
+_PLAIN = re.compile(r"[^\s;&|()<>'\"\\$`]+")
+_PLAIN_IN_QUOTES = re.compile(r"[^\"\\$`]+")
+_OPTIONS = 32
+"""Words such as `declare -a` that may stand before an assignment."""
 _BREAKS = "\n;&|()"
 _KEYWORDS = ("if", "then", "else", "elif", "while", "until", "do", "!", "{", "time", "exec", "nohup")
 """Words that a command may follow on."""
@@ -39,6 +46,13 @@ class Script:
     commands: list[list[Word]] = field(default_factory=list)
     variables: dict[str, list[Word]] = field(default_factory=dict)
     """Values by name; of an array one by element."""
+    room: int = _MOST
+
+    def spend(self, characters: int) -> None:
+        """Count what an expansion gives; raise `TooMuch` where a script's become too many."""
+        self.room -= characters
+        if self.room < 0:
+            raise TooMuch(f"its variables grow beyond {_MOST:,} characters once they are filled in")
 
 
 class TooMuch(ValueError):
@@ -48,16 +62,17 @@ class TooMuch(ValueError):
 def read_script(text: str) -> Script:
     """Return the commands of a script, from its first line to its last, whichever would be run.
 
-    Raises `ValueError` for a quote or bracket that isn't closed, and for texts that grow beyond a megabyte.
+    Raises `ValueError` for a quote or bracket that isn't closed, for texts that grow beyond a megabyte, or all together
+    beyond `_MOST`, and for expansions in each other that are too deep.
     """
     return _Reader(text.replace("\r\n", "\n")).script()
 
 
 class _Reader:
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, script: Script | None = None, depth: int = 0) -> None:
         self._text, self._at = text, 0
         self._breaks = [match.start() for match in re.finditer("\n", text)]
-        self._script = Script()
+        self._script, self._depth = Script() if script is None else script, depth
         self._here: list[str] = []
         """Ends of here-documents that begin on the next line."""
 
@@ -81,8 +96,10 @@ class _Reader:
                 self._redirect()
             else:
                 match = _ASSIGNMENT.match(self._text, self._at)
-                starts = not words or all(word.text in ("export", "local", "readonly", "declare", "set") or
-                                          word.text.startswith("-") for word in words)  # fmt: skip
+                starts = len(words) < _OPTIONS and all(
+                    word.text in ("export", "local", "readonly", "declare", "set") or word.text.startswith("-")
+                    for word in words
+                )
                 if match and starts:
                     self._assign(match)
                 else:
@@ -116,13 +133,14 @@ class _Reader:
 
     def _skip_documents(self) -> None:
         for end in self._here:
-            match = re.compile(rf"^\s*{re.escape(end)}\s*$", re.MULTILINE).search(self._text, self._at)
+            match = re.compile(rf"^[ \t]*{re.escape(end)}[ \t]*$", re.MULTILINE).search(self._text, self._at)
             self._at = match.end() if match else len(self._text)
         self._here = []
 
     def _assign(self, match: re.Match[str]) -> None:
         name, self._at = match.group(1), match.end()
         before = self._script.variables.get(name, []) if match.group(2) == "+=" else []
+        self._script.spend(len(before) + (len(before[0].text) if before else 0))
         if self._text[self._at : self._at + 1] == "(":
             self._at += 1
             values = list(self._array())
@@ -177,8 +195,7 @@ class _Reader:
             elif sign in "$`":
                 self._join(words, self._expansion(), split=split)
             else:
-                self._add(words[-1], sign)
-                self._at += 1
+                self._run(words[-1], _PLAIN)
         return [word for word in words if word.text or word.unexpanded or quoted]
 
     def _until(self, sign: str) -> str:
@@ -204,9 +221,11 @@ class _Reader:
                 self._at += 2
             elif sign in "$`":
                 self._join(words, self._expansion(), split=False)
-            else:
+            elif sign == "\\":
                 self._add(words[-1], sign)
                 self._at += 1
+            else:
+                self._run(words[-1], _PLAIN_IN_QUOTES)
         line = self._line(start)
         raise ValueError(f"line {line}: a quote \" isn't closed")
 
@@ -218,8 +237,16 @@ class _Reader:
             for j, part in enumerate(parts):
                 if i or j:
                     words.append(Word(line=words[-1].line))
+                self._script.spend(len(part) + _PER_WORD)
                 self._add(words[-1], part)
             words[-1].unexpanded += value.unexpanded
+
+    def _run(self, word: Word, plain: re.Pattern[str]) -> None:
+        """Add the characters from here on that stand for themselves: one at least."""
+        match = plain.match(self._text, self._at)
+        end = match.end() if match else self._at + 1
+        self._add(word, self._text[self._at : end])
+        self._at = end
 
     @staticmethod
     def _add(word: Word, text: str) -> None:
@@ -235,15 +262,19 @@ class _Reader:
             return [Word(raw, (raw,))], False
         if text.startswith("$(", start):
             raw = self._balanced("(", ")")
-            number = _Expander(self._script).number(raw[3:-2]) if raw.startswith("$((") and raw.endswith("))") else None
+            number = (
+                _Expander(self._script, self._depth).number(raw[3:-2])
+                if raw.startswith("$((") and raw.endswith("))")
+                else None
+            )
             return [Word(raw, (raw,)) if number is None else Word(str(number))], False
         if text.startswith("${", start):
             raw = self._balanced("{", "}")
-            return _Expander(self._script).braces(raw[2:-1])
+            return _Expander(self._script, self._depth).braces(raw[2:-1])
         match = _NAME.match(text, start + 1)
         if match:
             self._at = match.end()
-            return _Expander(self._script).variable(match.group()), False
+            return _Expander(self._script, self._depth).variable(match.group()), False
         sign = text[start + 1 : start + 2]
         self._at += 2 if sign and sign in "@*#?$!-0123456789" else 1
         raw = text[start : self._at]
@@ -266,7 +297,7 @@ class _Expander:
     def __init__(self, script: Script, depth: int = 0) -> None:
         self._script, self._depth = script, depth
         if depth > _DEEPEST:
-            raise TooMuch(f"variables refer to each other more than {_DEEPEST} levels deep")
+            raise TooMuch(f"its expansions stand in each other more than {_DEEPEST} levels deep")
 
     def variable(self, name: str) -> list[Word]:
         """The value of a variable, of an array its first element."""
@@ -320,8 +351,7 @@ class _Expander:
 
     def text(self, word: str) -> Word:
         """The text after `:-`, with its own variables and quotes."""
-        reader = _Reader(word)
-        reader._script = self._script
+        reader = _Reader(word, self._script, self._depth + 1)
         found = Word()
         while reader._at < len(word):
             for part in reader._word(split=False):

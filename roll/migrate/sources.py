@@ -173,16 +173,21 @@ def _include(
         path = name.partition("@")[0].removesuffix(".yaml")
         given = f"{group}: {name}" if group else name
         group = str(group).partition("@")[0].removeprefix("override ").strip()
-        target = (file.parent / group / f"{path}.yaml").resolve()
         stem = Path(path).name
         budget[0] -= 1
         if budget[0] < 0:
             raise ValueError(f"{file}: its defaults lead to more than {_INCLUDES} files")
+        try:
+            target = (file.parent / group / f"{path}.yaml").resolve()
+            there = target.is_file()
+        except (OSError, ValueError) as error:  # a NUL, a name that is too long
+            raise ValueError(f"{file}: its defaults name {given[:60]!r}, which can be no file: {error!s:.60}") from None
         if target in above:
             raise ValueError(f"{file}: its defaults go round in a circle: {given} leads back to {target.name}")
-        if target.is_file():
+        if there:
             inside = _plain(read_yaml(target))
-            for below in inside.pop("defaults", None) or []:
+            listed = inside.pop("defaults", None)
+            for below in listed if isinstance(listed, list) else ():
                 _include(below, target, found, presets, (*above, target), budget)
             found.included = _merged(found.included, inside)
         elif stem in PRESETS:

@@ -6,6 +6,7 @@ from roll.configs.checks.prerequisites import prerequisite_violations
 from roll.configs.errors import NO_VALUE, ConfigError, Violation
 from roll.configs.parsing.loader import Reading, read_tree
 from roll.migrate.draft import Draft
+from roll.migrate.report import masked
 
 _ROUNDS = 20
 _IDLE = ("this key acts only", "this key has no effect")
@@ -55,7 +56,7 @@ def _told(draft: Draft, violation: Violation) -> bool:
 
 
 def _line(violation: Violation) -> str:
-    value = "" if violation.value is NO_VALUE else f" (it is {str(violation.value)[:60]})"
+    value = "" if violation.value is NO_VALUE else f" (it is {str(masked(violation.path, violation.value))[:60]})"
     said = violation.problem or f"{violation.expected}{value}"
     return f"{violation.path}: {said}{f'; {violation.fix}' if violation.fix else ''}"
 

@@ -13,6 +13,7 @@ import yaml
 
 from roll.configs.parsing.loader import PIPELINES
 from roll.migrate.report import Report
+from roll.utils.terminal import printable
 
 
 class _Dumper(yaml.SafeDumper):
@@ -30,7 +31,8 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 def as_yaml(report: Report, tree: Mapping[str, Any]) -> str:
     """Return the file's text, with what is still to do in its head."""
     head = [f"# {Path(report.source).name} of {report.system}, translated by roll migrate."]
-    head += [f"# missing: {' '.join(line.split())}" for line in report.missing]
+    head += [f"# missing: {line}" for line in report.missing]
+    head = [printable(" ".join(line.split())) for line in head]
     body = yaml.dump(
         ordered(PIPELINES[report.pipeline], tree), Dumper=_Dumper, sort_keys=False, width=116, allow_unicode=True,
         default_flow_style=None,

@@ -8,7 +8,6 @@ was sent: a service that adds a token, or cuts some, is an error and never a shi
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import torch
 
 from roll.configs.schema.checkpoint_config import STATE_CONTENTS, CheckpointContent
 from roll.configs.schema.endpoint_config import EndpointConfig
+from roll.configs.schema.model_shape import read_shape
 from roll.distributed.layout import RankLayout
 from roll.distributed.weights import WeightPart
 from roll.distributed.worker import WorkerInfo
@@ -35,6 +35,7 @@ _BYTES_PER_ENTRY = 400
 _TOKEN_ID = "token_id:"
 _ABOVE_ZERO = 1e-3
 """How far rounding in half precision takes a log-prob above 0."""
+_LOWEST = float(torch.finfo(torch.float32).min)
 
 
 class EndpointTeacher(TrainStrategy):
@@ -67,6 +68,7 @@ class EndpointTeacher(TrainStrategy):
             delay=options.retry_delay_s,
             connections=options.max_in_flight,
         )
+        self._tokens = _tokens_of(spec)
         self._thread = LoopThread(spec.role)
 
     def forward(self, batch: TokenBatch, outputs: Sequence[Output], *, adapters: bool = True) -> TokenOutputs:
@@ -128,7 +130,10 @@ class EndpointTeacher(TrainStrategy):
                 wrong = wrong or f"token {next(iter(told), None)} at place {place}, where it was sent {token}"
             elif len(told) < top_k:
                 wrong = wrong or f"{len(told)} tokens at place {place}, and was asked for {top_k}; see distill.top_k"
-            bad = next((value for value in told.values() if math.isnan(value) or value > _ABOVE_ZERO), None)
+            foreign = next((found for found in told if not 0 <= found < self._tokens), None)
+            if foreign is not None:
+                wrong = wrong or f"token {foreign} at place {place}, which the model doesn't have"
+            bad = next((value for value in told.values() if not _LOWEST <= value <= _ABOVE_ZERO), None)
             if bad is not None:
                 wrong = wrong or f"a log-prob of {bad} at place {place}"
         if wrong:
@@ -155,6 +160,13 @@ class EndpointTeacher(TrainStrategy):
     def export(self, path: Path, files: StateFiles | None = None) -> None:
         del path, files
         _only_tells()
+
+
+def _tokens_of(spec: TrainSpec) -> int:
+    """Return how many tokens the model has by its config.json; where that isn't known, how many a tensor can name."""
+    args = spec.worker.model_args
+    shape = read_shape(args.model_name_or_path, args.model_config_kwargs) if args.model_name_or_path else None
+    return (shape.vocab if shape is not None else None) or 2**31
 
 
 def _only_tells() -> NoReturn:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,8 +46,18 @@ def staged(name: str) -> str:
     copy = FOLDER / f"{PREFIX}{_fingerprint(source, files)}"
     if copy not in _held:
         sweep()
-        _held[copy] = _acquired(copy, source, files)
+        lock = _acquired(copy, source, files)
+        if not _is_own(copy):
+            lock.close()
+            raise ValueError(f"use_shm: {copy} isn't a folder that this user made: remove it, or drop use_shm")
+        _held[copy] = lock
     return str(copy)
+
+
+def _is_own(copy: Path) -> bool:
+    """Whether a copy is this user's: anybody may put a folder of that name, or a link, into shared memory."""
+    found = copy.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
 
 
 def release() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.checkpoint import CheckpointStore, CheckpointWriteError
+from roll.checkpoint import CheckpointStore, CheckpointWriteError, background
 from roll.checkpoint.background import BackgroundSave, write_part
 from roll.checkpoint.files import verify
 
@@ -76,6 +76,45 @@ def test_a_part_that_never_comes_is_named_after_the_limit(tmp_path):
     saving = BackgroundSave(unfinished, ["actor_train rank 1"], lambda _: None)
     with pytest.raises(CheckpointWriteError, match=r"stands still for 0.2 s: waiting for actor_train rank 1"):
         saving.wait(100, stalled=0.2)
+
+
+def test_a_full_disk_is_told_with_the_room_that_was_kept_for_it(tmp_path, monkeypatch):
+    free, write_json = [1 << 16], background.write_json
+
+    def on_a_small_disk(path, value):
+        kept = sum(file.stat().st_size for file in path.parent.glob("*.reserve"))
+        if free[0] - kept <= 0:
+            raise OSError(28, "No space left on device")
+        write_json(path, value)
+
+    monkeypatch.setattr(background, "write_json", on_a_small_disk)
+    unfinished = CheckpointStore(tmp_path).begin(1)
+
+    def full() -> Iterator[Path]:
+        free[0] = sum(file.stat().st_size for file in unfinished.folder.rglob("*") if file.is_file())
+        raise OSError(28, "No space left on device")
+        yield
+
+    write_part(unfinished.folder, "a", full)
+    saving = BackgroundSave(unfinished, ["a"], lambda _: None)
+    with pytest.raises(CheckpointWriteError, match="No space left"):
+        saving.wait(5)
+
+
+def test_what_comes_after_a_complete_checkpoint_has_a_limit_of_its_own(tmp_path):
+    begun, uploaded = threading.Event(), threading.Event()
+
+    def upload(_) -> None:
+        begun.set()
+        uploaded.wait(10)
+
+    unfinished = CheckpointStore(tmp_path).begin(1)
+    write_part(unfinished.folder, "a", part(unfinished.folder, "a"))
+    saving = BackgroundSave(unfinished, ["a"], upload)
+    assert begun.wait(10)
+    threading.Timer(0.5, uploaded.set).start()
+    saving.wait(0.1)
+    assert uploaded.is_set()
 
 
 def test_files_that_a_rank_wrote_elsewhere_are_missed(tmp_path):

@@ -107,6 +107,36 @@ def test_an_operation_is_tried_again_and_has_an_end(url, tmp_path, monkeypatch):
         RemoteCheckpoints(url, seconds=0.1).complete()
 
 
+def test_an_upload_that_is_late_writes_nothing_after_it_was_given_up(url, tmp_path, monkeypatch):
+    import threading
+
+    there, mine, go, calls = RemoteCheckpoints(url, seconds=0.2), saved(tmp_path, 1), threading.Event(), []
+    put = RemoteCheckpoints._put
+
+    def slow(self, source, target):
+        calls.append(target)
+        go.wait(5)
+        put(self, source, target)
+
+    monkeypatch.setattr(RemoteCheckpoints, "_put", slow)
+    with pytest.raises(RemoteError, match=r"isn't done after 0.2 s"):
+        there.upload(mine)
+    late = [thread for thread in threading.enumerate() if thread.name == "remote checkpoints"]
+    go.set()
+    for thread in late:
+        thread.join(5)
+    assert len(calls) == 1, "the manifest above all"
+
+
+def test_a_file_that_is_missing_behind_its_manifest_is_damage_and_no_failure_of_the_store(url, tmp_path):
+    there = RemoteCheckpoints(url)
+    there.upload(saved(tmp_path / "one", 1))
+    fs, root = fsspec.core.url_to_fs(url)
+    fs.rm_file(f"{root}/checkpoint-1/actor/weights")
+    with pytest.raises(CheckpointError, match="checkpoint-1 is damaged: .*isn't there"):
+        there.download(there.complete()[0], CheckpointStore(tmp_path / "two"))
+
+
 def test_a_damaged_copy_is_refused_and_leaves_nothing(url, tmp_path):
     there = RemoteCheckpoints(url)
     there.upload(saved(tmp_path / "one", 1))

@@ -162,6 +162,13 @@ DAMAGE: list[tuple[str, Callable[[Path], None], str, bool]] = [
     ("manifest is a list", lambda f: (f / "manifest.json").write_text("[]"), r"isn't a checkpoint's manifest", True),
     ("files missing", _edit_manifest(lambda m: m.pop("files")), r"isn't a checkpoint's manifest.*files", True),
     ("bad step", _edit_manifest(lambda m: m.update(step="x")), r"isn't a checkpoint's manifest", True),
+    ("endless serial", _edit_manifest(lambda m: m.update(serial=float("inf"))), r"isn't a checkpoint's manifest", True),
+    (
+        "NUL in a name",
+        _edit_manifest(lambda m: m["files"].update({"a\0": {"size": 1, "sha256": ""}})),
+        r"outside",
+        True,
+    ),
     ("another step", _edit_manifest(lambda m: m.update(step=999)), r"says step 999", True),
     ("no files", _edit_manifest(lambda m: m.update(files={})), r"names no files", True),
     ("a folder for a manifest", _manifest_to_folder, r"can't be read", True),

@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from roll.cli.__main__ import main
-from roll.cli.evaluate import by_tag
+from roll.cli.evaluate import by_tag, write_rows
+from roll.cli.generate import Job
 from roll.pipelines.validation_progress import ValidationProgress
 from roll.rewards.base import Reward, RewardRequest, RewardResult
 from roll.types.episode import Task
@@ -59,6 +60,44 @@ def test_a_job_that_ended_early_goes_on_and_writes_what_it_would_have_written(
     assert "3 of 6 rows were answered before" in capsys.readouterr().err
     assert Path("parts.jsonl").read_text() == Path("whole.jsonl").read_text()
     assert not Path("parts.jsonl.job").exists()
+
+
+def test_a_job_that_lacks_nothing_but_its_output_writes_it(questions, tiny_model, monkeypatch, capsys):
+    from roll.cli import generate as module
+
+    with open("rows.jsonl", "a") as file:
+        file.write(json.dumps({"question": "9" * 99}) + "\n")
+    more = ["truncation=filter"]
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "write_rows", full)
+        assert generate(tiny_model, "out.jsonl", *more) == 1
+    assert generate(tiny_model, "out.jsonl", *more) == 0, capsys.readouterr().err
+    rows = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+    assert [row["error"] for row in rows[:6]] == [""] * 6 and "not asked" in rows[6]["error"]
+
+
+@pytest.mark.parametrize("value", [2**70, "\ud800", {}, {"a": {}}, [{}], {"\ud800": 1}])
+def test_values_that_parquet_cannot_hold_are_written_as_json(value, tmp_path):
+    write_rows([{"x": value, "y": 1}, {"x": None, "y": 2}], tmp_path / "a.parquet")
+    rows = pq.read_table(tmp_path / "a.parquet").to_pylist()
+    assert [row["y"] for row in rows] == [1, 2]
+    assert json.loads(rows[0]["x"]) == value
+
+
+def test_separators_in_a_response_and_a_character_cut_by_a_kill_lose_no_rows(tmp_path):
+    folder = tmp_path / "attempt-001"
+    folder.mkdir()
+    texts = {1: "a\u2028b", 2: "c\x85d", 3: "e", 4: "é"}
+    lines = [json.dumps({"task": f"rows:{row}", "member": 0, "text": text}, ensure_ascii=False)
+             for row, text in texts.items()]  # fmt: skip
+    whole = "\n".join(lines).encode()
+    (folder / "episodes.unfinished.jsonl").write_bytes(whole[: whole.rindex("é".encode()) + 1])
+    found = Job(tmp_path, samples=1).answers()
+    assert {row: episodes[0]["text"] for row, episodes in found.items()} == {row: texts[row] for row in (1, 2, 3)}
 
 
 def test_columns_are_named_and_long_prompts_have_a_row_without_a_response(questions, tiny_model, capsys):

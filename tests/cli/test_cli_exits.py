@@ -109,7 +109,7 @@ def test_ray_leaves_sigterm_as_it_was(monkeypatch):
 
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(ray_session, "_connect", lambda *_: signal.signal(signal.SIGTERM, signal.SIG_IGN))
-    ray_session.connect("auto", Path("x"))
+    ray_session.connect("auto", Path("x"), {})
     assert signal.getsignal(signal.SIGTERM) is before
 
 

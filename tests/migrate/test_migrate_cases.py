@@ -256,10 +256,12 @@ def test_the_megatron_trainer_makes_a_job_of_megatron(tmp_path: Path):
 def test_keys_and_passwords_are_never_shown(tmp_path: Path):
     report, tree = roll(
         tmp_path, "rlvr", track_with="wandb", tracker_kwargs={"api_key": "s3cr3t", "project": "x"},
-        system_envs={"WANDB_API_KEY": "0ther", "HF_TOKEN": "th1rd", "MAX_TOKENS": "5"},
+        system_envs={"WANDB_API_KEY": "0ther", "HF_TOKEN": "th1rd", "MAX_TOKENS": "5", "AWS_SECRET_ACCESS_KEY": "f0ur"},
+        theirs={"access_key": "f1fth"}, store="s3://me:s1xth@host/a",
     )  # fmt: skip
     said = report.text() + report.json()
-    assert not any(secret in said for secret in ("s3cr3t", "0ther", "th1rd")) and "MAX_TOKENS" in said
+    assert not any(secret in said for secret in ("s3cr3t", "0ther", "th1rd", "f0ur", "f1fth", "s1xth"))
+    assert "MAX_TOKENS" in said
     assert "s3cr3t" not in as_yaml(report, tree)
 
 

@@ -77,3 +77,12 @@ def test_whose_file_it_is_can_be_said(tmp_path: Path, capsys: pytest.CaptureFixt
     file.write_text("seed: 1\nmax_steps: 5\n", "utf-8")
     assert main(["migrate", str(file), "--from", "trl", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["system"] == "TRL"
+
+
+def test_what_a_terminal_would_obey_is_shown_as_escapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "job.yaml"
+    file.write_text('rollout_batch_size: 8\nexp_name: "a\\e[2Jb"\n"x\\e]0;t\\ay\\nmade up = 1": 3\n', "utf-8")
+    assert main(["migrate", str(file), "--from", "roll"]) == 0
+    out, err = capsys.readouterr()
+    assert "\x1b" not in out + err and "\\x1b[2J" in err
+    assert not any(line.strip().startswith("made up") for line in err.splitlines())

@@ -203,3 +203,43 @@ def test_a_name_to_be_given_is_that_of_the_folder_too(tmp_path: Path):
     (tmp_path / "run.sh").write_text(SFT.format(flags="--nproc_per_node=1", rest=rest), "utf-8")
     _, tree = migrate(tmp_path / "run.sh")
     assert tree is not None and (tree["exp_name"], tree["output_dir"]) == ("???", "output/${exp_name}")
+
+
+JOB = "python3 -m verl.trainer.main_ppo "
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"{JOB}a.b={'${a:-' * 1500}x{'}' * 1500}", "levels deep"),
+        (f"{JOB}a.b={'$((' * 800}1{'))' * 800}", "levels deep"),
+        ("A=(a a)\n" + 'A=("${A[@]}" "${A[@]}")\n' * 30 + f"{JOB}a.b=1", "grow beyond"),
+        (f"x={'y' * 200_000}\n" + "".join(f"v{i}=a$x\n" for i in range(500)) + f"{JOB}a.b=1", "grow beyond"),
+        (f"{JOB}{'.'.join(['a'] * 5000)}=1", "words"),
+        ("cat <<EOF\n" + "\n" * 500_000, "no key=value"),
+        (f"export{' -a b=1' * 20_000}", "no key=value"),
+    ],
+)
+def test_scripts_that_grow_or_nest_without_end_get_one_plain_error(text: str, said: str, tmp_path: Path):
+    (tmp_path / "a.sh").write_text(text, "utf-8")
+    with pytest.raises(ValueError, match=said):
+        migrate(tmp_path / "a.sh")
+
+
+def test_aliases_in_an_override_stay_text():
+    bomb = "[&a [1,1], &b [*a,*a], &c [*b,*b]]"
+    assert parsed(bomb) == bomb
+
+
+@pytest.mark.parametrize("entry", ["z" * 5000, '"a\\0b"'])
+def test_defaults_that_can_be_no_file_are_told(entry: str, tmp_path: Path):
+    (tmp_path / "a.yaml").write_text(f"defaults: [{entry}]\nrollout_batch_size: 8\n", "utf-8")
+    with pytest.raises(ValueError, match="can be no file"):
+        migrate(tmp_path / "a.yaml")
+
+
+def test_an_included_file_without_a_list_of_defaults_is_read(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text("defaults: [b]\nrollout_batch_size: 8\n", "utf-8")
+    (tmp_path / "b.yaml").write_text("defaults: 5\nmax_steps: 3\n", "utf-8")
+    _, tree = migrate(tmp_path / "a.yaml", "roll")
+    assert tree["max_steps"] == 3

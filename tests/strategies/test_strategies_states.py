@@ -277,3 +277,15 @@ def test_a_folder_of_megatrons_own_becomes_a_hugging_face_folder(ranks, model_of
     other = model_of("llama", hidden=64)
     with pytest.raises(ValueError, match=r"lacks|another model"):
         merge_foreign(tmp_path / "theirs", tmp_path / "other", Merge(base=str(other)))
+
+
+def test_an_export_takes_further_chat_templates_along(tmp_path):
+    from roll.strategies.common import ABOUT
+    from roll.strategies.merging.write_model import _copy_description
+
+    (tmp_path / "from" / "additional_chat_templates").mkdir(parents=True)
+    (tmp_path / "from" / "additional_chat_templates" / "rag.jinja").write_text("x")
+    (tmp_path / "from" / ABOUT).write_text("{}")
+    (tmp_path / "to").mkdir()
+    _copy_description(tmp_path / "from", tmp_path / "to")
+    assert (tmp_path / "to" / "additional_chat_templates" / "rag.jinja").read_text() == "x"

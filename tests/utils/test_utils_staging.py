@@ -117,6 +117,15 @@ def test_the_reaper_removes_what_its_controller_left(shm, model, tmp_path):
     assert copy.is_dir()  # of this test's folder, not of the machine's
 
 
+def test_a_copy_that_somebody_else_put_there_is_not_read(shm, model, tmp_path):
+    copy = Path(staging.staged(str(model)))
+    staging.release()
+    (tmp_path / "theirs").mkdir()
+    copy.symlink_to(tmp_path / "theirs")
+    with pytest.raises(ValueError, match="isn't a folder that this user made"):
+        staging.staged(str(model))
+
+
 @pytest.mark.parametrize("name", ["org/name", "{model}/config.json"])
 def test_what_is_no_folder_is_refused(shm, model, name):
     with pytest.raises(ValueError, match="isn't a folder here"):

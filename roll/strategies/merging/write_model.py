@@ -143,7 +143,9 @@ def _copy_description(description: Path, target: Path) -> None:
     """Put the tokenizer into the folder, and what else transformers' own folder had and the model didn't write."""
     if description.is_dir() and (description / ABOUT).is_file():
         for file in description.iterdir():
-            if file.name not in _SIDE_FILES:
+            if file.is_dir():  # further chat templates
+                shutil.copytree(file, target / file.name, dirs_exist_ok=True)
+            elif file.name not in _SIDE_FILES:
                 shutil.copy2(file, target / file.name)
         generation = description / "generation_config.json"
         if generation.is_file() and (target / generation.name).is_file():
