@@ -151,7 +151,18 @@ def _about(options: argparse.Namespace, asked: Sequence[Mapping[str, Any]]) -> d
     """Return what makes one job another; on which engines it runs doesn't."""
     names = ("model", "samples", "temperature", "max_new_tokens", "prompt_length", "template", "overrides")
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
-    return {**{name: getattr(options, name) for name in names}, "prompts": digest}
+    files = _files_of(options.model)
+    return {**{name: getattr(options, name) for name in names}, "model_files": files, "prompts": digest}
+
+
+def _files_of(model: str) -> str | None:
+    """Return a digest of which files a model's folder has and when they were written; None: it is no folder."""
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        return None
+    files = [path for path in folder.iterdir() if path.is_file()]
+    found = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files)
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
 
 def _question(row: Row, column: str | None) -> Any:

@@ -10,7 +10,7 @@ import pytest
 
 from roll.cli.__main__ import main
 from roll.cli.evaluate import by_tag, write_rows
-from roll.cli.generate import Job
+from roll.cli.generate import Job, _files_of
 from roll.pipelines.validation_progress import ValidationProgress
 from roll.rewards.base import Reward, RewardRequest, RewardResult
 from roll.types.episode import Task
@@ -60,6 +60,15 @@ def test_a_job_that_ended_early_goes_on_and_writes_what_it_would_have_written(
     assert "3 of 6 rows were answered before" in capsys.readouterr().err
     assert Path("parts.jsonl").read_text() == Path("whole.jsonl").read_text()
     assert not Path("parts.jsonl.job").exists()
+
+
+def test_a_job_knows_a_model_that_was_written_again_under_its_name(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"one")
+    first = _files_of(str(tmp_path))
+    assert first == _files_of(str(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(b"other")
+    assert first != _files_of(str(tmp_path))
+    assert _files_of("org/name-of-the-hub") is None
 
 
 def test_a_job_that_lacks_nothing_but_its_output_writes_it(questions, tiny_model, monkeypatch, capsys):
