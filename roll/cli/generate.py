@@ -26,6 +26,7 @@ from roll.cli.evaluate import check_output, read_all, write_rows
 from roll.cli.exits import Exit, say
 from roll.cli.train import load, run_logged
 from roll.configs.errors import ConfigError, of_no_file
+from roll.configs.schema.model_shape import read_shape
 from roll.utils.locking import FolderInUse, folder_lock
 from roll.utils.readers import Row
 from roll.utils.rows import column_value
@@ -37,12 +38,16 @@ ADDED = ("row", "sample", "finish_reason", "error")
 LEFT_OUT = "not asked: the prompt is longer than prompt_length"
 _TAG = "rows"
 
+_USUAL_LENGTH = 1024
+
 Answers = dict[int, list[dict[str, Any]]]
 """The episodes of a row, by its number from 1, in the order of the samples."""
 
 
 def generate(options: argparse.Namespace) -> int:
     """Write the rows of a file with a model's responses."""
+    if options.prompt_length is None:
+        options.prompt_length = _usual_length(options)
     for name in ("samples", "max_new_tokens", "prompt_length", "engines"):
         if getattr(options, name) < 1:
             raise ValueError(f"--{name}: got {getattr(options, name)}, expected at least 1")
@@ -145,6 +150,13 @@ def _attempt(options: argparse.Namespace, job: Job, left: Sequence[Mapping[str, 
         else:
             job.remove()
         raise
+
+
+def _usual_length(options: argparse.Namespace) -> int:
+    """Return 1024, or what the positions of a smaller model leave beside the response."""
+    shape = read_shape(options.model, {})
+    room = 0 if shape is None or shape.positions is None else shape.positions - options.max_new_tokens
+    return min(_USUAL_LENGTH, room) if room > 0 else _USUAL_LENGTH
 
 
 def _about(options: argparse.Namespace, asked: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -256,7 +256,9 @@ def _add_generate(commands: Any) -> None:
     )
     answers.add_argument("--temperature", type=float, help="default: 0 for one sample, else 1")
     answers.add_argument("--max_new_tokens", type=int, default=512, help="default 512")
-    answers.add_argument("--prompt_length", type=int, default=1024, help="longest prompt in tokens (default 1024)")
+    answers.add_argument(
+        "--prompt_length", type=int, help="longest prompt in tokens (default 1024, or what the model has room for)"
+    )
     answers.add_argument("--template", default="native", help="as data_args.template: native (default), plain, ...")
     answers.add_argument("--engine", default="hf_infer", help="hf_infer (default), vllm or sglang")
     answers.add_argument("--engines", type=int, default=1, metavar="N", help="that share the rows (default 1)")

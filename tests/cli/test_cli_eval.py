@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -279,3 +280,12 @@ def test_a_file_of_verls_jobs_is_answered_with_the_command(text, expected, tmp_p
     (tmp_path / "job.yaml").write_text(text)
     assert main(["check", str(tmp_path / "job.yaml")]) == 2
     assert expected in capsys.readouterr().err
+
+
+def test_prompts_have_the_room_that_a_small_model_leaves(questions, tiny_model, monkeypatch, tmp_path):
+    model = shutil.copytree(tiny_model, tmp_path / "small")
+    settings = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**settings, "max_position_embeddings": 64}))
+    told = ["--model", str(model), "--max_new_tokens", "6", "--template", "plain"]
+    assert main(["eval", "generate", "rows.jsonl", "-o", "a.jsonl", *told]) == 0
+    assert len(Path("a.jsonl").read_text().splitlines()) == 6
