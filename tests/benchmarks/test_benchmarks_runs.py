@@ -109,9 +109,9 @@ def test_recipes_are_learnt_for_two_steps(bench, tmp_path: Path):
     picture = tmp_path / "recipes.png"
     short = ("--set", "max_steps=2")
     printed = bench(
-        "recipes_learning", "--seeds", 4, "--only", "grpo", "ppo", "--output", tmp_path, "--plot", picture, *short
+        "recipes_learning", "--seeds", 4, "--only", "grpo", "cispo", "--output", tmp_path, "--plot", picture, *short
     )
-    assert rows(printed)[-2:] == ["grpo", "ppo"]
+    assert rows(printed)[-2:] == ["grpo", "cispo"]
     assert picture.is_file()
 
 

@@ -67,7 +67,7 @@ import functools
 from roll.workers import train
 save, saves = train.TrainWorker.save, []
 @functools.wraps(save)
-def filled(self, folder):
+def filled(self, folder, *contents):
     saves.append(1)
     if len(saves) == 2:
         with open({ballast!r}, "wb") as file:
@@ -77,7 +77,7 @@ def filled(self, folder):
                     file.flush()
             except OSError:
                 file.truncate(file.tell() - 65536)
-    return save(self, folder)
+    return save(self, folder, *contents)
 train.TrainWorker.save = filled
 """
 
