@@ -153,7 +153,7 @@ def measure(info, spec):
         }
         if not others:
             break
-        time.sleep(0.1)  # a thread of autograd's may hold what it computed for a moment longer
+        time.sleep(0.1)  # seen once on a loaded machine and not explained: what stays is still reported
     return seen["before"], after, sorted(others.values())
 
 
