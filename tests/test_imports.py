@@ -17,7 +17,7 @@ PACKAGE = ROOT / "roll"
 MIDDLE = {"utils", "types", "catalog", "configs"}
 BELOW_WORKERS = MIDDLE | {
     "algorithms", "data", "sandbox", "rewards", "envs", "distributed", "strategies", "rollout",
-    "tracking", "checkpoint", "profiling",
+    "tracking", "checkpoint", "profiling", "tools",
 }  # fmt: skip
 
 ALLOWED: dict[str, set[str]] = {
@@ -30,21 +30,24 @@ ALLOWED: dict[str, set[str]] = {
     "algorithms": {"types", "catalog"},
     "data": MIDDLE,
     "rewards": MIDDLE | {"processes", "sandbox"},
-    "envs": MIDDLE | {"processes", "data", "rewards"},
+    "envs": MIDDLE | {"processes", "data", "rewards", "tools"},
     "profiling": {"utils"},
+    "tools": MIDDLE | {"processes", "sandbox"},
     "distributed": MIDDLE | {"profiling"},
     "tracking": MIDDLE,
     "checkpoint": MIDDLE,
     "strategies": MIDDLE | {"distributed"},
-    "rollout": MIDDLE | {"data", "rewards", "envs", "distributed", "strategies.base"},
+    "rollout": MIDDLE | {"data", "rewards", "envs", "tools", "distributed", "strategies.base"},
+    "gateway": MIDDLE | {"processes", "sandbox", "data", "rewards", "envs", "tools", "rollout", "strategies.base"},
     "simulation": {"utils", "types", "envs.base", "rollout", "strategies.base"},
     "workers": BELOW_WORKERS,
-    "pipelines": BELOW_WORKERS | {"workers"},
+    "pipelines": BELOW_WORKERS | {"workers", "gateway"},
     "doctor": {"utils", "configs", "distributed"},
     "migrate": {"utils", "catalog", "configs"},
     "planning": {"utils", "catalog", "configs"},
-    "cli": BELOW_WORKERS | {"workers", "pipelines", "doctor", "migrate", "planning"},
-    "api": BELOW_WORKERS | {"workers", "pipelines", "doctor", "migrate", "planning", "cli"},
+    "view": {"utils", "tracking"},
+    "cli": BELOW_WORKERS | {"workers", "gateway", "pipelines", "doctor", "migrate", "planning", "view"},
+    "api": BELOW_WORKERS | {"workers", "gateway", "pipelines", "doctor", "migrate", "planning", "view", "cli"},
 }
 """Package -> what it may import from `roll`, besides itself. `a.b` allows that one module of package a."""
 

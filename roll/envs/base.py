@@ -5,7 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
+
+from roll.types.chat import Message as Message
 
 
 class InvalidAction(ValueError):
@@ -14,14 +16,6 @@ class InvalidAction(ValueError):
 
 class ResetNeeded(RuntimeError):
     """`step` without an episode: before the first `reset`, or after the last step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One chat message."""
-
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str
 
 
 @dataclass(frozen=True, slots=True)

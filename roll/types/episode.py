@@ -60,6 +60,11 @@ class Turn:
     metrics: Mapping[str, float] = field(default_factory=dict)
     resets_context: bool = False
     """The context before this turn was dropped: `prompt_ids` is all that the policy was shown."""
+    after: int | None = None
+    """Position of the turn whose context this one continues, where that isn't the one before: a branch. None: the turn
+    before, or none where the context is reset."""
+    role: str = ""
+    """Who spoke, in an episode of several agents."""
     state: str = ""
     """Names what the policy was shown: equal texts are equal states. Empty: nothing."""
     num_fire_tokens: int = 0
@@ -84,6 +89,8 @@ class Trajectory:
     reward: float
     """Meaningful only when `status` is trainable."""
     reward_parts: Mapping[str, float] = field(default_factory=dict)
+    role_rewards: Mapping[str, float] = field(default_factory=dict)
+    """Reward of each role, in an episode of several agents that are paid apart. Empty: `reward` is everybody's."""
     status: Status = "ok"
     error: str = ""
     """What went wrong, for people; empty when nothing did."""

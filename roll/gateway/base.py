@@ -1,0 +1,76 @@
+"""What stands between the protocols of clients and what answers them.
+
+client --HTTP--> protocol (chat, anthropic, responses) --ChatCall--> Session --> message graph, engines
+       <--------                                       <-ChatAnswer-
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from roll.types.chat import Message, ToolSpec
+
+AnswerReason = Literal["stop", "length", "tool_calls"]
+
+
+class RefusedCall(ValueError):
+    """A request that isn't served, with what the client is told.
+
+    Args:
+        status: of HTTP: 400 for a field that is wrong or would lose its meaning, 401 without a key, 404, 408 for a
+            limit of time, 409 when the episode was given up, 413, 429 when its budget is spent, 503 when there is no engine.
+        field: of the request, e.g. `response_format`; empty: none.
+    """
+
+    def __init__(self, status: int, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.field = field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatCall:
+    """A request for a response, whatever protocol it came by. None: the client left it to us."""
+
+    model: str
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    n: int = 1
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    parallel_tool_calls: bool = True
+    top_logprobs: int | None = None
+    """None: no log-probs are asked for; 0: those of the sampled tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One response."""
+
+    message: Message
+    reason: AnswerReason
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    tokens: tuple[str, ...] = ()
+    """Text of each token, where log-probs were asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatAnswer:
+    """The responses to a call, in the order of their number."""
+
+    choices: tuple[Choice, ...]
+    prompt_tokens: int
+    """Of the whole context."""
+
+
+class Session(Protocol):
+    """Who answers the calls that come with one key: an episode under way, or `roll serve`."""
+
+    async def complete(self, call: ChatCall) -> ChatAnswer:
+        """Return the responses. Raises `RefusedCall`. Cancelled when the client disconnects."""
