@@ -19,7 +19,7 @@ class RefusedCall(ValueError):
 
     Args:
         status: of HTTP: 400 for a field that is wrong or would lose its meaning, 401 without a key, 404, 408 for a
-            limit of time, 409 when the episode was given up, 413, 429 when its budget is spent, 503 when there is no engine.
+            limit of time, 409 when the episode was given up, 413, 429 when its budget is spent, 503 without an engine.
         field: of the request, e.g. `response_format`; empty: none.
     """
 
