@@ -156,7 +156,7 @@ $(INSTALLED_SGLANG): requirements-sglang.txt tests/support/install_sglang_cpu.sh
 	@touch $@
 
 $(INSTALLED_TEST): $(INSTALLED) $(INSTALLED_BACKENDS)
-	$(PIP) install -q -c requirements.txt -e '.[quickstart,test]'
+	$(PIP) install -q -c requirements.txt -e '.[quickstart,serve,test]'
 	@touch $@
 
 $(INSTALLED_FULL): $(INSTALLED_TEST) $(INSTALLED_VLLM) requirements-trackers.txt

@@ -1,0 +1,11 @@
+"""The protocols that clients speak: JSON bodies to `ChatCall`, `ChatAnswer` to JSON and to server-sent events."""
+
+from __future__ import annotations
+
+from roll.gateway.protocols.chat import ChatCompletions
+from roll.gateway.protocols.wire import WireFormat
+
+
+def wire_formats() -> dict[str, WireFormat]:
+    """Return the protocols of one session, by the routes that speak them."""
+    return {"chat/completions": ChatCompletions()}

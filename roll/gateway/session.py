@@ -1,0 +1,193 @@
+"""An episode as the one who answers an agent's calls: each response is a turn of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from roll.data.templates import TemplateError
+from roll.gateway.base import ChatAnswer, ChatCall, Choice, RefusedCall, Session
+from roll.gateway.reading import Reading
+from roll.rollout.episode import Episode
+from roll.strategies.base import Completion
+from roll.types.chat import Message, ToolSpec
+from roll.types.episode import EpisodeError
+
+POLICY = "policy"
+"""Name of the model that learns; `policy/<role>` says who speaks."""
+
+T = TypeVar("T")
+
+
+class Place(Protocol):
+    """Where a conversation stands in the graph of an episode (`MessageGraph.place`)."""
+
+    @property
+    def after(self) -> int | None:
+        """Number of the turn whose context it continues; None: it begins one."""
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """Tokens after that context."""
+
+    @property
+    def context_ids(self) -> tuple[int, ...]:
+        """All tokens of the prompt."""
+
+    @property
+    def mismatches(self) -> Sequence[str]:
+        """Kinds of what the client sent back otherwise than it was sampled."""
+
+
+class Graph(Protocol):
+    """The conversations of an episode (`MessageGraph`)."""
+
+    def place(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Any:
+        """Return where a conversation stands. Raises `TemplateError`."""
+
+    def grow(self, placement: Any, completion: Completion, message: Message) -> Any:
+        """Note a response to what was placed, and the message that the client is given of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSettings:
+    """What an agent may do in an episode."""
+
+    max_calls: int | None = None
+    """Of the policy; null: no limit."""
+    max_tokens: int | None = None
+    """That the policy samples in the episode; null: no limit."""
+    names: tuple[str, ...] = ()
+    """Of the policy, besides `policy`."""
+    any_name: bool = False
+    """Whether every other name is the policy too."""
+    models: Mapping[str, Session] = field(default_factory=dict)
+    """Models that answer instead of the policy and aren't trained, by name."""
+
+
+class EpisodeSession(Session):
+    """Answers the calls of one episode; see `Session`.
+
+    A call becomes a turn that continues the one whose conversation it continues, or begins a branch. Calls may be under
+    way at once.
+    """
+
+    def __init__(
+        self, episode: Episode, graph: Graph, reading: Reading, settings: SessionSettings | None = None
+    ) -> None:
+        self._episode = episode
+        self._graph = graph
+        self._reading = reading
+        self._settings = settings or SessionSettings()
+        self.calls = 0
+        """Of the policy, refused ones not counted."""
+        self.sampled_tokens = 0
+        self.spent = ""
+        """Why a call was refused for its budget or its context's length; empty: none was."""
+        self.last_answer: Message | None = None
+        """The policy's response that came last."""
+        self.roles: set[str] = set()
+        """Who spoke."""
+
+    @property
+    def models(self) -> Sequence[str]:
+        return (POLICY, *self._settings.names, *self._settings.models)
+
+    async def complete(self, call: ChatCall) -> ChatAnswer:
+        other = self._settings.models.get(call.model)
+        if other is not None:
+            return await other.complete(call)
+        role = self._role(call.model)
+        self._check_sampling(call)
+        limit = self._admit(call)
+        place = self._placed(call)
+        self.calls += 1
+        for kind in place.mismatches:
+            self._episode.count(f"agent/mismatch_{kind}")  # type: ignore[attr-defined]
+        changes = self._reading.changes(call, self._episode.params)
+        changes["max_new_tokens"] = min(limit, changes.get("max_new_tokens", limit))
+        choices = await all_of([self._choice(call, place, role, changes) for _ in range(call.n)])
+        self.roles.add(role)
+        return ChatAnswer(choices=tuple(choices), prompt_tokens=len(place.context_ids))
+
+    async def count(self, call: ChatCall) -> int:
+        other = self._settings.models.get(call.model)
+        return await other.count(call) if other is not None else len(self._placed(call).context_ids)
+
+    async def _choice(self, call: ChatCall, place: Place, role: str, changes: Mapping[str, Any]) -> Choice:
+        try:
+            completion = await self._episode.generate(
+                place.prompt_ids, reset_context=place.after is None, after=place.after, role=role, **changes
+            )
+        except EpisodeError as error:
+            if error.status == "truncated":
+                self.spent = str(error)
+                raise RefusedCall(400, str(error), "messages", code="context_length_exceeded") from None
+            raise RefusedCall(409, f"the episode was given up: {error}", code="session_closed") from None
+        self.sampled_tokens += len(completion.token_ids)
+        choice = self._reading.choice(call, completion)
+        self._graph.grow(place, completion, choice.message)
+        self.last_answer = choice.message
+        return choice
+
+    def _role(self, model: str) -> str:
+        """Return who speaks, by the name of a model."""
+        name, _, role = model.partition("/")
+        if name == POLICY and len(role) <= 128:
+            return role
+        if model in self._settings.names or self._settings.any_name:
+            return ""
+        raise RefusedCall(
+            404,
+            f"there is no model {model[:80]!r}; there are {', '.join(self.models)}. Give one of them, or have whoever "
+            "runs this endpoint add 'model' to ignore_fields, which makes every other name the policy's",
+            "model",
+            code="model_not_found",
+        )
+
+    def _check_sampling(self, call: ChatCall) -> None:
+        """Refuse to sample otherwise than the run does: log-probs would be those of another distribution."""
+        for name in ("temperature", "top_p", "top_k", "repetition_penalty"):
+            asked, run = getattr(call, name), getattr(self._episode.params, name)
+            if name == "top_k" and asked is not None and asked < 1:
+                asked = -1
+            if asked is not None and asked != run:
+                raise RefusedCall(
+                    400,
+                    f"{name}: got {asked:g}, and this episode is sampled with {run:g}: what is trained must be drawn as "
+                    f"the run draws. Leave it out, or have whoever runs it add {name!r} to ignore_fields",
+                    name,
+                )
+
+    def _admit(self, call: ChatCall) -> int:
+        """Return how many tokens each response may have; raises `RefusedCall` when the budget is spent."""
+        most, tokens = self._settings.max_calls, self._settings.max_tokens
+        if most is not None and self.calls >= most:
+            self.spent = f"the episode's {most} calls are spent (max_calls)"
+        elif tokens is not None and self.sampled_tokens >= tokens:
+            self.spent = f"the episode's {tokens} tokens are spent (max_tokens)"
+        else:
+            limit = self._episode.params.max_new_tokens
+            return limit if tokens is None else max(1, min(limit, (tokens - self.sampled_tokens) // call.n))
+        raise RefusedCall(429, self.spent, code="insufficient_quota")
+
+    def _placed(self, call: ChatCall) -> Any:
+        try:
+            return self._graph.place(call.messages, call.tools)
+        except TemplateError as error:
+            raise RefusedCall(400, str(error), "messages") from None
+
+
+async def all_of(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return the results of coroutines that run at once; when one fails or this is cancelled, all of them end."""
+    if len(calls) == 1:
+        return [await calls[0]]
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
