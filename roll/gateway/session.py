@@ -11,7 +11,6 @@ from roll.data.templates import TemplateError
 from roll.gateway.base import ChatAnswer, ChatCall, Choice, RefusedCall, Session
 from roll.gateway.reading import Reading
 from roll.rollout.episode import Episode
-from roll.strategies.base import Completion
 from roll.types.chat import Message, ToolSpec
 from roll.types.episode import EpisodeError
 
@@ -22,33 +21,33 @@ T = TypeVar("T")
 
 
 class Place(Protocol):
-    """Where a conversation stands in the graph of an episode (`MessageGraph.place`)."""
+    """Where a conversation stands in the graph of an episode (`Placement`)."""
 
     @property
-    def after(self) -> int | None:
-        """Number of the turn whose context it continues; None: it begins one."""
+    def parent(self) -> int | None:
+        """Number of the turn that it continues; None: it begins a context."""
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
-        """Tokens after that context."""
+        """Tokens after the parent's."""
 
     @property
     def context_ids(self) -> tuple[int, ...]:
         """All tokens of the prompt."""
 
     @property
-    def mismatches(self) -> Sequence[str]:
-        """Kinds of what the client sent back otherwise than it was sampled."""
+    def mismatches(self) -> Mapping[Any, int]:
+        """What the client sent back otherwise than it was sampled, by class."""
 
 
 class Graph(Protocol):
     """The conversations of an episode (`MessageGraph`)."""
 
-    def place(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Any:
+    def place(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Any:
         """Return where a conversation stands. Raises `TemplateError`."""
 
-    def grow(self, placement: Any, completion: Completion, message: Message) -> Any:
-        """Note a response to what was placed, and the message that the client is given of it."""
+    def grow(self, placement: Any, token_ids: Sequence[int], message: Message, *, number: int | None = None) -> int:
+        """Note a response to what was placed, the message that the client is given of it, and its turn's number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +103,8 @@ class EpisodeSession(Session):
         limit = self._admit(call)
         place = self._placed(call)
         self.calls += 1
-        for kind in place.mismatches:
-            self._episode.count(f"agent/mismatch_{kind}")  # type: ignore[attr-defined]
+        for kind, count in place.mismatches.items():
+            self._episode.count(f"agent/mismatch_{kind}", count)  # type: ignore[attr-defined]
         changes = self._reading.changes(call, self._episode.params)
         changes["max_new_tokens"] = min(limit, changes.get("max_new_tokens", limit))
         choices = await all_of([self._choice(call, place, role, changes) for _ in range(call.n)])
@@ -119,7 +118,7 @@ class EpisodeSession(Session):
     async def _choice(self, call: ChatCall, place: Place, role: str, changes: Mapping[str, Any]) -> Choice:
         try:
             completion = await self._episode.generate(
-                place.prompt_ids, reset_context=place.after is None, after=place.after, role=role, **changes
+                place.prompt_ids, reset_context=place.parent is None, after=place.parent, role=role, **changes
             )
         except EpisodeError as error:
             if error.status == "truncated":
@@ -128,7 +127,8 @@ class EpisodeSession(Session):
             raise RefusedCall(409, f"the episode was given up: {error}", code="session_closed") from None
         self.sampled_tokens += len(completion.token_ids)
         choice = self._reading.choice(call, completion)
-        self._graph.grow(place, completion, choice.message)
+        number = self._episode.number_of(completion)  # type: ignore[attr-defined]
+        self._graph.grow(place, completion.token_ids, choice.message, number=number)
         self.last_answer = choice.message
         return choice
 
@@ -156,8 +156,8 @@ class EpisodeSession(Session):
             if asked is not None and asked != run:
                 raise RefusedCall(
                     400,
-                    f"{name}: got {asked:g}, and this episode is sampled with {run:g}: what is trained must be drawn as "
-                    f"the run draws. Leave it out, or have whoever runs it add {name!r} to ignore_fields",
+                    f"{name}: got {asked:g}, and this episode is sampled with {run:g}: what is trained must be drawn "
+                    f"as the run draws. Leave it out, or have whoever runs it add {name!r} to ignore_fields",
                     name,
                 )
 
