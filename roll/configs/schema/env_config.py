@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from roll.configs.schema.acts_if import needs
+from roll.configs.schema.agents_config import ENDPOINT, AgentEnv
 from roll.configs.schema.fields import number, one_or_many
 from roll.configs.schema.reward_config import QueryFilterConfig
 from roll.configs.schema.worker_config import GeneratingArgs
@@ -17,10 +18,12 @@ class CustomEnv:
     """One kind of environment, and how the policy is shown it. Its name in `custom_envs` is the tag."""
 
     env_type: str
-    """Id of a bundled environment, e.g. `sokoban-v1` (`roll envs list` shows all), or a class of your own as
-    `package.module:Class` or `path/to/file.py:Class`."""
-    env_config: dict[str, Any] = field(default_factory=dict)
-    """Arguments of that class; an unknown one is refused."""
+    """Id of a bundled environment, e.g. `sokoban-v1` (`roll envs list` shows all), a class of your own as
+    `package.module:Class` or `path/to/file.py:Class`, or `endpoint` for an agent that is written elsewhere."""
+    env_config: dict[str, Any] | AgentEnv = field(
+        default_factory=dict, metadata={"sections_by": "env_type", "sections": {ENDPOINT: AgentEnv}}
+    )
+    """Arguments of that class; an unknown one is refused. For `endpoint` how its agents are run, see below."""
     max_steps: int = number(10, ge=1)
     """Responses per episode; then it is cut off (`truncated`)."""
     max_tokens_per_step: int | None = number(None, ge=1)
@@ -47,6 +50,11 @@ class CustomEnv:
     history_length: int | None = number(None, ge=0, acts_if=(needs("^sample_unit", "step", "concat"),))
     """`sample_unit: step`: earlier exchanges (a message and its response) that a prompt shows before the new message.
     `concat`: exchanges that are carried on until the context is reset. null: all."""
+
+    @property
+    def agent(self) -> AgentEnv | None:
+        """How its agents are run; None: it is an environment."""
+        return self.env_config if isinstance(self.env_config, AgentEnv) else None
 
 
 @dataclass(frozen=True, kw_only=True)
