@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from roll.rollout.engine_driver import EngineDriver, EngineRanks, RolloutStalled, never_started_completion
+from roll.rollout.engine_driver import EngineDriver, EngineRanks, RolloutStalled, aborted_completion
 from roll.rollout.routing import Router
 from roll.strategies.base import Completion, EngineCounters, Request
 from roll.types.metrics import Metrics
@@ -96,6 +96,7 @@ class ContinuousDriver(EngineDriver):
         self._engines = [_EngineState(rank) for rank in range(ranks.world_size)]
         self._busy: dict[str, str] = {}
         self._in_flight: dict[str, InFlightRequest] = {}
+        self._calls: Counter[str] = Counter()  # Under way, by episode
         self._error: BaseException | None = None
         self._counts: Counter[str] = Counter()
         self._background: set[asyncio.Task[None]] = set()
@@ -169,6 +170,10 @@ class ContinuousDriver(EngineDriver):
     def mark_busy(self, episode: str, doing: str) -> None:
         self._busy[episode] = doing
 
+    def mark_waiting(self, episode: str) -> None:
+        if self._calls[episode]:
+            self._busy.pop(episode, None)
+
     def mark_blocked(self, episode: str) -> None:
         self._busy[episode] = "waiting for another episode to end"
 
@@ -183,6 +188,7 @@ class ContinuousDriver(EngineDriver):
             raise self._error
         entry, began = InFlightRequest(request, episode, self._loop.create_future()), self._loop.time()
         self._in_flight[request.id] = entry
+        self._calls[episode] += 1
         self._busy.pop(episode, None)
         self._enqueue(entry)
         self._dispatch()
@@ -194,7 +200,7 @@ class ContinuousDriver(EngineDriver):
         finally:
             if self._in_flight.pop(request.id, None) is not None:  # cancelled: nobody waits any more
                 self._abandon(entry)
-            self._busy[episode] = "between turns"
+                self._end_call(episode)
 
     async def wait_idle(self) -> None:
         """Wait until engines have stopped what was given up; the scheduler may decide at any time."""
@@ -221,7 +227,7 @@ class ContinuousDriver(EngineDriver):
         for entry in chosen:
             if entry.rank is not None:
                 by_rank.setdefault(entry.rank, []).append(entry.request.id)
-        self._resolve([never_started_completion(entry.request) for entry in chosen if entry.rank is None])
+        self._resolve([aborted_completion(entry.request.id) for entry in chosen if entry.rank is None])
         if submitting:  # an abort must not overtake the request that it is about
             await asyncio.gather(*submitting, return_exceptions=True)
         aborts = [self._ranks.abort(rank, ids) for rank, ids in by_rank.items()]
@@ -233,11 +239,19 @@ class ContinuousDriver(EngineDriver):
                     continue  # known already; what was given out again ends with its episode
                 # Not to be issued again: they were to be stopped.
                 ids = [request_id for request_id in by_rank[rank] if request_id in self._in_flight]
-                self._resolve([never_started_completion(self._in_flight[request_id].request) for request_id in ids])
+                self._resolve([aborted_completion(request_id) for request_id in ids])
                 self._failed(self._engines[rank], result)
             else:
                 self._resolve(result)
         return len(chosen)
+
+    def give_up(self, episode: str) -> None:
+        for entry in [entry for entry in self._in_flight.values() if entry.episode == episode]:
+            del self._in_flight[entry.request.id]
+            self._abandon(entry)
+            self._end_call(episode)
+            if not entry.future.done():
+                entry.future.set_result(aborted_completion(entry.request.id))
 
     async def wait_all_up(self) -> None:
 
@@ -321,11 +335,17 @@ class ContinuousDriver(EngineDriver):
             if entry.rank is not None:
                 freed[entry.rank] = None
             self._forget(entry)
-            self._busy[entry.episode] = "between turns"
+            self._end_call(entry.episode)
             if not entry.future.done():
                 entry.future.set_result(completion)
         for rank in freed:
             self._dispatch(rank)
+
+    def _end_call(self, episode: str) -> None:
+        self._calls[episode] -= 1
+        if not self._calls[episode]:
+            del self._calls[episode]
+            self._busy[episode] = "between turns"
 
     def _forget(self, entry: InFlightRequest) -> None:
         if entry.rank is None:
