@@ -157,11 +157,7 @@ class ChatTemplate(PlainText):
         return self._shows(_RESULT.content, [Message("user", "-"), asked, _RESULT])
 
     def continuation(
-        self,
-        before: Sequence[Message],
-        response: Message,
-        messages: Sequence[Message],
-        tools: Sequence[ToolSpec] = (),
+        self, before: Sequence[Message], response: Message, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
     ) -> str:
         """Read off the conversation with a mark in the response's place. A template that takes results of tools only
         after calls gets the calls, and what it writes for the whole must begin with what it writes up to them."""

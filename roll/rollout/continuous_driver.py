@@ -18,10 +18,10 @@ import threading
 import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from roll.rollout.engine_driver import EngineDriver, EngineRanks, RolloutStalled, aborted_completion
+from roll.rollout.in_flight import EngineState, InFlightRequest
 from roll.rollout.routing import Router
 from roll.strategies.base import Completion, EngineCounters, Request
 from roll.types.metrics import Metrics
@@ -33,30 +33,6 @@ logger = logging.getLogger(__name__)
 
 class EngineLost(RuntimeError):
     """An engine died and may not be replaced (any more)."""
-
-
-@dataclass(eq=False, slots=True)
-class InFlightRequest:
-    """A request that somebody waits for."""
-
-    request: Request
-    episode: str
-    future: asyncio.Future[Completion]
-    rank: int | None = None
-    placed: float = 0.0  # When it was given to that engine, by the loop's clock
-
-
-@dataclass(eq=False)
-class _EngineState:
-    """What the driver holds about one engine."""
-
-    rank: int
-    outbox: list[Request] = field(default_factory=list)
-    running: set[str] = field(default_factory=set)
-    work: asyncio.Event = field(default_factory=asyncio.Event)
-    submitting: asyncio.Task[None] | None = None
-    polling: asyncio.Task[None] | None = None
-    restarts: int = 0
 
 
 class ContinuousDriver(EngineDriver):
@@ -93,7 +69,7 @@ class ContinuousDriver(EngineDriver):
         self._restart = restart
         self._max_restarts = max_restarts if restart is not None else 0
         self._take_counters = take_counters
-        self._engines = [_EngineState(rank) for rank in range(ranks.world_size)]
+        self._engines = [EngineState(rank) for rank in range(ranks.world_size)]
         self._busy: dict[str, str] = {}
         self._in_flight: dict[str, InFlightRequest] = {}
         self._calls: Counter[str] = Counter()  # Under way, by episode
@@ -298,7 +274,7 @@ class ContinuousDriver(EngineDriver):
                 engine.polling = self._loop.create_task(self._poll(engine))
             engine.work.set()
 
-    async def _submit(self, engine: _EngineState) -> None:
+    async def _submit(self, engine: EngineState) -> None:
         """Empty the outbox; what is placed meanwhile goes with the next call."""
         try:
             await asyncio.sleep(0)  # siblings that start in the same turn of the loop share a call
@@ -311,7 +287,7 @@ class ContinuousDriver(EngineDriver):
         finally:
             engine.submitting = None
 
-    async def _poll(self, engine: _EngineState) -> None:
+    async def _poll(self, engine: EngineState) -> None:
         """Take finished responses as long as the engine lives."""
         try:
             while True:
@@ -375,7 +351,7 @@ class ContinuousDriver(EngineDriver):
 
     # --- engines that die -----------------------------------------------------------------------------------------
 
-    def _failed(self, engine: _EngineState, error: BaseException) -> None:
+    def _failed(self, engine: EngineState, error: BaseException) -> None:
         """Replace an engine that can't go on, or end the run."""
         if self._error is not None or engine.rank not in self._router.up_ranks:
             return  # known already, from its other call
@@ -413,7 +389,7 @@ class ContinuousDriver(EngineDriver):
         repair.add_done_callback(self._repairs.discard)
         self._dispatch()
 
-    async def _repair(self, engine: _EngineState) -> None:
+    async def _repair(self, engine: EngineState) -> None:
         assert self._restart is not None
         try:
             await self._restart(engine.rank)

@@ -1,8 +1,8 @@
 """Tools for chat templates that know nothing of them: specs, calls and results as text, in the form of Hermes models.
 
-    system      # Tools ... <tools>{"type": "function", "function": {...}}</tools> ...
-    assistant   <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>
-    user        <tool_response>3</tool_response>
+system      # Tools ... <tools>{"type": "function", "function": {...}}</tools> ...
+assistant   <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>
+user        <tool_response>3</tool_response>
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class TurnTree:
             stored.append(
                 replace(
                     turn,
-                    resets_context=parent is None and position > 0 or turn.resets_context,
+                    resets_context=(parent is None and position > 0) or turn.resets_context,
                     after=None if follows or parent is None else place[parent],
                 )
             )

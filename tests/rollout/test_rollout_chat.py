@@ -244,7 +244,7 @@ def test_a_turns_rendering_costs_the_same_however_long_the_episode_is(monkeypatc
     sizes = []
     render = ChatTemplate.text
 
-    def counted(self, messages):
+    def counted(self, messages, tools=()):
         sizes.append(len(messages))
         return render(self, messages)
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from chat_tokenizers import CHATML, QWEN25, bpe_tokenizer, ids_of
 
 from roll.envs.base import Message
 from roll.rollout.chat import ChatTemplate
 from roll.rollout.message_graph import MessageGraph
-from roll.types.chat import ToolCall, ToolSpec
 
 USER, AGAIN = Message("user", "Which way?"), Message("user", "And then?")
 SYSTEM = Message("system", "Play.")
