@@ -172,7 +172,7 @@ class EnvWorkload(Workload):
         for name, count in totals.items():
             metrics.add_sum(f"env/{name}", count - self._counted.get(name, 0))
         self._counted = dict(totals)
-        return metrics
+        return metrics.merge(self._agents.take_metrics())
 
     def validation_metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """Return success, reward and length by tag. An episode without a reward counts as failed, and in no mean."""

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
-from roll.configs.errors import Violation, problem
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.agents_config import AgentEnv
-from roll.configs.schema.run_config import RunConfig
 from roll.gateway.agents.endpoint import RunEndpoint
 from roll.gateway.agents.rollout import EndpointRollout, MakeSession
 from roll.gateway.agents.tasks import read_tasks
-from roll.gateway.serving import session_maker
+from roll.gateway.agents.sessions import session_maker
 from roll.rewards.base import RewardSpec
 from roll.rewards.reward_pool import RewardPool
 from roll.rollout.agent import Agent
 from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.episode_slots import EpisodeSlots
+from roll.types.metrics import Metrics
 
 logger = logging.getLogger(__name__)
+
+COUNTED = tuple(f"agent/{name}" for name in ("episodes", "calls", "spent", "never_called", "crashes", "timeouts"))
 
 
 class RunAgents:
@@ -38,6 +40,7 @@ class RunAgents:
         self.rows = {tag: read_tasks(tag, env) for tag, env in self.envs.items()}
         self._config, self._tokenizer = config, tokenizer
         self._endpoint = RunEndpoint(config.gateway, self.envs, config.output_path) if self.envs else None
+        self._counters: Counter[str] = Counter()
         self._slots: dict[str, EpisodeSlots | None] = {}
         self._rewards = {tag: self._reward_pool(tag, env) for tag, env in self.envs.items() if env.reward is not None}
 
@@ -75,10 +78,19 @@ class RunAgents:
             slots=held,
             log_folder=self._config.logging_path / "agents",
             submit_reward=self._rewards[tag].submit if tag in self._rewards else None,
+            counters=self._counters,
         )
 
     def _sessions(self, tag: str, agent: Agent) -> MakeSession:
-        return session_maker(self.envs[tag], self._config.custom_envs[tag], agent, self._tokenizer)
+        tags = self._config.custom_envs[tag].thinking_tags
+        return session_maker(self.envs[tag], agent, self._tokenizer, thinking_tags=tags, models={})
+
+    def take_metrics(self) -> Metrics:
+        """Return what has happened to agents since the last call; nothing without any."""
+        metrics = Metrics()
+        for name in COUNTED if self.envs else ():
+            metrics.add_sum(name, self._counters.pop(name, 0))
+        return metrics
 
     def stop(self, driver: EngineDriver) -> None:
         """End the agents and the endpoint, in the engines' event loop."""

@@ -78,6 +78,16 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("env/<tag>/success", "fraction", "Episodes that succeed, as their environment says", _ITS_EPISODES),
         _M("env/<tag>/*", "own", "What the environment counts, summed over an episode", _ITS_EPISODES),
     ),
+    "Agents (`env_type: endpoint`)": (
+        _M("agent/episodes", "episodes", "That agents were started for, or took", _WITHIN_STEP),
+        _M("agent/calls", "requests", "That the policy answered", _WITHIN_STEP),
+        _M("agent/spent", "episodes", "That ran out of `max_calls`, `max_tokens` or context", _WITHIN_STEP),
+        _M("agent/never_called", "episodes", "Failed: the agent never called the model", _WITHIN_STEP),
+        _M("agent/crashes", "episodes", "Failed: the agent ended otherwise than it should, or wasn't started", _WITHIN_STEP),
+        _M("agent/timeouts", "episodes", "Failed: it took over `timeout_s`", _WITHIN_STEP),
+        _M("agent/mismatch_<kind>", "requests", "That sent a response back otherwise than it was, see docs/agents.md",
+           "sum over trained episodes"),
+    ),
     "Responses": (
         _M("response/length_mean", "tokens", "Length of a response", _RESPONSES),
         _M("response/length_max", "tokens", "Longest response", "max over trained responses"),

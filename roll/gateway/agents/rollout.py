@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
@@ -26,7 +27,7 @@ from roll.gateway.agents.runners import Order, Outcome
 from roll.gateway.agents.score import Score, ScoreError, last_json, score_of
 from roll.gateway.base import RefusedCall
 from roll.gateway.registry import new_key
-from roll.gateway.session import EpisodeSession
+from roll.gateway.agents.sessions import AgentSession
 from roll.rewards.base import RewardRequest, RewardResult
 from roll.rollout.episode import Episode
 from roll.types.episode import EpisodeError, Task
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 _WORDS = 600
 """Characters of an agent's last words in an error."""
 
-MakeSession = Callable[[Episode], EpisodeSession]
+MakeSession = Callable[[Episode], AgentSession]
 Slots = Callable[[str], AbstractAsyncContextManager[None]]
 SubmitReward = Callable[[RewardRequest], "Future[RewardResult]"]
 
@@ -49,6 +50,7 @@ class EndpointRollout:
         slots: holds back episodes while there are as many agents as may be, by the episode's name.
         log_folder: where what agents print is kept.
         submit_reward: scores final answers, with `score: reward`.
+        counters: of what happens to agents, by the names of metrics.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class EndpointRollout:
         slots: Slots,
         log_folder: Path,
         submit_reward: SubmitReward | None = None,
+        counters: Counter[str],
     ) -> None:
         self._tag = tag
         self._env = env
@@ -70,12 +73,12 @@ class EndpointRollout:
         self._slots = slots
         self._log_folder = log_folder
         self._submit_reward = submit_reward
+        self._counters = counters
 
     async def play(self, episode: Episode) -> None:
         async with self._slots(episode.name):
-            await _Play(self._env, self._tag, episode, self._make_session(episode), self._submit_reward).play(
-                self._endpoint, self._log_folder
-            )
+            one = _Play(self._env, self._tag, episode, self._make_session(episode), self._submit_reward, self._counters)
+            await one.play(self._endpoint, self._log_folder)
 
 
 class _Play:
@@ -86,11 +89,12 @@ class _Play:
         env: AgentEnv,
         tag: str,
         episode: Episode,
-        session: EpisodeSession,
+        session: AgentSession,
         submit_reward: SubmitReward | None,
+        counters: Counter[str],
     ) -> None:
         self._env, self._tag, self._episode, self._session = env, tag, episode, session
-        self._submit_reward = submit_reward
+        self._submit_reward, self._counters = submit_reward, counters
         self._log = AgentLog()
         self._posted: Score | None = None
         self._answer: str | None = None  # As an agent elsewhere states it
@@ -130,27 +134,36 @@ class _Play:
             self._keep_log(log_folder, failed)
 
     async def _run(self, running: Awaitable[Outcome]) -> Outcome:
+        task = asyncio.ensure_future(running)
+        given_up = asyncio.ensure_future(self._session.given_up.wait())
         try:
-            return await asyncio.wait_for(running, self._env.timeout_s)
-        except asyncio.TimeoutError:
-            self._episode.count("agent/timeouts")
+            await asyncio.wait([task, given_up], timeout=self._env.timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if self._session.given_up.is_set():
+                raise EpisodeError("aborted", "stopped by the scheduler")
+            if task.done():
+                return task.result()
+            self._counters["agent/timeouts"] += 1
             waited = "for the agent's end"
             if self._env.remote and not self._session.calls:
                 waited = "for an agent to ask for this episode (POST /work), or for its first call"
             said = self._last_words()
-            raise EpisodeError("timeout", f"waited over {self._env.timeout_s:g} s {waited}{said}") from None
+            raise EpisodeError("timeout", f"waited over {self._env.timeout_s:g} s {waited}{said}")
         except AgentNotStarted as error:
-            self._episode.count("agent/crashes")
+            self._counters["agent/crashes"] += 1
             raise EpisodeError("env_error", str(error)) from None
         except AgentFailed as error:
             return Outcome(how=str(error), code=None)
         except ValueError as error:
             raise EpisodeError("env_error", str(error)) from None
+        finally:
+            for waiting in (task, given_up):
+                waiting.cancel()
+            await asyncio.gather(task, given_up, return_exceptions=True)
 
     async def _finish(self, outcome: Outcome) -> None:
         """Score the episode; raises `EpisodeError` where nothing says what it was worth."""
         if not self._session.calls and not self._session.spent:
-            self._episode.count("agent/never_called")
+            self._counters["agent/never_called"] += 1
             raise EpisodeError("env_error", f"the agent never called the model ({outcome.how}){self._last_words()}")
         try:
             score = await self._score(outcome)
@@ -181,7 +194,7 @@ class _Play:
         rewards = self._env.rewards_by_exit_code
         accepted = rewards if source == "exit" else {0: 0.0}
         if outcome.code not in accepted:
-            self._episode.count("agent/crashes")
+            self._counters["agent/crashes"] += 1
             if "\nTraceback" in outcome.how:
                 raise EpisodeError("env_error", f"the agent raised {outcome.how}")
             raise EpisodeError("env_error", f"the agent ended with {outcome.how}{self._last_words()}")
@@ -238,8 +251,9 @@ class _Play:
         return {"ok": True}
 
     def _count(self) -> None:
-        self._episode.count("agent/episodes")
-        self._episode.count("agent/calls", self._session.calls)
+        self._counters["agent/episodes"] += 1
+        self._counters["agent/calls"] += self._session.calls
+        self._counters["agent/spent"] += bool(self._session.spent)
 
     def _last_words(self) -> str:
         said = self._log.end(_WORDS)
