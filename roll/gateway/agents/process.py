@@ -66,7 +66,6 @@ class AgentProcess:
         self._control: socket.socket
         self._watching: asyncio.Task[None]
         self._pipes: dict[int, bool] = {}
-        self._groups: list[int] = []
 
     @classmethod
     async def start(
@@ -99,7 +98,6 @@ class AgentProcess:
                 ours.close()
                 raise AgentNotStarted(f"{words[0]} can't be started in {cwd or Path.cwd()}: {error}") from None
         agent._control = ours
-        agent._guard(agent._process.pid)
         agent._listen()
         agent._watching = asyncio.get_running_loop().create_task(agent._watch())
         try:
@@ -129,7 +127,7 @@ class AgentProcess:
             self._control.shutdown(socket.SHUT_WR)  # its supervisor does the rest
         await asyncio.wait([self._watching], timeout=_KILL_S)
         if not self._watching.done():
-            for group in reversed(self._groups):
+            for group in filter(None, (self.pid, self._process.pid)):  # 0 would be this process's own
                 with contextlib.suppress(OSError):
                     os.killpg(group, signal.SIGKILL)
             await asyncio.wait([self._watching], timeout=_KILL_S)
@@ -140,16 +138,12 @@ class AgentProcess:
             for _ in range(1 + _waiting(pipe) // _READ):
                 self._read(pipe)
 
-    def _guard(self, group: int) -> None:
-        self._groups.append(group)
-        GUARD.add(group)
-
     async def _watch(self) -> None:
         reader, writer = await asyncio.open_connection(sock=self._control.dup())
         said = await _said(reader)
         if "pid" in said:
             self.pid = int(said["pid"])
-            self._guard(self.pid)
+            GUARD.add(self.pid)
             self._started.set_result(None)
             said = await _said(reader)
         else:
@@ -198,8 +192,8 @@ class AgentProcess:
             stream.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)  # it has said its last
-        for group in self._groups:
-            GUARD.remove(group)
+        if self.pid:
+            GUARD.remove(self.pid)
 
 
 def _waiting(pipe: int) -> int:

@@ -21,6 +21,7 @@ import time
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _GIVE_UP_S = 10.0
 _PAUSE_S = 0.01
+_LOOK_MS = 1000
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -58,15 +59,16 @@ def _start(words: list[str]) -> tuple[int, str]:
         os._exit(127)
 
 
-def _wait(child: int, control: int) -> None:
-    """Wait until the agent has ended, or the run has closed its end."""
+def _wait(child: int, control: int, run: int) -> None:
+    """Wait until the agent has ended, or the run has closed its end, or is gone."""
     poll = select.poll()
     poll.register(control, select.POLLIN | select.POLLHUP)
     watched = os.pidfd_open(child)
     poll.register(watched, select.POLLIN)
     while True:
-        ready = [fd for fd, _ in poll.poll()]
-        if watched in ready:
+        ready = [fd for fd, _ in poll.poll(_LOOK_MS)]
+        # A process that the run has forked may hold its end open.
+        if watched in ready or os.getppid() != run:
             return
         if control in ready and not os.read(control, 4096):
             return
@@ -110,6 +112,7 @@ def main() -> None:
     """Run one agent to its end."""
     control, words = int(sys.argv[1]), sys.argv[2:]
     os.set_inheritable(control, False)
+    run = os.getppid()
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -118,7 +121,7 @@ def main() -> None:
         _tell(control, failed=failed)
         return
     _tell(control, pid=child)
-    _wait(child, control)
+    _wait(child, control, run)
     ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     status = _end(child)
     if ended and os.WIFEXITED(status):
