@@ -22,10 +22,7 @@ def play(task: dict[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
         {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
         for name, (description, schema) in TOOLS.items()
     ]
-    messages: list[Any] = [
-        {"role": "system", "content": INSTRUCTIONS},
-        {"role": "user", "content": boxes.question},
-    ]
+    messages: list[Any] = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": boxes.question}]
     for _ in range(MOST_CALLS):
         reply = client.chat.completions.create(model="policy", messages=messages, tools=tools).choices[0].message
         if not reply.tool_calls:

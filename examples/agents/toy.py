@@ -14,11 +14,7 @@ from typing import Any
 
 BOXES = ("red", "blue", "green", "black", "white", "pink", "gold", "grey")
 INSTRUCTIONS = "Use the tools."
-LOOK = {
-    "type": "object",
-    "properties": {"box": {"type": "string", "description": "its colour"}},
-    "required": ["box"],
-}
+LOOK = {"type": "object", "properties": {"box": {"type": "string", "description": "its colour"}}, "required": ["box"]}
 ADD = {
     "type": "object",
     "properties": {"a": {"type": "integer", "description": "one"}, "b": {"type": "integer", "description": "other"}},

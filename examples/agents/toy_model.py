@@ -64,12 +64,14 @@ def prepare(config: SFTConfig, name: str) -> None:
         return
     game = load_config(HERE, name, [f"seed={config.seed}"])
     assert isinstance(game, AgenticConfig)
-    (section,) = {env.agent for env in game.custom_envs.values()}
+    (section,) = (env.agent for env in game.custom_envs.values())
     assert section is not None
     seeds = [stable_hash(config.seed, "teacher", number, bits=56) for number in range(EPISODES)]
     asked = asyncio.run(recorded(section, seeds))
     tokenizer = make_tokenizer([])
-    rows = [{"prompt": prompt_of(tokenizer, call), "response": response_of(tokenizer, call, said)} for call, said in asked]
+    rows = [
+        {"prompt": prompt_of(tokenizer, call), "response": response_of(tokenizer, call, said)} for call, said in asked
+    ]
     make_model(model, [text for row in rows for text in row.values()], config.seed)
     write(file, rows)
 
@@ -130,7 +132,11 @@ async def recorded(env: AgentEnv, seeds: Sequence[int]) -> list[tuple[ChatCall, 
         async with turn:
             url = gateway.open(teacher, key, ignore_fields=env.ignore_fields)
             order = Order(
-                episode=str(seed), task={"id": str(seed), "seed": seed}, base_url=url, api_key=key, timeout_s=env.timeout_s
+                episode=str(seed),
+                task={"id": str(seed), "seed": seed},
+                base_url=url,
+                api_key=key,
+                timeout_s=env.timeout_s,
             )
             try:
                 outcome = await asyncio.wait_for(runner.run(order, log), env.timeout_s)
@@ -169,7 +175,10 @@ def make_tokenizer(texts: Sequence[str], size: int = 768) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([apart, pre_tokenizers.ByteLevel(False, use_regex=False)])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=size,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     tokenizer.train_from_iterator([re.sub(r"<\|im_(start|end)\|>", "\n", text) for text in texts], trainer)
     return PreTrainedTokenizerFast(

@@ -83,10 +83,19 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("agent/calls", "requests", "That the policy answered", _WITHIN_STEP),
         _M("agent/spent", "episodes", "That ran out of `max_calls`, `max_tokens` or context", _WITHIN_STEP),
         _M("agent/never_called", "episodes", "Failed: the agent never called the model", _WITHIN_STEP),
-        _M("agent/crashes", "episodes", "Failed: the agent ended otherwise than it should, or wasn't started", _WITHIN_STEP),
+        _M(
+            "agent/crashes",
+            "episodes",
+            "Failed: the agent ended otherwise than it should, or wasn't started",
+            _WITHIN_STEP,
+        ),
         _M("agent/timeouts", "episodes", "Failed: it took over `timeout_s`", _WITHIN_STEP),
-        _M("agent/mismatch_<kind>", "requests", "That sent a response back otherwise than it was, see docs/agents.md",
-           "sum over trained episodes"),
+        _M(
+            "agent/mismatch_<kind>",
+            "requests",
+            "That sent a response back otherwise than it was, see docs/agents.md",
+            "sum over trained episodes",
+        ),
     ),
     "Responses": (
         _M("response/length_mean", "tokens", "Length of a response", _RESPONSES),

@@ -83,9 +83,7 @@ def main(what):
         assert (first, again) == (200, 409), (first, again)
         return 0
     if what == "scores nan":
-        request = urllib.request.Request(
-            f"{base_url}/score", b'{"reward": NaN}', {"Authorization": f"Bearer {key}"}
-        )
+        request = urllib.request.Request(f"{base_url}/score", b'{"reward": NaN}', {"Authorization": f"Bearer {key}"})
         try:
             urllib.request.urlopen(request)
         except urllib.error.HTTPError as error:

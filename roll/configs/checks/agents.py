@@ -53,7 +53,9 @@ def _agent(path: str, agent: AgentEnv) -> Iterator[Violation]:
     for name, model in agent.models.items():
         if model.api_key_env is not None and not os.environ.get(model.api_key_env, "").strip():
             key = f"{path}.models.{name}.api_key_env"
-            yield Violation(key, "an environment variable that is set", f"export {model.api_key_env}=...", model.api_key_env)
+            yield Violation(
+                key, "an environment variable that is set", f"export {model.api_key_env}=...", model.api_key_env
+            )
     for variable in agent.pass_env:
         if variable not in os.environ:
             yield Violation(f"{path}.pass_env", "variables that are set", f"export {variable}=...", variable)

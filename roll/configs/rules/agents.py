@@ -30,7 +30,9 @@ def agent_rules(config: AgenticConfig) -> Iterator[Violation]:
                 if spec.name == "action_lookup" and not value:
                     continue
                 fix = f"{path}.{_INSTEAD[spec.name]}={value}" if spec.name in _INSTEAD else "remove it"
-                yield no_effect(f"{path}.{spec.name}", " with env_type endpoint: the agent writes the prompts", fix, value)
+                yield no_effect(
+                    f"{path}.{spec.name}", " with env_type endpoint: the agent writes the prompts", fix, value
+                )
         if env.agent is None:
             expected = "a section that says what plays: command, agent or remote"
             yield Violation(f"{path}.env_config", expected, 'env_config: {command: "python my_agent.py"}', {})
@@ -44,7 +46,9 @@ def agent_rules(config: AgenticConfig) -> Iterator[Violation]:
         for spec in fields(GatewayConfig):
             value = getattr(config.gateway, spec.name)
             if value != getattr(default, spec.name):
-                yield no_effect(f"gateway.{spec.name}", " without an environment of env_type endpoint", "remove it", value)
+                yield no_effect(
+                    f"gateway.{spec.name}", " without an environment of env_type endpoint", "remove it", value
+                )
     elif config.gateway.token_env is not None and not any(env.agent and env.agent.remote for env in agents.values()):
         why = " without an agent with remote: true"
         yield no_effect("gateway.token_env", why, "remove it", config.gateway.token_env)
@@ -71,7 +75,9 @@ def _agent(path: str, agent: AgentEnv) -> Iterator[Violation]:
             yield Violation(f"{path}.models.{name}", expected, "", name)
         url = agent.models[name].base_url
         if not url.startswith(("http://", "https://")):
-            yield Violation(f"{path}.models.{name}.base_url", "an address that begins with http:// or https://", "", url)
+            yield Violation(
+                f"{path}.models.{name}.base_url", "an address that begins with http:// or https://", "", url
+            )
 
 
 def _score(path: str, agent: AgentEnv) -> Iterator[Violation]:
@@ -89,7 +95,9 @@ def _score(path: str, agent: AgentEnv) -> Iterator[Violation]:
     if source == "reward" and agent.reward is None:
         yield problem(f"{path}.reward", "score: reward needs the function that gives it", "reward: {name: math_rule}")
     if agent.remote and agent.logs != "failed":
-        yield no_effect(f"{path}.logs", " with remote: what such an agent prints isn't seen here", "remove it", agent.logs)
+        yield no_effect(
+            f"{path}.logs", " with remote: what such an agent prints isn't seen here", "remove it", agent.logs
+        )
 
 
 def warnings(config: AgenticConfig) -> Iterator[str]:
@@ -98,7 +106,7 @@ def warnings(config: AgenticConfig) -> Iterator[str]:
         agent = env.agent
         if agent is None or agent.max_agents is None:
             continue
-        most = max((manager.episodes_at_once for manager in config.managers.values()), default=0)
+        most = config.train_env_manager.episodes_at_once
         if agent.max_agents < most // 4:
             yield (
                 f"custom_envs.{tag}.env_config.max_agents is {agent.max_agents}, and {most} episodes are played at once: "

@@ -81,7 +81,9 @@ class NoModel:
     models: Sequence[str] = ()
 
     async def complete(self, call: ChatCall) -> ChatAnswer:  # noqa: ARG002 - whatever it is
-        raise RefusedCall(404, "this address gives out work (POST /work); the model is at the base_url that comes with it")
+        raise RefusedCall(
+            404, "this address gives out work (POST /work); the model is at the base_url that comes with it"
+        )
 
     async def count(self, call: ChatCall) -> int:
         await self.complete(call)

@@ -239,7 +239,9 @@ class _Play:
         elif source == "reward":
             answer = body.get("answer", "" if self._session.last_answer is None else self._session.last_answer.content)
             if set(body) - {"answer"} or not isinstance(answer, str):
-                raise RefusedCall(400, "expected nothing but an answer, a text: a function of the run's gives the reward")
+                raise RefusedCall(
+                    400, "expected nothing but an answer, a text: a function of the run's gives the reward"
+                )
             self._answer = answer
         else:
             try:

@@ -37,12 +37,7 @@ class AgentSession(EpisodeSession):
 
 
 def session_maker(
-    env: AgentEnv,
-    agent: Agent,
-    tokenizer: Any,
-    *,
-    thinking_tags: tuple[str, str] | None,
-    models: Mapping[str, Session],
+    env: AgentEnv, agent: Agent, tokenizer: Any, *, thinking_tags: tuple[str, str] | None, models: Mapping[str, Session]
 ) -> Callable[[Episode], AgentSession]:
     """Return what makes the session of an episode.
 
@@ -58,15 +53,16 @@ def session_maker(
     reading = Reading(
         decode=lambda token_ids: agent.decode_response(token_ids, ()),
         token_text=lambda token: str(tokenizer.decode([token])),
-        tool_parser=_TOOLS_AS_TEXT if knows_none else resolve_parser(env.tool_parser, tokenizer) if chat_template else "",
+        tool_parser=_TOOLS_AS_TEXT
+        if knows_none
+        else resolve_parser(env.tool_parser, tokenizer)
+        if chat_template
+        else "",
         thinking_tags=thinking_tags,
         opened=agent.forced_think_prefix(thinking_tags),
     )
     settings = SessionSettings(
-        max_calls=env.max_calls,
-        max_tokens=env.max_tokens,
-        any_name="model" in env.ignore_fields,
-        models=dict(models),
+        max_calls=env.max_calls, max_tokens=env.max_tokens, any_name="model" in env.ignore_fields, models=dict(models)
     )
 
     def make(episode: Episode) -> AgentSession:
