@@ -92,9 +92,11 @@ class EpisodeSession(Session):
 
     @property
     def models(self) -> Sequence[str]:
+        """See `Session`."""
         return (POLICY, *self._settings.names, *self._settings.models)
 
     async def complete(self, call: ChatCall) -> ChatAnswer:
+        """See `Session`."""
         other = self._settings.models.get(call.model)
         if other is not None:
             return await other.complete(call)
@@ -112,6 +114,7 @@ class EpisodeSession(Session):
         return ChatAnswer(choices=tuple(choices), prompt_tokens=len(place.context_ids))
 
     async def count(self, call: ChatCall) -> int:
+        """See `Session`."""
         other = self._settings.models.get(call.model)
         return await other.count(call) if other is not None else len(self._placed(call).context_ids)
 
