@@ -47,7 +47,7 @@ def asked(content: str) -> list[dict]:
     return [{"role": "user", "content": content}]
 
 
-# --- Chat Completions ---------------------------------------------------------------------------------------------------
+# --- Chat Completions ------------------------------------------------------------------------------------------------
 
 
 def test_chat_answers_with_n_choices_their_usage_and_log_probs(client, session):
@@ -211,7 +211,7 @@ def test_a_hundred_calls_of_the_asynchronous_client_are_all_answered(session):
     assert asyncio.run(all_of_them()) == [f"0: {i}" for i in range(100)]
 
 
-# --- Anthropic Messages -------------------------------------------------------------------------------------------------
+# --- Anthropic Messages ----------------------------------------------------------------------------------------------
 
 
 CLAUDE_TOOL = {"name": "weather", "description": "of a city", "input_schema": WEATHER}
@@ -296,7 +296,7 @@ def test_messages_has_typed_errors_too(claude, session, status, error):
     assert len(session.calls) == 1
 
 
-# --- Responses ----------------------------------------------------------------------------------------------------------
+# --- Responses -------------------------------------------------------------------------------------------------------
 
 
 RESPONSES_TOOL = {"type": "function", "name": "weather", "description": "of a city", "parameters": WEATHER}
