@@ -86,7 +86,7 @@ class AnthropicMessages(WireFormat):
             "content": [*_blocks(choice)],
             "stop_reason": _reason(choice),
             "stop_sequence": choice.stop_string or None,
-            "usage": _usage(answer, len(choice.token_ids)),
+            "usage": _usage(answer, answer.sampled),
         }
 
     def events(self, asked: Asked, answer: ChatAnswer) -> Iterator[str]:
@@ -103,7 +103,7 @@ class AnthropicMessages(WireFormat):
                 yield event("content_block_delta", index=i, delta=delta)
             yield event("content_block_stop", index=i)
         end = {"stop_reason": _reason(choice), "stop_sequence": choice.stop_string or None}
-        yield event("message_delta", delta=end, usage=_usage(answer, len(choice.token_ids)))
+        yield event("message_delta", delta=end, usage=_usage(answer, answer.sampled))
         yield event("message_stop")
 
     def error(self, status: int, message: str, param: str = "", code: str = "") -> dict[str, Any]:

@@ -289,9 +289,8 @@ def _logprobs(asked: Asked, choice: Choice) -> dict[str, Any] | None:
 
 
 def _usage(answer: ChatAnswer) -> dict[str, Any]:
-    said = sum(len(choice.token_ids) for choice in answer.choices)
     return {
         "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": said,
-        "total_tokens": answer.prompt_tokens + said,
+        "completion_tokens": answer.sampled,
+        "total_tokens": answer.prompt_tokens + answer.sampled,
     }

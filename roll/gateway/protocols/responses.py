@@ -268,7 +268,7 @@ def response(
 
 
 def _usage(answer: ChatAnswer) -> dict[str, Any]:
-    said = len(answer.choices[0].token_ids)
+    said = answer.sampled
     return {
         "input_tokens": answer.prompt_tokens,
         "input_tokens_details": {"cached_tokens": 0},
