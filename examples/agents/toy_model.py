@@ -3,9 +3,9 @@
 `prepare` of a warm start (sft_openai.yaml) names a function below. It has the agent itself play some tasks with a
 teacher in the policy's place, and makes of what the teacher was asked:
 
-    actor_train.data_args.file_name   a row for each request: the prompt as the chat template writes it, and the response
-    pretrain                          a transformer of some hundred thousand random parameters, with a tokenizer of pairs
-                                      of bytes that is made for these texts: what is always the same is few tokens
+    actor_train.data_args.file_name   a row for each request: the prompt as the chat template writes it, the response
+    pretrain                          a transformer of some hundred thousand random parameters, with a tokenizer of
+                                      pairs of bytes that is made for these texts: what is always the same is few tokens
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from roll.utils.seeding import stable_hash
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
-from small_agents import write
-from toy import BOXES
+from small_agents import write  # noqa: E402
+from toy import BOXES  # noqa: E402
 
 EPISODES = 400
 """Tasks that the teacher plays."""
@@ -99,7 +99,7 @@ class Teacher(Session):
 
 
 def next_step(call: ChatCall) -> Message:
-    """Return what solves the task: looking, adding, and saying the sum, by `final_answer` where there is such a tool."""
+    """Return what solves the task: look, add, and say the sum, by `final_answer` where there is such a tool."""
     texts = [message.content for message in call.messages]
     asked, at = next(
         (found, i) for i, text in enumerate(texts) if (found := re.search(r"What is (\w+) plus (\d+)\?", text))

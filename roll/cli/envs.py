@@ -98,6 +98,9 @@ def _section(sections: Any, tag: str, file: Path) -> tuple[str, dict[str, Any]]:
     section, violations = build(CustomEnv, sections[tag], f"custom_envs.{tag}")
     if section is None:
         raise ConfigError(violations, str(file))
+    if section.agent is not None:
+        raise ValueError(f"--config: custom_envs.{tag} in {file} is an agent, and no environment that could be tested")
+    assert isinstance(section.env_config, dict)
     return section.env_type, dict(section.env_config)
 
 

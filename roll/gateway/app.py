@@ -51,7 +51,7 @@ class App:
         wire: WireFormat | None = None
         try:
             opened = self._find(name, request)
-            wire = opened.formats.get(route.removesuffix("/count_tokens"))
+            wire = opened.formats.get(route)
             await self._serve(opened, route, wire, request, receive, send)
         except RefusedCall as refused:
             await _refuse(refused, wire, request, receive, send)
@@ -90,7 +90,7 @@ class App:
                 return
             assert wire is not None
             asked = wire.read(body, opened.ignored)
-            if route.endswith("/count_tokens"):
+            if wire.counts:
                 count = await self._answered(opened, opened.session.count(asked.call), receive)
                 await _send_json({"input_tokens": count}, request, receive, send)
             elif asked.stream:

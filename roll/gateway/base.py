@@ -75,6 +75,14 @@ class ChatAnswer:
     choices: tuple[Choice, ...]
     prompt_tokens: int
     """Of the whole context."""
+    completion_tokens: int | None = None
+    """Where the choices don't show their tokens: how many they have. None: as many as they show."""
+
+    @property
+    def sampled(self) -> int:
+        """Tokens of all responses."""
+        shown = sum(len(choice.token_ids) for choice in self.choices)
+        return shown if self.completion_tokens is None else self.completion_tokens
 
 
 class Session(Protocol):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import socket
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -111,13 +112,18 @@ def _listener(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _make_server(sessions: Sessions) -> Any:
-    try:
-        import uvicorn
+def check_packages() -> None:
+    """Raise `MissingPackage` if a package of the server isn't installed."""
+    for name in ("starlette", "uvicorn"):
+        if importlib.util.find_spec(name) is None:
+            raise MissingPackage(f"the endpoint needs the package {name}: {INSTALL}")
 
-        from roll.gateway.app import App
-    except ModuleNotFoundError as error:
-        raise MissingPackage(f"the endpoint needs the package {error.name}: {INSTALL}") from None
+
+def _make_server(sessions: Sessions) -> Any:
+    check_packages()
+    import uvicorn
+
+    from roll.gateway.app import App
 
     class InLoopServer(uvicorn.Server):
         """One that leaves signals to the run."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -18,6 +19,7 @@ POLICY = "policy"
 """Name of the model that learns; `policy/<role>` says who speaks."""
 
 T = TypeVar("T")
+_ROLE = re.compile(r"[\w.-]{0,64}")
 
 
 class Place(Protocol):
@@ -83,6 +85,7 @@ class EpisodeSession(Session):
         self.calls = 0
         """Of the policy, refused ones not counted."""
         self.sampled_tokens = 0
+        self._reserved = 0  # Tokens that calls under way may sample
         self.spent = ""
         """Why a call was refused for its budget or its context's length; empty: none was."""
         self.last_answer: Message | None = None
@@ -92,33 +95,44 @@ class EpisodeSession(Session):
 
     @property
     def models(self) -> Sequence[str]:
+        """See `Session`."""
         return (POLICY, *self._settings.names, *self._settings.models)
 
     async def complete(self, call: ChatCall) -> ChatAnswer:
+        """See `Session`."""
         other = self._settings.models.get(call.model)
         if other is not None:
             return await other.complete(call)
         role = self._role(call.model)
         self._check_sampling(call)
-        limit = self._admit(call)
         place = self._placed(call)
-        self.calls += 1
+        limit = self._admitted(call)
         for kind, count in place.mismatches.items():
-            self._episode.count(f"agent/mismatch_{kind}", count)  # type: ignore[attr-defined]
+            self._episode.count(f"agent/mismatch_{kind}", count)
         changes = self._reading.changes(call, self._episode.params)
         changes["max_new_tokens"] = min(limit, changes.get("max_new_tokens", limit))
-        choices = await all_of([self._choice(call, place, role, changes) for _ in range(call.n)])
-        self.roles.add(role)
+        reserved = call.n * changes["max_new_tokens"]
+        self._reserved += reserved
+        try:
+            choices = await all_of([self._choice(call, place, role, changes) for _ in range(call.n)])
+        finally:
+            self._reserved -= reserved
         return ChatAnswer(choices=tuple(choices), prompt_tokens=len(place.context_ids))
 
     async def count(self, call: ChatCall) -> int:
+        """See `Session`."""
         other = self._settings.models.get(call.model)
         return await other.count(call) if other is not None else len(self._placed(call).context_ids)
 
     async def _choice(self, call: ChatCall, place: Place, role: str, changes: Mapping[str, Any]) -> Choice:
         try:
             completion = await self._episode.generate(
-                place.prompt_ids, reset_context=place.parent is None, after=place.parent, role=role, **changes
+                place.prompt_ids,
+                reset_context=place.parent is None,
+                after=place.parent,
+                role=role,
+                salt=call.seed,
+                **changes,
             )
         except EpisodeError as error:
             if error.status == "truncated":
@@ -127,15 +141,16 @@ class EpisodeSession(Session):
             raise RefusedCall(409, f"the episode was given up: {error}", code="session_closed") from None
         self.sampled_tokens += len(completion.token_ids)
         choice = self._reading.choice(call, completion)
-        number = self._episode.number_of(completion)  # type: ignore[attr-defined]
+        number = self._episode.number_of(completion)
         self._graph.grow(place, completion.token_ids, choice.message, number=number)
         self.last_answer = choice.message
+        self.roles.add(role)
         return choice
 
     def _role(self, model: str) -> str:
         """Return who speaks, by the name of a model."""
         name, _, role = model.partition("/")
-        if name == POLICY and len(role) <= 128:
+        if name == POLICY and _ROLE.fullmatch(role):
             return role
         if model in self._settings.names or self._settings.any_name:
             return ""
@@ -161,23 +176,31 @@ class EpisodeSession(Session):
                     name,
                 )
 
-    def _admit(self, call: ChatCall) -> int:
-        """Return how many tokens each response may have; raises `RefusedCall` when the budget is spent."""
+    def _admitted(self, call: ChatCall) -> int:
+        """Count a call, and return how many tokens each response may have; raises `RefusedCall` when the budget is
+        spent, what calls under way may still sample included."""
         most, tokens = self._settings.max_calls, self._settings.max_tokens
+        left = None if tokens is None else (tokens - self.sampled_tokens - self._reserved) // call.n
         if most is not None and self.calls >= most:
             self.spent = f"the episode's {most} calls are spent (max_calls)"
-        elif tokens is not None and self.sampled_tokens >= tokens:
+        elif left is not None and left < 1 and self._reserved:
+            raise RefusedCall(429, f"calls under way may need what is left of {tokens} tokens (max_tokens)", again=True)
+        elif left is not None and left < 1:
             self.spent = f"the episode's {tokens} tokens are spent (max_tokens)"
         else:
+            self.calls += 1
             limit = self._episode.params.max_new_tokens
-            return limit if tokens is None else max(1, min(limit, (tokens - self.sampled_tokens) // call.n))
+            return limit if left is None else min(limit, left)
         raise RefusedCall(429, self.spent, code="insufficient_quota")
 
     def _placed(self, call: ChatCall) -> Any:
         try:
-            return self._graph.place(call.messages, call.tools)
+            place = self._graph.place(call.messages, call.tools)
         except TemplateError as error:
             raise RefusedCall(400, str(error), "messages") from None
+        if not place.context_ids:
+            raise RefusedCall(400, "messages: say nothing, so that the prompt has no tokens", "messages")
+        return place
 
 
 async def all_of(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

@@ -12,8 +12,8 @@ from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.agents_config import AgentEnv
 from roll.gateway.agents.endpoint import RunEndpoint
 from roll.gateway.agents.rollout import EndpointRollout, MakeSession
-from roll.gateway.agents.tasks import read_tasks
 from roll.gateway.agents.sessions import session_maker
+from roll.gateway.agents.tasks import read_tasks
 from roll.rewards.base import RewardSpec
 from roll.rewards.reward_pool import RewardPool
 from roll.rollout.agent import Agent

@@ -60,6 +60,7 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("reward/<domain>/mean", "reward", "Raw reward in one domain", _ITS_RESPONSES),
         _M("reward/<domain>/std", "reward", "Its spread", "standard deviation over its responses"),
         _M("reward/<domain>/part/<part>", "reward", "One named part of it, unweighted", _ITS_RESPONSES),
+        _M("reward/<domain>/role/<role>", "reward", "Reward of one agent, where agents are paid apart", _ITS_EPISODES),
         _M("reward/<domain>/too_hard", "responses", "Answers that can't be checked in 2 s and 200 MB", _WITHIN_STEP),
         _M("reward/<domain>/part/env/<part>", "reward", "A part that the environment itself names", _ITS_RESPONSES),
     ),
@@ -78,6 +79,7 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("env/<tag>/success", "fraction", "Episodes that succeed, as their environment says", _ITS_EPISODES),
         _M("env/<tag>/*", "own", "What the environment counts, summed over an episode", _ITS_EPISODES),
     ),
+<<<<<<< HEAD
     "Agents (`env_type: endpoint`)": (
         _M("agent/episodes", "episodes", "That agents were started for, or took", _WITHIN_STEP),
         _M("agent/calls", "requests", "That the policy answered", _WITHIN_STEP),
@@ -96,6 +98,13 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
             "That sent a response back otherwise than it was, see docs/agents.md",
             "sum over trained episodes",
         ),
+=======
+    "Agents": (
+        _M("agent/mismatch_template", "calls", "Histories that the chat template would write otherwise", _WITHIN_STEP),
+        _M("agent/mismatch_retokenised", "calls", "Histories whose text has other tokens; carried", _WITHIN_STEP),
+        _M("agent/mismatch_dropped_thinking", "calls", "Histories without what was thought", _WITHIN_STEP),
+        _M("agent/mismatch_edited", "calls", "Histories with a response that was changed", _WITHIN_STEP),
+>>>>>>> 2ae1777b9f77d9f236217ea2012b6569637a71a8
     ),
     "Responses": (
         _M("response/length_mean", "tokens", "Length of a response", _RESPONSES),

@@ -1,4 +1,4 @@
-"""Agents of `env_type: endpoint` in the configuration: each mistake gives one clear error, before anything is loaded."""
+"""Agents of `env_type: endpoint` in the configuration: each mistake gives one clear error before anything is loaded."""
 
 from __future__ import annotations
 

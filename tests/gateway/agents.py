@@ -74,7 +74,7 @@ def main(what):
         for _ in range(400):
             sys.stdout.write("x" * 10_000 + "\n")
     if what == "prints nan":
-        print('{"reward": NaN}')
+        sys.stdout.write('{"reward": NaN}\n')
         return 0
     if what == "prints nothing":
         return 0
@@ -83,11 +83,14 @@ def main(what):
         assert (first, again) == (200, 409), (first, again)
         return 0
     if what == "scores nan":
-        request = urllib.request.Request(f"{base_url}/score", b'{"reward": NaN}', {"Authorization": f"Bearer {key}"})
+        headers = {"Authorization": f"Bearer {key}"}
+        request = urllib.request.Request(f"{base_url}/score", b'{"reward": NaN}', headers)
+        code = 200
         try:
             urllib.request.urlopen(request)
         except urllib.error.HTTPError as error:
-            assert error.code == 400, error.code
+            code = error.code
+        assert code == 400, code
         return 0
     if what == "scores another":
         other = base_url.replace("/s/", "/s/0")
@@ -109,14 +112,13 @@ def main(what):
             head = f"POST {address.path}/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
             connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         ask(base_url, key)
-    if what == "lives on":
-        if os.fork() == 0:
-            os.setsid()
-            time.sleep(600)
-            os._exit(0)
+    if what == "lives on" and os.fork() == 0:
+        os.setsid()
+        time.sleep(600)
+        os._exit(0)
     if what == "secret":
         assert "MY_SECRET_TOKEN" not in os.environ, "a secret was passed on"
-    print(json.dumps({"reward": float(said[:1].islower())}))
+    sys.stdout.write(json.dumps({"reward": float(said[:1].islower())}) + "\n")
     return 0
 
 

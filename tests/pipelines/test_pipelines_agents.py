@@ -57,7 +57,7 @@ def test_an_unmodified_openai_agent_is_trained_through_the_door_of_the_documenta
 def test_a_program_and_functions_with_rewards_of_their_own_play_rows_of_a_file(tiny_model, tmp_path):
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps({"word": f"w{i}"}) + "\n" for i in range(3)))
     (tmp_path / "rewards.py").write_text(
-        "def known(response, task):\n    return float(task.payload['word'] in ('w0', 'w1', 'w2') and len(response) > 0)\n"
+        "def known(response, task):\n    return float(task.payload['word'][0] == 'w' and len(response) > 0)\n"
     )
     tasks = str(tmp_path / "tasks.jsonl")
     reward = {"name": f"{tmp_path}/rewards.py:known"}

@@ -218,4 +218,4 @@ def warnings(config: AgenticConfig) -> Iterator[str]:
             )
 
 
-RULES = (env_rules, agents.agent_rules, manager_rules, turn_credit_rules, warm_start_rules)
+RULES = (env_rules, agents.agent_rules, agents.gateway_rules, manager_rules, turn_credit_rules, warm_start_rules)

@@ -20,19 +20,16 @@ _INSTEAD = {"max_steps": "env_config.max_calls"}
 
 
 def agent_rules(config: AgenticConfig) -> Iterator[Violation]:
-    """Each kind of agent by itself, and the endpoint that they have in common."""
+    """Each kind of agent by itself."""
     agents = {tag: env for tag, env in config.custom_envs.items() if env.env_type == ENDPOINT}
     for tag, env in agents.items():
         path = f"custom_envs.{tag}"
-        for spec in fields(CustomEnv):
-            value = getattr(env, spec.name)
-            if spec.name in _SHOWN_BY_AGENT and value != CustomEnv.__dataclass_fields__[spec.name].default:
-                if spec.name == "action_lookup" and not value:
-                    continue
-                fix = f"{path}.{_INSTEAD[spec.name]}={value}" if spec.name in _INSTEAD else "remove it"
-                yield no_effect(
-                    f"{path}.{spec.name}", " with env_type endpoint: the agent writes the prompts", fix, value
-                )
+        for name in _SHOWN_BY_AGENT:
+            value, default = getattr(env, name), CustomEnv.__dataclass_fields__[name].default
+            if value != default and value != {}:
+                fix = f"{path}.{_INSTEAD[name]}={value}" if name in _INSTEAD else "remove it"
+                why = " with env_type endpoint: the agent writes the prompts"
+                yield no_effect(f"{path}.{name}", why, fix, value)
         if env.agent is None:
             expected = "a section that says what plays: command, agent or remote"
             yield Violation(f"{path}.env_config", expected, 'env_config: {command: "python my_agent.py"}', {})
@@ -41,20 +38,22 @@ def agent_rules(config: AgenticConfig) -> Iterator[Violation]:
     if agents and config.sample_unit != "trajectory":
         expected = "trajectory with env_type endpoint: what its rows are follows from the requests of its agents"
         yield Violation("sample_unit", expected, "remove it", config.sample_unit)
-    if not agents:
-        default = GatewayConfig()
-        for spec in fields(GatewayConfig):
-            value = getattr(config.gateway, spec.name)
-            if value != getattr(default, spec.name):
-                yield no_effect(
-                    f"gateway.{spec.name}", " without an environment of env_type endpoint", "remove it", value
-                )
-    elif config.gateway.token_env is not None and not any(env.agent and env.agent.remote for env in agents.values()):
+
+
+def gateway_rules(config: AgenticConfig) -> Iterator[Violation]:
+    """The endpoint that all agents have in common."""
+    agents = [env.agent for env in config.custom_envs.values() if env.agent is not None]
+    default, address = GatewayConfig(), config.gateway.address
+    for spec in fields(GatewayConfig) if not agents else ():
+        value = getattr(config.gateway, spec.name)
+        if value != getattr(default, spec.name):
+            yield no_effect(f"gateway.{spec.name}", " without an environment of env_type endpoint", "remove it", value)
+    if agents and config.gateway.token_env is not None and not any(agent.remote for agent in agents):
         why = " without an agent with remote: true"
         yield no_effect("gateway.token_env", why, "remove it", config.gateway.token_env)
-    for key, address in {"gateway.address": config.gateway.address}.items():
-        if address is not None and not address.startswith(("http://", "https://")):
-            yield Violation(key, "an address that begins with http:// or https://", f"http://{address}", address)
+    if agents and address is not None and not address.startswith(("http://", "https://")):
+        expected = "an address that begins with http:// or https://"
+        yield Violation("gateway.address", expected, f"http://{address}", address)
 
 
 def _agent(path: str, agent: AgentEnv) -> Iterator[Violation]:
@@ -109,6 +108,6 @@ def warnings(config: AgenticConfig) -> Iterator[str]:
         most = config.train_env_manager.episodes_at_once
         if agent.max_agents < most // 4:
             yield (
-                f"custom_envs.{tag}.env_config.max_agents is {agent.max_agents}, and {most} episodes are played at once: "
-                "most of them wait, and the engine has few to compute together"
+                f"custom_envs.{tag}.env_config.max_agents is {agent.max_agents}, and {most} episodes are played at "
+                "once: most of them wait, and the engine has few to compute together"
             )

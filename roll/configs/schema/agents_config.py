@@ -33,7 +33,7 @@ class AgentReward:
     """The reward function of agents' final answers."""
 
     name: str
-    """A built-in reward, or your own as `package.module:function` or `path/to/file.py:function`; see docs/rewards.md."""
+    """A built-in reward, or your own as `package.module:function` or `path/to/file.py:function`."""
     reward_kwargs: dict[str, Any] = field(default_factory=dict)
     """Its options."""
     world_size: int = number(1, ge=1)
@@ -44,7 +44,8 @@ class AgentReward:
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenModel:
-    """A model that agents may ask besides the policy, and that isn't trained: an opponent, a judge, a simulated user."""
+    """A model that agents may ask besides the policy, and that isn't trained: an opponent, a judge, a simulated
+    user."""
 
     base_url: str
     """Address of an OpenAI-compatible service, such as `http://localhost:8000/v1`."""
@@ -112,7 +113,8 @@ class AgentEnv:
     tool_parser: str = "auto"
     """How tool calls are found in responses; see docs/tools.md. `auto`: as the chat template asks for them."""
     models: dict[str, FrozenModel] = field(default_factory=dict)
-    """Further models by the name that a request's `model` gives; any other name is the policy."""
+    """Further models by the name that a request's `model` gives. The policy's is `policy`; with `model` among
+    `ignore_fields` any other name is the policy, too."""
     logs: Literal["failed", "all"] = "failed"
     """Which episodes' output is kept below `<logging_dir>/agents`, the first and the last 64 KiB of each."""
 
@@ -139,8 +141,8 @@ class GatewayConfig:
     port: int = number(0, ge=0, le=65_535)
     """Port. 0: a free one."""
     address: str | None = None
-    """Address that agents are told, e.g. `http://trainer.internal:8800`, where they can't reach `host`. null: `host` and
-    the port."""
+    """Address that agents are told, e.g. `http://trainer.internal:8800`, where they can't reach `host`. null: `host`
+    and the port."""
     token_env: str | None = None
     """Environment variable that holds the token with which remote agents ask for work. null: a new one for each run, in
     `<output_dir>/agents.json`, which only its owner can read."""

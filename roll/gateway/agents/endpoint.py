@@ -21,7 +21,8 @@ FILE = "agents.json"
 
 
 class RunEndpoint:
-    """Serves the episodes of training and validation. All methods but the constructor belong to the engines' event loop.
+    """Serves the episodes of training and validation. All methods but the constructor belong to the engines' event
+    loop.
 
     Args:
         agents: by tag.

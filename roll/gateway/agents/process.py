@@ -52,7 +52,7 @@ class Ended:
 
 
 class AgentProcess:
-    """One process with all that it starts. Made by `start`; end it with `kill`, which does no harm when it has ended."""
+    """One process with all that it starts. Made by `start`; end it with `kill`, harmless when it has ended."""
 
     def __init__(self) -> None:
         self.log: AgentLog | None = None

@@ -1,4 +1,4 @@
-"""Agents that run elsewhere: they ask for episodes by `POST /work`, and say by `POST <base_url>/score` how one ended."""
+"""Agents that run elsewhere: they ask for episodes by `POST /work`, and end one by `POST <base_url>/score`."""
 
 from __future__ import annotations
 

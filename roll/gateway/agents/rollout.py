@@ -25,9 +25,9 @@ from roll.gateway.agents.process import AgentNotStarted
 from roll.gateway.agents.remote import RemoteRunner
 from roll.gateway.agents.runners import Order, Outcome
 from roll.gateway.agents.score import Score, ScoreError, last_json, score_of
+from roll.gateway.agents.sessions import AgentSession
 from roll.gateway.base import RefusedCall
 from roll.gateway.registry import new_key
-from roll.gateway.agents.sessions import AgentSession
 from roll.rewards.base import RewardRequest, RewardResult
 from roll.rollout.episode import Episode
 from roll.types.episode import EpisodeError, Task

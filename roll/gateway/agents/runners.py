@@ -41,8 +41,8 @@ class Order:
         task = json.dumps(self.task)
         if len(task) > _LONGEST_TASK:
             raise ValueError(
-                f"the task has {len(task)} characters, more than the {_LONGEST_TASK} that an environment variable takes: "
-                "put what is large into a file and its name into the task, or use a function (`agent`)"
+                f"the task has {len(task)} characters, and an environment variable takes {_LONGEST_TASK}: put what is "
+                "large into a file and its name into the task"
             )
         return {
             "OPENAI_BASE_URL": self.base_url,

@@ -60,7 +60,7 @@ def _checked(value: Any, parts: Any, what: str, answer: str | None = None) -> Re
     if not isinstance(value, Real):
         raise ScoreError(f"{what} is {value!r:.80}, expected a number, or an object with a reward")
     try:
-        return as_reward(Reward(value, parts, answer), what)
+        return as_reward(Reward(value, parts, answer), what)  # type: ignore[arg-type]
     except (RewardOutputError, OverflowError) as error:
         raise ScoreError(str(error).removeprefix("reward function ")) from None
 

@@ -3,8 +3,9 @@
     supervisor.py CONTROL_FD WORD...
 
 It runs as a plain script on the standard library alone. It adopts the agent's orphans, so nothing that the agent forks
-gets away. CONTROL_FD is a socket to the run: a line of JSON says that the agent was started (`pid`) or can't be (`failed`), and
-another how it ended (`code`, or `signal`). When the run closes its end, or is gone, the agent is killed.
+gets away. CONTROL_FD is a socket to the run: a line of JSON says that the agent was started (`pid`) or can't be
+(`failed`), and another how it ended (`code`, or `signal`). When the run closes its end, or is gone, the agent is
+killed.
 """
 
 from __future__ import annotations

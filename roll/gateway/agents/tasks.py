@@ -13,7 +13,7 @@ from roll.utils.rows import DataError, Source
 
 
 def read_tasks(tag: str, env: AgentEnv) -> tuple[Mapping[str, Any], ...]:
-    """Return the tasks of a tag's file; none if it has none. Raises `DataError` naming the key, the file and the line."""
+    """Return the tasks of a tag's file, if it has one. Raises `DataError` naming the key, the file and the line."""
     if env.tasks is None:
         return ()
     file, key = Path(env.tasks).expanduser(), f"custom_envs.{tag}.env_config.tasks"

@@ -7,7 +7,10 @@ which writes a line of JSON per episode (`task`, `base_url`, `api_key`, `environ
 the function returned, or `error`, what it raised.
 """
 
+from __future__ import annotations
+
 import asyncio
+import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -15,11 +18,13 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 _LONGEST_ERROR = 20_000
 
 
-def _load(path):
+def _load(path: str) -> Callable[..., Any]:
     """Import `file.py:function` or `package.module:function`."""
     source, _, name = path.rpartition(":")
     if source.endswith(".py"):
@@ -27,6 +32,8 @@ def _load(path):
         sys.path.insert(0, os.path.dirname(file))
         module_name = "roll_agent_" + os.path.basename(file)[:-3]
         spec = importlib.util.spec_from_file_location(module_name, file)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{file} can't be imported")
         module = importlib.util.module_from_spec(spec)
         sys.modules[module_name] = module
         spec.loader.exec_module(module)
@@ -36,10 +43,10 @@ def _load(path):
     function = getattr(module, name)
     if not callable(function):
         raise TypeError(f"{path} is a {type(function).__name__}, expected a function")
-    return function
+    return function  # type: ignore[no-any-return]
 
 
-def _traceback(skip):
+def _traceback(skip: int) -> str:
     kind, value, frames = sys.exc_info()
     for _ in range(skip):
         frames = frames.tb_next if frames is not None else None
@@ -48,17 +55,17 @@ def _traceback(skip):
     return text if len(text) <= _LONGEST_ERROR else text[:half] + "\n[...]\n" + text[-half:]
 
 
-def _play(function, request):
+def _play(function: Callable[..., Any], request: dict[str, Any]) -> Any:
     os.environ.update(request["environment"])
     value = function(request["task"], request["base_url"], request["api_key"])
     return asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
 
 
-async def _awaited(value):
+async def _awaited(value: Awaitable[Any]) -> Any:
     return await value
 
 
-def _answer(function, request):
+def _answer(function: Callable[..., Any], request: dict[str, Any]) -> str:
     """Return the line that answers an episode; what the function exits with is an error, too."""
     try:
         value = _play(function, request)
@@ -70,7 +77,7 @@ def _answer(function, request):
         return json.dumps({"error": f"it returned a {type(value).__name__} that JSON doesn't take: {error}"})
 
 
-def main():
+def main() -> None:
     """Serve until the run closes its end."""
     fd, path = int(sys.argv[1]), sys.argv[2]
     os.set_inheritable(fd, False)
@@ -79,14 +86,12 @@ def main():
     with os.fdopen(fd, "r+b", buffering=0) as raw:
         lines = os.fdopen(os.dup(fd), "rb")
 
-        def tell(line):
+        def tell(line: str) -> None:
             if os.getpid() != owner:
                 os._exit(0)  # a forked copy that came back from the function
             for stream in (sys.stdout, sys.stderr):
-                try:
+                with contextlib.suppress(OSError, ValueError):  # the function has closed it
                     stream.flush()
-                except (OSError, ValueError):
-                    pass  # the function has closed it
             data = line.encode("utf-8", "backslashreplace") + b"\n"
             while data:
                 data = data[raw.write(data) :]

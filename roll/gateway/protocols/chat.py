@@ -12,13 +12,12 @@ from typing import Any
 from roll.gateway.base import ChatAnswer, ChatCall, Choice, RefusedCall
 from roll.gateway.protocols import fields as f
 from roll.gateway.protocols.fields import Field, table
-from roll.gateway.protocols.wire import MAX_CHOICES, MAX_MESSAGES, MAX_TOOLS, Asked, WireFormat, pieces, sse
+from roll.gateway.protocols.wire import MAX_CHOICES, MAX_MESSAGES, MAX_TOOLS, TEMPERED, Asked, WireFormat, pieces, sse
 from roll.types.chat import Message, Role, ToolCall, ToolSpec
 
 NO_GRAMMAR = "the engines don't restrict what is sampled"
 ONLY_TEXT = "the policy reads and writes text only"
 _SAMPLER = "it would change the distribution, and no engine here does it"
-_TEMPERED = "in training only the run's own value; `roll serve` takes it"
 
 FIELDS = table(
     Field("messages", "acts", "the conversation; contents of text"),
@@ -31,10 +30,10 @@ FIELDS = table(
     Field("max_completion_tokens", "acts", "the same under its newer name"),
     Field("stop", "acts", "at most 16 texts; the response ends before the first of them"),
     Field("seed", "acts", "mixed into the episode's own key"),
-    Field("temperature", "acts", _TEMPERED),
-    Field("top_p", "acts", _TEMPERED),
-    Field("top_k", "acts", _TEMPERED),
-    Field("repetition_penalty", "acts", _TEMPERED),
+    Field("temperature", "acts", TEMPERED),
+    Field("top_p", "acts", TEMPERED),
+    Field("top_k", "acts", TEMPERED),
+    Field("repetition_penalty", "acts", TEMPERED),
     Field("logprobs", "acts", "those of the sampled tokens, under the distribution that they were drawn from"),
     Field("top_logprobs", "acts", "0 only: engines report the sampled token"),
     Field("stream", "acts", "server-sent events, once the response is whole; comments keep the connection open"),
@@ -290,9 +289,8 @@ def _logprobs(asked: Asked, choice: Choice) -> dict[str, Any] | None:
 
 
 def _usage(answer: ChatAnswer) -> dict[str, Any]:
-    said = sum(len(choice.token_ids) for choice in answer.choices)
     return {
         "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": said,
-        "total_tokens": answer.prompt_tokens + said,
+        "completion_tokens": answer.sampled,
+        "total_tokens": answer.prompt_tokens + answer.sampled,
     }

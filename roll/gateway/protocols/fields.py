@@ -136,14 +136,15 @@ def needed_text(body: Mapping[str, Any], name: str, where: str = "", longest: in
     return value
 
 
-def texts(body: Mapping[str, Any], name: str, most: int) -> tuple[str, ...]:
-    """Return a text or a list of at most `most` texts, none of them empty."""
+def texts(body: Mapping[str, Any], name: str, most: int, longest: int = 256) -> tuple[str, ...]:
+    """Return a text or a list of at most `most` texts, none of them empty or of more than `longest` characters."""
     value = body.get(name)
     if value is None:
         return ()
     values = [value] if isinstance(value, str) else value
-    if not isinstance(values, list) or len(values) > most or not all(isinstance(v, str) and v for v in values):
-        wrong(name, value, f"a text or a list of at most {most} texts, none of them empty")
+    right = isinstance(values, list) and len(values) <= most
+    if not right or not all(isinstance(each, str) and 0 < len(each) <= longest for each in values):
+        wrong(name, value, f"a text or a list of at most {most} texts, each of 1 to {longest} characters")
     return tuple(values)
 
 

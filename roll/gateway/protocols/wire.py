@@ -16,6 +16,7 @@ from roll.gateway.protocols.fields import Table
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 512
 MAX_CHOICES = 128
+TEMPERED = "in training only the run's own value; `roll serve` takes it"
 _PIECE = 48
 """Characters of a piece of a streamed answer."""
 
@@ -39,6 +40,8 @@ class WireFormat(ABC):
     """One protocol, for one session."""
 
     fields: ClassVar[Table]
+    counts: ClassVar[bool] = False
+    """Whether only the tokens of the prompt are counted."""
 
     @abstractmethod
     def read(self, body: Any, ignored: Collection[str]) -> Asked:

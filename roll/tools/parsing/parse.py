@@ -51,7 +51,8 @@ def detect_parser(chat_template: str | None) -> str | None:
 
 
 def resolve_parser(name: str, tokenizer: Any) -> str:
-    """Return the name of a parser; `auto` becomes that of the tokenizer's chat template.
+    """Return the name of a parser; `auto` becomes that of the tokenizer's chat template, `hermes` for one that knows no
+    tools.
 
     Raises `ValueError` if there is no such parser, or the template doesn't say.
     """
@@ -60,6 +61,8 @@ def resolve_parser(name: str, tokenizer: Any) -> str:
         if isinstance(template, dict):  # several templates by name
             template = template.get("tool_use") or template.get("default")
         found = detect_parser(template)
+        if found is None and "tools" not in (template or ""):
+            return "hermes"  # a template without tools is told of them in this form
         if found is None:
             raise ValueError(
                 "tool_parser: auto reads the form of tool calls off the tokenizer's chat template, and this one shows "
