@@ -79,32 +79,17 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("env/<tag>/success", "fraction", "Episodes that succeed, as their environment says", _ITS_EPISODES),
         _M("env/<tag>/*", "own", "What the environment counts, summed over an episode", _ITS_EPISODES),
     ),
-<<<<<<< HEAD
-    "Agents (`env_type: endpoint`)": (
+    "Agents": (
         _M("agent/episodes", "episodes", "That agents were started for, or took", _WITHIN_STEP),
-        _M("agent/calls", "requests", "That the policy answered", _WITHIN_STEP),
+        _M("agent/calls", "calls", "That the policy answered", _WITHIN_STEP),
         _M("agent/spent", "episodes", "That ran out of `max_calls`, `max_tokens` or context", _WITHIN_STEP),
         _M("agent/never_called", "episodes", "Failed: the agent never called the model", _WITHIN_STEP),
-        _M(
-            "agent/crashes",
-            "episodes",
-            "Failed: the agent ended otherwise than it should, or wasn't started",
-            _WITHIN_STEP,
-        ),
+        _M("agent/crashes", "episodes", "Failed: the agent ended otherwise than it should", _WITHIN_STEP),
         _M("agent/timeouts", "episodes", "Failed: it took over `timeout_s`", _WITHIN_STEP),
-        _M(
-            "agent/mismatch_<kind>",
-            "requests",
-            "That sent a response back otherwise than it was, see docs/agents.md",
-            "sum over trained episodes",
-        ),
-=======
-    "Agents": (
         _M("agent/mismatch_template", "calls", "Histories that the chat template would write otherwise", _WITHIN_STEP),
         _M("agent/mismatch_retokenised", "calls", "Histories whose text has other tokens; carried", _WITHIN_STEP),
         _M("agent/mismatch_dropped_thinking", "calls", "Histories without what was thought", _WITHIN_STEP),
         _M("agent/mismatch_edited", "calls", "Histories with a response that was changed", _WITHIN_STEP),
->>>>>>> 2ae1777b9f77d9f236217ea2012b6569637a71a8
     ),
     "Responses": (
         _M("response/length_mean", "tokens", "Length of a response", _RESPONSES),
