@@ -83,7 +83,9 @@ class RunAgents:
 
     def _sessions(self, tag: str, agent: Agent) -> MakeSession:
         tags = self._config.custom_envs[tag].thinking_tags
-        return session_maker(self.envs[tag], agent, self._tokenizer, thinking_tags=tags, models={})
+        assert self._endpoint is not None
+        models = self._endpoint.models[tag]
+        return session_maker(self.envs[tag], agent, self._tokenizer, thinking_tags=tags, models=models)
 
     def take_metrics(self) -> Metrics:
         """Return what has happened to agents since the last call; nothing without any."""

@@ -13,6 +13,7 @@ from roll.configs.schema.agents_config import AgentEnv, GatewayConfig
 from roll.gateway.agents.remote import NoModel, RemoteRunner, WorkQueue
 from roll.gateway.agents.runners import CommandRunner, FunctionRunner, Runner
 from roll.gateway.bodies import Limits
+from roll.gateway.proxied import ProxiedModel
 from roll.gateway.registry import new_key
 from roll.gateway.server import Gateway
 
@@ -37,6 +38,8 @@ class RunEndpoint:
         self._queue = WorkQueue()
         self.runners: dict[str, Runner] = {tag: self._runner(tag, env) for tag, env in agents.items()}
         """Who has agents play the episodes of a tag."""
+        self.models = {tag: _frozen_models(env) for tag, env in agents.items()}
+        """Models besides the policy that the agents of a tag may ask, by name."""
         self._has_remote = any(env.remote for env in agents.values())
         self._starting = asyncio.Lock()
         self._started = False
@@ -84,6 +87,16 @@ class RunEndpoint:
 
     async def stop(self) -> None:
         """End the agents and the server. A second call does nothing."""
-        await asyncio.gather(*(runner.close() for runner in self.runners.values()))
+        models = [model for of in self.models.values() for model in of.values()]
+        await asyncio.gather(*(runner.close() for runner in self.runners.values()), *(one.close() for one in models))
         if self._started:
             await self._gateway.stop()
+
+
+def _frozen_models(env: AgentEnv) -> dict[str, ProxiedModel]:
+    return {
+        name: ProxiedModel(
+            name, model.base_url, model.model or name, key=os.environ.get(model.api_key_env or "", "").strip()
+        )
+        for name, model in env.models.items()
+    }

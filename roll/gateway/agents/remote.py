@@ -9,7 +9,7 @@ from typing import Any
 
 from roll.gateway.agents.logs import AgentLog
 from roll.gateway.agents.runners import MODEL, Order, Outcome
-from roll.gateway.base import ChatAnswer, ChatCall, RefusedCall
+from roll.gateway.base import ChatAnswer, ChatCall, RefusedCall, Session
 
 _LONGEST_WAIT_S = 60.0
 
@@ -75,10 +75,12 @@ class WorkQueue:
         return None
 
 
-class NoModel:
+class NoModel(Session):
     """The session at the run's own address, where there is work but no model."""
 
-    models: Sequence[str] = ()
+    @property
+    def models(self) -> Sequence[str]:
+        return ()
 
     async def complete(self, call: ChatCall) -> ChatAnswer:  # noqa: ARG002 - whatever it is
         raise RefusedCall(
