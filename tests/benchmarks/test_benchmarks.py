@@ -73,3 +73,9 @@ def test_the_memory_plan_beside_a_measured_peak(bench):
     worst = re.search(r"largest difference: (\d+) %", printed)
     assert worst is not None
     assert int(worst[1]) <= 15
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vllm, which isn't installed")
+def test_tokens_of_the_engine_core_one_by_one_and_whole(bench):
+    printed = bench("engine_frontend", "--streams", 2, "--tokens", 3, "--rounds", 1)
+    assert rows(printed) == ["tokens come", "one by one", "whole"]
