@@ -52,6 +52,7 @@ FULL = (
     "cli/test_cli_plan_measure.py*",
     "distributed/test_distributed_executors.py::*[ray]",
     "distributed/test_distributed_gpu_slots.py*",
+    "distributed/test_distributed_machines.py::test_a_role*",
     "distributed/test_distributed_processes.py*",
     "distributed/test_distributed_ray_options.py::test_a_ray*",
     "configs/test_configs_fuzz.py*",
