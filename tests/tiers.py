@@ -53,6 +53,7 @@ FULL = (
     "cli/test_cli_serve.py::test_a_model_is_served*",
     "distributed/test_distributed_executors.py::*[ray]",
     "distributed/test_distributed_gpu_slots.py*",
+    "distributed/test_distributed_machines.py::test_a_role*",
     "distributed/test_distributed_processes.py*",
     "distributed/test_distributed_ray_options.py::test_a_ray*",
     "configs/test_configs_fuzz.py*",

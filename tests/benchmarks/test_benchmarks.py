@@ -80,3 +80,9 @@ def test_the_endpoints_own_cost_and_many_streams(bench):
     printed = bench("gateway", *small)
     assert rows(printed) == ["layer", "server", "episodes", "round", "1", "2"]
     assert "6 of 6 streams arrived whole" in printed
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vllm, which isn't installed")
+def test_tokens_of_the_engine_core_one_by_one_and_whole(bench):
+    printed = bench("engine_frontend", "--streams", 2, "--tokens", 3, "--rounds", 1)
+    assert rows(printed) == ["tokens come", "one by one", "whole"]
