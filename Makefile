@@ -114,6 +114,7 @@ docs: $(INSTALLED)
 	$(PY) docs/generate/config_reference.py docs/configuration.md
 	$(PY) docs/generate/config_schema.py configs/schema.json
 	$(PY) docs/generate/metrics_page.py docs/metrics.md
+	$(PY) docs/generate/endpoint_fields.py docs/serve.md
 	$(PY) docs/generate/coming_from.py docs/coming_from.md
 
 # Strict: a link that leads nowhere fails.

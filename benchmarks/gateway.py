@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import psutil
+from gateway_clients import SAID
 
 from roll.gateway.base import ChatAnswer, ChatCall, Choice, Session
 from roll.gateway.reading import Reading
@@ -42,22 +42,11 @@ from roll.types.chat import Message
 from roll.types.episode import Task
 
 ROOT = Path(__file__).parents[1]
-SAID = "The room has two doors, and behind the left one stands what was asked for. " * 4
+CLIENTS = str(Path(__file__).with_name("gateway_clients.py"))
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": f"tool_{i}",
-            "description": "Look something up.",
-            "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
-        },
-    }
-    for i in range(4)
-]
 
 
 class StubSession(Session):
@@ -139,57 +128,10 @@ def episode_session(tokenizer: Any, seconds: float, seed: int) -> EpisodeSession
     return EpisodeSession(episode, MessageGraph(ChatTemplate(tokenizer)), reading)
 
 
-# --- clients ----------------------------------------------------------------------------------------------------------
-
-
-async def ask(http: aiohttp.ClientSession, url: str, key: str, body: dict[str, Any]) -> str:
-    async with http.post(f"{url}/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}) as reply:
-        said = await reply.json()
-        assert reply.status == 200, said
-        return str(said["choices"][0]["message"]["content"])
-
-
-async def converse(http: aiohttp.ClientSession, url: str, key: str, plan: dict[str, Any], number: int) -> list[float]:
-    """One session's requests; seconds beyond the engine's, of each."""
-    await asyncio.sleep(plan["engine_seconds"] * random.Random(number).random())
-    costs, messages = [], [{"role": "user", "content": f"task {number}: {SAID}"}]
-    for request in range(plan["requests"]):
-        if request % plan["turns"] == 0:
-            messages = [{"role": "user", "content": f"task {number}, {request}: {SAID}"}]
-        began = time.perf_counter()
-        said = await ask(http, url, key, {"model": "policy", "messages": messages, "tools": TOOLS})
-        costs.append(time.perf_counter() - began - float(said.split()[0]))
-        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "What is in it? " * 8}]
-    return costs
-
-
-async def stream(http: aiohttp.ClientSession, url: str, key: str) -> bool:
-    """Whether a streamed response arrived whole."""
-    body = {"model": "policy", "messages": [{"role": "user", "content": SAID}], "stream": True}
-    said, ended = "", False
-    async with http.post(f"{url}/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}) as reply:
-        async for line in reply.content:
-            if line.startswith(b"data: [DONE]"):
-                ended = True
-            elif line.startswith(b"data: "):
-                said += json.loads(line[6:])["choices"][0]["delta"].get("content") or ""
-    return ended and said.endswith(SAID)
-
-
-async def clients(plan: dict[str, Any]) -> Any:
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=300)) as http:
-        if plan["streams"]:
-            jobs = [stream(http, url, key) for url, key in plan["sessions"]]
-            return sum(done is True for done in await asyncio.gather(*jobs, return_exceptions=True))
-        talks = [converse(http, url, key, plan, i) for i, (url, key) in enumerate(plan["sessions"])]
-        return [cost for costs in await asyncio.gather(*talks) for cost in costs]
-
-
 async def in_a_process(plan: dict[str, Any]) -> Any:
     """Run clients in a process of their own."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, __file__, "--as-clients", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        sys.executable, CLIENTS, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     out, _ = await process.communicate(json.dumps(plan).encode())
     assert process.returncode == 0
@@ -274,12 +216,7 @@ def main() -> None:
     parser.add_argument("--engine-seconds", type=float, default=1.0)
     parser.add_argument("--clients", type=int, default=200, help="that stream at once")
     parser.add_argument("--rounds", type=int, default=10, help="of streams")
-    parser.add_argument("--as-clients", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.as_clients:
-        print(json.dumps(asyncio.run(clients(json.load(sys.stdin)))))
-        return
-    asyncio.run(measured(options))
+    asyncio.run(measured(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -21,12 +21,14 @@ def make_executor(
     ray_address: str | None = None,
     ray_timeline: Path | None = None,
     ray_options: Mapping[str, int] | None = None,
+    slots_per_machine: int | None = None,
 ) -> Executor:
     """Return the executor called `name` for these roles.
 
     `log_dir` receives one file per worker process (`<role>-<rank>.log`); None keeps them in a temporary folder.
     `ray_address` names a Ray cluster to join; None starts one on this machine, with `ray_options` of `ray.init`.
-    `ray_timeline` is a file that receives Ray's own timeline at the end.
+    `ray_timeline` is a file that receives Ray's own timeline at the end. `slots_per_machine` says which slots of a
+    cluster that is joined share a machine; None: all do.
     """
     if name not in EXECUTORS:
         raise ValueError(f"unknown executor {name!r}; known: {list(EXECUTORS)}")
@@ -44,4 +46,5 @@ def make_executor(
         address=ray_address,
         options=ray_options,
         timeline=ray_timeline,
+        slots_per_machine=slots_per_machine,
     )

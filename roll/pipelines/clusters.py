@@ -110,6 +110,7 @@ def start_clusters(config: RunConfig, *, total_steps: int) -> Iterator[Clusters]
         log_dir=config.logging_path / "workers",
         ray_address=ray_address(config),
         ray_options=config.ray_init.options,
+        slots_per_machine=config.num_gpus_per_node,
         ray_timeline=config.profiler_path / "ray_timeline.json" if config.profiler.ray_timeline else None,
     )
     with executor:

@@ -154,7 +154,7 @@ class _PlayedTurns:
     def of(cls, trajectory: Trajectory) -> _PlayedTurns:
         turns: list[Turn] = []
         parents: list[int | None] = []
-        place: list[int | None] = []  # Of each turn of the trajectory: its own, or that of the one before with tokens
+        place: list[int | None] = []  # Of each turn: its own, or of the one with tokens that it follows
         carried = 0.0
         for turn, parent in zip(trajectory.turns, trajectory.parents, strict=True):
             before = None if parent is None else place[parent]
@@ -164,13 +164,12 @@ class _PlayedTurns:
                 turns.append(replace(turn, reward=turn.reward + carried))
                 carried = 0.0
                 continue
-            # A context that begins without a token still follows what was played before it.
-            before = len(turns) - 1 if before is None and turns else before
             place.append(before)
-            if before is None:
+            if before is None and not turns:
                 carried += turn.reward
-            else:
-                turns[before] = replace(turns[before], reward=turns[before].reward + turn.reward)
+            else:  # a context that begins without a token still follows what was played before it
+                paid = len(turns) - 1 if before is None else before
+                turns[paid] = replace(turns[paid], reward=turns[paid].reward + turn.reward)
         assert turns, f"trajectory {trajectory.id} is trained without a token"
         continued = [parent for parent in parents if parent is not None]
         if len(set(continued)) == len(continued):

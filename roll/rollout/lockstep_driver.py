@@ -123,18 +123,19 @@ class LockstepDriver(EngineDriver):
 
     async def wait_idle(self) -> None:
         """Wait until every live episode waits for tokens; raises `RolloutStalled` naming those that don't."""
-        try:
-            await asyncio.wait_for(self._idle.wait(), self._timeout)
-        except asyncio.TimeoutError:
-            waiting = ", ".join(f"{name} ({what})" for name, what in sorted(self._busy.items())[:5])
-            raise RolloutStalled(
-                f"no progress for {self._timeout:.0f} s; waiting for {len(self._busy)} episodes: {waiting}. "
-                "Raise rpc_timeout if they are merely slow."
-            ) from None
+        while not self._idle.is_set() or self._given_up:
+            await self._stop_given_up()  # a step that ends leaves nothing in engines that nobody waits for
+            try:
+                await asyncio.wait_for(self._idle.wait(), self._timeout)
+            except asyncio.TimeoutError:
+                waiting = ", ".join(f"{name} ({what})" for name, what in sorted(self._busy.items())[:5])
+                raise RolloutStalled(
+                    f"no progress for {self._timeout:.0f} s; waiting for {len(self._busy)} episodes: {waiting}. "
+                    "Raise rpc_timeout if they are merely slow."
+                ) from None
 
     async def advance(self) -> None:
         """Hand out queued requests, let every engine work for one round, wake the episodes whose response is there."""
-        await self._stop_given_up()
         await self._place()
         used = sorted(set(self._placed.values()))
         results = await asyncio.gather(*(self._ranks.poll(rank, self._round_steps) for rank in used))

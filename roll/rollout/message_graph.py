@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from roll.data.templates import TemplateError
@@ -110,6 +110,7 @@ class MessageGraph:
         messages, tools = tuple(messages), tuple(tools)
         keys = list(_keys(messages, tools))
         known, shown = self._known(keys)
+        messages = self._as_said(messages, keys)
         rendered = self._chat.text(messages, tools)
         parent, added = known, None
         before = self._nodes.get(-1 if known is None else known)
@@ -182,6 +183,17 @@ class MessageGraph:
                 return node, count
         return None, 0
 
+    def _as_said(self, messages: Sequence[Message], keys: Sequence[bytes]) -> tuple[Message, ...]:
+        """Return the messages with responses that came back as they were as the client was told them: it may have
+        taken off blanks, or written arguments anew."""
+        said = []
+        for place, message in enumerate(messages):
+            node = self._ends.get(keys[place + 1]) if message.role == "assistant" else None
+            if node is not None:
+                message = replace(self._nodes[node].message, reasoning=message.reasoning)
+            said.append(message)
+        return tuple(said)
+
     def _continuation(self, node: _Node, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]) -> str | None:
         """Return what follows a node's response; None where the template doesn't say."""
         count = len(node.messages)
@@ -211,14 +223,15 @@ class MessageGraph:
             if messages[place].role != "assistant":
                 continue
             said = [self._nodes[node].message for node in self._asked.get(keys[place], ())]
-            if any(self._without_thoughts(message) == _content(messages[place]) for message in said):
-                return "dropped_thinking"
-            if said or _key(b"", messages[place]) in self._said:
+            sent = _key(b"", messages[place])
+            if any(_key(b"", self._without_thoughts(message)) == sent for message in said):
+                return "dropped_thinking"  # one that thought nothing would have been found as it is
+            if said or sent in self._said:
                 return "edited"
         return None
 
-    def _without_thoughts(self, message: Message) -> str:
-        return without_thoughts(message.content, self._tags).strip()
+    def _without_thoughts(self, message: Message) -> Message:
+        return replace(message, content=without_thoughts(message.content, self._tags))
 
 
 def _content(message: Message) -> str:

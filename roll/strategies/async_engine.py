@@ -296,7 +296,10 @@ class AsyncEngine(InferEngine):
             ignore_eos=True,
         )
         seed = stable_hash(request.seed, len(response.tokens)) >> 1
-        stream = self._backend.stream(response.stream_id, (*request.prompt_ids, *response.tokens), params, seed)
+        prompt = (*request.prompt_ids, *response.tokens)
+        # Stop strings are looked for here, token by token; everything else ends a response inside the engine.
+        whole = not request.params.stop_strings
+        stream = self._backend.stream(response.stream_id, prompt, params, seed, whole=whole)
         reason: FinishReason | None = None
         ended: FinishReason | None = None
         try:

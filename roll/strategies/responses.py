@@ -46,8 +46,7 @@ class ResponseRules:
 
     def stop_token_ids(self, request: Request) -> tuple[int, ...]:
         """Return every token that ends this request's response."""
-        eos = () if request.params.ignore_eos else self.eos_token_ids
-        return tuple(sorted({*eos, *request.params.stop_token_ids}))
+        return tuple(sorted(self._ends(request)))
 
     def tokens_left(self, request: Request, num_sampled: int) -> int:
         """Return how many more tokens the response may get."""
@@ -62,6 +61,20 @@ class ResponseRules:
         if params.stop_strings and self._ends_with_stop(request, tokens):
             return "stop"
         return "length" if self.tokens_left(request, len(tokens)) <= 0 else None
+
+    def taken(self, request: Request, num_sampled: int, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
+        """Return how many of the next `tokens` the response takes, and why it ends there (None: it goes on); for one
+        without stop strings, after `num_sampled` tokens."""
+        ends, room = self._ends(request), self.tokens_left(request, num_sampled)
+        last = next((i for i, token in enumerate(tokens) if token in ends), len(tokens))
+        if last < min(len(tokens), room):
+            return last + 1, "stop"
+        return min(len(tokens), room), "length" if len(tokens) >= room else None
+
+    def _ends(self, request: Request) -> frozenset[int]:
+        stops = request.params.stop_token_ids
+        eos = frozenset() if request.params.ignore_eos else self.eos_token_ids
+        return eos.union(stops) if stops else eos
 
     def _ends_with_stop(self, request: Request, tokens: Sequence[int]) -> bool:
         assert self.decode is not None
@@ -100,19 +113,26 @@ class Response:
         """
         if len(tokens) != len(logprobs):
             raise RuntimeError(f"the engine gave {len(tokens)} tokens with {len(logprobs)} log-probs")
+        if not all(map(math.isfinite, logprobs)):
+            raise FloatingPointError(
+                f"the log-probs under weights of version {version} are infinite or not a number; the last updates "
+                "went wrong: lower the learning rate, or resume from an earlier checkpoint"
+            )
+        if not self.request.params.stop_strings:
+            taken, reason = rules.taken(self.request, len(self.tokens), tokens)
+            self._append(tokens[:taken], logprobs[:taken], version)
+            return reason
         for token, logprob in zip(tokens, logprobs, strict=True):
-            if not math.isfinite(logprob):
-                raise FloatingPointError(
-                    f"the log-probs under weights of version {version} are infinite or not a number; the last updates "
-                    "went wrong: lower the learning rate, or resume from an earlier checkpoint"
-                )
-            self.tokens.append(int(token))
-            self.logprobs.append(float(logprob))
-            self.versions.append(version)
+            self._append((token,), (logprob,), version)
             reason = rules.finish_reason(self.request, self.tokens)
             if reason is not None:
                 return reason
         return None
+
+    def _append(self, tokens: Sequence[int], logprobs: Sequence[float], version: int) -> None:
+        self.tokens += map(int, tokens)
+        self.logprobs += map(float, logprobs)
+        self.versions += [version] * len(tokens)
 
     def restart(self) -> int:
         """Forget what was sampled; number of tokens lost."""

@@ -39,7 +39,7 @@ class Counting(EngineBackend):
         if self.broken:
             raise self.broken
 
-    async def stream(self, request_id, prompt_ids, params, seed):
+    async def stream(self, request_id, prompt_ids, params, seed, *, whole):
         self.prompts.append(tuple(prompt_ids))
         self.seeds.append(seed)
         assert params.ignore_eos and not params.stop_strings

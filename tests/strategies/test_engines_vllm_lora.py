@@ -99,7 +99,8 @@ def test_an_engine_with_adapters_from_its_base_weights_to_a_wrong_update(tested,
         base = table[len(prompt) - 1 : -1].gather(-1, torch.tensor(completion.token_ids)[:, None])[:, 0]
         assert (base - torch.tensor(completion.logprobs)).abs().max() > 0.05
 
-    running = tested.request("on its way", prompt, max_new_tokens=150)
+    # Looking for a text makes its tokens come one by one.
+    running = tested.request("on its way", prompt, max_new_tokens=150, stop_strings=("never said",))
     engine.submit([running])
     end = time.monotonic() + 60
     while len(engine._responses[running.id].tokens) < 5:

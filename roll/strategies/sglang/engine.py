@@ -225,10 +225,10 @@ class SglangBackend(EngineBackend):
             )
 
     async def stream(
-        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, seed: int
+        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, seed: int, *, whole: bool
     ) -> AsyncGenerator[Sampled, None]:
         """Sample one response; `seed` is ignored, as SGLang does."""
-        del seed
+        del seed, whole
         # SGLang aborts every request whose id begins with the one it is told: all ids have one length.
         self._num_streams += 1
         rid = f"{self._num_streams:016x}"
