@@ -158,3 +158,20 @@ def test_exit_codes_are_numbers_however_they_are_written(play):
 def test_too_few_agents_for_what_is_played_at_once_are_warned_of(play):
     (warning,) = warnings_of(load_config(play, "job", [f"{ENV}.max_agents=3"]))
     assert "max_agents is 3, and 16 episodes are played at once" in warning
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import no_such_package\ndef play(*_): pass", "ModuleNotFoundError: No module named 'no_such_package'"),
+        ("import os\nos._exit(3)\ndef play(*_): pass", "ended with code 3 while it was imported"),
+    ],
+)
+def test_a_function_that_cannot_be_imported_is_refused_by_the_check(play, capsys, source, said):
+    from roll.cli.train import start_pipeline
+
+    job = ["--config_path", str(play), "--config_name", "job", "--check"]
+    assert start_pipeline(job, play) == 0
+    (play / "agent.py").write_text(source)
+    assert start_pipeline(job, play) == 2
+    assert said in capsys.readouterr().err

@@ -14,7 +14,7 @@ from roll.gateway.agents.logs import AgentLog
 from roll.gateway.agents.process import AgentNotStarted, AgentProcess
 from roll.sandbox.usage import descendants
 
-_WORKER = str(Path(__file__).with_name("worker.py"))
+WORKER = str(Path(__file__).with_name("worker.py"))
 _LONGEST_LINE = 8 << 20
 
 
@@ -63,7 +63,7 @@ class AgentFunctions:
     """
 
     def __init__(self, function: str, *, python: str, environment: Mapping[str, str], cwd: str | None) -> None:
-        self._words = (python, "-u", _WORKER)
+        self._words = (python, "-u", WORKER)
         self._function, self._environment, self._cwd = function, dict(environment), cwd
         self._idle: list[_Worker] = []
         self._alive: set[_Worker] = set()
@@ -78,7 +78,7 @@ class AgentFunctions:
             AgentNotStarted: the function can't be loaded.
             AgentFailed: it raised, or its process ended.
         """
-        worker = self._idle.pop() if self._idle else await self._start(log)
+        worker = await self._idle_worker() or await self._start(log)
         worker.process.log = log
         try:
             said = await worker.ask(request)
@@ -94,6 +94,14 @@ class AgentFunctions:
         if "value" not in said:
             raise AgentFailed(str(said.get("error", "its process gave no value")))
         return said["value"]
+
+    async def _idle_worker(self) -> _Worker | None:
+        while self._idle:
+            worker = self._idle.pop()
+            if not worker.process.has_ended:
+                return worker
+            await self._drop(worker)  # it ended between two episodes
+        return None
 
     async def close(self) -> None:
         """Kill every process."""
