@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -28,7 +28,7 @@ _WHY = {
     409: "this session is closed: its episode is over or was given up",
 }
 _STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
-_BODY_PIECE = 64 << 10
+_PIECE = 32 << 10
 
 
 class _Disconnected(Exception):
@@ -149,8 +149,8 @@ class App:
                 return
             if not begun:
                 await _start_stream(send)
-            for event in wire.events(asked, answer):
-                await _send_text(send, event)
+            for text in _joined(wire.events(asked, answer)):
+                await _send_text(send, text)
             await _send_text(send, "", last=True)
         finally:
             await waiting.end()
@@ -274,6 +274,19 @@ async def _send_json(
         await response(request.scope, receive, send)
     except OSError:
         raise _Disconnected from None
+
+
+def _joined(events: Iterable[str]) -> Iterator[str]:
+    """Yield events together, as many as make a piece of some size."""
+    piece: list[str] = []
+    size = 0
+    for event in events:
+        piece.append(event)
+        size += len(event)
+        if size >= _PIECE:
+            yield "".join(piece)
+            piece, size = [], 0
+    yield "".join(piece)
 
 
 async def _start_stream(send: Send) -> None:

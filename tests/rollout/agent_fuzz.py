@@ -179,9 +179,20 @@ class Tally:
 class FuzzedAgent:
     """Implements `Rollout`: plays episodes of `calls` responses."""
 
-    def __init__(self, chat: ChatTemplate, tokenizer, history: str, calls: int, tally: Tally, seed: int = 0) -> None:
+    def __init__(
+        self,
+        chat: ChatTemplate,
+        tokenizer,
+        history: str,
+        calls: int,
+        tally: Tally,
+        seed: int = 0,
+        imagines: float = 0.0,
+    ) -> None:
         self._chat, self._tokenizer, self._history = chat, tokenizer, history
         self._calls, self._seed = calls, seed
+        self._imagines = imagines
+        """Share of the responses of a random model that are taken for calls or thoughts, which it can't write."""
         self.tally = tally
 
     async def play(self, episode) -> None:
@@ -319,7 +330,7 @@ class _FuzzedEpisode:
 
     async def answer(self, placement) -> Message | None:
         begins = placement.parent is None
-        limit = self.rng.randint(1, 12) if self.rng.random() < 0.3 else 60
+        limit = self.rng.randint(1, 12) if self.rng.random() < 0.3 else self.episode.params.max_new_tokens
         try:
             completion = await self.episode.generate(
                 placement.prompt_ids, after=placement.parent, reset_context=begins, max_new_tokens=limit
@@ -331,7 +342,12 @@ class _FuzzedEpisode:
             return None
         self.tally.delivered.add(completion.id)
         self.got += 1
-        message = told(self.agent._tokenizer.decode(completion.token_ids, skip_special_tokens=True))
+        text = self.agent._tokenizer.decode(completion.token_ids, skip_special_tokens=True)
+        message = told(text)
+        if self.rng.random() < self.agent._imagines:
+            call = ToolCall("call00000", self.rng.choice(("look", "go")), json.dumps({"at": text}))
+            thought = Message("assistant", text[1:], reasoning=text[:1])
+            message = self.rng.choice((Message("assistant", "", tool_calls=(call,)), thought))
         self.graph.grow(placement, completion.token_ids, message, number=self.episode.number_of(completion))
         return message
 

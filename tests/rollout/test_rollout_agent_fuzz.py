@@ -22,7 +22,7 @@ def fuzzed(template, history, seed, *, lockstep=True, episodes=3, calls=25, limi
         driver = LockstepDriver(logged, timeout=60.0)
     else:
         driver = ContinuousDriver(logged, max_running_requests=16, timeout=60.0)
-    agent = FuzzedAgent(ChatTemplate(tokenizer), tokenizer, history, calls, tally, seed)
+    agent = FuzzedAgent(ChatTemplate(tokenizer), tokenizer, history, calls, tally, seed=seed)
     try:
         rollouts = play_fuzz(
             driver, tokenizer, agent, episodes=episodes, limit=limit, params=SamplingParams(max_new_tokens=60)
