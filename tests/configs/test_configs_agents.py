@@ -69,6 +69,8 @@ REFUSED: list[tuple[list[str], str, list[str]]] = [
     ([f"{ENV}={{remote: true, cwd: /}}"], f"{ENV}.cwd", ["without remote", "started by nobody here"]),
     ([f"{ENV}={{remote: true, logs: all}}"], f"{ENV}.logs", ["no effect with remote"]),
     ([f"{ENV}={{command: 'python \"x'}}"], f"{ENV}.command", ["No closing quotation"]),
+    ([f"{ENV}.sandbox=true"], f"{ENV}.sandbox", ["acts only with command", "a program is started anew"]),
+    ([program(sandbox_readable="/")], f"{ENV}.sandbox_readable", ["acts only with sandbox"]),
     ([f"{ENV}.models={{policy/white: {{base_url: 'http://x/v1'}}}}"], f"{ENV}.models.policy/white", ["another name"]),
     ([f"{ENV}.models={{judge: {{base_url: 'x'}}}}"], f"{ENV}.models.judge.base_url", ["http://"]),
     (
@@ -103,6 +105,7 @@ MISSING: list[tuple[list[str], list[str]]] = [
     ([f"{ENV}.python=/no/such/python"], [f"{ENV}.python", "an interpreter that exists"]),
     ([f"{ENV}.cwd=/no/such/folder"], [f"{ENV}.cwd", "a folder that exists"]),
     ([f"{ENV}.tasks=tasks.jsonl"], [f"{ENV}.tasks", "a file that exists"]),
+    ([program(sandbox="true", sandbox_readable="/no/such/folder")], [f"{ENV}.sandbox_readable", "that exist"]),
     ([f"{ENV}.pass_env=NO_SUCH_VARIABLE"], [f"{ENV}.pass_env", "export NO_SUCH_VARIABLE"]),
     ([f"{ENV}.score=reward", f"{ENV}.reward={{name: 'agent.py:no'}}"], [f"{ENV}.reward.name", "it has play"]),
     ([f"{ENV}={{remote: true}}", "gateway.token_env=NO_SUCH_TOKEN"], ["gateway.token_env", "export NO_SUCH_TOKEN"]),

@@ -116,6 +116,26 @@ def main(what):
         os.setsid()
         time.sleep(600)
         os._exit(0)
+    if what == "tries to get out":
+        import socket
+        from urllib.parse import urlsplit
+
+        open(f"{os.environ['ROLL_WORKSPACE']}/mine", "w").close()
+        port = urlsplit(base_url).port
+        attempts = {
+            "write beside": lambda: os.close(os.open(f"{__file__}.new", os.O_CREAT | os.O_WRONLY)),
+            "write to /tmp": lambda: os.close(os.open("/tmp/roll-was-here", os.O_CREAT | os.O_WRONLY)),
+            "read elsewhere": lambda: os.listdir(os.environ["FORBIDDEN"]),
+            "another port": lambda: socket.create_connection(("127.0.0.1", int(os.environ["OTHER_PORT"])), timeout=2),
+        }
+        out = []
+        for name, attempt in attempts.items():
+            try:
+                attempt()
+                out.append(name)
+            except OSError:
+                pass
+        assert not out, (out, port)
     if what == "secret":
         assert "MY_SECRET_TOKEN" not in os.environ, "a secret was passed on"
     sys.stdout.write(json.dumps({"reward": float(said[:1].islower())}) + "\n")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -84,6 +86,21 @@ def test_the_same_seed_gives_the_same_run(tiny_model, tmp_path):
         run_toy(write_run(folder, tiny_model, {"game": endpoint(agent=f"{AGENTS}:lower")}))
         seen.append([(row.token_ids, row.advantages) for row in rows_of(folder)])
     assert seen[0] == seen[1]
+
+
+def test_a_program_in_the_sandbox_reaches_the_policy_and_nothing_else(tiny_model, tmp_path):
+    forbidden = tmp_path / "forbidden"
+    forbidden.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        env = {"FORBIDDEN": str(forbidden), "OTHER_PORT": str(other.getsockname()[1])}
+        cwd = tmp_path / "cwd"
+        cwd.mkdir()
+        game = command("tries to get out", sandbox=True, env=env, cwd=str(cwd))
+        folder = write_run(tmp_path, tiny_model, {"game": game})
+        run_toy(folder, "val_only=true")
+    (episode,) = map(json.loads, (folder / "output" / "episodes.jsonl").read_text().splitlines())
+    assert episode["status"] == "ok", episode
+    assert not list(Path(tempfile.gettempdir()).glob("roll-agent-*/mine"))
 
 
 def serve_as_remote_agent(folder, stop, played):

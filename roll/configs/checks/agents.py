@@ -14,6 +14,8 @@ from roll.configs.checks.functions import named_checks
 from roll.configs.errors import Violation
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.agents_config import AgentEnv
+from roll.sandbox.base import SandboxError, SandboxUnavailable
+from roll.sandbox.open_sandbox import probe_sandbox
 
 _PACKAGES = ("starlette", "uvicorn")
 
@@ -46,6 +48,8 @@ def _agent(path: str, agent: AgentEnv) -> Iterator[Violation]:
         yield Violation(f"{path}.tasks", expected, "check the path", agent.tasks)
     if agent.command is not None:
         yield from _command(path, agent, folder)
+    if agent.sandbox:
+        yield from _sandbox(path, agent)
     if agent.agent is not None:
         yield from _function(f"{path}.agent", agent, folder)
     if agent.reward is not None and ":" in agent.reward.name:
@@ -80,6 +84,17 @@ def _command(path: str, agent: AgentEnv, folder: Path) -> Iterator[Violation]:
     if agent.python is not None and not is_python:
         expected = "null: the command doesn't begin with python"
         yield Violation(f"{path}.python", expected, "remove it", agent.python)
+
+
+def _sandbox(path: str, agent: AgentEnv) -> Iterator[Violation]:
+    try:
+        probe_sandbox("sandlock")
+    except (SandboxUnavailable, SandboxError) as error:
+        yield Violation(f"{path}.sandbox", f"a sandbox that works; {error}", "remove it", True)
+    for named in agent.sandbox_readable:
+        if not Path(named).expanduser().exists():
+            expected = f"folders and files that exist, seen from {Path.cwd()}{nearby(Path(named))}"
+            yield Violation(f"{path}.sandbox_readable", expected, "check the path", named)
 
 
 def _function(key: str, agent: AgentEnv, folder: Path) -> Iterator[Violation]:

@@ -14,6 +14,7 @@ ENDPOINT = "endpoint"
 
 ScoreSource = Literal["callback", "return", "output", "exit", "reward"]
 
+_PROGRAM = needs("command", why="only a program is started anew for each episode", fix="remove it, or use command")
 _LOCAL = unless("remote", why="a remote agent is started by nobody here", fix="remove it, or remote")
 
 
@@ -78,6 +79,12 @@ class AgentEnv:
     pass_env: tuple[str, ...] = one_or_many(acts_if=(_LOCAL,))
     """Names of variables of the run that agents get as well. Without it they get paths, languages and caches, and
     nothing that sounds like a secret."""
+    sandbox: bool = field(default=False, metadata={"acts_if": (_PROGRAM,), "idle": ()})
+    """Run the program in a sandbox (`sandlock`): it reads the system's and the interpreter's files, its script, `cwd` and
+    `sandbox_readable`, writes in a folder of its own (`ROLL_WORKSPACE`, gone after the episode), and reaches nothing
+    but the endpoint."""
+    sandbox_readable: tuple[str, ...] = one_or_many(acts_if=(needs("sandbox"),))
+    """Further folders and files that it may read."""
     tasks: str | None = None
     """A jsonl file with a task per line, an object each. Training goes through them in an order of the seed's, again
     and again; validation in the file's order. null: the task is its seed alone."""

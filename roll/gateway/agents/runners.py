@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from roll.configs.schema.agents_config import AgentEnv
 from roll.gateway.agents.logs import AgentLog
@@ -20,6 +22,11 @@ from roll.processes.limits import passed_environment
 MODEL = "policy"
 """What agents are told as the model's name."""
 _PYTHONS = ("python", "python3")
+_CONFINED = str(Path(__file__).with_name("confined.py"))
+_SYSTEM = (
+    "/usr", "/bin", "/lib", "/lib64", "/etc", "/proc", "/dev/null", "/dev/zero", "/dev/urandom", "/dev/random",
+)  # fmt: skip
+_MOST_PROCESSES = 256
 _LONGEST_TASK = 100_000
 """Bytes of a task in an environment variable; the system takes little more."""
 
@@ -91,10 +98,12 @@ class CommandRunner:
     def __init__(self, env: AgentEnv) -> None:
         self._words = command_words(env)
         self._environment, self._cwd = agent_environment(env), env.cwd
+        self._readable = readable_paths(env, self._words) if env.sandbox else None
 
     async def run(self, order: Order, log: AgentLog) -> Outcome:
+        words = self._words if self._readable is None else confined_words(self._words, self._readable, order, self._cwd)
         environment = {**self._environment, **order.environment}
-        process = await AgentProcess.start(self._words, environment=environment, cwd=self._cwd, log=log)
+        process = await AgentProcess.start(words, environment=environment, cwd=self._cwd, log=log)
         try:
             ended = await process.wait()
         finally:
@@ -134,6 +143,31 @@ def command_words(env: AgentEnv) -> Sequence[str]:
     if words and words[0] in _PYTHONS:
         words[0] = env.python or sys.executable
     return words
+
+
+def readable_paths(env: AgentEnv, words: Sequence[str]) -> list[str]:
+    """Return what a program in the sandbox may read: the system, its interpreter, script and `cwd`, and what is named."""
+    folder = Path(env.cwd or ".").expanduser()
+    program = shutil.which(words[0]) or words[0]
+    paths: list[str | Path] = [*_SYSTEM, program, folder, *(Path(path).expanduser() for path in env.sandbox_readable)]
+    if words[0] in (env.python, sys.executable):  # an environment, and the installation that it was made of
+        paths += [Path(words[0]).parents[1], Path(words[0]).resolve().parents[1]]
+    paths += [folder / word for word in words[1:2] if word.endswith(".py")]
+    found = [Path(path).absolute() for path in paths]
+    return list(dict.fromkeys(str(path) for path in [*found, *(path.resolve() for path in found)] if path.exists()))
+
+
+def confined_words(words: Sequence[str], readable: Sequence[str], order: Order, cwd: str | None) -> list[str]:
+    """Return what starts a program in the sandbox, for one episode."""
+    address = urlsplit(order.base_url)
+    port = address.port or (443 if address.scheme == "https" else 80)
+    policy = {
+        "fs_readable": list(readable),
+        "net_allow": [f"{address.hostname}:{port}"],
+        "max_processes": _MOST_PROCESSES,
+        "cwd": str(Path(cwd or ".").expanduser().absolute()),
+    }
+    return [sys.executable, _CONFINED, json.dumps(policy), *words]
 
 
 def agent_environment(env: AgentEnv) -> dict[str, str]:
