@@ -64,6 +64,7 @@ FULL = (
     "pipelines/test_pipelines_agentic_faults.py*",
     "pipelines/test_pipelines_agents.py::test_a_remote_agent_that_never*",
     "pipelines/test_pipelines_agents.py::test_an_unmodified*",
+    "pipelines/test_pipelines_agents_example.py*",
     "pipelines/test_pipelines_agents_faults.py*",
     "pipelines/test_pipelines_data.py*",
     "rewards/test_rewards_pool_mixups.py*",

@@ -80,9 +80,9 @@ class AgentEnv:
     """Names of variables of the run that agents get as well. Without it they get paths, languages and caches, and
     nothing that sounds like a secret."""
     sandbox: bool = field(default=False, metadata={"acts_if": (_PROGRAM,), "idle": ()})
-    """Run the program in a sandbox (`sandlock`): it reads the system's and the interpreter's files, its script, `cwd` and
-    `sandbox_readable`, writes in a folder of its own (`ROLL_WORKSPACE`, gone after the episode), and reaches nothing
-    but the endpoint."""
+    """Run the program in a sandbox (`sandlock`): it reads the system's and the interpreter's files, its script, `cwd`
+    and `sandbox_readable`, writes in a folder of its own (`ROLL_WORKSPACE`, gone after the episode), and reaches
+    nothing but the endpoint."""
     sandbox_readable: tuple[str, ...] = one_or_many(acts_if=(needs("sandbox"),))
     """Further folders and files that it may read."""
     tasks: str | None = None

@@ -146,7 +146,7 @@ def command_words(env: AgentEnv) -> Sequence[str]:
 
 
 def readable_paths(env: AgentEnv, words: Sequence[str]) -> list[str]:
-    """Return what a program in the sandbox may read: the system, its interpreter, script and `cwd`, and what is named."""
+    """Return what a program in the sandbox may read: the system, its interpreter, script, `cwd`, what is named."""
     folder = Path(env.cwd or ".").expanduser()
     program = shutil.which(words[0]) or words[0]
     paths: list[str | Path] = [*_SYSTEM, program, folder, *(Path(path).expanduser() for path in env.sandbox_readable)]
