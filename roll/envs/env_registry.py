@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from functools import cache
 from typing import get_type_hints
 
-from roll.catalog.envs import ENVS
+from roll.catalog.envs import ENV_HUBS, ENVS, hub_of
 from roll.configs.errors import Violation, did_you_mean, problem
 from roll.configs.parsing.build_config import type_problem
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.env_config import CustomEnv, EnvManager
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.stand_in import StandInUsed
+from roll.envs.adapters.base import HubError
 from roll.envs.base import Env
 from roll.envs.wrappers import EnvSpec, ResponseEnv
 from roll.utils.importing import load_object, suggested_path
@@ -92,6 +94,8 @@ def bare_env(spec: EnvSpec) -> Env:
     env_class = _class_of(spec)
     try:
         return env_class(**spec.env_config)
+    except HubError as error:
+        raise EnvLoadError(f"custom_envs.{spec.tag}.env_type: {spec.env_type}: {error}") from error
     except (TypeError, ValueError) as error:
         _check_arguments(env_class, spec)  # only now: it takes longer than many an environment's __init__
         given = ", ".join(f"{name}={value!r}" for name, value in spec.env_config.items())
@@ -103,11 +107,13 @@ def bare_env(spec: EnvSpec) -> Env:
 
 
 def load_env(env_type: str) -> type[Env]:
-    """The class of an environment; raises `EnvLoadError`."""
+    """The class of an environment; raises `EnvLoadError`. For one of a hub its package needn't be there."""
+    if hub_of(env_type):
+        return _hub_class(env_type)
     if env_type not in ENVS and ":" not in env_type:
         raise EnvLoadError(
             f"no environment {env_type!r}; {did_you_mean(env_type, ENVS)} (`roll envs list` shows all; for a class of "
-            f"your own write {suggested_path(env_type)})"
+            f"your own write {suggested_path(env_type)}; for one of a package SCHEME:ID with {', '.join(ENV_HUBS)})"
         )
     try:
         found = load_object(ENVS[env_type].path if env_type in ENVS else env_type, kind="class")
@@ -120,6 +126,22 @@ def load_env(env_type: str) -> type[Env]:
         missing = ", ".join(sorted(found.__abstractmethods__))
         raise EnvLoadError(f"{env_type}: {name} lacks {missing}, which every environment has (roll/envs/base.py)")
     return found
+
+
+@cache
+def _hub_class(env_type: str) -> type[Env]:
+    """The adapter of a hub, for one of its ids."""
+    scheme, _, hub_id = env_type.partition(":")
+    hub = ENV_HUBS[scheme]
+    if not hub_id:
+        raise EnvLoadError(f"{env_type} names no environment of {scheme}; write one, e.g. {hub.example}")
+    adapter = load_object(hub.path)
+    made: type[Env] = type(
+        adapter.__name__,
+        (adapter,),
+        {"hub_id": hub_id, "__module__": adapter.__module__, "__doc__": adapter.__doc__},
+    )
+    return made
 
 
 def _class_of(spec: EnvSpec) -> type[Env]:
@@ -136,7 +158,7 @@ def _check_arguments(env_class: type[Env], spec: EnvSpec) -> None:
     known = {name: parameter for name, parameter in parameters.items() if parameter.kind in plain}
     path = f"custom_envs.{spec.tag}.env_config"
     problems = []
-    if spec.env_type in ENVS:  # whose annotations are true
+    if spec.env_type in ENVS or hub_of(spec.env_type):  # whose annotations are true
         hints = get_type_hints(env_class.__init__)
         for key in spec.env_config.keys() & known.keys():
             if said := type_problem(hints.get(key), spec.env_config[key]):

@@ -1,0 +1,124 @@
+"""`textarena:ID`: the single-player games of TextArena, and its game of any number of players for those who play them.
+
+TextArena (https://pypi.org/project/textarena/) keeps what a player was told as a list of messages and hands on those
+that are new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from roll.envs.adapters.base import HubEnv, HubError, ended
+from roll.envs.base import Observation, StepResult
+
+GAME = -1  # TextArena's id of the game itself, as the sender of a message
+
+
+class TextArenaGame:
+    """One game of TextArena, of any number of players: whose turn it is, what they are told, how it ended."""
+
+    def __init__(self, game: Any, players: int, seed: int) -> None:
+        """Begin it. `game`: what `textarena.make` gave, not played before."""
+        self._game = game
+        self._inner = _unobserved(game)
+        game.reset(num_players=players, seed=seed)
+
+    @property
+    def player(self) -> int:
+        """Whose turn it is, from 0."""
+        return int(self._game.state.current_player_id)
+
+    def news(self) -> str:
+        """What the player whose turn it is hasn't been told yet; their own actions aren't repeated."""
+        player, messages = self._inner.get_observation()
+        names = self._game.state.role_mapping
+        lines = []
+        for sender, text, *kind in messages:
+            if sender == player and kind and kind[0].name == "PLAYER_ACTION":
+                continue
+            lines.append(text if sender == GAME else f"[{names.get(sender, f'Player {sender}')}] {text}")
+        return "\n".join(line.strip("\n") for line in lines).strip() or "(nothing new)"
+
+    def view(self) -> str:
+        """What the wrappers of the id show the player whose turn it is: the prompt and what came since, or a board."""
+        return str(self._game.get_observation()[1]).strip()
+
+    def step(self, action: str) -> bool:
+        """Do an action of the player whose turn it is; whether the game is over."""
+        return bool(self._game.step(action)[0])
+
+    def outcome(self) -> tuple[dict[int, float], dict[int, Mapping[str, Any]]]:
+        """Rewards and details by player, after the end."""
+        rewards, details = self._game.close()
+        return {int(player): float(value) for player, value in (rewards or {}).items()}, dict(details or {})
+
+
+class TextArenaEnv(HubEnv):
+    """A single-player game of TextArena.
+
+    Any text is an action; the game finds the move in it (mostly in square brackets, which are added to a text without
+    any), so give the section `action_pattern: null`. The reward comes with the last step and is the game's own: 1 for a
+    game won, less or nothing for one that isn't. A move that the rules forbid is answered by the game, which ends it
+    the second time in a row. Metrics: `success`, `invalid_end` (it was ended for a forbidden move).
+
+    Args:
+        view: what a turn shows. `new`: the messages since the last one. `wrapped`: what the id's own observation
+            wrappers show, which repeat the prompt; with `history_length: 0`.
+        success_from: rewards from here on are games won.
+        options: arguments of the game, e.g. `max_number`.
+    """
+
+    scheme = "textarena"
+    for_one: ClassVar[bool] = False
+    """Whether one player was seen to be enough for the game."""
+
+    def __init__(self, *, view: Literal["new", "wrapped"] = "new", success_from: float = 1.0, **options: Any) -> None:
+        super().__init__()
+        if view not in ("new", "wrapped"):
+            raise ValueError(f"view: got {view!r}, expected new or wrapped")
+        self._view, self._success_from, self._options = view, success_from, options
+        self._package = self.load()
+        self._fresh: Any = self._made()
+        self._game: TextArenaGame | None = None
+        if not self.__class__.for_one:  # a class for each id: it is found out once
+            with self._random.lent():
+                self._started(0)
+            self.__class__.for_one = True
+
+    def begin(self, seed: int, options: Mapping[str, Any]) -> Observation:
+        self.no_options(options)
+        self._game = self._started(seed)
+        return self._observe(self._game)
+
+    def act(self, action: str) -> StepResult:
+        assert self._game is not None, "reset comes first"
+        if not self._game.step(action):
+            return StepResult(reward=0.0, terminated=False, observation=self._observe(self._game))
+        rewards, details = self._game.outcome()
+        reward = rewards.get(0, 0.0)
+        metrics = {"invalid_end": float(bool(details.get(0, {}).get("invalid_move")))}
+        return ended(reward, success=reward >= self._success_from, metrics=metrics)
+
+    def make(self, *_: Any, **options: Any) -> Any:
+        return self._package.make(self.hub_id, **options)
+
+    def _started(self, seed: int) -> TextArenaGame:
+        game, self._fresh = self._fresh or self._made(), None  # some wrappers remember what was played before
+        try:
+            return TextArenaGame(game, 1, seed)
+        except AssertionError as error:
+            raise HubError(f"it isn't for one player: {error}; see docs/environment_hubs.md") from None
+
+    def _made(self) -> Any:
+        return self.made(known=self._package.envs.registration.ENV_REGISTRY, **self._options)
+
+    def _observe(self, game: TextArenaGame) -> Observation:
+        return Observation.of(game.news() if self._view == "new" else game.view())
+
+
+def _unobserved(game: Any) -> Any:
+    """The game without the wrappers that keep what it showed."""
+    while hasattr(game, "env"):
+        game = game.env
+    return game
