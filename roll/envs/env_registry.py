@@ -137,9 +137,7 @@ def _hub_class(env_type: str) -> type[Env]:
         raise EnvLoadError(f"{env_type} names no environment of {scheme}; write one, e.g. {hub.example}")
     adapter = load_object(hub.path)
     made: type[Env] = type(
-        adapter.__name__,
-        (adapter,),
-        {"hub_id": hub_id, "__module__": adapter.__module__, "__doc__": adapter.__doc__},
+        adapter.__name__, (adapter,), {"hub_id": hub_id, "__module__": adapter.__module__, "__doc__": adapter.__doc__}
     )
     return made
 

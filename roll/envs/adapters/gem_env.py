@@ -9,7 +9,6 @@ from roll.envs.adapters.base import HubEnv, ended
 from roll.envs.base import Observation, StepResult
 
 
-
 class GemEnv(HubEnv):
     r"""An environment of GEM.
 

@@ -61,7 +61,9 @@ class GymnasiumEnv(HubEnv):
             self._read = spaces.reader(self._env.action_space)
             if self._read is None:
                 kind = spaces.kind_of(self._env.action_space)
-                raise HubError(f"its actions are a {kind} space, of which no text is known; give parse: file.py:function")
+                raise HubError(
+                    f"its actions are a {kind} space, of which no text is known; give parse: file.py:function"
+                )
         self._success: str | float = self._game.success if success is None else success
         self.instructions = self._about() if instructions is None else instructions
         self._return = 0.0
