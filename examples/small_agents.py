@@ -88,7 +88,7 @@ def prepare(config: SFTConfig, folder: str, name: str, *, heads: int = 16) -> No
 def random_texts(config: AgenticConfig, episodes: int) -> Iterator[str]:
     """What is read and said while the environments are played at random."""
     for tag, section in config.custom_envs.items():
-        env = bare_env(env_spec(tag, section, config.train_env_manager))
+        env = bare_env(env_spec(tag, section, config.train_env_manager, config.env_workers.python))
         rng = random.Random(0)
         yield from env.actions
         for seed in range(episodes):

@@ -37,25 +37,25 @@ ENV_HUBS: dict[str, Hub] = {
     "minigrid": Hub(
         path="roll.envs.adapters.minigrid_env:MiniGridEnv",
         package="minigrid",
-        install="'roll-rl[minigrid]'",
+        install="minigrid",
         example="minigrid:MiniGrid-DoorKey-5x5-v0",
     ),
     "gem": Hub(
         path="roll.envs.adapters.gem_env:GemEnv",
         package="gem",
-        install="gem-llm",  # no extra: its pins contradict others here, so it has an interpreter of its own
+        install="gem-llm",
         example="gem:game:GuessTheNumber-v0-easy",
     ),
     "textarena": Hub(
         path="roll.envs.adapters.textarena_env:TextArenaEnv",
         package="textarena",
-        install="'roll-rl[textarena]'",
+        install="textarena",
         example="textarena:Wordle-v0",
     ),
     "reasoning_gym": Hub(
         path="roll.envs.adapters.reasoning_gym_env:ReasoningGymEnv",
         package="reasoning_gym",
-        install="'roll-rl[reasoning_gym]'",
+        install="reasoning-gym",
         example="reasoning_gym:chain_sum",
     ),
     "openenv": Hub(

@@ -14,9 +14,11 @@ from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.env_config import CustomEnv, EnvManager
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.stand_in import StandInUsed
-from roll.envs.adapters.base import HubError
+from roll.envs.adapters.base import HubEnv, HubError
 from roll.envs.base import Env
+from roll.envs.remote_env import RemoteEnv, RemoteEnvError
 from roll.envs.wrappers import EnvSpec, ResponseEnv
+from roll.processes.interpreter import found_interpreter
 from roll.utils.importing import load_object, suggested_path
 
 
@@ -24,19 +26,31 @@ class EnvLoadError(ValueError):
     """An environment that can't be found, imported or made with its arguments."""
 
 
-def env_spec(tag: str, env: CustomEnv, manager: EnvManager) -> EnvSpec:
+def env_spec(tag: str, env: CustomEnv, manager: EnvManager, python: str | None = None) -> EnvSpec:
     """The spec of one section of `custom_envs`; raises `ValueError` naming the key that is wrong.
 
     Imports the environment's class to compare its arguments with `env_config`, but makes none.
+
+    Args:
+        python: `env_workers.python`.
     """
     spec = EnvSpec(
         tag=tag,
         format_penalty=manager.format_penalty,
         invalid_action_penalty=manager.invalid_action_penalty,
+        python=_interpreter(python),
         **vars(env),
     )
     check_spec(spec)
     return spec
+
+
+def _interpreter(python: str | None) -> str | None:
+    """Its absolute path; raises `EnvLoadError` if there is no such program."""
+    found = None if python is None else found_interpreter(python)
+    if python is not None and found is None:
+        raise EnvLoadError(f"env_workers.python: there is no program {python!r}; give the path of an interpreter")
+    return found
 
 
 def env_violations(config: RunConfig) -> Iterator[Violation]:
@@ -53,7 +67,7 @@ def env_violations(config: RunConfig) -> Iterator[Violation]:
             continue  # of which the rules speak
         at = f"custom_envs.{tag}"
         try:
-            spec = env_spec(tag, config.custom_envs[tag], manager)
+            spec = env_spec(tag, config.custom_envs[tag], manager, config.env_workers.python)
             if config.prepare is None:
                 build_env(spec).close()
         except StandInUsed:
@@ -61,7 +75,7 @@ def env_violations(config: RunConfig) -> Iterator[Violation]:
         except EnvLoadError as error:
             for line in str(error).split("\n    "):
                 key, _, said = line.partition(": ")
-                yield problem(key, said) if key.startswith(at) else problem(at, line)
+                yield problem(key, said) if key.startswith((at, "env_workers.")) else problem(at, line)
         except Exception as error:  # noqa: BLE001 - of the environment's own code, perhaps; it is reported
             yield problem(at, f"{type(error).__name__}: {error}")
 
@@ -75,8 +89,23 @@ def check_envs(config: RunConfig) -> None:
 
 
 def check_spec(spec: EnvSpec) -> None:
-    """Raises `EnvLoadError` unless there is such a class and it takes these arguments."""
+    """Raises `EnvLoadError` unless there is such a class and it takes these arguments.
+
+    A class of the user's own under another interpreter isn't looked at: what it imports may be there only.
+    """
+    if spec.python is not None and spec.env_type not in ENVS and not hub_of(spec.env_type):
+        return
     _check_arguments(_class_of(spec), spec)
+
+
+def load_package(spec: EnvSpec) -> None:
+    """Import the package of a hub's environment, which may take many seconds; raises `EnvLoadError`."""
+    env_class = _class_of(spec)
+    if issubclass(env_class, HubEnv):
+        try:
+            env_class.load()
+        except HubError as error:
+            raise EnvLoadError(f"custom_envs.{spec.tag}.env_type: {spec.env_type}: {error}") from error
 
 
 def build_env(spec: EnvSpec) -> Env:
@@ -90,7 +119,12 @@ def build_env(spec: EnvSpec) -> Env:
 
 
 def bare_env(spec: EnvSpec) -> Env:
-    """The environment itself: `step` gets one of its own actions."""
+    """The environment itself: `step` gets one of its own actions. Under `spec.python`, if that is set."""
+    if spec.python is not None:
+        try:
+            return RemoteEnv(spec)
+        except RemoteEnvError as error:
+            raise EnvLoadError(str(error)) from None
     env_class = _class_of(spec)
     try:
         return env_class(**spec.env_config)

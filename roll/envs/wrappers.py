@@ -11,8 +11,6 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from roll.configs.schema.env_config import CustomEnv
 from roll.envs.base import Env, InvalidAction, Message, Observation, ResetNeeded, StepResult
 from roll.utils.importing import FILE_MODULE
@@ -34,6 +32,8 @@ class EnvSpec(CustomEnv):
     """Added to the reward of a response without an action; at most 0."""
     invalid_action_penalty: float = 0.0
     """Added for each action that the environment doesn't know; at most 0."""
+    python: str | None = None
+    """`env_workers.python`: the interpreter that it runs under; null: this one."""
 
 
 def without_thoughts(text: str, tags: tuple[str, str]) -> str:
@@ -256,7 +256,7 @@ def checked_result(env: Env, result: object) -> StepResult:
     flags: dict[str, bool] = {}
     for name in ("terminated", "truncated"):
         flag = getattr(result, name)
-        if not isinstance(flag, (bool, np.bool_)):
+        if not isinstance(flag, bool) and not _is_numpy_bool(flag):
             raise _wrong(env, "step", f"a StepResult with {name} = {_shape(flag)}", "True or False")
         flags[name] = bool(flag)
     over = any(flags.values())
@@ -270,6 +270,11 @@ def checked_result(env: Env, result: object) -> StepResult:
         reward_parts=_numbers(env, "reward_parts", result.reward_parts),
         metrics=_numbers(env, "metrics", result.metrics),
     )
+
+
+def _is_numpy_bool(flag: object) -> bool:
+    """Without numpy, which an interpreter of the user's own may lack."""
+    return type(flag).__module__ == "numpy" and type(flag).__name__ in ("bool", "bool_")
 
 
 def _finite(env: Env, what: str, value: object) -> float:

@@ -68,8 +68,8 @@ class EnvWorkload(Workload):
         self._unsteady: set[str] = set()  # Tags that were warned of, here and above
 
     def _specs_of(self, manager: EnvManager) -> dict[str, EnvSpec]:
-        config = self._config
-        return {tag: env_spec(tag, config.custom_envs[tag], manager) for tag in config.tags_of(manager)}
+        config, python = self._config, self._config.env_workers.python
+        return {tag: env_spec(tag, config.custom_envs[tag], manager, python) for tag in config.tags_of(manager)}
 
     def _tasks(self, manager: EnvManager, split: Split) -> EnvTasks:
         config = self._config

@@ -40,7 +40,7 @@ def demonstrations(config: AgenticConfig, episodes: int, *, response: str | None
     seed = stable_hash(config.seed, "demonstrations", bits=56)
     tasks = EnvTasks(tags, config.partition_of(manager), env_types, seed=seed, split="train").take(episodes)
     with ExitStack() as stack:
-        specs = {tag: env_spec(tag, config.custom_envs[tag], manager) for tag in tags}
+        specs = {tag: env_spec(tag, config.custom_envs[tag], manager, config.env_workers.python) for tag in tags}
         said = {tag: response or _usual_response(tag, config.custom_envs[tag].action_pattern) for tag in tags}
         teachers = {tag: stack.enter_context(closing(_Teacher(config, specs[tag], said[tag]))) for tag in tags}
         for task in tasks:
@@ -64,8 +64,8 @@ class _Teacher:
     def __init__(self, config: AgenticConfig, spec: EnvSpec, response: str) -> None:
         self._section = config.custom_envs[spec.tag]
         self._response = response
-        env_class = load_env(spec.env_type)
-        if env_class.solution is Env.solution:
+        env_class = None if spec.python is not None else load_env(spec.env_type)  # else it may not be importable here
+        if env_class is not None and env_class.solution is Env.solution:
             raise ValueError(
                 f"custom_envs.{spec.tag}.env_type: {env_class.__name__} has no solution() to demonstrate; leave it out "
                 "by train_env_manager.tags, or write one (roll/envs/base.py)"

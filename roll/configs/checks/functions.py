@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.catalog.entries import OWN_PATH
+from roll.catalog.envs import hub_of
 from roll.catalog.rewards import REWARDS
 from roll.catalog.trackers import TRACKERS, TrackerEntry
 from roll.configs.checks.folders import nearby
@@ -105,7 +106,8 @@ def _built_in(reward: str, args: Arguments) -> Iterator[Violation]:
 def env_checks(config: AgenticConfig) -> Iterator[Violation]:
     """So do environments, and the configuration of the warm start."""
     for tag, env in config.custom_envs.items():
-        if ":" in env.env_type:
+        own_interpreter = config.env_workers.python is not None  # what is imported there isn't known here
+        if ":" in env.env_type and not hub_of(env.env_type) and (".py:" in env.env_type or not own_interpreter):
             yield from named_checks(f"custom_envs.{tag}.env_type", env.env_type, "class")
     if config.warm_start is not None and not Path(config.warm_start).is_file():
         expected = f"a configuration file that exists, seen from {Path.cwd()}{nearby(Path(config.warm_start))}"

@@ -17,10 +17,11 @@ class CustomEnv:
     """One kind of environment, and how the policy is shown it. Its name in `custom_envs` is the tag."""
 
     env_type: str
-    """Id of a bundled environment, e.g. `sokoban-v1` (`roll envs list` shows all), or a class of your own as
-    `package.module:Class` or `path/to/file.py:Class`."""
+    """Id of a bundled environment, e.g. `sokoban-v1` (`roll envs list` shows all); one of another package as
+    `gymnasium:ID`, `minigrid:ID`, `textarena:ID`, `gem:ID`, `reasoning_gym:NAME` or `openenv:URL`; or a class of your
+    own as `package.module:Class` or `path/to/file.py:Class`."""
     env_config: dict[str, Any] = field(default_factory=dict)
-    """Arguments of that class; an unknown one is refused."""
+    """Arguments of that class, and of the other package's environment; an unknown one is refused."""
     max_steps: int = number(10, ge=1)
     """Responses per episode; then it is cut off (`truncated`)."""
     max_tokens_per_step: int | None = number(None, ge=1)
@@ -105,6 +106,9 @@ class EnvWorkers:
     """Seconds for one `reset` or `step`; beyond, the process is killed and the episode has status `timeout`."""
     memory_limit_mb: int = number(4096, ge=64)
     """A process above this gets no further episodes: a successor does, and it is ended after its last one."""
+    python: str | None = None
+    """Interpreter of the processes, e.g. `/path/to/venv/bin/python`, Python 3.10 or newer: for environments whose
+    packages clash with those of the run. It needs those packages and nothing of this project. null: that of the run."""
 
     @property
     def room(self) -> int | None:
