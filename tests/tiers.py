@@ -57,6 +57,7 @@ FULL = (
     "distributed/test_distributed_ray_options.py::test_a_ray*",
     "configs/test_configs_fuzz.py*",
     "pipelines/test_pipelines_async.py*",
+    "envs/test_envs_hubs_elsewhere.py*",
     "envs/test_envs_pool_faults.py*",
     "extensions/test_extensions_pipeline.py::test_two_ranks*",
     "profiling/test_profiling_runs.py::test_ranks_under_ray*",

@@ -15,7 +15,7 @@ _COLOURED = {"key": "K", "ball": "B", "box": "X"}
 _COLOURS = {"red": "r", "green": "g", "blue": "b", "purple": "p", "yellow": "y", "grey": "e"}
 _AGENT = (">", "v", "<", "^")  # By MiniGrid's numbers of directions
 _UP = 3  # In its own view the agent looks up
-_USEFUL = ("Left", "Right", "Forward", "Pickup", "Toggle")  # What a way to the goal is made of
+_USEFUL = (0, 1, 2, 3, 5)  # Left, Right, Forward, Pickup, Toggle: what a way to the goal is made of
 _MOST_STATES = 4000
 
 _GAME = Game(
@@ -62,7 +62,8 @@ class MiniGridEnv(GymnasiumEnv):
         return gymnasium.make(self.hub_id, disable_env_checker=True, **options)
 
     def game(self) -> Game:
-        return Game(about=_GAME.about, actions=_GAME.actions, show=self._told)
+        # Some have the first three actions only.
+        return Game(about=_GAME.about, actions=_GAME.actions[: int(self._env.action_space.n)], show=self._told)
 
     def state(self, text: str) -> str:
         """All of the grid, also where the agent sees part of it."""
@@ -74,22 +75,22 @@ class MiniGridEnv(GymnasiumEnv):
 
         It turns, walks, picks up and toggles. Missions that need something to be put down aren't found.
         """
-        names = {name: self.actions[i] for i, name in enumerate(_GAME.actions)}
+        useful = [action for action in _USEFUL if action < len(self.actions)]
         seen = {self._key(self._env.unwrapped)}
         queue: deque[tuple[Any, tuple[str, ...]]] = deque([(self._env.unwrapped, ())])
         while queue and len(seen) < _MOST_STATES:
             env, walk = queue.popleft()
             if len(walk) >= max_actions:
                 return None
-            for name in _USEFUL:
+            for action in useful:
                 after = _copied(env)
-                _, reward, terminated, truncated, _ = after.step(_GAME.actions.index(name))
+                _, reward, terminated, truncated, _ = after.step(action)
                 if reward > 0:
-                    return [*walk, names[name]]
+                    return [*walk, self.actions[action]]
                 if terminated or truncated or (key := self._key(after)) in seen:
                     continue
                 seen.add(key)
-                queue.append((after, (*walk, names[name])))
+                queue.append((after, (*walk, self.actions[action])))
         return None
 
     def _key(self, env: Any) -> tuple[Any, ...]:
