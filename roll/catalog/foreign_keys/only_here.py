@@ -11,7 +11,7 @@ cosine_length.wrong discount_over distill.use_as engine_restarts executor export
 lora_sync loss_type_args topr_level verify_weight_sync warm_start
 
 custom_envs.<name>.max_actions_per_step custom_envs.<name>.thinking_tags env_workers.max_env_num_per_worker
-env_workers.memory_limit_mb env_workers.timeout_s <manager>.generating_args.ignore_eos
+env_workers.memory_limit_mb env_workers.python env_workers.timeout_s <manager>.generating_args.ignore_eos
 <manager>.invalid_action_penalty
 
 reward_env reward_retries rewards.<name>.judge_weight rewards.<name>.parts.<name>.name
