@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -62,6 +63,9 @@ class Env(ABC):
 
     instructions: str = ""  # What the policy is told about the game before it begins
     actions: tuple[str, ...] = ()  # The actions there are. Empty: any text is one.
+    one_episode: bool = False
+    """Whether all seeds may play the same episode: a fixed start, and nothing is drawn. `roll envs test` takes it for a
+    mistake otherwise."""
 
     @abstractmethod
     def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:
@@ -81,6 +85,13 @@ class Env(ABC):
 
         None: there are none, or nobody knows. Actions beyond `max_actions` aren't played, so an environment whose
         solutions don't depend on the time left needn't look at it.
+        """
+        return None
+
+    def sample_action(self, rng: random.Random) -> str | None:  # noqa: ARG002 - for those whose actions are a space
+        """An action that may be valid now, drawn with `rng` alone: what an agent that plays at random does.
+
+        None: one of `actions`, or where there are none some text that needn't mean anything here.
         """
         return None
 

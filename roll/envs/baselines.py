@@ -33,8 +33,9 @@ class Score:
 
 
 def random_action(env: Env, rng: random.Random) -> str:
-    """One of the actions, or of `TEXTS`."""
-    return rng.choice(env.actions or TEXTS)
+    """What the environment draws itself, else one of its actions, or of `TEXTS`."""
+    drawn = env.sample_action(rng)
+    return rng.choice(env.actions or TEXTS) if drawn is None else drawn
 
 
 def random_score(make: Callable[[], Env], seeds: Iterable[int], max_steps: int) -> Score:
