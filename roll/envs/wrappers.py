@@ -13,6 +13,7 @@ from typing import Any
 
 from roll.configs.schema.env_config import CustomEnv
 from roll.envs.base import Env, InvalidAction, Message, Observation, ResetNeeded, StepResult
+from roll.envs.watched import Watched
 from roll.utils.importing import FILE_MODULE
 
 _SHOWN = 60  # Characters of a wrong action that are repeated to the policy
@@ -221,7 +222,7 @@ def _with_note(observation: Observation, problems: Sequence[str], *, again: bool
 
 def _name(env: Env) -> str:
     """As `custom_envs` would name it, without the folder of a file."""
-    cls = type(env)
+    cls = type(env.env if isinstance(env, Watched) else env)
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     if cls.__module__.startswith(FILE_MODULE) and file:
         return f"{Path(file).name}:{cls.__qualname__}"
