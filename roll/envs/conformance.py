@@ -91,7 +91,8 @@ def with_taken_seeds(trial: Trial) -> Trial:
     """Return the trial with seeds that the environment takes, so that the further checks find what else there is."""
     trial.clock.begin()
     try:
-        bits, _ = seed_checks.bits_taken(trial)
+        with kept_generators():
+            bits, _ = seed_checks.bits_taken(trial)
     except KeyboardInterrupt:
         raise
     except BaseException:  # noqa: BLE001 - of which the checks speak
