@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import inspect
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,28 @@ from rich.table import Table
 from rich.text import Text
 
 from roll.catalog.envs import ENVS
+from roll.cli.episode_lines import episode_lines
 from roll.cli.key_values import from_yaml, key_values
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.build_config import build
 from roll.configs.schema.env_config import CustomEnv
-from roll.envs.base import Env
-from roll.envs.baselines import random_score, scripted_score
-from roll.envs.conformance import Finding, blame, check_env
-from roll.envs.env_registry import EnvLoadError, bare_env, load_env
+from roll.envs.baselines import Score
+from roll.envs.conformance import makes_others_useless
+from roll.envs.env_registry import load_env
+from roll.envs.probe import (
+    ProbeEnded,
+    Probes,
+    Refused,
+    findings_of,
+    findings_of_responses,
+    scores_of,
+    taken,
+)
+from roll.envs.probe_worker import Order
+from roll.envs.recorded import read_responses
+from roll.envs.trial import Finding
 from roll.envs.wrappers import EnvSpec
+from roll.utils.terminal import printable
 
 MARKS = {
     "ok": ("ok", "green"),
@@ -46,34 +59,59 @@ def list_envs(options: argparse.Namespace) -> int:  # noqa: ARG001 - every comma
 
 
 def test_env(options: argparse.Namespace) -> int:
-    """Tables of findings and scores; status 1 if something is wrong."""
+    """Tables of findings and scores, and an episode; status 1 if something is wrong."""
     console = Console(highlight=False)
-    for name in ("seeds", "episodes", "steps"):
+    for name in ("seeds", "episodes", "steps", "timeout_s", "check_s"):
         if getattr(options, name) < 1:
             raise ValueError(f"--{name}: got {getattr(options, name)}, expected at least 1")
     spec = _spec(options.env, options.config, options.arguments)
-    make = functools.partial(bare_env, spec)
+    recorded = read_responses(options.responses) if options.responses is not None else []
+    order = Order(spec, options.seeds, options.steps, options.timeout_s, options.check_s)
+    with Probes(os.environ, timeout_s=options.timeout_s, python=options.python) as probes:
+        _make(probes, order)
+        findings = list(findings_of(probes, order))
+        order = taken(probes, order)
+        findings += findings_of_responses(probes, order, recorded) if recorded else []
+        console.print(_findings_table(spec, findings))
+        wrong = sum(finding.level == "error" for finding in findings)
+        if not makes_others_useless(findings):
+            _print_episode(console, probes, order)
+        if not wrong:
+            console.print(_scores_table(scores_of(probes, order, options.episodes)))
+            return 0
+    console.print(f"{wrong} error(s): see docs/environments.md", style="bold red")
+    return 1
+
+
+def _make(probes: Probes, order: Order) -> None:
+    """Raise `ValueError` if the environment can't be made."""
+    spec = order.spec
     try:
-        make().close()
-    except EnvLoadError as error:
-        where = blame(error) if error.__cause__ is not None else ""
+        probes.get().ask("made", order)
+    except Refused as error:
         said = str(error).removeprefix(f"custom_envs.{spec.tag}.")
-        raise ValueError(f"{said}\n  at {where}" if where else said) from error
-    except (Exception, SystemExit) as error:
-        said = f"{options.env} can't be made: {type(error).__name__}: {error}"
-        raise ValueError(f"{said}\n  at {blame(error)}") from error
-    findings = check_env(make, seeds=range(options.seeds), max_steps=options.steps)
-    console.print(_findings_table(spec, findings))
-    wrong = sum(finding.level == "error" for finding in findings)
-    if wrong:
-        console.print(f"{wrong} error(s): see docs/environments.md", style="bold red")
-        return 1
-    console.print(_scores_table(make, options.episodes, options.steps))
-    return 0
+        raise ValueError(f"{said}\n  at {error.where}" if error.where else said) from None
+    except ProbeEnded as error:
+        raise ValueError(f"{spec.env_type} can't be made: {error}") from None
+
+
+def _print_episode(console: Console, probes: Probes, order: Order) -> None:
+    """One episode as the policy sees it."""
+    assert order.seeds is not None, "they are settled"
+    try:
+        played = probes.get().ask("episode", order, order.seeds[0])
+    except (ProbeEnded, Refused) as error:
+        console.print(f"no episode to show: {error}", markup=False, style="yellow")
+        return
+    console.print(f"\nOne episode as the policy sees it (seed {order.seeds[0]})", style="bold")
+    for role, text, style in episode_lines(order.spec, played):
+        console.print(f"[{role}]", style=f"bold {style}", markup=False)
+        console.print(printable(text), markup=False)
+    console.print()
 
 
 def _spec(env: str, config: Path | None, arguments: Sequence[str]) -> EnvSpec:
-    env_type, env_config = env, {}
+    section, env_config = CustomEnv(env_type=env), dict[str, Any]()
     if config is not None:
         if not config.is_file():
             raise ValueError(f"--config: there is no file {str(config)!r}")
@@ -84,13 +122,15 @@ def _spec(env: str, config: Path | None, arguments: Sequence[str]) -> EnvSpec:
         if sections is None:
             env_config = content
         else:
-            env_type, env_config = _section(sections, env, config)
+            section = _section(sections, env, config)
+            env_config = dict(section.env_config)
     env_config.update(key_values(arguments, "e.g. size=5"))
-    return EnvSpec(tag=Path(env).stem if ".py" in env else env, env_type=env_type, env_config=env_config)
+    tag = Path(env).stem if ".py" in env else env
+    return EnvSpec(tag=tag, **{**vars(section), "env_config": env_config})
 
 
-def _section(sections: Any, tag: str, file: Path) -> tuple[str, dict[str, Any]]:
-    """Return the id and the arguments that `custom_envs` of a file has for a tag."""
+def _section(sections: Any, tag: str, file: Path) -> CustomEnv:
+    """Return what `custom_envs` of a file has for a tag."""
     if not isinstance(sections, dict):
         raise ValueError(f"--config: custom_envs in {file} is {sections!r}, expected keys and values")
     if tag not in sections:
@@ -98,7 +138,7 @@ def _section(sections: Any, tag: str, file: Path) -> tuple[str, dict[str, Any]]:
     section, violations = build(CustomEnv, sections[tag], f"custom_envs.{tag}")
     if section is None:
         raise ConfigError(violations, str(file))
-    return section.env_type, dict(section.env_config)
+    return section
 
 
 def _argument(parameter: inspect.Parameter) -> str:
@@ -120,16 +160,15 @@ def _findings_table(spec: EnvSpec, findings: Sequence[Finding]) -> Table:
     return table
 
 
-def _scores_table(make: functools.partial[Env], episodes: int, steps: int) -> Table:
+def _scores_table(scores: Sequence[Score]) -> Table:
     table = Table("agent", "episodes", "success", "mean return", "mean steps", "steps/s")
-    for score in (random_score(make, range(episodes), steps), scripted_score(make, range(episodes), max(steps, 1000))):
-        if score is not None:
-            table.add_row(
-                score.agent,
-                str(score.episodes) + (f" ({score.unplayed} without)" if score.unplayed else ""),
-                f"{score.success_rate:.1%}",
-                f"{score.mean_return:.3g}",
-                f"{score.mean_steps:.1f}",
-                f"{1 / score.seconds_per_step if score.seconds_per_step else 0.0:,.0f}",
-            )
+    for score in scores:
+        table.add_row(
+            score.agent,
+            str(score.episodes) + (f" ({score.unplayed} without)" if score.unplayed else ""),
+            f"{score.success_rate:.1%}",
+            f"{score.mean_return:.3g}",
+            f"{score.mean_steps:.1f}",
+            f"{1 / score.seconds_per_step if score.seconds_per_step else 0.0:,.0f}",
+        )
     return table

@@ -11,8 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 
-import numpy as np
-
 from roll.envs.base import Env, InvalidAction, StepResult
 from roll.envs.baselines import random_action, scripted_score
 from roll.envs.traces import ends, trace
@@ -122,7 +120,8 @@ def renders(trial: Trial) -> Found:
     picture = env.render()
     if picture is None or isinstance(picture, str):
         return
-    shape = f"{picture.dtype} {list(picture.shape)}" if isinstance(picture, np.ndarray) else type(picture).__name__
+    is_array = type(picture).__module__ == "numpy" and hasattr(picture, "shape")
+    shape = f"{picture.dtype} {list(picture.shape)}" if is_array else type(picture).__name__
     if not re.fullmatch(r"uint8 \[[1-9]\d*, [1-9]\d*, 3\]", shape):
         yield "error", f"render returned {shape}, expected a uint8 array [height, width, 3], text, or None"
 

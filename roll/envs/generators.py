@@ -13,13 +13,13 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-import numpy as np
-
-_STANDARD_LIBRARY, _NUMPY = (str(Path(str(module.__file__)).parent) + os.sep for module in (random, np))
+_STANDARD_LIBRARY = str(Path(random.__file__).parent) + os.sep
 _SITE = f"{os.sep}site-packages{os.sep}"
+_NOT_GAMES = tuple(f"{_SITE}{package}{os.sep}" for package in ("numpy", "torch", "scipy"))
 _OURS = str(Path(__file__).parent) + os.sep
-_MACHINERY = {"baselines.py", "conformance.py", "conformance_checks.py", "conformance_seeds.py", "env_registry.py"}
-_MACHINERY |= {"generators.py", "probe_worker.py", "traces.py", "watched.py", "wrappers.py"}
+_MACHINERY = {"baselines.py", "conformance_checks.py", "conformance_seeds.py", "env_registry.py"}
+_MACHINERY |= {"episode_shown.py", "generators.py", "probe_worker.py", "traces.py", "trial.py", "watched.py"}
+_MACHINERY |= {"conformance.py", "wrappers.py"}
 
 SYSTEM_CALLS = {
     "urandom": "os.urandom",
@@ -53,14 +53,21 @@ class SharedGenerator:
 
 def shared_generators() -> list[SharedGenerator]:
     """Those of the libraries that are loaded."""
-    found = [
-        SharedGenerator("random", "random.Random(seed)", random.getstate, random.setstate, random.seed),
-        SharedGenerator(
-            "numpy.random", "numpy.random.default_rng(seed)", _numpy_state, np.random.set_state, _seed_numpy
-        ),
-    ]
-    torch = sys.modules.get("torch")
-    if torch is not None and hasattr(torch, "get_rng_state"):  # else it is being imported
+    found = [SharedGenerator("random", "random.Random(seed)", random.getstate, random.setstate, random.seed)]
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if hasattr(numpy, "random"):
+        assert numpy is not None
+        found.append(
+            SharedGenerator(
+                "numpy.random",
+                "numpy.random.default_rng(seed)",
+                lambda: tuple(part.tolist() if hasattr(part, "tolist") else part for part in numpy.random.get_state()),
+                numpy.random.set_state,
+                lambda seed: numpy.random.seed(seed % 2**32),
+            )
+        )
+    if hasattr(torch, "get_rng_state"):  # else it is being imported
+        assert torch is not None
         found.append(
             SharedGenerator(
                 "torch",
@@ -153,7 +160,7 @@ def is_theirs(code: CodeType) -> bool:
     if file.startswith(_OURS):
         return file[len(_OURS) :] not in _MACHINERY
     if _SITE in file:
-        return not file.startswith(_NUMPY) and f"{_SITE}torch{os.sep}" not in file
+        return not any(package in file for package in _NOT_GAMES)
     return not file.startswith(_STANDARD_LIBRARY)
 
 
@@ -163,11 +170,3 @@ def place(code: CodeType, line: int | None) -> str:
     shown = str(file.relative_to(Path.cwd())) if file.is_relative_to(Path.cwd()) else str(file).rpartition(_SITE)[2]
     return f"{shown}:{line} in {code.co_name}"
 
-
-def _numpy_state() -> Any:
-    kind, keys, *rest = np.random.get_state()
-    return (kind, keys.tolist(), *rest)
-
-
-def _seed_numpy(seed: int) -> None:
-    np.random.seed(seed % 2**32)

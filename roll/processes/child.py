@@ -109,10 +109,12 @@ def _signal_name(number: int) -> str:
 
 
 def child_environment(environment: Mapping[str, str] | None = None, *, foreign: bool = False) -> dict[str, str]:
-    """The parent's environment, or a given one, with its import path, a fixed hash seed (sets have an order) and one
-    thread. `foreign`: for another interpreter, which must not find the packages of this one."""
+    """The parent's environment, or a given one, with its import path, a fixed hash seed (sets have an order) unless the
+    given one has its own, and one thread. `foreign`: for another interpreter, which must not find the packages of this
+    one."""
     here = str(Path.cwd())
     path = [entry or here for entry in sys.path]
+    hash_seed = "0" if environment is None else environment.get("PYTHONHASHSEED", "0")
     environment = dict(os.environ if environment is None else environment)
     if foreign:
         environment.pop("PYTHONHOME", None)
@@ -123,7 +125,7 @@ def child_environment(environment: Mapping[str, str] | None = None, *, foreign: 
         **threads,
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(path)),
         "PYTHONSAFEPATH": "1",
-        "PYTHONHASHSEED": "0",
+        "PYTHONHASHSEED": hash_seed,
     }
 
 
