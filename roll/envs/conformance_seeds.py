@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 
 from roll.envs.base import Env
 from roll.envs.generators import SharedGenerator, first_draw, shared_generators, system_calls
 from roll.envs.traces import NotMade, difference, trace
-from roll.envs.trial import SEED_BITS, Found, Trial, described
+from roll.envs.trial import SEED_BITS, Found, Trial, described, run_seeds
 from roll.envs.watched import Hung
 from roll.utils.seeding import stable_hash
 
 OTHER_HASH_SEED = 4711
+_MORE_SEEDS = 24
+"""Tried before an environment is said to have one episode only."""
 _COMPARED = 4
 """Seeds whose episodes are compared call by call."""
 _FEW_STEPS = 20
@@ -174,15 +176,20 @@ def seeds_differ(trial: Trial) -> Found:
     if len(trial.seeds) < 2:
         return
     env: Env = trial.make()
-    played = {"\n".join(trace(env, seed, trial.max_steps, actions_of=0)) for seed in trial.seeds}
-    if len(played) > 1:
-        yield "ok", f"{len(played)} of {len(trial.seeds)} seeds play differently"
+
+    def different(seeds: Sequence[int]) -> int:
+        return len({"\n".join(trace(env, seed, trial.max_steps, actions_of=0)) for seed in seeds})
+
+    bits = max(trial.seeds).bit_length()
+    more = [seed % 2**bits for seed in run_seeds(len(trial.seeds) + _MORE_SEEDS)]
+    if (count := different(trial.seeds)) > 1:
+        yield "ok", f"{count} of {len(trial.seeds)} seeds play differently"
     elif env.one_episode:
         yield "info", f"{len(trial.seeds)} seeds play the same episode, which this environment may do (one_episode)"
-    else:
+    elif different(more) == 1:
         yield (
             "error",
-            f"{len(trial.seeds)} seeds play the same episode: reset seems to ignore its seed, and a policy learns that one "
+            f"{len(more)} seeds play the same episode: reset seems to ignore its seed, and a policy learns that one "
             "by heart. If there is only one, set one_episode = True in the class",
         )
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from roll.envs.adapters.base import HubError
 from roll.envs.baselines import random_score, scripted_score
 from roll.envs.conformance import run_check, with_taken_seeds
 from roll.envs.env_registry import EnvLoadError, bare_env
@@ -73,7 +74,7 @@ class ProbeHandler:
         except BaseException as error:  # noqa: BLE001 - the boundary: it is told
             said = str(error) if isinstance(error, EnvLoadError) else described(error)
             cause = error.__cause__ if isinstance(error, EnvLoadError) else error
-            return "refused", said, "" if cause is None else blame(cause)
+            return "refused", said, "" if cause is None or isinstance(cause, HubError) else blame(cause)
 
     def forked(self, request: tuple[Any, ...], answer: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return what becomes of a request in which the process was doubled by `os.fork`."""

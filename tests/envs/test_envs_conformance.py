@@ -232,7 +232,7 @@ def test_a_good_environment_has_no_problems():
         (RemembersEpisodes, "same seed, same episode", "error", "keep nothing from one episode"),
         (PictureMoves, "same seed, same episode", "error", "plays differently"),
         (HashesText, "same in another process", "error", "hash"),
-        (IgnoresSeeds, "seeds differ", "error", "4 seeds play the same episode"),
+        (IgnoresSeeds, "seeds differ", "error", "28 seeds play the same episode"),
         (WrongType, "is played", "error", "WrongType.step returned {'reward': 1} (dict), expected a StepResult"),
         (TakesAnything, "unknown actions", "warning", "taken as if it were one"),
         (KeyErrors, "unknown actions", "warning", "raises KeyError, expected roll.envs.base.InvalidAction"),

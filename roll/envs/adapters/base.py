@@ -28,6 +28,8 @@ class HubEnv(Env):
     meanwhile. A subclass makes it (`make`), begins an episode (`begin`) and does an action (`act`).
     """
 
+    one_episode = True  # The seed is handed on; some games have nothing that it decides
+
     scheme: ClassVar[str]
     hub_id: ClassVar[str] = ""
     """What stands behind the scheme; `env_registry.load_env` makes a class for each."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from typing import Any
 
 from roll.envs.adapters.base import HubEnv, ended
+from roll.envs.adapters.own_random import OwnRandom
 from roll.envs.base import Observation, StepResult
 
 
@@ -47,6 +49,12 @@ class GemEnv(HubEnv):
             # GEM marks the last turn as truncated even where the task is over.
             return ended(float(reward), success=reward >= self._success_from, terminated=bool(terminated))
         return StepResult(reward=float(reward), terminated=False, observation=_shown(observation, info))
+
+    def sample_action(self, rng: random.Random) -> str | None:
+        if self._env is None or not hasattr(self._env, "sample_random_action"):
+            return None
+        with OwnRandom(rng.randrange(2**32)).lent():  # what it draws isn't taken from the episode's numbers
+            return str(self._env.sample_random_action())
 
     def make(self, *_: Any, **options: Any) -> Any:
         return self._package.make(self.hub_id, **options)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, get_args
@@ -66,6 +68,7 @@ class GymnasiumEnv(HubEnv):
                 )
         self._success: str | float = self._game.success if success is None else success
         self.instructions = self._about() if instructions is None else instructions
+        self._drawn_from: Any = None
         self._return = 0.0
         self._observation: Any = None
 
@@ -105,6 +108,13 @@ class GymnasiumEnv(HubEnv):
             return None
         with self._random.lent():
             return best_walk(self._env, table, self.actions, max_actions, self._succeeded)
+
+    def sample_action(self, rng: random.Random) -> str | None:
+        if self._read is None:
+            return None
+        if self._drawn_from is None:
+            self._drawn_from = copy.deepcopy(self._env.action_space)  # whose own numbers the episode may need
+        return spaces.drawn(self._drawn_from, rng)
 
     def render(self) -> Any:
         return self._env.render() if self._env.render_mode in ("rgb_array", "ansi") else None

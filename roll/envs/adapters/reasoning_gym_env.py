@@ -21,6 +21,7 @@ class ReasoningGymEnv(HubEnv):
     """
 
     scheme = "reasoning_gym"
+    one_episode = False
     instructions = "Answer the question."
 
     def __init__(self, *, success_from: float = 1.0, **options: Any) -> None:

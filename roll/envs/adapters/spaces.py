@@ -5,6 +5,7 @@ Spaces are told apart by the names of their classes, so that nothing here import
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -82,6 +83,12 @@ def reader(space: Any) -> Callable[[str], Any] | None:
     if kind == "Text":
         return lambda text: _read_text(space, text)
     return None
+
+
+def drawn(space: Any, rng: random.Random) -> str:
+    """An action drawn from the space, as text. Changes the space's own generator."""
+    space.seed(rng.randrange(2**31))
+    return told(space, space.sample())
 
 
 def how_to_act(space: Any) -> str:
