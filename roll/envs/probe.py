@@ -75,7 +75,7 @@ class Probe(ProcessPool[_Asked]):
         self._note.write(bytes(NOTE_BYTES))
         self._note.flush()
         self._keys = itertools.count(1)
-        self._limit_s = timeout_s
+        self._limit_s, self.hash_seed = timeout_s, hash_seed
         super().__init__(
             self._note.name,
             num_processes=1,
@@ -83,7 +83,7 @@ class Probe(ProcessPool[_Asked]):
             start_timeout_s=120.0,
             max_assigned=1,
             memory_mb=_MEMORY_MB,
-            environment={**environment, "PYTHONHASHSEED": str(hash_seed)},
+            environment=environment,
             python=python,
         )
 

@@ -28,13 +28,19 @@ class ChildProcess:
     """Runs Python code in a process group of its own; what it prints is dropped, the end of its errors is kept."""
 
     def __init__(
-        self, code: str, fds: Sequence[int], environment: Mapping[str, str] | None = None, python: str | None = None
+        self,
+        code: str,
+        fds: Sequence[int],
+        environment: Mapping[str, str] | None = None,
+        python: str | None = None,
+        hash_seed: int = 0,
     ) -> None:
         """Start `python -c code` without waiting for it; it inherits `fds`.
 
         Args:
             environment: None: this process's.
             python: an interpreter of its own, which gets this package and its own packages (`interpreter.py`).
+            hash_seed: its PYTHONHASHSEED.
         """
         # Appending, so that writing goes on at the start after it was cut.
         self._stderr = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - lives as long as the process
@@ -45,7 +51,7 @@ class ChildProcess:
                 stdout=subprocess.DEVNULL,
                 stderr=self._stderr,
                 pass_fds=fds,
-                env=child_environment(environment, foreign=python is not None),
+                env=child_environment(environment, foreign=python is not None, hash_seed=hash_seed),
                 start_new_session=True,  # its own process group: killed as a whole, untouched by Ctrl-C
             )
         except BaseException:
@@ -108,13 +114,13 @@ def _signal_name(number: int) -> str:
         return str(number)
 
 
-def child_environment(environment: Mapping[str, str] | None = None, *, foreign: bool = False) -> dict[str, str]:
-    """The parent's environment, or a given one, with its import path, a fixed hash seed (sets have an order) unless the
-    given one has its own, and one thread. `foreign`: for another interpreter, which must not find the packages of this
-    one."""
+def child_environment(
+    environment: Mapping[str, str] | None = None, *, foreign: bool = False, hash_seed: int = 0
+) -> dict[str, str]:
+    """The parent's environment, or a given one, with its import path, a fixed hash seed (sets have an order) and one
+    thread. `foreign`: for another interpreter, which must not find the packages of this one."""
     here = str(Path.cwd())
     path = [entry or here for entry in sys.path]
-    hash_seed = "0" if environment is None else environment.get("PYTHONHASHSEED", "0")
     environment = dict(os.environ if environment is None else environment)
     if foreign:
         environment.pop("PYTHONHOME", None)
@@ -125,7 +131,7 @@ def child_environment(environment: Mapping[str, str] | None = None, *, foreign: 
         **threads,
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(path)),
         "PYTHONSAFEPATH": "1",
-        "PYTHONHASHSEED": hash_seed,
+        "PYTHONHASHSEED": str(hash_seed),
     }
 
 

@@ -37,6 +37,8 @@ class ProcessPool(ABC, Generic[T]):
     name: ClassVar[str]  # `reward`, for messages
     handler: ClassVar[str]  # `package.module:Class` of the `Handler` in each process
     what: ClassVar[str]  # What a process loads, for messages
+    hash_seed = 0
+    """PYTHONHASHSEED of the processes."""
     counted: ClassVar[tuple[str, ...]] = ()  # Counters that are shown even while they are 0
 
     def __init__(

@@ -64,6 +64,7 @@ class Pool(Protocol, Generic[T]):
     memory_mb: float
     environment: Mapping[str, str] | None
     python: str | None
+    hash_seed: int
     counters: Counter[str]
 
     def ready(self, process: WorkerProcess[T]) -> None:
@@ -113,7 +114,7 @@ class WorkerProcess(Generic[T]):
             load = f"lambda setup: __import__({module!r}, fromlist=[{name!r}]).{name}(setup)"
             serve = f"serve({fds[0]}, {fds[1]}, {pool.timeout_s}, {load}, memory_mb={pool.memory_mb})"
             code = f"from roll.processes.serve import serve; {serve}"
-            self._child = ChildProcess(code, fds, pool.environment, pool.python)
+            self._child = ChildProcess(code, fds, pool.environment, pool.python, pool.hash_seed)
         except BaseException:
             ours.close()
             raise

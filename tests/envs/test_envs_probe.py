@@ -22,7 +22,7 @@ HOSTILE = f"{Path(__file__).with_name('envs_hostile.py')}:Hostile"
 def probes():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(probing, "_GRACE_S", 1.0)
-        patch.setattr(probing, "_MEMORY_MB", 1500.0)
+        patch.setattr(probing, "_MEMORY_MB", 1000.0)
         with Probes(os.environ, timeout_s=0.5) as opened:
             yield opened
 
