@@ -22,15 +22,7 @@ from roll.configs.schema.env_config import CustomEnv
 from roll.envs.baselines import Score
 from roll.envs.conformance import makes_others_useless
 from roll.envs.env_registry import load_env
-from roll.envs.probe import (
-    ProbeEnded,
-    Probes,
-    Refused,
-    findings_of,
-    findings_of_responses,
-    scores_of,
-    taken,
-)
+from roll.envs.probe import ProbeEnded, Probes, Refused, findings_of, findings_of_responses, scores_of, taken
 from roll.envs.probe_worker import Order
 from roll.envs.recorded import read_responses
 from roll.envs.trial import Finding

@@ -16,11 +16,13 @@ from roll.envs.generators import kept_generators
 from roll.envs.trial import SEED_BITS, Finding, Found, Trial, blame, described, run_seeds
 from roll.envs.watched import Clock, OutOfTime
 
+STOPPED = "stopped after"
 SEEDS_TAKEN, PLAYED, ELSEWHERE = "63-bit seeds", "is played", "same in another process"
 
 CHECKS: dict[str, Callable[[Trial], Found]] = {
     SEEDS_TAKEN: seed_checks.takes_seeds,
     PLAYED: checks.is_played,
+    "speed": checks.is_fast,
     "same seed, same episode": seed_checks.repeats_itself,
     ELSEWHERE: seed_checks.repeats_itself_elsewhere,
     "nothing but the seed": seed_checks.draws_from_its_seed,
@@ -32,7 +34,6 @@ CHECKS: dict[str, Callable[[Trial], Found]] = {
     "states": checks.names_states,
     "solution": checks.solves_itself,
     "output": checks.prints_little,
-    "speed": checks.is_fast,
 }
 
 
@@ -74,7 +75,7 @@ def run_check(name: str, trial: Trial) -> list[Finding]:
             for level, message, *where in CHECKS[name](trial):
                 findings.append(Finding(level, name, message, *where))
     except OutOfTime:
-        findings.append(Finding("info", name, f"stopped after {trial.clock.budget_s:g} s: not all was played"))
+        findings.append(Finding("info", name, f"{STOPPED} {trial.clock.budget_s:g} s: not all was played"))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - it is a finding
@@ -98,5 +99,3 @@ def with_taken_seeds(trial: Trial) -> Trial:
     except BaseException:  # noqa: BLE001 - of which the checks speak
         return trial
     return trial if bits == SEED_BITS else replace(trial, seeds=[seed % 2**bits for seed in trial.seeds])
-
-

@@ -9,8 +9,6 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable
-
 from roll.envs.base import Env, InvalidAction, StepResult
 from roll.envs.baselines import random_action, scripted_score
 from roll.envs.traces import ends, trace
@@ -168,31 +166,28 @@ def prints_little(trial: Trial) -> Found:
     finally:
         sys.stdout, sys.stderr = before
     if counted.characters > MANY_CHARACTERS:
-        yield "warning", f"prints {counted.characters:,} characters in {trial.max_steps} steps; a run shows none of them"
+        yield "warning", f"prints {counted.characters:,} characters in {trial.max_steps} steps; a run shows none"
 
 
 def is_fast(trial: Trial) -> Found:
     """How long calls take."""
     env = trial.make()
-    resets, steps = [], []
-
-    def timed(call: Callable[[], StepResult | object], seconds: list[float]) -> StepResult | object:
-        begun = time.perf_counter()
-        try:
-            return call()
-        finally:
-            seconds.append(time.perf_counter() - begun)
-
+    resets: list[float] = []
+    steps: list[float] = []
     for seed in trial.seeds:
-        timed(lambda seed=seed: env.reset(seed, {}), resets)
+        begun = time.perf_counter()
+        env.reset(seed, {})
+        resets.append(time.perf_counter() - begun)
         rng = random.Random(seed)
         for _ in range(10):
             action = random_action(env, rng)
+            begun = time.perf_counter()
             try:
-                result = timed(lambda action=action: env.step(action), steps)
+                result = env.step(action)
             except InvalidAction:
                 continue
-            if isinstance(result, StepResult) and (result.terminated or result.truncated):
+            steps.append(time.perf_counter() - begun)
+            if result.terminated or result.truncated:
                 break
     reset, step = statistics.median(resets), statistics.median(steps or [0.0])
     slow = reset > SLOW_RESET_S or step > SLOW_STEP_S

@@ -26,13 +26,13 @@ def takes_seeds(trial: Trial) -> Found:
     if error is not None:
         yield (
             "error",
-            f"takes seeds of at most {bits} bits: reset with a larger one raises {described(error)[:200]}. The seeds of "
-            f"runs have {SEED_BITS} bits; reduce them in reset, e.g. seed % 2**{bits}",
+            f"takes seeds of at most {bits} bits: reset with a larger one raises {described(error)[:200]}. The seeds "
+            f"of runs have {SEED_BITS} bits; reduce them in reset, e.g. seed % 2**{bits}",
         )
 
 
 def bits_taken(trial: Trial) -> tuple[int, BaseException | None]:
-    """Return how large seeds may be, and what a larger one raises; `SEED_BITS` and None if the error isn't the seed's."""
+    """Return how large seeds may be, and what a larger one raises: `SEED_BITS` and None if the seed isn't to blame."""
     error = None
     for seed in trial.seeds:
         error = error or _refusal(trial, seed)
@@ -95,8 +95,8 @@ def repeats_itself_elsewhere(trial: Trial) -> Found:
 def draws_from_its_seed(trial: Trial) -> Found:
     """No random number comes from elsewhere: each is named with the line that draws it.
 
-    Two instances are asked the same. Before each call the generators that all code shares are set otherwise for the two:
-    if a call changes one, and leaves it otherwise for one than for the other, what it drew didn't depend on the seed.
+    Two instances are asked the same. Before each call the generators that all code shares are set otherwise for one
+    than for the other: if the call changes one, and leaves it in two states, no seed decided what was drawn.
     """
     guilty: dict[str, tuple[SharedGenerator, int]] = {}
     parting = ""
@@ -104,7 +104,8 @@ def draws_from_its_seed(trial: Trial) -> Found:
         pair = [_Disturbed(side) for side in range(2)]
         lines: tuple[list[str], list[str]] = ([], [])
         traces = [trace(trial.make(), seed, trial.max_steps, before_call=disturbed.begin) for disturbed in pair]
-        for line, other in zip_longest(*(_watched(one, disturbed) for one, disturbed in zip(traces, pair, strict=True))):
+        both = [_watched(one, disturbed) for one, disturbed in zip(traces, pair, strict=True)]
+        for line, other in zip_longest(*both):
             lines[0].append(line or "")
             lines[1].append(other or "")
             for generator in pair[0].drawn_from(pair[1]):
@@ -123,7 +124,7 @@ def draws_from_its_seed(trial: Trial) -> Found:
     calls = system_calls(_plays(trial, trial.seeds[0]))
     for name, where in calls.items():
         if parting and not guilty:
-            yield "error", f"{name} decides something that is shown or paid, and no seed decides {name}; {parting}", where
+            yield "error", f"{name}, which no seed decides, decides something that is shown or paid: {parting}", where
         else:
             yield "info", f"calls {name}; what is shown and paid didn't depend on it", where
     if parting and not guilty and not calls:
@@ -192,5 +193,3 @@ def seeds_differ(trial: Trial) -> Found:
             f"{len(more)} seeds play the same episode: reset seems to ignore its seed, and a policy learns that one "
             "by heart. If there is only one, set one_episode = True in the class",
         )
-
-

@@ -169,4 +169,3 @@ def place(code: CodeType, line: int | None) -> str:
     file = Path(code.co_filename)
     shown = str(file.relative_to(Path.cwd())) if file.is_relative_to(Path.cwd()) else str(file).rpartition(_SITE)[2]
     return f"{shown}:{line} in {code.co_name}"
-

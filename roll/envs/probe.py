@@ -1,4 +1,4 @@
-"""`roll envs test`: an environment is checked in processes of its own, so nothing that it does ends or holds up the test.
+"""`roll envs test`: an environment is checked in processes of its own, so that it can't end the test or hold it up.
 
 A process is killed when one call takes too long, and what it did is a finding; the next check gets a new one. Episodes
 are compared with those of other processes, in which strings have other hashes.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import concurrent.futures
 import itertools
+import math
 import pickle
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -29,6 +31,7 @@ from roll.processes.worker_process import Call, Ended, WorkerProcess
 if TYPE_CHECKING:
     from typing import Self
 
+NOT_PLAYED = "not played"
 _GRACE_S = 5.0  # Beyond the limit of a call, which interrupts itself where it can
 _MEMORY_MB = 16_384.0
 
@@ -89,9 +92,7 @@ class Probe(ProcessPool[_Asked]):
 
     def ask(self, kind: str, order: Order, *arguments: Any) -> Any:
         """Return the answer; raises `ProbeEnded` or `Refused`."""
-        asked = _Asked(
-            next(self._keys), (kind, pickle.dumps(order), *arguments), kind, concurrent.futures.Future()
-        )
+        asked = _Asked(next(self._keys), (kind, pickle.dumps(order), *arguments), kind, concurrent.futures.Future())
         self.post(lambda: self.enqueue(asked))
         match asked.future.result():
             case ("refused", str(said), str(where)):
@@ -158,9 +159,13 @@ class Probes:
         self._stack.close()
 
 
-def findings_of(probes: Probes, order: Order) -> Iterator[Finding]:
-    """What the checks find, one or more per check, as they are done."""
+def findings_of(probes: Probes, order: Order, total_s: float = math.inf) -> Iterator[Finding]:
+    """What the checks find, one or more per check, as they are done. After `total_s` seconds no further one begins."""
+    until = time.monotonic() + total_s
     for name in CHECKS:
+        if time.monotonic() > until:
+            yield Finding("info", name, f"{NOT_PLAYED}: those before took over {total_s:g} s")
+            continue
         found = _checked(probes, order, name)
         yield from found
         if name == SEEDS_TAKEN:

@@ -125,5 +125,3 @@ class ProbeHandler:
             scripted_score(trial.make, seeds, max(trial.max_steps, 1000)),
         ]
         return "scores", [dataclasses.asdict(score) for score in scores if score is not None]
-
-

@@ -84,8 +84,13 @@ def test_the_call_that_ended_the_process_is_named(probes):
     assert problems(probes, order("os_exit", "reset"))["63-bit seeds"].startswith(f"reset(seed={seed}): its process")
 
 
-@pytest.mark.parametrize(("how", "said"), [("os_exit", "__init__: its process ended with exit code 3"),
-                                           ("stubborn", "__init__: took over 0.5 s and can't be interrupted")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("os_exit", "__init__: its process ended with exit code 3"),
+        ("stubborn", "__init__: took over 0.5 s and can't be interrupted"),
+    ],
+)
 def test_a_constructor_that_ends_its_process_is_told(probes, how, said):
     with pytest.raises(ProbeEnded, match="^" + said.replace("(", "\\(")):
         probes.get().ask("made", order(how, "init"))
@@ -119,7 +124,8 @@ def test_recorded_responses_are_played_twice_and_counted(probes, tmp_path):
     file = tmp_path / "recorded.jsonl"
     file.write_text(
         '["<answer>a</answer>", "nothing", "<answer>b</answer>", "<answer>b</answer>"]\n'
-        '{"seed": 5, "messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "<answer>q</answer>"}]}\n'
+        '{"seed": 5, "messages": [{"role": "user", "content": "?"}, '
+        '{"role": "assistant", "content": "<answer>q</answer>"}]}\n'
     )
     episodes = read_responses(file)
     assert episodes == [
