@@ -113,7 +113,7 @@ def tables(rows_of: Mapping[str, Sequence[Row]]) -> str:
         count = Counter(row["result"] for row in rows)
         alone = len(rows) - count["not for one"]
         starting = alone - count["no start"]
-        share = f"{(count['passed'] + count['in part']) / starting:.1%}" if starting else ""
+        share = f"{count['passed'] / starting:.1%}" if starting else ""
         passed = f"{count['passed']} | {count['in part']} | {share}"
         lines.append(f"| {hub} | {len(rows)} | {alone} | {starting} | {passed} |")
         groups: dict[tuple[str, str], list[str]] = {}

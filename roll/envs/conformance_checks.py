@@ -9,6 +9,7 @@ import statistics
 import sys
 import threading
 import time
+
 from roll.envs.base import Env, InvalidAction, StepResult
 from roll.envs.baselines import random_action, scripted_score
 from roll.envs.traces import ends, trace

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from roll.envs.adapters.base import HubEnv, ended
@@ -53,8 +54,10 @@ class GemEnv(HubEnv):
     def sample_action(self, rng: random.Random) -> str | None:
         if self._env is None or not hasattr(self._env, "sample_random_action"):
             return None
-        with OwnRandom(rng.randrange(2**32)).lent():  # what it draws isn't taken from the episode's numbers
+        # What it draws isn't taken from the episode's numbers. Some have the method, but can't draw.
+        with OwnRandom(rng.randrange(2**32)).lent(), suppress(NotImplementedError):
             return str(self._env.sample_random_action())
+        return None
 
     def make(self, *_: Any, **options: Any) -> Any:
         return self._package.make(self.hub_id, **options)
