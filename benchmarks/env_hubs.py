@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from roll.catalog.envs import ENV_HUBS
 from roll.envs.conformance import STOPPED
 from roll.envs.probe import NOT_PLAYED, ProbeEnded, Probes, Refused, findings_of
 from roll.envs.probe_worker import Order
@@ -83,12 +84,12 @@ def tested(probes: Probes, env_type: str) -> Row:
     return row
 
 
-def sweep(hub: str, python: str, folder: Path, only: str) -> None:
-    """Test the ids that aren't in the hub's file yet."""
+def sweep(hub: str, python: str, folder: Path, only: str, ids: Sequence[str] = ()) -> None:
+    """Test the ids that aren't in the hub's file yet: all of the hub, or the given ones."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{hub}.jsonl"
     done = {row["id"] for row in read(file)}
-    ids = [name for name in ids_of(hub, python) if re.search(only, name) and f"{hub}:{name}" not in done]
+    ids = [name for name in ids or ids_of(hub, python) if re.search(only, name) and f"{hub}:{name}" not in done]
     interpreter = None if python == sys.executable else python
     with Probes({**os.environ, **OFFLINE}, timeout_s=TIMEOUT_S, python=interpreter) as probes, file.open("a") as out:
         for number, name in enumerate(ids, 1):
@@ -149,14 +150,15 @@ def write_tables(page: Path, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hub", choices=("gymnasium", *LISTED_BY))
+    parser.add_argument("--hub", choices=ENV_HUBS)
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has the hub's package")
     parser.add_argument("--only", default="", help="a regular expression: ids that it is found in")
+    parser.add_argument("--ids", nargs="+", default=(), help="these, e.g. the address of a server, instead of all")
     parser.add_argument("--output", type=Path, default=Path("output/env_hubs"))
     parser.add_argument("--table", type=Path, help="write the tables into this page")
     options = parser.parse_args()
     if options.hub:
-        sweep(options.hub, options.python, options.output, options.only)
+        sweep(options.hub, options.python, options.output, options.only, options.ids)
     if options.table:
         write_tables(options.table, options.output)
 
