@@ -29,6 +29,7 @@ from roll.envs.probe import NOT_PLAYED, ProbeEnded, Probes, Refused, findings_of
 from roll.envs.probe_worker import Order
 from roll.envs.wrappers import EnvSpec
 
+SEEDS, STEPS = 4, 30
 TIMEOUT_S, CHECK_S, TOTAL_S = 60.0, 30.0, 120.0
 GYMNASIUM = (
     "CliffWalking-v1", "FrozenLake-v1", "Taxi-v4", "Blackjack-v1", "CartPole-v1", "MountainCar-v0",
@@ -61,7 +62,7 @@ def ids_of(hub: str, python: str) -> list[str]:
 def tested(probes: Probes, env_type: str) -> Row:
     """Return what was found of one id: `result` is passed, in part, failed, no start or not for one."""
     spec = EnvSpec(tag="hub", env_type=env_type, action_pattern=None)
-    order = Order(spec, num_seeds=8, max_steps=50, timeout_s=TIMEOUT_S, budget_s=CHECK_S)
+    order = Order(spec, num_seeds=SEEDS, max_steps=STEPS, timeout_s=TIMEOUT_S, budget_s=CHECK_S)
     began = time.perf_counter()
     row: Row = {"id": env_type, "result": "passed", "findings": []}
     try:

@@ -31,15 +31,14 @@ def is_played(trial: Trial) -> Found:
     """Types of everything that comes back; numbers are finite; names make sense."""
     env = trial.make()
     yield from _names(env)
-    ended, longest = 0, 0
+    ended, longest = 0, len(env.reset(trial.seeds[0], {}).text)
     for seed in trial.seeds:
         lines = list(trace(env, seed, trial.max_steps))
         ended += ends(lines)
-        longest = max(longest, len(env.reset(seed, {}).text))
         yield from _names(env, again=True)
     env.close()
     if longest > LONG_OBSERVATION:
-        yield "warning", f"an observation has {longest:,} characters: a policy reads all of them in every turn"
+        yield "warning", f"the first observation has {longest:,} characters, of which a policy reads every one"
     if not ended:
         yield "info", f"no episode ended within {trial.max_steps} actions"
 

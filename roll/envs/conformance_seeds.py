@@ -121,7 +121,7 @@ def draws_from_its_seed(trial: Trial) -> Found:
             f"this one draws. Draw from {generator.instead}",
             where,
         )
-    calls = system_calls(_plays(trial, trial.seeds[0]))
+    calls = system_calls(_plays(trial, trial.seeds[0]), libraries=bool(parting))
     for name, where in calls.items():
         if parting and not guilty:
             yield "error", f"{name}, which no seed decides, decides something that is shown or paid: {parting}", where

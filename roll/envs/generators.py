@@ -122,8 +122,9 @@ def first_draw(generator: SharedGenerator, call: Callable[[], Any]) -> str:
     return found[0] if found else ""
 
 
-def system_calls(call: Callable[[], Any]) -> dict[str, str]:
-    """Which of `SYSTEM_CALLS` the environment's code makes, itself or through libraries, each with its first place."""
+def system_calls(call: Callable[[], Any], *, libraries: bool) -> dict[str, str]:
+    """Which of `SYSTEM_CALLS` the environment's code makes, itself or through Python's own library, each with its first
+    place; with `libraries`, also those of packages that it uses."""
     found: dict[str, str] = {}
 
     def note(frame: FrameType, event: str, function: Any) -> None:
@@ -139,7 +140,7 @@ def system_calls(call: Callable[[], Any]) -> dict[str, str]:
                 if caller.f_code.co_filename.startswith(_OURS):
                     return  # a call of the machinery's own
                 caller = caller.f_back
-            if caller is not None:
+            if caller is not None and (libraries or _SITE not in caller.f_code.co_filename):
                 found[name] = place(caller.f_code, caller.f_lineno)
 
     before = sys.getprofile()
@@ -167,5 +168,6 @@ def is_theirs(code: CodeType) -> bool:
 def place(code: CodeType, line: int | None) -> str:
     """`file:line in function`; the file from the working directory on, or from its package on."""
     file = Path(code.co_filename)
-    shown = str(file.relative_to(Path.cwd())) if file.is_relative_to(Path.cwd()) else str(file).rpartition(_SITE)[2]
-    return f"{shown}:{line} in {code.co_name}"
+    if _SITE in code.co_filename or not file.is_relative_to(Path.cwd()):
+        return f"{code.co_filename.rpartition(_SITE)[2]}:{line} in {code.co_name}"
+    return f"{file.relative_to(Path.cwd())}:{line} in {code.co_name}"

@@ -21,6 +21,8 @@ from roll.utils.seeding import stable_hash
 
 _LONGEST = 4000
 """Characters of a line; of a longer one the rest is a digest."""
+_MOST_EPISODES = 8
+"""Of a trace, which is shorter then: some episodes have one step, and some take seconds to begin."""
 _ELSEWHERE_S = 600.0
 """What a whole trace in another process may take, importing included."""
 
@@ -42,7 +44,7 @@ def trace(
     actions_of: int | None = None,
     before_call: Callable[[], None] = lambda: None,
 ) -> Iterator[str]:
-    """A line for everything that comes back; an episode that ends, or is cut off, begins again.
+    """A line for everything that comes back; an episode that ends, or is cut off, begins again a few times.
 
     Every second episode follows the solution for a while, if there is one, so that what comes late is seen too; all
     else is random actions. They are drawn for the seed, or for `actions_of`, which leaves solutions out because those
@@ -65,9 +67,11 @@ def trace(
             continue
         yield _cut(f"{action!r} leads to {pack_step(result)!r}")
         if result.terminated or result.truncated:
+            episodes += 1
+            if episodes == _MOST_EPISODES:
+                return
             before_call()
             yield _reset(env, seed)
-            episodes += 1
             solution = env.solution(num_steps) if actions_of is None and episodes % 2 else None
             ahead = list(solution or ())[: rng.randrange(num_steps)]
 

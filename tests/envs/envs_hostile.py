@@ -31,6 +31,8 @@ def harm(how: str) -> Any:
         return [bytearray(1 << 30) for _ in range(64)]
     if how == "sleep":
         time.sleep(1000.0)
+    if how == "slow":
+        time.sleep(0.1)
     if how == "stubborn":
         while True:
             try:

@@ -113,8 +113,7 @@ def test_a_file_that_ends_or_holds_up_its_process_when_imported(probes, tmp_path
 
 def test_a_test_that_takes_long_stops_and_says_so():
     with Probe(os.environ, timeout_s=5.0) as probe:
-        asked = order("", "step")
-        short = Order(asked.spec, 2, 10_000_000, 5.0, 0.3)
+        short = Order(order("slow").spec, num_seeds=2, max_steps=50, timeout_s=5.0, budget_s=0.3)
         (found,) = probe.ask("check", short, "is played")
     assert found[0] == "info"
     assert found[2] == "stopped after 0.3 s: not all was played"
