@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from roll.envs.probe_worker import Order
 from roll.envs.recorded import read_responses
 from roll.envs.trial import Finding
 from roll.envs.wrappers import EnvSpec
+from roll.processes.interpreter import found_interpreter, is_own
 from roll.utils.terminal import printable
 
 MARKS = {
@@ -56,10 +57,12 @@ def test_env(options: argparse.Namespace) -> int:
     for name in ("seeds", "episodes", "steps", "timeout_s", "check_s"):
         if getattr(options, name) < 1:
             raise ValueError(f"--{name}: got {getattr(options, name)}, expected at least 1")
-    spec = _spec(options.env, options.config, options.arguments)
+    content = _content(options.config)
+    spec = _spec(options.env, content, options.config, options.arguments)
+    python = _interpreter(options.python, content)
     recorded = read_responses(options.responses) if options.responses is not None else []
     order = Order(spec, options.seeds, options.steps, options.timeout_s, options.check_s)
-    with Probes(os.environ, timeout_s=options.timeout_s, python=options.python) as probes:
+    with Probes(os.environ, timeout_s=options.timeout_s, python=python) as probes:
         _make(probes, order)
         findings = list(findings_of(probes, order))
         order = taken(probes, order)
@@ -69,7 +72,7 @@ def test_env(options: argparse.Namespace) -> int:
         if not makes_others_useless(findings):
             _print_episode(console, probes, order)
         if not wrong:
-            console.print(_scores_table(scores_of(probes, order, options.episodes)))
+            _print_scores(console, probes, order, options.episodes)
             return 0
     console.print(f"{wrong} error(s): see docs/environments.md", style="bold red")
     return 1
@@ -93,7 +96,7 @@ def _print_episode(console: Console, probes: Probes, order: Order) -> None:
     try:
         played = probes.get().ask("episode", order, order.seeds[0])
     except (ProbeEnded, Refused) as error:
-        console.print(f"no episode to show: {error}", markup=False, style="yellow")
+        console.print(printable(f"no episode to show: {error}"), markup=False, style="yellow")
         return
     console.print(f"\nOne episode as the policy sees it (seed {order.seeds[0]})", style="bold")
     for role, text, style in episode_lines(order.spec, played):
@@ -102,20 +105,45 @@ def _print_episode(console: Console, probes: Probes, order: Order) -> None:
     console.print()
 
 
-def _spec(env: str, config: Path | None, arguments: Sequence[str]) -> EnvSpec:
-    section, env_config = CustomEnv(env_type=env), dict[str, Any]()
-    if config is not None:
-        if not config.is_file():
-            raise ValueError(f"--config: there is no file {str(config)!r}")
-        content = from_yaml(config.read_text("utf-8"), f"--config: {config}") or {}
-        if not isinstance(content, dict):
-            raise ValueError(f"--config: {config} holds {type(content).__name__}, expected keys and values")
-        sections = content.get("custom_envs")
-        if sections is None:
-            env_config = content
-        else:
-            section = _section(sections, env, config)
-            env_config = dict(section.env_config)
+def _print_scores(console: Console, probes: Probes, order: Order, episodes: int) -> None:
+    try:
+        console.print(_scores_table(scores_of(probes, order, episodes)))
+    except (ProbeEnded, Refused) as error:
+        said = f"no scores: {error}; fewer --episodes take less time, and --check_s allows more"
+        console.print(printable(said), markup=False, style="yellow")
+
+
+def _content(config: Path | None) -> dict[str, Any]:
+    """Return what the file has; nothing without a file."""
+    if config is None:
+        return {}
+    if not config.is_file():
+        raise ValueError(f"--config: there is no file {str(config)!r}")
+    content = from_yaml(config.read_text("utf-8"), f"--config: {config}") or {}
+    if not isinstance(content, dict):
+        raise ValueError(f"--config: {config} holds {type(content).__name__}, expected keys and values")
+    return content
+
+
+def _interpreter(given: str | None, content: Mapping[str, Any]) -> str | None:
+    """Return the interpreter of the option, else that of the file's env_workers; None for this one."""
+    workers = content.get("env_workers")
+    named = workers.get("python") if isinstance(workers, dict) and "custom_envs" in content else None
+    key, python = ("--python", given) if given is not None else ("env_workers.python", named)
+    if python is None:
+        return None
+    found = found_interpreter(python) if isinstance(python, str) else None
+    if found is None:
+        raise ValueError(f"{key}: there is no program {python!r}; give the path of an interpreter")
+    return None if is_own(found) else found
+
+
+def _spec(env: str, content: Mapping[str, Any], config: Path | None, arguments: Sequence[str]) -> EnvSpec:
+    section, env_config = CustomEnv(env_type=env), dict(content)
+    if "custom_envs" in content:
+        assert config is not None, "nothing without a file"
+        section = _section(content["custom_envs"], env, config)
+        env_config = dict(section.env_config)
     env_config.update(key_values(arguments, "e.g. size=5"))
     tag = Path(env).stem if ".py" in env else env
     return EnvSpec(tag=tag, **{**vars(section), "env_config": env_config})
@@ -145,9 +173,9 @@ def _findings_table(spec: EnvSpec, findings: Sequence[Finding]) -> Table:
     table = Table("check", "result", "what was found", title=f"{spec.env_type} {given}".strip(), title_justify="left")
     for finding in findings:
         word, style = MARKS[finding.level]
-        said = Text(finding.message)
+        said = Text(printable(finding.message))
         if finding.where:
-            said.append(f"\n{finding.where}", style="dim")
+            said.append(f"\n{printable(finding.where)}", style="dim")
         table.add_row(finding.check, Text(word, style=style), said)
     return table
 

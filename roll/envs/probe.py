@@ -179,7 +179,7 @@ def taken(probes: Probes, order: Order) -> Order:
     try:
         return replace(order, seeds=tuple(probes.get().ask("seeds", order)))
     except (ProbeEnded, Refused):
-        return order
+        return replace(order, seeds=tuple(run_seeds(order.num_seeds)))
 
 
 def _checked(probes: Probes, order: Order, name: str) -> list[Finding]:

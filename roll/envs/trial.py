@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from roll.envs.generators import is_theirs, place
 from roll.envs.traces import trace_elsewhere
-from roll.envs.watched import Clock, Hung, Watched
+from roll.envs.watched import Clock, Hung, OutOfTime, Watched
 from roll.utils.seeding import stable_hash
 
 Level = Literal["ok", "info", "warning", "error"]
@@ -65,7 +65,9 @@ def described(error: BaseException) -> str:
         text = str(error)[:_MAX_MESSAGE]
     except Exception:  # noqa: BLE001 - of the environment's own class
         text = ""
-    return text if isinstance(error, Hung) else f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if isinstance(error, (Hung, OutOfTime)):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def blame(error: BaseException) -> str:

@@ -40,7 +40,7 @@ class Clock:
     def call(self, doing: str) -> Iterator[None]:
         """One call."""
         if time.monotonic() > self._until:
-            raise OutOfTime
+            raise OutOfTime(f"not done after {self.budget_s:g} s")
         self._tell(doing)
         process = os.getpid()
         try:
