@@ -30,7 +30,7 @@ from roll.envs.probe_worker import Order
 from roll.envs.wrappers import EnvSpec
 
 SEEDS, STEPS = 4, 30
-TIMEOUT_S, CHECK_S, TOTAL_S = 60.0, 30.0, 120.0
+TIMEOUT_S, CHECK_S, TOTAL_S = 60.0, 120.0, 600.0
 GYMNASIUM = (
     "CliffWalking-v1", "FrozenLake-v1", "Taxi-v4", "Blackjack-v1", "CartPole-v1", "MountainCar-v0",
     "MountainCarContinuous-v0", "Acrobot-v1",

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -248,3 +249,46 @@ def test_seeds_are_those_of_runs():
     assert len(set(ours)) == 50
     assert {seed.bit_length() for seed in ours} == {max(seed.bit_length() for seed in theirs)} == {SEED_BITS}
     assert {seed % 2 for seed in ours} == {seed % 2 for seed in theirs} == {0, 1}
+
+
+class CartPole(Env):
+    """gymnasium's, as a user wraps it, with a time limit of gymnasium's own."""
+
+    actions = ("Left", "Right")
+
+    def __init__(self) -> None:
+        self.env = gymnasium.make("CartPole-v1", max_episode_steps=9)
+
+    def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:
+        return self.told(self.env.reset(seed=seed)[0])
+
+    def step(self, action: str) -> StepResult:
+        if action not in self.actions:
+            raise InvalidAction(f"{action} is none")
+        numbers, reward, terminated, truncated, _ = self.env.step(self.actions.index(action))
+        return StepResult(
+            reward=float(reward), terminated=terminated, truncated=truncated, observation=self.told(numbers)
+        )
+
+    def told(self, numbers: Any) -> Observation:
+        return Observation.of(" ".join(f"{number:.4f}" for number in numbers))
+
+
+class CartPoleWithoutSeed(CartPole):
+    def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:
+        return self.told(self.env.reset()[0])
+
+
+class CartPoleWithOneSeed(CartPole):
+    def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:
+        return self.told(self.env.reset(seed=1)[0])
+
+
+def test_wrappers_of_gymnasium_that_are_right_and_that_are_not():
+    assert of_level(findings(lambda: CartPole()), "warning", "error") == {}
+    assert of_level(findings(lambda: CartPoleWithOneSeed()), "warning", "error").keys() == {"seeds differ"}
+    found = findings(lambda: CartPoleWithoutSeed())
+    assert of_level(found, "warning", "error").keys() == {"same seed, same episode", "nothing but the seed"}
+    (named,) = [f for f in found if f.check == "nothing but the seed" and f.level == "error"]
+    assert "os.urandom" in named.message
+    assert named.where.startswith("gymnasium/"), named
