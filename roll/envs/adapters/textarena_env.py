@@ -6,12 +6,16 @@ that are new.
 
 from __future__ import annotations
 
+import random
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from roll.envs.adapters.base import HubEnv, HubError, ended
 from roll.envs.base import Observation, StepResult
 
+_EXAMPLE = re.compile(r"\[[\w ,.+-]{1,30}\]")
+_DIGIT = re.compile(r"\d")
 GAME = -1  # TextArena's id of the game itself, as the sender of a message
 
 
@@ -81,6 +85,7 @@ class TextArenaEnv(HubEnv):
         self._package = self.load()
         self._fresh: Any = self._made()
         self._game: TextArenaGame | None = None
+        self._examples: list[str] = []
         if not self.__class__.for_one:  # a class for each id: it is found out once
             with self._random.lent():
                 self._started(0)
@@ -89,7 +94,19 @@ class TextArenaEnv(HubEnv):
     def begin(self, seed: int, options: Mapping[str, Any]) -> Observation:
         self.no_options(options)
         self._game = self._started(seed)
-        return self._observe(self._game)
+        observation = self._observe(self._game)
+        self._examples = sorted(set(_EXAMPLE.findall(observation.text)))
+        return observation
+
+    def sample_action(self, rng: random.Random) -> str | None:
+        """A move as the rules write it: what stands in square brackets there, with other digits perhaps."""
+        if not self._examples:
+            return None
+
+        def other(digit: re.Match[str]) -> str:
+            return digit[0] if rng.random() < 0.5 else str(rng.randrange(10))
+
+        return _DIGIT.sub(other, rng.choice(self._examples))
 
     def act(self, action: str) -> StepResult:
         assert self._game is not None, "reset comes first"
