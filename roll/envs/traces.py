@@ -21,7 +21,7 @@ from roll.utils.seeding import stable_hash
 
 _LONGEST = 4000
 """Characters of a line; of a longer one the rest is a digest."""
-_MOST_EPISODES = 8
+_MOST_EPISODES = 4
 """Of a trace, which is shorter then: some episodes have one step, and some take seconds to begin."""
 _ELSEWHERE_S = 600.0
 """What a whole trace in another process may take, importing included."""
