@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from roll.algorithms.branches import Branches, over_branches
 from roll.algorithms.gigpo import StepInputs
 from roll.algorithms.groups import batch_index, group_moments, group_sum
 from roll.algorithms.masking import as_bool, at_least_float32, masked_sum, require_shape, zero_outside
@@ -95,7 +96,13 @@ def _discounted_sums(terms: Tensor, factor: float) -> Tensor:
 
 
 def optimal_token_baseline(
-    returns: Tensor, gradients: Tensor, action_mask: Tensor, group_index: Tensor, *, handle_zero_tail: bool = False
+    returns: Tensor,
+    gradients: Tensor,
+    action_mask: Tensor,
+    group_index: Tensor,
+    *,
+    handle_zero_tail: bool = False,
+    row_weights: Tensor | None = None,
 ) -> Tensor:
     """Subtract from each token's return the group's mean at that place, weighted by gradients so far
     (arXiv:2602.07078):
@@ -107,7 +114,8 @@ def optimal_token_baseline(
     Where a response is the only one left there is nothing to compare with, and A is 0; with `handle_zero_tail` B is 0
     there.
 
-    `returns` and `gradients` [B, T]. Returns A = G - B, [B, T], zero outside the mask.
+    `returns` and `gradients` [B, T]; `row_weights` [B] says how much a row counts in B, None: all alike. Returns
+    A = G - B, [B, T], zero outside the mask.
     """
     require_shape("gradients", gradients, tuple(returns.shape), "the shape of returns, [B, T]")
     mask = as_bool(action_mask)
@@ -122,9 +130,10 @@ def optimal_token_baseline(
         order = of.argsort(dim=0)
         return of.new_zeros(groups, of.shape[1]).scatter_add_(0, inverse[order], of.gather(0, order))[inverse]
 
-    weight = weight * there
+    shares = there.double() if row_weights is None else there * row_weights.double()[:, None]
+    weight = weight * shares
     # Tokens that were certain have no gradient: then all count alike.
-    weight = torch.where(total(weight) > 0, weight, there.double())
+    weight = torch.where(total(weight) > 0, weight, shares)
     count = total(there.double())
     # Relative to the largest, so that equal returns give exactly 0.
     largest = value.new_full((groups, value.shape[1]), -torch.inf)
@@ -160,7 +169,13 @@ def turn_gae(
     index, turns = steps.turn_index, steps.num_turns
     rewards = sum_over_turns(token_rewards, index, action_mask, turns)
     starts = at_first_tokens(values, index, action_mask, turns)
-    advantages, returns = gae(rewards, starts, turns_present(index, action_mask, turns), gamma=gamma, lam=lam)
+    advantages, returns = over_branches(
+        steps.branches,
+        turns_present(index, action_mask, turns),
+        lambda rewards, starts, present: gae(rewards, starts, present, gamma=gamma, lam=lam),
+        rewards,
+        starts,
+    )
     return turns_to_tokens(advantages, index, action_mask), turns_to_tokens(returns, index, action_mask)
 
 
@@ -352,6 +367,9 @@ class AdvantageInputs:
     them."""
     steps: StepInputs | None = None
     """Turns, their rewards and states; `gigpo`, `step_reinforce` and a discount over turns need them."""
+    branches: Branches | None = None
+    """Of the action tokens, where an episode branches: what goes from token to token has to follow them
+    (`over_branches`). None: each row is one sequence."""
 
     def __post_init__(self) -> None:
         rows, shape = (self.action_mask.shape[0],), tuple(self.action_mask.shape)
@@ -367,7 +385,10 @@ class AdvantageInputs:
 
     @property
     def episode_rewards(self) -> Tensor:
-        """[B], sums of token rewards, KL penalty included; a row without action tokens has its reward."""
+        """[B], sums of token rewards, KL penalty included, the mean of those of its branches where there are some; a
+        row without action tokens has its reward."""
+        if self.branches is not None:
+            return self.branches.mean_total(self.token_rewards)
         totals = masked_sum(self.token_rewards, self.action_mask, dim=1)
         return torch.where(as_bool(self.action_mask).any(1), totals, self.rewards.to(totals.dtype))
 

@@ -6,12 +6,15 @@ entry in `roll/catalog/estimators.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from roll.algorithms import advantages as maths
 from roll.algorithms import gigpo as turn_maths
 from roll.algorithms.advantages import AdvantageInputs, reinforce_return, to_tokens, turn_gae, turn_return
+from roll.algorithms.branches import over_branches
 from roll.algorithms.gigpo import StepInputs
 from roll.algorithms.masking import zero_outside
 from roll.algorithms.normalization import whiten
@@ -24,7 +27,7 @@ def gae(inputs: AdvantageInputs, *, gamma: float | None = None, lam: float | Non
     if inputs.discount_over == "turn":
         steps, mask = _steps(inputs, "gae"), inputs.action_mask
         return turn_gae(inputs.token_rewards, values, steps, mask, gamma=gamma, lam=lam)
-    return maths.gae(inputs.token_rewards, values, inputs.action_mask, gamma=gamma, lam=lam)
+    return _along(inputs, lambda rewards, values, mask: maths.gae(rewards, values, mask, gamma=gamma, lam=lam), values)
 
 
 def reinforce(inputs: AdvantageInputs, *, gamma: float | None = None) -> tuple[Tensor, Tensor]:
@@ -91,9 +94,12 @@ def vapo(
     if inputs.discount_over == "turn":
         raise ValueError("adv_estimator 'vapo' counts tokens: discount_over must be token")
     values, gamma = _needed(inputs, "values", "vapo"), inputs.gamma if gamma is None else gamma
-    rewards, mask = inputs.token_rewards, inputs.action_mask
-    advantages = maths.length_adaptive_gae(rewards, values, mask, gamma=gamma, alpha=alpha)
-    return advantages, maths.gae(rewards, values, mask, gamma=gamma, lam=critic_lam)[1]
+
+    def decoupled(rewards: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        advantages = maths.length_adaptive_gae(rewards, values, mask, gamma=gamma, alpha=alpha)
+        return advantages, maths.gae(rewards, values, mask, gamma=gamma, lam=critic_lam)[1]
+
+    return _along(inputs, decoupled, values)
 
 
 def opo(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
@@ -109,7 +115,7 @@ def gpg(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
 def remax(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
     """Return minus r(greedy response of the same prompt) (arXiv:2310.10505)."""
     greedy = _needed(inputs, "greedy_rewards", "remax")
-    returns = reinforce_return(inputs.token_rewards, inputs.action_mask, gamma=1.0)
+    returns = _token_return(inputs, 1.0)
     return zero_outside(returns - greedy.unsqueeze(1), inputs.action_mask), returns
 
 
@@ -119,9 +125,18 @@ def optimal_token_baseline(
     """Reward-to-go less the group's mean at that token, weighted by squared gradients so far (arXiv:2602.07078)."""
     gamma = inputs.gamma if gamma is None else gamma
     gradients = _needed(inputs, "logit_gradients", "optimal_token_baseline")
-    returns = reinforce_return(inputs.token_rewards, inputs.action_mask, gamma=gamma)
-    mask, index = inputs.action_mask, inputs.group_index
-    return maths.optimal_token_baseline(returns, gradients, mask, index, handle_zero_tail=handle_zero_tail), returns
+    index, branches = inputs.group_index, inputs.branches
+    index = index if branches is None else index[branches.row]
+
+    def compared(rewards: Tensor, gradients: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        returns = reinforce_return(rewards, mask, gamma=gamma)
+        weights = None if branches is None else 1 / torch.bincount(branches.row)[branches.row].double()
+        found = maths.optimal_token_baseline(
+            returns, gradients, mask, index, handle_zero_tail=handle_zero_tail, row_weights=weights
+        )
+        return found, returns
+
+    return _along(inputs, compared, gradients)
 
 
 def gigpo(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
@@ -141,7 +156,19 @@ def _reward_to_go(inputs: AdvantageInputs, estimator: str, gamma: float | None) 
     gamma = inputs.gamma if gamma is None else gamma
     if inputs.discount_over == "turn":
         return turn_return(inputs.token_rewards, _steps(inputs, estimator), inputs.action_mask, gamma=gamma)
-    return reinforce_return(inputs.token_rewards, inputs.action_mask, gamma=gamma)
+    return _token_return(inputs, gamma)
+
+
+def _token_return(inputs: AdvantageInputs, gamma: float) -> Tensor:
+    return _along(inputs, lambda rewards, mask: (reinforce_return(rewards, mask, gamma=gamma),) * 2)[0]
+
+
+def _along(
+    inputs: AdvantageInputs, compute: Callable[..., tuple[Tensor, Tensor]], *columns: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return `compute(token_rewards, *columns, action_mask)`, in episodes that branch over each branch by itself."""
+    first, second = over_branches(inputs.branches, inputs.action_mask, compute, inputs.token_rewards, *columns)
+    return first, second
 
 
 def _on_tokens(per_row: Tensor, inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from roll.algorithms.branches import Branches, over_branches
 from roll.algorithms.groups import joint_index
 from roll.algorithms.masking import as_bool, require_shape, zero_outside
 from roll.algorithms.normalization import GroupMethod, normalize_grouped
@@ -35,6 +36,8 @@ class StepInputs:
     comparison_groups: Tensor | None = None
     """int64 [B]: `gigpo` compares episodes, `step_reinforce` turns, whose rows agree here. None: episodes within their
     task group, turns over the whole batch."""
+    branches: Branches | None = None
+    """Of the turns, where an episode branches. None: each row is one sequence."""
 
     def __post_init__(self) -> None:
         require_shape("state_index", self.state_index, tuple(self.turn_rewards.shape), "[B, N]")
@@ -50,6 +53,16 @@ class StepInputs:
     def turn_mask(self) -> Tensor:
         """bool [B, N], True where there was a turn."""
         return self.state_index >= 0
+
+    def returns(self) -> Tensor:
+        """[B, N], the turns' `step_returns`; of a turn that branches share the mean of those along them."""
+        (found,) = over_branches(
+            self.branches,
+            self.turn_mask,
+            lambda rewards, present: (step_returns(rewards, present, gamma=self.gamma),),
+            self.turn_rewards,
+        )
+        return found
 
 
 def step_returns(turn_rewards: Tensor, turn_mask: Tensor, *, gamma: float) -> Tensor:
@@ -85,7 +98,7 @@ def gigpo(rewards: Tensor, group_index: Tensor, steps: StepInputs, action_mask: 
     present = steps.turn_mask
     compared = group_index if steps.comparison_groups is None else steps.comparison_groups
     episode = normalize_grouped(rewards, compared, method=steps.method)
-    returns = step_returns(steps.turn_rewards, present, gamma=steps.gamma)
+    returns = steps.returns()
     per_turn = torch.zeros_like(returns)
     groups = step_groups(group_index, steps.state_index)
     per_turn[present] = normalize_grouped(returns[present], groups[present], method=steps.method).to(returns.dtype)
@@ -100,7 +113,7 @@ def step_reinforce(steps: StepInputs, action_mask: Tensor) -> Tensor:
     `steps.comparison_groups`; `identity` leaves them as they are.
     """
     present = steps.turn_mask
-    returns = step_returns(steps.turn_rewards, present, gamma=steps.gamma)
+    returns = steps.returns()
     index = None
     if steps.comparison_groups is not None:
         index = steps.comparison_groups.unsqueeze(1).expand(present.shape)[present]

@@ -141,9 +141,16 @@ def refuse_two_starts(ids: tuple[int, ...], tokenizer: Any, what: str) -> None:
 
 
 def render_chat(
-    tokenizer: Any, messages: Sequence[Mapping[str, str]], *, template: str = "", opens_answer: bool = False
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    template: str = "",
+    opens_answer: bool = False,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """Render a conversation with a Jinja template, or with the tokenizer's own; raises jinja2's errors.
+
+    `tools` are in OpenAI's form.
 
     Templates that write the date get `TEMPLATE_DATE`: the same conversation is the same text on any day.
     """
@@ -159,6 +166,7 @@ def render_chat(
         chat_template=template,
         tokenize=False,
         add_generation_prompt=opens_answer,
+        **({"tools": [dict(tool) for tool in tools]} if tools else {}),
         **dates,
     )
     return text

@@ -9,24 +9,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from roll.pipelines.role_groups import split_by_role
 from roll.types.batch import TokenBatch
 from roll.types.episode import Group, Task, Trajectory, Turn
 
 
 @dataclass(frozen=True, eq=False)
 class Rollouts:
-    """A step's trajectories [R] and their training rows [B]: a row for every context.
+    """A step's trajectories [R] and their training rows [B]: a row for every branch.
 
-    One trajectory has several rows where its context was reset on the way. Where none did, as in most RLVR runs, row i
-    is trajectory i.
+    One trajectory has several rows where its context was reset on the way, or where a turn was continued twice. Where
+    none did, as in most RLVR runs, row i is trajectory i. An episode whose roles are paid apart is a trajectory for
+    each of them (`role_groups.py`).
     """
 
-    batch: TokenBatch  # Rows in the order of the trajectories, each of which is a unit
+    batch: TokenBatch  # Rows in the order of the trajectories; those of an episode are a unit
     trajectories: tuple[Trajectory, ...]
     tasks: tuple[Task, ...]  # The task of each trajectory
     group_index: Tensor  # int64 [R]
     row_trajectory: Tensor  # int64 [B], the trajectory of each row
-    row_turns: tuple[range, ...]  # [B], the row's turns, by their positions in its trajectory
+    row_turns: tuple[range, ...]  # [B], the turns that the row trains, by their positions in its trajectory
     shaped_rewards: Tensor | None = None  # float32 [R], after shaping, normalisation and clipping; None before credit
 
     @property
@@ -45,55 +47,74 @@ class Rollouts:
         return torch.tensor([t.status == "truncated" for t in self.trajectories])
 
 
+@dataclass(frozen=True)
+class _Row:
+    id: str
+    place: int  # Of its trajectory
+    turns: range  # That it trains
+    context: tuple[int, ...]  # Turns before them that a row before trains
+
+
+def _rows_of(trajectory: Trajectory, place: int) -> list[_Row]:
+    """Return a row per branch, with what is new in it; branches in which that has no token are left out."""
+    rows, branches, first = [], trajectory.branches, 0
+    for k, branch in enumerate(branches):
+        own, context = range(first, branch[-1] + 1), tuple(position for position in branch if position < first)
+        first = own.stop
+        if any(trajectory.turns[position].response_ids for position in own):
+            name = trajectory.id if len(branches) == 1 else f"{trajectory.id}/{k}"
+            rows.append(_Row(name, place, own, context))
+    return rows
+
+
 def assemble(groups: Sequence[Group]) -> Rollouts:
-    """Cut the survivors of all groups into rows, one per context.
+    """Cut the survivors of all groups into rows, one per branch.
 
-    A row's id is its trajectory's, with `/k` for context k of several; its group id is the task's. A context in which
-    the policy chose no token is left out.
+    A turn that several branches share is trained in the row of the first; in those of the others its tokens are there
+    as context. A row's id is its trajectory's, with `/k` for branch k of several; its group id is the task's. A branch
+    in which the policy chose no token of its own is left out.
     """
-    members = [(index, group.task, trajectory) for index, group in enumerate(groups) for trajectory in group.survivors]
-    ids: list[str] = []
-    owners: list[int] = []
-    row_turns: list[range] = []
-    turns: list[Turn] = []
+    members = [
+        (index, part.task, trajectory, f"{group.task.id}#{trajectory.member}")
+        for index, (group, part) in enumerate((group, part) for group in groups for part in split_by_role(group))
+        for trajectory in part.survivors
+    ]
+    rows = [row for place, (_, _, trajectory, _) in enumerate(members) for row in _rows_of(trajectory, place)]
+    turns: list[tuple[Turn, bool]] = []  # And whether its row trains it
     offsets = [0]
-    for place, (_, _, trajectory) in enumerate(members):
-        contexts, first = trajectory.contexts, 0
-        for k, context in enumerate(contexts):
-            positions = range(first, first + len(context))
-            first = positions.stop
-            if not any(turn.response_ids for turn in context):
-                continue
-            ids.append(trajectory.id if len(contexts) == 1 else f"{trajectory.id}/{k}")
-            owners.append(place)
-            row_turns.append(positions)
-            turns += context
-            offsets.append(offsets[-1] + sum(len(turn.prompt_ids) + len(turn.response_ids) for turn in context))
+    for row in rows:
+        played = members[row.place][2].turns
+        shown = [(played[k], False) for k in row.context] + [(played[k], True) for k in row.turns]
+        turns += shown
+        offsets.append(offsets[-1] + sum(len(turn.prompt_ids) + len(turn.response_ids) for turn, _ in shown))
 
-    def column(values: Callable[[Turn], Iterable[Any]], dtype: torch.dtype) -> Tensor:
-        return torch.tensor([value for turn in turns for value in values(turn)], dtype=dtype)
+    def column(values: Callable[[Turn, int], Iterable[Any]], dtype: torch.dtype) -> Tensor:
+        """Return the values of all turns, which are told how many of a turn's tokens the row doesn't train."""
+        return torch.tensor(
+            [value for turn, trains in turns for value in values(turn, given(turn, trains))], dtype=dtype
+        )
 
-    def given(turn: Turn) -> int:
-        """Tokens that the policy didn't choose."""
-        return len(turn.prompt_ids) + turn.num_fire_tokens
+    def given(turn: Turn, trains: bool) -> int:
+        return len(turn.prompt_ids) + (turn.num_fire_tokens if trains else len(turn.response_ids))
+
+    def trained(turn: Turn, given: int) -> slice:
+        return slice(given - len(turn.prompt_ids), None)
 
     batch = TokenBatch(
-        row_ids=tuple(ids),
-        group_ids=tuple(members[place][1].id for place in owners),
-        unit_ids=tuple(members[place][2].id for place in owners),
+        row_ids=tuple(row.id for row in rows),
+        group_ids=tuple(members[row.place][1].id for row in rows),
+        unit_ids=tuple(members[row.place][3] for row in rows),
         offsets=torch.tensor(offsets),
-        token_ids=column(lambda turn: [*turn.prompt_ids, *turn.response_ids], torch.int64),
-        action_mask=column(
-            lambda t: [False] * given(t) + [True] * (len(t.response_ids) - t.num_fire_tokens), torch.bool
-        ),
-        sampling_logprobs=column(lambda t: [0.0] * given(t) + [*t.logprobs[t.num_fire_tokens :]], torch.float32),
-        versions=column(lambda t: [-1] * given(t) + [*t.versions[t.num_fire_tokens :]], torch.int64),
+        token_ids=column(lambda turn, _: [*turn.prompt_ids, *turn.response_ids], torch.int64),
+        action_mask=column(lambda t, n: [False] * n + [True] * len(t.response_ids[trained(t, n)]), torch.bool),
+        sampling_logprobs=column(lambda t, n: [0.0] * n + [*t.logprobs[trained(t, n)]], torch.float32),
+        versions=column(lambda t, n: [-1] * n + [*t.versions[trained(t, n)]], torch.int64),
     )
     return Rollouts(
         batch=batch,
-        trajectories=tuple(trajectory for _, _, trajectory in members),
-        tasks=tuple(task for _, task, _ in members),
-        group_index=torch.tensor([index for index, _, _ in members], dtype=torch.int64),
-        row_trajectory=torch.tensor(owners, dtype=torch.int64),
-        row_turns=tuple(row_turns),
+        trajectories=tuple(member[2] for member in members),
+        tasks=tuple(member[1] for member in members),
+        group_index=torch.tensor([member[0] for member in members], dtype=torch.int64),
+        row_trajectory=torch.tensor([row.place for row in rows], dtype=torch.int64),
+        row_turns=tuple(row.turns for row in rows),
     )

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.advantages import AdvantageInputs, compute_advantages
+from roll.algorithms.branches import Branches
 from roll.algorithms.distillation import teacher_advantages
 from roll.algorithms.gigpo import StepInputs
 from roll.algorithms.groups import group_moments
@@ -43,7 +44,14 @@ from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.rl_config import RLConfig
 from roll.pipelines.assemble import Rollouts
 from roll.pipelines.off_policy import corrected, old_logprobs_source, staleness_metrics, staleness_of
-from roll.pipelines.turn_credit import TrajectoryView, comparison_groups, require_states, state_metrics, turn_inputs
+from roll.pipelines.turn_credit import (
+    TrajectoryView,
+    comparison_groups,
+    require_states,
+    state_metrics,
+    token_branches,
+    turn_inputs,
+)
 from roll.types.batch import TokenBatch
 from roll.types.metrics import Metrics
 from roll.types.ragged import unpad
@@ -95,9 +103,10 @@ class CreditAssigner:
         shaped = self._shaped(scores, scores * factor, rollouts, metrics)
         rewards = self._normalised(shaped, rollouts, metrics)
         mask = view.pad(batch.action_mask, False)
+        branches = token_branches(rollouts, mask)
         kl_cost = self._kl_cost(view, batch, metrics)
         steps = self._steps(rollouts, mask, factor, shaped - scores * factor, metrics)
-        per_token = self._token_rewards(rewards, mask, steps, kl_cost)
+        per_token = self._token_rewards(rewards, mask, branches, steps, kl_cost)
         if steps is not None and kl_cost is not None:
             cost = sum_over_turns(kl_cost, steps.turn_index, mask, steps.num_turns)
             steps = replace(steps, turn_rewards=steps.turn_rewards - cost)
@@ -120,6 +129,7 @@ class CreditAssigner:
                 part_weights=part_weights,
                 logit_gradients=None if batch.logit_gradients is None else view.pad(batch.logit_gradients),
                 steps=steps,
+                branches=branches,
             ),
             config.estimator_options,
         )
@@ -257,11 +267,16 @@ class CreditAssigner:
         self._kl_coef = self._controller.update(self._kl_coef, mean_kl, view.num_trajectories)
         return view.pad(cost)
 
-    def _token_rewards(self, rewards: Tensor, mask: Tensor, steps: StepInputs | None, cost: Tensor | None) -> Tensor:
-        """[R, T]: rewards of turns at their ends, or that of the episode at its end; minus the KL's cost."""
+    def _token_rewards(
+        self, rewards: Tensor, mask: Tensor, branches: Branches | None, steps: StepInputs | None, cost: Tensor | None
+    ) -> Tensor:
+        """[R, T]: rewards of turns at their ends, or that of the episode at the end of each branch; minus the KL's
+        cost."""
         if self._places_turns:
             assert steps is not None, "only set where there are turns"
             placed = place_on_turns(steps.turn_rewards, steps.turn_index, mask).to(rewards.dtype)
+        elif branches is not None:
+            placed = zero_outside(rewards.unsqueeze(1).expand(mask.shape), branches.ends())
         else:
             placed = place_on_last_token(rewards, mask)
         if cost is not None:

@@ -185,7 +185,9 @@ class Report:
         number = int(rollouts.row_trajectory[i])
         batch, trajectory, task = rollouts.batch, rollouts.trajectories[number], rollouts.tasks[number]
         ids = batch.row("token_ids", i).tolist()
-        first = len(trajectory.turns[rollouts.row_turns[i].start].prompt_ids)
+        trained = [trajectory.turns[k] for k in rollouts.row_turns[i]]
+        shared = len(ids) - sum(len(turn.prompt_ids) + len(turn.response_ids) for turn in trained)
+        first = shared + len(trained[0].prompt_ids)  # turns that a row before trains are context
         row = {
             "task_id": task.id,
             "domain": task.domain,

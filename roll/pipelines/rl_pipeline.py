@@ -134,6 +134,11 @@ class RLPipeline(Loop):
 
     def greedy_scores(self, step: int, rollouts: Rollouts) -> torch.Tensor:
         """Return the reward of one greedy response to each trajectory's task, float32 [R]; NaN where that failed."""
+        if any(trajectory.role_rewards for trajectory in rollouts.trajectories):
+            raise ValueError(
+                "adv_estimator remax compares an episode with a greedy one, and the roles of these are paid apart "
+                "(role_rewards): use an estimator that compares the members of a group, such as grpo or rloo"
+            )
         config, tasks = self.config, list({task.id: task for task in rollouts.tasks}.values())
         params = sampling_params(replace(config.actor_infer.generating_args, do_sample=False), config.response_length)
         with self.timers.span("generate_greedy", waits=True):

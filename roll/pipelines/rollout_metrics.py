@@ -39,6 +39,9 @@ def rollout_metrics(rollouts: Rollouts) -> Metrics:
             "tokens/response": sum(t.num_response_tokens for t in trajectories),
         }
     )
+    for trajectory in trajectories:
+        for name, value in trajectory.counts.items():
+            metrics.add_sum(name, value)
     _groups(rollouts, metrics)
     _domains(rollouts, metrics)
     return metrics
@@ -74,6 +77,8 @@ def _domains(rollouts: Rollouts, metrics: Metrics) -> None:
             }
         )
         for trajectory in members:
+            for role, value in trajectory.role_rewards.items():
+                metrics.add_mean(f"reward/{named}/role/{name_part(role)}", value)
             for part, value in trajectory.reward_parts.items():
                 if part.rpartition(".")[2] == "too_hard":
                     metrics.add_sum(f"reward/{named}/too_hard", value)

@@ -5,16 +5,22 @@ an episode is cut into rows. Credit is about the episode, so estimators see `Tra
 
 A turn without a token can't be credited: its reward joins that of the turn before it (after it, if there is none
 before), so the turns here are those in which the policy chose a token, and no reward gets lost.
+
+An episode in which a turn is continued more than once is as many sequences as it has branches, each with what the
+episode was paid beyond its turns at its end. Any other is one sequence, in the order in which it was played.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
+from roll.algorithms.branches import Branches
 from roll.algorithms.gigpo import StepInputs, step_groups
 from roll.algorithms.groups import batch_index, group_moments, index_of
 from roll.configs.schema.agentic_config import AgenticConfig
@@ -92,14 +98,15 @@ def turn_inputs(
         factor: [R], multiplies the rewards of turns.
         extra: [R], what shaping added to the episode's reward; joins the last turn.
     """
-    played = [_turns_of(trajectory) for trajectory in rollouts.trajectories]
-    turns = [turn for each in played for turn in each]
-    lengths = torch.tensor([len(each) for each in played], dtype=torch.int64)
+    played = [_PlayedTurns.of(trajectory) for trajectory in rollouts.trajectories]
+    turns = [turn for each in played for turn in each.paid()]
+    lengths = torch.tensor([len(each.turns) for each in played], dtype=torch.int64)
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     rewards = torch.tensor([turn.reward for turn in turns], dtype=torch.float64)
     rewards *= factor.double().repeat_interleave(lengths)
-    rewards[offsets[1:] - 1] += extra.double()
-    numbers = [n for each in played for n, turn in enumerate(each) for _ in turn.response_ids]
+    for row, each in enumerate(played):
+        rewards[offsets[row] + torch.tensor(each.ends)] += extra[row].double()
+    numbers = [n for each in played for n, turn in enumerate(each.turns) for _ in turn.response_ids]
     assert len(numbers) == int(action_mask.sum()), "rows and turns of a trajectory have the same action tokens"
     index = torch.full(action_mask.shape, -1, dtype=torch.int64)
     index[action_mask] = torch.tensor(numbers, dtype=torch.int64)
@@ -112,26 +119,85 @@ def turn_inputs(
         step_weight=config.step_reward_weight,
         method=config.reward_normalization.method,
         comparison_groups=comparison_groups(rollouts, config.reward_normalization.grouping),
+        branches=Branches.of([each.walks for each in played], int(lengths.max())) if _branches(played) else None,
     )
 
 
-def _turns_of(trajectory: Trajectory) -> list[Turn]:
-    """Its turns with tokens. What the episode was paid beyond its turns joins the last one."""
-    played: list[Turn] = []
-    carried = 0.0
-    for turn in trajectory.turns:
-        if turn.response_ids:
-            played.append(replace(turn, reward=turn.reward + carried))
-            carried = 0.0
-        elif played:
-            played[-1] = replace(played[-1], reward=played[-1].reward + turn.reward)
-        else:
-            carried += turn.reward
-    assert played, f"trajectory {trajectory.id} is trained without a token"
-    beyond = trajectory.reward - math.fsum(turn.reward for turn in trajectory.turns)
-    if not math.isclose(beyond, 0.0, abs_tol=1e-6 * max(1.0, abs(trajectory.reward))):
-        played[-1] = replace(played[-1], reward=played[-1].reward + beyond)
-    return played
+def token_branches(rollouts: Rollouts, action_mask: Tensor) -> Branches | None:
+    """Return the branches of the trajectories' action tokens, `action_mask` [R, T]; None where no episode branches."""
+    played = [_PlayedTurns.of(trajectory) for trajectory in rollouts.trajectories]
+    if not _branches(played):
+        return None
+    walks = []
+    for row, each in enumerate(played):
+        places = action_mask[row].nonzero()[:, 0].tolist()
+        ends = list(accumulate(len(turn.response_ids) - turn.num_fire_tokens for turn in each.turns))
+        assert ends[-1] == len(places), "rows and turns of a trajectory have the same action tokens"
+        of_turn = [places[start:end] for start, end in pairwise([0, *ends])]
+        walks.append([[place for turn in walk for place in of_turn[turn]] for walk in each.walks])
+    return Branches.of(walks, action_mask.shape[1])
+
+
+def _branches(played: Sequence[_PlayedTurns]) -> bool:
+    return any(len(each.walks) > 1 for each in played)
+
+
+@dataclass(frozen=True)
+class _PlayedTurns:
+    """A trajectory's turns with tokens, and the sequences that they are."""
+
+    trajectory: Trajectory
+    turns: list[Turn]
+    walks: list[list[int]]  # Positions in `turns`
+
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> _PlayedTurns:
+        turns: list[Turn] = []
+        parents: list[int | None] = []
+        place: list[int | None] = []  # Of each turn: its own, or of the one with tokens that it follows
+        carried = 0.0
+        for turn, parent in zip(trajectory.turns, trajectory.parents, strict=True):
+            before = None if parent is None else place[parent]
+            if turn.response_ids:
+                parents.append(before)
+                place.append(len(turns))
+                turns.append(replace(turn, reward=turn.reward + carried))
+                carried = 0.0
+                continue
+            place.append(before)
+            if before is None and not turns:
+                carried += turn.reward
+            else:  # a context that begins without a token still follows what was played before it
+                paid = len(turns) - 1 if before is None else before
+                turns[paid] = replace(turns[paid], reward=turns[paid].reward + turn.reward)
+        assert turns, f"trajectory {trajectory.id} is trained without a token"
+        continued = [parent for parent in parents if parent is not None]
+        if len(set(continued)) == len(continued):
+            return cls(trajectory, turns, [list(range(len(turns)))])
+        return cls(trajectory, turns, [_walk(end, parents) for end in range(len(turns)) if end not in set(continued)])
+
+    @property
+    def ends(self) -> list[int]:
+        """The last turn of each sequence."""
+        return [walk[-1] for walk in self.walks]
+
+    def paid(self) -> list[Turn]:
+        """Return the turns, with what the episode was paid beyond them at the end of every sequence."""
+        beyond = self.trajectory.reward - math.fsum(turn.reward for turn in self.trajectory.turns)
+        if math.isclose(beyond, 0.0, abs_tol=1e-6 * max(1.0, abs(self.trajectory.reward))):
+            return self.turns
+        paid = list(self.turns)
+        for end in self.ends:
+            paid[end] = replace(paid[end], reward=paid[end].reward + beyond)
+        return paid
+
+
+def _walk(end: int, parents: Sequence[int | None]) -> list[int]:
+    walk, at = [end], parents[end]
+    while at is not None:
+        walk.append(at)
+        at = parents[at]
+    return walk[::-1]
 
 
 def comparison_groups(rollouts: Rollouts, grouping: str) -> Tensor:

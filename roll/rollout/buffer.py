@@ -59,6 +59,8 @@ def _schema(pa: Any) -> Any:
             "reward": pa.float64(),
             "metrics": pairs,
             "resets_context": pa.bool_(),
+            "after": pa.int32(),
+            "role": pa.string(),
             "state": pa.string(),
             "num_fire_tokens": pa.int32(),
         }
@@ -72,10 +74,12 @@ def _schema(pa: Any) -> Any:
             "turns": pa.list_(turn),
             "reward": pa.float64(),
             "reward_parts": pairs,
+            "role_rewards": pairs,
             "status": pa.string(),
             "error": pa.string(),
             "answer": pa.string(),
             "spans": pairs,
             "trace": pa.string(),
+            "counts": pairs,
         }
     )

@@ -4,7 +4,7 @@
     [template of the messages]  [what the policy said] [closing, messages, next opening]  [what it said then]
 
 Carried tokens are right only under a template that writes a conversation by adding to it. `check_template` finds those
-that don't.
+that don't. A template that knows nothing of tools, of calls or of their results gets them as text (`tool_text.py`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ from jinja2.exceptions import TemplateError as JinjaError
 
 from roll.data.templates import TemplateError, missing_from, render_chat
 from roll.envs.base import Message
+from roll.rollout.tool_text import call_as_text, results_as_user, template_message, with_specs
+from roll.types.chat import ToolCall, ToolSpec
 
 _MARK = "<~sampled response~>"
 _ANCHOR = "a"
 """Text in front of a piece while it is tokenised: some tokenizers put a space before the first word of a text."""
+_PROBE = "probe_of_tools"
+_RESULT = Message("tool", "probe of results", tool_call_id="a00000000", name=_PROBE)
 _THINK = ("<think>", "</think>")
 _WAY_OUT = (
     "Tokens can't be carried from turn to turn under it. Set sample_unit: step, where every prompt is rendered again, "
@@ -35,14 +39,45 @@ class PlainText:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
-    def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> tuple[int, ...]:
         """Return a whole prompt, up to where the response begins; it begins with the token that the tokenizer itself
         puts before a text, if any."""
-        return (*self._begin, *self.reply(messages, ()))
+        return (*self._begin, *self.encode(self.text(messages, tools)))
+
+    def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
+        """Return the text of a conversation, up to where the response begins. Raises `TemplateError`."""
+        if tools or any(message.tool_calls for message in messages):
+            raise TemplateError("tools need a chat template, and the tokenizer has none")
+        return "".join(message.content for message in messages)
 
     def reply(self, messages: Sequence[Message], sampled: Sequence[int]) -> tuple[int, ...]:  # noqa: ARG002
         """Return what stands between the `sampled` response and the next: its closing, the messages, an opening."""
         return self.encode("".join(message.content for message in messages))
+
+    def continuation(
+        self,
+        before: Sequence[Message],  # noqa: ARG002
+        response: Message,  # noqa: ARG002
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+    ) -> str:
+        """Return what is written after a response to the conversation `before`, when `messages` follow it.
+
+        Whatever would be written for the response itself. Raises `TemplateError` where that can't be told apart.
+        """
+        return self.text(messages, tools)
+
+    def follow(self, text: str, sampled: Sequence[int]) -> tuple[str, tuple[int, ...]]:  # noqa: ARG002
+        """Return what a `continuation` adds to a sampled response, as text and as token ids."""
+        return text, self.encode(text)
+
+    def encode_after(self, text: str) -> tuple[int, ...]:
+        """Return the token ids of a text that has something before it."""
+        return self.encode(text)
+
+    def sampled_text(self, token_ids: Sequence[int]) -> str:
+        """Return the text of sampled tokens as it stands in a context, special tokens included."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     def opens_with(self, tags: tuple[str, str]) -> bool:  # noqa: ARG002
         """Return whether every prompt ends inside a thought that the template itself has opened."""
@@ -61,37 +96,99 @@ class PlainText:
 class ChatTemplate(PlainText):
     """The same by a chat template. A reply costs the same however long the conversation is."""
 
-    def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        return self.encode(self.text(messages))
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> tuple[int, ...]:
+        return self.encode(self.text(messages, tools))
 
     def reply(self, messages: Sequence[Message], sampled: Sequence[int]) -> tuple[int, ...]:
         """A response that ends with the very token that closes it isn't closed twice."""
-        ids = self._encode_after(self.reply_text(messages))
-        closing = self._closing(ids)
-        if closing and sampled and sampled[-1] == ids[closing - 1]:
-            return ids[closing:]
-        return ids
+        return self.follow(self.reply_text(messages), sampled)[1]
 
-    def text(self, messages: Sequence[Message]) -> str:
+    def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
         """Return the template's text of a conversation, up to where the response begins.
 
         Raises `TemplateError`, also when it leaves out a message that isn't the assistant's.
         """
-        text = self.unchecked(messages)
+        text = self.unchecked(messages, tools)
         _check_shown(text, messages)
         return text
 
-    def unchecked(self, messages: Sequence[Message]) -> str:
-        """Return `text`, whatever it leaves out."""
-        history = [{"role": message.role, "content": message.content} for message in messages]
+    def unchecked(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, opens: bool = True) -> str:
+        """Return `text`, whatever it leaves out; with `opens` off up to the end of the last message."""
+        shown = list(messages)
+        if tools and not self._knows_tools:
+            shown, tools = with_specs(shown, tools), ()
+        if any(message.tool_calls for message in shown) and not self._knows_calls:
+            shown = [call_as_text(message) if message.tool_calls else message for message in shown]
+        if any(message.role == "tool" for message in shown) and not self._knows_results:
+            shown = results_as_user(shown)
+        return self._render(shown, tools, opens=opens)
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, opens: bool = True) -> str:
+        history, specs = [template_message(message) for message in messages], [tool.for_template() for tool in tools]
         try:
-            return render_chat(self._tokenizer, history, opens_answer=True)
-        except JinjaError as error:
+            return render_chat(self._tokenizer, history, opens_answer=opens, tools=specs)
+        except (JinjaError, TypeError) as error:  # TypeError: what filters do with values that they don't take
             roles = ", ".join(message.role for message in messages)
             raise TemplateError(
                 f"the tokenizer's chat template refuses a conversation of {roles}: {error}. If it is the system "
                 "message, set system_template to null"
             ) from error
+
+    def _shows(self, word: str, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> bool:
+        try:
+            return word in self._render(messages, tools)
+        except TemplateError:
+            return False
+
+    @cached_property
+    def _knows_tools(self) -> bool:
+        tool = ToolSpec(_PROBE, "-", {"type": "object", "properties": {}})
+        return self._shows(_PROBE, [Message("user", "-")], [tool])
+
+    @cached_property
+    def _knows_calls(self) -> bool:
+        asked = [Message("user", "-"), Message("assistant", "", tool_calls=(ToolCall("a00000000", _PROBE, "{}"),))]
+        return self._shows(_PROBE, asked) or self._shows(_PROBE, [*asked, _RESULT])
+
+    @cached_property
+    def _knows_results(self) -> bool:
+        call = ToolCall("a00000000", _PROBE, "{}")
+        asked = Message("assistant", "", tool_calls=(call,)) if self._knows_calls else Message("assistant", "-")
+        return self._shows(_RESULT.content, [Message("user", "-"), asked, _RESULT])
+
+    def continuation(
+        self, before: Sequence[Message], response: Message, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
+    ) -> str:
+        """Read off the conversation with a mark in the response's place. A template that takes results of tools only
+        after calls gets the calls, and what it writes for the whole must begin with what it writes up to them."""
+        try:
+            _, mark, after = self.text([*before, Message("assistant", _MARK), *messages], tools).partition(_MARK)
+        except TemplateError:
+            if not response.tool_calls:
+                raise
+            mark = ""
+        if mark:
+            return after
+        _, mark, closing = self.unchecked([*before, Message("assistant", _MARK)], tools, opens=False).partition(_MARK)
+        upto = self.unchecked([*before, response], tools, opens=False)
+        whole = self.text([*before, response, *messages], tools)
+        if not mark or not upto.endswith(closing) or not whole.startswith(upto):
+            raise TemplateError(f"the chat template doesn't show earlier responses as they were. {_WAY_OUT}")
+        return closing + whole[len(upto) :]
+
+    def follow(self, text: str, sampled: Sequence[int]) -> tuple[str, tuple[int, ...]]:
+        """A response that ends with the very token that closes it isn't closed twice."""
+        ids = self.encode_after(text)
+        closing = self._closing(ids)
+        if closing and sampled and sampled[-1] == ids[closing - 1]:
+            closed = str(self._tokenizer.decode(ids[closing - 1 : closing]))
+            return text.partition(closed)[2], ids[closing:]
+        return text, ids
+
+    def sampled_text(self, token_ids: Sequence[int]) -> str:
+        """Behind something: some tokenizers leave out the space before the first word of a text."""
+        whole = str(self._tokenizer.decode([*self._anchor, *token_ids], skip_special_tokens=False))
+        return whole[len(_ANCHOR) :] if whole.startswith(_ANCHOR) else super().sampled_text(token_ids)
 
     def reply_text(self, messages: Sequence[Message]) -> str:
         """Return what the template writes after a response, when these messages follow it.
@@ -109,8 +206,7 @@ class ChatTemplate(PlainText):
         text = self.text([Message("user", "-")])
         return text.rfind(tags[0]) > text.rfind(tags[1])
 
-    def _encode_after(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a text that has something before it."""
+    def encode_after(self, text: str) -> tuple[int, ...]:
         ids, anchor = self.encode(_ANCHOR + text), self._anchor
         return ids[len(anchor) :] if ids[: len(anchor)] == anchor else self.encode(text)
 

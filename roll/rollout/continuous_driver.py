@@ -18,10 +18,10 @@ import threading
 import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from roll.rollout.engine_driver import EngineDriver, EngineRanks, RolloutStalled, never_started_completion
+from roll.rollout.engine_driver import EngineDriver, EngineRanks, RolloutStalled, aborted_completion
+from roll.rollout.in_flight import EngineState, InFlightRequest
 from roll.rollout.routing import Router
 from roll.strategies.base import Completion, EngineCounters, Request
 from roll.types.metrics import Metrics
@@ -33,30 +33,6 @@ logger = logging.getLogger(__name__)
 
 class EngineLost(RuntimeError):
     """An engine died and may not be replaced (any more)."""
-
-
-@dataclass(eq=False, slots=True)
-class InFlightRequest:
-    """A request that somebody waits for."""
-
-    request: Request
-    episode: str
-    future: asyncio.Future[Completion]
-    rank: int | None = None
-    placed: float = 0.0  # When it was given to that engine, by the loop's clock
-
-
-@dataclass(eq=False)
-class _EngineState:
-    """What the driver holds about one engine."""
-
-    rank: int
-    outbox: list[Request] = field(default_factory=list)
-    running: set[str] = field(default_factory=set)
-    work: asyncio.Event = field(default_factory=asyncio.Event)
-    submitting: asyncio.Task[None] | None = None
-    polling: asyncio.Task[None] | None = None
-    restarts: int = 0
 
 
 class ContinuousDriver(EngineDriver):
@@ -93,9 +69,10 @@ class ContinuousDriver(EngineDriver):
         self._restart = restart
         self._max_restarts = max_restarts if restart is not None else 0
         self._take_counters = take_counters
-        self._engines = [_EngineState(rank) for rank in range(ranks.world_size)]
+        self._engines = [EngineState(rank) for rank in range(ranks.world_size)]
         self._busy: dict[str, str] = {}
         self._in_flight: dict[str, InFlightRequest] = {}
+        self._calls: Counter[str] = Counter()  # Under way, by episode
         self._error: BaseException | None = None
         self._counts: Counter[str] = Counter()
         self._background: set[asyncio.Task[None]] = set()
@@ -169,6 +146,10 @@ class ContinuousDriver(EngineDriver):
     def mark_busy(self, episode: str, doing: str) -> None:
         self._busy[episode] = doing
 
+    def mark_waiting(self, episode: str) -> None:
+        if self._calls[episode]:
+            self._busy.pop(episode, None)
+
     def mark_blocked(self, episode: str) -> None:
         self._busy[episode] = "waiting for another episode to end"
 
@@ -183,6 +164,7 @@ class ContinuousDriver(EngineDriver):
             raise self._error
         entry, began = InFlightRequest(request, episode, self._loop.create_future()), self._loop.time()
         self._in_flight[request.id] = entry
+        self._calls[episode] += 1
         self._busy.pop(episode, None)
         self._enqueue(entry)
         self._dispatch()
@@ -194,7 +176,7 @@ class ContinuousDriver(EngineDriver):
         finally:
             if self._in_flight.pop(request.id, None) is not None:  # cancelled: nobody waits any more
                 self._abandon(entry)
-            self._busy[episode] = "between turns"
+                self._end_call(episode)
 
     async def wait_idle(self) -> None:
         """Wait until engines have stopped what was given up; the scheduler may decide at any time."""
@@ -221,7 +203,7 @@ class ContinuousDriver(EngineDriver):
         for entry in chosen:
             if entry.rank is not None:
                 by_rank.setdefault(entry.rank, []).append(entry.request.id)
-        self._resolve([never_started_completion(entry.request) for entry in chosen if entry.rank is None])
+        self._resolve([aborted_completion(entry.request.id) for entry in chosen if entry.rank is None])
         if submitting:  # an abort must not overtake the request that it is about
             await asyncio.gather(*submitting, return_exceptions=True)
         aborts = [self._ranks.abort(rank, ids) for rank, ids in by_rank.items()]
@@ -233,11 +215,19 @@ class ContinuousDriver(EngineDriver):
                     continue  # known already; what was given out again ends with its episode
                 # Not to be issued again: they were to be stopped.
                 ids = [request_id for request_id in by_rank[rank] if request_id in self._in_flight]
-                self._resolve([never_started_completion(self._in_flight[request_id].request) for request_id in ids])
+                self._resolve([aborted_completion(request_id) for request_id in ids])
                 self._failed(self._engines[rank], result)
             else:
                 self._resolve(result)
         return len(chosen)
+
+    def give_up(self, episode: str) -> None:
+        for entry in [entry for entry in self._in_flight.values() if entry.episode == episode]:
+            del self._in_flight[entry.request.id]
+            self._abandon(entry)
+            self._end_call(episode)
+            if not entry.future.done():
+                entry.future.set_result(aborted_completion(entry.request.id))
 
     async def wait_all_up(self) -> None:
 
@@ -284,7 +274,7 @@ class ContinuousDriver(EngineDriver):
                 engine.polling = self._loop.create_task(self._poll(engine))
             engine.work.set()
 
-    async def _submit(self, engine: _EngineState) -> None:
+    async def _submit(self, engine: EngineState) -> None:
         """Empty the outbox; what is placed meanwhile goes with the next call."""
         try:
             await asyncio.sleep(0)  # siblings that start in the same turn of the loop share a call
@@ -297,7 +287,7 @@ class ContinuousDriver(EngineDriver):
         finally:
             engine.submitting = None
 
-    async def _poll(self, engine: _EngineState) -> None:
+    async def _poll(self, engine: EngineState) -> None:
         """Take finished responses as long as the engine lives."""
         try:
             while True:
@@ -321,11 +311,17 @@ class ContinuousDriver(EngineDriver):
             if entry.rank is not None:
                 freed[entry.rank] = None
             self._forget(entry)
-            self._busy[entry.episode] = "between turns"
+            self._end_call(entry.episode)
             if not entry.future.done():
                 entry.future.set_result(completion)
         for rank in freed:
             self._dispatch(rank)
+
+    def _end_call(self, episode: str) -> None:
+        self._calls[episode] -= 1
+        if not self._calls[episode]:
+            del self._calls[episode]
+            self._busy[episode] = "between turns"
 
     def _forget(self, entry: InFlightRequest) -> None:
         if entry.rank is None:
@@ -355,7 +351,7 @@ class ContinuousDriver(EngineDriver):
 
     # --- engines that die -----------------------------------------------------------------------------------------
 
-    def _failed(self, engine: _EngineState, error: BaseException) -> None:
+    def _failed(self, engine: EngineState, error: BaseException) -> None:
         """Replace an engine that can't go on, or end the run."""
         if self._error is not None or engine.rank not in self._router.up_ranks:
             return  # known already, from its other call
@@ -393,7 +389,7 @@ class ContinuousDriver(EngineDriver):
         repair.add_done_callback(self._repairs.discard)
         self._dispatch()
 
-    async def _repair(self, engine: _EngineState) -> None:
+    async def _repair(self, engine: EngineState) -> None:
         assert self._restart is not None
         try:
             await self._restart(engine.rank)

@@ -23,9 +23,9 @@ class RolloutStalled(RuntimeError):
     """Nobody made progress within the time limit; the message names who was waited for."""
 
 
-def never_started_completion(request: Request) -> Completion:
+def aborted_completion(request_id: str) -> Completion:
     """Return what an abort gives for a request that no engine has seen."""
-    return Completion(id=request.id, token_ids=(), logprobs=(), versions=(), finish_reason="abort")
+    return Completion(id=request_id, token_ids=(), logprobs=(), versions=(), finish_reason="abort")
 
 
 class EngineRanks(Protocol):
@@ -61,6 +61,10 @@ class EngineDriver(ABC):
         """Note that this episode is live and not waiting for tokens, but `doing` something."""
 
     @abstractmethod
+    def mark_waiting(self, episode: str) -> None:
+        """Note that what this episode was busy with is over; it is busy no longer if it has calls under way."""
+
+    @abstractmethod
     def mark_blocked(self, episode: str) -> None:
         """Note that this episode waits for another one to end: nothing waits for it until `mark_busy`."""
 
@@ -70,7 +74,11 @@ class EngineDriver(ABC):
 
     @abstractmethod
     async def generate(self, episode: str, request: Request) -> Completion:
-        """Return one response; its finish reason is `abort` when the scheduler stopped it."""
+        """Return one response; its finish reason is `abort` when the scheduler stopped it.
+
+        An episode may have several calls under way: it is busy while it has none. A call that is cancelled stops its
+        request in the engine.
+        """
 
     @abstractmethod
     async def wait_idle(self) -> None:
@@ -83,6 +91,10 @@ class EngineDriver(ABC):
     @abstractmethod
     async def abort(self, episodes: Collection[str]) -> int:
         """Stop what these episodes wait for; returns how many requests that were."""
+
+    @abstractmethod
+    def give_up(self, episode: str) -> None:
+        """Stop what this episode waits for without waiting for the engines: its calls end at once with `abort`."""
 
     async def wait_all_up(self) -> None:
         """Wait until every engine can take new weights. Default: they can."""

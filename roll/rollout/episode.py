@@ -3,65 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from roll.envs.base import Observation, StepResult
 from roll.rollout.agent import Agent, PromptTooLong
 from roll.rollout.engine_driver import EngineDriver
+from roll.rollout.episode_key import Action, EpisodeEnv, EpisodeKey
 from roll.rollout.episode_slots import EpisodeSlots
+from roll.rollout.fire import sampled
+from roll.rollout.turn_tree import TurnTree
 from roll.strategies.base import Completion, Request, SamplingParams
-from roll.types.episode import EpisodeError, FinishReason, Status, Task, Trajectory, Turn
+from roll.types.episode import EpisodeError, Status, Task, Trajectory, Turn
 from roll.utils import spans
 from roll.utils.seeding import stable_hash
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """What the policy did: the text of its response, and why it ended."""
-
-    text: str
-    finish_reason: FinishReason
-
-
-class EpisodeEnv(Protocol):
-    """An environment as the player sees it: asynchronous, one instance per episode."""
-
-    waits_for: str  # What `step` waits for, in error messages: `reward`, `environment`
-
-    async def reset(self, task: Task) -> Observation:
-        """Begin."""
-
-    async def step(self, action: Action) -> StepResult:
-        """Apply a response. Raises `EpisodeError` for a failure that isn't the policy's."""
-
-    async def close(self) -> None:
-        """Release resources."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeKey:
-    """Names an episode; with the turn it is the key of every random draw in it."""
-
-    seed: int
-    purpose: str  # `train`, `val` or `greedy`: the same task sampled for another purpose draws other numbers
-    step: int
-    position: int  # Place of the task in the step's plan
-    member: int
-
-    def name(self, task: Task) -> str:
-        """Return the unique name of the episode within a run."""
-        return f"{self.group_name(task)}#{self.member}"
-
-    def group_name(self, task: Task) -> str:
-        """Return the name that the episodes of one group share."""
-        return f"{self.purpose}/{self.step}/{task.id}"
-
-    def request_seed(self, task: Task, turn: int) -> int:
-        """Return the 128-bit key of one response."""
-        return stable_hash(self.seed, "sample", self.purpose, self.step, task.id, self.member, turn, bits=128)
 
 
 class Rollout(Protocol):
@@ -72,9 +30,10 @@ class Rollout(Protocol):
 
 
 class Episode:
-    """One episode under way. Tokens are carried: each turn adds to the context, or resets it.
+    """One episode under way. Tokens are carried: each turn adds to the context of another, or begins one.
 
-    `task` and `params` say what is played and how tokens are drawn.
+    `task` and `params` say what is played and how tokens are drawn. Several calls of `generate` may be under way at
+    once; the turns that they become are a tree (`turn_tree.py`).
     """
 
     def __init__(
@@ -95,23 +54,42 @@ class Episode:
         self._key = key
         self._name = key.name(task)
         self._max_sequence_length = max_sequence_length
-        self._turns: list[Turn] = []
-        self._context: tuple[int, ...] = ()  # Of the last response
+        self._turns = TurnTree()
+        self._numbers: dict[str, int] = {}  # Of turns, by the ids of their completions
+        self._under_way = 0  # Calls of `generate`
+        self._over = False
         self._state = ""
         self._unanswered: Completion | None = None  # The last response, until the environment was asked
+        self._score = 0.0  # Beyond what its turns were paid
+        self._score_parts: dict[str, float] = {}
+        self._role_rewards: dict[str, float] = {}
+        self._counts: dict[str, float] = {}
         self._parts: dict[str, float] = {}
         self._spans: dict[str, float] = {}
         self._status: Status = "ok"
         self._error = ""
         self._truncated = False
         self._answer: str | None = None
-        self.env_stepped = False
+        self.scored = False  # By the environment or by `finish`
         self.trace = ""  # Its name in a recording; empty: there is none
 
     @property
+    def name(self) -> str:
+        """Unique within the run."""
+        return self._name
+
+    @property
     def tokens(self) -> tuple[int, ...]:
-        """Prompts and responses so far, since the context was last reset."""
-        return (*self._context, *self._turns[-1].response_ids) if self._turns else ()
+        """Prompts and responses from where the context begins to the response that came last."""
+        return self.tokens_of(self._turns.last)
+
+    def tokens_of(self, turn: int | None) -> tuple[int, ...]:
+        """Return prompts and responses up to the end of a turn, by its number; nothing for None."""
+        return self._turns.tokens(turn)
+
+    def number_of(self, completion: Completion) -> int:
+        """Return the number of a response's turn, for `generate(after=...)`."""
+        return self._numbers[completion.id]
 
     async def reset(self) -> Observation:
         """Begin; what the environment shows first."""
@@ -133,95 +111,156 @@ class Episode:
         """Return what a response says."""
         return self._agent.decode_response(completion.token_ids, self.params.stop_strings)
 
-    async def generate(self, prompt_ids: Sequence[int], *, reset_context: bool = False, **changes: Any) -> Completion:
-        """Return one response to everything so far plus `prompt_ids`, which may be empty.
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        reset_context: bool = False,
+        after: int | None = None,
+        role: str = "",
+        **changes: Any,
+    ) -> Completion:
+        """Return one response to a context plus `prompt_ids`, which may be empty.
+
+        Turns have numbers, from 0, in the order of the calls; they are the keys of the randomness. A call that is
+        cancelled stops its request and leaves no turn, or came too late and leaves a whole one.
 
         Args:
             prompt_ids: tokens to add first; the policy isn't trained on them.
-            reset_context: drop everything so far, for this turn and those after it; they become a row of their own.
+            reset_context: begin a context: of everything so far nothing is shown.
+            after: number of the turn whose context this one continues; None: the one whose response came last.
+                Continuing one that others have continued makes a branch.
+            role: who speaks, in an episode of several agents.
             changes: fields of `SamplingParams` that differ from the run's, e.g. `max_new_tokens=32`.
+
+        Raises:
+            EpisodeError: there is no room to respond, the scheduler has stopped the episode, or it is over.
+            ValueError: there is no such turn, or none yet while several calls are under way.
         """
-        turn_number, prompt = len(self._turns), tuple(prompt_ids)
-        context = prompt if reset_context else (*self.tokens, *prompt)
+        parent, prompt = self._parent(reset_context, after), tuple(prompt_ids)
+        context = (*self._turns.tokens(parent), *prompt)
         room = self._max_sequence_length - len(context)
         if room < 1:
-            turn = f"turn {turn_number} has {len(context)} tokens of context"
-            raise EpisodeError(
-                "truncated", f"{turn} and no room to respond: sequence_length is {self._max_sequence_length}"
-            )
+            what = f"turn {self._turns.next_number} has {len(context)} tokens of context and no room to respond"
+            raise EpisodeError("truncated", f"{what}: sequence_length is {self._max_sequence_length}")
+        if self._over:
+            raise EpisodeError("aborted", f"episode {self._name} is over")
+        number = self._turns.take_number()
         params = replace(self.params, **changes) if changes else self.params
         request = Request(
-            id=f"{self._name}/{turn_number}",
+            id=f"{self._name}/{number}",
             prompt_ids=context,
             params=params if params.max_new_tokens <= room else replace(params, max_new_tokens=room),
-            seed=self._key.request_seed(self.task, turn_number),
-            order=(self._key.position, self._key.member, turn_number),
+            seed=self._key.request_seed(self.task, number),
+            order=(self._key.position, self._key.member, number),
             affinity=self._key.group_name(self.task),
         )
-        with self._span("generate", turn=turn_number, prompt_tokens=len(context)):
-            completion, fire_tokens = await self._completed(request, first=not self._turns)
-            _describe(completion)
-        self._turns.append(
-            Turn(
-                prompt_ids=prompt,
-                response_ids=completion.token_ids,
-                logprobs=completion.logprobs,
-                versions=completion.versions,
-                finish_reason=completion.finish_reason,
-                resets_context=reset_context,
-                state=self._state,
-                num_fire_tokens=fire_tokens,
-            )
+        self._under_way += 1
+        try:
+            with self._span("generate", turn=number, prompt_tokens=len(context)):
+                completion, fire_tokens = await sampled(self._engines, self._name, request, first=number == 0)
+                _describe(completion)
+        finally:
+            self._under_way -= 1
+        turn = Turn(
+            prompt_ids=prompt,
+            response_ids=completion.token_ids,
+            logprobs=completion.logprobs,
+            versions=completion.versions,
+            finish_reason=completion.finish_reason,
+            resets_context=reset_context,
+            role=role,
+            state=self._state,
+            num_fire_tokens=fire_tokens,
         )
-        self._context, self._unanswered = context, completion
+        if self._over:
+            raise EpisodeError("aborted", f"episode {self._name} is over")
+        self._turns.add(number, turn, parent)
+        self._numbers[completion.id], self._unanswered = number, completion
         if completion.finish_reason == "abort":
             raise EpisodeError("aborted", "stopped by the scheduler")
         return completion
 
-    async def _completed(self, request: Request, *, first: bool) -> tuple[Completion, int]:
-        """Return the response, and how many of its tokens were drawn by the rule of the first token."""
-        rule, params = request.params.fire, replace(request.params, fire=None)
-        if rule is None or not first:
-            return await self._engines.generate(self._name, replace(request, params=params)), 0
-        hot = replace(params, max_new_tokens=1, temperature=rule.temperature, top_k=rule.top_k, top_p=1.0)
-        seed = stable_hash(request.seed, "fire", bits=128)
-        first_token = await self._engines.generate(
-            self._name, replace(request, id=f"{request.id}/first", params=hot, seed=seed)
-        )
-        if first_token.finish_reason != "length" or params.max_new_tokens == 1:
-            return replace(first_token, id=request.id), len(first_token.token_ids)
-        context = (*request.prompt_ids, *first_token.token_ids)
-        params = replace(params, max_new_tokens=params.max_new_tokens - 1)
-        rest = await self._engines.generate(self._name, replace(request, prompt_ids=context, params=params))
-        whole = replace(
-            rest,
-            token_ids=(*first_token.token_ids, *rest.token_ids),
-            logprobs=(*first_token.logprobs, *rest.logprobs),
-            versions=(*first_token.versions, *rest.versions),
-            steps=first_token.steps + rest.steps,
-        )
-        return whole, len(first_token.token_ids)
+    def _parent(self, reset_context: bool, after: int | None) -> int | None:
+        """Return the number of the turn that the next one continues."""
+        if after is not None:
+            if reset_context:
+                raise ValueError(f"reset_context=True begins a context, and after={after} continues one: give one")
+            if after not in self._turns:
+                raise ValueError(f"after={after}: there is no turn of that number (whose response is there)")
+            return after
+        if reset_context:
+            return None
+        if self._turns.last is None and self._under_way:
+            raise ValueError(
+                "generate() without after= continues the last response, and there is none yet; where several calls are "
+                "under way, say reset_context=True or after="
+            )
+        return self._turns.last
 
     async def step_env(self, text: str | None = None) -> StepResult:
         """Give a response to the environment, or in RLVR to the reward function; null: what the last one says."""
         completion = self._unanswered
         assert completion is not None, "step_env() comes after generate()"
         self._engines.mark_busy(self._name, self._env.waits_for)
-        with self._span(self._env.waits_for, turn=len(self._turns) - 1):
+        number = self.number_of(completion)
+        with self._span(self._env.waits_for, turn=number):
             action = Action(self.text(completion) if text is None else text, completion.finish_reason)
             result = await self._env.step(action)
             spans.annotate(reward=float(result.reward), ended=result.terminated or result.truncated)
+        if self._under_way:
+            self._engines.mark_waiting(self._name)
         shown = ""
         if result.observation is not None:
             shown, self._state = result.observation.text, _state_of(result.observation)
-        self._turns[-1] = replace(
-            self._turns[-1], observation=shown, reward=result.reward, metrics=dict(result.metrics)
+        turn = self._turns[number]
+        self._turns.update(
+            number, replace(turn, observation=shown, reward=turn.reward + result.reward, metrics=dict(result.metrics))
         )
-        for part, value in result.reward_parts.items():
-            self._parts[part] = self._parts.get(part, 0.0) + value
+        _add(self._parts, result.reward_parts)
         self._truncated, self._answer = result.truncated, result.answer
-        self._unanswered, self.env_stepped = None, True
+        self._unanswered, self.scored = None, True
         return result
+
+    def finish(
+        self,
+        reward: float,
+        *,
+        parts: Mapping[str, float] | None = None,
+        role_rewards: Mapping[str, float] | None = None,
+        answer: str | None = None,
+    ) -> None:
+        """Score the episode by something other than its environment. May be called again: the last score counts.
+
+        Args:
+            reward: of the episode, added to what its turns were paid.
+            parts: that it consists of, by name.
+            role_rewards: of each role, where agents are paid apart; every role that spoke must be there.
+            answer: what it states as its answer.
+
+        Raises:
+            ValueError: a number isn't finite, or a role has no reward.
+        """
+        wrong = [f"{name}={value}" for name, value in _named(reward, parts, role_rewards) if not math.isfinite(value)]
+        if wrong:
+            raise ValueError(f"the score of {self._name} isn't finite: {', '.join(wrong)}")
+        spoke = {turn.role for turn in self._turns.stored()}
+        if role_rewards and not spoke <= set(role_rewards):
+            raise ValueError(f"{self._name}: no reward for the roles {sorted(spoke - set(role_rewards))}, which spoke")
+        self._score, self._score_parts = float(reward), dict(parts or {})
+        self._role_rewards, self.scored = dict(role_rewards or {}), True
+        if answer is not None:
+            self._answer = answer
+
+    def count(self, name: str, value: float = 1.0) -> None:
+        """Add to a number of this episode that a step's metrics sum up, e.g. `agent/mismatch_edited`."""
+        self._counts[name] = self._counts.get(name, 0.0) + value
+
+    def end(self) -> None:
+        """Note that it is over: give up the calls that are under way, and take no others."""
+        self._over = True
+        if self._under_way:
+            self._engines.give_up(self._name)
 
     def truncate(self) -> None:
         """Note that the episode was stopped before its end."""
@@ -233,17 +272,20 @@ class Episode:
 
     def finished(self) -> Trajectory:
         """Return what was played."""
+        turns = self._turns.stored()
         return Trajectory(
             task_id=self.task.id,
             member=self._key.member,
-            turns=tuple(self._turns),
-            reward=sum(turn.reward for turn in self._turns),
-            reward_parts=self._parts,
+            turns=turns,
+            reward=sum(turn.reward for turn in turns) + self._score,
+            reward_parts=_add(dict(self._parts), self._score_parts),
+            role_rewards=self._role_rewards,
             status="truncated" if self._status == "ok" and self._truncated else self._status,
             error=self._error,
             answer=self._answer,
             spans=self._spans,
             trace=self.trace,
+            counts=self._counts,
         )
 
     @contextlib.contextmanager
@@ -267,6 +309,20 @@ def _describe(completion: Completion) -> None:
         weight_version_first=min(versions),
         weight_version_last=max(versions),
     )
+
+
+def _add(sums: dict[str, float], values: Mapping[str, float]) -> dict[str, float]:
+    """Add values to sums of the same names; returns the sums."""
+    for name, value in values.items():
+        sums[name] = sums.get(name, 0.0) + value
+    return sums
+
+
+def _named(
+    reward: float, parts: Mapping[str, float] | None, role_rewards: Mapping[str, float] | None
+) -> list[tuple[str, float]]:
+    """Return every number of a score with its name."""
+    return [("reward", reward), *(parts or {}).items(), *(role_rewards or {}).items()]
 
 
 def _state_of(observation: Observation) -> str:
@@ -346,12 +402,13 @@ class EpisodePlayer:
         try:
             await rollout.play(episode)
             kind = type(rollout).__name__
-            assert episode.env_stepped, f"{kind}.play() ended without episode.step_env(): no reward is not 0"
+            assert episode.scored, f"{kind}.play() ended without episode.step_env() or finish(): no reward is not 0"
         except EpisodeError as error:
             episode.fail(error.status, str(error))
         except PromptTooLong as error:
             episode.fail("truncated", str(error))
         finally:
+            episode.end()
             await env.close()
         played = episode.finished()
         why = self._keep(task, played) if self._keep is not None and played.trainable else None

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from roll.envs.base import Message, Observation, StepResult
 from roll.envs.env_pool import EnvPool
 from roll.rewards.base import RewardRequest, RewardResult
-from roll.rollout.episode import Action
+from roll.rollout.episode_key import Action
 from roll.types.episode import EpisodeError, Task
 
 SubmitReward = Callable[[RewardRequest], "Future[RewardResult]"]

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from roll.rollout.engine_driver import EngineDriver
-from roll.rollout.episode import EpisodeKey, EpisodePlayer
+from roll.rollout.episode import EpisodePlayer
+from roll.rollout.episode_key import EpisodeKey
 from roll.strategies.base import SamplingParams
 from roll.types.episode import Group, Task, Trajectory
 from roll.types.metrics import Metrics

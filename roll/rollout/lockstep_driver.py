@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Collection, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from roll.rollout.engine_driver import EngineDriver, EngineRanks, RolloutStalled, never_started_completion
+from roll.rollout.engine_driver import EngineDriver, EngineRanks, RolloutStalled, aborted_completion
 from roll.strategies.base import Completion, Request
 from roll.utils import spans
 
@@ -35,6 +36,8 @@ class LockstepDriver(EngineDriver):
         self._queued: list[Request] = []
         self._placed: dict[str, int] = {}
         self._futures: dict[str, tuple[asyncio.Future[tuple[Completion, int | None]], str]] = {}
+        self._calls: Counter[str] = Counter()  # Under way, by episode
+        self._given_up: list[str] = []  # Requests in engines whose call was cancelled
         # One loop for the engines' life: their events belong to it.
         self._loop = asyncio.new_event_loop()
         self._idle = asyncio.Event()
@@ -58,29 +61,61 @@ class LockstepDriver(EngineDriver):
         self._busy[episode] = doing
         self._idle.clear()
 
+    def mark_waiting(self, episode: str) -> None:
+        if self._calls[episode]:
+            self._busy.pop(episode, None)
+            self._set_if_idle()
+
     def mark_blocked(self, episode: str) -> None:
         """Rounds go on without it."""
         del self._busy[episode]
         self._set_if_idle()
 
     def mark_ended(self, episode: str) -> None:
-        del self._busy[episode]
+        self._busy.pop(episode, None)
         self._set_if_idle()
 
     async def generate(self, episode: str, request: Request) -> Completion:
         future: asyncio.Future[tuple[Completion, int | None]] = asyncio.get_running_loop().create_future()
         self._futures[request.id] = (future, episode)
         self._queued.append(request)
-        del self._busy[episode]
+        self._calls[episode] += 1
+        self._busy.pop(episode, None)
         self._set_if_idle()
         try:
             completion, rank = await future
         except asyncio.CancelledError:
-            self._busy.setdefault(episode, "cancelled")
+            self._forget(request.id, "cancelled")
             raise
         if rank is not None:
             spans.annotate(engine=rank)
         return completion
+
+    def give_up(self, episode: str) -> None:
+        for request_id in [request_id for request_id, (_, name) in self._futures.items() if name == episode]:
+            future, _ = self._futures[request_id]
+            self._forget(request_id, "ending")
+            if not future.done():
+                future.set_result((aborted_completion(request_id), None))
+
+    def _forget(self, request_id: str, doing: str) -> None:
+        """Forget a request that nobody waits for any more; an engine that has it is told before the next round."""
+        found = self._futures.pop(request_id, None)
+        if found is None:
+            return  # its response came in the same moment
+        if request_id in self._placed:
+            self._given_up.append(request_id)
+        self._queued = [request for request in self._queued if request.id != request_id]
+        self._end_call(found[1], doing)
+
+    def _end_call(self, episode: str, doing: str) -> None:
+        """Busy from this moment if it was the last call under way, and not from when its coroutine runs: a faster
+        sibling must not end `wait_idle`, and from Python 3.12 on `wait_for` looks at the event before a woken coroutine
+        has had its turn."""
+        self._calls[episode] -= 1
+        if not self._calls[episode]:
+            del self._calls[episode]
+            self.mark_busy(episode, doing)
 
     def _set_if_idle(self) -> None:
         if not self._busy:
@@ -88,14 +123,16 @@ class LockstepDriver(EngineDriver):
 
     async def wait_idle(self) -> None:
         """Wait until every live episode waits for tokens; raises `RolloutStalled` naming those that don't."""
-        try:
-            await asyncio.wait_for(self._idle.wait(), self._timeout)
-        except asyncio.TimeoutError:
-            waiting = ", ".join(f"{name} ({what})" for name, what in sorted(self._busy.items())[:5])
-            raise RolloutStalled(
-                f"no progress for {self._timeout:.0f} s; waiting for {len(self._busy)} episodes: {waiting}. "
-                "Raise rpc_timeout if they are merely slow."
-            ) from None
+        while not self._idle.is_set() or self._given_up:
+            await self._stop_given_up()  # a step that ends leaves nothing in engines that nobody waits for
+            try:
+                await asyncio.wait_for(self._idle.wait(), self._timeout)
+            except asyncio.TimeoutError:
+                waiting = ", ".join(f"{name} ({what})" for name, what in sorted(self._busy.items())[:5])
+                raise RolloutStalled(
+                    f"no progress for {self._timeout:.0f} s; waiting for {len(self._busy)} episodes: {waiting}. "
+                    "Raise rpc_timeout if they are merely slow."
+                ) from None
 
     async def advance(self) -> None:
         """Hand out queued requests, let every engine work for one round, wake the episodes whose response is there."""
@@ -103,6 +140,13 @@ class LockstepDriver(EngineDriver):
         used = sorted(set(self._placed.values()))
         results = await asyncio.gather(*(self._ranks.poll(rank, self._round_steps) for rank in used))
         self._resolve([completion for result in results for completion in result])
+
+    async def _stop_given_up(self) -> None:
+        by_rank: dict[int, list[str]] = {}
+        for request_id in self._given_up:
+            by_rank.setdefault(self._placed.pop(request_id), []).append(request_id)
+        self._given_up = []
+        await asyncio.gather(*(self._ranks.abort(rank, ids) for rank, ids in by_rank.items()))
 
     async def _place(self) -> None:
         """Send queued requests to the least loaded engine, in plan order; siblings stay together for their prefix."""
@@ -128,7 +172,7 @@ class LockstepDriver(EngineDriver):
             if request_id in chosen:
                 by_rank.setdefault(rank, []).append(request_id)
         results = await asyncio.gather(*(self._ranks.abort(rank, ids) for rank, ids in by_rank.items()))
-        never_started = [never_started_completion(r) for r in self._queued if r.id in chosen]
+        never_started = [aborted_completion(r.id) for r in self._queued if r.id in chosen]
         self._queued = [r for r in self._queued if r.id not in chosen]
         stopped = [completion for result in results for completion in result] + never_started
         self._resolve(stopped)
@@ -137,9 +181,11 @@ class LockstepDriver(EngineDriver):
     def _resolve(self, completions: Sequence[Completion]) -> None:
         for completion in completions:
             rank = self._placed.pop(completion.id, None)
-            future, episode = self._futures.pop(completion.id)
-            # Busy from this moment, not from when its coroutine runs: a faster sibling must not end `wait_idle`, and
-            # from Python 3.12 on `wait_for` looks at the event before a woken coroutine has had its turn.
-            self.mark_busy(episode, "between turns")
+            found = self._futures.pop(completion.id, None)
+            if found is None:  # its call was cancelled while the engine worked
+                self._given_up = [request_id for request_id in self._given_up if request_id != completion.id]
+                continue
+            future, episode = found
+            self._end_call(episode, "between turns")
             if not future.done():
                 future.set_result((completion, rank))

@@ -10,7 +10,7 @@ from typing import Any
 
 from roll.envs.base import Message, Observation, StepResult
 from roll.rollout.agent import Agent
-from roll.rollout.episode import Action
+from roll.rollout.episode_key import Action
 from roll.simulation.simulated_engines import TOKEN
 from roll.types.episode import EpisodeError, Task
 from roll.utils.seeding import stable_hash

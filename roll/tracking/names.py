@@ -60,6 +60,7 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("reward/<domain>/mean", "reward", "Raw reward in one domain", _ITS_RESPONSES),
         _M("reward/<domain>/std", "reward", "Its spread", "standard deviation over its responses"),
         _M("reward/<domain>/part/<part>", "reward", "One named part of it, unweighted", _ITS_RESPONSES),
+        _M("reward/<domain>/role/<role>", "reward", "Reward of one agent, where agents are paid apart", _ITS_EPISODES),
         _M("reward/<domain>/too_hard", "responses", "Answers that can't be checked in 2 s and 200 MB", _WITHIN_STEP),
         _M("reward/<domain>/part/env/<part>", "reward", "A part that the environment itself names", _ITS_RESPONSES),
     ),
@@ -77,6 +78,12 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("env/discarded", "messages", "What processes sent that nobody had asked for", _WITHIN_STEP),
         _M("env/<tag>/success", "fraction", "Episodes that succeed, as their environment says", _ITS_EPISODES),
         _M("env/<tag>/*", "own", "What the environment counts, summed over an episode", _ITS_EPISODES),
+    ),
+    "Agents": (
+        _M("agent/mismatch_template", "calls", "Histories that the chat template would write otherwise", _WITHIN_STEP),
+        _M("agent/mismatch_retokenised", "calls", "Histories whose text has other tokens; carried", _WITHIN_STEP),
+        _M("agent/mismatch_dropped_thinking", "calls", "Histories without what was thought", _WITHIN_STEP),
+        _M("agent/mismatch_edited", "calls", "Histories with a response that was changed", _WITHIN_STEP),
     ),
     "Responses": (
         _M("response/length_mean", "tokens", "Length of a response", _RESPONSES),

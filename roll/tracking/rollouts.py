@@ -43,7 +43,7 @@ def _schema() -> pyarrow.Schema:
             ("member", pa.int64()),
             ("status", text),
             ("error", text),
-            ("prompt", text),  # of the first turn
+            ("prompt", text),  # all before the first response that the row trains
             ("response", text),  # everything after it
             ("token_ids", pa.list_(pa.int64())),
             ("action_mask", pa.list_(pa.bool_())),

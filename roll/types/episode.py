@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, Literal
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -77,6 +76,8 @@ class Turn:
                 f"a turn needs one log-prob and one version per response token, got {len(self.response_ids)} tokens, "
                 f"{len(self.logprobs)} log-probs, {len(self.versions)} versions"
             )
+        if self.resets_context and self.after is not None:
+            raise ValueError(f"a turn that resets the context continues none, got after={self.after}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +101,20 @@ class Trajectory:
     """Wall-clock seconds by purpose (`generate`, `reward`, ...)."""
     trace: str = ""
     """Its name in a recording, as a W3C `traceparent`; empty: nobody recorded it."""
+    counts: Mapping[str, float] = field(default_factory=dict)
+    """What was counted on the way, by names of metrics (`agent/mismatch_edited`); a step's metrics have the sums."""
+
+    def __post_init__(self) -> None:
+        walk: list[int] = []  # From the root to the turn before
+        for position, parent in enumerate(self.parents):
+            while walk and walk[-1] != parent:
+                walk.pop()
+            if parent is not None and not walk:
+                raise ValueError(
+                    f"turn {position} of {self.id} continues turn {parent}, which isn't on the way from the root to "
+                    f"turn {position - 1}: turns are stored depth first (roll/rollout/turn_tree.py)"
+                )
+            walk.append(position)
 
     @property
     def id(self) -> str:
@@ -112,14 +127,41 @@ class Trajectory:
         return self.status in TRAINABLE and self.num_response_tokens > 0
 
     @property
+    def parents(self) -> tuple[int | None, ...]:
+        """Position of the turn whose context each turn continues; None where a context begins."""
+        return tuple(
+            None
+            if turn.resets_context or (turn.after is None and position == 0)
+            else (position - 1 if turn.after is None else turn.after)
+            for position, turn in enumerate(self.turns)
+        )
+
+    @property
+    def branches(self) -> tuple[tuple[int, ...], ...]:
+        """Walks from where a context begins to a turn that none continues, as positions of turns.
+
+        In the order of their ends, so what is new in each walk (in none before) is consecutive. An episode that went
+        straight on has one.
+        """
+        parents = self.parents
+        continued = set(parents)
+        walks = []
+        for end in (position for position in range(len(parents)) if position not in continued):
+            walk, at = [end], parents[end]
+            while at is not None:
+                walk.append(at)
+                at = parents[at]
+            walks.append(tuple(reversed(walk)))
+        return tuple(walks)
+
+    @property
     def contexts(self) -> tuple[tuple[Turn, ...], ...]:
-        """The turns, cut where the context is reset. Each context is one training row."""
-        cuts = [i for i, turn in enumerate(self.turns) if i == 0 or turn.resets_context]
-        return tuple(self.turns[start:end] for start, end in pairwise([*cuts, len(self.turns)]))
+        """The turns of each branch. Each is one training row, and a turn is trained in the first row that has it."""
+        return tuple(tuple(self.turns[position] for position in branch) for branch in self.branches)
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and response tokens over all contexts."""
+        """Prompt and response tokens; a turn that branches share counts once."""
         return sum(len(turn.prompt_ids) + len(turn.response_ids) for turn in self.turns)
 
     @property

@@ -138,10 +138,9 @@ NO_TOOL = CHATML.replace("for m in messages", "for m in messages if m.role != 't
 def test_a_message_that_the_template_leaves_out_is_missed():
     with pytest.raises(TemplateError, match=r"leaves out a message of role system: 'Play\.'.*system_template to null"):
         ConversationRollout(Agent(bpe_tokenizer(NO_SYSTEM)), conversation(system_template="Play."))
-    agent = Agent(bpe_tokenizer(NO_TOOL))
-    agent.check_carries()
-    with pytest.raises(TemplateError, match="leaves out a message of role tool: 'RESULT 42'"):
-        agent.reply(Observation((Message("tool", "RESULT 42"),)), ())
+    tokenizer = bpe_tokenizer(NO_TOOL)
+    reply = Agent(tokenizer).reply(Observation((Message("tool", "RESULT 42"),)), ())
+    assert "<|im_start|>user\n<tool_response>\nRESULT 42\n</tool_response><|im_end|>" in tokenizer.decode(reply)
     # Mistral's moves the system message to the last question; Llama's trims.
     moved = ChatTemplate(bpe_tokenizer(LAST_SYSTEM)).text([Message("system", "S."), Message("user", " at 0\n")])
     assert "S." in moved
@@ -245,7 +244,7 @@ def test_a_turns_rendering_costs_the_same_however_long_the_episode_is(monkeypatc
     sizes = []
     render = ChatTemplate.text
 
-    def counted(self, messages):
+    def counted(self, messages, tools=()):
         sizes.append(len(messages))
         return render(self, messages)
 

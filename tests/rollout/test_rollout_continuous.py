@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from fakes import NumberTokenizer, ScriptedRanks, Source, first_prompt, instant, make_plan, make_tasks
@@ -252,7 +253,17 @@ def test_ready_groups_survive_the_disk_bit_by_bit(tmp_path):
         resets_context=True,
         state="8c16510882e1ba6b",
     )
-    whole = Trajectory(task_id="t0", member=0, turns=(turn,), reward=0.1, reward_parts={"a": 0.1}, spans={"x": 1.5})
+    branches = (turn, replace(turn, resets_context=False), replace(turn, resets_context=False, after=0, role="guard"))
+    whole = Trajectory(
+        task_id="t0",
+        member=0,
+        turns=branches,
+        reward=0.1,
+        reward_parts={"a": 0.1},
+        role_rewards={"guard": 1 / 3, "": 0.0},
+        spans={"x": 1.5},
+        counts={"agent/mismatch_edited": 2.0},
+    )
     failed = Trajectory(task_id="t0", member=1, turns=(), reward=0.0, status="timeout", error="slow")
     groups = [ReadyGroup(7, Group(task=task, trajectories=(whole, failed)), 4)]
     save_groups(tmp_path / "groups.parquet", groups)

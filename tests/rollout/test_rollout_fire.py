@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from roll.rollout.episode import Episode
+from roll.rollout.fire import sampled
 from roll.strategies.base import Completion, FireSampling, Request, SamplingParams
 
 PARAMS = SamplingParams(max_new_tokens=4, top_p=0.9, fire=FireSampling(temperature=30.0, top_k=16))
@@ -32,8 +32,8 @@ def answered(*answers: tuple[list[int], str], request: Request = REQUEST, first:
             steps=len(tokens),
         )
 
-    episode: Any = SimpleNamespace(_engines=SimpleNamespace(generate=generate), _name="e")
-    completion, fire_tokens = asyncio.run(Episode._completed(episode, request, first=first))
+    engines: Any = SimpleNamespace(generate=generate)
+    completion, fire_tokens = asyncio.run(sampled(engines, "e", request, first=first))
     return completion, fire_tokens, asked
 
 

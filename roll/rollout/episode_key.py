@@ -1,0 +1,56 @@
+"""What an episode is played with: its name, its environment, and what it tells that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from roll.envs.base import Observation, StepResult
+from roll.types.episode import FinishReason, Task
+from roll.utils.seeding import stable_hash
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What the policy did: the text of its response, and why it ended."""
+
+    text: str
+    finish_reason: FinishReason
+
+
+class EpisodeEnv(Protocol):
+    """An environment as the player sees it: asynchronous, one instance per episode."""
+
+    waits_for: str  # What `step` waits for, in error messages: `reward`, `environment`
+
+    async def reset(self, task: Task) -> Observation:
+        """Begin."""
+
+    async def step(self, action: Action) -> StepResult:
+        """Apply a response. Raises `EpisodeError` for a failure that isn't the policy's."""
+
+    async def close(self) -> None:
+        """Release resources."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeKey:
+    """Names an episode; with the turn it is the key of every random draw in it."""
+
+    seed: int
+    purpose: str  # `train`, `val` or `greedy`: the same task sampled for another purpose draws other numbers
+    step: int
+    position: int  # Place of the task in the step's plan
+    member: int
+
+    def name(self, task: Task) -> str:
+        """Return the unique name of the episode within a run."""
+        return f"{self.group_name(task)}#{self.member}"
+
+    def group_name(self, task: Task) -> str:
+        """Return the name that the episodes of one group share."""
+        return f"{self.purpose}/{self.step}/{task.id}"
+
+    def request_seed(self, task: Task, turn: int) -> int:
+        """Return the 128-bit key of one response."""
+        return stable_hash(self.seed, "sample", self.purpose, self.step, task.id, self.member, turn, bits=128)

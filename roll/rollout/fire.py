@@ -1,0 +1,33 @@
+"""Responses of which the first token is drawn otherwise than the others (FIRE, arXiv:2410.21236)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from roll.rollout.engine_driver import EngineDriver
+from roll.strategies.base import Completion, Request
+from roll.utils.seeding import stable_hash
+
+
+async def sampled(engines: EngineDriver, episode: str, request: Request, *, first: bool) -> tuple[Completion, int]:
+    """Return a response, and how many of its tokens were drawn by the rule of the first token: of an episode's first
+    response at most one, of others none."""
+    rule, params = request.params.fire, replace(request.params, fire=None)
+    if rule is None or not first:
+        return await engines.generate(episode, replace(request, params=params)), 0
+    hot = replace(params, max_new_tokens=1, temperature=rule.temperature, top_k=rule.top_k, top_p=1.0)
+    seed = stable_hash(request.seed, "fire", bits=128)
+    first_token = await engines.generate(episode, replace(request, id=f"{request.id}/first", params=hot, seed=seed))
+    if first_token.finish_reason != "length" or params.max_new_tokens == 1:
+        return replace(first_token, id=request.id), len(first_token.token_ids)
+    context = (*request.prompt_ids, *first_token.token_ids)
+    params = replace(params, max_new_tokens=params.max_new_tokens - 1)
+    rest = await engines.generate(episode, replace(request, prompt_ids=context, params=params))
+    whole = replace(
+        rest,
+        token_ids=(*first_token.token_ids, *rest.token_ids),
+        logprobs=(*first_token.logprobs, *rest.logprobs),
+        versions=(*first_token.versions, *rest.versions),
+        steps=first_token.steps + rest.steps,
+    )
+    return whole, len(first_token.token_ids)

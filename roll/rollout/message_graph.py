@@ -1,0 +1,262 @@
+"""From the messages that a client sends, whole each time, to the turns that they continue.
+
+    client: [system, user]                                      a root: the whole prompt
+    client: [system, user, response 0, user]                    continues node 0 with what follows its response
+    client: [system, user, response 0, user]                    again, a retry: a sibling of node 1
+    client: [system, user, response 0 as edited, user]          branches off before node 0
+
+A node is a response as it was sampled. It stays as it was sampled in all contexts that continue it, or isn't in them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
+
+from roll.data.templates import TemplateError
+from roll.envs.base import Message
+from roll.envs.wrappers import without_thoughts
+from roll.rollout.chat import PlainText
+from roll.rollout.tool_text import parsed_arguments
+from roll.types.chat import ToolSpec
+
+History = Literal["carried", "rendered"]
+"""How later prompts show a response that the client sends back as it was. `carried`: as it was sampled, whatever the
+template would write. `rendered`: as the template writes it; where that isn't as it was sampled, a branch begins."""
+
+Mismatch = Literal["template", "retokenised", "edited", "dropped_thinking"]
+"""How what the client sends back differs from what was sampled.
+
+template: sent back as it was, but the template writes it otherwise.
+retokenised: the text is the same, but its tokens would be others. The sampled ones are carried.
+dropped_thinking: what the response thought was left out. Where it stood apart from the content it is carried still.
+edited: it was changed otherwise, or what stood before it was.
+"""
+MISMATCHES: tuple[Mismatch, ...] = get_args(Mismatch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where a request for a response stands in the graph."""
+
+    parent: int | None
+    """Node that it continues; None: it begins a context."""
+    prompt_ids: tuple[int, ...]
+    """Tokens to add to the parent's."""
+    context_ids: tuple[int, ...]
+    """All tokens of the prompt: those up to the end of the parent, then `prompt_ids`."""
+    mismatches: Mapping[Mismatch, int]
+    """Of this request, by class; empty as a rule."""
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...]
+    text: str
+    """Of `context_ids`."""
+
+
+@dataclass(slots=True)
+class _Node:
+    parent: int | None
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    messages: tuple[Message, ...]  # Of the request
+    message: Message  # The response, as the client was told
+    text: str  # Of the whole context, the response as it was sampled included
+    retokenised: bool  # The text of the response has other tokens
+    children: list[int] = field(default_factory=list)
+
+
+class MessageGraph:
+    """The responses of one agent, or of several that share a conversation.
+
+    Args:
+        chat: how messages become tokens.
+        thinking_tags: around what a response thinks, where that is part of its content.
+    """
+
+    def __init__(
+        self, chat: PlainText, history: History = "carried", *, thinking_tags: tuple[str, str] = ("<think>", "</think>")
+    ) -> None:
+        if history not in get_args(History):
+            raise ValueError(f"history {history!r} is none of {', '.join(get_args(History))}")
+        self._chat = chat
+        self._history: History = history
+        self._tags = thinking_tags
+        self._nodes: dict[int, _Node] = {}
+        self._roots: list[int] = []
+        self._ends: dict[bytes, int] = {}  # By conversation with the response: the node that came last
+        self._asked: dict[bytes, list[int]] = {}  # By conversation before the response
+        self._said: set[bytes] = set()  # Responses by themselves
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def tokens(self, node: int | None) -> tuple[int, ...]:
+        """Return all tokens up to the end of a node's response; nothing for None."""
+        walk = []
+        while node is not None:
+            walk.append(self._nodes[node])
+            node = walk[-1].parent
+        return tuple(token for each in reversed(walk) for token in (*each.prompt_ids, *each.response_ids))
+
+    def place(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Placement:
+        """Return where a request stands. Nothing changes: a response may never come.
+
+        Raises:
+            TemplateError: the template doesn't take such a conversation.
+        """
+        messages, tools = tuple(messages), tuple(tools)
+        keys = list(_keys(messages, tools))
+        known, shown = self._known(keys)
+        messages = self._as_said(messages, keys)
+        rendered = self._chat.text(messages, tools)
+        parent, added = known, None
+        before = self._nodes.get(-1 if known is None else known)
+        if before is not None and self._history == "carried":
+            added = self._continuation(before, messages, tools)
+        if before is not None and added is not None:
+            added, prompt = self._chat.follow(added, before.response_ids)
+            text = before.text + added
+        else:
+            begins_anew = known is None and self._history == "carried"
+            parent, text = None if begins_anew else self._prefix(rendered), rendered
+            if parent is None:
+                prompt = self._chat.prompt(messages, tools)
+            else:
+                prompt = self._chat.encode_after(rendered[len(self._nodes[parent].text) :])
+        mismatches: dict[Mismatch, int] = {}
+        if (change := self._change(messages, keys, known, shown)) is not None:
+            mismatches[change] = 1
+        elif before is not None and not (text == rendered and rendered.startswith(before.text)):
+            mismatches["template"] = 1
+        elif parent is not None and self._nodes[parent].retokenised:
+            mismatches["retokenised"] = 1
+        return Placement(
+            parent=parent,
+            prompt_ids=prompt,
+            context_ids=(*self.tokens(parent), *prompt),
+            mismatches=mismatches,
+            messages=messages,
+            tools=tools,
+            text=text,
+        )
+
+    def grow(
+        self, placement: Placement, token_ids: Sequence[int], message: Message, *, number: int | None = None
+    ) -> int:
+        """Add a response, and return its node.
+
+        Args:
+            token_ids: as they were sampled.
+            message: as the client is told: without special tokens, tool calls and thinking set apart.
+            number: of its turn in the episode (`Episode.number_of`), to name the node by; None: the next free one.
+        """
+        node = len(self._nodes) if number is None else number
+        if node in self._nodes:
+            raise ValueError(f"there is a node {node} already")
+        ids = tuple(token_ids)
+        said = self._chat.sampled_text(ids)
+        self._nodes[node] = _Node(
+            parent=placement.parent,
+            prompt_ids=placement.prompt_ids,
+            response_ids=ids,
+            messages=placement.messages,
+            message=message,
+            text=placement.text + said,
+            retokenised=self._chat.encode_after(said) != ids,
+        )
+        siblings = self._roots if placement.parent is None else self._nodes[placement.parent].children
+        siblings.append(node)
+        *_, asked = _keys(placement.messages, placement.tools)
+        self._asked.setdefault(asked, []).append(node)
+        self._ends[_key(asked, message)] = node
+        self._said.add(_key(b"", message))
+        return node
+
+    def _known(self, keys: Sequence[bytes]) -> tuple[int | None, int]:
+        """Return the node whose conversation, response included, is the longest that the messages begin with, and how
+        many messages that is."""
+        for count in range(len(keys) - 2, 0, -1):  # something has to follow the response
+            if (node := self._ends.get(keys[count])) is not None:
+                return node, count
+        return None, 0
+
+    def _as_said(self, messages: Sequence[Message], keys: Sequence[bytes]) -> tuple[Message, ...]:
+        """Return the messages with responses that came back as they were as the client was told them: it may have
+        taken off blanks, or written arguments anew."""
+        said = []
+        for place, message in enumerate(messages):
+            node = self._ends.get(keys[place + 1]) if message.role == "assistant" else None
+            if node is not None:
+                message = replace(self._nodes[node].message, reasoning=message.reasoning)
+            said.append(message)
+        return tuple(said)
+
+    def _continuation(self, node: _Node, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]) -> str | None:
+        """Return what follows a node's response; None where the template doesn't say."""
+        count = len(node.messages)
+        try:
+            return self._chat.continuation(messages[:count], messages[count], messages[count + 1 :], tools)
+        except TemplateError:
+            return None
+
+    def _prefix(self, text: str) -> int | None:
+        """Return the deepest node whose text this one begins with."""
+        found, level = None, self._roots
+        while True:
+            fits = [node for node in level if len(self._nodes[node].text) < len(text)]
+            fits = [node for node in fits if text.startswith(self._nodes[node].text)]
+            if not fits:
+                return found
+            found = max(fits, key=lambda node: (len(self._nodes[node].text), node))
+            level = self._nodes[found].children
+
+    def _change(
+        self, messages: Sequence[Message], keys: Sequence[bytes], known: int | None, shown: int
+    ) -> Mismatch | None:
+        """Return what the client did to a response that it sends back otherwise than it was; None: to none."""
+        if known is not None and self._nodes[known].message.reasoning and not messages[shown - 1].reasoning:
+            return "dropped_thinking"
+        for place in range(shown, len(messages)):
+            if messages[place].role != "assistant":
+                continue
+            said = [self._nodes[node].message for node in self._asked.get(keys[place], ())]
+            sent = _key(b"", messages[place])
+            if any(_key(b"", self._without_thoughts(message)) == sent for message in said):
+                return "dropped_thinking"  # one that thought nothing would have been found as it is
+            if said or sent in self._said:
+                return "edited"
+        return None
+
+    def _without_thoughts(self, message: Message) -> Message:
+        return replace(message, content=without_thoughts(message.content, self._tags))
+
+
+def _content(message: Message) -> str:
+    """Clients and templates may take off blanks around what the assistant says."""
+    return message.content.strip() if message.role == "assistant" else message.content
+
+
+def _keys(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Iterator[bytes]:
+    """Yield a key for the first 0, 1, ... messages: equal conversations have equal ones."""
+    key = hashlib.blake2b(_canonical([tool.for_template() for tool in tools])).digest()
+    yield key
+    for message in messages:
+        key = _key(key, message)
+        yield key
+
+
+def _key(before: bytes, message: Message) -> bytes:
+    """The content, and calls by name and by what their arguments say: ids and what was thought may differ."""
+    said: list[object] = [message.role, _content(message)]
+    try:
+        named = _canonical([*said, [[call.name, parsed_arguments(call)] for call in message.tool_calls]])
+    except RecursionError:
+        named = _canonical([*said, [[call.name, call.arguments] for call in message.tool_calls]])
+    return hashlib.blake2b(before + named).digest()
+
+
+def _canonical(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, ensure_ascii=True, default=str).encode()

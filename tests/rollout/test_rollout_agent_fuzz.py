@@ -1,0 +1,42 @@
+"""Whatever agents do to their conversations: what was sampled is what is trained, once (see agent_fuzz.py)."""
+
+from __future__ import annotations
+
+import pytest
+from agent_fuzz import TEMPLATES, FuzzedAgent, Logged, RandomRanks, Tally, check_identity, fuzz_tokenizer, play_fuzz
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roll.rollout.chat import ChatTemplate
+from roll.rollout.continuous_driver import ContinuousDriver
+from roll.rollout.lockstep_driver import LockstepDriver
+from roll.strategies.base import SamplingParams
+
+QUICK = settings(max_examples=3, deadline=None, derandomize=True)
+
+
+def fuzzed(template, history, seed, *, lockstep=True, episodes=3, calls=25, limit=1500):
+    tokenizer, tally = fuzz_tokenizer(template), Tally()
+    logged = Logged(RandomRanks(tokenizer, template))
+    if lockstep:
+        driver = LockstepDriver(logged, timeout=60.0)
+    else:
+        driver = ContinuousDriver(logged, max_running_requests=16, timeout=60.0)
+    agent = FuzzedAgent(ChatTemplate(tokenizer), tokenizer, history, calls, tally, seed=seed)
+    try:
+        rollouts = play_fuzz(
+            driver, tokenizer, agent, episodes=episodes, limit=limit, params=SamplingParams(max_new_tokens=60)
+        )
+    finally:
+        driver.close()
+    tokens = check_identity(rollouts, logged, tally)
+    assert tokens == sum(t.num_response_tokens for t in rollouts.trajectories)
+    return tally, rollouts
+
+
+@pytest.mark.parametrize("history", ["carried", "rendered"])
+@pytest.mark.parametrize("template", TEMPLATES)
+@given(seed=st.integers(0, 2**32))
+@QUICK
+def test_every_token_is_trained_once_in_the_context_it_was_sampled_in(template, history, seed):
+    fuzzed(template, history, seed, lockstep=seed % 2 == 0)
