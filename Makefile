@@ -121,6 +121,7 @@ docs: $(INSTALLED)
 	$(PY) docs/generate/config_reference.py docs/configuration.md
 	$(PY) docs/generate/config_schema.py configs/schema.json
 	$(PY) docs/generate/metrics_page.py docs/metrics.md
+	$(PY) docs/generate/endpoint_fields.py docs/serve.md
 	$(PY) docs/generate/coming_from.py docs/coming_from.md
 
 # Strict: a link that leads nowhere fails.
@@ -174,7 +175,7 @@ $(INSTALLED_GEM): requirements-gem.txt | $(PY)
 	@touch $@
 
 $(INSTALLED_TEST): $(INSTALLED) $(INSTALLED_BACKENDS)
-	$(PIP) install -q -c requirements.txt -e '.[quickstart,test]'
+	$(PIP) install -q -c requirements.txt -e '.[quickstart,serve,test]'
 	@touch $@
 
 $(INSTALLED_FULL): $(INSTALLED_TEST) $(INSTALLED_VLLM) requirements-trackers.txt

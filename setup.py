@@ -63,6 +63,8 @@ EXTRAS_REQUIRE = {
         "alembic>=1.13,<2",
         "trackio>=0.43,<1",
     ],
+    # The endpoint for agents (env_type: endpoint) and roll serve.
+    "serve": ["starlette>=0.40,<2", "uvicorn>=0.30,<1"],
     # tracing.endpoint: spans for a collector.
     "otel": ["opentelemetry-sdk>=1.30,<2", "opentelemetry-exporter-otlp-proto-http>=1.30,<2"],
     # Learning curves of benchmarks/agentic_learning.py.
@@ -78,6 +80,9 @@ EXTRAS_REQUIRE = {
         "ruff>=0.17,<0.18",
         "mypy>=2.4,<3",
         "codespell>=2.4.2,<3",
+        # The clients that the endpoint is for.
+        "openai>=2,<4",
+        "anthropic>=1,<3",
     ],
 }
 

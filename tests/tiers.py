@@ -50,6 +50,7 @@ FULL = (
     "cli/test_cli_eval.py::test_two_engines*",
     "cli/test_cli_notebooks.py::test_a_notebook_runs*",
     "cli/test_cli_plan_measure.py*",
+    "cli/test_cli_serve.py::test_a_model_is_served*",
     "distributed/test_distributed_executors.py::*[ray]",
     "distributed/test_distributed_gpu_slots.py*",
     "distributed/test_distributed_machines.py::test_a_role*",

@@ -35,6 +35,7 @@ def roll_parser() -> argparse.ArgumentParser:
         _add_profile,
         _add_eval,
         _add_rollout,
+        _add_serve,
         _add_envs,
         _add_demos,
         _add_reward,
@@ -287,6 +288,34 @@ def _add_rollout(groups: Any) -> None:
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="key=value", help="further keys of pipeline agentic"
     )
+
+
+def _add_serve(groups: Any) -> None:
+    parser = _command(
+        groups, "serve", "serve a model by the protocols of OpenAI and Anthropic, as agents meet it in training",
+        "roll.cli.serve:serve",
+    )  # fmt: skip
+    parser.add_argument("model", metavar="MODEL_OR_RUN", help="Hugging Face folder or hub id, or the folder of a run")
+    parser.add_argument("--step", type=int, help="of the run's checkpoint (default: its last model)")
+    parser.add_argument("--engine", default="hf_infer", help="hf_infer (default), vllm or sglang")
+    parser.add_argument("--engines", type=int, default=1, help="so many, each with the whole model (default 1)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1, this machine)")
+    parser.add_argument("--port", type=int, default=8000, help="default 8000; 0: a free one")
+    parser.add_argument(
+        "--api_key_env", metavar="NAME", help="environment variable with the key of clients (default: a new key)"
+    )
+    parser.add_argument("--name", help="of the model, for clients (default: that of its folder)")
+    parser.add_argument("--tool_parser", default="auto", help="how calls are found (default: as the template says)")
+    parser.add_argument("--thinking", action="store_true", help="keep <think>...</think> apart from the content")
+    parser.add_argument("--max_length", type=int, help="tokens of prompt and response (default: what the model holds)")
+    parser.add_argument("--max_new_tokens", type=int, default=1024, help="where a request doesn't say (default 1024)")
+    parser.add_argument(
+        "--ignore_fields",
+        action="append",
+        metavar="FIELD",
+        help="of requests, left out instead of refused; may be repeated",
+    )
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="further keys of pipeline rlvr")
 
 
 def _add_envs(groups: Any) -> None:

@@ -6,6 +6,7 @@ client --HTTP--> protocol (chat, anthropic, responses) --ChatCall--> Session -->
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -21,12 +22,16 @@ class RefusedCall(ValueError):
         status: of HTTP: 400 for a field that is wrong or would lose its meaning, 401 without a key, 404, 408 for a
             limit of time, 409 when the episode was given up, 413, 429 when its budget is spent, 503 without an engine.
         field: of the request, e.g. `response_format`; empty: none.
+        code: OpenAI's short name of the reason, e.g. `context_length_exceeded`; empty: there is none.
+        again: whether the same request may succeed later, so that clients try once more.
     """
 
-    def __init__(self, status: int, message: str, field: str = "") -> None:
+    def __init__(self, status: int, message: str, field: str = "", *, code: str = "", again: bool = False) -> None:
         super().__init__(message)
         self.status = status
         self.field = field
+        self.code = code
+        self.again = again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +46,7 @@ class ChatCall:
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    repetition_penalty: float | None = None
     stop: tuple[str, ...] = ()
     seed: int | None = None
     parallel_tool_calls: bool = True
@@ -58,6 +64,8 @@ class Choice:
     logprobs: tuple[float, ...]
     tokens: tuple[str, ...] = ()
     """Text of each token, where log-probs were asked for."""
+    stop_string: str = ""
+    """The client's stop string that ended it, if one did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +75,25 @@ class ChatAnswer:
     choices: tuple[Choice, ...]
     prompt_tokens: int
     """Of the whole context."""
+    completion_tokens: int | None = None
+    """Where the choices don't show their tokens: how many they have. None: as many as they show."""
+
+    @property
+    def sampled(self) -> int:
+        """Tokens of all responses."""
+        shown = sum(len(choice.token_ids) for choice in self.choices)
+        return shown if self.completion_tokens is None else self.completion_tokens
 
 
 class Session(Protocol):
     """Who answers the calls that come with one key: an episode under way, or `roll serve`."""
 
+    @property
+    def models(self) -> Sequence[str]:
+        """Names that a call may give as its model, the usual one first."""
+
     async def complete(self, call: ChatCall) -> ChatAnswer:
         """Return the responses. Raises `RefusedCall`. Cancelled when the client disconnects."""
+
+    async def count(self, call: ChatCall) -> int:
+        """Return how many tokens the call's messages and tools are. Raises `RefusedCall`."""

@@ -118,6 +118,7 @@ class Episode:
         reset_context: bool = False,
         after: int | None = None,
         role: str = "",
+        salt: int | None = None,
         **changes: Any,
     ) -> Completion:
         """Return one response to a context plus `prompt_ids`, which may be empty.
@@ -131,6 +132,7 @@ class Episode:
             after: number of the turn whose context this one continues; None: the one whose response came last.
                 Continuing one that others have continued makes a branch.
             role: who speaks, in an episode of several agents.
+            salt: mixed into the key of the response's randomness, where whoever asks has a seed of his own.
             changes: fields of `SamplingParams` that differ from the run's, e.g. `max_new_tokens=32`.
 
         Raises:
@@ -151,7 +153,7 @@ class Episode:
             id=f"{self._name}/{number}",
             prompt_ids=context,
             params=params if params.max_new_tokens <= room else replace(params, max_new_tokens=room),
-            seed=self._key.request_seed(self.task, number),
+            seed=self._key.request_seed(self.task, number, salt),
             order=(self._key.position, self._key.member, number),
             affinity=self._key.group_name(self.task),
         )

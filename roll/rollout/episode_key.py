@@ -51,6 +51,7 @@ class EpisodeKey:
         """Return the name that the episodes of one group share."""
         return f"{self.purpose}/{self.step}/{task.id}"
 
-    def request_seed(self, task: Task, turn: int) -> int:
+    def request_seed(self, task: Task, turn: int, salt: int | None = None) -> int:
         """Return the 128-bit key of one response."""
-        return stable_hash(self.seed, "sample", self.purpose, self.step, task.id, self.member, turn, bits=128)
+        salts = () if salt is None else (salt,)
+        return stable_hash(self.seed, "sample", self.purpose, self.step, task.id, self.member, turn, *salts, bits=128)

@@ -15,7 +15,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 def test_every_benchmark_is_run_by_a_test_of_this_folder():
     text = "".join(path.read_text("utf-8") for path in Path(__file__).parent.glob("test_*.py"))
-    sides = {"trl_ours", "trl_task", "trl_theirs"}  # of rollout_vs_trl
+    sides = {"trl_ours", "trl_task", "trl_theirs", "gateway_clients"}  # of rollout_vs_trl, of gateway
     for name in sorted({path.stem for path in BENCHMARKS.glob("*.py")} - sides):
         assert re.search(rf'bench\(\s*"{name}"', text), name
 
@@ -73,6 +73,13 @@ def test_the_memory_plan_beside_a_measured_peak(bench):
     worst = re.search(r"largest difference: (\d+) %", printed)
     assert worst is not None
     assert int(worst[1]) <= 15
+
+
+def test_the_endpoints_own_cost_and_many_streams(bench):
+    small = ("--sessions", 2, "--requests", 3, "--turns", 2, "--engine-seconds", 0.01, "--clients", 3, "--rounds", 2)
+    printed = bench("gateway", *small)
+    assert rows(printed) == ["layer", "server", "episodes", "round", "1", "2"]
+    assert "6 of 6 streams arrived whole" in printed
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vllm, which isn't installed")

@@ -1,0 +1,300 @@
+"""The application that the server runs: from a request to its session and back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from roll.gateway.base import RefusedCall
+from roll.gateway.bodies import read_json
+from roll.gateway.protocols.chat import openai_error
+from roll.gateway.protocols.wire import Asked, WireFormat
+from roll.gateway.registry import Opened, Sessions
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_WHY = {
+    401: "the key is missing or isn't this session's: send it as `Authorization: Bearer <key>` or `x-api-key: <key>`",
+    404: "there is no session at this address",
+    409: "this session is closed: its episode is over or was given up",
+}
+_STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
+_PIECE = 32 << 10
+
+
+class _Disconnected(Exception):
+    """The client has gone."""
+
+
+class App:
+    """An ASGI application over the sessions of a gateway."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._limits = sessions.limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        request = Request(scope, receive)
+        name, route = _split(request.url.path)
+        wire: WireFormat | None = None
+        try:
+            opened = self._find(name, request)
+            wire = opened.formats.get(route)
+            await self._serve(opened, route, wire, request, receive, send)
+        except RefusedCall as refused:
+            await _refuse(refused, wire, request, receive, send)
+        except _Disconnected:
+            return
+        except Exception:
+            logger.exception("the gateway failed at a request to %s", route)
+            failure = RefusedCall(500, "the endpoint failed at this request; its log says why")
+            await _refuse(failure, wire, request, receive, send)
+
+    def _find(self, name: str, request: Request) -> Opened:
+        found = self._sessions.find(name, _key(request.headers))
+        if isinstance(found, int):
+            raise RefusedCall(found, _WHY[found], code="session_closed" if found == 409 else "")
+        return found
+
+    async def _serve(
+        self, opened: Opened, route: str, wire: WireFormat | None, request: Request, receive: Receive, send: Send
+    ) -> None:
+        if route == "models" or route.startswith("models/"):
+            _expect("GET", request, route)
+            await _send_json(_models(opened, route.removeprefix("models").lstrip("/")), request, receive, send)
+            return
+        handler = opened.handlers.get(route)
+        if wire is None and handler is None:
+            known = ", ".join([*opened.formats, "models", *opened.handlers])
+            raise RefusedCall(404, f"there is no route {route[:80]!r} here; there are {known}")
+        _expect("POST", request, route)
+        with self._sessions.counted(opened) as admitted:
+            if not admitted:
+                raise RefusedCall(429, "as many calls are under way as this endpoint takes", again=True)
+            body = await self._body(request)
+            if handler is not None:
+                result = await self._answered(opened, handler(_object(body)), receive)
+                await _send_json(result, request, receive, send)
+                return
+            assert wire is not None
+            asked = wire.read(body, opened.ignored)
+            if wire.counts:
+                count = await self._answered(opened, opened.session.count(asked.call), receive)
+                await _send_json({"input_tokens": count}, request, receive, send)
+            elif asked.stream:
+                await self._stream(opened, asked, wire, receive, send)
+            else:
+                answer = await self._answered(opened, opened.session.complete(asked.call), receive)
+                await _send_json(wire.answer(asked, answer), request, receive, send)
+
+    async def _body(self, request: Request) -> Any:
+        if request.headers.get("content-encoding", "identity") != "identity":
+            raise RefusedCall(400, "compressed bodies aren't taken", "content-encoding")
+        length = request.headers.get("content-length", "")
+        if length.isdigit() and int(length[:20]) > self._limits.body_bytes:
+            raise RefusedCall(413, f"the body is larger than {self._limits.body_bytes} bytes")
+        try:
+            return await read_json(request.stream(), self._limits)
+        except ClientDisconnect:
+            raise _Disconnected from None
+
+    async def _answered(self, opened: Opened, call: Awaitable[T], receive: Receive) -> T:
+        """Return what a call gives, unless the client leaves, the session is closed or time is up before."""
+        waiting = _Waiting(opened, call, receive, self._limits.call_seconds)
+        try:
+            await waiting.wait(None)
+            return waiting.result()
+        finally:
+            await waiting.end()
+
+    async def _stream(self, opened: Opened, asked: Asked, wire: WireFormat, receive: Receive, send: Send) -> None:
+        """Send the response once it is whole; comments show until then that the connection is alive.
+
+        What goes wrong before the first of them is an error of HTTP, later it is an event.
+        """
+        waiting = _Waiting(opened, opened.session.complete(asked.call), receive, self._limits.call_seconds)
+        begun = False
+        try:
+            while not await waiting.wait(self._limits.keep_alive_seconds):
+                if not begun:
+                    await _start_stream(send)
+                    begun = True
+                await _send_text(send, ": the response is being sampled\n\n")
+            try:
+                answer = waiting.result()
+            except RefusedCall as refused:
+                if not begun:
+                    raise
+                await _send_text(send, wire.stream_error(*_told(refused)), last=True)
+                return
+            except _Disconnected:
+                raise
+            except Exception:
+                if not begun:
+                    raise
+                logger.exception("the gateway failed at a streamed request")
+                await _send_text(send, wire.stream_error(500, "the endpoint failed; its log says why"), last=True)
+                return
+            if not begun:
+                await _start_stream(send)
+            for text in _joined(wire.events(asked, answer)):
+                await _send_text(send, text)
+            await _send_text(send, "", last=True)
+        finally:
+            await waiting.end()
+
+
+class _Waiting:
+    """A call under way, and what may end it early."""
+
+    def __init__(self, opened: Opened, call: Awaitable[T], receive: Receive, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._call: asyncio.Future[Any] = asyncio.ensure_future(call)
+        self._gone = loop.create_task(_gone(receive))
+        self._closed = loop.create_task(opened.closed.wait())
+        self._seconds = seconds
+        self._deadline = loop.time() + seconds
+
+    async def wait(self, seconds: float | None) -> bool:
+        """Wait for the end, at most so long; whether there is one."""
+        left = max(0.0, self._deadline - asyncio.get_running_loop().time())
+        done, _ = await asyncio.wait(
+            [self._call, self._gone, self._closed],
+            timeout=left if seconds is None else min(seconds, left),
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        return bool(done) or asyncio.get_running_loop().time() >= self._deadline
+
+    def result(self) -> Any:
+        """Return the call's result. Raises what it raised, or why it was ended."""
+        if self._call.done() and not self._call.cancelled():
+            return self._call.result()
+        if self._gone.done():
+            raise _Disconnected
+        if self._closed.done() or self._call.cancelled():
+            raise RefusedCall(409, _WHY[409], code="session_closed")
+        raise RefusedCall(408, f"no response within {self._seconds:g} s, the limit of this endpoint")
+
+    async def end(self) -> None:
+        """Cancel what still runs, and wait for it."""
+        tasks = [self._call, self._gone, self._closed]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _split(path: str) -> tuple[str, str]:
+    """Return the session's name and the route of a path; clients differ in whether they add `v1`."""
+    parts = [part for part in path[:2048].split("/") if part]
+    name = ""
+    if len(parts) >= 2 and parts[0] == "s":
+        name, parts = parts[1], parts[2:]
+    while parts and parts[0] == "v1":
+        parts = parts[1:]
+    return name, "/".join(parts)
+
+
+def _key(headers: Mapping[str, str]) -> str:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" and token else headers.get("x-api-key", "").strip()
+
+
+def _expect(method: str, request: Request, route: str) -> None:
+    if request.method != method:
+        raise RefusedCall(405, f"{route[:80]} takes {method}, got {request.method[:20]}")
+
+
+def _object(body: Any) -> Mapping[str, Any]:
+    if not isinstance(body, dict):
+        raise RefusedCall(400, "the body isn't a JSON object")
+    return body
+
+
+def _models(opened: Opened, name: str) -> dict[str, Any]:
+    known = list(opened.session.models)
+    shown = [
+        {"id": model, "object": "model", "type": "model", "display_name": model, "created": 0,
+         "created_at": "1970-01-01T00:00:00Z", "owned_by": "roll"}
+        for model in known
+    ]  # fmt: skip
+    if not name:
+        first, last = (known[0], known[-1]) if known else (None, None)
+        return {"object": "list", "data": shown, "has_more": False, "first_id": first, "last_id": last}
+    if name not in known:
+        raise RefusedCall(404, f"there is no model {name[:80]!r}; there are {', '.join(known)}", "model")
+    return shown[known.index(name)]
+
+
+def _told(refused: RefusedCall) -> tuple[int, str, str, str]:
+    return refused.status, str(refused), refused.field, refused.code
+
+
+async def _refuse(
+    refused: RefusedCall, wire: WireFormat | None, request: Request, receive: Receive, send: Send
+) -> None:
+    form = wire.error if wire is not None else openai_error
+    # Both official clients would ask again after 408, 409, 429 and 5xx, unless they are told.
+    headers = {"x-should-retry": "true" if refused.again else "false"}
+    if refused.again:
+        headers["retry-after"] = "1"
+    if refused.status == 413 or refused.status == 408:
+        headers["connection"] = "close"
+    with contextlib.suppress(_Disconnected):
+        await _send_json(form(*_told(refused)), request, receive, send, refused.status, headers)
+
+
+async def _send_json(
+    body: Mapping[str, Any],
+    request: Request,
+    receive: Receive,
+    send: Send,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+) -> None:
+    data = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+    response = Response(data, status_code=status, headers=dict(headers or {}), media_type="application/json")
+    try:
+        await response(request.scope, receive, send)
+    except OSError:
+        raise _Disconnected from None
+
+
+def _joined(events: Iterable[str]) -> Iterator[str]:
+    """Yield events together, as many as make a piece of some size."""
+    piece: list[str] = []
+    size = 0
+    for event in events:
+        piece.append(event)
+        size += len(event)
+        if size >= _PIECE:
+            yield "".join(piece)
+            piece, size = [], 0
+    yield "".join(piece)
+
+
+async def _start_stream(send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+
+
+async def _send_text(send: Send, text: str, last: bool = False) -> None:
+    try:
+        await send({"type": "http.response.body", "body": text.encode("utf-8", "replace"), "more_body": not last})
+    except OSError:
+        raise _Disconnected from None

@@ -1,0 +1,100 @@
+"""Bodies of requests: read within limits, parsed into plain data that holds no surprise."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from roll.gateway.base import RefusedCall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a gateway takes of its clients."""
+
+    body_bytes: int = 8 << 20
+    body_seconds: float = 60.0
+    """For a body to arrive."""
+    depth: int = 64
+    """Of nested lists and objects."""
+    values: int = 200_000
+    """Numbers, texts, lists and objects in a body."""
+    call_seconds: float = 3600.0
+    """For a response."""
+    calls: int = 1024
+    """Under way, of all sessions."""
+    session_calls: int = 256
+    """Under way, of one session."""
+    keep_alive_seconds: float = 10.0
+    """Between signs of life while a streamed response is sampled."""
+
+
+async def read_json(chunks: AsyncIterator[bytes], limits: Limits) -> Any:
+    """Return what a body holds; raises `RefusedCall`."""
+    try:
+        # Wrapped, for asyncio.timeout comes with Python 3.11.
+        data = await asyncio.wait_for(_read(chunks, limits.body_bytes), limits.body_seconds)
+    except asyncio.TimeoutError:
+        raise RefusedCall(408, f"the body didn't arrive within {limits.body_seconds:g} s") from None
+    return parsed(data, limits)
+
+
+async def _read(chunks: AsyncIterator[bytes], most: int) -> bytes:
+    data = bytearray()
+    async for chunk in chunks:
+        data += chunk
+        if len(data) > most:
+            raise RefusedCall(413, f"the body is larger than {most} bytes")
+    return bytes(data)
+
+
+def parsed(data: bytes, limits: Limits) -> Any:
+    """Return JSON as plain data: finite numbers, texts that can be encoded, no deeper and no more than the limits."""
+    try:
+        body = json.loads(data.decode("utf-8"), parse_constant=_no_constant)
+    except RecursionError:
+        raise RefusedCall(400, f"the body is nested deeper than {limits.depth}") from None
+    except ValueError as error:
+        raise RefusedCall(400, f"the body isn't JSON in UTF-8: {str(error)[:200]}") from None
+    _check(body, limits)
+    return body
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} isn't a number in JSON")
+
+
+def _check(body: Any, limits: Limits) -> None:
+    left, level, depth = limits.values, [body], 0
+    while level:
+        left -= len(level)
+        if left < 0:
+            raise RefusedCall(400, f"the body holds more than {limits.values} values")
+        if depth > limits.depth:
+            raise RefusedCall(400, f"the body is nested deeper than {limits.depth}")
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                below += value.values()
+                for name in value:
+                    _check_text(name)
+            elif isinstance(value, list):
+                below += value
+            elif isinstance(value, str):
+                _check_text(value)
+            elif isinstance(value, float) and value in (float("inf"), float("-inf")):
+                raise RefusedCall(400, "the body holds a number that is too large")
+        level, depth = below, depth + 1
+
+
+def _check_text(text: str) -> None:
+    """Refuse halves of surrogate pairs, which no tokenizer takes."""
+    if text.isascii():
+        return
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise RefusedCall(400, f"the body holds text that isn't valid Unicode: {text[:40]!r:.80}") from None

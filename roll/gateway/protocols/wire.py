@@ -1,0 +1,76 @@
+"""What every protocol does: read a body, write an answer, write it as server-sent events, write an error."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from roll.gateway.base import ChatAnswer, ChatCall
+from roll.gateway.protocols.fields import Table
+
+MAX_MESSAGES = 10_000
+MAX_TOOLS = 512
+MAX_CHOICES = 128
+TEMPERED = "in training only the run's own value; `roll serve` takes it"
+_PIECE = 48
+"""Characters of a piece of a streamed answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request that was read."""
+
+    call: ChatCall
+    stream: bool = False
+    include_usage: bool = False
+    """Chat Completions: whether the stream ends with the number of tokens."""
+    body: Mapping[str, Any] = field(default_factory=dict)
+    """The fields that act, for protocols that repeat some of them in the answer."""
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+    created: int = field(default_factory=lambda: int(time.time()))
+    """Unix time."""
+
+
+class WireFormat(ABC):
+    """One protocol, for one session."""
+
+    fields: ClassVar[Table]
+    counts: ClassVar[bool] = False
+    """Whether only the tokens of the prompt are counted."""
+
+    @abstractmethod
+    def read(self, body: Any, ignored: Collection[str]) -> Asked:
+        """Return what a body asks for; raises `RefusedCall`. `ignored` are fields that are left out."""
+
+    @abstractmethod
+    def answer(self, asked: Asked, answer: ChatAnswer) -> dict[str, Any]:
+        """Return the body of the response."""
+
+    @abstractmethod
+    def events(self, asked: Asked, answer: ChatAnswer) -> Iterator[str]:
+        """Yield the finished response as server-sent events."""
+
+    @abstractmethod
+    def error(self, status: int, message: str, param: str = "", code: str = "") -> dict[str, Any]:
+        """Return the body of a refusal."""
+
+    def stream_error(self, status: int, message: str, param: str = "", code: str = "") -> str:
+        """Return the event of a failure after the stream has begun."""
+        return sse(self.error(status, message, param, code))
+
+
+def sse(data: Mapping[str, Any] | str, event: str = "") -> str:
+    """Return a server-sent event."""
+    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
+    return f"event: {event}\ndata: {text}\n\n" if event else f"data: {text}\n\n"
+
+
+def pieces(text: str) -> Iterator[str]:
+    """Yield a text in pieces."""
+    for start in range(0, len(text), _PIECE):
+        yield text[start : start + _PIECE]

@@ -1,0 +1,149 @@
+"""The HTTP server of a run: each session has an address and a key of its own, and is served in the caller's event loop.
+
+    http://127.0.0.1:PORT/s/<id>/v1    chat/completions, messages, responses, models: of the session with that id
+    http://127.0.0.1:PORT/v1           the same, of the session that was opened with `root`
+
+Requests are hostile input: sizes and times have limits, and whatever a client sends, it gets an answer that says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import socket
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from roll.gateway.base import Session
+from roll.gateway.bodies import Limits
+from roll.gateway.registry import Handler, Sessions
+
+INSTALL = "pip install -e '.[serve]'"
+_STOP_SECONDS = 5.0
+_BACKLOG = 2048
+
+
+class MissingPackage(ValueError):
+    """The server's packages aren't installed."""
+
+
+class Gateway:
+    """Serves sessions. All methods belong to the event loop in which `start` was called.
+
+    Args:
+        host: loopback by default; another one lets other machines reach it, with nothing but the keys in the way.
+        port: 0: a free one.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, limits: Limits | None = None) -> None:
+        self.sessions = Sessions(limits or Limits())
+        self._host, self._port = host, port
+        self._server: Any = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Listen. Raises `MissingPackage`, and `OSError` when the port is taken."""
+        server = _make_server(self.sessions)
+        listener = _listener(self._host, self._port)
+        self._port = listener.getsockname()[1]
+        self._server = server
+        self._serving = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]))
+        while not server.started:
+            if self._serving.done():
+                self._serving.result()
+                raise RuntimeError("the gateway's server ended while it started")
+            await asyncio.sleep(0.005)
+
+    async def stop(self) -> None:
+        """Close every session and the server. A second call does nothing."""
+        self.sessions.close_all()
+        serving, self._serving = self._serving, None
+        if serving is None:
+            return
+        self._server.should_exit = True
+        done, _ = await asyncio.wait([serving], timeout=_STOP_SECONDS)
+        if not done:
+            self._server.force_exit = True
+            serving.cancel()
+            await asyncio.wait([serving], timeout=_STOP_SECONDS)
+
+    @property
+    def address(self) -> str:
+        """Where it listens, such as `http://127.0.0.1:8000`."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._host, self._host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{self._port}"
+
+    def open(
+        self,
+        session: Session,
+        key: str,
+        *,
+        ignore_fields: Collection[str] = (),
+        handlers: Mapping[str, Handler] | None = None,
+        root: bool = False,
+    ) -> str:
+        """Serve a session to whoever has the key; returns its address, which ends in `/v1`.
+
+        Args:
+            key: from `new_key()`; it names the session too.
+            ignore_fields: of requests, that are left out where they would be refused.
+            handlers: further POST routes below the address, by name, e.g. `score`.
+            root: at the server's own `/v1`.
+        """
+        path = self.sessions.open(session, key, ignore_fields=ignore_fields, handlers=handlers, root=root)
+        return f"{self.address}{path}/v1"
+
+    def close(self, key: str) -> None:
+        """Stop serving the session with this key: its calls, those under way too, get 409. Unknown: does nothing."""
+        self.sessions.close(key)
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """Return a listening socket; raises `OSError` with the address in its words."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        raise OSError(f"can't listen at {host}:{port}: {error.strerror or error}") from None
+    return listener
+
+
+def check_packages() -> None:
+    """Raise `MissingPackage` if a package of the server isn't installed."""
+    for name in ("starlette", "uvicorn"):
+        if importlib.util.find_spec(name) is None:
+            raise MissingPackage(f"the endpoint needs the package {name}: {INSTALL}")
+
+
+def _make_server(sessions: Sessions) -> Any:
+    check_packages()
+    import uvicorn
+
+    from roll.gateway.app import App
+
+    class InLoopServer(uvicorn.Server):
+        """One that leaves signals to the run."""
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    settings = uvicorn.Config(
+        App(sessions),
+        http="h11",  # its limit on headers holds; the other one has none
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=_BACKLOG,
+        h11_max_incomplete_event_size=64 << 10,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=1,
+        limit_concurrency=4 * sessions.limits.calls,
+    )
+    return InLoopServer(settings)

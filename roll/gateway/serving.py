@@ -1,0 +1,117 @@
+"""What answers the calls of `roll serve`: engines alone, no episode and nothing trained."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from roll.data.templates import TemplateError
+from roll.gateway.base import ChatAnswer, ChatCall, Choice, RefusedCall, Session
+from roll.gateway.reading import Reading
+from roll.gateway.session import all_of
+from roll.rollout.chat import PlainText
+from roll.rollout.engine_driver import EngineDriver
+from roll.strategies.base import Completion, Request, SamplingParams
+from roll.utils.seeding import stable_hash
+
+
+class ServedModel(Session):
+    """Answers each call by itself. All methods belong to the engines' event loop.
+
+    Args:
+        name: of the model.
+        params: what a call that says nothing is sampled with.
+        max_length: tokens of a prompt and its response.
+    """
+
+    def __init__(
+        self,
+        engines: EngineDriver,
+        chat: PlainText,
+        reading: Reading,
+        params: SamplingParams,
+        *,
+        name: str,
+        max_length: int,
+    ) -> None:
+        self._engines, self._chat, self._reading = engines, chat, reading
+        self._params, self._name, self._max_length = params, name, max_length
+        self._numbers = itertools.count()
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def models(self) -> Sequence[str]:
+        """See `Session`."""
+        return (self._name,)
+
+    async def until_failed(self) -> None:
+        """Wait; raises what makes it impossible to go on."""
+        await asyncio.shield(self._failed)
+
+    async def complete(self, call: ChatCall) -> ChatAnswer:
+        """See `Session`."""
+        prompt = self._prompt(call)
+        room = self._max_length - len(prompt)
+        if room < 1:
+            raise RefusedCall(
+                400,
+                f"messages: {len(prompt)} tokens leave no room for a response; the context has {self._max_length}",
+                "messages",
+                code="context_length_exceeded",
+            )
+        params = self._sampling(call, room)
+        choices = await all_of([self._choice(call, prompt, params, number) for number in range(call.n)])
+        return ChatAnswer(choices=tuple(choices), prompt_tokens=len(prompt))
+
+    async def count(self, call: ChatCall) -> int:
+        """See `Session`."""
+        return len(self._prompt(call))
+
+    def _prompt(self, call: ChatCall) -> tuple[int, ...]:
+        if call.model != self._name:
+            raise RefusedCall(
+                404, f"there is no model {call.model[:80]!r}; there is {self._name}", "model", code="model_not_found"
+            )
+        try:
+            prompt = self._chat.prompt(call.messages, call.tools)
+        except TemplateError as error:
+            raise RefusedCall(400, f"messages: {error}", "messages") from None
+        if not prompt:
+            raise RefusedCall(400, "messages: say nothing, so that the prompt has no tokens", "messages")
+        return prompt
+
+    def _sampling(self, call: ChatCall, room: int) -> SamplingParams:
+        changes: Mapping[str, Any] = {
+            name: value
+            for name in ("temperature", "top_p", "repetition_penalty")
+            if (value := getattr(call, name)) is not None
+        }
+        params = replace(self._params, **changes, stop_strings=call.stop or self._params.stop_strings)
+        if call.top_k is not None:
+            params = replace(params, top_k=call.top_k if call.top_k > 0 else -1)
+        return replace(params, max_new_tokens=min(call.max_tokens or params.max_new_tokens, room))
+
+    async def _choice(self, call: ChatCall, prompt: tuple[int, ...], params: SamplingParams, number: int) -> Choice:
+        count = next(self._numbers)
+        name = f"serve/{count}"
+        seed = secrets.randbits(128) if call.seed is None else stable_hash("serve", call.seed, number, bits=128)
+        request = Request(id=name, prompt_ids=prompt, params=params, seed=seed, order=(count,), affinity=_begin(call))
+        try:
+            completion: Completion = await self._engines.generate(name, request)
+        except Exception as error:  # noqa: BLE001 - handed to whoever runs the server
+            if not self._failed.done():
+                self._failed.set_exception(error)
+            raise RefusedCall(503, "the engine can't go on; the server's output says why") from None
+        finally:
+            self._engines.mark_ended(name)
+        return self._reading.choice(call, completion)
+
+
+def _begin(call: ChatCall) -> str:
+    """Return a name for how a conversation begins: its calls go to the engine that has that in its cache."""
+    first = next((message.content for message in call.messages if message.role != "system"), "")
+    return f"{stable_hash('serve', call.messages[0].content, first):016x}"

@@ -1,0 +1,216 @@
+"""An episode as the one who answers an agent's calls: each response is a turn of it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from roll.data.templates import TemplateError
+from roll.gateway.base import ChatAnswer, ChatCall, Choice, RefusedCall, Session
+from roll.gateway.reading import Reading
+from roll.rollout.episode import Episode
+from roll.types.chat import Message, ToolSpec
+from roll.types.episode import EpisodeError
+
+POLICY = "policy"
+"""Name of the model that learns; `policy/<role>` says who speaks."""
+
+T = TypeVar("T")
+_ROLE = re.compile(r"[\w.-]{0,64}")
+
+
+class Place(Protocol):
+    """Where a conversation stands in the graph of an episode (`Placement`)."""
+
+    @property
+    def parent(self) -> int | None:
+        """Number of the turn that it continues; None: it begins a context."""
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """Tokens after the parent's."""
+
+    @property
+    def context_ids(self) -> tuple[int, ...]:
+        """All tokens of the prompt."""
+
+    @property
+    def mismatches(self) -> Mapping[Any, int]:
+        """What the client sent back otherwise than it was sampled, by class."""
+
+
+class Graph(Protocol):
+    """The conversations of an episode (`MessageGraph`)."""
+
+    def place(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Any:
+        """Return where a conversation stands. Raises `TemplateError`."""
+
+    def grow(self, placement: Any, token_ids: Sequence[int], message: Message, *, number: int | None = None) -> int:
+        """Note a response to what was placed, the message that the client is given of it, and its turn's number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSettings:
+    """What an agent may do in an episode."""
+
+    max_calls: int | None = None
+    """Of the policy; null: no limit."""
+    max_tokens: int | None = None
+    """That the policy samples in the episode; null: no limit."""
+    names: tuple[str, ...] = ()
+    """Of the policy, besides `policy`."""
+    any_name: bool = False
+    """Whether every other name is the policy too."""
+    models: Mapping[str, Session] = field(default_factory=dict)
+    """Models that answer instead of the policy and aren't trained, by name."""
+
+
+class EpisodeSession(Session):
+    """Answers the calls of one episode; see `Session`.
+
+    A call becomes a turn that continues the one whose conversation it continues, or begins a branch. Calls may be under
+    way at once.
+    """
+
+    def __init__(
+        self, episode: Episode, graph: Graph, reading: Reading, settings: SessionSettings | None = None
+    ) -> None:
+        self._episode = episode
+        self._graph = graph
+        self._reading = reading
+        self._settings = settings or SessionSettings()
+        self.calls = 0
+        """Of the policy, refused ones not counted."""
+        self.sampled_tokens = 0
+        self._reserved = 0  # Tokens that calls under way may sample
+        self.spent = ""
+        """Why a call was refused for its budget or its context's length; empty: none was."""
+        self.last_answer: Message | None = None
+        """The policy's response that came last."""
+        self.roles: set[str] = set()
+        """Who spoke."""
+
+    @property
+    def models(self) -> Sequence[str]:
+        """See `Session`."""
+        return (POLICY, *self._settings.names, *self._settings.models)
+
+    async def complete(self, call: ChatCall) -> ChatAnswer:
+        """See `Session`."""
+        other = self._settings.models.get(call.model)
+        if other is not None:
+            return await other.complete(call)
+        role = self._role(call.model)
+        self._check_sampling(call)
+        place = self._placed(call)
+        limit = self._admitted(call)
+        for kind, count in place.mismatches.items():
+            self._episode.count(f"agent/mismatch_{kind}", count)
+        changes = self._reading.changes(call, self._episode.params)
+        changes["max_new_tokens"] = min(limit, changes.get("max_new_tokens", limit))
+        reserved = call.n * changes["max_new_tokens"]
+        self._reserved += reserved
+        try:
+            choices = await all_of([self._choice(call, place, role, changes) for _ in range(call.n)])
+        finally:
+            self._reserved -= reserved
+        return ChatAnswer(choices=tuple(choices), prompt_tokens=len(place.context_ids))
+
+    async def count(self, call: ChatCall) -> int:
+        """See `Session`."""
+        other = self._settings.models.get(call.model)
+        return await other.count(call) if other is not None else len(self._placed(call).context_ids)
+
+    async def _choice(self, call: ChatCall, place: Place, role: str, changes: Mapping[str, Any]) -> Choice:
+        try:
+            completion = await self._episode.generate(
+                place.prompt_ids,
+                reset_context=place.parent is None,
+                after=place.parent,
+                role=role,
+                salt=call.seed,
+                **changes,
+            )
+        except EpisodeError as error:
+            if error.status == "truncated":
+                self.spent = str(error)
+                raise RefusedCall(400, str(error), "messages", code="context_length_exceeded") from None
+            raise RefusedCall(409, f"the episode was given up: {error}", code="session_closed") from None
+        self.sampled_tokens += len(completion.token_ids)
+        choice = self._reading.choice(call, completion)
+        number = self._episode.number_of(completion)
+        self._graph.grow(place, completion.token_ids, choice.message, number=number)
+        self.last_answer = choice.message
+        self.roles.add(role)
+        return choice
+
+    def _role(self, model: str) -> str:
+        """Return who speaks, by the name of a model."""
+        name, _, role = model.partition("/")
+        if name == POLICY and _ROLE.fullmatch(role):
+            return role
+        if model in self._settings.names or self._settings.any_name:
+            return ""
+        raise RefusedCall(
+            404,
+            f"there is no model {model[:80]!r}; there are {', '.join(self.models)}. Give one of them, or have whoever "
+            "runs this endpoint add 'model' to ignore_fields, which makes every other name the policy's",
+            "model",
+            code="model_not_found",
+        )
+
+    def _check_sampling(self, call: ChatCall) -> None:
+        """Refuse to sample otherwise than the run does: log-probs would be those of another distribution."""
+        for name in ("temperature", "top_p", "top_k", "repetition_penalty"):
+            asked, run = getattr(call, name), getattr(self._episode.params, name)
+            if name == "top_k" and asked is not None and asked < 1:
+                asked = -1
+            if asked is not None and asked != run:
+                raise RefusedCall(
+                    400,
+                    f"{name}: got {asked:g}, and this episode is sampled with {run:g}: what is trained must be drawn "
+                    f"as the run draws. Leave it out, or have whoever runs it add {name!r} to ignore_fields",
+                    name,
+                )
+
+    def _admitted(self, call: ChatCall) -> int:
+        """Count a call, and return how many tokens each response may have; raises `RefusedCall` when the budget is
+        spent, what calls under way may still sample included."""
+        most, tokens = self._settings.max_calls, self._settings.max_tokens
+        left = None if tokens is None else (tokens - self.sampled_tokens - self._reserved) // call.n
+        if most is not None and self.calls >= most:
+            self.spent = f"the episode's {most} calls are spent (max_calls)"
+        elif left is not None and left < 1 and self._reserved:
+            raise RefusedCall(429, f"calls under way may need what is left of {tokens} tokens (max_tokens)", again=True)
+        elif left is not None and left < 1:
+            self.spent = f"the episode's {tokens} tokens are spent (max_tokens)"
+        else:
+            self.calls += 1
+            limit = self._episode.params.max_new_tokens
+            return limit if left is None else min(limit, left)
+        raise RefusedCall(429, self.spent, code="insufficient_quota")
+
+    def _placed(self, call: ChatCall) -> Any:
+        try:
+            place = self._graph.place(call.messages, call.tools)
+        except TemplateError as error:
+            raise RefusedCall(400, str(error), "messages") from None
+        if not place.context_ids:
+            raise RefusedCall(400, "messages: say nothing, so that the prompt has no tokens", "messages")
+        return place
+
+
+async def all_of(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return the results of coroutines that run at once; when one fails or this is cancelled, all of them end."""
+    if len(calls) == 1:
+        return [await calls[0]]
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

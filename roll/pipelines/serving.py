@@ -1,0 +1,114 @@
+"""The engines of a configuration behind the endpoint, without a pipeline around them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+
+from roll.catalog.strategies import is_lockstep
+from roll.configs.schema.rlvr_config import RLVRConfig
+from roll.configs.schema.run_config import RunConfig
+from roll.distributed.cluster import Cluster
+from roll.gateway.reading import Reading
+from roll.gateway.server import Gateway
+from roll.gateway.serving import ServedModel
+from roll.pipelines.clusters import start_clusters
+from roll.pipelines.drivers import sampling_params
+from roll.pipelines.loop import prepare
+from roll.rollout.agent import Agent
+from roll.rollout.chat import ChatTemplate, PlainText
+from roll.rollout.continuous_driver import ContinuousDriver
+from roll.strategies.hf.hf_model import load_tokenizer
+from roll.tools.parsing import resolve_parser
+from roll.workers.infer import ClusterEngines, InferWorker, engine_died
+from roll.workers.train import resolved_model_args
+
+_DECODE_STEPS = 4
+"""What a poll of a lockstep engine does at once: fewer than in training, so that new requests wait less."""
+_POLL_SECONDS = 1.0
+
+
+class Serving:
+    """See the module docstring.
+
+    Args:
+        config: of a mere validation; its engines are started, nothing else of it.
+        name: of the model, for clients.
+        tool_parser: how calls are found in responses; `auto`: as the chat template writes them.
+        thinking_tags: what stands between them is kept apart from the content; None: nothing is.
+        max_new_tokens: of a response to a call that doesn't say.
+        ignore_fields: of requests, that are left out where they would be refused.
+
+    Raises:
+        ValueError: there is no such tool parser, or the text of responses doesn't show the tags.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        name: str,
+        tool_parser: str,
+        thinking_tags: tuple[str, str] | None,
+        max_new_tokens: int,
+        ignore_fields: Sequence[str],
+    ) -> None:
+        assert isinstance(config, RLVRConfig)
+        self._config, self._name, self._ignored = config, name, tuple(ignore_fields)
+        tokenizer = load_tokenizer(resolved_model_args(config, "actor_train"))
+        agent = Agent(tokenizer)
+        has_template = bool(getattr(tokenizer, "chat_template", None))
+        self._chat = ChatTemplate(tokenizer) if has_template else PlainText(tokenizer)
+        self._reading = Reading(
+            decode=lambda ids: agent.decode_response(ids, ()),
+            token_text=lambda token: str(tokenizer.decode([token])),
+            tool_parser=resolve_parser(tool_parser, tokenizer) if has_template else "",
+            thinking_tags=thinking_tags,
+            opened=agent.forced_think_prefix(thinking_tags),
+        )
+        self._params = sampling_params(config.actor_infer.generating_args, max_new_tokens)
+
+    def run(self, host: str, port: int, key: str, *, tell: Callable[[str], None]) -> None:
+        """Serve until interrupted; `tell` prints a line. Raises what ends the engines."""
+        prepare(self._config)
+        with contextlib.ExitStack() as stack:
+            clusters = stack.enter_context(start_clusters(self._config, total_steps=0))
+            driver = stack.enter_context(contextlib.closing(self._driver(clusters.actor_infer)))
+            driver.run(self._serve(driver, Gateway(host, port), key, tell))
+
+    def _driver(self, cluster: Cluster) -> ContinuousDriver:
+        config = self._config
+
+        async def restart(rank: int) -> None:  # with the weights of the model's folder, which nobody has changed
+            await cluster.call_rank_async(rank, InferWorker.restart)
+
+        return ContinuousDriver(
+            ClusterEngines(cluster),
+            max_running_requests=config.max_running_requests,
+            poll_budget=_DECODE_STEPS if is_lockstep(config.actor_infer.strategy_args.strategy_name) else _POLL_SECONDS,
+            timeout=config.rpc_timeout,
+            is_death=engine_died,
+            restart=restart,
+            max_restarts=config.engine_restarts,
+        )
+
+    async def _serve(self, driver: ContinuousDriver, gateway: Gateway, key: str, tell: Callable[[str], None]) -> None:
+        model = ServedModel(
+            driver,
+            self._chat,
+            self._reading,
+            self._params,
+            name=self._name,
+            max_length=self._config.max_sequence_length,
+        )
+        await gateway.start()
+        try:
+            address = gateway.open(model, key, ignore_fields=self._ignored, root=True)
+            tell(f"serving {self._name} at {address}; ends with Ctrl-C")
+            tell(f"  OPENAI_BASE_URL={address} ANTHROPIC_BASE_URL={gateway.address}")
+            tell(f"  OPENAI_API_KEY={key} ANTHROPIC_API_KEY={key}")
+            await model.until_failed()
+        finally:
+            # A task of its own: the one that waits here may be cancelled.
+            await asyncio.shield(asyncio.ensure_future(gateway.stop()))

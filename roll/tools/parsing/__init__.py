@@ -1,0 +1,9 @@
+"""Tool calls in the text of a response: the same reading in training, validation and serving.
+
+A response is hostile text: reading it takes linear time and bounded memory, and never raises.
+"""
+
+from roll.tools.parsing.base import CallProblem, ParsedResponse
+from roll.tools.parsing.parse import detect_parser, parse_calls, resolve_parser, split_thinking
+
+__all__ = ["CallProblem", "ParsedResponse", "detect_parser", "parse_calls", "resolve_parser", "split_thinking"]

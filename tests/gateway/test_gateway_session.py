@@ -1,0 +1,265 @@
+"""An episode that answers calls: tokens as sampled, budgets, roles, names of models, what of a request may act."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tiny_models import char_tokenizer
+
+from roll.gateway.base import ChatCall, RefusedCall
+from roll.gateway.reading import Reading
+from roll.gateway.session import EpisodeSession, SessionSettings
+from roll.rollout.agent import Agent
+from roll.rollout.chat import ChatTemplate
+from roll.rollout.episode import Episode, EpisodeKey
+from roll.rollout.message_graph import MessageGraph
+from roll.strategies.base import Completion, SamplingParams
+from roll.types.chat import Message, ToolCall, ToolSpec
+from roll.types.episode import Task
+
+TOKENIZER = char_tokenizer()
+END = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
+TOOL = ToolSpec("weather", "of a city", {"type": "object", "properties": {"city": {"type": "string"}}})
+
+
+def ids_of(text: str) -> tuple[int, ...]:
+    return tuple(TOKENIZER(text, add_special_tokens=False).input_ids)
+
+
+class Engines:
+    """Says what it is told to, one reply after another; None: the scheduler stops the episode."""
+
+    def __init__(self, *replies: str | None) -> None:
+        self.replies = list(replies)
+        self.requests = []
+
+    async def generate(self, episode, request):
+        self.requests.append(request)
+        reply = self.replies.pop(0)
+        await asyncio.sleep(0)
+        ids = () if reply is None else (*ids_of(reply), END)[: request.params.max_new_tokens]
+        reason = "abort" if reply is None else "stop" if ids[-1] == END else "length"
+        n = len(ids)
+        return Completion(id=request.id, token_ids=ids, logprobs=(-0.5,) * n, versions=(0,) * n, finish_reason=reason)
+
+    def mark_busy(self, episode, doing):
+        pass
+
+    def give_up(self, episode):
+        pass
+
+
+def make(*replies, tool_parser="hermes", thinking_tags=None, length=2000, **settings):
+    engines, agent = Engines(*replies), Agent(TOKENIZER)
+    task = Task(id="t", source="s", payload={}, seed=0, tag="a", domain="a")
+    key = EpisodeKey(seed=1, purpose="train", step=1, position=0, member=0)
+    params = SamplingParams(max_new_tokens=100, temperature=0.7)
+    episode = Episode(engines, agent, None, task, key, params, length)
+    reading = Reading(
+        decode=lambda ids: agent.decode_response(ids, ()),
+        token_text=lambda token: TOKENIZER.decode([token]),
+        tool_parser=tool_parser,
+        thinking_tags=thinking_tags,
+    )
+    session = EpisodeSession(episode, MessageGraph(ChatTemplate(TOKENIZER)), reading, SessionSettings(**settings))
+    return session, episode, engines
+
+
+def ask(*messages: Message, **options) -> ChatCall:
+    return ChatCall(**{"model": "policy", "messages": messages, **options})
+
+
+def run(coroutine):
+    return asyncio.run(coroutine)
+
+
+def refused(session, call) -> RefusedCall:
+    with pytest.raises(RefusedCall) as caught:
+        run(session.complete(call))
+    return caught.value
+
+
+HELLO = Message("user", "hello")
+
+
+def test_a_conversation_is_one_branch_of_the_tokens_that_were_sampled():
+    session, episode, engines = make("one", "two")
+    first = run(session.complete(ask(HELLO))).choices[0]
+    assert (first.message, first.reason) == (Message("assistant", "one"), "stop")
+    assert first.token_ids == (*ids_of("one"), END)
+    answer = run(session.complete(ask(HELLO, first.message, Message("user", "more"))))
+    episode.finish(1.0)
+    played = episode.finished()
+    (branch,) = played.contexts
+    sampled = [turn.response_ids for turn in branch]
+    assert sampled == [first.token_ids, answer.choices[0].token_ids]
+    # The engine was shown exactly what the row has before the second response.
+    assert engines.requests[1].prompt_ids == (*branch[0].prompt_ids, *branch[0].response_ids, *branch[1].prompt_ids)
+    assert answer.prompt_tokens == len(engines.requests[1].prompt_ids)
+    shown = TOKENIZER.decode(engines.requests[1].prompt_ids)
+    assert shown == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\none<|im_end|>\n<|im_start|>user\nmore" \
+        "<|im_end|>\n<|im_start|>assistant\n"  # fmt: skip
+    assert (session.calls, session.sampled_tokens, session.last_answer.content) == (2, 8, "two")
+
+
+def test_n_responses_are_siblings_with_keys_of_their_own():
+    session, episode, engines = make("one", "two", "three")
+    answer = run(session.complete(ask(HELLO, n=2, top_logprobs=0)))
+    assert [choice.message.content for choice in answer.choices] == ["one", "two"]
+    assert answer.choices[0].tokens == ("o", "n", "e", "<|im_end|>")
+    assert len({request.seed for request in engines.requests}) == 2
+    run(session.complete(ask(HELLO, answer.choices[1].message, Message("user", "go on"))))
+    episode.finish(0.0)
+    assert [[turn.response_ids for turn in branch] for branch in episode.finished().contexts] == [
+        [(*ids_of("one"), END)], [(*ids_of("two"), END), (*ids_of("three"), END)],
+    ]  # fmt: skip
+
+
+def test_a_seed_of_the_client_is_mixed_into_the_episodes_key():
+    seeds = []
+    for seed in (None, 1, 2, 1):
+        session, _, engines = make("one")
+        run(session.complete(ask(HELLO, seed=seed)))
+        seeds.append(engines.requests[0].seed)
+    assert seeds[1] == seeds[3] and len(set(seeds)) == 3
+
+
+def test_tool_calls_are_read_off_a_response_and_go_back_as_they_were_sampled():
+    said = 'let me see<tool_call>\n{"name": "weather", "arguments": {"city":  "Rome"}}\n</tool_call>'
+    session, episode, engines = make(said, "sunny", said)
+    first = run(session.complete(ask(HELLO, tools=(TOOL,)))).choices[0]
+    assert first.reason == "tool_calls" and first.message.content == "let me see"
+    (call,) = first.message.tool_calls
+    assert (call.name, call.arguments) == ("weather", '{"city":  "Rome"}')
+    # The client parses and writes arguments anew, with its own ids.
+    back = Message("assistant", "let me see", tool_calls=(ToolCall("x", "weather", '{"city": "Rome"}'),))
+    result = Message("tool", "25 degrees", tool_call_id="x", name="weather")
+    run(session.complete(ask(HELLO, back, result, tools=(TOOL,))))
+    episode.finish(1.0)
+    assert len(episode.finished().contexts) == 1
+    assert said in TOKENIZER.decode(engines.requests[1].prompt_ids)
+    without = run(session.complete(ask(HELLO))).choices[0]
+    assert without.message.content == said and without.reason == "stop"
+
+
+def test_at_most_one_call_where_the_client_takes_no_more():
+    one = '<tool_call>{"name": "weather"}</tool_call>'
+    session, _, _ = make(one + one, one + one)
+    assert len(run(session.complete(ask(HELLO, tools=(TOOL,)))).choices[0].message.tool_calls) == 2
+    call = ask(HELLO, tools=(TOOL,), parallel_tool_calls=False)
+    assert len(run(session.complete(call)).choices[0].message.tool_calls) == 1
+
+
+def test_thoughts_are_kept_apart_where_tags_are_configured():
+    session, _, _ = make("<think>hm</think>yes", thinking_tags=("<think>", "</think>"))
+    message = run(session.complete(ask(HELLO))).choices[0].message
+    assert (message.reasoning, message.content) == ("hm", "yes")
+
+
+def test_an_edited_history_is_a_branch_and_is_counted():
+    session, episode, _ = make("one", "two")
+    run(session.complete(ask(HELLO)))
+    run(session.complete(ask(HELLO, Message("assistant", "another"), Message("user", "more"))))
+    episode.finish(1.0)
+    played = episode.finished()
+    assert len(played.contexts) == 2
+    assert played.counts == {"agent/mismatch_edited": 1}
+
+
+def test_stop_strings_and_token_limits_reach_the_engine_and_the_text_ends_before_the_stop():
+    session, _, engines = make("one. two", "a long story")
+    choice = run(session.complete(ask(HELLO, stop=("!", ". ")))).choices[0]
+    assert (choice.message.content, choice.stop_string, choice.reason) == ("one", ". ", "stop")
+    assert engines.requests[0].params.stop_strings == ("!", ". ")
+    cut = run(session.complete(ask(HELLO, max_tokens=5))).choices[0]
+    assert (cut.message.content, cut.reason) == ("a lon", "length")
+    assert engines.requests[0].params.max_new_tokens == 100  # the run's own limit
+
+
+@pytest.mark.parametrize(
+    ("options", "field"), [({"temperature": 0.0}, "temperature"), ({"top_p": 0.9}, "top_p"), ({"top_k": 5}, "top_k"),
+                           ({"repetition_penalty": 1.1}, "repetition_penalty")],
+)  # fmt: skip
+def test_an_episode_is_not_sampled_otherwise_than_its_run_says(options, field):
+    session, _, engines = make("one")
+    why = refused(session, ask(HELLO, **options))
+    assert (why.status, why.field) == (400, field)
+    assert not engines.requests and session.calls == 0
+    run(session.complete(ask(HELLO, temperature=0.7, top_p=1.0, top_k=0, repetition_penalty=1.0)))
+
+
+def test_budgets_of_calls_and_tokens_end_an_episode_with_429():
+    session, _, _ = make("one", "two", max_calls=1)
+    run(session.complete(ask(HELLO)))
+    why = refused(session, ask(HELLO))
+    assert (why.status, why.again) == (429, False) and "max_calls" in session.spent
+    session, _, engines = make("one", "two", "three", max_tokens=6)
+    run(session.complete(ask(HELLO)))
+    run(session.complete(ask(HELLO)))
+    assert [request.params.max_new_tokens for request in engines.requests] == [6, 2]
+    assert refused(session, ask(HELLO)).status == 429
+    assert "max_tokens" in session.spent and session.sampled_tokens == 6
+
+
+def test_calls_under_way_hold_their_part_of_the_budget():
+    session, _, engines = make("one", "two", max_tokens=150)
+
+    async def both():
+        return await asyncio.gather(
+            session.complete(ask(HELLO)), session.complete(ask(HELLO)), session.complete(ask(HELLO)),
+            return_exceptions=True,
+        )  # fmt: skip
+
+    *answers, third = run(both())
+    assert [request.params.max_new_tokens for request in engines.requests] == [100, 50]
+    assert (third.status, third.again) == (429, True) and not session.spent
+    assert all(len(answer.choices) == 1 for answer in answers)
+
+
+def test_a_context_without_room_is_refused_as_the_original_does():
+    session, _, _ = make("one", length=20)
+    why = refused(session, ask(HELLO))
+    assert (why.status, why.code) == (400, "context_length_exceeded")
+    assert "sequence_length is 20" in session.spent
+
+
+def test_an_episode_that_is_given_up_answers_409():
+    session, episode, _ = make(None)
+    assert refused(session, ask(HELLO)).status == 409
+    episode.end()
+    assert refused(session, ask(HELLO)).status == 409
+
+
+def test_names_of_models_are_the_policys_its_roles_or_refused():
+    session, episode, _ = make("one", "two", "three", names=("tiny",))
+    run(session.complete(ask(HELLO, model="policy/planner")))
+    run(session.complete(ask(HELLO, model="tiny")))
+    why = refused(session, ask(HELLO, model="gpt-4o"))
+    assert (why.status, why.code) == (404, "model_not_found") and "policy, tiny" in str(why)
+    assert refused(session, ask(HELLO, model="policy/" + "x" * 65)).status == 404
+    episode.finish(0.0)
+    assert {turn.role for turn in episode.finished().turns} == {"planner", ""} == session.roles
+    session, _, _ = make("one", any_name=True)
+    run(session.complete(ask(HELLO, model="gpt-4o")))
+
+
+def test_another_model_answers_without_a_turn_of_the_episode():
+    judge, _, _ = make("as the judge says", names=("judge",))
+    session, episode, _ = make(models={"judge": judge}, max_calls=0)
+    answer = run(session.complete(ask(HELLO, model="judge")))
+    assert answer.choices[0].message.content == "as the judge says"
+    assert (session.calls, session.models) == (0, ("policy", "judge"))
+    assert run(session.count(ask(HELLO, model="judge"))) == run(session.count(ask(HELLO)))
+    assert not episode.finished().turns
+
+
+def test_what_the_template_does_not_take_is_the_clients_mistake():
+    session, _, _ = make("one")
+    session._graph = MessageGraph(ChatTemplate(TOKENIZER))
+    TOKENIZER.chat_template, before = "{{ raise_exception('no') }}", TOKENIZER.chat_template
+    try:
+        why = refused(session, ask(HELLO))
+    finally:
+        TOKENIZER.chat_template = before
+    assert (why.status, why.field) == (400, "messages")

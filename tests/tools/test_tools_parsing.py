@@ -1,0 +1,236 @@
+"""Tool calls are read off responses in every form, and no text breaks or slows the reading."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+
+import pytest
+
+from roll.catalog.tools import TOOL_PARSERS
+from roll.tools.parsing import detect_parser, parse_calls, resolve_parser, split_thinking
+from roll.tools.parsing.base import MAX_CALLS
+from roll.types.chat import ToolSpec
+
+SEARCH = ToolSpec(
+    "search",
+    "Find.",
+    {
+        "type": "object",
+        "properties": {
+            "query": {"type": "string"},
+            "limit": {"type": "integer"},
+            "exact": {"type": "boolean"},
+            "tags": {"type": "array"},
+            "floor": {"anyOf": [{"type": "number"}, {"type": "null"}]},
+        },
+    },
+)
+PYTHON = ToolSpec("python", "Run.", {"type": "object", "properties": {"code": {"type": "string"}}})
+
+
+def called(text: str, parser: str) -> list[tuple[str, object]]:
+    parsed = parse_calls(text, parser, tools=[SEARCH, PYTHON])
+    return [(call.name, json.loads(call.arguments)) for call in parsed.calls]
+
+
+ONE = ("search", {"query": "a < b", "limit": 3})
+SAID = {
+    "hermes": '<tool_call>\n{"name": "search", "arguments": {"query": "a < b", "limit": 3}}\n</tool_call>',
+    "qwen_coder": "<tool_call>\n<function=search>\n<parameter=query>\na < b\n</parameter>\n<parameter=limit>\n3\n"
+    "</parameter>\n</function>\n</tool_call>",
+    "llama": '{"name": "search", "parameters": {"query": "a < b", "limit": 3}}',
+    "json": '{"name": "search", "arguments": {"query": "a < b", "limit": 3}}',
+}
+BETWEEN = {"hermes": "\n", "qwen_coder": "\n", "llama": "; ", "json": "\n"}
+
+
+@pytest.mark.parametrize("parser", TOOL_PARSERS)
+def test_one_call_and_parallel_calls_are_read_in_order_with_ids_of_their_own(parser: str):
+    assert called(SAID[parser], parser) == [ONE]
+    parsed = parse_calls(BETWEEN[parser].join([SAID[parser]] * 3), parser, tools=[SEARCH], first=7)
+    assert [call.id for call in parsed.calls] == ["call00007", "call00008", "call00009"]
+    assert [json.loads(call.arguments) for call in parsed.calls] == [ONE[1]] * 3
+    assert parsed.content == "" and parsed.problems == ()
+
+
+@pytest.mark.parametrize("parser", [name for name in TOOL_PARSERS if name != "llama"])
+def test_what_is_said_around_the_calls_is_content(parser: str):
+    parsed = parse_calls(f"I will look.\n{SAID[parser]}\nThen we see.", parser, tools=[SEARCH])
+    assert len(parsed.calls) == 1
+    assert parsed.content.split("\n")[0] == "I will look." and parsed.content.endswith("Then we see.")
+    assert "search" not in parsed.content
+
+
+@pytest.mark.parametrize("parser", TOOL_PARSERS)
+@pytest.mark.parametrize(
+    "text", ["", "The answer is 4.", "<tool_call", '{"x": 1}', '{"name": "Bob"}', "[1, 2]", "f(x) = {x}", "{", "[{}]"]
+)
+def test_a_response_without_calls_is_content_as_it_stands(parser: str, text: str):
+    assert parse_calls(text, parser, tools=[SEARCH]).content == text
+    assert parse_calls(text, parser, tools=[SEARCH]).calls == ()
+    assert parse_calls(text, parser, tools=[SEARCH]).problems == ()
+
+
+def test_arguments_stay_the_text_that_was_said():
+    said = '{"b": 1.50, "a": "\\u00e9",  "a2": 1e400}'
+    call = parse_calls(f'<tool_call>{{"name": "f", "arguments": {said}}}</tool_call>', "hermes").calls[0]
+    assert call.arguments == said
+
+
+@pytest.mark.parametrize(
+    ("said", "arguments"),
+    [
+        ('{"name": "f"}', "{}"),
+        ('{"arguments": {"x": 1}, "name": "f"}', '{"x": 1}'),
+        ('{"name": "f", "parameters": {"x": 1}}', '{"x": 1}'),
+        ('{"name": "f", "arguments": "{\\"x\\": 1}"}', '{"x": 1}'),
+        ('{"name": "f", "arguments": {"x": "</tool_call>"}}', '{"x": "</tool_call>"}'),
+    ],
+)
+def test_hermes_takes_what_models_write(said: str, arguments: str):
+    parsed = parse_calls(f"<tool_call>{said}</tool_call>", "hermes")
+    assert [(call.name, call.arguments) for call in parsed.calls] == [("f", arguments)]
+    assert parsed.content == "" and not parsed.problems
+    # Cut off at a stop string or the end of the response: what is called is clear.
+    assert parse_calls(f"<tool_call>{said}", "hermes").calls == parsed.calls
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ('{"name": "f", "arguments": {"x": 1}', "bad_json"),
+        ("{'name': 'f', 'arguments': {}}", "bad_json"),
+        ('{"name": "f", "arguments": {"x": 1},}', "bad_json"),
+        ('{"name": 3, "arguments": {}}', "bad_call"),
+        ('{"arguments": {}}', "bad_call"),
+        ('{"name": "\\ud800", "arguments": {}}', "bad_call"),
+        ('{"name": "f", "arguments": [1]}', "bad_call"),
+        ('{"name": "f", "arguments": "x"}', "bad_call"),
+        ('{"name": "f", "arguments": ' + "[" * 5000 + "}", "bad_json"),
+        ('{"name": "f", "arguments": {"x": ' + "9" * 5000 + "}}", "bad_json"),
+        ("", "bad_json"),
+    ],
+)
+def test_a_call_that_cannot_be_made_is_a_problem_and_stays_in_the_content(said: str, kind: str):
+    good = SAID["hermes"]
+    parsed = parse_calls(f"<tool_call>{said}</tool_call>{good}", "hermes")
+    assert [problem.kind for problem in parsed.problems] == [kind]
+    assert "<tool_call>" in parsed.problems[0].message
+    assert [call.name for call in parsed.calls] == ["search"]
+    assert parsed.content == f"<tool_call>{said}</tool_call>"
+    cut = parse_calls('<tool_call>{"name": "f", "argum', "hermes")
+    assert [problem.kind for problem in cut.problems] == ["unclosed"] and not cut.calls
+
+
+def test_qwen_coder_types_its_values_by_the_schema_and_keeps_text_as_it_is():
+    values = {"query": "12", "limit": "7", "exact": "True", "tags": '["a", 1]', "floor": "None", "other": "5"}
+    body = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    expected = {"query": "12", "limit": 7, "exact": True, "tags": ["a", 1], "floor": None, "other": "5"}
+    assert called(f"<function=search>\n{body}</function>", "qwen_coder") == [("search", expected)]
+    code = "if a:\n    print('</function>')\n"
+    text = f"<tool_call><function=python>\n<parameter=code>\n{code}\n</parameter>\n</function></tool_call>"
+    assert called(text, "qwen_coder") == [("python", {"code": code})]
+    # A number that isn't one stays text: the schema refuses it later, with a sentence.
+    assert called("<function=search><parameter=limit>\nmany\n</parameter></function>", "qwen_coder") == [
+        ("search", {"limit": "many"})
+    ]
+
+
+def test_qwen_coder_forgives_a_missing_closing_tag_of_a_parameter_and_reports_a_call_cut_short():
+    text = "<function=search>\n<parameter=query>\nx\n<parameter=limit>\n2\n</function>"
+    assert called(text, "qwen_coder") == [("search", {"query": "x", "limit": 2})]
+    for cut in (
+        "<tool_call>\n<function=search>\n<parameter=query>\nx",
+        "<function=search>",
+        "<tool_call>{}</tool_call>",
+    ):
+        parsed = parse_calls(cut, "qwen_coder", tools=[SEARCH])
+        assert len(parsed.problems) == 1 and not parsed.calls
+        assert parsed.content == cut
+
+
+def test_llama_reads_its_tag_its_built_in_calls_and_code():
+    assert called('<|python_tag|>{"name": "search", "parameters": {}}<|eom_id|>', "llama") == [("search", {})]
+    assert called('<|python_tag|>brave_search.call(query="x y")', "llama") == [("brave_search", {"query": "x y"})]
+    assert called("<|python_tag|>print(1)\nprint(2)", "llama") == [("python", {"code": "print(1)\nprint(2)"})]
+    assert called('<|python_tag|>f.call(query=__import__("os"))', "llama")[0][0] == "python"  # read as code, not run
+    nobody = parse_calls("<|python_tag|>print(1)", "llama", tools=[SEARCH])
+    assert [problem.kind for problem in nobody.problems] == ["bad_call"]
+    broken = parse_calls('{"name": "search", "parameters": {"query": }}', "llama")
+    assert [problem.kind for problem in broken.problems] == ["bad_json"]
+
+
+def test_plain_json_reads_lists_fences_and_the_mark_of_mistral():
+    two = '[{"name": "a", "arguments": {}}, {"name": "b", "arguments": {"x": 1}}]'
+    expected = [("a", {}), ("b", {"x": 1})]
+    for text in (two, f"Well:\n```json\n{two}\n```\nDone.", f"[TOOL_CALLS]{two}"):
+        assert called(text, "json") == expected
+    assert parse_calls(f"Well:\n```json\n{two}\n```\nDone.", "json").content == "Well:\n\nDone."
+    broken = parse_calls('{"name": "a", "arguments": {"x" 1}}', "json")
+    assert [problem.kind for problem in broken.problems] == ["bad_json"] and not broken.calls
+
+
+def test_more_calls_than_the_limit_are_not_made_and_that_is_said():
+    for parser, said in SAID.items():
+        parsed = parse_calls(BETWEEN[parser].join([said] * (MAX_CALLS + 5)), parser, tools=[SEARCH])
+        assert len(parsed.calls) == MAX_CALLS
+        assert [problem.kind for problem in parsed.problems] == ["too_many"], parser
+    assert [p.kind for p in parse_calls("x" * 1_000_001, "hermes").problems] == ["too_long"]
+
+
+PIECES = [
+    "<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=x>", "</parameter>", "<|python_tag|>",
+    '{"name": "f", "arguments": ', '{"name": "f"', "{", "}", "[", "]", '"', "\\", ",", ":", "\n", "\n{", "\n[",
+    "```json\n", ";", "f.call(", "0", "1e999", "NaN", "é", "\ud800", "\x00", "[TOOL_CALLS]", '"arguments": {"a": [', "<function=",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("parser", TOOL_PARSERS)
+def test_no_text_makes_the_reading_raise_and_calls_hold_objects(parser: str):
+    draw = random.Random(parser)
+    for _ in range(3000):
+        text = "".join(draw.choices(PIECES, k=draw.randint(0, 30)))
+        parsed = parse_calls(text, parser, tools=[SEARCH, PYTHON])
+        assert all(call.name.encode() and call.arguments for call in parsed.calls)
+        assert all(isinstance(json.loads(call.arguments), dict) and call.name for call in parsed.calls)
+        if not parsed.calls and parser != "json":
+            assert "".join(parsed.content.split()) == "".join(text.split()) or parser == "llama"
+
+
+@pytest.mark.parametrize("parser", TOOL_PARSERS)
+@pytest.mark.parametrize(
+    "piece", [*PIECES, "<parameter=x>\n<parameter=x>", '\n{"a":[1,', '\n{"a":}', '<tool_call>{"a":"', '\n[{"name":']
+)
+def test_reading_takes_linear_time(parser: str, piece: str):
+    for text in (piece * (400_000 // len(piece)), "<function=f>" + piece * (400_000 // len(piece))):
+        begun = time.perf_counter()
+        parse_calls(text, parser, tools=[SEARCH, PYTHON])
+        assert time.perf_counter() - begun < 1.5, repr(piece)
+
+
+def test_auto_is_what_the_chat_template_writes_and_a_template_without_calls_is_refused():
+    class Tokenizer:
+        chat_template = "{{ messages }}"
+
+    assert detect_parser("... <tool_call>\n<function=example> ...") == "qwen_coder"
+    assert detect_parser('... <tool_call>\n{"name": ...') == "hermes"
+    assert detect_parser("... <|python_tag|> ...") == "llama"
+    assert detect_parser(None) is None
+    with pytest.raises(ValueError, match="tool_parser: auto.*hermes"):
+        resolve_parser("auto", Tokenizer())
+    with pytest.raises(ValueError, match="did you mean 'hermes'"):
+        resolve_parser("herms", Tokenizer())
+    Tokenizer.chat_template = {"default": "", "tool_use": "<tool_call>"}
+    assert resolve_parser("auto", Tokenizer()) == "hermes"
+    assert resolve_parser("llama", Tokenizer()) == "llama"
+
+
+def test_thinking_is_split_off_and_calls_in_it_are_not_made():
+    tags = ("<think>", "</think>")
+    assert split_thinking("<think>\nhm\n</think>\n\nyes", tags) == ("hm", "yes")
+    assert split_thinking("hm</think>yes", tags) == ("hm", "yes")  # opened by the prompt
+    assert split_thinking("<think>" + SAID["hermes"], tags) == (SAID["hermes"], "")
+    assert split_thinking("yes", tags) == ("", "yes")
+    assert split_thinking("<think>a</think>b", None) == ("", "<think>a</think>b")
