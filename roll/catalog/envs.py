@@ -10,6 +10,7 @@ ENVS: dict[str, Entry] = {
     "sokoban-v1": Entry(path="roll.envs.sokoban:Sokoban"),
     "frozen_lake-v1": Entry(path="roll.envs.frozen_lake:FrozenLake"),
     "countdown-v1": Entry(path="roll.envs.countdown:Countdown"),
+    "nim-v1": Entry(path="roll.envs.nim:Nim"),
     "question_answer-v1": Entry(path="roll.envs.question_answer:QuestionAnswer"),
 }
 """Classes of `roll.envs.base.Env` by id. A change that alters what a seed plays bumps the version."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,19 +20,25 @@ def episode_lines(spec: EnvSpec, played: Mapping[str, Any]) -> Iterator[tuple[st
     from roll.rollout.conversation import Conversation  # brings torch, which `roll envs list` needn't wait for
 
     conversation = Conversation(tag=spec.tag, env=spec, instructions=played["instructions"])
-    for message in conversation.system():
-        yield message.role, _cut(message.content), "magenta"
-    observation: Packed | None = played["observation"]
-    for number, (response, (reward, terminated, truncated, following, _, metrics)) in enumerate(played["turns"], 1):
-        assert observation is not None, "nothing is played after the end"
-        shown = conversation.shown(unpack_observation(observation), number, spec.max_tokens_per_step or 0)
-        for message in shown:
-            yield message.role, _cut(message.content), "blue"
-        yield "assistant", _cut(response), "green"
+    packed: Packed | None = played["observation"]
+    steps: Counter[str] = Counter()  # Of each role; "" where there are none
+    for number, (response, step) in enumerate(played["turns"], 1):
+        reward, terminated, truncated, following, _, metrics, role_rewards = step
+        assert packed is not None, "nothing is played after the end"
+        observation = unpack_observation(packed)
+        role = observation.role
+        whose = f" ({role})" if role else ""
+        for message in conversation.system(role) if not steps[role] else ():
+            yield f"{message.role}{whose}", _cut(message.content), "magenta"
+        steps[role] += 1
+        for message in conversation.shown(observation, steps[role], spec.max_tokens_per_step or 0):
+            yield f"{message.role}{whose}", _cut(message.content), "blue"
+        yield f"assistant{whose}", _cut(response), "green"
         counted = ", ".join(f"{name} {value:g}" for name, value in metrics.items() if value and name != "actions")
+        paid = "".join(f", {name} {value:g}" for name, value in role_rewards.items())
         end = ", terminated" if terminated else ", truncated" if truncated else ""
-        yield f"reward {reward:g}{end}{', ' if counted else ''}{counted}", "", "yellow"
-        observation = following
+        yield f"reward {reward:g}{paid}{end}{', ' if counted else ''}{counted}", "", "yellow"
+        packed = following
         if number == MOST_TURNS and number < len(played["turns"]):
             yield f"{len(played['turns']) - number} further turns", "", "yellow"
             return

@@ -11,7 +11,7 @@ import threading
 import time
 
 from roll.envs.base import Env, InvalidAction, StepResult
-from roll.envs.baselines import random_action, scripted_score
+from roll.envs.baselines import random_action, scripted_score, told_success
 from roll.envs.traces import ends, trace
 from roll.envs.trial import Found, Trial
 
@@ -54,6 +54,9 @@ def _names(env: Env, *, again: bool = False) -> Found:
         yield "error", f"actions is {names!r:.80}, expected a tuple, e.g. ('Left', 'Right'), or () for any text"
     elif len({name.casefold() for name in names}) < len(names):
         yield "error", f"actions {names} has one twice; upper and lower case are the same to a policy"
+    roles = env.roles
+    if not isinstance(roles, tuple) or len(roles) == 1 or len(set(roles)) < len(roles) or "" in roles:
+        yield "error", f"roles is {roles!r:.80}, expected a tuple of two different names or more, or () for one agent"
 
 
 def refuses_unknown_actions(trial: Trial) -> Found:
@@ -85,8 +88,10 @@ def ends_well(trial: Trial) -> Found:
         last = _last_step(env, seed, trial.max_steps)
         if last is None:
             continue
-        if "success" not in last.metrics:
-            yield "info", "the last step has no metrics['success'] (1 or 0): validation has no success rate"
+        wanted = [f"success/{role}" for role in env.roles] or ["success"]
+        if any(name not in told_success(last) for name in wanted):
+            names = ", ".join(f"metrics[{name!r}]" for name in wanted)
+            yield "info", f"the last step has no {names} (1 or 0): validation has no success rate"
         if last.truncated:
             return  # the game isn't over: it may go on as it likes
         try:
@@ -139,7 +144,8 @@ def solves_itself(trial: Trial) -> Found:
         yield "info", "solution() gives none"
     elif score.successes + score.unplayed < score.episodes:
         failed = score.episodes - score.unplayed - score.successes
-        yield "error", f"{failed} of {score.episodes - score.unplayed} solutions don't end with metrics['success'] = 1"
+        name = "success/<role>" if trial.make().roles else "success"
+        yield "error", f"{failed} of {score.episodes - score.unplayed} solutions don't end with metrics['{name}'] = 1"
 
 
 class _Counted(io.TextIOBase):

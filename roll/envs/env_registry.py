@@ -16,6 +16,7 @@ from roll.configs.schema.run_config import RunConfig
 from roll.configs.stand_in import StandInUsed
 from roll.envs.adapters.base import HubEnv, HubError
 from roll.envs.base import Env
+from roll.envs.players import ScriptedRoles, role_problems
 from roll.envs.remote_env import RemoteEnv, RemoteEnvError
 from roll.envs.wrappers import EnvSpec, ResponseEnv
 from roll.processes.interpreter import found_interpreter
@@ -109,13 +110,23 @@ def load_package(spec: EnvSpec) -> None:
 
 
 def build_env(spec: EnvSpec) -> Env:
-    """The environment as an episode plays it: `step` gets a response, and the time is limited."""
+    """The environment as an episode plays it: `step` gets a response, scripts play their roles, the time is limited."""
     try:
-        return ResponseEnv(bare_env(spec), spec)
+        env = bare_env(spec)
+        check_roles(spec, env)
+        return ResponseEnv(ScriptedRoles(env, spec) if env.roles else env, spec)
     except EnvLoadError:
         raise
     except ValueError as error:
         raise EnvLoadError(f"custom_envs.{spec.tag}.{error}") from None
+
+
+def check_roles(spec: EnvSpec, env: Env) -> None:
+    """Raises `EnvLoadError` for roles that the environment doesn't have, or players that can't be made."""
+    problems = [f"custom_envs.{spec.tag}.{key}: {said}" for key, said in role_problems(spec, spec.env_type, env.roles)]
+    if problems:
+        env.close()
+        raise EnvLoadError("\n    ".join(problems))
 
 
 def bare_env(spec: EnvSpec) -> Env:

@@ -52,7 +52,7 @@ class RemoteEnv(Env):
         self._host = _host(spec.python, os.getpid())
         self._number = next(_NUMBERS)
         made = self._host.ask("make", self._number, pickle.dumps(replace(spec, python=None)))
-        self.instructions, self.actions = made[0], tuple(made[1])
+        self.instructions, self.actions, self.roles = made[0], tuple(made[1]), tuple(made[2])
 
     def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:
         observation, self.instructions = self._host.ask("reset", self._number, seed, pickle.dumps(dict(options)))

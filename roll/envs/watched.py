@@ -63,7 +63,7 @@ class Watched(Env):
             )
         self.env, self._clock, self._seed, self._steps = made, clock, 0, 0
         self.one_episode = made.one_episode
-        self.instructions, self.actions = made.instructions, made.actions
+        self.instructions, self.actions, self.roles = made.instructions, made.actions, made.roles
 
     def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:
         self._seed, self._steps = seed, 0

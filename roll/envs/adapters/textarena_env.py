@@ -1,4 +1,4 @@
-"""`textarena:ID`: the single-player games of TextArena, and its game of any number of players for those who play them.
+"""`textarena:ID`: the games of TextArena, for one player or for several, who are roles.
 
 TextArena (https://pypi.org/project/textarena/) keeps what a player was told as a list of messages and hands on those
 that are new.
@@ -59,14 +59,18 @@ class TextArenaGame:
 
 
 class TextArenaEnv(HubEnv):
-    """A single-player game of TextArena.
+    """A game of TextArena.
 
     Any text is an action; the game finds the move in it (mostly in square brackets, which are added to a text without
     any), so give the section `action_pattern: null`. The reward comes with the last step and is the game's own: 1 for a
     game won, less or nothing for one that isn't. A move that the rules forbid is answered by the game, which ends it
     the second time in a row. Metrics: `success`, `invalid_end` (it was ended for a forbidden move).
 
+    With several players the roles are `player_0`, `player_1`, ..., each is paid what the game gives it, and it is
+    `success/<role>` and `invalid_end` (somebody's forbidden move ended it).
+
     Args:
+        players: who play it; 2 or more make it an environment of several roles.
         view: what a turn shows. `new`: the messages since the last one. `wrapped`: what the id's own observation
             wrappers show, which repeat the prompt; with `history_length: 0`.
         success_from: rewards from here on are games won.
@@ -74,22 +78,28 @@ class TextArenaEnv(HubEnv):
     """
 
     scheme = "textarena"
-    for_one: ClassVar[bool] = False
-    """Whether one player was seen to be enough for the game."""
+    started_for: ClassVar[frozenset[int]] = frozenset()
+    """Numbers of players that the game was seen to begin with."""
 
-    def __init__(self, *, view: Literal["new", "wrapped"] = "new", success_from: float = 1.0, **options: Any) -> None:
+    def __init__(
+        self, *, players: int = 1, view: Literal["new", "wrapped"] = "new", success_from: float = 1.0, **options: Any
+    ) -> None:
         super().__init__()
         if view not in ("new", "wrapped"):
             raise ValueError(f"view: got {view!r}, expected new or wrapped")
+        if not isinstance(players, int) or players < 1:
+            raise ValueError(f"players: got {players!r}, expected a whole number of at least 1")
+        self._players = players
+        self.roles = tuple(f"player_{number}" for number in range(players)) if players > 1 else ()
         self._view, self._success_from, self._options = view, success_from, options
         self._package = self.load()
         self._fresh: Any = self._made()
         self._game: TextArenaGame | None = None
         self._examples: list[str] = []
-        if not self.__class__.for_one:  # a class for each id: it is found out once
+        if players not in self.__class__.started_for:  # a class for each id: it is found out once
             with self._random.lent():
                 self._started(0)
-            self.__class__.for_one = True
+            self.__class__.started_for |= {players}
 
     def begin(self, seed: int, options: Mapping[str, Any]) -> Observation:
         self.no_options(options)
@@ -113,9 +123,13 @@ class TextArenaEnv(HubEnv):
         if not self._game.step(action):
             return StepResult(reward=0.0, terminated=False, observation=self._observe(self._game))
         rewards, details = self._game.outcome()
-        reward = rewards.get(0, 0.0)
-        metrics = {"invalid_end": float(bool(details.get(0, {}).get("invalid_move")))}
-        return ended(reward, success=reward >= self._success_from, metrics=metrics)
+        metrics = {"invalid_end": float(any(said.get("invalid_move") for said in details.values()))}
+        if not self.roles:
+            reward = rewards.get(0, 0.0)
+            return ended(reward, success=reward >= self._success_from, metrics=metrics)
+        paid = {role: rewards.get(number, 0.0) for number, role in enumerate(self.roles)}
+        metrics |= {f"success/{role}": float(reward >= self._success_from) for role, reward in paid.items()}
+        return StepResult(reward=0.0, terminated=True, role_rewards=paid, metrics=metrics)
 
     def make(self, *_: Any, **options: Any) -> Any:
         return self._package.make(self.hub_id, **options)
@@ -123,15 +137,20 @@ class TextArenaEnv(HubEnv):
     def _started(self, seed: int) -> TextArenaGame:
         game, self._fresh = self._fresh or self._made(), None  # some wrappers remember what was played before
         try:
-            return TextArenaGame(game, 1, seed)
+            return TextArenaGame(game, self._players, seed)
         except AssertionError as error:
-            raise HubError(f"it isn't for one player: {error}; see docs/environment_hubs.md") from None
+            number = "one player" if self._players == 1 else f"{self._players} players"
+            raise HubError(
+                f"it isn't for {number}: {error}; set env_config.players to as many as it is for "
+                "(docs/environment_hubs.md, docs/multi_agent.md)"
+            ) from None
 
     def _made(self) -> Any:
         return self.made(known=self._package.envs.registration.ENV_REGISTRY, **self._options)
 
     def _observe(self, game: TextArenaGame) -> Observation:
-        return Observation.of(game.news() if self._view == "new" else game.view())
+        role = self.roles[game.player] if self.roles else ""
+        return Observation.of(game.news() if self._view == "new" else game.view(), role=role)
 
 
 def _unobserved(game: Any) -> Any:
