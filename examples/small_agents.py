@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.sft_config import SFTConfig
 from roll.envs.base import Observation
 from roll.envs.baselines import random_action
-from roll.envs.env_registry import bare_env, env_spec
+from roll.envs.env_registry import bare_env, build_env, env_spec
 from roll.rollout.demonstrations import demonstrations
+from roll.utils.seeding import stable_hash
 
 EXAMPLES = Path(__file__).parent
 EPISODES = 600
@@ -57,6 +58,26 @@ def frozen_lake_for_vllm(config: SFTConfig) -> None:
     prepare(config, "frozen_lake", "agentic_frozen_lake_cpu", heads=2)
 
 
+def cliff_walking(config: SFTConfig) -> None:
+    """For hubs/agentic_cliff_walking_cpu.yaml."""
+    prepare(config, "hubs", "agentic_cliff_walking_cpu")
+
+
+def minigrid(config: SFTConfig) -> None:
+    """For hubs/agentic_minigrid_cpu.yaml."""
+    prepare(config, "hubs", "agentic_minigrid_cpu")
+
+
+def gem(config: SFTConfig) -> None:
+    """For hubs/agentic_gem_cpu.yaml: how to write a move, not which."""
+    prepare(config, "hubs", "agentic_gem_cpu", rows=random_play)
+
+
+def textarena(config: SFTConfig) -> None:
+    """For hubs/agentic_textarena_cpu.yaml."""
+    prepare(config, "hubs", "agentic_textarena_cpu", rows=random_play)
+
+
 def dial(config: AgenticConfig) -> None:
     """For custom_env/agentic_dial.yaml, which has no warm start: words are all that the model brings along."""
     model, texts = Path(config.pretrain or ""), list(random_texts(config, EPISODES))
@@ -71,7 +92,14 @@ def dial(config: AgenticConfig) -> None:
         )
 
 
-def prepare(config: SFTConfig, folder: str, name: str, *, heads: int = 16) -> None:
+def prepare(
+    config: SFTConfig,
+    folder: str,
+    name: str,
+    *,
+    heads: int = 16,
+    rows: Callable[[AgenticConfig, int], Iterable[dict[str, Any]]] = demonstrations,
+) -> None:
     """Make the demonstrations and the model for one game. Everything follows from the seed."""
     game = load_config(EXAMPLES / folder, name, [f"seed={config.seed}"])
     assert isinstance(game, AgenticConfig)
@@ -79,16 +107,33 @@ def prepare(config: SFTConfig, folder: str, name: str, *, heads: int = 16) -> No
     model = Path(config.pretrain or "")
     if file.is_file() and (model / "config.json").is_file():
         return
-    rows = list(demonstrations(game, EPISODES))
-    write(file, rows)
-    texts = [message["content"] for row in rows for message in row["messages"]]
+    shown = list(rows(game, EPISODES))
+    write(file, shown)
+    texts = [message["content"] for row in shown for message in row["messages"]]
     make_model(model, texts, config.seed, heads=heads)
+
+
+def random_play(config: AgenticConfig, episodes: int) -> Iterator[dict[str, Any]]:
+    """Rows of turns in which one of `action_lookup` is done at random, with the exchanges that a prompt shows."""
+    for tag, section in config.custom_envs.items():
+        spec = env_spec(tag, section, config.train_env_manager, config.env_workers.python)
+        env, rng = build_env(spec), random.Random(config.seed)
+        for seed in range(episodes):
+            observation: Observation | None = env.reset(stable_hash(config.seed, "random-play", seed, bits=56), {})
+            told: list[dict[str, str]] = []
+            while observation is not None:
+                said = rng.choice(list(section.action_lookup))
+                told += [{"role": "user", "content": observation.text}, {"role": "assistant", "content": said}]
+                earlier = section.history_length
+                yield {"messages": told if earlier is None else told[-2 * earlier - 2 :]}
+                observation = env.step(said).observation
+        env.close()
 
 
 def random_texts(config: AgenticConfig, episodes: int) -> Iterator[str]:
     """What is read and said while the environments are played at random."""
     for tag, section in config.custom_envs.items():
-        env = bare_env(env_spec(tag, section, config.train_env_manager))
+        env = bare_env(env_spec(tag, section, config.train_env_manager, config.env_workers.python))
         rng = random.Random(0)
         yield from env.actions
         for seed in range(episodes):

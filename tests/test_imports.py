@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "migrate": {"utils", "catalog", "configs"},
     "planning": {"utils", "catalog", "configs"},
     "view": {"utils", "tracking"},
-    "cli": BELOW_WORKERS | {"workers", "gateway", "pipelines", "doctor", "migrate", "planning", "view"},
+    "cli": BELOW_WORKERS | {"processes", "workers", "gateway", "pipelines", "doctor", "migrate", "planning", "view"},
     "api": BELOW_WORKERS | {"workers", "gateway", "pipelines", "doctor", "migrate", "planning", "view", "cli"},
 }
 """Package -> what it may import from `roll`, besides itself. `a.b` allows that one module of package a."""

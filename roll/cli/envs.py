@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import inspect
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,21 @@ from rich.table import Table
 from rich.text import Text
 
 from roll.catalog.envs import ENVS
+from roll.cli.episode_lines import episode_lines
 from roll.cli.key_values import from_yaml, key_values
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.build_config import build
 from roll.configs.schema.env_config import CustomEnv
-from roll.envs.base import Env
-from roll.envs.baselines import random_score, scripted_score
-from roll.envs.conformance import Finding, blame, check_env
-from roll.envs.env_registry import EnvLoadError, bare_env, load_env
+from roll.envs.baselines import Score
+from roll.envs.conformance import makes_others_useless
+from roll.envs.env_registry import load_env
+from roll.envs.probe import ProbeEnded, Probes, Refused, findings_of, findings_of_responses, scores_of, taken
+from roll.envs.probe_worker import Order
+from roll.envs.recorded import read_responses
+from roll.envs.trial import Finding
 from roll.envs.wrappers import EnvSpec
+from roll.processes.interpreter import found_interpreter, is_own
+from roll.utils.terminal import printable
 
 MARKS = {
     "ok": ("ok", "green"),
@@ -46,51 +52,106 @@ def list_envs(options: argparse.Namespace) -> int:  # noqa: ARG001 - every comma
 
 
 def test_env(options: argparse.Namespace) -> int:
-    """Tables of findings and scores; status 1 if something is wrong."""
+    """Tables of findings and scores, and an episode; status 1 if something is wrong."""
     console = Console(highlight=False)
-    for name in ("seeds", "episodes", "steps"):
+    for name in ("seeds", "episodes", "steps", "timeout_s", "check_s"):
         if getattr(options, name) < 1:
             raise ValueError(f"--{name}: got {getattr(options, name)}, expected at least 1")
-    spec = _spec(options.env, options.config, options.arguments)
-    make = functools.partial(bare_env, spec)
+    content = _content(options.config)
+    spec = _spec(options.env, content, options.config, options.arguments)
+    python = _interpreter(options.python, content)
+    recorded = read_responses(options.responses) if options.responses is not None else []
+    order = Order(spec, options.seeds, options.steps, options.timeout_s, options.check_s)
+    with Probes(os.environ, timeout_s=options.timeout_s, python=python) as probes:
+        _make(probes, order)
+        findings = list(findings_of(probes, order))
+        order = taken(probes, order)
+        findings += findings_of_responses(probes, order, recorded) if recorded else []
+        console.print(_findings_table(spec, findings))
+        wrong = sum(finding.level == "error" for finding in findings)
+        if not makes_others_useless(findings):
+            _print_episode(console, probes, order)
+        if not wrong:
+            _print_scores(console, probes, order, options.episodes)
+            return 0
+    console.print(f"{wrong} error(s): see docs/environments.md", style="bold red")
+    return 1
+
+
+def _make(probes: Probes, order: Order) -> None:
+    """Raise `ValueError` if the environment can't be made."""
+    spec = order.spec
     try:
-        make().close()
-    except EnvLoadError as error:
-        where = blame(error) if error.__cause__ is not None else ""
+        probes.get().ask("made", order)
+    except Refused as error:
         said = str(error).removeprefix(f"custom_envs.{spec.tag}.")
-        raise ValueError(f"{said}\n  at {where}" if where else said) from error
-    except (Exception, SystemExit) as error:
-        said = f"{options.env} can't be made: {type(error).__name__}: {error}"
-        raise ValueError(f"{said}\n  at {blame(error)}") from error
-    findings = check_env(make, seeds=range(options.seeds), max_steps=options.steps)
-    console.print(_findings_table(spec, findings))
-    wrong = sum(finding.level == "error" for finding in findings)
-    if wrong:
-        console.print(f"{wrong} error(s): see docs/environments.md", style="bold red")
-        return 1
-    console.print(_scores_table(make, options.episodes, options.steps))
-    return 0
+        raise ValueError(f"{said}\n  at {error.where}" if error.where else said) from None
+    except ProbeEnded as error:
+        raise ValueError(f"{spec.env_type} can't be made: {error}") from None
 
 
-def _spec(env: str, config: Path | None, arguments: Sequence[str]) -> EnvSpec:
-    env_type, env_config = env, {}
-    if config is not None:
-        if not config.is_file():
-            raise ValueError(f"--config: there is no file {str(config)!r}")
-        content = from_yaml(config.read_text("utf-8"), f"--config: {config}") or {}
-        if not isinstance(content, dict):
-            raise ValueError(f"--config: {config} holds {type(content).__name__}, expected keys and values")
-        sections = content.get("custom_envs")
-        if sections is None:
-            env_config = content
-        else:
-            env_type, env_config = _section(sections, env, config)
+def _print_episode(console: Console, probes: Probes, order: Order) -> None:
+    """One episode as the policy sees it."""
+    assert order.seeds is not None, "they are settled"
+    try:
+        played = probes.get().ask("episode", order, order.seeds[0])
+    except (ProbeEnded, Refused) as error:
+        console.print(printable(f"no episode to show: {error}"), markup=False, style="yellow")
+        return
+    console.print(f"\nOne episode as the policy sees it (seed {order.seeds[0]})", style="bold")
+    for role, text, style in episode_lines(order.spec, played):
+        console.print(f"[{role}]", style=f"bold {style}", markup=False)
+        console.print(printable(text), markup=False)
+    console.print()
+
+
+def _print_scores(console: Console, probes: Probes, order: Order, episodes: int) -> None:
+    try:
+        console.print(_scores_table(scores_of(probes, order, episodes)))
+    except (ProbeEnded, Refused) as error:
+        said = f"no scores: {error}; fewer --episodes take less time, and --check_s allows more"
+        console.print(printable(said), markup=False, style="yellow")
+
+
+def _content(config: Path | None) -> dict[str, Any]:
+    """Return what the file has; nothing without a file."""
+    if config is None:
+        return {}
+    if not config.is_file():
+        raise ValueError(f"--config: there is no file {str(config)!r}")
+    content = from_yaml(config.read_text("utf-8"), f"--config: {config}") or {}
+    if not isinstance(content, dict):
+        raise ValueError(f"--config: {config} holds {type(content).__name__}, expected keys and values")
+    return content
+
+
+def _interpreter(given: str | None, content: Mapping[str, Any]) -> str | None:
+    """Return the interpreter of the option, else that of the file's env_workers; None for this one."""
+    workers = content.get("env_workers")
+    named = workers.get("python") if isinstance(workers, dict) and "custom_envs" in content else None
+    key, python = ("--python", given) if given is not None else ("env_workers.python", named)
+    if python is None:
+        return None
+    found = found_interpreter(python) if isinstance(python, str) else None
+    if found is None:
+        raise ValueError(f"{key}: there is no program {python!r}; give the path of an interpreter")
+    return None if is_own(found) else found
+
+
+def _spec(env: str, content: Mapping[str, Any], config: Path | None, arguments: Sequence[str]) -> EnvSpec:
+    section, env_config = CustomEnv(env_type=env), dict(content)
+    if "custom_envs" in content:
+        assert config is not None, "nothing without a file"
+        section = _section(content["custom_envs"], env, config)
+        assert isinstance(section.env_config, dict)
+        env_config = dict(section.env_config)
     env_config.update(key_values(arguments, "e.g. size=5"))
-    return EnvSpec(tag=Path(env).stem if ".py" in env else env, env_type=env_type, env_config=env_config)
+    tag = Path(env).stem if ".py" in env else env
+    return EnvSpec(tag=tag, **{**vars(section), "env_config": env_config})
 
 
-def _section(sections: Any, tag: str, file: Path) -> tuple[str, dict[str, Any]]:
-    """Return the id and the arguments that `custom_envs` of a file has for a tag."""
+def _section(sections: Any, tag: str, file: Path) -> CustomEnv:
+    """Return what `custom_envs` of a file has for a tag."""
     if not isinstance(sections, dict):
         raise ValueError(f"--config: custom_envs in {file} is {sections!r}, expected keys and values")
     if tag not in sections:
@@ -100,8 +161,7 @@ def _section(sections: Any, tag: str, file: Path) -> tuple[str, dict[str, Any]]:
         raise ConfigError(violations, str(file))
     if section.agent is not None:
         raise ValueError(f"--config: custom_envs.{tag} in {file} is an agent, and no environment that could be tested")
-    assert isinstance(section.env_config, dict)
-    return section.env_type, dict(section.env_config)
+    return section
 
 
 def _argument(parameter: inspect.Parameter) -> str:
@@ -116,23 +176,22 @@ def _findings_table(spec: EnvSpec, findings: Sequence[Finding]) -> Table:
     table = Table("check", "result", "what was found", title=f"{spec.env_type} {given}".strip(), title_justify="left")
     for finding in findings:
         word, style = MARKS[finding.level]
-        said = Text(finding.message)
+        said = Text(printable(finding.message))
         if finding.where:
-            said.append(f"\n{finding.where}", style="dim")
+            said.append(f"\n{printable(finding.where)}", style="dim")
         table.add_row(finding.check, Text(word, style=style), said)
     return table
 
 
-def _scores_table(make: functools.partial[Env], episodes: int, steps: int) -> Table:
+def _scores_table(scores: Sequence[Score]) -> Table:
     table = Table("agent", "episodes", "success", "mean return", "mean steps", "steps/s")
-    for score in (random_score(make, range(episodes), steps), scripted_score(make, range(episodes), max(steps, 1000))):
-        if score is not None:
-            table.add_row(
-                score.agent,
-                str(score.episodes) + (f" ({score.unplayed} without)" if score.unplayed else ""),
-                f"{score.success_rate:.1%}",
-                f"{score.mean_return:.3g}",
-                f"{score.mean_steps:.1f}",
-                f"{1 / score.seconds_per_step if score.seconds_per_step else 0.0:,.0f}",
-            )
+    for score in scores:
+        table.add_row(
+            score.agent,
+            str(score.episodes) + (f" ({score.unplayed} without)" if score.unplayed else ""),
+            f"{score.success_rate:.1%}",
+            f"{score.mean_return:.3g}",
+            f"{score.mean_steps:.1f}",
+            f"{1 / score.seconds_per_step if score.seconds_per_step else 0.0:,.0f}",
+        )
     return table

@@ -336,6 +336,12 @@ def _add_envs(groups: Any) -> None:
     test.add_argument("--seeds", type=int, default=8, help="episodes that each check plays (default 8)")
     test.add_argument("--episodes", type=int, default=100, help="episodes of each agent (default 100)")
     test.add_argument("--steps", type=int, default=50, help="actions per episode (default 50)")
+    test.add_argument(
+        "--responses", type=Path, metavar="FILE", help="recorded responses to play too: an episode per line (.jsonl)"
+    )
+    test.add_argument("--python", help="an interpreter for the environment, as env_workers.python")
+    test.add_argument("--timeout_s", type=float, default=60.0, help="seconds of one reset or step (default 60)")
+    test.add_argument("--check_s", type=float, default=120.0, help="seconds that one check plays (default 120)")
 
 
 def _add_demos(groups: Any) -> None:

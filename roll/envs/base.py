@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,11 +27,13 @@ class Observation:
     state: str = ""
     """Names the state: equal texts are equal states (GiGPO compares the turns that met the same). Empty: what is shown
     says it all."""
+    role: str = ""
+    """Who is shown it and acts next: one of `Env.roles`. Empty in an environment of a single agent."""
 
     @classmethod
-    def of(cls, text: str, state: str = "") -> Observation:
+    def of(cls, text: str, state: str = "", role: str = "") -> Observation:
         """One user message."""
-        return cls((Message("user", text),), state)
+        return cls((Message("user", text),), state, role)
 
     @property
     def text(self) -> str:
@@ -43,6 +46,7 @@ class StepResult:
     """What an action led to."""
 
     reward: float
+    """In an environment of several roles: what all of them get alike, 0 in a zero-sum game."""
     terminated: bool
     """The task is over: solved, failed, or answered."""
     truncated: bool = False
@@ -52,16 +56,28 @@ class StepResult:
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     """Named terms of the reward, for logging."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Numbers for logging. `success` (1 or 0) in the last step of an episode is what validation calls success."""
+    """Numbers for logging. `success` (1 or 0) in the last step of an episode is what validation calls success. With
+    several roles `success/<role>` says it of each, and validation counts those that the policy plays."""
+    role_rewards: Mapping[str, float] = field(default_factory=dict)
+    """What each role gets, whoever acted; a role that isn't named gets 0. Only in an environment of several roles."""
     answer: str | None = None
     """What the episode states as its answer, where a reward function says so: for majority votes of validation."""
 
 
 class Env(ABC):
-    """One environment instance; plays one episode at a time."""
+    """One environment instance; plays one episode at a time.
+
+    An environment of several agents names its `roles` and says in every observation whose turn it is
+    (`Observation.role`). That role is shown what is new since its own last action, and `step` gets its action. What a
+    step is worth to each is `StepResult.role_rewards`. Roles take turns in any order, and none need ever act.
+    """
 
     instructions: str = ""  # What the policy is told about the game before it begins
     actions: tuple[str, ...] = ()  # The actions there are. Empty: any text is one.
+    roles: tuple[str, ...] = ()  # The roles there are, at least two. Empty: a single agent.
+    one_episode: bool = False
+    """Whether all seeds may play the same episode: a fixed start, and nothing is drawn. `roll envs test` takes it for a
+    mistake otherwise."""
 
     @abstractmethod
     def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:
@@ -80,7 +96,15 @@ class Env(ABC):
         `roll envs test`, and as what a policy is compared with.
 
         None: there are none, or nobody knows. Actions beyond `max_actions` aren't played, so an environment whose
-        solutions don't depend on the time left needn't look at it.
+        solutions don't depend on the time left needn't look at it. With several roles the actions are everybody's, each
+        the best for whoever takes it.
+        """
+        return None
+
+    def sample_action(self, rng: random.Random) -> str | None:  # noqa: ARG002 - for those whose actions are a space
+        """An action that may be valid now, drawn with `rng` alone: what an agent that plays at random does.
+
+        None: one of `actions`, or where there are none some text that needn't mean anything here.
         """
         return None
 

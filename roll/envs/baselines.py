@@ -32,9 +32,15 @@ class Score:
         return self.successes / self.episodes
 
 
+def told_success(result: StepResult) -> dict[str, float]:
+    """What a step says of success, by name: `success`, or `success/<role>` of each role."""
+    return {name: value for name, value in result.metrics.items() if name == "success" or name.startswith("success/")}
+
+
 def random_action(env: Env, rng: random.Random) -> str:
-    """One of the actions, or of `TEXTS`."""
-    return rng.choice(env.actions or TEXTS)
+    """What the environment draws itself, else one of its actions, or of `TEXTS`."""
+    drawn = env.sample_action(rng)
+    return rng.choice(env.actions or TEXTS) if drawn is None else drawn
 
 
 def random_score(make: Callable[[], Env], seeds: Iterable[int], max_steps: int) -> Score:
@@ -82,7 +88,7 @@ def _score(
         steps += len(results)
         returns.append(sum(result.reward for result in results if result is not None))
         last = next((result for result in reversed(results) if result is not None), None)
-        successes += int(last is not None and last.metrics.get("success") == 1)
+        successes += int(last is not None and 1 in told_success(last).values())
     env.close()
     played = max(1, len(returns))
     return Score(

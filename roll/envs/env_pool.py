@@ -100,7 +100,7 @@ class EnvPool(ProcessPool[PooledEpisode]):
         max_envs_per_process: int | None = None,
         memory_limit_mb: float = 4096,
     ) -> None:
-        """Start the processes without waiting for them (see `wait_ready`).
+        """Start the processes without waiting for them (see `wait_ready`), under the `python` that all specs have.
 
         Args:
             num_processes: how many calls run at once.
@@ -111,6 +111,7 @@ class EnvPool(ProcessPool[PooledEpisode]):
                 does, and it is ended after its last one. There are two processes meanwhile, never more.
         """
         self._specs = dict(specs)
+        (python,) = {spec.python for spec in specs.values()} or {None}
         self._memory_limit_mb = memory_limit_mb
         self._episodes: dict[str, PooledEpisode] = {}
         self._instances = itertools.count(1)
@@ -122,6 +123,7 @@ class EnvPool(ProcessPool[PooledEpisode]):
             timeout_s=timeout_s,
             start_timeout_s=start_timeout_s,
             max_assigned=math.inf if max_envs_per_process is None else max_envs_per_process,
+            python=python,
         )
 
     async def reset(self, episode: str, tag: str, seed: int, options: Mapping[str, Any]) -> Observation:
@@ -196,7 +198,8 @@ class EnvPool(ProcessPool[PooledEpisode]):
     # --- what becomes of processes ----------------------------------------------------
 
     def _load_error(self, reason: str) -> Exception:
-        return EnvLoadError(f"environments can't be played: {reason}")
+        under = "" if self.python is None else f" under {self.python} (env_workers.python)"
+        return EnvLoadError(f"environments can't be played{under}: {reason}")
 
     def _unfit(self, process: EnvProcess) -> str:
         if process.resident_mb <= self._memory_limit_mb:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from functools import cache
 from typing import get_type_hints
 
-from roll.catalog.envs import ENVS
+from roll.catalog.envs import ENV_HUBS, ENVS, hub_of
 from roll.configs.errors import Violation, did_you_mean, problem
 from roll.configs.parsing.build_config import type_problem
 from roll.configs.schema.agentic_config import AgenticConfig
-from roll.configs.schema.agents_config import ENDPOINT
+from roll.configs.schema.agents_config import AGENT_ENV
 from roll.configs.schema.env_config import CustomEnv, EnvManager
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.stand_in import StandInUsed
+from roll.envs.adapters.base import HubEnv, HubError
 from roll.envs.base import Env
+from roll.envs.players import ScriptedRoles, role_problems
+from roll.envs.remote_env import RemoteEnv, RemoteEnvError
 from roll.envs.wrappers import EnvSpec, ResponseEnv
+from roll.processes.interpreter import found_interpreter
 from roll.utils.importing import load_object, suggested_path
 
 
@@ -23,19 +28,31 @@ class EnvLoadError(ValueError):
     """An environment that can't be found, imported or made with its arguments."""
 
 
-def env_spec(tag: str, env: CustomEnv, manager: EnvManager) -> EnvSpec:
+def env_spec(tag: str, env: CustomEnv, manager: EnvManager, python: str | None = None) -> EnvSpec:
     """The spec of one section of `custom_envs`; raises `ValueError` naming the key that is wrong.
 
     Imports the environment's class to compare its arguments with `env_config`, but makes none.
+
+    Args:
+        python: `env_workers.python`.
     """
     spec = EnvSpec(
         tag=tag,
         format_penalty=manager.format_penalty,
         invalid_action_penalty=manager.invalid_action_penalty,
+        python=_interpreter(python),
         **vars(env),
     )
     check_spec(spec)
     return spec
+
+
+def _interpreter(python: str | None) -> str | None:
+    """Its absolute path; raises `EnvLoadError` if there is no such program."""
+    found = None if python is None else found_interpreter(python)
+    if python is not None and found is None:
+        raise EnvLoadError(f"env_workers.python: there is no program {python!r}; give the path of an interpreter")
+    return found
 
 
 def env_violations(config: RunConfig) -> Iterator[Violation]:
@@ -48,11 +65,11 @@ def env_violations(config: RunConfig) -> Iterator[Violation]:
     managers = [] if config.val_only else [config.train_env_manager]
     managers += [] if config.val_env_manager is None else [config.val_env_manager]
     for tag, manager in [(tag, one) for one in managers for tag in config.tags_of(one)]:
-        if tag not in config.custom_envs or config.custom_envs[tag].env_type == ENDPOINT:
+        if tag not in config.custom_envs or config.custom_envs[tag].env_type == AGENT_ENV:
             continue  # of which the rules speak
         at = f"custom_envs.{tag}"
         try:
-            spec = env_spec(tag, config.custom_envs[tag], manager)
+            spec = env_spec(tag, config.custom_envs[tag], manager, config.env_workers.python)
             if config.prepare is None:
                 build_env(spec).close()
         except StandInUsed:
@@ -60,7 +77,7 @@ def env_violations(config: RunConfig) -> Iterator[Violation]:
         except EnvLoadError as error:
             for line in str(error).split("\n    "):
                 key, _, said = line.partition(": ")
-                yield problem(key, said) if key.startswith(at) else problem(at, line)
+                yield problem(key, said) if key.startswith((at, "env_workers.")) else problem(at, line)
         except Exception as error:  # noqa: BLE001 - of the environment's own code, perhaps; it is reported
             yield problem(at, f"{type(error).__name__}: {error}")
 
@@ -74,25 +91,57 @@ def check_envs(config: RunConfig) -> None:
 
 
 def check_spec(spec: EnvSpec) -> None:
-    """Raises `EnvLoadError` unless there is such a class and it takes these arguments."""
+    """Raises `EnvLoadError` unless there is such a class and it takes these arguments.
+
+    A class of the user's own under another interpreter isn't looked at: what it imports may be there only.
+    """
+    if spec.python is not None and spec.env_type not in ENVS and not hub_of(spec.env_type):
+        return
     _check_arguments(_class_of(spec), spec)
 
 
+def load_package(spec: EnvSpec) -> None:
+    """Import the package of a hub's environment, which may take many seconds; raises `EnvLoadError`."""
+    env_class = _class_of(spec)
+    if issubclass(env_class, HubEnv):
+        try:
+            env_class.load()
+        except HubError as error:
+            raise EnvLoadError(f"custom_envs.{spec.tag}.env_type: {spec.env_type}: {error}") from error
+
+
 def build_env(spec: EnvSpec) -> Env:
-    """The environment as an episode plays it: `step` gets a response, and the time is limited."""
+    """The environment as an episode plays it: `step` gets a response, scripts play their roles, the time is limited."""
     try:
-        return ResponseEnv(bare_env(spec), spec)
+        env = bare_env(spec)
+        check_roles(spec, env)
+        return ResponseEnv(ScriptedRoles(env, spec) if env.roles else env, spec)
     except EnvLoadError:
         raise
     except ValueError as error:
         raise EnvLoadError(f"custom_envs.{spec.tag}.{error}") from None
 
 
+def check_roles(spec: EnvSpec, env: Env) -> None:
+    """Raises `EnvLoadError` for roles that the environment doesn't have, or players that can't be made."""
+    problems = [f"custom_envs.{spec.tag}.{key}: {said}" for key, said in role_problems(spec, spec.env_type, env.roles)]
+    if problems:
+        env.close()
+        raise EnvLoadError("\n    ".join(problems))
+
+
 def bare_env(spec: EnvSpec) -> Env:
-    """The environment itself: `step` gets one of its own actions."""
+    """The environment itself: `step` gets one of its own actions. Under `spec.python`, if that is set."""
+    if spec.python is not None:
+        try:
+            return RemoteEnv(spec)
+        except RemoteEnvError as error:
+            raise EnvLoadError(str(error)) from None
     env_class = _class_of(spec)
     try:
         return env_class(**spec.env_config)
+    except HubError as error:
+        raise EnvLoadError(f"custom_envs.{spec.tag}.env_type: {spec.env_type}: {error}") from error
     except (TypeError, ValueError) as error:
         _check_arguments(env_class, spec)  # only now: it takes longer than many an environment's __init__
         given = ", ".join(f"{name}={value!r}" for name, value in spec.env_config.items())
@@ -104,11 +153,13 @@ def bare_env(spec: EnvSpec) -> Env:
 
 
 def load_env(env_type: str) -> type[Env]:
-    """The class of an environment; raises `EnvLoadError`."""
+    """The class of an environment; raises `EnvLoadError`. For one of a hub its package needn't be there."""
+    if hub_of(env_type):
+        return _hub_class(env_type)
     if env_type not in ENVS and ":" not in env_type:
         raise EnvLoadError(
             f"no environment {env_type!r}; {did_you_mean(env_type, ENVS)} (`roll envs list` shows all; for a class of "
-            f"your own write {suggested_path(env_type)})"
+            f"your own write {suggested_path(env_type)}; for one of a package SCHEME:ID with {', '.join(ENV_HUBS)})"
         )
     try:
         found = load_object(ENVS[env_type].path if env_type in ENVS else env_type, kind="class")
@@ -121,6 +172,20 @@ def load_env(env_type: str) -> type[Env]:
         missing = ", ".join(sorted(found.__abstractmethods__))
         raise EnvLoadError(f"{env_type}: {name} lacks {missing}, which every environment has (roll/envs/base.py)")
     return found
+
+
+@cache
+def _hub_class(env_type: str) -> type[Env]:
+    """The adapter of a hub, for one of its ids."""
+    scheme, _, hub_id = env_type.partition(":")
+    hub = ENV_HUBS[scheme]
+    if not hub_id:
+        raise EnvLoadError(f"{env_type} names no environment of {scheme}; write one, e.g. {hub.example}")
+    adapter = load_object(hub.path)
+    made: type[Env] = type(
+        adapter.__name__, (adapter,), {"hub_id": hub_id, "__module__": adapter.__module__, "__doc__": adapter.__doc__}
+    )
+    return made
 
 
 def _class_of(spec: EnvSpec) -> type[Env]:
@@ -137,7 +202,7 @@ def _check_arguments(env_class: type[Env], spec: EnvSpec) -> None:
     known = {name: parameter for name, parameter in parameters.items() if parameter.kind in plain}
     path = f"custom_envs.{spec.tag}.env_config"
     problems = []
-    if spec.env_type in ENVS:  # whose annotations are true
+    if spec.env_type in ENVS or hub_of(spec.env_type):  # whose annotations are true
         hints = get_type_hints(env_class.__init__)
         for key in spec.env_config.keys() & known.keys():
             if said := type_problem(hints.get(key), spec.env_config[key]):

@@ -6,11 +6,12 @@ import pickle
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from roll.envs import messages
 from roll.envs.base import Env
-from roll.envs.env_registry import build_env, check_spec, load_env
+from roll.envs.env_registry import build_env, check_spec, load_env, load_package
 from roll.envs.messages import Packed
 from roll.envs.wrappers import EnvSpec
 from roll.processes.child import short_traceback
@@ -21,9 +22,10 @@ class EnvHandler:
     """The instances by number; `messages.py` lists the requests."""
 
     def __init__(self, specs: Mapping[str, EnvSpec]) -> None:
-        for spec in specs.values():
+        self._specs = {tag: replace(spec, python=None) for tag, spec in specs.items()}  # this is that interpreter
+        for spec in self._specs.values():
             check_spec(spec)
-        self._specs = specs
+            load_package(spec)
         self._envs: dict[int, tuple[Env, EnvSpec]] = {}
 
     def answer(self, request: tuple[Any, ...], restart_clock: Callable[[], None]) -> tuple[Any, ...]:

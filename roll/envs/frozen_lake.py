@@ -72,6 +72,7 @@ class FrozenLake(Env):
         self._part: Part = part
         self._rows = None if map is None else parse_rows(map)
         self._success_rate = success_rate if slippery else 1.0
+        self.one_episode = map is not None and self._success_rate == 1.0
         self._rewards = {"G": reward_goal, "H": reward_hole, "F": reward_step, "S": reward_step}
         self._lake: Lake | None = None
         self._signs = self._empty = ""

@@ -71,6 +71,7 @@ class QuestionAnswer(Env):
             ) from None
         files = (file_name,) if isinstance(file_name, str) else tuple(file_name)
         self._tasks = _tasks(files, prompt, messages, ground_truth)
+        self.one_episode = len(self._tasks) == 1
         self._reward = _loaded(reward, reward_kwargs or {})
         self._right_from, self._max_tries, self._discount, self._feedback = right_from, max_tries, discount, feedback
         self._task: Task | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy
 
+from roll.envs.base import Observation
 from roll.envs.env_registry import build_env
 from roll.envs.pixels import apng_bytes, png_bytes
 from roll.envs.wrappers import EnvSpec
@@ -17,9 +19,17 @@ from roll.processes.child import ChildProcess
 
 
 def save_replay(
-    spec: EnvSpec, seed: int, options: Mapping[str, Any], responses: Sequence[str], folder: Path, *, timeout_s: float
+    spec: EnvSpec,
+    seed: int,
+    options: Mapping[str, Any],
+    responses: Mapping[str, Sequence[str]],
+    folder: Path,
+    *,
+    timeout_s: float,
 ) -> None:
     """Write `episode.txt`, and where the environment draws pictures `episode.png` (animated) and `first.png`.
+
+    `responses` are those of each role, in their order; of a single agent's environment under the empty name.
 
     Nothing is written, not even the folder, unless the whole episode was drawn.
 
@@ -27,7 +37,8 @@ def save_replay(
         RuntimeError: the environment failed, or took longer than `timeout_s`.
     """
     with tempfile.TemporaryFile() as request:
-        request.write(pickle.dumps((spec, seed, dict(options), list(responses), str(folder))))
+        said = {role: list(of_role) for role, of_role in responses.items()}
+        request.write(pickle.dumps((spec, seed, dict(options), said, str(folder))))
         request.seek(0)
         child = ChildProcess(f"from roll.envs.replay import main; main({request.fileno()})", (request.fileno(),))
     try:
@@ -45,17 +56,24 @@ def main(fd: int) -> None:
     with open(fd, "rb") as request:
         spec, seed, options, responses, folder = pickle.load(request)
     env = build_env(spec)
-    text = [env.reset(seed, options).text]
-    frames = [env.render()]
-    for turn, response in enumerate(responses, start=1):
+    observation: Observation | None = env.reset(seed, options)
+    assert observation is not None
+    text, frames = [observation.text], [env.render()]
+    said = {role: iter(of_role) for role, of_role in responses.items()}
+    for turn in itertools.count(1):
+        role = observation.role
+        response = next(said.get(role, iter(())), None)
+        if response is None:
+            break
         result = env.step(response)
         frames.append(env.render())
-        outcome = f"reward {result.reward:g}"
+        outcome = f"reward {result.reward:g}" + "".join(f", {name} {r:g}" for name, r in result.role_rewards.items())
         outcome += ", terminated" if result.terminated else ", truncated" if result.truncated else ""
-        text += [f"--- response {turn}: {response}", f"--- {outcome}"]
+        text += [f"--- response {turn}{f' ({role})' if role else ''}: {response}", f"--- {outcome}"]
         if result.observation is None:
             break
-        text.append(result.observation.text)
+        observation = result.observation
+        text.append(observation.text)
     env.close()
     text += [frame for frame in frames[-1:] if isinstance(frame, str)]
     files = {"episode.txt": ("\n".join(text) + "\n").encode(errors="backslashreplace")}

@@ -87,6 +87,7 @@ class Sokoban(Env):
         self._part: Part = part
         self._room = _room_settings(dim_room, num_boxes, min_solution, max_solution)
         self._levels = _levels(level_file, level_indices, self._room)
+        self.one_episode = len(self._levels) == 1
         self._shown_as = observation
         self._names = {ord(sign): name for sign, name in (WORDS if observation == "text" else SYMBOLS).items()}
         rewards = {

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from roll.configs.schema.env_config import CustomEnv
 from roll.envs.base import Env, InvalidAction, Message, Observation, ResetNeeded, StepResult
+from roll.envs.watched import Watched
 from roll.utils.importing import FILE_MODULE
 
 _SHOWN = 60  # Characters of a wrong action that are repeated to the policy
@@ -35,6 +35,8 @@ class EnvSpec(CustomEnv):
     """Added to the reward of a response without an action; at most 0."""
     invalid_action_penalty: float = 0.0
     """Added for each action that the environment doesn't know; at most 0."""
+    python: str | None = None
+    """`env_workers.python`: the interpreter that it runs under; null: this one."""
 
 
 def without_thoughts(text: str, tags: tuple[str, str]) -> str:
@@ -93,45 +95,54 @@ class ResponseEnv(Env):
 
     After `max_steps` responses the episode is cut off. That is no success, unless the environment says so, and the only
     place that sets `truncated`.
+
+    With several roles a response is that of the role whose turn it is: its penalties join `role_rewards`, actions that
+    it names beyond its turn are `surplus_actions`, and the episode is cut off when one role has used its `max_steps`.
     """
 
     def __init__(self, env: Env, spec: EnvSpec) -> None:
         self._env = env
         self._spec = spec
-        self.instructions, self.actions = env.instructions, env.actions
+        self.instructions, self.actions, self.roles = env.instructions, env.actions, env.roles
         self._names = _names(env.actions, spec.action_lookup)
         self._last: Observation | None = None  # None: no episode is under way
-        self._steps_left = 0
+        self._steps: Counter[str] = Counter()  # Done, by role
 
     def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:
         self._last = None
         observation = checked_observation(self._env, "reset", self._env.reset(seed, options))
         self.instructions = self._env.instructions
-        self._last, self._steps_left = observation, self._spec.max_steps
+        self._last, self._steps = observation, Counter()
         return observation
 
     def step(self, action: str) -> StepResult:
         if self._last is None:
             raise ResetNeeded(f"{_name(self._env)}.step without an episode: call reset first")
-        found = found_actions(action, self._spec)
+        found, role = found_actions(action, self._spec), self._last.role
         done: list[StepResult] = []
         problems: list[str] = (
             [] if found else [f"No action was found in your response{_example(self._spec.action_pattern)}."]
         )
-        for text in found[: self._spec.max_actions_per_step]:
+        surplus = max(0, len(found) - self._spec.max_actions_per_step)
+        for tried, text in enumerate(found[: self._spec.max_actions_per_step], start=1):
             try:
                 done.append(checked_result(self._env, self._env.step(self._known(text))))
             except InvalidAction as error:
                 problems.append(str(error))
                 continue
-            if done[-1].terminated or done[-1].truncated:
+            shown = done[-1].observation
+            if shown is None:
                 break
-        result = self._together(done, found, problems)
-        self._steps_left = 0 if self._last is None else self._steps_left - 1
-        if self._steps_left or result.terminated:
+            if shown.role != role:  # the turn has passed
+                surplus = len(found) - tried
+                break
+        result = self._together(done, found, problems, role, surplus)
+        self._steps[role] += 1
+        if result.terminated or (self._last is not None and self._steps[role] < self._spec.max_steps):
             return result
         self._last = None
-        return replace(result, truncated=True, observation=None, metrics={"success": 0.0, **result.metrics})
+        failed = dict.fromkeys([f"success/{name}" for name in self.roles] or ["success"], 0.0)
+        return replace(result, truncated=True, observation=None, metrics={**failed, **result.metrics})
 
     def render(self) -> Any:
         return self._env.render()
@@ -150,8 +161,10 @@ class ResponseEnv(Env):
             raise InvalidAction(f"{shown!r} is not an action. Actions: {known}.")
         return name
 
-    def _together(self, done: Sequence[StepResult], found: Sequence[str], problems: Sequence[str]) -> StepResult:
-        """One result for all actions of a response."""
+    def _together(
+        self, done: Sequence[StepResult], found: Sequence[str], problems: Sequence[str], role: str, surplus: int
+    ) -> StepResult:
+        """One result for all actions of a response, which is the role's."""
         spec = self._spec
         invalid = len(problems) if found else 0
         own: dict[str, float] = {}
@@ -167,28 +180,43 @@ class ResponseEnv(Env):
             "actions": len(done),
             "format_errors": int(not found),
             "invalid_actions": invalid,
-            "surplus_actions": max(0, len(found) - spec.max_actions_per_step),
+            "surplus_actions": surplus,
         }
+        role_rewards = _added(result.role_rewards for result in done)
+        if self.roles:
+            penalty = parts["format_penalty"] + parts["invalid_action_penalty"]
+            role_rewards[role] = role_rewards.get(role, 0.0) + penalty
         over = bool(done) and (done[-1].terminated or done[-1].truncated)
         if over:
             self._last = None
         elif done:
             self._last = done[-1].observation
         return StepResult(
-            reward=math.fsum(parts.values()),
+            reward=parts["env"] if self.roles else math.fsum(parts.values()),
             terminated=over and done[-1].terminated,
             truncated=over and done[-1].truncated,
             observation=None if self._last is None else _with_note(self._last, problems, again=not done),
             reward_parts={**own, **parts},
             metrics={**_summed(done), **{name: float(count) for name, count in counts.items()}},
+            role_rewards=role_rewards,
         )
+
+
+def _added(mappings: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The sums of values of the same name."""
+    sums: dict[str, float] = {}
+    for mapping in mappings:
+        for name, value in mapping.items():
+            sums[name] = sums.get(name, 0.0) + value
+    return sums
 
 
 def _summed(results: Sequence[StepResult]) -> dict[str, float]:
     """Their metrics, summed; `success` as the last of them says."""
     sums: dict[str, float] = {}
     for result in results:
-        sums.pop("success", None)
+        for name in [name for name in sums if name == "success" or name.startswith("success/")]:
+            del sums[name]
         for name, value in result.metrics.items():
             sums[name] = sums.get(name, 0.0) + value
     return sums
@@ -217,12 +245,12 @@ def _with_note(observation: Observation, problems: Sequence[str], *, again: bool
     noted = replace(last, content="\n".join([*problems, last.content]))
     if again:  # a system message stands at the beginning of a conversation only
         before = [message for message in before if message.role != "system"]
-    return Observation((*before, noted), observation.state or observation.text)
+    return Observation((*before, noted), observation.state or observation.text, observation.role)
 
 
 def _name(env: Env) -> str:
     """As `custom_envs` would name it, without the folder of a file."""
-    cls = type(env)
+    cls = type(env.env if isinstance(env, Watched) else env)
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     if cls.__module__.startswith(FILE_MODULE) and file:
         return f"{Path(file).name}:{cls.__qualname__}"
@@ -247,6 +275,9 @@ def checked_observation(env: Env, method: str, observation: object) -> Observati
     texts = [observation.state, *(message.content for message in messages)]
     if not all(isinstance(text, str) for text in texts):
         raise _wrong(env, method, f"an Observation with texts {_shape(texts)}", "strings as contents and state")
+    if observation.role not in (env.roles or ("",)):
+        expected = f"one of its roles, {', '.join(env.roles)}" if env.roles else "none: the class names no roles"
+        raise _wrong(env, method, f"an Observation with role {_shape(observation.role)}", expected)
     return observation
 
 
@@ -257,7 +288,7 @@ def checked_result(env: Env, result: object) -> StepResult:
     flags: dict[str, bool] = {}
     for name in ("terminated", "truncated"):
         flag = getattr(result, name)
-        if not isinstance(flag, (bool, np.bool_)):
+        if not isinstance(flag, bool) and not _is_numpy_bool(flag):
             raise _wrong(env, "step", f"a StepResult with {name} = {_shape(flag)}", "True or False")
         flags[name] = bool(flag)
     over = any(flags.values())
@@ -270,7 +301,21 @@ def checked_result(env: Env, result: object) -> StepResult:
         observation=None if over else result.observation,
         reward_parts=_numbers(env, "reward_parts", result.reward_parts),
         metrics=_numbers(env, "metrics", result.metrics),
+        role_rewards=_of_roles(env, _numbers(env, "role_rewards", result.role_rewards)),
     )
+
+
+def _of_roles(env: Env, rewards: dict[str, float]) -> dict[str, float]:
+    unknown = next((role for role in rewards if role not in env.roles), None)
+    if unknown is not None:
+        known = f"its roles, {', '.join(env.roles)}" if env.roles else "none: the class names no roles"
+        raise _wrong(env, "step", f"a StepResult with role_rewards of {_shape(unknown)}", known)
+    return rewards
+
+
+def _is_numpy_bool(flag: object) -> bool:
+    """Without numpy, which an interpreter of the user's own may lack."""
+    return type(flag).__module__ == "numpy" and type(flag).__name__ in ("bool", "bool_")
 
 
 def _finite(env: Env, what: str, value: object) -> float:

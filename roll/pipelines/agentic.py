@@ -7,17 +7,20 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from roll.catalog.players import ENDPOINT
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.env_config import EnvManager
 from roll.configs.schema.worker_config import GeneratingArgs
 from roll.envs.env_pool import EnvPool
-from roll.envs.env_registry import bare_env, env_spec
+from roll.envs.env_registry import bare_env, check_roles, env_spec
 from roll.envs.replay import save_replay
 from roll.envs.wrappers import EnvSpec
 from roll.pipelines.agents import RunAgents
 from roll.pipelines.eval_table import results_by_tag
+from roll.pipelines.rollout_metrics import role_values
 from roll.pipelines.validation import validation_samples
 from roll.pipelines.workload import Split, TrainingSource, Workload, query_filter
 from roll.rollout.agent import Agent
@@ -50,14 +53,7 @@ class EnvWorkload(Workload):
         self._specs: dict[Split, dict[str, EnvSpec]] = {"train": {} if config.val_only else self._specs_of(train)}
         self._specs["val"] = {} if val is None else self._specs_of(val)
         self._conversations = {
-            tag: Conversation(
-                tag=tag,
-                env=config.custom_envs[tag],
-                instructions=bare_env(spec).instructions,
-                sample_unit=config.sample_unit,
-            )
-            for specs in self._specs.values()
-            for tag, spec in specs.items()
+            tag: self._conversation(tag, spec) for specs in self._specs.values() for tag, spec in specs.items()
         }
         self.source: TrainingSource | None = None if config.val_only else self._tasks(train, "train")
         self.validation_tasks: Sequence[Task] | None = None
@@ -71,9 +67,15 @@ class EnvWorkload(Workload):
         self._unsteady: set[str] = set()  # Tags that were warned of, here and above
 
     def _specs_of(self, manager: EnvManager) -> dict[str, EnvSpec]:
-        config = self._config
+        config, python = self._config, self._config.env_workers.python
         tags = [tag for tag in config.tags_of(manager) if tag not in self._agents.envs]
-        return {tag: env_spec(tag, config.custom_envs[tag], manager) for tag in tags}
+        return {tag: env_spec(tag, config.custom_envs[tag], manager, python) for tag in tags}
+
+    def _conversation(self, tag: str, spec: EnvSpec) -> Conversation:
+        env = bare_env(spec)
+        check_roles(spec, env)
+        section, unit = self._config.custom_envs[tag], self._config.sample_unit
+        return Conversation(tag=tag, env=section, instructions=env.instructions, roles=env.roles, sample_unit=unit)
 
     def _tasks(self, manager: EnvManager, split: Split) -> EnvTasks:
         config = self._config
@@ -187,6 +189,9 @@ class EnvWorkload(Workload):
             if found.success is not None:
                 episodes += found.episodes - found.failed
                 succeeded += found.success * (found.episodes - found.failed)
+        for name, found_values in role_values((group.task.tag, t) for group in groups for t in group.survivors):
+            tag, _, rest = name.partition("/")
+            values[f"val/{tag}/role/{rest}"] = fmean(found_values)
         if episodes:
             values["val/accuracy"] = succeeded / episodes
         values["val/responses"] = float(sum(len(t.turns) for group in groups for t in group.trajectories))
@@ -233,13 +238,19 @@ def draw_episodes(
     group that was played to its end, as `validation_samples` shows it.
 
     What can't be drawn, or takes longer than `timeout_s`, is logged: a picture never ends a run. `said` gives the
-    tokens of a response to a task as the text that the environment got.
+    tokens of a response to a task as the text that the environment got. What a service said is nowhere kept, so
+    episodes in which one plays a role aren't drawn.
     """
     for group in groups:
         if not group.survivors:
             continue
         task, played = group.task, group.survivors[0]
-        responses = [said(task, turn.response_ids) for turn in played.turns]
+        if any(given.player == ENDPOINT for given in specs[task.tag].roles.values()):
+            logger.warning("no picture of %s: a service plays one of its roles", task.id)
+            continue
+        responses: dict[str, list[str]] = defaultdict(list)
+        for turn in played.turns:
+            responses[turn.role].append(said(task, turn.response_ids))
         try:
             save_replay(specs[task.tag], task.seed, task.payload, responses, folder / task.id, timeout_s=timeout_s)
         except (RuntimeError, OSError) as error:

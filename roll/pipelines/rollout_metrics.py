@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from statistics import fmean, stdev
 
 from roll.pipelines.assemble import Rollouts
 from roll.pipelines.validation import successes
 from roll.tracking.names import name_part, name_parts
-from roll.types.episode import Trajectory
+from roll.types.episode import Trajectory, Turn
 from roll.types.metrics import Metrics
 
 
@@ -44,7 +45,27 @@ def rollout_metrics(rollouts: Rollouts) -> Metrics:
             metrics.add_sum(name, value)
     _groups(rollouts, metrics)
     _domains(rollouts, metrics)
+    for name, values in role_values((task.tag, t) for task, t in zip(rollouts.tasks, trajectories, strict=True)):
+        metrics.add_mean(f"role/{name}", sum(values), len(values))
     return metrics
+
+
+def role_values(played: Iterable[tuple[str, Trajectory]]) -> list[tuple[str, list[float]]]:
+    """Return `<tag>/<role>/<what>` with a value per episode (of a tag), for roles that the policy played: `reward`,
+    `success` where the environment says it, and `turns`."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for tag, trajectory in played:
+        turns: dict[str, list[Turn]] = defaultdict(list)
+        for turn in trajectory.turns:
+            if turn.role:
+                turns[turn.role].append(turn)
+        for role, own in turns.items():
+            name = f"{name_part(tag)}/{name_part(role)}"
+            values[f"{name}/reward"].append(trajectory.role_rewards.get(role, trajectory.reward))
+            values[f"{name}/turns"].append(float(len(own)))
+            if "success" in own[-1].metrics:
+                values[f"{name}/success"].append(own[-1].metrics["success"])
+    return sorted(values.items())
 
 
 def _groups(rollouts: Rollouts, metrics: Metrics) -> None:
@@ -91,10 +112,10 @@ def _domains(rollouts: Rollouts, metrics: Metrics) -> None:
 
 
 def episode_counts(trajectory: Trajectory) -> dict[str, float]:
-    """Return what an environment counted, summed over the turns. Success isn't a count: see `successes`."""
+    """Return what an environment counted, summed over the turns. Success isn't a count: see `successes` and
+    `role_values`."""
     counts: dict[str, float] = defaultdict(float)
     for turn in trajectory.turns:
         for name, value in turn.metrics.items():
             counts[name] += value
-    counts.pop("success", None)
-    return dict(counts)
+    return {name: value for name, value in counts.items() if name.partition("/")[0] != "success"}

@@ -144,8 +144,11 @@ def _votes(domain: str, groups: Sequence[Group], config: ValidationConfig) -> di
 
 
 def episode_success(trajectory: Trajectory) -> float | None:
-    """Return 1 or 0 as the last turn says; None where it doesn't."""
-    return trajectory.turns[-1].metrics.get("success") if trajectory.turns else None
+    """Return 1 or 0 as the last turn says, with several roles the mean of what their last turns say; None where none
+    does."""
+    last = {turn.role: turn.metrics for turn in trajectory.turns}
+    told = [metrics["success"] for metrics in last.values() if "success" in metrics]
+    return fmean(told) if told else None
 
 
 def successes(trajectories: Sequence[Trajectory]) -> list[float]:

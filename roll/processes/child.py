@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from roll.processes.guard import GUARD
+from roll.processes.interpreter import own_entries, start_code
 
 _MAX_STDERR_BYTES = 1_000_000
 _MAX_STDERR_TAIL = 1000
@@ -26,18 +27,31 @@ _MAX_TRACEBACK_CHARS = 20_000
 class ChildProcess:
     """Runs Python code in a process group of its own; what it prints is dropped, the end of its errors is kept."""
 
-    def __init__(self, code: str, fds: Sequence[int], environment: Mapping[str, str] | None = None) -> None:
-        """Start `python -c code` without waiting for it; it inherits `fds`. `environment`: None: this process's."""
+    def __init__(
+        self,
+        code: str,
+        fds: Sequence[int],
+        environment: Mapping[str, str] | None = None,
+        python: str | None = None,
+        hash_seed: int = 0,
+    ) -> None:
+        """Start `python -c code` without waiting for it; it inherits `fds`.
+
+        Args:
+            environment: None: this process's.
+            python: an interpreter of its own, which gets this package and its own packages (`interpreter.py`).
+            hash_seed: its PYTHONHASHSEED.
+        """
         # Appending, so that writing goes on at the start after it was cut.
         self._stderr = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - lives as long as the process
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", code],
+                [python or sys.executable, "-c", code if python is None else start_code() + code],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._stderr,
                 pass_fds=fds,
-                env=child_environment(environment),
+                env=child_environment(environment, foreign=python is not None, hash_seed=hash_seed),
                 start_new_session=True,  # its own process group: killed as a whole, untouched by Ctrl-C
             )
         except BaseException:
@@ -100,17 +114,24 @@ def _signal_name(number: int) -> str:
         return str(number)
 
 
-def child_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+def child_environment(
+    environment: Mapping[str, str] | None = None, *, foreign: bool = False, hash_seed: int = 0
+) -> dict[str, str]:
     """The parent's environment, or a given one, with its import path, a fixed hash seed (sets have an order) and one
-    thread."""
+    thread. `foreign`: for another interpreter, which must not find the packages of this one."""
     here = str(Path.cwd())
+    path = [entry or here for entry in sys.path]
+    environment = dict(os.environ if environment is None else environment)
+    if foreign:
+        environment.pop("PYTHONHOME", None)
+        path = own_entries(path)
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     return {
-        **(os.environ if environment is None else environment),
+        **environment,
         **threads,
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(entry or here for entry in sys.path)),
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(path)),
         "PYTHONSAFEPATH": "1",
-        "PYTHONHASHSEED": "0",
+        "PYTHONHASHSEED": str(hash_seed),
     }
 
 

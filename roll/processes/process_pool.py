@@ -37,6 +37,8 @@ class ProcessPool(ABC, Generic[T]):
     name: ClassVar[str]  # `reward`, for messages
     handler: ClassVar[str]  # `package.module:Class` of the `Handler` in each process
     what: ClassVar[str]  # What a process loads, for messages
+    hash_seed = 0
+    """PYTHONHASHSEED of the processes."""
     counted: ClassVar[tuple[str, ...]] = ()  # Counters that are shown even while they are 0
 
     def __init__(
@@ -49,6 +51,7 @@ class ProcessPool(ABC, Generic[T]):
         max_assigned: float = math.inf,
         memory_mb: float = 0.0,
         environment: Mapping[str, str] | None = None,
+        python: str | None = None,
     ) -> None:
         """Start the processes without waiting for them. A subclass is ready to serve before it calls this.
 
@@ -60,6 +63,7 @@ class ProcessPool(ABC, Generic[T]):
             max_assigned: items that a process has at once, unless its handler says so itself.
             memory_mb: what a process may allocate; 0: any amount.
             environment: variables of the processes; None: those of this one.
+            python: an interpreter of their own; None: that of this process.
         """
         self.counters: Counter[str] = Counter(dict.fromkeys(self.counted, 0))
         """`restarts` of processes that ended or were killed, `timeouts` of calls or starts, `recycled` processes,
@@ -67,7 +71,7 @@ class ProcessPool(ABC, Generic[T]):
         self.loaded: list[Future[None]] = [Future() for _ in range(num_processes)]
         self.ended_because = ""  # Why the pool takes no further requests
         self.setup = pickle.dumps(setup)
-        self.memory_mb, self.environment = memory_mb, environment
+        self.memory_mb, self.environment, self.python = memory_mb, environment, python
         self.timeout_s, self.start_timeout_s, self._max_assigned = timeout_s, start_timeout_s, max_assigned
         self._period_s = min(0.25, timeout_s / 20, start_timeout_s / 20)
         self._queue: deque[T] = deque()

@@ -23,15 +23,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import psutil
-
 from roll.processes.channel import Channel, kill_group
 from roll.processes.child import short_traceback
 from roll.processes.limits import limit_memory
 
 _FLUSH_NS = 2_000_000
 _SEAL_FUTURE_WRITE = 0x10
-_PROCESS = psutil.Process()
 
 
 class Handler(Protocol):
@@ -166,4 +163,5 @@ class _Server:
 
 def resident_mb() -> float:
     """Return the memory of this process."""
-    return float(_PROCESS.memory_info().rss / 2**20)
+    with open("/proc/self/statm", encoding="ascii") as file:  # psutil isn't everywhere that environments run
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20

@@ -63,6 +63,8 @@ class Pool(Protocol, Generic[T]):
     start_timeout_s: float
     memory_mb: float
     environment: Mapping[str, str] | None
+    python: str | None
+    hash_seed: int
     counters: Counter[str]
 
     def ready(self, process: WorkerProcess[T]) -> None:
@@ -108,9 +110,11 @@ class WorkerProcess(Generic[T]):
             self._progress = memoryview(self._memory).cast("Q")
             fds = (theirs.fileno(), shared)
             module, name = pool.handler.split(":")
-            load = f"from roll.processes.serve import serve; from {module} import {name}"
-            code = f"{load}; serve({fds[0]}, {fds[1]}, {pool.timeout_s}, {name}, memory_mb={pool.memory_mb})"
-            self._child = ChildProcess(code, fds, pool.environment)
+            # The handler is imported once the parent can be told that this fails.
+            load = f"lambda setup: __import__({module!r}, fromlist=[{name!r}]).{name}(setup)"
+            serve = f"serve({fds[0]}, {fds[1]}, {pool.timeout_s}, {load}, memory_mb={pool.memory_mb})"
+            code = f"from roll.processes.serve import serve; {serve}"
+            self._child = ChildProcess(code, fds, pool.environment, pool.python, pool.hash_seed)
         except BaseException:
             ours.close()
             raise

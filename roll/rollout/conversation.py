@@ -14,13 +14,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from roll.configs.schema.env_config import CustomEnv
+from roll.catalog.players import ENDPOINT, POLICY
+from roll.configs.schema.env_config import CustomEnv, RoleConfig
 from roll.configs.schema.turn_templates import filled
-from roll.envs.base import Message, Observation
+from roll.envs.base import Message, Observation, StepResult
+from roll.envs.players import players_of
 from roll.envs.wrappers import without_thoughts
 from roll.rollout.agent import Agent
 from roll.rollout.episode import Episode
+from roll.rollout.roles import ChatService, RoleLedger
 from roll.types.episode import EpisodeError
+from roll.utils.seeding import stable_hash
 
 SampleUnit = Literal["trajectory", "step", "concat"]
 
@@ -39,23 +43,43 @@ class Conversation:
     """That section. The environment's own limit ends an episode; `max_steps` is for an environment without."""
     instructions: str = ""
     """The environment's."""
+    roles: tuple[str, ...] = ()
+    """The environment's; empty: a single agent."""
     sample_unit: SampleUnit = "trajectory"
 
-    def system(self) -> tuple[Message, ...]:
+    def players(self, seed: int) -> dict[str, RoleConfig]:
+        """Return who plays each role in the episodes of this seed; empty without roles."""
+        return players_of(self.env, self.roles, seed)
+
+    def system(self, role: str = "") -> tuple[Message, ...]:
         """Return the system message, if there is one."""
         values = {
             "instructions": self.instructions,
+            "role": role,
             "max_steps": self.env.max_steps,
             "max_actions_per_step": self.env.max_actions_per_step,
         }
         text = filled(self.env.system_template or "", values)
         return (Message("system", text),) if text else ()
 
+    def told(self, role: str, history: Sequence[Exchange], messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """Return a whole prompt that ends with these messages: what a context begins with, or a service is sent."""
+        turn = len(history)
+        first = next(k for k in range(turn, -1, -1) if self.resets_context(k))
+        if self.sample_unit == "step":
+            first = 0 if self.env.history_length is None else max(0, turn - self.env.history_length)
+        # What the environment itself said as system holds for the whole episode.
+        earlier = [m for exchange in history[:first] for m in exchange.messages if m.role == "system"]
+        for exchange in history[first:]:
+            earlier += [*exchange.messages, Message("assistant", exchange.response)]
+        return (*self.system(role), *earlier, *messages)
+
     def shown(self, observation: Observation, step: int, max_tokens: int) -> tuple[Message, ...]:
         """Return what the policy is told in a turn; `step` counts from 1."""
         *before, last = observation.messages
         values = {
             "observation": last.content,
+            "role": observation.role,
             "step": step,
             "steps_left": self.env.max_steps - step + 1,
             "max_steps": self.env.max_steps,
@@ -85,63 +109,109 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
-class _Exchange:
-    """A turn that is over."""
+class Exchange:
+    """A turn of a role that is over."""
 
     messages: tuple[Message, ...]
     response: str
-    sampled: tuple[int, ...]
+    sampled: tuple[int, ...] = ()
+    turn: int | None = None
+    """Its number, where the policy spoke."""
 
 
 class ConversationRollout:
     """Plays episodes as a `Conversation` says; implements `Rollout`.
 
+    With several roles there is a conversation for each: a role is shown what is meant for it and its own responses.
+    What a frozen model says leads to a step of the environment, but is no turn.
+
     Raises:
         TemplateError: the chat template doesn't take a system message, or rewrites history and the sample unit carries
             tokens.
-        ValueError: the text of responses doesn't show `thinking_tags`.
+        ValueError: the text of responses doesn't show `thinking_tags`, or a service that plays a role isn't there.
     """
 
     def __init__(self, agent: Agent, conversation: Conversation) -> None:
         self._agent = agent
         self._conversation = conversation
-        self._system = conversation.system()
-        agent.prompt((*self._system, Message("user", "?")))
+        for role in conversation.roles or ("",):
+            agent.prompt((*conversation.system(role), Message("user", "?")))
         if conversation.carries:
             agent.check_carries(conversation.env.thinking_tags)
         self._opened = agent.forced_think_prefix(conversation.env.thinking_tags)
+        self._services = {
+            id(given): ChatService(f"custom_envs.{conversation.tag}.roles.{role}", given)
+            for role, given in conversation.env.roles.items()
+            if given.player == ENDPOINT
+        }
 
     async def play(self, episode: Episode) -> None:
         spec = self._conversation
         limit = spec.env.max_tokens_per_step or episode.params.max_new_tokens
+        players = spec.players(episode.task.seed)
+        trained = [role for role, given in players.items() if given.player == POLICY]
+        ledger = RoleLedger(episode, trained, spec.env.role_rewards) if players else None
+        histories: dict[str, list[Exchange]] = {role: [] for role in spec.roles or ("",)}
         observation = await episode.reset()
-        history: list[_Exchange] = []
-        for turn in range(spec.env.max_steps):
-            messages = spec.shown(observation, turn + 1, limit)
-            prompt = self._prompt(messages, history)
-            reset = turn > 0 and spec.resets_context(turn)
-            completion = await episode.generate(prompt, reset_context=reset, max_new_tokens=limit)
-            text = self._opened + episode.text(completion)
-            result = await episode.step_env(text)
+        for _ in range(spec.env.max_steps * len(histories)):
+            role = observation.role
+            history = histories[role]
+            messages = spec.shown(observation, len(history) + 1, limit)
+            if role in players and players[role].player == ENDPOINT:
+                service = self._services[id(players[role])]
+                said, result = await self._ask(service, episode, role, messages, history, limit)
+            else:
+                begins = any(histories.values()) and spec.resets_context(len(history))
+                said, result = await self._respond(episode, role, messages, history, limit, begins)
+            if ledger is not None:
+                ledger.settle(role, said.turn, result)
             if result.terminated or result.truncated or result.observation is None:
                 return
-            history.append(_Exchange(messages, spec.remembered(text), completion.token_ids))
+            history.append(said)
             observation = result.observation
         episode.truncate()
 
-    def _prompt(self, messages: tuple[Message, ...], history: Sequence[_Exchange]) -> tuple[int, ...]:
+    async def _respond(
+        self,
+        episode: Episode,
+        role: str,
+        messages: tuple[Message, ...],
+        history: Sequence[Exchange],
+        limit: int,
+        begins: bool,
+    ) -> tuple[Exchange, StepResult]:
+        """Let the policy respond."""
+        prompt = self._prompt(role, messages, history)
+        carried = not self._conversation.resets_context(len(history))
+        completion = await episode.generate(
+            prompt, reset_context=begins, after=history[-1].turn if carried else None, role=role, max_new_tokens=limit
+        )
+        text = self._opened + episode.text(completion)
+        result = await episode.step_env(text)
+        remembered = self._conversation.remembered(text)
+        return Exchange(messages, remembered, completion.token_ids, episode.number_of(completion)), result
+
+    async def _ask(
+        self,
+        service: ChatService,
+        episode: Episode,
+        role: str,
+        messages: tuple[Message, ...],
+        history: Sequence[Exchange],
+        limit: int,
+    ) -> tuple[Exchange, StepResult]:
+        """Let a frozen model respond."""
+        told = self._conversation.told(role, history, messages)
+        seed = stable_hash("opponent", episode.name, role, len(history), bits=31)
+        with episode.busy("opponent"):
+            text = await service.respond(told, max_tokens=limit, seed=seed)
+        return Exchange(messages, self._conversation.remembered(text)), await episode.step_env(text, by_policy=False)
+
+    def _prompt(self, role: str, messages: tuple[Message, ...], history: Sequence[Exchange]) -> tuple[int, ...]:
         spec = self._conversation
         if not spec.resets_context(len(history)):
             return self._agent.reply(Observation(messages), history[-1].sampled)
-        first = len(history)
-        if spec.sample_unit == "step":
-            first = 0 if spec.env.history_length is None else max(0, len(history) - spec.env.history_length)
-        # What the environment itself said as system holds for the whole episode.
-        earlier = [m for exchange in history[:first] for m in exchange.messages if m.role == "system"]
-        if spec.sample_unit == "step":
-            for exchange in history[first:]:
-                earlier += [*exchange.messages, Message("assistant", exchange.response)]
-        prompt = self._agent.prompt((*self._system, *earlier, *messages))
+        prompt = self._agent.prompt(spec.told(role, history, messages))
         if not prompt:
             raise EpisodeError("env_error", "a prompt without tokens: no system message, and nothing to observe")
         return prompt

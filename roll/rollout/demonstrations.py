@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from typing import Any
 
 from roll.configs.schema.agentic_config import AgenticConfig
@@ -16,6 +17,7 @@ from roll.rollout.env_tasks import EnvTasks
 from roll.utils.seeding import stable_hash
 
 Row = dict[str, Any]
+_Shown = tuple[tuple[Message, ...], Message]
 
 
 def demonstrations(config: AgenticConfig, episodes: int, *, response: str | None = None) -> Iterator[Row]:
@@ -40,7 +42,7 @@ def demonstrations(config: AgenticConfig, episodes: int, *, response: str | None
     seed = stable_hash(config.seed, "demonstrations", bits=56)
     tasks = EnvTasks(tags, config.partition_of(manager), env_types, seed=seed, split="train").take(episodes)
     with ExitStack() as stack:
-        specs = {tag: env_spec(tag, config.custom_envs[tag], manager) for tag in tags}
+        specs = {tag: env_spec(tag, config.custom_envs[tag], manager, config.env_workers.python) for tag in tags}
         said = {tag: response or _usual_response(tag, config.custom_envs[tag].action_pattern) for tag in tags}
         teachers = {tag: stack.enter_context(closing(_Teacher(config, specs[tag], said[tag]))) for tag in tags}
         for task in tasks:
@@ -62,10 +64,12 @@ class _Teacher:
     """Solves one kind of environment."""
 
     def __init__(self, config: AgenticConfig, spec: EnvSpec, response: str) -> None:
+        # Everybody is shown: who plays which role in the run doesn't matter.
+        spec = replace(spec, roles={}, swap_roles=False)
         self._section = config.custom_envs[spec.tag]
         self._response = response
-        env_class = load_env(spec.env_type)
-        if env_class.solution is Env.solution:
+        env_class = None if spec.python is not None else load_env(spec.env_type)  # else it may not be importable here
+        if env_class is not None and env_class.solution is Env.solution:
             raise ValueError(
                 f"custom_envs.{spec.tag}.env_type: {env_class.__name__} has no solution() to demonstrate; leave it out "
                 "by train_env_manager.tags, or write one (roll/envs/base.py)"
@@ -76,7 +80,11 @@ class _Teacher:
         for name, action in self._section.action_lookup.items():
             self._names.setdefault(action, name)
         self._conversation = Conversation(
-            tag=spec.tag, env=self._section, instructions=self._bare.instructions, sample_unit=config.sample_unit
+            tag=spec.tag,
+            env=self._section,
+            instructions=self._bare.instructions,
+            roles=self._bare.roles,
+            sample_unit=config.sample_unit,
         )
         generating = config.actor_infer.generating_args
         self._limit = self._section.max_tokens_per_step or generating.max_new_tokens or config.response_length
@@ -86,26 +94,37 @@ class _Teacher:
         self._played.close()
 
     def rows(self, seed: int) -> list[Row]:
-        """Return one row per turn for `sample_unit: step`, else one; none without a solution."""
+        """Return one row per turn for `sample_unit: step`, else one, for each role; none without a solution."""
         self._bare.reset(seed, {})
-        actions = self._bare.solution(self._section.max_steps * self._section.max_actions_per_step)
+        roles = self._conversation.roles or ("",)
+        actions = self._bare.solution(self._section.max_steps * self._actions_per_response * len(roles))
         exchanges = None if actions is None else self._exchanges(seed, actions)
         if exchanges is None:
             return []
-        return [self._row(exchanges[first:last], seed) for first, last in self._spans(len(exchanges))]
+        return [
+            self._row(role, exchanges[role][first:last], seed)
+            for role in roles
+            for first, last in self._spans(len(exchanges[role]))
+        ]
 
-    def _exchanges(self, seed: int, actions: Sequence[str]) -> list[tuple[tuple[Message, ...], Message]] | None:
-        """Return (what the policy is shown, what it says) by turn; None if the solution takes too long."""
-        size, spec = self._section.max_actions_per_step, self._conversation
+    @property
+    def _actions_per_response(self) -> int:
+        """With several roles one: then it is somebody else's turn."""
+        return 1 if self._conversation.roles else self._section.max_actions_per_step
+
+    def _exchanges(self, seed: int, actions: Sequence[str]) -> dict[str, list[_Shown]] | None:
+        """Return (what the policy is shown, what it says) by role and turn; None if the solution takes too long."""
+        size, spec = self._actions_per_response, self._conversation
         observation: Observation | None = self._played.reset(seed, {})
         result: StepResult | None = None
-        exchanges = []
-        for turn, first in enumerate(range(0, len(actions), size), start=1):
+        exchanges: dict[str, list[_Shown]] = {role: [] for role in spec.roles or ("",)}
+        for first in range(0, len(actions), size):
             if observation is None:
                 return None
+            own = exchanges[observation.role]
             chosen = [self._name_of(action) for action in actions[first : first + size]]
             said = self._response.replace("{action}", self._section.action_separator.join(chosen))
-            exchanges.append((spec.shown(observation, turn, self._limit), Message("assistant", said)))
+            own.append((spec.shown(observation, len(own) + 1, self._limit), Message("assistant", said)))
             result = self._played.step(said)
             self._check(result, said, chosen)
             observation = result.observation
@@ -139,9 +158,9 @@ class _Teacher:
             elif turn + 1 == turns or spec.resets_context(turn + 1):
                 yield max(first for first in range(turn + 1) if spec.resets_context(first)), turn + 1
 
-    def _row(self, exchanges: Sequence[tuple[tuple[Message, ...], Message]], seed: int) -> Row:
+    def _row(self, role: str, exchanges: Sequence[_Shown], seed: int) -> Row:
         spec = self._conversation
-        told = list(spec.system())
+        told = list(spec.system(role))
         for number, (shown, said) in enumerate(exchanges, start=1):
             rerendered = spec.sample_unit == "step" and number < len(exchanges)
             told += [*shown, Message("assistant", spec.remembered(said.content)) if rerendered else said]

@@ -201,29 +201,43 @@ class Episode:
             )
         return self._turns.last
 
-    async def step_env(self, text: str | None = None) -> StepResult:
-        """Give a response to the environment, or in RLVR to the reward function; null: what the last one says."""
-        completion = self._unanswered
-        assert completion is not None, "step_env() comes after generate()"
+    async def step_env(self, text: str | None = None, *, by_policy: bool = True) -> StepResult:
+        """Give a response to the environment, or in RLVR to the reward function; null: what the last one says.
+
+        With `by_policy` false the text is somebody else's: it is no turn, and no turn is paid (see `pay`).
+        """
+        completion = self._unanswered if by_policy else None
+        assert completion is not None or (text is not None and not by_policy), "step_env() comes after generate()"
+        number = None if completion is None else self.number_of(completion)
         self._engines.mark_busy(self._name, self._env.waits_for)
-        number = self.number_of(completion)
         with self._span(self._env.waits_for, turn=number):
-            action = Action(self.text(completion) if text is None else text, completion.finish_reason)
-            result = await self._env.step(action)
+            said = self.text(completion) if text is None and completion is not None else text or ""
+            result = await self._env.step(Action(said, "stop" if completion is None else completion.finish_reason))
             spans.annotate(reward=float(result.reward), ended=result.terminated or result.truncated)
         if self._under_way:
             self._engines.mark_waiting(self._name)
         shown = ""
         if result.observation is not None:
             shown, self._state = result.observation.text, _state_of(result.observation)
-        turn = self._turns[number]
-        self._turns.update(
-            number, replace(turn, observation=shown, reward=turn.reward + result.reward, metrics=dict(result.metrics))
-        )
-        _add(self._parts, result.reward_parts)
         self._truncated, self._answer = result.truncated, result.answer
-        self._unanswered, self.scored = None, True
+        if number is not None:
+            self._turns.update(number, replace(self._turns[number], observation=shown))
+            self.pay(number, result.reward, result.metrics)
+            _add(self._parts, result.reward_parts)
+            self._unanswered, self.scored = None, True
         return result
+
+    def pay(self, turn: int, reward: float, metrics: Mapping[str, float]) -> None:
+        """Add to a turn's reward, and to what is known of it, by its number."""
+        paid = self._turns[turn]
+        self._turns.update(turn, replace(paid, reward=paid.reward + reward, metrics={**paid.metrics, **metrics}))
+
+    @contextlib.contextmanager
+    def busy(self, doing: str) -> Iterator[None]:
+        """Note what the episode waits for that is neither the engine nor its environment."""
+        self._engines.mark_busy(self._name, doing)
+        with self._span(doing):
+            yield
 
     def finish(
         self,

@@ -78,6 +78,9 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("env/discarded", "messages", "What processes sent that nobody had asked for", _WITHIN_STEP),
         _M("env/<tag>/success", "fraction", "Episodes that succeed, as their environment says", _ITS_EPISODES),
         _M("env/<tag>/*", "own", "What the environment counts, summed over an episode", _ITS_EPISODES),
+        _M("role/<tag>/<role>/reward", "reward", "Reward of a role that the policy plays", _ITS_EPISODES),
+        _M("role/<tag>/<role>/success", "fraction", "Episodes in which the role succeeds", _ITS_EPISODES),
+        _M("role/<tag>/<role>/turns", "turns", "Turns of the role in an episode", _ITS_EPISODES),
     ),
     "Agents": (
         _M("agent/episodes", "episodes", "That agents were started for, or took", _WITHIN_STEP),
@@ -278,6 +281,9 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("val/<domain>/maj_at_<k>_spread", "fraction", "Its standard error, by the bootstrap", _VALUE),
         _M("val/<domain>/length_mean", "tokens", "Length of a response", _ITS_RESPONSES),
         _M("val/<domain>/turns_mean", "turns", "Turns of an episode", _ITS_RESPONSES),
+        _M("val/<tag>/role/<role>/reward", "reward", "Reward of a role that the policy plays", _ITS_EPISODES),
+        _M("val/<tag>/role/<role>/success", "fraction", "Episodes in which the role succeeds", _ITS_EPISODES),
+        _M("val/<tag>/role/<role>/turns", "turns", "Turns of the role in an episode", _ITS_EPISODES),
         _M("val/<domain>/failed", "responses", "Responses without a score", "sum"),
     ),
     "Amounts": (

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 KeyPart = int | str
 T = TypeVar("T")
@@ -43,6 +44,8 @@ class StableHasher:
 
 def keyed_rng(*key: KeyPart) -> np.random.Generator:
     """Return a counter-based (Philox) generator for this key."""
+    import numpy as np  # not above: an environment's own interpreter may lack it
+
     return np.random.Generator(np.random.Philox(key=stable_hash(*key, bits=128)))
 
 

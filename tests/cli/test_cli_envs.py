@@ -140,3 +140,61 @@ def test_the_module_runs_as_a_command():
     )
     assert done.returncode == 2
     assert "error: env_type: no environment 'nothing'" in done.stderr
+
+
+def test_an_episode_is_printed_as_the_policy_sees_it(capsys, tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        f"""
+custom_envs:
+  dial:
+    env_type: {DIAL}:Dial
+    env_config: {{highest: 5}}
+    system_template: "Play this. {{instructions}}"
+    turn_template: "Turn {{step}} of {{max_steps}}: {{observation}}"
+    max_steps: 4
+    action_pattern: "I say (.*)"
+"""
+    )
+    status, out, _ = ran(capsys, "test", "dial", f"--config={file}", "--seeds=2", "--episodes=2")
+    assert status == 0
+    shown = out.partition("One episode as the policy sees it (seed ")[2].splitlines()
+    assert shown[1] == "[system]"
+    assert shown[2].startswith("Play this. A secret number is between 1 and 5.")
+    assert shown[shown.index("[user]") + 1] == "Turn 1 of 4: Guess."
+    assert shown[shown.index("[assistant]") + 1].startswith("I say ")
+    assert "[reward 1, terminated, success 1]" in shown
+
+
+def test_recorded_responses_are_played(capsys, tmp_path):
+    file = tmp_path / "said.txt"
+    file.write_text("I don't know\n<answer>1</answer>\n")
+    status, out, _ = ran(capsys, "test", f"{DIAL}:Dial", "--seeds=2", "--episodes=2", f"--responses={file}")
+    assert status == 0
+    assert "2 responses in 1 episodes" in out
+    assert "1 responses without an action" in out
+    status, _, err = ran(capsys, "test", f"{DIAL}:Dial", f"--responses={tmp_path / 'none.jsonl'}")
+    assert (status, "--responses: there is no file" in err) == (2, True)
+
+
+def test_another_interpreter_is_the_option_s_or_the_file_s(capsys, tmp_path):
+    status, _, err = ran(capsys, "test", "frozen_lake-v1", "--python=no-such-python")
+    assert (status, "--python: there is no program 'no-such-python'" in err) == (2, True)
+    file = tmp_path / "run.yaml"
+    file.write_text("custom_envs: {lake: {env_type: frozen_lake-v1}}\nenv_workers: {python: nowhere/python}\n")
+    status, _, err = ran(capsys, "test", "lake", f"--config={file}")
+    assert (status, "env_workers.python: there is no program 'nowhere/python'" in err) == (2, True)
+
+
+def test_scores_that_take_too_long_are_left_out(capsys, tmp_path):
+    file = tmp_path / "slow.py"
+    file.write_text(
+        "import time\nfrom roll.envs.base import Env, Observation, StepResult\n"
+        "class Slow(Env):\n    actions = ('a',)\n"
+        "    def reset(self, seed, options):\n        return Observation.of(str(seed))\n"
+        "    def step(self, action):\n        time.sleep(0.05)\n"
+        "        return StepResult(reward=0.0, terminated=False, observation=Observation.of('x'))\n"
+    )
+    status, out, _ = ran(capsys, "test", f"{file}:Slow", "--seeds=2", "--steps=5", "--check_s=1", "--episodes=99")
+    assert status == 0
+    assert "no scores: not done after 1 s" in out

@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import random
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -195,7 +196,7 @@ class ChokesOnText(Coin):
 
 
 def problems(make: Callable[[], Env], **arguments: Any) -> dict[str, tuple[str, str, str]]:
-    found = check_env(make, **{"seeds": range(4), "max_steps": 20, **arguments})
+    found = check_env(make, **{"seeds": 4, "max_steps": 20, **arguments})
     return {f.check: (f.level, f.message, f.where) for f in found if f.level in ("warning", "error")}
 
 
@@ -206,7 +207,7 @@ BUNDLED += [("countdown-v1", {"use_all": True, "num_numbers": 3}), ("sokoban-v1"
 @pytest.mark.parametrize(("env_type", "config"), BUNDLED)
 def test_bundled_environments_keep_every_promise(env_type, config):
     spec = EnvSpec(tag="x", env_type=env_type, env_config=config)
-    found = check_env(functools.partial(bare_env, spec), seeds=range(4))
+    found = check_env(functools.partial(bare_env, spec), seeds=4)
     assert [f.check for f in found if f.level in ("warning", "error")] == []
     assert {f.check for f in found} == set(CHECKS)
 
@@ -231,14 +232,12 @@ def test_a_good_environment_has_no_problems():
         (RemembersEpisodes, "same seed, same episode", "error", "keep nothing from one episode"),
         (PictureMoves, "same seed, same episode", "error", "plays differently"),
         (HashesText, "same in another process", "error", "hash"),
-        (IgnoresSeeds, "seeds differ", "warning", "4 seeds play the same episode"),
+        (IgnoresSeeds, "seeds differ", "error", "28 seeds play the same episode"),
         (WrongType, "is played", "error", "WrongType.step returned {'reward': 1} (dict), expected a StepResult"),
         (TakesAnything, "unknown actions", "warning", "taken as if it were one"),
         (KeyErrors, "unknown actions", "warning", "raises KeyError, expected roll.envs.base.InvalidAction"),
         (ChokesOnText, "unknown actions", "error", "ValueError"),
         (PaysAfterTheEnd, "end of an episode", "warning", "a reward of 1 after the end"),
-        (SaysNothingOfSuccess, "end of an episode", "warning", "no metrics['success']"),
-        (Truncates, "end of an episode", "warning", "sets truncated"),
         (WrongSolution, "solution", "error", "4 of 4 solutions don't end"),
         (CloseFails, "close", "error", "AttributeError"),
         (WrongPicture, "render", "error", "render returned list"),
@@ -255,7 +254,7 @@ def test_a_broken_promise_is_found(make, check, level, message):
 
 
 def test_an_episode_that_is_cut_off_has_ended():
-    found = [f.message for f in check_env(lambda: Truncates(), seeds=range(2))]
+    found = [f.message for f in check_env(lambda: Truncates(), seeds=2)]
     assert not [message for message in found if "no episode ended" in message]
 
 
@@ -270,17 +269,17 @@ def test_the_line_that_raised_is_named():
 
 def test_a_hang_ends_and_is_placed():
     _, message, where = problems(Hangs, timeout_s=0.2)["is played"]
-    assert message == "not done after 0.2 s; here it was"
+    assert re.fullmatch(r"step 1 of seed \d+, '\w+' is not done after 0.2 s; here it was", message)
     assert "in step" in where
 
 
 def test_slow_environments_are_told_so(monkeypatch):
-    monkeypatch.setattr("roll.envs.conformance.SLOW_RESET_S", 0.002)
+    monkeypatch.setattr("roll.envs.conformance_checks.SLOW_RESET_S", 0.002)
     assert problems(lambda: SlowReset(), max_steps=3)["speed"][0] == "warning"
 
 
 def test_what_cannot_travel_is_not_compared_and_not_an_error():
-    found = {f.check: f for f in check_env(lambda: Coin(), seeds=range(2))}
+    found = {f.check: f for f in check_env(lambda: Coin(), seeds=2)}
     assert found["same in another process"].level == "info"
 
 

@@ -316,9 +316,11 @@ def test_a_limit_below_what_a_process_takes_is_refused() -> None:
 
 
 def test_what_differs_in_a_replay_is_said() -> None:
-    step = (1.0, False, False, ((("user", "at 1"),), ""), {"env": 1.0}, {"seconds": 0.1})
-    assert difference(step, (*step[:5], {"seconds": 0.2})) == ""
+    step = (1.0, False, False, ((("user", "at 1"),), "", ""), {"env": 1.0}, {"seconds": 0.1}, {})
+    assert difference(step, (*step[:5], {"seconds": 0.2}, {})) == ""
     assert difference(step, (2.0, *step[1:])) == "reward 1.0, then 2.0"
-    assert "observation" in difference(step, (*step[:3], ((("user", "at 2"),), ""), *step[4:]))
+    assert "observation" in difference(step, (*step[:3], ((("user", "at 2"),), "", ""), *step[4:]))
+    assert "role_rewards" in difference(step, (*step[:6], {"first": 1.0}))
     assert "end" in difference(step, (1.0, True, *step[2:]))
-    assert difference(((("user", "a"),), ""), ((("user", "b"),), "")).startswith("observation")
+    assert difference(((("user", "a"),), "", ""), ((("user", "b"),), "", "")).startswith("observation")
+    assert difference(((("user", "a"),), "", "first"), ((("user", "a"),), "", "second")).startswith("role")

@@ -98,7 +98,7 @@ def frames_of(content):
 
 
 def test_an_episode_is_drawn_step_by_step(tmp_path):
-    save_replay(LAKE, 5, {}, WAY, tmp_path / "new" / "folder", timeout_s=60)
+    save_replay(LAKE, 5, {}, {"": WAY}, tmp_path / "new" / "folder", timeout_s=60)
     folder = tmp_path / "new" / "folder"
     assert sorted(file.name for file in folder.iterdir()) == ["episode.png", "episode.txt", "first.png"]
     env = build_env(LAKE)
@@ -123,7 +123,7 @@ def test_an_episode_is_drawn_step_by_step(tmp_path):
 
 def test_an_episode_ends_where_the_environment_ends_it(tmp_path):
     answers = [f"<answer>{action}</answer>" for action in ("Down", "Right", "Right")]
-    save_replay(LAKE, 5, {}, answers, tmp_path, timeout_s=60)
+    save_replay(LAKE, 5, {}, {"": answers}, tmp_path, timeout_s=60)
     text = (tmp_path / "episode.txt").read_text()
     assert text.rstrip().endswith("--- reward 0, terminated"), text
     assert "response 2" not in text
@@ -131,7 +131,9 @@ def test_an_episode_ends_where_the_environment_ends_it(tmp_path):
 
 
 def test_an_environment_that_draws_text_has_a_text_alone(tmp_path, odd):
-    save_replay(odd(), 7, {"of": "nine"}, ["<answer>a</answer>", "<answer>b</answer>"], tmp_path / "out", timeout_s=60)
+    save_replay(
+        odd(), 7, {"of": "nine"}, {"": ["<answer>a</answer>", "<answer>b</answer>"]}, tmp_path / "out", timeout_s=60
+    )
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["episode.txt"]
     text = (tmp_path / "out" / "episode.txt").read_text().splitlines()
     assert text[0] == "seed 7 of nine \\udc80"
@@ -150,14 +152,14 @@ def test_an_environment_that_draws_text_has_a_text_alone(tmp_path, odd):
 )
 def test_what_went_wrong_is_said_and_nothing_is_left(tmp_path, odd, does, said):
     with pytest.raises(RuntimeError, match=said):
-        save_replay(odd(does), 1, {}, ["<answer>a</answer>"], tmp_path / "out", timeout_s=60)
+        save_replay(odd(does), 1, {}, {"": ["<answer>a</answer>"]}, tmp_path / "out", timeout_s=60)
     assert not (tmp_path / "out").exists()
 
 
 def test_one_that_takes_too_long_is_ended_with_all_that_it_started(tmp_path, odd):
     begun = time.monotonic()
     with pytest.raises(RuntimeError, match=r"odd\.py:Odd took over 3 s"):
-        save_replay(odd(f"hang {tmp_path / 'ids'}"), 1, {}, ["<answer>a</answer>"], tmp_path / "out", timeout_s=3)
+        save_replay(odd(f"hang {tmp_path / 'ids'}"), 1, {}, {"": ["<answer>a</answer>"]}, tmp_path / "out", timeout_s=3)
     assert time.monotonic() - begun < 10
     assert not (tmp_path / "out").exists()
     for process in map(int, (tmp_path / "ids").read_text().split()):
@@ -182,7 +184,7 @@ def _state(process):
 
 def test_an_environment_that_cant_be_made_is_said(tmp_path):
     with pytest.raises(RuntimeError, match="custom_envs.lake.env_type: there is no file"):
-        save_replay(EnvSpec(tag="lake", env_type="gone.py:Gone"), 1, {}, [], tmp_path / "out", timeout_s=60)
+        save_replay(EnvSpec(tag="lake", env_type="gone.py:Gone"), 1, {}, {"": []}, tmp_path / "out", timeout_s=60)
 
 
 # --- of a run's groups ------------------------------------------------------------------------------------------------
@@ -239,3 +241,14 @@ def test_a_folder_that_cant_be_written_ends_no_run(tmp_path, caplog):
     groups = [Group(task=task, trajectories=(episode_of(task, 0, "a"),))]
     draw_episodes(tmp_path / "pictures", {"lake": LAKE}, groups, lambda _task, ids: said(ids), timeout_s=60)
     assert "NotADirectoryError" in caplog.text
+
+
+def test_roles_take_their_responses_as_it_is_their_turn(tmp_path):
+    spec = EnvSpec(tag="nim", env_type="nim-v1", env_config={"min_heap": 6, "max_heap": 6}, action_pattern=None)
+    save_replay(spec, 5, {}, {"second": ["2", "1"], "first": ["1", "2"]}, tmp_path, timeout_s=60)
+    text = (tmp_path / "episode.txt").read_text().splitlines()
+    assert text[:6] == [
+        "Stones: 6", "--- response 1 (first): 1", "--- reward 0, first 0",
+        "Stones: 5", "--- response 2 (second): 2", "--- reward 0, second 0",
+    ]  # fmt: skip
+    assert text[-3:] == ["--- response 4 (second): 1", "--- reward 0, first -1, second 1, terminated", "Stones: 0"]

@@ -279,3 +279,23 @@ def test_instances_are_closed_also_after_an_error(tmp_path, walks):
         except ValueError:
             assert response != ANSWER
         assert walk.opened == 0
+
+
+def test_every_role_of_a_game_has_rows_of_its_own(tmp_path):
+    config = {
+        "pipeline": "agentic", "pretrain": "x", "rollout_batch_size": 8,
+        "custom_envs": {"nim": {
+            "env_type": "nim-v1", "env_config": {"min_heap": 6, "max_heap": 6}, "system_template": "{role}",
+            "roles": {"first": {"player": "random"}},
+        }},
+        "train_env_manager": {"num_env_groups": 1, "group_size": 8},
+    }  # fmt: skip
+    (tmp_path / "game.yaml").write_text(yaml.safe_dump(config))
+    first, second = demonstrations(load_config(tmp_path, "game"), 1)
+    told = [[(m["role"], m["content"]) for m in row["messages"]] for row in (first, second)]
+    # 6 is won by taking 2; of 4 any move loses, and one stone makes it last; then the rest is taken.
+    assert told == [
+        [("system", "first"), ("user", "Stones: 6"), ("assistant", "<answer>2</answer>"),
+         ("user", "Stones: 3"), ("assistant", "<answer>3</answer>")],
+        [("system", "second"), ("user", "Stones: 4"), ("assistant", "<answer>1</answer>")],
+    ]  # fmt: skip

@@ -24,7 +24,7 @@ custom_envs.<name>.env_config.sandbox custom_envs.<name>.env_config.sandbox_read
 custom_envs.<name>.env_config.score custom_envs.<name>.env_config.tasks custom_envs.<name>.env_config.timeout_s
 custom_envs.<name>.env_config.tool_parser custom_envs.<name>.env_config.truncated_reward
 gateway.address gateway.call_timeout_s gateway.host gateway.max_body_mb gateway.port gateway.token_env
-env_workers.memory_limit_mb env_workers.timeout_s <manager>.generating_args.ignore_eos
+env_workers.memory_limit_mb env_workers.python env_workers.timeout_s <manager>.generating_args.ignore_eos
 <manager>.invalid_action_penalty
 
 reward_env reward_retries rewards.<name>.judge_weight rewards.<name>.parts.<name>.name

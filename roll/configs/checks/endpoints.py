@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
+from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.endpoint_config import EndpointConfig
 from roll.configs.schema.judge_config import JUDGE
 from roll.configs.schema.rlvr_config import RLVRConfig
@@ -27,6 +28,10 @@ def _endpoints(config: RunConfig) -> Iterator[tuple[str, str, str | None]]:
     judge = config.judge if isinstance(config, RLVRConfig) and config.domains_of(JUDGE) else None
     if judge is not None and judge.endpoint is not None:
         yield "judge", judge.endpoint, judge.api_key_env
+    for tag, env in config.custom_envs.items() if isinstance(config, AgenticConfig) else ():
+        for role, given in env.roles.items():
+            if given.endpoint is not None:
+                yield f"custom_envs.{tag}.roles.{role}", given.endpoint, given.api_key_env
     for role, worker in config.roles.items():
         options = worker.strategy_args.strategy_config
         if isinstance(options, EndpointConfig) and options.endpoint is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.catalog.entries import OWN_PATH
+from roll.catalog.envs import hub_of
 from roll.catalog.rewards import REWARDS
 from roll.catalog.trackers import TRACKERS, TrackerEntry
 from roll.configs.checks.folders import nearby
@@ -105,8 +106,14 @@ def _built_in(reward: str, args: Arguments) -> Iterator[Violation]:
 def env_checks(config: AgenticConfig) -> Iterator[Violation]:
     """So do environments, and the configuration of the warm start."""
     for tag, env in config.custom_envs.items():
-        if ":" in env.env_type:
+        own_interpreter = config.env_workers.python is not None  # what is imported there isn't known here
+        if ":" in env.env_type and not hub_of(env.env_type) and (".py:" in env.env_type or not own_interpreter):
             yield from named_checks(f"custom_envs.{tag}.env_type", env.env_type, "class")
+        for role, given in env.roles.items():
+            if OWN_PATH.match(given.player):
+                place = f"custom_envs.{tag}.roles.{role}"
+                args = (f"{place}.player_config", given.player_config)
+                yield from named_checks(f"{place}.player", given.player, "class", args, skip=0)
     if config.warm_start is not None and not Path(config.warm_start).is_file():
         expected = f"a configuration file that exists, seen from {Path.cwd()}{nearby(Path(config.warm_start))}"
         yield Violation("warm_start", expected, "check the path", config.warm_start)

@@ -6,11 +6,13 @@ import re
 from collections.abc import Iterator
 
 from roll.catalog.estimators import ESTIMATORS
+from roll.catalog.players import ENDPOINT
 from roll.configs.errors import Violation, did_you_mean, nearest, no_effect, problem
 from roll.configs.rules import agents
+from roll.configs.rules.endpoint import endpoint_rules
 from roll.configs.rules.rewards import filter_rules
 from roll.configs.schema.agentic_config import AgenticConfig
-from roll.configs.schema.env_config import CustomEnv, EnvManager, EnvWorkers
+from roll.configs.schema.env_config import CustomEnv, EnvManager, EnvWorkers, RoleConfig
 from roll.configs.schema.turn_templates import OTHER_NAMES, SYSTEM_NAMES, TURN_NAMES, names_in, unknown_names
 
 
@@ -40,6 +42,23 @@ def env_rules(config: AgenticConfig) -> Iterator[Violation]:
         if env.history_length == 0 and config.sample_unit == "concat":
             expected = "at least 1 with sample_unit concat; 0 is what sample_unit step has"
             yield Violation(f"{path}.history_length", expected, "sample_unit=step", 0)
+
+
+def role_rules(config: AgenticConfig) -> Iterator[Violation]:
+    """Who plays which role, where the configuration says it. Which roles there are the environment knows."""
+    for tag, env in config.custom_envs.items():
+        path = f"custom_envs.{tag}"
+        players = list(env.roles.values())
+        for role, given in env.roles.items():
+            if given.player == ENDPOINT:
+                place = f"{path}.roles.{role}"
+                if given.endpoint is None:
+                    fix = f"{place}.endpoint=http://localhost:8000/v1"
+                    yield Violation(f"{place}.endpoint", "the address of the service that plays the role", fix, None)
+                else:
+                    yield from endpoint_rules(place, given.endpoint, given.model, given.api_key_env)
+        if env.swap_roles and all(player == RoleConfig() for player in players):
+            yield no_effect(f"{path}.swap_roles", ": the policy plays every role", "remove it", True)
 
 
 def _pattern(path: str, env: CustomEnv) -> Iterator[Violation]:
@@ -218,4 +237,12 @@ def warnings(config: AgenticConfig) -> Iterator[str]:
             )
 
 
-RULES = (env_rules, agents.agent_rules, agents.gateway_rules, manager_rules, turn_credit_rules, warm_start_rules)
+RULES = (
+    env_rules,
+    agents.agent_rules,
+    agents.gateway_rules,
+    role_rules,
+    manager_rules,
+    turn_credit_rules,
+    warm_start_rules,
+)

@@ -8,12 +8,12 @@ from dataclasses import fields
 
 from roll.configs.errors import Violation, no_effect, problem
 from roll.configs.schema.agentic_config import AgenticConfig
-from roll.configs.schema.agents_config import ENDPOINT, AgentEnv, GatewayConfig
+from roll.configs.schema.agents_config import AGENT_ENV, AgentEnv, GatewayConfig
 from roll.configs.schema.env_config import CustomEnv
 
 _SHOWN_BY_AGENT = (
     "max_steps", "max_actions_per_step", "action_separator", "action_pattern", "action_lookup", "system_template",
-    "turn_template", "history_length",
+    "turn_template", "history_length", "roles", "swap_roles", "role_rewards",
 )  # fmt: skip
 """Keys of `custom_envs.<tag>` that say how an environment is told: an agent tells the policy what it likes."""
 _INSTEAD = {"max_steps": "env_config.max_calls"}
@@ -21,7 +21,7 @@ _INSTEAD = {"max_steps": "env_config.max_calls"}
 
 def agent_rules(config: AgenticConfig) -> Iterator[Violation]:
     """Each kind of agent by itself."""
-    agents = {tag: env for tag, env in config.custom_envs.items() if env.env_type == ENDPOINT}
+    agents = {tag: env for tag, env in config.custom_envs.items() if env.env_type == AGENT_ENV}
     for tag, env in agents.items():
         path = f"custom_envs.{tag}"
         for name in _SHOWN_BY_AGENT:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from roll.configs.schema.acts_if import needs, unless
 from roll.configs.schema.fields import number, one_or_many, parsed
 
-ENDPOINT = "endpoint"
+AGENT_ENV = "endpoint"
 """The value of `env_type` that means an agent of the user's."""
 
 ScoreSource = Literal["callback", "return", "output", "exit", "reward"]

@@ -6,11 +6,49 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from roll.configs.schema.acts_if import needs
-from roll.configs.schema.agents_config import ENDPOINT, AgentEnv
+from roll.catalog.players import ENDPOINT, POLICY
+from roll.configs.schema.acts_if import acting, needs, unless
+from roll.configs.schema.agents_config import AGENT_ENV, AgentEnv
 from roll.configs.schema.fields import number, one_or_many
 from roll.configs.schema.reward_config import QueryFilterConfig
 from roll.configs.schema.worker_config import GeneratingArgs
+
+_REMOTE = needs("player", ENDPOINT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleConfig:
+    """Who plays one role of an environment of several agents. Only what the policy plays is trained."""
+
+    player: str = POLICY
+    """`policy`: the model that is trained. `endpoint`: a model behind a chat service, frozen: another one, or an
+    earlier checkpoint that `roll serve` serves. In the environment's process: `random` (draws from the actions that
+    there are), `solution` (plays the environment's `solution`), or a class of your own derived from
+    `roll.envs.players.Player`, as `package.module:Class` or `path/to/file.py:Class`."""
+    player_config: dict[str, Any] = field(
+        default_factory=dict, metadata={"acts_if": (unless("player", POLICY, ENDPOINT),), "idle": ()}
+    )
+    """Arguments of that class, e.g. `{mistakes: 0.2}` for `solution`: the share of its actions that are random."""
+    endpoint: str | None = acting(None, _REMOTE)
+    """Address of an OpenAI-compatible service, such as `http://localhost:8000/v1`: requests go to its
+    `/chat/completions`. It is told the game as the policy is, and its responses are read in the same way."""
+    model: str | None = acting(None, _REMOTE)
+    """The model's name there."""
+    api_key_env: str | None = acting(None, _REMOTE)
+    """Environment variable that holds the service's key. The key itself never stands in a file, a log or an error.
+    null: no key is sent."""
+    request_args: dict[str, Any] = field(default_factory=dict, metadata={"acts_if": (_REMOTE,), "idle": ()})
+    """Further fields of a request's body, e.g. `{temperature: 0.7}`; a null takes a field out."""
+    request_timeout_s: float = number(120.0, gt=0, acts_if=(_REMOTE,))
+    """Seconds for one request, from its first byte to its last."""
+    request_retries: int = number(3, ge=0, acts_if=(_REMOTE,))
+    """Further tries after a refused connection, a timeout, HTTP 408, 409, 429 or 5xx; then the episode fails with
+    status `env_error`."""
+
+    @property
+    def scripted(self) -> bool:
+        """Whether it is played in the environment's process."""
+        return self.player not in (POLICY, ENDPOINT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,14 +56,16 @@ class CustomEnv:
     """One kind of environment, and how the policy is shown it. Its name in `custom_envs` is the tag."""
 
     env_type: str
-    """Id of a bundled environment, e.g. `sokoban-v1` (`roll envs list` shows all), a class of your own as
-    `package.module:Class` or `path/to/file.py:Class`, or `endpoint` for an agent that is written elsewhere."""
+    """Id of a bundled environment, e.g. `sokoban-v1` (`roll envs list` shows all); one of another package as
+    `gymnasium:ID`, `minigrid:ID`, `textarena:ID`, `gem:ID`, `reasoning_gym:NAME` or `openenv:URL`; a class of your own
+    as `package.module:Class` or `path/to/file.py:Class`; or `endpoint` for an agent that is written elsewhere."""
     env_config: dict[str, Any] | AgentEnv = field(
-        default_factory=dict, metadata={"sections_by": "env_type", "sections": {ENDPOINT: AgentEnv}}
+        default_factory=dict, metadata={"sections_by": "env_type", "sections": {AGENT_ENV: AgentEnv}}
     )
-    """Arguments of that class; an unknown one is refused. For `endpoint` how its agents are run, see below."""
+    """Arguments of that class, and of the other package's environment; an unknown one is refused. For `endpoint` how
+    its agents are run, see below."""
     max_steps: int = number(10, ge=1)
-    """Responses per episode; then it is cut off (`truncated`)."""
+    """Responses per episode, with several roles of each; then it is cut off (`truncated`)."""
     max_tokens_per_step: int | None = number(None, ge=1)
     """Longest response in tokens. null: `generating_args.max_new_tokens`, else `response_length`."""
     max_actions_per_step: int = number(1, ge=1)
@@ -42,14 +82,22 @@ class CustomEnv:
     """Opening and closing tag of text that is thought, e.g. `["<think>", "</think>"]`: no action is looked for in it,
     and it is left out where earlier responses are shown again (`history_length`). null: there are no such tags."""
     system_template: str | None = "{instructions}"
-    """Text of the system message, with {instructions} of the environment, {max_steps}, {max_actions_per_step}. null, or
-    empty when filled in: no system message."""
+    """Text of the system message, with {instructions} of the environment, {role} (of whoever is told it; empty where
+    there are none), {max_steps}, {max_actions_per_step}. null, or empty when filled in: no system message."""
     turn_template: str = "{observation}"
-    """Text of every turn's message, with {observation}, {step} (from 1), {steps_left}, {max_steps},
+    """Text of every turn's message, with {observation}, {role}, {step} (from 1), {steps_left}, {max_steps},
     {max_actions_per_step}, {max_tokens}."""
     history_length: int | None = number(None, ge=0, acts_if=(needs("^sample_unit", "step", "concat"),))
     """`sample_unit: step`: earlier exchanges (a message and its response) that a prompt shows before the new message.
     `concat`: exchanges that are carried on until the context is reset. null: all."""
+    roles: dict[str, RoleConfig] = field(default_factory=dict)
+    """Who plays which role, in an environment of several agents. Roles that aren't named are the policy's: by default
+    it plays all of them (self-play)."""
+    swap_roles: bool = acting(False, needs("roles"))
+    """Players change places by seed, so that none is favoured by its role; the episodes of a group share theirs."""
+    role_rewards: Literal["separate", "shared"] = "separate"
+    """What several roles of the policy are trained on. `separate`: each on its own reward, compared with the same role
+    in the other episodes of the group. `shared`: all on the sum of theirs, as one team."""
 
     @property
     def agent(self) -> AgentEnv | None:
@@ -113,6 +161,9 @@ class EnvWorkers:
     """Seconds for one `reset` or `step`; beyond, the process is killed and the episode has status `timeout`."""
     memory_limit_mb: int = number(4096, ge=64)
     """A process above this gets no further episodes: a successor does, and it is ended after its last one."""
+    python: str | None = None
+    """Interpreter of the processes, e.g. `/path/to/venv/bin/python`, Python 3.10 or newer: for environments whose
+    packages clash with those of the run. It needs those packages and nothing of this project. null: that of the run."""
 
     @property
     def room(self) -> int | None:

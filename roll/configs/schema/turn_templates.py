@@ -9,10 +9,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-SYSTEM_NAMES = ("instructions", "max_steps", "max_actions_per_step")
+SYSTEM_NAMES = ("instructions", "role", "max_steps", "max_actions_per_step")
 """What `system_template` may name."""
 
-TURN_NAMES = ("observation", "step", "steps_left", "max_steps", "max_actions_per_step", "max_tokens")
+TURN_NAMES = ("observation", "role", "step", "steps_left", "max_steps", "max_actions_per_step", "max_tokens")
 """What `turn_template` may name."""
 
 OTHER_NAMES = {
