@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from agent_fuzz import TEMPLATES, FuzzedAgent, Logged, RandomRanks, Tally, check_identity, fuzz_tokenizer, play_fuzz
+from agent_fuzz import TEMPLATES, FuzzedAgent, FuzzLog, Logged, RandomRanks, check_identity, fuzz_tokenizer, play_fuzz
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +16,7 @@ QUICK = settings(max_examples=3, deadline=None, derandomize=True)
 
 
 def fuzzed(template, history, seed, *, lockstep=True, episodes=3, calls=25, limit=1500):
-    tokenizer, tally = fuzz_tokenizer(template), Tally()
+    tokenizer, tally = fuzz_tokenizer(template), FuzzLog()
     logged = Logged(RandomRanks(tokenizer, template))
     if lockstep:
         driver = LockstepDriver(logged, timeout=60.0)
