@@ -145,8 +145,9 @@ def _votes(domain: str, groups: Sequence[Group], config: ValidationConfig) -> di
 
 def episode_success(trajectory: Trajectory) -> float | None:
     """Return 1 or 0 as the last turn says, with several roles the mean of what their last turns say; None where none
-    does."""
-    last = {turn.role: turn.metrics for turn in trajectory.turns}
+    does. Of branches, any of which may have been played last, the last that says so."""
+    branches = any(turn.after is not None for turn in trajectory.turns)
+    last = {turn.role: turn.metrics for turn in trajectory.turns if not branches or "success" in turn.metrics}
     told = [metrics["success"] for metrics in last.values() if "success" in metrics]
     return fmean(told) if told else None
 
