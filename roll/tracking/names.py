@@ -60,7 +60,6 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("reward/<domain>/mean", "reward", "Raw reward in one domain", _ITS_RESPONSES),
         _M("reward/<domain>/std", "reward", "Its spread", "standard deviation over its responses"),
         _M("reward/<domain>/part/<part>", "reward", "One named part of it, unweighted", _ITS_RESPONSES),
-        _M("reward/<domain>/role/<role>", "reward", "Reward of one agent, where agents are paid apart", _ITS_EPISODES),
         _M("reward/<domain>/too_hard", "responses", "Answers that can't be checked in 2 s and 200 MB", _WITHIN_STEP),
         _M("reward/<domain>/part/env/<part>", "reward", "A part that the environment itself names", _ITS_RESPONSES),
     ),
@@ -83,10 +82,12 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("role/<tag>/<role>/turns", "turns", "Turns of the role in an episode", _ITS_EPISODES),
     ),
     "Agents": (
-        _M("agent/mismatch_template", "calls", "Histories that the chat template would write otherwise", _WITHIN_STEP),
-        _M("agent/mismatch_retokenised", "calls", "Histories whose text has other tokens; carried", _WITHIN_STEP),
-        _M("agent/mismatch_dropped_thinking", "calls", "Histories without what was thought", _WITHIN_STEP),
-        _M("agent/mismatch_edited", "calls", "Histories with a response that was changed", _WITHIN_STEP),
+        _M(
+            "agent/mismatch_<class>",
+            "calls",
+            "Histories that aren't what was sampled: `template`, `retokenised`, `dropped_thinking`, `edited`",
+            _WITHIN_STEP,
+        ),
     ),
     "Responses": (
         _M("response/length_mean", "tokens", "Length of a response", _RESPONSES),
