@@ -323,4 +323,32 @@ FAULTS = (
         "envs/test_envs_pool.py",
         "envs/test_envs_pool_faults.py",
     ),
+    _fault(
+        "any key opens a session of the endpoint",
+        "gateway/registry.py",
+        "return opened if opened.has_key(key) else 401",
+        "return opened",
+        "gateway/test_gateway_hostile.py",
+    ),
+    _fault(
+        "a field that the endpoint can't keep is dropped in silence",
+        "gateway/protocols/fields.py",
+        'if field.kind == "refused" and value not in field.neutral:',
+        'if field.kind == "nothing":',
+        "gateway/test_gateway_clients.py",
+    ),
+    _fault(
+        "an agent may sample from another distribution",
+        "gateway/session.py",
+        "if asked is not None and asked != run:",
+        "if asked is not None and asked == -2:",
+        "gateway/test_gateway_session.py",
+    ),
+    _fault(
+        "a call goes on when its client has left",
+        "gateway/app.py",
+        "            task.cancel()\n",
+        "            pass\n",
+        "gateway/test_gateway_hostile.py",
+    ),
 )
