@@ -25,6 +25,7 @@ from roll.envs.messages import is_over
 from roll.envs.probe_worker import NOTE_BYTES, Order
 from roll.envs.recorded import Recorded
 from roll.envs.trial import Finding, run_seeds
+from roll.processes.interpreter import found_interpreter, is_own
 from roll.processes.process_pool import ProcessPool
 from roll.processes.worker_process import Call, Ended, WorkerProcess
 
@@ -157,6 +158,14 @@ class Probes:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+
+def other_interpreter(python: Any) -> str | None:
+    """The path of an interpreter; None for the one that this process runs under. Raises `ValueError` if there is none."""
+    found = found_interpreter(python) if isinstance(python, str) else None
+    if found is None:
+        raise ValueError(f"there is no program {python!r}; give the path of an interpreter")
+    return None if is_own(found) else found
 
 
 def findings_of(probes: Probes, order: Order, total_s: float = math.inf) -> Iterator[Finding]:
