@@ -161,7 +161,7 @@ class Probes:
 
 
 def other_interpreter(python: Any) -> str | None:
-    """The path of an interpreter; None for the one that this process runs under. Raises `ValueError` if there is none."""
+    """The path of an interpreter, None for that of this process. Raises `ValueError` if there is none."""
     found = found_interpreter(python) if isinstance(python, str) else None
     if found is None:
         raise ValueError(f"there is no program {python!r}; give the path of an interpreter")
