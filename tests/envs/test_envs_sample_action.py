@@ -1,4 +1,4 @@
-"""Actions that an environment draws itself: valid ones, from the given generator alone, and without changing anything."""
+"""Actions that an environment draws: valid ones, from the given generator alone, and without changing anything."""
 
 from __future__ import annotations
 
