@@ -31,7 +31,7 @@ class ArgumentChecker:
             where = ".".join(map(str, error.absolute_path))
             raise ValueError(
                 f"the schema of the tool {tool!r} is none{f' at {where}' if where else ''}: {error.message}"
-            )
+            ) from None
         # An empty registry: a reference to another address isn't fetched.
         self._validator = kind(dict(schema), registry=Registry())
         self._required = tuple(schema.get("required", ()))
@@ -46,8 +46,8 @@ class ArgumentChecker:
             raise ToolError("the arguments must be a JSON object")
         from jsonschema.exceptions import best_match
 
-        error = best_match(self._validator.iter_errors(arguments))
-        if error is not None:
-            where = ".".join(map(str, error.absolute_path))
-            raise ToolError(f"wrong arguments{f' at {where}' if where else ''}: {error.message[:_SHOWN]}")
+        wrong = best_match(self._validator.iter_errors(arguments))
+        if wrong is not None:
+            where = ".".join(map(str, wrong.absolute_path))
+            raise ToolError(f"wrong arguments{f' at {where}' if where else ''}: {wrong.message[:_SHOWN]}")
         return arguments

@@ -20,7 +20,7 @@ class ToolError(Exception):
 
 
 class ToolFailure(RuntimeError):
-    """A tool itself failed (its service is gone): says nothing about the policy, and ends the episode as `env_error`."""
+    """A tool itself failed (its service is gone): says nothing about the policy; the episode ends as `env_error`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ _FUNCTIONS: dict[str, Callable[..., Number]] = {
 
 
 class Calculator(Tool):
-    """Works out expressions: + - * / // % ^ (or **), brackets, the usual functions, pi and e. Whole numbers are exact."""
+    """Works out expressions: + - * / // % ^ (or **), brackets, the usual functions, pi, e. Whole numbers are exact."""
 
     description = "Work out an arithmetic expression, e.g. (3 + 4) * 12 / 7, sqrt(2) or 2^10."
     parameters = {
@@ -91,7 +91,7 @@ def shown(value: Number) -> str:
 
 def _value(node: ast.AST) -> Number:
     value: Number
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
         value = node.value
     elif isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
         value = _UNARY[type(node.op)](_value(node.operand))

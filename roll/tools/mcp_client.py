@@ -1,7 +1,7 @@
 """Tools of a server that speaks the Model Context Protocol, over standard input and output or streamable HTTP.
 
-The `mcp` package does the talking, 1.x and 2.x (their names differ in case and in the HTTP client). A connection belongs
-to one task of one event loop, which keeps it open; calls are made from other tasks of that loop.
+The `mcp` package does the talking, 1.x and 2.x (their names differ in case and in the HTTP client). A connection
+belongs to one task of one event loop, which keeps it open; calls are made from other tasks of that loop.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class McpConnection:
                     await session.initialize()
                     ready.set_result(session)
                     await stop.wait()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - whatever a server does; whoever waits for it is told
                 if not ready.done():
                     what = f"can't be reached: {_innermost(error)}{_tail(errors)}"
                     ready.set_exception(ToolFailure(f"the server {what}"))
@@ -131,9 +131,11 @@ class McpConnection:
             async with streamable_http.streamablehttp_client(server.url, headers=headers) as streams:
                 yield streams
             return
-        async with streamable_http.create_mcp_http_client(headers=headers) as client:
-            async with streamable_http.streamable_http_client(server.url, http_client=client) as streams:
-                yield streams
+        async with (
+            streamable_http.create_mcp_http_client(headers=headers) as client,
+            streamable_http.streamable_http_client(server.url, http_client=client) as streams,
+        ):
+            yield streams
 
     async def _listed(self, session: Any) -> list[ToolSpec]:
         offered, cursor = [], None

@@ -1,13 +1,14 @@
 """What runs in the sandbox around the code of a policy: one piece after the other in one namespace.
 
-Standard input has a line of JSON for each: `{"code": ..., "mark": ...}`. What a piece prints, and the value of its last
-expression, goes to standard output; the mark, on a line of its own, follows. Nothing here is protected from the code: it
-can only spoil what its own policy is shown.
+Standard input has a line of JSON for each: `{"code": ..., "mark": ...}`. What a piece prints, and the value of its
+last expression, goes to standard output; the mark, on a line of its own, follows. Nothing here is protected from the
+code: it can only spoil what its own policy is shown.
 """
 
 from __future__ import annotations
 
 import ast
+import io
 import json
 import linecache
 import sys
@@ -25,7 +26,7 @@ def run_piece(code: str, name: str, space: dict[str, Any]) -> None:
         if isinstance(last, ast.Expr):
             value = eval(compile(ast.Expression(last.value), name, "eval"), space)
             if value is not None:
-                print(repr(value))
+                sys.stdout.write(f"{value!r}\n")
     except SystemExit:
         pass
     except BaseException as error:  # noqa: BLE001 - whatever the code raises is what it gave
@@ -38,7 +39,7 @@ def run_piece(code: str, name: str, space: dict[str, Any]) -> None:
 def serve() -> None:
     """Run pieces until there are no more."""
     asked = sys.stdin
-    sys.stdin = open("/dev/null") if sys.platform != "win32" else None  # type: ignore[assignment]
+    sys.stdin = io.StringIO("")
     sys.stderr = sys.stdout
     space: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
     for number, line in enumerate(asked, 1):

@@ -1,4 +1,4 @@
-"""The tool `python`: code that the policy writes, run in the sandbox, each call by itself or an episode as a session."""
+"""The tool `python`: code that the policy writes, run in the sandbox, call by call or an episode as a session."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from roll.catalog.entries import nearest
@@ -259,7 +260,7 @@ class EpisodeTools:
         for name, state in self._states.items():
             entry = self._entries[name]
             with _logged(f"the tool {name} failed to close an episode's state"):
-                await asyncio.wait_for(_outside(entry, lambda e=entry, s=state: e.tool.close(s)), _CLOSING_S)
+                await asyncio.wait_for(_outside(entry, partial(entry.tool.close, state)), _CLOSING_S)
         self._states = {}
 
 
