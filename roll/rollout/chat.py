@@ -274,6 +274,31 @@ def _check(template: ChatTemplate, responses: Sequence[str], what: str) -> None:
                 raise TemplateError(f"the chat template rewrites {what}: {_difference(rendered, carried)}. {_WAY_OUT}")
 
 
+def check_calls(template: PlainText, thinking_tags: tuple[str, str] | None, tools: Sequence[ToolSpec]) -> None:
+    """Raise `TemplateError` if the results of tools can't be added to carried tokens, as `check_template` does it.
+
+    A template may leave out the thoughts of earlier questions: between a question and its answer nothing may change.
+    """
+    opening, closing = thinking_tags or _THINK
+    history = [Message("user", "Which colour is it?")]
+    carried = template.text(history, tools)
+    for number, word in enumerate(("red", "green")):
+        said = f"{opening}\na {word} thought\n{closing}\n\n{word}" if thinking_tags else word
+        call = ToolCall(f"call{number:05d}", tools[0].name, "{}")
+        news = Message("tool", f"result {number}", tool_call_id=call.id, name=call.name)
+        carried += said + template.continuation(history, Message("assistant", said, (call,)), [news], tools)
+        history += [Message("assistant", said), news]
+    try:
+        rendered = template.text(history, tools)
+    except TemplateError:
+        return  # it takes results only after calls, which it writes in its own way
+    if rendered != carried:
+        raise TemplateError(
+            f"the chat template rewrites what stood before the results of tools: {_difference(rendered, carried)}. "
+            "Use another chat template"
+        )
+
+
 def _difference(rendered: str, carried: str) -> str:
     """Return where two texts differ first."""
     at = next(i for i, (a, b) in enumerate(zip_longest(rendered, carried)) if a != b)

@@ -31,8 +31,8 @@ class Retrieval(Tool):
     """Finds the passages of a folder that say most about a query.
 
     Args:
-        folder: with files .txt, .md, .rst, or .jsonl whose rows have `contents` or `text` (and perhaps `title`); folders
-            in it too. Relative to the working directory.
+        folder: with files .txt, .md, .rst, or .jsonl whose rows have `contents` or `text` (and perhaps `title`), also
+            in folders of its own. Relative to the working directory.
         top_k: passages that a call returns, where it doesn't say.
         passage_words: words of a passage, at most; texts are cut between lines where that is possible.
 

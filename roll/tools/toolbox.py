@@ -15,7 +15,7 @@ import contextlib
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from roll.catalog.entries import nearest
 from roll.catalog.tools import TOOLS
+from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.tool_config import ToolConfig
 from roll.sandbox.base import Sandbox
 from roll.sandbox.on_demand import SandboxOnDemand
@@ -182,6 +183,16 @@ class Toolbox:
         return [(spec.name, McpTool(connection, spec)) for spec in specs]
 
 
+@contextlib.contextmanager
+def open_toolbox(config: RLConfig) -> Iterator[Toolbox | None]:
+    """Make the tools of a run, and close them; None: it has none."""
+    if not config.tools:
+        yield None
+        return
+    with Toolbox(config.tools, sandbox=config.sandbox) as toolbox:
+        yield toolbox
+
+
 class EpisodeTools:
     """Tools as one episode calls them; states are made at the first call of their tool. Close it."""
 
@@ -194,6 +205,8 @@ class EpisodeTools:
         self._states: dict[str, Any] = {}
         self._in_turn = {entry.name: asyncio.Lock() for entry in entries}
         self.specs = tuple(entry.spec for entry in entries)
+        self.num_calls = 0
+        """That the episode has read off its responses; the next ones are numbered from here."""
 
     async def run(self, calls: Sequence[ToolCall]) -> list[Called]:
         """Make the calls side by side; what became of each, in their order.
@@ -202,7 +215,7 @@ class EpisodeTools:
         """
         return await asyncio.wrap_future(self._loop.submit(self._run(calls)))
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Release the states."""
         if self._states:
             await asyncio.wrap_future(self._loop.submit(self._close()))
