@@ -1,4 +1,4 @@
-"""Dataset rows played over several turns: tools answer calls, a simulated user the rest, and a reward scores the end."""
+"""Dataset rows played over several turns: tools answer calls, a simulated user the rest, a reward scores the end."""
 
 from __future__ import annotations
 
