@@ -27,7 +27,7 @@ TAGS = ["<tool_call>", "</tool_call>"]
 WORDS = ["system", "user", "assistant", "tool", "name", "python", "arguments", "code", "Error"]
 SIGNS = "0123456789+-* \n{}\":,."
 CHAT = (
-    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool.function.name }}{% endfor %}<|im_end|>\n{% endif %}"
+    "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t.function.name }}{% endfor %}<|im_end|>\n{% endif %}"
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )

@@ -46,8 +46,8 @@ def test_a_call_that_fails_is_an_exit_code_and_one_that_is_not_made_is_said(job,
     assert "give it arguments: --call 'double={...}'" in capsys.readouterr().out
     assert main(["tools", "test", job, "--call", 'double={"y": 1}']) == 1
     assert "wrong arguments" in capsys.readouterr().out
-    assert main(["tools", "test", job, "--call", "tripel={}"]) == 2
-    assert "there is no tool 'tripel'" in capsys.readouterr().err
+    assert main(["tools", "test", job, "--call", "doubl={}"]) == 2
+    assert "there is no tool 'doubl'" in capsys.readouterr().err
 
 
 def test_built_in_tools_are_listed_and_a_job_without_tools_is_refused(job, capsys):

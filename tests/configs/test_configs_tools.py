@@ -130,7 +130,7 @@ def checked(*tools, **more):
         ({"path": "other.py:t"}, "a Python file that exists"),
         ({"path": "my.py:u"}, "a function 'u' in my.py; it has t"),
         ({"path": "no_such_package.x:t"}, "there is no package 'no_such_package'"),
-        ({"path": "my.py:t", "options": {"limt": 3}}, "did you mean 'limit'"),
+        ({"path": "my.py:t", "options": {"limi": 3}}, "did you mean 'limit'"),
         ({"path": "my.py:t", "options": {"limit": "x"}}, "annotated as int"),
         ({"path": "my.py:T"}, "it has no default and must be given"),
         ({"mcp": {"command": "no-such-program --flag"}}, "'no-such-program' is neither on PATH"),

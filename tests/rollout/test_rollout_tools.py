@@ -225,7 +225,7 @@ def test_a_user_who_is_never_content_ends_with_the_turns_and_one_that_fails_is_n
     assert (asked, trajectory.status) == (["2"], "truncated")
     _, trajectory, asked = played("1", payload={"interaction_kwargs": {}}, **more)
     assert (asked, trajectory.status) == ([], "env_error") and "KeyError: 'ground_truth'" in trajectory.error
-    _, trajectory, _ = played("1", payload={"interaction_kwargs": {"name": "techer"}}, **more)
+    _, trajectory, _ = played("1", payload={"interaction_kwargs": {"name": "teachr"}}, **more)
     assert "teacher" in trajectory.error
     users.close()
 

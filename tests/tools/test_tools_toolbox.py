@@ -138,8 +138,8 @@ def test_a_schema_and_a_description_of_the_users_own_win(own):
     ("tool", "said"),
     [
         (ToolConfig(name="x", path="own.py:undocumented"), "doesn't say what its arguments are"),
-        (ToolConfig(name="x", path="own.py:serach"), "did you mean 'search'"),
-        (ToolConfig(name="x", path="own.py:Gone", options={"siez": 3}), "did you mean 'size'"),
+        (ToolConfig(name="x", path="own.py:searc"), "did you mean 'search'"),
+        (ToolConfig(name="x", path="own.py:Gone", options={"sizes": 3}), "did you mean 'size'"),
         (ToolConfig(name="x", path="own.py:time"), "neither a function nor a class"),
         (ToolConfig(name="x", path="own.py:search", parameters={"type": 3}), "must be one of an object"),
         (ToolConfig(name="x", path="own.py:breaks", parameters={"properties": 3}), "is none at properties"),
