@@ -37,6 +37,7 @@ INSTALL_REQUIRES = [
     "sandlock==0.9.0 ; sys_platform == 'linux'",
     "cloudpickle>=3.1,<4",
     "jsonschema>=4.20,<5",
+    "referencing>=0.28,<1",
 ]
 EXTRAS_REQUIRE = {
     # Fused kernels for accelerators (use_liger, use_fused_kernels); earlier versions get per-token gradients wrong.
