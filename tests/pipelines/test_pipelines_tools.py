@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import string
+
 import pytest
 from tiny_models import build_tiny_model, char_tokenizer
 from toy import run_toy, write_toy
@@ -12,6 +14,7 @@ from roll.pipelines.rlvr import prompt_encoder
 from roll.tools.toolbox import Toolbox
 from roll.types.episode import Task
 
+LETTERS = list(string.ascii_letters + string.digits)  # a random model ends with one of them soon
 USER = """
 from roll.tools.interactions import BaseInteraction
 
@@ -36,15 +39,16 @@ def test_a_run_with_tools_and_a_user_trains_on_several_turns_and_counts_calls(lo
         "tools=[{name: calculator}]", "tool_use.max_turns=3", "rewards.case.tools=[calculator]",
         f"interactions=[{{name: user, path: '{tmp_path}/user.py:User', score_weight: 0.25}}]",
         "rewards.case.interaction=user",
-        "prompt_length=900", "sequence_length=1100",
+        "prompt_length=900", "sequence_length=1100", "response_length=16",
+        f"actor_infer.generating_args.stop_strings={LETTERS}", "actor_infer.generating_args.ignore_eos=false",
         "actor_train.data_args.template=native", "validation.data_args.template=native",
         "actor_train.training_args.per_device_train_batch_size=4",
         "actor_train.training_args.gradient_accumulation_steps=1",
     )  # fmt: skip
     for row in rows:
-        assert row["episode/turns_mean"] == 3 and row["response/truncated_share"] == 1
+        assert row["episode/turns_mean"] > 2 and row["response/truncated_share"] == 1
         assert row["tools/calls"] == row["tools/errors"] == 0  # a random model calls nothing
-        assert row["reward/case/part/interaction"] == pytest.approx(3 * 0.5 * 0.25)
+        assert row["reward/case/part/interaction"] == pytest.approx(row["episode/turns_mean"] * 0.5 * 0.25, abs=0.13)
         assert row["rollout/rows"] == row["rollout/responses"] == 4
         assert row["mismatch/kl"] < 1e-10
         assert row["prompt/length_max"] > 500  # the tool is described
