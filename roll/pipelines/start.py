@@ -84,7 +84,6 @@ def run_rlvr(config: RLVRConfig) -> None:
             workload = PromptWorkload(
                 config, tokenizer, training=training, validation=validation, rewards=rewards, toolbox=toolbox
             )
-            stack.callback(workload.close)
             pipeline = RLPipeline(config, clusters, tokenizer, workload=workload, total_steps=total_steps)
             with contextlib.closing(pipeline):
                 pipeline.run()

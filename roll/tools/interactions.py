@@ -125,13 +125,14 @@ class Interactions:
         self._loop = LoopThread("simulated users") if configs else None
 
     def close(self) -> None:
-        """Close connections and the loop."""
-        if self._loop is None:
+        """Close connections and the loop. Harmless when repeated."""
+        loop, self._loop = self._loop, None
+        if loop is None:
             return
         for made in self._made.values():
             if isinstance(made, ModelInteraction):
-                self._loop.submit(made.close()).result(15.0)
-        self._loop.stop(15.0)
+                loop.submit(made.close()).result(15.0)
+        loop.stop(15.0)
 
     def open(self, name: str, instance_id: str, kwargs: Mapping[str, Any]) -> UserSession:
         """Return a user for one episode. Raises `EpisodeError` if there is none of that name."""
