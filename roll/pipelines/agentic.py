@@ -26,8 +26,10 @@ from roll.rollout.agent import Agent
 from roll.rollout.conversation import Conversation, ConversationRollout
 from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.env_tasks import EnvTasks
-from roll.rollout.episode import EpisodePlayer
+from roll.rollout.episode import EpisodePlayer, Rollout
 from roll.rollout.episode_envs import PooledEnv
+from roll.rollout.tool_turns import tool_turns
+from roll.tools.toolbox import Toolbox
 from roll.tracking.base import Sample
 from roll.tracking.names import name_part
 from roll.types.episode import Group, Task
@@ -43,8 +45,9 @@ class EnvWorkload(Workload):
         ValueError: an environment can't be found or made, or a template doesn't fit; before any process starts.
     """
 
-    def __init__(self, config: AgenticConfig, tokenizer: Any) -> None:
+    def __init__(self, config: AgenticConfig, tokenizer: Any, toolbox: Toolbox | None = None) -> None:
         self._config = config
+        self._toolbox = toolbox
         self._tokenizer = tokenizer
         train, val = config.train_env_manager, config.val_env_manager
         self._specs: dict[Split, dict[str, EnvSpec]] = {"train": {} if config.val_only else self._specs_of(train)}
@@ -115,10 +118,16 @@ class EnvWorkload(Workload):
             agent,
             partial(PooledEnv, self._pools[split]),
             max_sequence_length=config.max_sequence_length,
-            rollouts={tag: ConversationRollout(agent, self._conversations[tag]) for tag in self._specs[split]},
+            rollouts={tag: self._rollout(agent, tag) for tag in self._specs[split]},
             max_episodes=config.env_processes.room,
             traced_share=config.tracing.episode_share,
         )
+
+    def _rollout(self, agent: Agent, tag: str) -> Rollout:
+        names, turns = self._config.custom_envs[tag].tools, None
+        if names:
+            turns = tool_turns(self._config, agent, self._tokenizer, self._toolbox, names)
+        return ConversationRollout(agent, self._conversations[tag], turns)
 
     def keep(self, group: Group) -> str | None:
         return query_filter(group, self._config.train_env_manager.group_filter)

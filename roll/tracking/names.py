@@ -81,6 +81,18 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("role/<tag>/<role>/success", "fraction", "Episodes in which the role succeeds", _ITS_EPISODES),
         _M("role/<tag>/<role>/turns", "turns", "Turns of the role in an episode", _ITS_EPISODES),
     ),
+    "Tools": (
+        _M("tools/calls", "calls", "Calls that were made", _WITHIN_STEP),
+        _M("tools/errors", "calls", "Calls that the policy was told an error of, those below included", _WITHIN_STEP),
+        _M("tools/unknown", "calls", "Of tools that don't exist", _WITHIN_STEP),
+        _M("tools/bad_calls", "calls", "That couldn't be read: broken JSON, no name", _WITHIN_STEP),
+        _M("tools/bad_arguments", "calls", "With arguments that the schema doesn't allow", _WITHIN_STEP),
+        _M("tools/refused", "calls", "That a tool refused, or that exceed `max_parallel_calls`", _WITHIN_STEP),
+        _M("tools/timeouts", "calls", "That took longer than `timeout_s`", _WITHIN_STEP),
+        _M("tools/failed", "calls", "In which a tool's own code raised", _WITHIN_STEP),
+        _M("tools/cut_replies", "replies", "Longer than `max_reply_tokens`", _WITHIN_STEP),
+        _M("tools/<tool>/*", "own", "What the tool itself counts", _WITHIN_STEP),
+    ),
     "Agents": (
         _M(
             "agent/mismatch_<class>",
