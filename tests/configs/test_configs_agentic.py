@@ -9,10 +9,10 @@ import pytest
 import yaml
 from refused import check_refused
 
+from roll.configs.checks.endpoints import endpoint_notes
 from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config
-from roll.configs.checks.endpoints import endpoint_notes
 from roll.configs.rules.validate import warnings_of
 
 LAKE = "custom_envs.lake"
