@@ -60,7 +60,6 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("reward/<domain>/mean", "reward", "Raw reward in one domain", _ITS_RESPONSES),
         _M("reward/<domain>/std", "reward", "Its spread", "standard deviation over its responses"),
         _M("reward/<domain>/part/<part>", "reward", "One named part of it, unweighted", _ITS_RESPONSES),
-        _M("reward/<domain>/role/<role>", "reward", "Reward of one agent, where agents are paid apart", _ITS_EPISODES),
         _M("reward/<domain>/too_hard", "responses", "Answers that can't be checked in 2 s and 200 MB", _WITHIN_STEP),
         _M("reward/<domain>/part/env/<part>", "reward", "A part that the environment itself names", _ITS_RESPONSES),
     ),
