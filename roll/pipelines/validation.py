@@ -170,17 +170,23 @@ def successes(trajectories: Sequence[Trajectory]) -> list[float]:
 
 
 def validation_samples(groups: Sequence[Group], tokenizer: Any, count: int) -> list[Sample]:
-    """Return an episode with a reward of each of the first `count` tasks, as text: first prompt, then all else."""
+    """Return an episode with a reward of each of the first `count` tasks, as text: first prompt, then all else. What is
+    a role's has its name in front, in square brackets."""
     samples = []
     for group in groups[:count]:
         for trajectory in group.survivors[:1]:
-            first, *later = trajectory.turns
-            said = [*first.response_ids, *(ids for turn in later for ids in (*turn.prompt_ids, *turn.response_ids))]
+            first = trajectory.turns[0]
+            texts: list[str] = []
+            for role, turns in itertools.groupby(trajectory.turns, key=lambda turn: turn.role):
+                ids = [token for turn in turns for token in (*turn.prompt_ids, *turn.response_ids)]
+                own = ids if texts else ids[len(first.prompt_ids) :]
+                texts.append(f"\n[{role}] {tokenizer.decode(own)}" if texts else tokenizer.decode(own))
+            named = f"[{first.role}] " if first.role else ""
             samples.append(
                 Sample(
                     domain=group.task.domain,
-                    prompt=tokenizer.decode(first.prompt_ids),
-                    response=tokenizer.decode(said),
+                    prompt=named + tokenizer.decode(first.prompt_ids),
+                    response="".join(texts),
                     reward=trajectory.reward,
                 )
             )
