@@ -78,9 +78,9 @@ def textarena(config: SFTConfig) -> None:
     prepare(config, "hubs", "agentic_textarena_cpu", rows=random_play)
 
 
-def tic_tac_toe(config: SFTConfig) -> None:
-    """For self_play/agentic_tic_tac_toe_cpu.yaml."""
-    prepare(config, "self_play", "agentic_tic_tac_toe_cpu", rows=random_play)
+def nim_of_textarena(config: SFTConfig) -> None:
+    """For self_play/agentic_nim_textarena_cpu.yaml: how to write a move, not which."""
+    prepare(config, "self_play", "agentic_nim_textarena_cpu", rows=random_play)
 
 
 def dial(config: AgenticConfig) -> None:
