@@ -22,7 +22,7 @@ class AnyMark(Player):
 
 
 class Stones(Player):
-    """Nim: any move, or with `best` one after which the exclusive or of the piles is 0 (Bouton 1901), if there is one."""
+    """Nim: any move, or with `best` one after which the exclusive or of the piles is 0 (Bouton 1901), if it exists."""
 
     def __init__(self, *, best: bool = False) -> None:
         self._best = best
