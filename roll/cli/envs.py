@@ -151,6 +151,7 @@ def _spec(env: str, content: Mapping[str, Any], config: Path | None, arguments: 
     if "custom_envs" in content:
         assert config is not None, "nothing without a file"
         section = _section(content["custom_envs"], env, config)
+        assert isinstance(section.env_config, dict)
         env_config = dict(section.env_config)
     env_config.update(key_values(arguments, "e.g. size=5"))
     tag = Path(env).stem if ".py" in env else env
@@ -166,6 +167,8 @@ def _section(sections: Any, tag: str, file: Path) -> CustomEnv:
     section, violations = build(CustomEnv, sections[tag], f"custom_envs.{tag}")
     if section is None:
         raise ConfigError(violations, str(file))
+    if section.agent is not None:
+        raise ValueError(f"--config: custom_envs.{tag} in {file} is an agent, and no environment that could be tested")
     return section
 
 

@@ -94,6 +94,12 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("tools/<tool>/*", "own", "What the tool itself counts", _WITHIN_STEP),
     ),
     "Agents": (
+        _M("agent/episodes", "episodes", "That agents were started for, or took", _WITHIN_STEP),
+        _M("agent/calls", "calls", "That the policy answered", _WITHIN_STEP),
+        _M("agent/spent", "episodes", "That ran out of `max_calls`, `max_tokens` or context", _WITHIN_STEP),
+        _M("agent/never_called", "episodes", "Failed: the agent never called the model", _WITHIN_STEP),
+        _M("agent/crashes", "episodes", "Failed: the agent ended otherwise than it should", _WITHIN_STEP),
+        _M("agent/timeouts", "episodes", "Failed: it took over `timeout_s`", _WITHIN_STEP),
         _M(
             "agent/mismatch_<class>",
             "calls",
