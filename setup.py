@@ -36,6 +36,8 @@ INSTALL_REQUIRES = [
     # Below 1.0, and what contains programs: pinned, and raised only with a run of tests/sandbox in all set-ups.
     "sandlock==0.9.0 ; sys_platform == 'linux'",
     "cloudpickle>=3.1,<4",
+    "jsonschema>=4.20,<5",
+    "referencing>=0.28,<1",
 ]
 EXTRAS_REQUIRE = {
     # Fused kernels for accelerators (use_liger, use_fused_kernels); earlier versions get per-token gradients wrong.
@@ -65,6 +67,8 @@ EXTRAS_REQUIRE = {
     ],
     # The endpoint for agents (env_type: endpoint) and roll serve.
     "serve": ["starlette>=0.40,<2", "uvicorn>=0.30,<1"],
+    # tools with mcp: servers that speak the Model Context Protocol.
+    "tools": ["mcp>=1.10,<3"],
     # tracing.endpoint: spans for a collector.
     "otel": ["opentelemetry-sdk>=1.30,<2", "opentelemetry-exporter-otlp-proto-http>=1.30,<2"],
     # Learning curves of benchmarks/agentic_learning.py.
@@ -77,6 +81,8 @@ EXTRAS_REQUIRE = {
         "pytest-timeout>=2.4,<3",
         "pytest-xdist>=3.8,<4",
         "hypothesis>=6.160,<7",
+        # Servers that tests of tools call.
+        "mcp>=1.10,<3",
         "ruff>=0.17,<0.18",
         "mypy>=2.4,<3",
         "codespell>=2.4.2,<3",

@@ -1,8 +1,31 @@
-"""Forms in which policies write tool calls: values of `tool_parser`."""
+"""Tools that come with the framework, and the forms in which policies write calls."""
 
 from __future__ import annotations
 
-from roll.catalog.entries import Entry
+from roll.catalog.entries import Entry, Option
+
+TOOLS: dict[str, Entry] = {
+    "python": Entry(
+        path="roll.tools.python_tool:PythonTool",
+        sandboxed=True,
+        options={
+            "session": Option(bool, default=False),
+            "seconds": Option(float, bounds={"gt": 0, "le": 600}, default=5.0),
+            "memory_mb": Option(int, bounds={"ge": 64}, default=512),
+            "packages": Option(tuple[str, ...], default=()),
+        },
+    ),
+    "calculator": Entry(path="roll.tools.calculator:Calculator"),
+    "retrieval": Entry(
+        path="roll.tools.retrieval:Retrieval",
+        options={
+            "folder": Option(str),
+            "top_k": Option(int, bounds={"ge": 1, "le": 20}, default=3),
+            "passage_words": Option(int, bounds={"ge": 10}, default=150),
+        },
+    ),
+}
+"""Classes of `roll.tools.base.Tool` by name: values of `tools[].name` without a `path`."""
 
 TOOL_PARSERS: dict[str, Entry] = {
     "hermes": Entry(path="roll.tools.parsing.hermes:parse"),

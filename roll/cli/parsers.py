@@ -37,6 +37,7 @@ def roll_parser() -> argparse.ArgumentParser:
         _add_rollout,
         _add_serve,
         _add_envs,
+        _add_tools,
         _add_demos,
         _add_reward,
         _add_judge,
@@ -342,6 +343,27 @@ def _add_envs(groups: Any) -> None:
     test.add_argument("--python", help="an interpreter for the environment, as env_workers.python")
     test.add_argument("--timeout_s", type=float, default=60.0, help="seconds of one reset or step (default 60)")
     test.add_argument("--check_s", type=float, default=120.0, help="seconds that one check plays (default 120)")
+
+
+def _add_tools(groups: Any) -> None:
+    group = _command(groups, "tools", "list built-in tools, or show and call those of a configuration")
+    commands = group.add_subparsers(required=True, metavar="COMMAND")
+    _command(commands, "list", "list built-in tools and their options", "roll.cli.tools:list_tools")
+    test = _command(
+        commands,
+        "test",
+        "show the tools of a configuration as a policy sees them, and call each",
+        "roll.cli.tools:test_tools",
+    )
+    test.add_argument("file", help="the YAML file, with or without .yaml")
+    test.add_argument(
+        "--call",
+        action="append",
+        default=[],
+        metavar="TOOL={...}",
+        help="call it with these arguments, JSON; may be given several times (built-in tools have a call of their own)",
+    )
+    _add_overrides(test)
 
 
 def _add_demos(groups: Any) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -69,12 +69,19 @@ class PromptEncoder:
     """Turns tasks into token ids with one tokenizer, and one template per tag."""
 
     def __init__(
-        self, tokenizer: Any, *, template: str = "native", tag_to_template: Mapping[str, str] | None = None
+        self,
+        tokenizer: Any,
+        *,
+        template: str = "native",
+        tag_to_template: Mapping[str, str] | None = None,
+        with_tools: Callable[[Task], str | None] | None = None,
     ) -> None:
         """Check all templates against the tokenizer (a Hugging Face one); raises `TemplateError`.
 
-        `template` is `native` (the tokenizer's own), a name in `TEMPLATES`, or the text of a template.
+        `template` is `native` (the tokenizer's own), a name in `TEMPLATES`, or the text of a template. `with_tools`
+        gives the text of a prompt that tells of tools; None for a task without any.
         """
+        self._with_tools = with_tools
         self._tokenizer = tokenizer
         self._template = resolve_template(template, tokenizer)
         self._by_tag = {tag: resolve_template(text, tokenizer) for tag, text in (tag_to_template or {}).items()}
@@ -121,6 +128,9 @@ class PromptEncoder:
 
     def render(self, task: Task, response: str | None = None) -> str:
         """Return the text that is tokenised. A response is the conversation's last message, or follows a plain text."""
+        told = self._with_tools(task) if self._with_tools is not None and response is None else None
+        if told is not None:
+            return told
         template = self._by_tag.get(task.tag, self._template)
         messages, prompt = task.payload.get("messages"), task.payload.get("prompt")
         if is_plain(template):

@@ -29,6 +29,8 @@ from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.env_tasks import EnvTasks
 from roll.rollout.episode import EpisodeEnv, EpisodePlayer, Rollout
 from roll.rollout.episode_envs import NoEnv, PooledEnv
+from roll.rollout.tool_turns import tool_turns
+from roll.tools.toolbox import Toolbox
 from roll.tracking.base import Sample
 from roll.tracking.names import name_part
 from roll.types.episode import Group, Task
@@ -44,8 +46,9 @@ class EnvWorkload(Workload):
         ValueError: an environment can't be found or made, or a template doesn't fit; before any process starts.
     """
 
-    def __init__(self, config: AgenticConfig, tokenizer: Any) -> None:
+    def __init__(self, config: AgenticConfig, tokenizer: Any, toolbox: Toolbox | None = None) -> None:
         self._config = config
+        self._toolbox = toolbox
         self._tokenizer = tokenizer
         train, val = config.train_env_manager, config.val_env_manager
         managers = ([] if config.val_only else [train]) + ([] if val is None else [val])
@@ -119,7 +122,7 @@ class EnvWorkload(Workload):
         manager = config.train_env_manager if split == "train" else config.val_env_manager
         assert manager is not None
         rollouts: dict[str, Rollout] = {**self._agents.rollouts(driver, agent, config.tags_of(manager))}
-        rollouts |= {tag: ConversationRollout(agent, self._conversations[tag]) for tag in self._specs[split]}
+        rollouts |= {tag: self._rollout(agent, tag) for tag in self._specs[split]}
         return EpisodePlayer(
             driver,
             agent,
@@ -132,6 +135,12 @@ class EnvWorkload(Workload):
 
     def _make_env(self, split: Split, task: Task, name: str) -> EpisodeEnv:
         return NoEnv() if task.tag in self._agents.envs else PooledEnv(self._pools[split], task, name)
+
+    def _rollout(self, agent: Agent, tag: str) -> Rollout:
+        names, turns = self._config.custom_envs[tag].tools, None
+        if names:
+            turns = tool_turns(self._config, agent, self._tokenizer, self._toolbox, names)
+        return ConversationRollout(agent, self._conversations[tag], turns)
 
     def keep(self, group: Group) -> str | None:
         return query_filter(group, self._config.train_env_manager.group_filter)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from roll.configs.schema.reward_config import ANY_TAG
+from roll.configs.schema.reward_config import ANY_TAG, RewardConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.configs.schema.worker_config import DataArgs
 from roll.data.curriculum import difficulty_of
@@ -15,15 +15,21 @@ from roll.data.quarantine import BAD_ROWS, Quarantine
 from roll.data.sampler import TaskSource
 from roll.data.sources import load_tasks, route_by_tag
 from roll.data.streaming import StreamedPrompts, Streamer
-from roll.data.templates import PromptEncoder
+from roll.data.templates import PromptEncoder, TemplateError
 from roll.envs.base import Observation
 from roll.pipelines.reward_router import RewardRouter
 from roll.pipelines.validation import validation_metrics, validation_samples
 from roll.pipelines.workload import Split, TrainingSource, Workload, query_filter, response_filter
 from roll.rollout.agent import Agent
+from roll.rollout.chat import ChatTemplate
 from roll.rollout.engine_driver import EngineDriver
-from roll.rollout.episode import EpisodePlayer
-from roll.rollout.episode_envs import RewardEnv
+from roll.rollout.episode import EpisodePlayer, Rollout
+from roll.rollout.episode_envs import RewardEnv, row_messages
+from roll.rollout.tool_rollout import ToolRollout
+from roll.rollout.tool_turns import tool_turns
+from roll.tools.interactions import Interactions
+from roll.tools.rows import row_tools
+from roll.tools.toolbox import Toolbox
 from roll.tracking.base import Sample
 from roll.types.episode import Group, Task, Trajectory
 from roll.types.metrics import Metrics
@@ -49,6 +55,7 @@ class PromptWorkload(Workload):
         training: tuple[TaskSource, PromptSet | StreamedPrompts] | None,
         validation: PromptSet | None,
         rewards: RewardRouter,
+        toolbox: Toolbox | None = None,
     ) -> None:
         self._config = config
         self._tokenizer = tokenizer
@@ -56,6 +63,8 @@ class PromptWorkload(Workload):
             "val": validation,
             "train": None if training is None else training[1],
         }
+        self._toolbox = toolbox
+        self._interactions = Interactions(config.interactions) if config.interactions else None
         self._solved_above = config.actor_train.data_args.curriculum.success_threshold
         self._rewards = rewards
         self._tasks = None if training is None else training[0]
@@ -82,13 +91,27 @@ class PromptWorkload(Workload):
             lambda task, name: RewardEnv(self._rewards.submit, task, name),
             max_sequence_length=config.max_sequence_length,
             rollouts={
-                domain: load_object(reward.rollout, key=f"rewards.{domain}.rollout")()
+                domain: rollout
                 for domain, reward in config.rewards.items()
-                if reward.rollout is not None
+                if (rollout := self._rollout(domain, reward, agent)) is not None
             },
             keep=self._keep_response if split == "train" else None,
             traced_share=config.tracing.episode_share,
         )
+
+    def _rollout(self, domain: str, reward: RewardConfig, agent: Agent) -> Rollout | None:
+        """Return what plays a domain's episodes; None: one prompt, one response."""
+        if reward.rollout is not None:
+            made: Rollout = load_object(reward.rollout, key=f"rewards.{domain}.rollout")()
+            return made
+        if not reward.tools and self._interactions is None:
+            return None
+        turns = tool_turns(self._config, agent, self._tokenizer, self._toolbox, reward.tools)
+        return ToolRollout(agent, turns, self._interactions, reward.interaction)
+
+    def close(self) -> None:
+        if self._interactions is not None:
+            self._interactions.close()
 
     def _keep_response(self, task: Task, trajectory: Trajectory) -> str | None:
         return response_filter(trajectory, self._config.rewards[task.domain].response_filter_config)
@@ -166,10 +189,21 @@ def default_tag(config: RLVRConfig, data: DataArgs) -> str | None:
     return data.default_tag or (only if ANY_TAG in tags else next(iter(tags), None))
 
 
-def prompt_encoder(config: RLVRConfig, data: DataArgs, tokenizer: Any) -> PromptEncoder:
-    """Return the encoder of the prompts of `data`."""
+def prompt_encoder(config: RLVRConfig, data: DataArgs, tokenizer: Any, toolbox: Toolbox | None = None) -> PromptEncoder:
+    """Return the encoder of the prompts of `data`; those that may call tools are told of them."""
     template = config.global_template or data.template
-    return PromptEncoder(tokenizer, template=template, tag_to_template=config.tag_to_template)
+    with_tools = None
+    if toolbox is not None:
+        chat, specs = ChatTemplate(tokenizer), {d: toolbox.specs(reward.tools) for d, reward in config.rewards.items()}
+
+        def with_tools(task: Task) -> str | None:
+            try:
+                called = row_tools(task.payload, config.rewards[task.domain].tools)
+            except ValueError as error:
+                raise TemplateError(f"task {task.id!r}: {error}") from error
+            return chat.text(row_messages(task), specs[task.domain]) if called else None
+
+    return PromptEncoder(tokenizer, template=template, tag_to_template=config.tag_to_template, with_tools=with_tools)
 
 
 def _truncation(config: RLVRConfig, data: DataArgs) -> Truncation:
@@ -177,13 +211,19 @@ def _truncation(config: RLVRConfig, data: DataArgs) -> Truncation:
 
 
 def _encoded(
-    config: RLVRConfig, data: DataArgs, *, split: Split, exclude: Mapping[str, Collection[str]], tokenizer: Any
+    config: RLVRConfig,
+    data: DataArgs,
+    *,
+    split: Split,
+    exclude: Mapping[str, Collection[str]],
+    tokenizer: Any,
+    toolbox: Toolbox | None,
 ) -> PromptSet:
     quarantine = Quarantine(data.max_bad_rows, config.logging_path / BAD_ROWS[split])
     domains = load_domains(config, data, split=split, exclude=exclude, quarantine=quarantine)
     prompts = encode_prompts(
         [task for tasks in domains.values() for task in tasks],
-        prompt_encoder(config, data, tokenizer),
+        prompt_encoder(config, data, tokenizer, toolbox),
         prompt_length=config.prompt_length,
         truncation=_truncation(config, data),
         num_workers=data.preprocessing_num_workers,
@@ -193,12 +233,14 @@ def _encoded(
     return prompts
 
 
-def training_data(config: RLVRConfig, tokenizer: Any) -> tuple[TaskSource, PromptSet | StreamedPrompts]:
+def training_data(
+    config: RLVRConfig, tokenizer: Any, toolbox: Toolbox | None = None
+) -> tuple[TaskSource, PromptSet | StreamedPrompts]:
     """Return the endless (or `num_train_epochs` long) sequence of training tasks, and their prompts."""
     data = config.actor_train.data_args
     if data.streaming:
-        return _streamed(config, data, tokenizer)
-    prompts = _encoded(config, data, split="train", exclude={}, tokenizer=tokenizer)
+        return _streamed(config, data, tokenizer, toolbox)
+    prompts = _encoded(config, data, split="train", exclude={}, tokenizer=tokenizer, toolbox=toolbox)
     domains: TasksByDomain = {domain: [] for domain in config.rewards}
     for task in prompts.tasks:
         domains[task.domain].append(task)
@@ -209,11 +251,13 @@ def training_data(config: RLVRConfig, tokenizer: Any) -> tuple[TaskSource, Promp
     return _source(config, data, domains, difficulty), prompts
 
 
-def _streamed(config: RLVRConfig, data: DataArgs, tokenizer: Any) -> tuple[TaskSource, StreamedPrompts]:
+def _streamed(
+    config: RLVRConfig, data: DataArgs, tokenizer: Any, toolbox: Toolbox | None
+) -> tuple[TaskSource, StreamedPrompts]:
     quarantine = Quarantine(data.max_bad_rows, config.logging_path / BAD_ROWS["train"])
     streamer = Streamer(
         data,
-        prompt_encoder(config, data, tokenizer),
+        prompt_encoder(config, data, tokenizer, toolbox),
         LengthRule(config.prompt_length, _truncation(config, data)),
         tags={domain: config.tags_of(domain) for domain in config.rewards},
         seed=config.seed,
@@ -247,14 +291,17 @@ def _source(
     )
 
 
-def validation_data(config: RLVRConfig, tokenizer: Any, training: PromptSet | StreamedPrompts | None) -> PromptSet:
+def validation_data(
+    config: RLVRConfig, tokenizer: Any, training: PromptSet | StreamedPrompts | None, toolbox: Toolbox | None = None
+) -> PromptSet:
     """Return held-out tasks in the order of their files, or shuffled; generated ones repeat no training question."""
     assert config.validation is not None
     exclude: dict[str, set[str]] = {}
     for task in training.tasks if training is not None else ():
         if "question" in task.payload:
             exclude.setdefault(task.tag, set()).update(questions_of([task]))
-    prompts = _encoded(config, config.validation.data_args, split="val", exclude=exclude, tokenizer=tokenizer)
+    data = config.validation.data_args
+    prompts = _encoded(config, data, split="val", exclude=exclude, tokenizer=tokenizer, toolbox=toolbox)
     if config.validation.shuffle:
         prompts.tasks = keyed_shuffle(prompts.tasks, config.seed, "validation")
     return prompts

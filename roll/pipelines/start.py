@@ -27,6 +27,7 @@ from roll.pipelines.rlvr import PromptWorkload, training_data, validation_data
 from roll.pipelines.sft import run_sft
 from roll.pipelines.teaching import require_same_tokens
 from roll.strategies.hf.hf_model import load_tokenizer
+from roll.tools.toolbox import open_toolbox
 from roll.utils.locking import run_lock
 from roll.utils.readers import DataError
 from roll.workers.judge import JudgeClient
@@ -54,14 +55,18 @@ def planned_steps(config: RLVRConfig, source: TaskSource) -> int:
 def run_rlvr(config: RLVRConfig) -> None:
     """Run RLVR to its end."""
     prepare(config)
-    with run_lock(config.output_path, config.logging_path), RewardRouter(config) as rewards:
+    with (
+        run_lock(config.output_path, config.logging_path),
+        RewardRouter(config) as rewards,
+        open_toolbox(config) as toolbox,
+    ):
         tokenizer = load_tokenizer(resolved_model_args(config, "actor_train"))
         require_same_tokens(config, tokenizer)
         data = config.actor_train.data_args  # `val_only` may do without
-        training = training_data(config, tokenizer) if data.has_rows else None
+        training = training_data(config, tokenizer, toolbox) if data.has_rows else None
         validation = None
         if config.validation is not None and (config.eval_steps or config.val_before_train or config.val_only):
-            validation = validation_data(config, tokenizer, None if training is None else training[1])
+            validation = validation_data(config, tokenizer, None if training is None else training[1], toolbox)
         texts = {role: RewardTexts.of(config, role) for role in config.roles if role.startswith("reward_model")}
         asks_endpoint = config.judge is not None and config.judge.endpoint is not None and config.domains_of("judge")
         rewards.wait_ready()
@@ -76,7 +81,9 @@ def run_rlvr(config: RLVRConfig) -> None:
                 rewards.models[role] = stack.enter_context(client)
             if clusters.judge is not None:
                 rewards.models["judge"] = stack.enter_context(_judge(config, clusters.judge))
-            workload = PromptWorkload(config, tokenizer, training=training, validation=validation, rewards=rewards)
+            workload = PromptWorkload(
+                config, tokenizer, training=training, validation=validation, rewards=rewards, toolbox=toolbox
+            )
             pipeline = RLPipeline(config, clusters, tokenizer, workload=workload, total_steps=total_steps)
             with contextlib.closing(pipeline):
                 pipeline.run()
@@ -100,10 +107,10 @@ def run_agentic(config: AgenticConfig) -> None:
     """Run environments to the end, after the warm start if there is one to do."""
     prepare(config)
     warm_start(config)
-    with run_lock(config.output_path, config.logging_path):
+    with run_lock(config.output_path, config.logging_path), open_toolbox(config) as toolbox:
         tokenizer = load_tokenizer(resolved_model_args(config, "actor_train"))
         require_same_tokens(config, tokenizer)
-        with contextlib.closing(EnvWorkload(config, tokenizer)) as workload:
+        with contextlib.closing(EnvWorkload(config, tokenizer, toolbox)) as workload:
             workload.wait_ready()
             total_steps = 0 if config.val_only else config.max_steps or 0
             _log_plan(config, total_steps)

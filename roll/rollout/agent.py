@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from roll.envs.base import Message, Observation
-from roll.rollout.chat import ChatTemplate, PlainText, check_template
+from roll.rollout.chat import ChatTemplate, PlainText, check_calls, check_template
+from roll.types.chat import ToolSpec
 from roll.types.episode import Task
 
 
@@ -55,9 +56,9 @@ class Agent:
             return self.prompt(observation.messages)
         return self._first_prompt(task, observation)
 
-    def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> tuple[int, ...]:
         """Return the tokens of a conversation, up to where the response begins; raises `TemplateError`."""
-        return self._rendering.prompt(messages)
+        return self._rendering.prompt(messages, tools)
 
     def reply(self, observation: Observation, sampled: Sequence[int]) -> tuple[int, ...]:
         """Return the tokens that the environment's reply adds after the `sampled` response.
@@ -65,6 +66,18 @@ class Agent:
         They are its turn's closing, the reply, and the opening of the next response.
         """
         return self._rendering.reply(observation.messages, sampled)
+
+    def reply_to_calls(
+        self, response: Message, messages: Sequence[Message], sampled: Sequence[int], tools: Sequence[ToolSpec]
+    ) -> tuple[int, ...]:
+        """Return the tokens that the results of a response's calls add after it."""
+        text = self._rendering.continuation([Message("user", "-")], response, messages, tools)
+        return self._rendering.follow(text, sampled)[1]
+
+    def check_carries_calls(self, thinking_tags: tuple[str, str] | None, tools: Sequence[ToolSpec]) -> None:
+        """Raise `TemplateError` if the chat template takes no results of tools, or writes what stood before them
+        otherwise than it was."""
+        check_calls(self._rendering, thinking_tags, tools)
 
     def check_carries(self, thinking_tags: tuple[str, str] | None = None) -> None:
         """Raise `TemplateError` if the chat template writes earlier messages otherwise than they were: tokens can't be

@@ -52,7 +52,11 @@ class PlainText:
 
     def reply(self, messages: Sequence[Message], sampled: Sequence[int]) -> tuple[int, ...]:  # noqa: ARG002
         """Return what stands between the `sampled` response and the next: its closing, the messages, an opening."""
-        return self.encode("".join(message.content for message in messages))
+        return self.encode(self.reply_text(messages))
+
+    def reply_text(self, messages: Sequence[Message]) -> str:
+        """Return the same as text, with the closing."""
+        return "".join(message.content for message in messages)
 
     def continuation(
         self,
@@ -277,6 +281,34 @@ def _check(template: ChatTemplate, responses: Sequence[str], what: str) -> None:
             rendered = template.unchecked(history)
             if rendered != carried:
                 raise TemplateError(f"the chat template rewrites {what}: {_difference(rendered, carried)}. {_WAY_OUT}")
+
+
+def check_calls(template: PlainText, thinking_tags: tuple[str, str] | None, tools: Sequence[ToolSpec]) -> None:
+    """Raise `TemplateError` if the results of tools can't be added to carried tokens, as `check_template` does it.
+
+    A template may leave out the thoughts of earlier questions: between a question and its answer nothing may change.
+    """
+    opening, closing = thinking_tags or _THINK
+    asked, said, calls, news = [Message("user", "Which colour is it?")], [], [], []
+    for number, word in enumerate(("red", "green")):
+        said.append(f"{opening}\na {word} thought\n{closing}\n\n{word}" if thinking_tags else word)
+        calls.append(ToolCall(f"call{number:05d}", tools[0].name, "{}"))
+        news.append(Message("tool", f"result {number}", tool_call_id=calls[-1].id, name=tools[0].name))
+    history = [*asked, Message("assistant", said[0]), news[0], Message("assistant", said[1]), news[1]]
+    try:
+        rendered = template.text(history, tools)
+    except TemplateError:
+        # It takes results only after calls, which it writes in its own way: they must at least be what it adds.
+        template.continuation(asked, Message("assistant", said[0], (calls[0],)), news[:1], tools)
+        return
+    carried = template.text(asked, tools)
+    for response, reply in zip(said, news, strict=True):
+        carried += response + template.reply_text([reply])
+    if rendered != carried:
+        raise TemplateError(
+            f"the chat template rewrites what stood before the results of tools: {_difference(rendered, carried)}. "
+            "Use another chat template"
+        )
 
 
 def _difference(rendered: str, carried: str) -> str:

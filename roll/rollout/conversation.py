@@ -10,9 +10,10 @@ step           re-rendered:  system, the last `history_length` exchanges as text
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from roll.catalog.players import ENDPOINT, POLICY
 from roll.configs.schema.env_config import CustomEnv, RoleConfig
@@ -23,6 +24,8 @@ from roll.envs.wrappers import without_thoughts
 from roll.rollout.agent import Agent
 from roll.rollout.episode import Episode
 from roll.rollout.roles import ChatService, RoleLedger
+from roll.rollout.tool_turns import ToolTurns
+from roll.tools.toolbox import EpisodeTools
 from roll.types.episode import EpisodeError
 from roll.utils.seeding import stable_hash
 
@@ -125,17 +128,22 @@ class ConversationRollout:
     With several roles there is a conversation for each: a role is shown what is meant for it and its own responses.
     What a frozen model says leads to a step of the environment, but is no turn.
 
+    With tools (`turns`) a response that calls some is answered by them, in turns of their own; the environment is given
+    the first that calls none, or the last there is time for.
+
     Raises:
         TemplateError: the chat template doesn't take a system message, or rewrites history and the sample unit carries
             tokens.
         ValueError: the text of responses doesn't show `thinking_tags`, or a service that plays a role isn't there.
     """
 
-    def __init__(self, agent: Agent, conversation: Conversation) -> None:
+    def __init__(self, agent: Agent, conversation: Conversation, turns: ToolTurns | None = None) -> None:
         self._agent = agent
         self._conversation = conversation
+        self._turns = turns
+        self._specs = () if turns is None else turns.specs
         for role in conversation.roles or ("",):
-            agent.prompt((*conversation.system(role), Message("user", "?")))
+            agent.prompt((*conversation.system(role), Message("user", "?")), self._specs)
         if conversation.carries:
             agent.check_carries(conversation.env.thinking_tags)
         self._opened = agent.forced_think_prefix(conversation.env.thinking_tags)
@@ -146,6 +154,11 @@ class ConversationRollout:
         }
 
     async def play(self, episode: Episode) -> None:
+        tools = None if self._turns is None else self._turns.open(episode, self._turns.names)
+        async with contextlib.nullcontext() if tools is None else contextlib.aclosing(tools):
+            await self._play(episode, tools)
+
+    async def _play(self, episode: Episode, tools: EpisodeTools | None) -> None:
         spec = self._conversation
         limit = spec.env.max_tokens_per_step or episode.params.max_new_tokens
         players = spec.players(episode.task.seed)
@@ -162,7 +175,7 @@ class ConversationRollout:
                 said, result = await self._ask(service, episode, role, messages, history, limit)
             else:
                 begins = any(histories.values()) and spec.resets_context(len(history))
-                said, result = await self._respond(episode, role, messages, history, limit, begins)
+                said, result = await self._respond(episode, role, messages, history, limit, begins, tools)
             if ledger is not None:
                 ledger.settle(role, said.turn, result)
             if result.terminated or result.truncated or result.observation is None:
@@ -179,14 +192,19 @@ class ConversationRollout:
         history: Sequence[Exchange],
         limit: int,
         begins: bool,
+        tools: EpisodeTools | None,
     ) -> tuple[Exchange, StepResult]:
         """Let the policy respond."""
         prompt = self._prompt(role, messages, history)
         carried = not self._conversation.resets_context(len(history))
-        completion = await episode.generate(
-            prompt, reset_context=begins, after=history[-1].turn if carried else None, role=role, max_new_tokens=limit
-        )
-        text = self._opened + episode.text(completion)
+        after = history[-1].turn if carried else None
+        changes: dict[str, Any] = {"reset_context": begins, "after": after, "role": role, "max_new_tokens": limit}
+        if self._turns is None:
+            completion = await episode.generate(prompt, **changes)
+            text = self._opened + episode.text(completion)
+        else:
+            said = await self._turns.respond(episode, prompt, tools, max_turns=self._turns.max_turns, **changes)
+            completion, text = said.completion, self._opened + episode.text(said.completion)
         result = await episode.step_env(text)
         remembered = self._conversation.remembered(text)
         return Exchange(messages, remembered, completion.token_ids, episode.number_of(completion)), result
@@ -211,7 +229,7 @@ class ConversationRollout:
         spec = self._conversation
         if not spec.resets_context(len(history)):
             return self._agent.reply(Observation(messages), history[-1].sampled)
-        prompt = self._agent.prompt(spec.told(role, history, messages))
+        prompt = self._agent.prompt(spec.told(role, history, messages), self._specs)
         if not prompt:
             raise EpisodeError("env_error", "a prompt without tokens: no system message, and nothing to observe")
         return prompt

@@ -92,6 +92,11 @@ class Episode:
         """Return the number of a response's turn, for `generate(after=...)`."""
         return self._numbers[completion.id]
 
+    @property
+    def room(self) -> int:
+        """Tokens that the context can still take."""
+        return self._max_sequence_length - len(self.tokens)
+
     async def reset(self) -> Observation:
         """Begin; what the environment shows first."""
         self._engines.mark_busy(self._name, f"reset of {self._env.waits_for}")
@@ -227,10 +232,18 @@ class Episode:
             self._unanswered, self.scored = None, True
         return result
 
+    def answered(self, turn: int, observation: str) -> None:
+        """Note what answered a response other than the environment, by the number of its turn."""
+        self._turns.update(turn, replace(self._turns[turn], observation=observation))
+
     def pay(self, turn: int, reward: float, metrics: Mapping[str, float]) -> None:
         """Add to a turn's reward, and to what is known of it, by its number."""
         paid = self._turns[turn]
         self._turns.update(turn, replace(paid, reward=paid.reward + reward, metrics={**paid.metrics, **metrics}))
+
+    def add_part(self, name: str, value: float) -> None:
+        """Add to a named part of the reward, for logging."""
+        _add(self._parts, {name: value})
 
     @contextlib.contextmanager
     def busy(self, doing: str) -> Iterator[None]:

@@ -16,6 +16,14 @@ SubmitReward = Callable[[RewardRequest], "Future[RewardResult]"]
 """Queues one response for scoring; the future always gets a result, a failed reward function included."""
 
 
+def row_messages(task: Task) -> tuple[Message, ...]:
+    """Return the conversation that a dataset row begins with."""
+    messages = task.payload.get("messages")
+    if messages is None:
+        return (Message("user", str(task.payload.get("prompt", ""))),)
+    return tuple(Message(m["role"], m["content"]) for m in messages)
+
+
 class RewardEnv:
     """RLVR's: hands over the prompt, takes one response, asks a reward function. `name` is the id of the request."""
 
@@ -27,10 +35,7 @@ class RewardEnv:
         self._name = name
 
     async def reset(self, task: Task) -> Observation:
-        messages = task.payload.get("messages")
-        if messages is None:
-            return Observation((Message("user", str(task.payload.get("prompt", ""))),))
-        return Observation(tuple(Message(m["role"], m["content"]) for m in messages))
+        return Observation(row_messages(task))
 
     async def step(self, action: Action) -> StepResult:
         request = RewardRequest(

@@ -35,9 +35,10 @@ from roll.strategies.base import (
     Request,
 )
 from roll.strategies.engine_backend import EngineBackend
-from roll.strategies.loop_thread import LoopThread, WeightFeed
 from roll.strategies.responses import InFlightResponse, ResponseRules
+from roll.strategies.weight_feed import WeightFeed
 from roll.types.episode import FinishReason
+from roll.utils.loop_thread import LoopThread
 from roll.utils.seeding import stable_hash
 
 logger = logging.getLogger(__name__)

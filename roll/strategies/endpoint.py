@@ -24,11 +24,11 @@ from roll.distributed.layout import RankLayout
 from roll.distributed.weights import WeightPart
 from roll.distributed.worker import WorkerInfo
 from roll.strategies.base import LossFn, NamedWeights, Output, TopK, TrainSpec, TrainStrategy
-from roll.strategies.loop_thread import LoopThread
 from roll.strategies.state_files import StateFiles
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
 from roll.utils.endpoint import Endpoint, EndpointFailed, endpoint_url, key_in, why_unreachable
+from roll.utils.loop_thread import LoopThread
 
 _BYTES_PER_ENTRY = 400
 """Of a reply, for each log-prob in it, generously."""

@@ -13,8 +13,8 @@ from typing import Any
 from roll.configs.schema.judge_config import JudgeConfig
 from roll.rewards.judge import Messages
 from roll.rewards.judge_cache import Verdict
-from roll.strategies.loop_thread import LoopThread
 from roll.utils.endpoint import Endpoint, EndpointFailed, endpoint_url, key_in, why_unreachable
+from roll.utils.loop_thread import LoopThread
 
 
 class JudgeUnavailable(ValueError):

@@ -28,7 +28,7 @@ from roll.rewards.judge_cache import Verdict
 from roll.strategies import build_engine
 from roll.strategies.base import Completion, EngineSettings, InferEngine, Request, SamplingParams
 from roll.strategies.hf.hf_model import load_tokenizer
-from roll.strategies.loop_thread import LoopThread, settle
+from roll.utils.loop_thread import LoopThread, settle
 from roll.utils.seeding import stable_hash
 from roll.workers.infer import InferWorker
 from roll.workers.judge_endpoint import JudgeFailed

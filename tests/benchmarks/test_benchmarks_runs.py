@@ -136,6 +136,15 @@ def test_tiny_programs_are_learnt_for_one_step(bench, tmp_path: Path):
     assert rows(printed) == ["seed", "1"]
 
 
+def test_a_tool_is_used_for_one_step(bench, tmp_path: Path):
+    printed = bench(
+        "code_learning", "--example", "tools", "--seeds", 1, "--output", tmp_path, "--warm-steps", 1, "--set",
+        "max_steps=1", "eval_steps=1", "sandbox=unconfined", "rollout_batch_size=2", "num_return_sequences_in_group=2",
+        "actor_train.training_args.per_device_train_batch_size=4",
+    )  # fmt: skip
+    assert rows(printed) == ["seed", "1"]
+
+
 def test_a_small_agent_learns_for_one_step(bench, tmp_path: Path):
     file = EXAMPLES / "custom_env" / "agentic_dial.yaml"
     printed = bench(

@@ -42,3 +42,12 @@ def test_the_quickstart_learns_with_every_seed(evidence_folder):
     for seed in (42, 1, 2):
         first, *_, last = validations(output / f"seed{seed}")
         assert last - first >= 10, f"seed {seed}: {first:.1f} -> {last:.1f} %"
+
+
+def test_the_use_of_a_tool_is_learnt_with_every_seed(evidence_folder):
+    output = evidence_folder / "tools"
+    command = [sys.executable, "benchmarks/code_learning.py", "--example", "tools", "--seeds", *SEEDS]
+    subprocess.run([*command, "--output", str(output)], cwd=ROOT, check=True)
+    for seed in SEEDS:
+        first, *_, last = validations(output / seed / "rl")
+        assert first < 60 and last >= 90, f"seed {seed}: {first:.1f} -> {last:.1f} %"

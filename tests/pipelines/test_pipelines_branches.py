@@ -250,7 +250,8 @@ def test_roles_that_are_paid_apart_are_compared_with_themselves():
     mask = found.action_mask
     assert_close(found.advantages[mask], torch.tensor([-2.0, 2.0, 0.5, 0.5, -0.5, -0.5]))
     metrics = rollout_metrics(rollouts).result()
-    assert metrics["reward/a/role/white"] == 0.5 and metrics["reward/a/role/black"] == 1.0
+    named = f"role/{task().tag}"
+    assert metrics[f"{named}/white/reward"] == 0.5 and metrics[f"{named}/black/reward"] == 1.0
     assert metrics["n"] == 2.0, "counts of an episode count once"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.configs.schema.rlvr_config import UNCONFINED_HAZARD
+from roll.configs.schema.rl_config import UNCONFINED_HAZARD
 from roll.rewards.base import RewardLoadError, RewardRequest, RewardSpec
 from roll.rewards.reward_pool import RewardPool
 from roll.rewards.reward_registry import load_reward

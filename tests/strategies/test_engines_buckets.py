@@ -15,7 +15,8 @@ from roll.distributed.transports import Route, receive, send
 from roll.distributed.transports.rendezvous import RendezvousStore
 from roll.distributed.weights import weights_checksum
 from roll.strategies.buckets import BucketReader, SharedBucket
-from roll.strategies.loop_thread import LoopThread, WeightFeed
+from roll.strategies.weight_feed import WeightFeed
+from roll.utils.loop_thread import LoopThread
 
 
 async def stream(tensors):

@@ -183,7 +183,8 @@ def test_more_calls_than_the_limit_are_not_made_and_that_is_said():
 PIECES = [
     "<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=x>", "</parameter>", "<|python_tag|>",
     '{"name": "f", "arguments": ', '{"name": "f"', "{", "}", "[", "]", '"', "\\", ",", ":", "\n", "\n{", "\n[",
-    "```json\n", ";", "f.call(", "0", "1e999", "NaN", "é", "\ud800", "\x00", "[TOOL_CALLS]", '"arguments": {"a": [', "<function=",
+    "```json\n", ";", "f.call(", "0", "1e999", "NaN", "é", "\ud800", "\x00", "[TOOL_CALLS]", '"arguments": {"a": [',
+    "<function=",
 ]  # fmt: skip
 
 
@@ -212,7 +213,7 @@ def test_reading_takes_linear_time(parser: str, piece: str):
 
 def test_auto_is_what_the_chat_template_writes_and_a_template_without_calls_is_refused():
     class Tokenizer:
-        chat_template = "{{ messages }}"
+        chat_template = "{{ messages }}{{ tools }}"
 
     assert detect_parser("... <tool_call>\n<function=example> ...") == "qwen_coder"
     assert detect_parser('... <tool_call>\n{"name": ...') == "hermes"
@@ -225,6 +226,8 @@ def test_auto_is_what_the_chat_template_writes_and_a_template_without_calls_is_r
     Tokenizer.chat_template = {"default": "", "tool_use": "<tool_call>"}
     assert resolve_parser("auto", Tokenizer()) == "hermes"
     assert resolve_parser("llama", Tokenizer()) == "llama"
+    Tokenizer.chat_template = "{{ messages }}"
+    assert resolve_parser("auto", Tokenizer()) == "hermes"
 
 
 def test_thinking_is_split_off_and_calls_in_it_are_not_made():

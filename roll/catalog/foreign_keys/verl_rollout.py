@@ -7,7 +7,7 @@ from roll.catalog.foreign_keys.rows import ForeignKey, absent, dead, decided, mo
 _R = "actor_rollout_ref.rollout"
 _GEN, _VAL = "actor_infer.generating_args", "validation.generating_args"
 _CONFIG = "actor_infer.strategy_args.strategy_config"
-_AGENTIC = "tools and turns are environments of pipeline: agentic, or a rollout of your own"
+_AGENTIC = "name a domain's tools, or play environments (pipeline: agentic), or write a rollout of your own"
 
 SAMPLING: list[ForeignKey] = [
     moved(f"{_R}.n", "num_return_sequences_in_group", default=1),
@@ -76,10 +76,21 @@ ENGINE: list[ForeignKey] = [
     *absent("trace.** prometheus.**", "metrics go to trackers", _R, see="track_with"),
     *dead("profiler.** profiler", "profile_steps says when, profiler what, for all roles", _R,
           see="profile_steps profiler.tools"),
-    decided(f"{_R}.multi_turn.enable", "rewards.<name>.rollout", _AGENTIC, how="false_is_none"),
+    decided(f"{_R}.multi_turn.enable", "rewards.<name>.tools", _AGENTIC, how="false_is_none"),
+    *absent("multi_turn.tool_config_path", "tools are listed in the configuration itself", _R,
+            see="tools rewards.<name>.tools"),
+    *absent("multi_turn.interaction_config_path", "simulated users are listed in the configuration itself; their "
+            "classes are taken as they are", _R, see="interactions rewards.<name>.interaction"),
+    *absent("multi_turn.max_assistant_turns multi_turn.max_user_turns", "with tools, responses are counted", _R,
+            see="tool_use.max_turns"),
+    *absent("multi_turn.max_parallel_calls", "with tools", _R, see="tool_use.max_parallel_calls"),
+    *absent("multi_turn.max_tool_response_length", "each tool's replies are counted in tokens", _R, see="tools"),
+    *absent("multi_turn.tool_response_truncate_side", "with tools", _R, see="tool_use.cut_replies"),
+    *absent("multi_turn.format", "read off the chat template, if not said otherwise", _R, see="tool_use.parser"),
     *dead("agent.num_workers agent.default_agent_loop agent.custom_async_server.**", "the run sees to it", _R,
           see="max_running_requests"),
-    *absent("multi_turn.** agent.**", _AGENTIC, _R, see="custom_envs rewards.<name>.rollout"),
+    *absent("multi_turn.** agent.**", _AGENTIC, _R,
+            see="tools rewards.<name>.tools custom_envs rewards.<name>.rollout"),
     *dead("actor_rollout_ref.hybrid_engine actor_rollout_ref.nccl_timeout", "roles that name the same slots share them",
           see="actor_infer.device_mapping"),
     *absent("**", "the engine has no such option here", _R, see=_CONFIG),

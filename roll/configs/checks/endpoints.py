@@ -32,6 +32,9 @@ def _endpoints(config: RunConfig) -> Iterator[tuple[str, str, str | None]]:
         for role, given in env.roles.items():
             if given.endpoint is not None:
                 yield f"custom_envs.{tag}.roles.{role}", given.endpoint, given.api_key_env
+    for i, user in enumerate(config.interactions if isinstance(config, RLVRConfig) else ()):
+        if user.endpoint is not None:
+            yield f"interactions[{i}]", user.endpoint, user.api_key_env
     for role, worker in config.roles.items():
         options = worker.strategy_args.strategy_config
         if isinstance(options, EndpointConfig) and options.endpoint is not None:

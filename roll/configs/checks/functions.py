@@ -152,13 +152,13 @@ def named_checks(
 
 def _arguments(file: Path, name: str, value: str, args: Arguments, skip: int) -> Iterator[Violation]:
     key, given = args
-    for arg, said in signature_in_source(_definition(file, name), skip=skip).problems(given):
+    for arg, said in signature_in_source(definition(file, name), skip=skip).problems(given):
         yield Violation(f"{key}.{arg}", f"an argument of {value}: {said}", f"see {file}", given.get(arg, NO_VALUE))
 
 
 def _reward_arguments(file: Path, name: str, value: str, args: Arguments) -> Iterator[Violation]:
     key, given = args
-    node, where = _definition(file, name), f"{key.rpartition('.')[0]}.name"
+    node, where = definition(file, name), f"{key.rpartition('.')[0]}.name"
     if isinstance(node, ast.ClassDef):
         yield Violation(where, f"a function, plain or async; {name} is a class", f"see {file}", value)
         return
@@ -173,7 +173,7 @@ def _reward_arguments(file: Path, name: str, value: str, args: Arguments) -> Ite
         )
 
 
-def _definition(file: Path, name: str) -> ast.AST:
+def definition(file: Path, name: str) -> ast.AST:
     """Return the function or class of that name; the whole file where it is made otherwise."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     made = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)

@@ -23,6 +23,7 @@ from roll.configs.checks.machine import MISSING, Machine, machine_checks, this_m
 from roll.configs.checks.model_hub import hub_problem
 from roll.configs.checks.sandbox import sandbox_checks
 from roll.configs.checks.teacher import teacher_checks
+from roll.configs.checks.tools import tool_checks
 from roll.configs.errors import ConfigError, Violation, problem
 from roll.configs.rules.layout import shape_rules
 from roll.configs.rules.reward_model import classifier_checks
@@ -147,9 +148,9 @@ def adapter_checks(config: RunConfig) -> Iterator[Violation]:
 
 _MODELS = (model_checks, tokenizer_checks, teacher_checks, shape_checks, adapter_checks)
 _RUN = (*_MODELS, folder_checks, export_checks, function_checks)
-RLVR_CHECKS = (data_checks, argument_checks, algorithm_checks, reward_checks, sandbox_checks, *_RUN)
+RLVR_CHECKS = (data_checks, argument_checks, algorithm_checks, reward_checks, tool_checks, sandbox_checks, *_RUN)
 DISTILL_CHECKS = RLVR_CHECKS
-AGENTIC_CHECKS = (argument_checks, algorithm_checks, env_checks, agent_checks, *_RUN)
+AGENTIC_CHECKS = (argument_checks, algorithm_checks, env_checks, tool_checks, agent_checks, sandbox_checks, *_RUN)
 SFT_CHECKS = (data_checks, *_RUN)
 DPO_CHECKS = (data_checks, preference_checks, *_RUN)
 REWARD_MODEL_CHECKS = (data_checks, *_RUN)

@@ -1,4 +1,4 @@
-"""The check that rewards which run model output have a sandbox that works on this machine."""
+"""The check that rewards and tools which run model output have a sandbox that works on this machine."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from roll.catalog.rewards import REWARDS
+from roll.catalog.tools import TOOLS
 from roll.configs.errors import Violation
 from roll.configs.rules.verifiers import verifier_that_executes
+from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.sandbox.base import SandboxError, SandboxUnavailable
 from roll.sandbox.open_sandbox import probe_sandbox
@@ -53,14 +55,15 @@ def _takes_sandbox(path: str) -> bool:
     return any("sandbox" in signature_in_source(node, skip=2).annotations for node in nodes)
 
 
-def sandbox_checks(config: RLVRConfig) -> Iterator[Violation]:
-    """Run a small program in the sandbox, if a reward needs it."""
-    domains = sandboxed_domains(config)
-    if not domains:
+def sandbox_checks(config: RLConfig) -> Iterator[Violation]:
+    """Run a small program in the sandbox, if a reward or a tool needs it."""
+    users = [f"rewards.{domain}" for domain in sandboxed_domains(config)] if isinstance(config, RLVRConfig) else []
+    users += [f"the tool {tool.name}" for tool in config.tools if tool.name in TOOLS and TOOLS[tool.name].sandboxed]
+    if not users:
         return
     try:
         probe_sandbox(config.sandbox)
     except (SandboxUnavailable, SandboxError) as error:
-        needing = " and ".join(f"rewards.{domain}" for domain in domains)
+        needing = " and ".join(users)
         expected = f"a sandbox that works, because {needing} runs what the model writes. {error}"
         yield Violation("sandbox", expected, "", config.sandbox)

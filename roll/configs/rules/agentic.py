@@ -57,7 +57,7 @@ def role_rules(config: AgenticConfig) -> Iterator[Violation]:
                     yield Violation(f"{place}.endpoint", "the address of the service that plays the role", fix, None)
                 else:
                     yield from endpoint_rules(place, given.endpoint, given.model, given.api_key_env)
-        if env.swap_roles and all(player == RoleConfig() for player in players):
+        if env.swap_roles and players and all(player == RoleConfig() for player in players):
             yield no_effect(f"{path}.swap_roles", ": the policy plays every role", "remove it", True)
 
 

@@ -18,7 +18,8 @@ from roll.configs.schema.reward_config import (
     ResponseFilterConfig,
     RewardConfig,
 )
-from roll.configs.schema.rlvr_config import UNCONFINED, RLVRConfig
+from roll.configs.schema.rl_config import UNCONFINED, RLConfig
+from roll.configs.schema.rlvr_config import RLVRConfig
 from roll.utils.importing import suggested_path
 from roll.utils.patterns import compile_pattern
 
@@ -58,7 +59,7 @@ SANDBOXES = ("auto", "sandlock", "bwrap", UNCONFINED)
 _ADDRESS = re.compile(r"^https?://[^\s/@]+(/\S*)?$")
 
 
-def sandbox_rules(config: RLVRConfig) -> Iterator[Violation]:
+def sandbox_rules(config: RLConfig) -> Iterator[Violation]:
     """The sandbox is one that there is, or the address of one."""
     if config.sandbox not in SANDBOXES and not _ADDRESS.match(config.sandbox):
         expected = f"one of {', '.join(SANDBOXES)}, or the address of a sandbox server, http://host:port"

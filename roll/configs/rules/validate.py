@@ -26,6 +26,7 @@ from roll.configs.rules import (
     run,
     sft,
     teacher,
+    tools,
 )
 from roll.configs.schema.engine_config import EngineConfig, VllmConfig
 from roll.configs.schema.reward_config import RewardModelConfig
@@ -64,6 +65,8 @@ _ROLLOUTS: tuple[Rule, ...] = (
     policy.loss_rules,
     teacher.teacher_rules,
     endpoint.endpoint_teacher_rules,
+    rewards.sandbox_rules,
+    tools.tool_rules,
     run.length_rules,
     run.sampling_rules,
     async_generation.lora_sync_rules,
@@ -76,14 +79,14 @@ RLVR_RULES: tuple[Rule, ...] = (
     *_ROLLOUTS,
     rewards.score_rules,
     rewards.reward_rules,
-    rewards.sandbox_rules,
+    tools.domain_rules,
     reward_model.reward_model_rules,
     judge.judge_rules,
     data.data_rules,
     data.validation_rules,
     *_RUN,
 )
-AGENTIC_RULES: tuple[Rule, ...] = (*_ROLLOUTS, *agentic.RULES, *_RUN)
+AGENTIC_RULES: tuple[Rule, ...] = (*_ROLLOUTS, *agentic.RULES, tools.env_tool_rules, *_RUN)
 DISTILL_RULES = RLVR_RULES
 SFT_RULES: tuple[Rule, ...] = (*sft.RULES, teacher.teacher_rules, endpoint.endpoint_teacher_rules, *_RUN)
 DPO_RULES: tuple[Rule, ...] = (*preference.DPO_RULES, *_RUN)

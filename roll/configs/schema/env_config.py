@@ -78,6 +78,9 @@ class CustomEnv:
     action_lookup: dict[str, str] = field(default_factory=dict)
     """What the policy may call an action, and what the environment calls it; case doesn't count. Empty: the
     environment's own names."""
+    tools: tuple[str, ...] = one_or_many()
+    """Names in `tools` that the policy can call before it acts: a response with calls is answered by the tools, and the
+    environment is given the first without. Needs `sample_unit: trajectory`. Empty: none."""
     thinking_tags: tuple[str, str] | None = None
     """Opening and closing tag of text that is thought, e.g. `["<think>", "</think>"]`: no action is looked for in it,
     and it is left out where earlier responses are shown again (`history_length`). null: there are no such tags."""

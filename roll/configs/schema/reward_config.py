@@ -121,6 +121,12 @@ class RewardConfig:
     rollout: str | None = None
     """A class of your own that plays this domain's episodes, as `package.module:Class` or `path/to/file.py:Class`.
     null: one prompt, one response."""
+    tools: tuple[str, ...] = one_or_many()
+    """Names in `tools` that the policy can call in this domain's episodes, over several turns (`tool_use.max_turns`).
+    The reward function is given the last response. Empty: none."""
+    interaction: str | None = None
+    """Name in `interactions` of the simulated user who answers this domain's responses; a row's `interaction_kwargs`
+    may name another. null: nobody, unless the row says so."""
     weight: float = number(1.0, ge=0, le=1e6)
     """Factor on the domain's scores in training; validation reports unweighted scores."""
     query_filter_config: QueryFilterConfig = field(default_factory=QueryFilterConfig)

@@ -12,6 +12,7 @@ from roll.configs.schema.distill_args import TEACHES, Distillation, TeacherConfi
 from roll.configs.schema.fields import number
 from roll.configs.schema.policy_config import USES_CRITIC, PolicyOptimisation
 from roll.configs.schema.run_config import VALIDATES, RunConfig
+from roll.configs.schema.tool_config import ToolConfig, ToolUseConfig
 from roll.configs.schema.worker_config import (
     ActorInferConfig,
     GeneratingArgs,
@@ -20,7 +21,14 @@ from roll.configs.schema.worker_config import (
     WorkerConfig,
 )
 
+UNCONFINED = "unconfined"
+"""The value of `sandbox` that contains nothing."""
+UNCONFINED_HAZARD = "sandbox: unconfined: what the model writes is run as this user, and nothing contains it"
+
 WEIGHT_TRANSPORTS = ("auto", *(name for name, entry in TRANSPORTS.items() if entry.configurable))
+
+
+_TOOLS = needs("tools", fix="tools: [{name: python}], or remove it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +96,15 @@ class RLConfig(PolicyOptimisation, RunConfig):
     verify_weight_sync: Literal["off", "checksum", "logprob"] = "off"
     """After every update: `checksum` compares the bytes that arrived with those that left, `logprob` also compares
     log-probs of a few sampled tokens between engine and trainer. A difference ends the run."""
+    sandbox: str = "auto"
+    """What contains model output that a reward or the tool `python` runs: `sandlock` (Landlock and seccomp), `bwrap`
+    (namespaces), the first of them that works here (`auto`), a sandbox server's http(s) address, or nothing
+    (`unconfined`)."""
+    tools: tuple[ToolConfig, ...] = ()
+    """Tools that policies can call, for the domains (`rewards.<domain>.tools`) and environments
+    (`custom_envs.<tag>.tools`) that name them."""
+    tool_use: ToolUseConfig = field(default_factory=ToolUseConfig, metadata={"acts_if": (_TOOLS,), "idle": ()})
+    """How they are called."""
     reward_pretrain: str | None = None
     """Model of the critic and of the reward model if they name none themselves. null: `pretrain` for the critic."""
     actor_train: TrainConfig = field(default_factory=TrainConfig)
@@ -105,6 +122,10 @@ class RLConfig(PolicyOptimisation, RunConfig):
     """How it teaches."""
     critic: TrainConfig | None = acting(None, USES_CRITIC)
     """The value model of `adv_estimator: gae`; started only for it."""
+
+    @property
+    def hazards(self) -> tuple[str, ...]:
+        return (UNCONFINED_HAZARD,) if self.sandbox == UNCONFINED else ()
 
     @property
     def group_size(self) -> int:

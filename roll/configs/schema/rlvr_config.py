@@ -18,11 +18,8 @@ from roll.configs.schema.reward_config import (
     ValidationConfig,
 )
 from roll.configs.schema.rl_config import RLConfig
+from roll.configs.schema.tool_config import InteractionConfig
 from roll.configs.schema.worker_config import ActorTrainConfig, WorkerConfig
-
-UNCONFINED = "unconfined"
-"""The value of `sandbox` that contains nothing."""
-UNCONFINED_HAZARD = "sandbox: unconfined: what the model writes is run as this user, and nothing contains it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +42,6 @@ class RLVRConfig(RLConfig):
     reward_env: tuple[str, ...] = one_or_many()
     """Environment variables that the processes of reward functions see, e.g. the key of a service, besides the usual
     ones (`PATH`, `HOME`, locale, caches; docs/rewards.md). No other reaches them: they handle model output."""
-    sandbox: str = "auto"
-    """What contains model output that a reward runs: `sandlock` (Landlock and seccomp), `bwrap` (namespaces), the
-    first of them that works here (`auto`), a sandbox server's http(s) address, or nothing (`unconfined`)."""
     rewards: dict[str, RewardConfig]
     """How each domain is scored, by domain name."""
     actor_train: ActorTrainConfig = field(default_factory=ActorTrainConfig)
@@ -78,6 +72,8 @@ class RLVRConfig(RLConfig):
     """Also subtract the mean of all scores so far."""
     overlong_shaping: OverlongShaping | None = None
     """Soft penalty for responses near the length limit. null: off."""
+    interactions: tuple[InteractionConfig, ...] = ()
+    """Simulated users; a domain's `interaction`, or a row's `interaction_kwargs`, says who answers its responses."""
     cosine_length: CosineLength | None = None
     """Reward short right responses and long wrong ones more, in place of the score. null: off."""
 
@@ -109,10 +105,6 @@ class RLVRConfig(RLConfig):
             for domain, kind in filters.items()
             if kind == "std_filter"
         )
-
-    @property
-    def hazards(self) -> tuple[str, ...]:
-        return (UNCONFINED_HAZARD,) if self.sandbox == UNCONFINED else ()
 
     def domain_weight(self, domain: str) -> float:
         return self.rewards[domain].weight

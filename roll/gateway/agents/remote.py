@@ -92,14 +92,17 @@ class NoModel(Session):
 
     @property
     def models(self) -> Sequence[str]:
+        """There are none."""
         return ()
 
     async def complete(self, call: ChatCall) -> ChatAnswer:  # noqa: ARG002 - whatever it is
+        """Refuse the call."""
         raise RefusedCall(
             404, "this address gives out work (POST /work); the model is at the base_url that comes with it"
         )
 
     async def count(self, call: ChatCall) -> int:
+        """Refuse the call."""
         await self.complete(call)
         raise AssertionError("it refuses every call")
 

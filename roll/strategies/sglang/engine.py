@@ -33,10 +33,10 @@ from roll.strategies.engine_backend import EngineBackend, Sampled
 from roll.strategies.engine_processes import MARK, kill_marked
 from roll.strategies.hf.description import ModelDescription, describe_model
 from roll.strategies.hf.hf_model import load_config, weights_folder
-from roll.strategies.loop_thread import settle
 from roll.strategies.responses import ResponseRules
 from roll.strategies.sglang.channel import LENGTH, START_CALL, frame
 from roll.strategies.sglang.loader import LOADER
+from roll.utils.loop_thread import settle
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _MARGIN = 8  # positions that SGLang keeps free at the end of its context; it gets more, so that responses can fill ours

@@ -36,10 +36,10 @@ from roll.strategies.engine_backend import EngineBackend, Sampled
 from roll.strategies.engine_processes import MARK, OWNER, kill_marked
 from roll.strategies.hf.description import ModelDescription, describe_model
 from roll.strategies.hf.hf_model import weights_folder
-from roll.strategies.loop_thread import settle
 from roll.strategies.responses import ResponseRules
 from roll.strategies.vllm.adapters import AdapterFiles
 from roll.types.episode import FinishReason
+from roll.utils.loop_thread import settle
 
 logger = logging.getLogger(__name__)
 

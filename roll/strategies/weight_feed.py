@@ -1,49 +1,19 @@
-"""An event loop in a thread of its own: calls into it with a time limit, and iterables read outside and used inside."""
+"""Iterables that one thread reads and an event loop in another uses."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import queue
-import threading
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import Future
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
+
+from roll.utils.loop_thread import settle
 
 T = TypeVar("T")
 
 _POLL_SECONDS = 5.0  # seconds between two looks at whether the consumer is still there
-
-
-class LoopThread:
-    """A daemon thread that runs an event loop until `stop`."""
-
-    def __init__(self, name: str) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
-        self._thread.start()
-
-    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the loop."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-
-    def cancel_all(self, timeout: float) -> None:
-        """Cancel every task on the loop, and wait for them; raises `TimeoutError` after `timeout` seconds."""
-
-        async def cancel() -> None:
-            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-        self.submit(cancel()).result(timeout)
-
-    def stop(self, timeout: float) -> None:
-        """End the loop and its thread; one that is stuck after `timeout` seconds is left alone."""
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(timeout)
-        if not self._thread.is_alive():
-            self.loop.close()
 
 
 class WeightFeed(AsyncIterator[T], Generic[T]):
@@ -85,9 +55,3 @@ class WeightFeed(AsyncIterator[T], Generic[T]):
             else:
                 self._loop.call_soon_threadsafe(settle, wanted, answer)
                 del answer  # a weight's memory is used again once nobody holds the weight
-
-
-def settle(future: asyncio.Future[T], answer: T, error: BaseException | None = None) -> None:
-    """End a future with `answer` or `error`, unless it ended already: nobody may wait for it any more."""
-    if not future.done():
-        future.set_result(answer) if error is None else future.set_exception(error)

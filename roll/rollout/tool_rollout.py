@@ -1,0 +1,86 @@
+"""Dataset rows played over several turns: tools answer calls, a simulated user the rest, a reward scores the end."""
+
+from __future__ import annotations
+
+import contextlib
+
+from roll.envs.base import Observation
+from roll.rollout.agent import Agent
+from roll.rollout.episode import Episode
+from roll.rollout.episode_envs import row_messages
+from roll.rollout.tool_turns import ToolTurns
+from roll.tools.interactions import Interactions, Messages, UserSession
+from roll.tools.rows import row_interaction, row_tool_kwargs, row_tools
+from roll.tools.toolbox import EpisodeTools
+from roll.types.episode import EpisodeError
+
+INTERACTION_PART = "interaction"
+"""Part of a reward: what a simulated user scored, by its weight."""
+
+
+class ToolRollout:
+    """Plays the episodes of one domain; implements `Rollout`.
+
+    The reward function is given the last response. An episode that ends because of a limit (turns, tokens, room) is
+    scored likewise and counts as truncated.
+
+    Args:
+        interaction: who plays the user where a row doesn't say; None: nobody.
+
+    Raises:
+        TemplateError: the chat template rewrites what stood before a user's answer.
+    """
+
+    def __init__(
+        self, agent: Agent, turns: ToolTurns, interactions: Interactions | None = None, interaction: str | None = None
+    ) -> None:
+        self._agent, self._turns = agent, turns
+        self._interactions, self._interaction = interactions, interaction
+        if interactions is not None:
+            agent.check_carries(turns.thinking_tags)
+
+    async def play(self, episode: Episode) -> None:
+        payload = episode.task.payload
+        try:
+            names, kwargs = row_tools(payload, self._turns.names), row_tool_kwargs(payload)
+            who, said_to_them = row_interaction(payload, self._interaction)
+        except ValueError as error:
+            raise EpisodeError("env_error", f"task {episode.task.id}: {error}") from error
+        async with contextlib.AsyncExitStack() as stack:
+            tools = self._turns.open(episode, names, kwargs if names else {})
+            if tools is not None:
+                stack.push_async_callback(tools.aclose)
+            user = None
+            if who is not None and self._interactions is not None:
+                user = self._interactions.open(who, episode.name, said_to_them)
+                stack.push_async_callback(user.close)
+            await self._play(episode, tools, user)
+
+    async def _play(self, episode: Episode, tools: EpisodeTools | None, user: UserSession | None) -> None:
+        prompt = await episode.first_prompt()
+        history: Messages = [{"role": m.role, "content": m.content} for m in row_messages(episode.task)]
+        left, cut_off = self._turns.max_turns, False
+        while True:
+            said = await self._turns.respond(episode, prompt, tools, max_turns=left)
+            left -= said.turns
+            history += [{"role": message.role, "content": message.content} for message in said.messages]
+            cut_off = said.ended in ("turns", "room")
+            if user is None or said.ended != "answer":
+                break
+            with episode.busy("interaction"):
+                over, text = await user.answer(history)
+            if over:
+                break
+            history.append({"role": "user", "content": text})
+            episode.answered(episode.number_of(said.completion), text)
+            prompt = self._agent.reply(Observation.of(text), said.completion.token_ids)
+            cut_off = not left or len(prompt) >= episode.room
+            if cut_off:
+                break
+        await episode.step_env()
+        if cut_off:
+            episode.truncate()
+        if user is not None:
+            await user.finish()
+            episode.pay(episode.number_of(said.completion), user.score, {})
+            episode.add_part(INTERACTION_PART, user.score)

@@ -1,0 +1,53 @@
+"""The arguments of a call: from the text that the policy wrote to values that its schema allows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from roll.tools.base import ToolError
+
+_SHOWN = 300
+
+
+class ArgumentChecker:
+    """Checks arguments against a JSON schema, which is checked itself.
+
+    Raises `ValueError` for a schema that is none, or not one of an object.
+    """
+
+    def __init__(self, tool: str, schema: Mapping[str, Any]) -> None:
+        import jsonschema
+        from jsonschema.validators import validator_for
+        from referencing import Registry
+
+        if schema.get("type", "object") != "object":
+            raise ValueError(f"the schema of the tool {tool!r} must be one of an object, got type {schema['type']!r}")
+        kind = validator_for(schema, default=jsonschema.Draft202012Validator)
+        try:
+            kind.check_schema(dict(schema))
+        except jsonschema.SchemaError as error:
+            where = ".".join(map(str, error.absolute_path))
+            raise ValueError(
+                f"the schema of the tool {tool!r} is none{f' at {where}' if where else ''}: {error.message}"
+            ) from None
+        # An empty registry: a reference to another address isn't fetched.
+        self._validator = kind(dict(schema), registry=Registry())
+        self._required = tuple(schema.get("required", ()))
+
+    def checked(self, said: str) -> dict[str, Any]:
+        """Return the arguments that a call says. Raises `ToolError`, whose text tells the policy what is wrong."""
+        try:
+            arguments = json.loads(said)
+        except (ValueError, RecursionError) as error:
+            raise ToolError(f"the arguments aren't valid JSON: {error}") from error
+        if not isinstance(arguments, dict):
+            raise ToolError("the arguments must be a JSON object")
+        from jsonschema.exceptions import best_match
+
+        wrong = best_match(self._validator.iter_errors(arguments))
+        if wrong is not None:
+            where = ".".join(map(str, wrong.absolute_path))
+            raise ToolError(f"wrong arguments{f' at {where}' if where else ''}: {wrong.message[:_SHOWN]}")
+        return arguments
