@@ -56,6 +56,26 @@ def openai(config: SFTConfig) -> None:
     prepare(config, "agentic_openai")
 
 
+def anthropic(config: SFTConfig) -> None:
+    """For agentic_anthropic.yaml."""
+    prepare(config, "agentic_anthropic")
+
+
+def smolagents(config: SFTConfig) -> None:
+    """For agentic_smolagents.yaml."""
+    prepare(config, "agentic_smolagents")
+
+
+def langgraph(config: SFTConfig) -> None:
+    """For agentic_langgraph.yaml."""
+    prepare(config, "agentic_langgraph")
+
+
+def openai_agents(config: SFTConfig) -> None:
+    """For agentic_openai_agents.yaml."""
+    prepare(config, "agentic_openai_agents")
+
+
 def prepare(config: SFTConfig, name: str) -> None:
     """Make the rows and the model for one agent. Everything follows from the seed."""
     (file,) = map(Path, config.actor_train.data_args.file_name)
@@ -109,7 +129,7 @@ def next_step(call: ChatCall) -> Message:
         numbers = re.findall(r"\d+", message.content)
         if numbers and (message.role == "tool" or "Observation" in message.content):
             results.append(int(numbers[-1]))
-    number = f"call{len(results):05d}"
+    number = f"call{sum(len(message.tool_calls) for message in call.messages):05d}"  # as the endpoint counts them
     if not results:
         return Message("assistant", "", (ToolCall(number, "look", json.dumps({"box": asked[1]})),))
     if len(results) == 1:
