@@ -1,11 +1,11 @@
-"""Do agents of other frameworks learn, unmodified? The toy of examples/agents with each of them, from the warm start on.
+"""Do unmodified agents of other frameworks learn? The toy of examples/agents with each of them.
 
     make install-agents && pip install matplotlib
     python benchmarks/agents_learning.py --seeds 1 2 3 --plot docs/learning/agents.png
 
 Every seed of every framework is a run of `examples/start_pipeline.py` in a process of its own. Validation asks 100
-questions that training doesn't ask. Finished runs below `--output` aren't run again. AGENTS_PYTHON is the interpreter with the
-frameworks, if it isn't that of .venv-agents.
+questions that follow from other seeds than training's. Finished runs below `--output` aren't run again. AGENTS_PYTHON
+is the interpreter with the frameworks, if it isn't that of .venv-agents.
 """
 
 from __future__ import annotations

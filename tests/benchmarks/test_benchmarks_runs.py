@@ -171,8 +171,9 @@ def test_unmodified_agents_of_frameworks_learn_for_one_step(bench, tmp_path: Pat
     printed = bench(
         "agents_learning", "--seeds", 1, "--only", *names, "--output", tmp_path, "--plot", picture, "--set",
         "warm_start=null", f"pretrain={tmp_path}/model", "max_steps=1", "eval_steps=1", "sequence_length=1100",
-        "prompt_length=1000", "actor_train.training_args.per_device_train_batch_size=2", "actor_infer.generating_args.max_new_tokens=8", "train_env_manager.num_env_groups=1",
-        "train_env_manager.group_size=2", "val_env_manager.num_env_groups=1", "rollout_batch_size=2",
+        "prompt_length=1000", "actor_infer.generating_args.max_new_tokens=8", "rollout_batch_size=2",
+        "train_env_manager.num_env_groups=1", "train_env_manager.group_size=2", "val_env_manager.num_env_groups=1",
+        "actor_train.training_args.per_device_train_batch_size=2",
     )  # fmt: skip
     assert rows(printed)[1:] == [{"openai_agents": "openai-agents", "langgraph": "LangGraph"}.get(n, n) for n in names]
     failed = [line.split("|")[-3].strip() for line in printed.splitlines() if line.startswith("|")][2:]
