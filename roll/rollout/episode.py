@@ -249,8 +249,12 @@ class Episode:
     def busy(self, doing: str) -> Iterator[None]:
         """Note what the episode waits for that is neither the engine nor its environment."""
         self._engines.mark_busy(self._name, doing)
-        with self._span(doing):
-            yield
+        try:
+            with self._span(doing):
+                yield
+        finally:
+            if self._under_way:
+                self._engines.mark_waiting(self._name)
 
     def finish(
         self,

@@ -175,7 +175,7 @@ def test_an_episode_that_ends_gives_up_its_calls_and_takes_no_others(engines):
 
 
 class Works:
-    """One agent asks the environment while the other waits for tokens."""
+    """One agent asks a tool, then the environment, while the other waits for tokens."""
 
     async def play(self, episode):
         async def scout():
@@ -183,6 +183,8 @@ class Works:
 
         async def actor():
             await episode.generate((1,), after=0)
+            with episode.busy("tool"):
+                await asyncio.sleep(0.001)
             await episode.step_env()
 
         await episode.generate((1, 10))
