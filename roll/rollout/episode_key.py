@@ -55,3 +55,9 @@ class EpisodeKey:
         """Return the 128-bit key of one response."""
         salts = () if salt is None else (salt,)
         return stable_hash(self.seed, "sample", self.purpose, self.step, task.id, self.member, turn, *salts, bits=128)
+
+
+def state_of(observation: Observation) -> str:
+    """Return a short name for what is shown."""
+    shown = observation.state or observation.text
+    return f"{stable_hash('state', shown):016x}" if shown else ""

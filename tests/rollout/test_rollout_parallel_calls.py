@@ -182,10 +182,10 @@ class Works:
             await episode.generate((4,), after=0)
 
         async def actor():
-            await episode.generate((1,), after=0)
+            answer = await episode.generate((1,), after=0)
             with episode.busy("tool"):
                 await asyncio.sleep(0.001)
-            await episode.step_env()
+            await episode.step_env(turn=episode.number_of(answer))
 
         await episode.generate((1, 10))
         await asyncio.gather(scout(), actor())
