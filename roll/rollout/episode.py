@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from roll.envs.base import Observation, StepResult
 from roll.rollout.agent import Agent, PromptTooLong
 from roll.rollout.engine_driver import EngineDriver
-from roll.rollout.episode_key import Action, EpisodeEnv, EpisodeKey, state_of
+from roll.rollout.episode_key import Action, EpisodeEnv, EpisodeKey, add_up, numbers_of, state_of
 from roll.rollout.episode_slots import EpisodeSlots
 from roll.rollout.fire import sampled
 from roll.rollout.turn_tree import TurnTree
@@ -231,7 +231,7 @@ class Episode:
         if number is not None:
             self._turns.update(number, replace(self._turns[number], observation=shown))
             self.pay(number, result.reward, result.metrics)
-            _add(self._parts, result.reward_parts)
+            add_up(self._parts, result.reward_parts)
             self._unanswered, self.scored = None, True
         return result
 
@@ -246,7 +246,7 @@ class Episode:
 
     def add_part(self, name: str, value: float) -> None:
         """Add to a named part of the reward, for logging."""
-        _add(self._parts, {name: value})
+        add_up(self._parts, {name: value})
 
     @contextlib.contextmanager
     def busy(self, doing: str) -> Iterator[None]:
@@ -280,7 +280,9 @@ class Episode:
         Raises:
             ValueError: a number isn't finite, or a role has no reward.
         """
-        wrong = [f"{name}={value}" for name, value in _named(reward, parts, role_rewards) if not math.isfinite(value)]
+        wrong = [
+            f"{name}={value}" for name, value in numbers_of(reward, parts, role_rewards) if not math.isfinite(value)
+        ]
         if wrong:
             raise ValueError(f"the score of {self._name} isn't finite: {', '.join(wrong)}")
         spoke = {turn.role for turn in self._turns.stored()}
@@ -321,7 +323,7 @@ class Episode:
             member=self._key.member,
             turns=turns,
             reward=sum(turn.reward for turn in turns) + self._score,
-            reward_parts=_add(dict(self._parts), self._score_parts),
+            reward_parts=add_up(dict(self._parts), self._score_parts),
             role_rewards=self._role_rewards,
             status="truncated" if self._status == "ok" and self._truncated else self._status,
             error=self._error,
@@ -340,20 +342,6 @@ class Episode:
                 yield
         finally:
             self._spans[name] = self._spans.get(name, 0.0) + time.monotonic() - begun
-
-
-def _add(sums: dict[str, float], values: Mapping[str, float]) -> dict[str, float]:
-    """Add values to sums of the same names; returns the sums."""
-    for name, value in values.items():
-        sums[name] = sums.get(name, 0.0) + value
-    return sums
-
-
-def _named(
-    reward: float, parts: Mapping[str, float] | None, role_rewards: Mapping[str, float] | None
-) -> list[tuple[str, float]]:
-    """Return every number of a score with its name."""
-    return [("reward", reward), *(parts or {}).items(), *(role_rewards or {}).items()]
 
 
 class AgentRollout:
