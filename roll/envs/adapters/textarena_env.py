@@ -55,8 +55,8 @@ class TextArenaGame:
         return bool(self._game.step(action)[0])
 
     def outcome(self) -> tuple[dict[int, float], dict[int, Mapping[str, Any]]]:
-        """Rewards and details by player, after the end. Some games put the reason of a forbidden move in the place of the
-        reward, which is 0 then."""
+        """Rewards and details by player, after the end. Some games put the reason of a forbidden move in the place of
+        the reward: it is 0 then."""
         rewards, details = self._game.close()
         paid = {int(player): value for player, value in (rewards or {}).items()}
         numbers = {player: float(value) if isinstance(value, (int, float)) else 0.0 for player, value in paid.items()}
