@@ -39,7 +39,7 @@ class RunAgents:
         }
         self.rows = {tag: read_tasks(tag, env) for tag, env in self.envs.items()}
         self._config, self._tokenizer = config, tokenizer
-        self._endpoint = RunEndpoint(config.gateway, self.envs, config.output_path) if self.envs else None
+        self._endpoint: RunEndpoint | None = None
         self._counters: Counter[str] = Counter()
         self._slots: dict[str, EpisodeSlots | None] = {}
         self._rewards = {tag: self._reward_pool(tag, env) for tag, env in self.envs.items() if env.reward is not None}
@@ -58,6 +58,8 @@ class RunAgents:
 
     def rollouts(self, driver: EngineDriver, agent: Agent, tags: Collection[str]) -> dict[str, EndpointRollout]:
         """Return what plays these tags' episodes; others are left out."""
+        if self._endpoint is None and self.envs:
+            self._endpoint = RunEndpoint(self._config.gateway, self.envs, self._config.output_path, driver)
         return {tag: self._rollout(tag, driver, agent) for tag in tags if tag in self.envs}
 
     def _rollout(self, tag: str, driver: EngineDriver, agent: Agent) -> EndpointRollout:

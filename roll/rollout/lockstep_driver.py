@@ -42,6 +42,7 @@ class LockstepDriver(EngineDriver):
         self._loop = asyncio.new_event_loop()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._news = asyncio.Event()  # Some episode has gone on since `advance` last looked
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         task = self._loop.create_task(main)
@@ -60,6 +61,7 @@ class LockstepDriver(EngineDriver):
         """No round starts until it is done."""
         self._busy[episode] = doing
         self._idle.clear()
+        self._news.set()
 
     def mark_waiting(self, episode: str) -> None:
         if self._calls[episode]:
@@ -136,10 +138,23 @@ class LockstepDriver(EngineDriver):
 
     async def advance(self) -> None:
         """Hand out queued requests, let every engine work for one round, wake the episodes whose response is there."""
+        self._news.clear()
         await self._place()
         used = sorted(set(self._placed.values()))
+        if not used:  # all live episodes are blocked
+            await self._wait_for_news()
+            return
         results = await asyncio.gather(*(self._ranks.poll(rank, self._round_steps) for rank in used))
         self._resolve([completion for result in results for completion in result])
+
+    async def _wait_for_news(self) -> None:
+        try:
+            await asyncio.wait_for(self._news.wait(), self._timeout)
+        except asyncio.TimeoutError:
+            raise RolloutStalled(
+                f"no progress for {self._timeout:.0f} s: every episode waits for somebody else, such as an agent that "
+                "asks for work. Raise rpc_timeout if they are merely slow."
+            ) from None
 
     async def _stop_given_up(self) -> None:
         by_rank: dict[int, list[str]] = {}

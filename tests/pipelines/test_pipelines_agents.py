@@ -103,7 +103,23 @@ def test_a_program_in_the_sandbox_reaches_the_policy_and_nothing_else(tiny_model
     assert not list(Path(tempfile.gettempdir()).glob("roll-agent-*/mine"))
 
 
-def serve_as_remote_agent(folder, stop, played):
+def test_a_resumed_run_equals_one_that_went_on(tiny_model, tmp_path):
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps({"word": f"w{i}"}) + "\n" for i in range(3)))
+    game = endpoint(agent=f"{AGENTS}:lower", tasks=str(tmp_path / "tasks.jsonl"))
+    runs = {"whole": [("max_steps=3",)], "parts": [("max_steps=2",), ("max_steps=3", "resume_from_checkpoint=true")]}
+    seen = {}
+    for name, parts in runs.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        write_run(folder, tiny_model, {"game": game})
+        for part in parts:
+            rows = run_toy(folder, *part, "save_steps=2")
+        seen[name] = [(row["actor/loss"], row["reward/mean"], row["agent/calls"]) for row in rows]
+        seen[name].append([row.token_ids for row in rows_of(folder)])
+    assert seen["whole"] == seen["parts"]
+
+
+def serve_as_remote_agent(folder, stop, played, after):
     """Ask for work until the run is over."""
     file = folder / "output" / "agents.json"
     while not stop.is_set():
@@ -119,12 +135,18 @@ def serve_as_remote_agent(folder, stop, played):
             answer = {"reward": float(said[:1].islower()), "success": said[:1].islower()}
             status, _ = post(f"{work['base_url']}/score", answer, work["api_key"])
             assert status == 200
+            if len(played) == 1:  # the others of its group are played meanwhile
+                time.sleep(0.2)
+                late = {"model": "policy", "messages": [{"role": "user", "content": "late"}]}
+                after.append(post(f"{work['base_url']}/chat/completions", late, work["api_key"])[0])
 
 
 def test_agents_elsewhere_ask_for_work(tiny_model, tmp_path):
     folder = write_run(tmp_path, tiny_model, {"far": endpoint(remote=True, timeout_s=30)})
-    stop, played = threading.Event(), []
-    threads = [threading.Thread(target=serve_as_remote_agent, args=(folder, stop, played)) for _ in range(4)]
+    (told := folder / "output" / "agents.json").parent.mkdir()
+    stop, played, after = threading.Event(), [], []
+    arguments = (folder, stop, played, after)
+    threads = [threading.Thread(target=serve_as_remote_agent, args=arguments) for _ in range(1)]
     for thread in threads:
         thread.start()
     try:
@@ -135,7 +157,8 @@ def test_agents_elsewhere_ask_for_work(tiny_model, tmp_path):
             thread.join()
     assert [row["rollout/responses"] for row in rows] == [4, 4]
     assert len(played) == len(set(played)) == 8
-    assert (folder / "output" / "agents.json").stat().st_mode & 0o077 == 0
+    assert after == [409], "a call after the end of its episode"
+    assert not told.exists()
 
 
 def test_a_remote_agent_that_never_comes_is_said_to_be_missing(tiny_model, tmp_path):

@@ -16,6 +16,7 @@ from roll.gateway.bodies import Limits
 from roll.gateway.proxied import ProxiedModel
 from roll.gateway.registry import new_key
 from roll.gateway.server import Gateway
+from roll.rollout.engine_driver import EngineDriver
 
 FILE = "agents.json"
 """Where remote agents find the run, below its `output_dir`."""
@@ -28,14 +29,17 @@ class RunEndpoint:
     Args:
         agents: by tag.
         folder: of the run, where `agents.json` tells remote agents how to reach it.
+        engines: on whose event loop it lives.
     """
 
-    def __init__(self, config: GatewayConfig, agents: Mapping[str, AgentEnv], folder: Path) -> None:
+    def __init__(
+        self, config: GatewayConfig, agents: Mapping[str, AgentEnv], folder: Path, engines: EngineDriver
+    ) -> None:
         self._config = config
         limits = Limits(call_seconds=config.call_timeout_s, body_bytes=int(config.max_body_mb * 2**20))
         self._gateway = Gateway(config.host, config.port, limits)
         self._folder = folder
-        self._queue = WorkQueue()
+        self._queue = WorkQueue(engines)
         self.runners: dict[str, Runner] = {tag: self._runner(tag, env) for tag, env in agents.items()}
         """Who has agents play the episodes of a tag."""
         self.models = {tag: _frozen_models(env) for tag, env in agents.items()}
@@ -91,6 +95,8 @@ class RunEndpoint:
         await asyncio.gather(*(runner.close() for runner in self.runners.values()), *(one.close() for one in models))
         if self._started:
             await self._gateway.stop()
+            if self._has_remote:
+                (self._folder / FILE).unlink(missing_ok=True)  # it leads nowhere now
 
 
 def _frozen_models(env: AgentEnv) -> dict[str, ProxiedModel]:

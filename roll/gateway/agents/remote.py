@@ -10,14 +10,20 @@ from typing import Any
 from roll.gateway.agents.logs import AgentLog
 from roll.gateway.agents.runners import MODEL, Order, Outcome
 from roll.gateway.base import ChatAnswer, ChatCall, RefusedCall, Session
+from roll.rollout.engine_driver import EngineDriver
 
 _LONGEST_WAIT_S = 60.0
 
 
 class WorkQueue:
-    """Episodes that wait for an agent, first come, first served; one queue per tag that an agent may ask for."""
+    """Episodes that wait for an agent, first come, first served.
 
-    def __init__(self) -> None:
+    Args:
+        engines: are told who waits: there may be fewer agents than episodes.
+    """
+
+    def __init__(self, engines: EngineDriver) -> None:
+        self._engines = engines
         self._offers: deque[tuple[str, Order, asyncio.Future[None]]] = deque()
         self._news = asyncio.Event()
 
@@ -27,8 +33,13 @@ class WorkQueue:
         offer = (tag, order, taken)
         self._offers.append(offer)
         self._news.set()
+        self._engines.mark_blocked(order.episode)
         try:
             await taken
+        except asyncio.CancelledError:
+            if taken.cancelled():
+                self._engines.mark_busy(order.episode, "cancelled")  # live until it has ended
+            raise
         finally:
             if offer in self._offers:
                 self._offers.remove(offer)
@@ -70,6 +81,7 @@ class WorkQueue:
         for offer in self._offers:
             if tag in (None, offer[0]) and not offer[2].done():
                 self._offers.remove(offer)
+                self._engines.mark_busy(offer[1].episode, "an agent elsewhere")  # from now, not from when it wakes up
                 offer[2].set_result(None)
                 return offer[1]
         return None

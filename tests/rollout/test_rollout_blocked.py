@@ -1,0 +1,40 @@
+"""Lockstep engines while every episode is blocked: nothing is computed, and nobody spins."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from roll.rollout.engine_driver import RolloutStalled
+from roll.rollout.lockstep_driver import LockstepDriver
+
+
+class NoEngines:
+    """Ranks that nothing is asked of."""
+
+    world_size = 1
+
+
+async def all_blocked(driver, seconds):
+    driver.mark_busy("one", "starting")
+    driver.mark_blocked("one")
+    if seconds is not None:
+        asyncio.get_running_loop().call_later(seconds, driver.mark_busy, "one", "goes on")
+    await driver.wait_idle()
+    begun = asyncio.get_running_loop().time()
+    await driver.advance()
+    return asyncio.get_running_loop().time() - begun
+
+
+def test_a_round_with_nothing_to_do_waits_until_an_episode_goes_on():
+    driver = LockstepDriver(NoEngines(), timeout=10.0)
+    assert 0.1 <= driver.run(all_blocked(driver, 0.15)) < 5.0
+    driver.close()
+
+
+def test_a_round_in_which_nobody_ever_goes_on_is_a_stall():
+    driver = LockstepDriver(NoEngines(), timeout=0.1)
+    with pytest.raises(RolloutStalled, match="every episode waits for somebody else"):
+        driver.run(all_blocked(driver, None))
+    driver.close()
