@@ -140,10 +140,13 @@ def tables(rows_of: Mapping[str, Sequence[Row]]) -> str:
 
 
 def reason(why: str) -> str:
-    """What a message says without what differs between ids: numbers, quoted texts, paths."""
-    text = re.sub(r"(/[\w.-]+)+/(?=[\w.-])", "", why)
-    text = re.sub(r"'[^']{40,}'|\"[^\"]{40,}\"", "'...'", text)
-    text = re.sub(r"custom_envs\.hub\.\w+: \S+: |\b\d{5,}\b", "", text)
+    """What a message says without what differs between ids: names, numbers, texts that were shown, paths, colours."""
+    text = re.sub(r"\x1b\[\d*m", "", why)
+    text = re.sub(r"^.*?: \w+ can't make '[^']*': ", "", text)
+    text = re.sub(r"custom_envs\.hub\.\w+: \S+: ", "", text)
+    text = re.sub(r",? first in line \d+ of its trace: .*?(?=\. [A-Z]|; \w[\w ,-]*: |$)", "", text, flags=re.DOTALL)
+    text = re.sub(r"(/[\w.-]+)+/(?=[\w.-])|\b\d{5,}\b ?", "", text)
+    text = re.sub(r"\. (Draw from|Please use|The clock).*?(?=; \w[\w ,-]*: |$)", "", text, flags=re.DOTALL)
     text = " ".join(text.split()).replace("|", "\\|")
     return text if len(text) <= 260 else f"{text[:260]}..."
 

@@ -127,7 +127,7 @@ def draws_from_its_seed(trial: Trial) -> Found:
     calls = system_calls(_plays(trial, trial.seeds[0]), libraries=bool(parting))
     for name, where in calls.items():
         if parting and not guilty:
-            yield "error", f"{name}, which no seed decides, decides something that is shown or paid: {parting}", where
+            yield "error", f"{name}, which no seed decides, decides something that is shown or paid, {parting}", where
         else:
             yield "info", f"calls {name}; what is shown and paid didn't depend on it", where
     if parting and not guilty and not calls:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from roll.envs.base import Observation, StepResult
 from roll.rollout.agent import Agent, PromptTooLong
 from roll.rollout.engine_driver import EngineDriver
-from roll.rollout.episode_key import Action, EpisodeEnv, EpisodeKey
+from roll.rollout.episode_key import Action, EpisodeEnv, EpisodeKey, add_up, numbers_of, state_of
 from roll.rollout.episode_slots import EpisodeSlots
 from roll.rollout.fire import sampled
 from roll.rollout.turn_tree import TurnTree
@@ -59,7 +59,7 @@ class Episode:
         self._under_way = 0  # Calls of `generate`
         self._over = False
         self._state = ""
-        self._unanswered: Completion | None = None  # The last response, until the environment was asked
+        self._unanswered: int | None = None  # Turn of the last response, until the environment was asked
         self._score = 0.0  # Beyond what its turns were paid
         self._score_parts: dict[str, float] = {}
         self._role_rewards: dict[str, float] = {}
@@ -102,7 +102,7 @@ class Episode:
         self._engines.mark_busy(self._name, f"reset of {self._env.waits_for}")
         with spans.span("reset"):
             observation = await self._env.reset(self.task)
-        self._state = _state_of(observation)
+        self._state = state_of(observation)
         return observation
 
     async def first_prompt(self) -> tuple[int, ...]:
@@ -167,7 +167,6 @@ class Episode:
         try:
             with self._span("generate", turn=number, prompt_tokens=len(context)):
                 completion, fire_tokens = await sampled(self._engines, self._name, request, first=number == 0)
-                _describe(completion)
         finally:
             self._under_way -= 1
         turn = Turn(
@@ -184,7 +183,7 @@ class Episode:
         if self._over:
             raise EpisodeError("aborted", f"episode {self._name} is over")
         self._turns.add(number, turn, parent)
-        self._numbers[completion.id], self._unanswered = number, completion
+        self._numbers[completion.id] = self._unanswered = number
         if completion.finish_reason == "abort":
             raise EpisodeError("aborted", "stopped by the scheduler")
         return completion
@@ -206,29 +205,33 @@ class Episode:
             )
         return self._turns.last
 
-    async def step_env(self, text: str | None = None, *, by_policy: bool = True) -> StepResult:
-        """Give a response to the environment, or in RLVR to the reward function; null: what the last one says.
+    async def step_env(self, text: str | None = None, *, turn: int | None = None, by_policy: bool = True) -> StepResult:
+        """Give a response to the environment, or in RLVR to the reward function.
 
-        With `by_policy` false the text is somebody else's: it is no turn, and no turn is paid (see `pay`).
+        Args:
+            text: what it says; None: what the turn says.
+            turn: number of the turn that is answered and paid; None: the one whose response came last.
+            by_policy: false: the text is somebody else's. It is no turn, and no turn is paid (see `pay`).
         """
-        completion = self._unanswered if by_policy else None
-        assert completion is not None or (text is not None and not by_policy), "step_env() comes after generate()"
-        number = None if completion is None else self.number_of(completion)
+        number = (self._unanswered if turn is None else turn) if by_policy else None
+        assert number is not None or (text is not None and not by_policy), "step_env() comes after generate()"
         self._engines.mark_busy(self._name, self._env.waits_for)
         with self._span(self._env.waits_for, turn=number):
-            said = self.text(completion) if text is None and completion is not None else text or ""
-            result = await self._env.step(Action(said, "stop" if completion is None else completion.finish_reason))
+            said = None if number is None else self._turns[number]
+            if text is None and said is not None:
+                text = self._agent.decode_response(said.response_ids, self.params.stop_strings)
+            result = await self._env.step(Action(text or "", "stop" if said is None else said.finish_reason))
             spans.annotate(reward=float(result.reward), ended=result.terminated or result.truncated)
         if self._under_way:
             self._engines.mark_waiting(self._name)
         shown = ""
         if result.observation is not None:
-            shown, self._state = result.observation.text, _state_of(result.observation)
+            shown, self._state = result.observation.text, state_of(result.observation)
         self._truncated, self._answer = result.truncated, result.answer
         if number is not None:
             self._turns.update(number, replace(self._turns[number], observation=shown))
             self.pay(number, result.reward, result.metrics)
-            _add(self._parts, result.reward_parts)
+            add_up(self._parts, result.reward_parts)
             self._unanswered, self.scored = None, True
         return result
 
@@ -243,14 +246,18 @@ class Episode:
 
     def add_part(self, name: str, value: float) -> None:
         """Add to a named part of the reward, for logging."""
-        _add(self._parts, {name: value})
+        add_up(self._parts, {name: value})
 
     @contextlib.contextmanager
     def busy(self, doing: str) -> Iterator[None]:
         """Note what the episode waits for that is neither the engine nor its environment."""
         self._engines.mark_busy(self._name, doing)
-        with self._span(doing):
-            yield
+        try:
+            with self._span(doing):
+                yield
+        finally:
+            if self._under_way:
+                self._engines.mark_waiting(self._name)
 
     def finish(
         self,
@@ -273,7 +280,9 @@ class Episode:
         Raises:
             ValueError: a number isn't finite, or a role has no reward.
         """
-        wrong = [f"{name}={value}" for name, value in _named(reward, parts, role_rewards) if not math.isfinite(value)]
+        wrong = [
+            f"{name}={value}" for name, value in numbers_of(reward, parts, role_rewards) if not math.isfinite(value)
+        ]
         if wrong:
             raise ValueError(f"the score of {self._name} isn't finite: {', '.join(wrong)}")
         spoke = {turn.role for turn in self._turns.stored()}
@@ -314,7 +323,7 @@ class Episode:
             member=self._key.member,
             turns=turns,
             reward=sum(turn.reward for turn in turns) + self._score,
-            reward_parts=_add(dict(self._parts), self._score_parts),
+            reward_parts=add_up(dict(self._parts), self._score_parts),
             role_rewards=self._role_rewards,
             status="truncated" if self._status == "ok" and self._truncated else self._status,
             error=self._error,
@@ -333,38 +342,6 @@ class Episode:
                 yield
         finally:
             self._spans[name] = self._spans.get(name, 0.0) + time.monotonic() - begun
-
-
-def _describe(completion: Completion) -> None:
-    """Say of the open span what came, without its text."""
-    versions = completion.versions or (-1,)
-    spans.annotate(
-        request=completion.id,
-        tokens=len(completion.token_ids),
-        finish_reason=completion.finish_reason,
-        weight_version_first=min(versions),
-        weight_version_last=max(versions),
-    )
-
-
-def _add(sums: dict[str, float], values: Mapping[str, float]) -> dict[str, float]:
-    """Add values to sums of the same names; returns the sums."""
-    for name, value in values.items():
-        sums[name] = sums.get(name, 0.0) + value
-    return sums
-
-
-def _named(
-    reward: float, parts: Mapping[str, float] | None, role_rewards: Mapping[str, float] | None
-) -> list[tuple[str, float]]:
-    """Return every number of a score with its name."""
-    return [("reward", reward), *(parts or {}).items(), *(role_rewards or {}).items()]
-
-
-def _state_of(observation: Observation) -> str:
-    """Return a short name for what is shown."""
-    shown = observation.state or observation.text
-    return f"{stable_hash('state', shown):016x}" if shown else ""
 
 
 class AgentRollout:

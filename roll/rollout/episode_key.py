@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -55,3 +56,23 @@ class EpisodeKey:
         """Return the 128-bit key of one response."""
         salts = () if salt is None else (salt,)
         return stable_hash(self.seed, "sample", self.purpose, self.step, task.id, self.member, turn, *salts, bits=128)
+
+
+def state_of(observation: Observation) -> str:
+    """Return a short name for what is shown."""
+    shown = observation.state or observation.text
+    return f"{stable_hash('state', shown):016x}" if shown else ""
+
+
+def add_up(sums: dict[str, float], values: Mapping[str, float]) -> dict[str, float]:
+    """Add values to sums of the same names; returns the sums."""
+    for name, value in values.items():
+        sums[name] = sums.get(name, 0.0) + value
+    return sums
+
+
+def numbers_of(
+    reward: float, parts: Mapping[str, float] | None, role_rewards: Mapping[str, float] | None
+) -> list[tuple[str, float]]:
+    """Return every number of a score with its name."""
+    return [("reward", reward), *(parts or {}).items(), *(role_rewards or {}).items()]

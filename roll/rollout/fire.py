@@ -6,12 +6,26 @@ from dataclasses import replace
 
 from roll.rollout.engine_driver import EngineDriver
 from roll.strategies.base import Completion, Request
+from roll.utils import spans
 from roll.utils.seeding import stable_hash
 
 
 async def sampled(engines: EngineDriver, episode: str, request: Request, *, first: bool) -> tuple[Completion, int]:
     """Return a response, and how many of its tokens were drawn by the rule of the first token: of an episode's first
-    response at most one, of others none."""
+    response at most one, of others none. Says of the open span what came, without its text."""
+    completion, count = await _sampled(engines, episode, request, first=first)
+    versions = completion.versions or (-1,)
+    spans.annotate(
+        request=completion.id,
+        tokens=len(completion.token_ids),
+        finish_reason=completion.finish_reason,
+        weight_version_first=min(versions),
+        weight_version_last=max(versions),
+    )
+    return completion, count
+
+
+async def _sampled(engines: EngineDriver, episode: str, request: Request, *, first: bool) -> tuple[Completion, int]:
     rule, params = request.params.fire, replace(request.params, fire=None)
     if rule is None or not first:
         return await engines.generate(episode, replace(request, params=params)), 0

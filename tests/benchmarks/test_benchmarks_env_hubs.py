@@ -23,7 +23,7 @@ def test_ids_are_played_once_and_told_in_a_page(bench, tmp_path):
     assert text.endswith("after\n")
     assert "old" not in text
     assert "| gymnasium | 2 | 2 | 1 | 1 | 0 | 100.0% |" in text
-    assert "| gymnasium | no start | 1 | `Nothing-v0` | gymnasium can't make" in text
+    assert "| gymnasium | no start | 1 | `Nothing-v0` | NameNotFound" in text
     page.write_text("nothing")
     with pytest.raises(SystemExit, match="lacks the lines"):
         bench("env_hubs", *arguments)

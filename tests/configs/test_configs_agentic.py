@@ -537,8 +537,8 @@ CHECKS = [
     ([f"{LAKE}.env_config.size=1", "custom_envs.room.env_config.dim_room=2"],
      ["2 problems with environments", "size: got 1", "dim_room: got"]),
     ([f"+{LAKE}.roles={{first: {{player: random}}}}"], ["custom_envs.lake.roles.first", "a single agent plays it"]),
-    (["custom_envs.lake={env_type: nim-v1, roles: {frist: {player: random}}}"],
-     ["roles.frist: nim-v1 has no such role; it has first, second", "did you mean 'first'"]),
+    (["custom_envs.lake={env_type: nim-v1, roles: {firstt: {player: random}}}"],
+     ["roles.firstt: nim-v1 has no such role; it has first, second", "did you mean 'first'"]),
 ]  # fmt: skip
 
 

@@ -79,6 +79,7 @@ REFUSED: list[tuple[list[str], str, list[str]]] = [
         ["no effect with env_type endpoint", "max_calls=5"],
     ),
     (["custom_envs.game.action_pattern=null"], "custom_envs.game.action_pattern", ["the agent writes the prompts"]),
+    (["custom_envs.game.role_rewards=shared"], "custom_envs.game.role_rewards", ["no effect with env_type endpoint"]),
     (["sample_unit=step"], "sample_unit", ["trajectory with env_type endpoint"]),
     (["gateway.token_env=T"], "gateway.token_env", ["without an agent with remote"]),
     (["gateway.address=trainer:80"], "gateway.address", ["fix: http://trainer:80"]),

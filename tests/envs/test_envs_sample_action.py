@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from roll.envs.adapters.textarena_env import TextArenaGame
 from roll.envs.base import InvalidAction
 from roll.envs.baselines import TEXTS, random_action
 from roll.envs.conformance import check_env
@@ -62,3 +63,18 @@ def test_an_action_outside_of_the_box_is_invalid():
     env.reset(3, {})
     with pytest.raises(InvalidAction):
         env.step("1.5")
+
+
+class Riddle:
+    """As much of a game of TextArena as the adapter asks for."""
+
+    def reset(self, num_players: int, seed: int) -> None:
+        self.asked = num_players, seed
+
+    def close(self):
+        return {0: "You did not answer in brackets", 1: 0.5}, {0: {"invalid_move": True}}
+
+
+def test_a_game_of_textarena_that_gives_a_reason_for_a_reward_pays_nothing():
+    game = TextArenaGame(Riddle(), 2, 7)
+    assert game.outcome() == ({0: 0.0, 1: 0.5}, {0: {"invalid_move": True}})

@@ -265,6 +265,27 @@ FAULTS = (
         "rollout/test_rollout_parallel_calls.py",
     ),
     _fault(
+        "only the role that acts is paid",
+        "rollout/roles.py",
+        "            for name in self._totals:\n                amount",
+        "            for name in {role} & set(self._totals):\n                amount",
+        "rollout/test_rollout_roles.py",
+    ),
+    _fault(
+        "a role is told what the others were told",
+        "rollout/conversation.py",
+        "history = histories[role]",
+        "history = histories[spec.roles[0] if spec.roles else role]",
+        "rollout/test_rollout_roles.py",
+    ),
+    _fault(
+        "the reward of a scripted player is the policy's",
+        "envs/players.py",
+        "role_rewards={role: value for role, value in paid.items() if role not in self._scripts},",
+        "role_rewards=paid,",
+        "envs/test_envs_players.py",
+    ),
+    _fault(
         "aborted groups lose their prompts",
         "rollout/async_scheduler.py",
         "self._source.put_back([group.task for group in self._open.values()])",

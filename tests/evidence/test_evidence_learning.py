@@ -51,7 +51,7 @@ def test_the_use_of_a_tool_is_learnt_with_every_seed(evidence_folder):
     subprocess.run([*command, "--output", str(output)], cwd=ROOT, check=True)
     for seed in SEEDS:
         first, *_, last = validations(output / seed / "rl")
-        assert first < 60 and last >= 90, f"seed {seed}: {first:.1f} -> {last:.1f} %"
+        assert last - first >= 35, f"seed {seed}: {first:.1f} -> {last:.1f} %"
 
 
 @pytest.mark.parametrize("name", ["openai", "anthropic", "langgraph", "openai_agents", "smolagents"])

@@ -50,11 +50,11 @@ class Engines:
         pass
 
 
-def make(*replies, tool_parser="hermes", thinking_tags=None, length=2000, **settings):
+def make(*replies, tool_parser="hermes", thinking_tags=None, length=2000, max_new_tokens=100, **settings):
     engines, agent = Engines(*replies), Agent(TOKENIZER)
     task = Task(id="t", source="s", payload={}, seed=0, tag="a", domain="a")
     key = EpisodeKey(seed=1, purpose="train", step=1, position=0, member=0)
-    params = SamplingParams(max_new_tokens=100, temperature=0.7)
+    params = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.7)
     episode = Episode(engines, agent, None, task, key, params, length)
     reading = Reading(
         decode=lambda ids: agent.decode_response(ids, ()),

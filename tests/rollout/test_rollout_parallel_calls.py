@@ -175,15 +175,17 @@ def test_an_episode_that_ends_gives_up_its_calls_and_takes_no_others(engines):
 
 
 class Works:
-    """One agent asks the environment while the other waits for tokens."""
+    """One agent asks a tool, then the environment, while the other waits for tokens."""
 
     async def play(self, episode):
         async def scout():
             await episode.generate((4,), after=0)
 
         async def actor():
-            await episode.generate((1,), after=0)
-            await episode.step_env()
+            answer = await episode.generate((1,), after=0)
+            with episode.busy("tool"):
+                await asyncio.sleep(0.001)
+            await episode.step_env(turn=episode.number_of(answer))
 
         await episode.generate((1, 10))
         await asyncio.gather(scout(), actor())

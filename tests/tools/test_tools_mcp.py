@@ -7,7 +7,9 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -80,6 +82,35 @@ def test_a_server_over_http_is_called():
     finally:
         server.kill()
         server.wait()
+
+
+def test_a_server_is_sent_the_token_and_a_program_runs_in_its_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("MCP_TOKEN", "secret")
+    seen: list[str | None] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            seen.append(self.headers.get("Authorization"))
+            self.send_error(401)
+
+        def log_message(self, *_):
+            pass
+
+    service = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=service.serve_forever)
+    thread.start()
+    try:
+        server = McpServer(url=f"http://127.0.0.1:{service.server_port}/mcp", token_env="MCP_TOKEN", start_timeout_s=10)
+        with pytest.raises(ValueError, match=r"tools\.demo\.mcp: "):
+            Toolbox([ToolConfig(name="demo", mcp=server)])
+        assert set(seen) == {"Bearer secret"}
+    finally:
+        service.shutdown()
+        service.server_close()
+        thread.join()
+    where = McpServer(command=(sys.executable, "-c", "import os, sys; sys.exit(os.getcwd())"), cwd=str(tmp_path))
+    with pytest.raises(ValueError, match=str(tmp_path)):
+        Toolbox([ToolConfig(name="demo", mcp=where)])
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from roll.configs.schema.env_config import CustomEnv
 
 _SHOWN_BY_AGENT = (
     "max_steps", "max_actions_per_step", "action_separator", "action_pattern", "action_lookup", "system_template",
-    "turn_template", "history_length", "roles", "swap_roles", "role_rewards",
+    "turn_template", "history_length", "tools", "roles", "swap_roles", "role_rewards",
 )  # fmt: skip
 """Keys of `custom_envs.<tag>` that say how an environment is told: an agent tells the policy what it likes."""
 _INSTEAD = {"max_steps": "env_config.max_calls"}

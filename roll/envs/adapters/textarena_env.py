@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from roll.envs.adapters.base import HubEnv, HubError, ended
-from roll.envs.base import Observation, StepResult
+from roll.envs.base import InvalidAction, Observation, StepResult
 
 _EXAMPLE = re.compile(r"\[[\w ,.+-]{1,30}\]")
 _DIGIT = re.compile(r"\d")
+_MOST_DIGITS = 1000
+_TOO_MANY_DIGITS = re.compile(rf"\d{{{_MOST_DIGITS + 1}}}")
 GAME = -1  # TextArena's id of the game itself, as the sender of a message
 
 
@@ -53,9 +55,12 @@ class TextArenaGame:
         return bool(self._game.step(action)[0])
 
     def outcome(self) -> tuple[dict[int, float], dict[int, Mapping[str, Any]]]:
-        """Rewards and details by player, after the end."""
+        """Rewards and details by player, after the end. Some games put the reason of a forbidden move in the place of
+        the reward: it is 0 then."""
         rewards, details = self._game.close()
-        return {int(player): float(value) for player, value in (rewards or {}).items()}, dict(details or {})
+        paid = {int(player): value for player, value in (rewards or {}).items()}
+        numbers = {player: float(value) if isinstance(value, (int, float)) else 0.0 for player, value in paid.items()}
+        return numbers, dict(details or {})
 
 
 class TextArenaEnv(HubEnv):
@@ -120,6 +125,8 @@ class TextArenaEnv(HubEnv):
 
     def act(self, action: str) -> StepResult:
         assert self._game is not None, "reset comes first"
+        if _TOO_MANY_DIGITS.search(action):  # games make a number of them, which Python refuses
+            raise InvalidAction(f"got a number of more than {_MOST_DIGITS} digits")
         if not self._game.step(action):
             return StepResult(reward=0.0, terminated=False, observation=self._observe(self._game))
         rewards, details = self._game.outcome()
