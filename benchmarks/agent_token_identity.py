@@ -106,14 +106,14 @@ def fuzz(
     engine: Any, template: str, history: str, turns: int, episodes: int, seed: int
 ) -> tuple[Any, int, Counter[str]]:
     """Play about so many turns; returns the rows, how many tokens are trained, and what happened."""
-    from agent_fuzz import EngineRank, FuzzedAgent, Logged, Tally, check_identity, fuzz_tokenizer, play_fuzz
+    from agent_fuzz import EngineRank, FuzzedAgent, FuzzLog, Logged, check_identity, fuzz_tokenizer, play_fuzz
 
     from roll.rollout.chat import ChatTemplate
     from roll.rollout.continuous_driver import ContinuousDriver
     from roll.rollout.lockstep_driver import LockstepDriver
     from roll.strategies.base import SamplingParams
 
-    tokenizer, tally, logged = fuzz_tokenizer(template), Tally(), Logged(EngineRank(engine))
+    tokenizer, tally, logged = fuzz_tokenizer(template), FuzzLog(), Logged(EngineRank(engine))
     calls = max(1, turns // episodes)
     agent = FuzzedAgent(ChatTemplate(tokenizer), tokenizer, history, calls, tally, seed=seed, imagines=0.4)
     if engine.lockstep:

@@ -39,7 +39,7 @@ class Curve:
     steps: list[int]
     success: list[float]
     minutes: float
-    random: float
+    random: float | None
     solver: float | None
 
 
@@ -67,8 +67,9 @@ def run(file: Path, seed: int, folder: Path, overrides: Sequence[str]) -> Curve:
     )
 
 
-def baselines(config: AgenticConfig) -> tuple[float, float | None]:
-    """Return the success of the random agent and of the solver on the validation tasks, mean over tags."""
+def baselines(config: AgenticConfig) -> tuple[float | None, float | None]:
+    """Return the success of the random agent and of the solver on the validation tasks, mean over tags; None for agents
+    from elsewhere, which have neither."""
     manager = config.val_env_manager
     assert manager is not None, "a run without validation shows nothing"
     tags = config.tags_of(manager)
@@ -78,6 +79,8 @@ def baselines(config: AgenticConfig) -> tuple[float, float | None]:
     randoms, solvers = [], []
     for tag in tags:
         section = config.custom_envs[tag]
+        if section.agent is not None:
+            return None, None
         make = partial(bare_env, env_spec(tag, section, manager))
         seeds = [task.seed for task in tasks if task.tag == tag]
         limit = section.max_steps * section.max_actions_per_step
@@ -94,8 +97,9 @@ def table(curves: Sequence[Curve]) -> str:
     for curve in curves:
         first, last = curve.success[0], curve.success[-1]
         solver = "–" if curve.solver is None else f"{curve.solver:.1%}"
+        random = "–" if curve.random is None else f"{curve.random:.1%}"
         lines.append(
-            f"| {curve.seed} | {curve.random:.1%} | {first:.1%} | {last:.1%} | {100 * (last - first):+.1f} points | "
+            f"| {curve.seed} | {random} | {first:.1%} | {last:.1%} | {100 * (last - first):+.1f} points | "
             f"{solver} | {curve.minutes:.1f} |"
         )
     return "\n".join(lines)
@@ -111,11 +115,13 @@ def plot(curves: Sequence[Curve], title: str, path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(6, 3.6), dpi=120)
     for curve in curves:
         axes.plot(curve.steps, [100 * s for s in curve.success], marker="o", markersize=3, label=f"seed {curve.seed}")
-    axes.axhline(100 * fmean(curve.random for curve in curves), color="grey", linestyle=":", label="random agent")
+    randoms = [curve.random for curve in curves if curve.random is not None]
+    if randoms:
+        axes.axhline(100 * fmean(randoms), color="grey", linestyle=":", label="random agent")
     solvers = [curve.solver for curve in curves if curve.solver is not None]
     if solvers:
         axes.axhline(100 * fmean(solvers), color="black", linestyle="--", linewidth=1, label="solver")
-    axes.set(xlabel="training step (0: warm start)", ylabel="success on held-out maps, %", ylim=(0, 102), title=title)
+    axes.set(xlabel="training step (0: warm start)", ylabel="success on held-out tasks, %", ylim=(0, 102), title=title)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="lower right")
     figure.tight_layout()

@@ -20,6 +20,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +29,13 @@ from roll.catalog.envs import ENV_HUBS
 from roll.envs.conformance import STOPPED
 from roll.envs.probe import NOT_PLAYED, ProbeEnded, Probes, Refused, findings_of
 from roll.envs.probe_worker import Order
+from roll.envs.trial import run_seeds
 from roll.envs.wrappers import EnvSpec
 
 SEEDS, STEPS = 4, 30
-TIMEOUT_S, CHECK_S, TOTAL_S = 60.0, 120.0, 600.0
+FEW_SEEDS, FEW_STEPS, SLOW_S = 2, 6, 0.5
+"""What is played of an environment that takes so many seconds to be made and to begin an episode."""
+TIMEOUT_S, CHECK_S, TOTAL_S = 60.0, 60.0, 240.0
 GYMNASIUM = (
     "CliffWalking-v1", "FrozenLake-v1", "Taxi-v4", "Blackjack-v1", "CartPole-v1", "MountainCar-v0",
     "MountainCarContinuous-v0", "Acrobot-v1",
@@ -66,11 +71,16 @@ def tested(probes: Probes, env_type: str) -> Row:
     began = time.perf_counter()
     row: Row = {"id": env_type, "result": "passed", "findings": []}
     try:
-        probes.get().ask("made", order)
+        probes.get().ask("made", order)  # what it loads once is loaded now
     except (ProbeEnded, Refused) as error:
         row["result"] = "not for one" if NOT_FOR_ONE in str(error) else "no start"
         row["why"] = str(error)
     else:
+        begun = time.perf_counter()
+        with suppress(ProbeEnded, Refused):  # of which the checks speak
+            probes.get().ask("trace", replace(order, max_steps=1), run_seeds(1)[0])
+        if time.perf_counter() - begun > SLOW_S:
+            order = replace(order, num_seeds=FEW_SEEDS, max_steps=FEW_STEPS)
         found = [finding for finding in findings_of(probes, order, TOTAL_S) if finding.level != "ok"]
         row["findings"] = [[finding.level, finding.check, finding.message, finding.where] for finding in found]
         if wrong := [finding for finding in found if finding.level == "error"]:

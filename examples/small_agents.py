@@ -1,4 +1,4 @@
-"""What the small agents of sokoban/, frozen_lake/ and custom_env/ start from: a random model, and solved episodes.
+"""What the small agents of the folders here start from: a random model, and solved episodes.
 
 `prepare` of a configuration names a function below. It makes, unless they are there:
 
@@ -76,6 +76,11 @@ def gem(config: SFTConfig) -> None:
 def textarena(config: SFTConfig) -> None:
     """For hubs/agentic_textarena_cpu.yaml."""
     prepare(config, "hubs", "agentic_textarena_cpu", rows=random_play)
+
+
+def nim_of_textarena(config: SFTConfig) -> None:
+    """For self_play/agentic_nim_textarena_cpu.yaml: how to write a move, not which."""
+    prepare(config, "self_play", "agentic_nim_textarena_cpu", rows=random_play)
 
 
 def dial(config: AgenticConfig) -> None:

@@ -46,6 +46,7 @@ FULL = (
     "pipelines/test_pipelines_lora_sync.py*",
     # Clusters of several processes, and what kills them.
     "benchmarks/test_benchmarks_runs.py*",
+    "benchmarks/test_benchmarks.py::test_the_tokens_of_fuzzed_agents",
     "data/test_data_memory.py*",
     "cli/test_cli_eval.py::test_two_engines*",
     "cli/test_cli_notebooks.py::test_a_notebook_runs*",
@@ -63,6 +64,10 @@ FULL = (
     "extensions/test_extensions_pipeline.py::test_two_ranks*",
     "profiling/test_profiling_runs.py::test_ranks_under_ray*",
     "pipelines/test_pipelines_agentic_faults.py*",
+    "pipelines/test_pipelines_agents.py::test_a_remote_agent_that_never*",
+    "pipelines/test_pipelines_agents.py::test_an_unmodified*",
+    "pipelines/test_pipelines_agents_example.py*",
+    "pipelines/test_pipelines_agents_faults.py*",
     "pipelines/test_pipelines_data.py*",
     "rewards/test_rewards_pool_mixups.py*",
     "pipelines/test_pipelines_distill.py::test_no_layout*",

@@ -25,7 +25,7 @@ CALLING = 0.5
 SPECIAL = ["<pad>", "<unk>", "<|im_start|>", "<|im_end|>"]
 TAGS = ["<tool_call>", "</tool_call>"]
 WORDS = ["system", "user", "assistant", "tool", "name", "python", "arguments", "code", "Error"]
-SIGNS = "0123456789+-* \n{}\":,."
+SIGNS = '0123456789+-* \n{}":,.'
 CHAT = (
     "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t.function.name }}{% endfor %}<|im_end|>\n{% endif %}"
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"

@@ -22,12 +22,20 @@ from roll.configs.schema.env_config import CustomEnv
 from roll.envs.baselines import Score
 from roll.envs.conformance import makes_others_useless
 from roll.envs.env_registry import load_env
-from roll.envs.probe import ProbeEnded, Probes, Refused, findings_of, findings_of_responses, scores_of, taken
+from roll.envs.probe import (
+    ProbeEnded,
+    Probes,
+    Refused,
+    findings_of,
+    findings_of_responses,
+    other_interpreter,
+    scores_of,
+    taken,
+)
 from roll.envs.probe_worker import Order
 from roll.envs.recorded import read_responses
 from roll.envs.trial import Finding
 from roll.envs.wrappers import EnvSpec
-from roll.processes.interpreter import found_interpreter, is_own
 from roll.utils.terminal import printable
 
 MARKS = {
@@ -132,10 +140,10 @@ def _interpreter(given: str | None, content: Mapping[str, Any]) -> str | None:
     key, python = ("--python", given) if given is not None else ("env_workers.python", named)
     if python is None:
         return None
-    found = found_interpreter(python) if isinstance(python, str) else None
-    if found is None:
-        raise ValueError(f"{key}: there is no program {python!r}; give the path of an interpreter")
-    return None if is_own(found) else found
+    try:
+        return other_interpreter(python)
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None
 
 
 def _spec(env: str, content: Mapping[str, Any], config: Path | None, arguments: Sequence[str]) -> EnvSpec:
@@ -143,6 +151,7 @@ def _spec(env: str, content: Mapping[str, Any], config: Path | None, arguments: 
     if "custom_envs" in content:
         assert config is not None, "nothing without a file"
         section = _section(content["custom_envs"], env, config)
+        assert isinstance(section.env_config, dict)
         env_config = dict(section.env_config)
     env_config.update(key_values(arguments, "e.g. size=5"))
     tag = Path(env).stem if ".py" in env else env
@@ -158,6 +167,8 @@ def _section(sections: Any, tag: str, file: Path) -> CustomEnv:
     section, violations = build(CustomEnv, sections[tag], f"custom_envs.{tag}")
     if section is None:
         raise ConfigError(violations, str(file))
+    if section.agent is not None:
+        raise ValueError(f"--config: custom_envs.{tag} in {file} is an agent, and no environment that could be tested")
     return section
 
 

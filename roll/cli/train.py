@@ -92,8 +92,11 @@ def load(file: Path, overrides: Sequence[str]) -> RunConfig:
     from roll.configs.full_check import load_checked
     from roll.configs.rules.validate import warnings_of
     from roll.envs.env_registry import env_violations
+    from roll.gateway.agents.checks import agent_violations
 
-    config = load_checked(file, overrides, further=[env_violations], tell=lambda note: say(f"note: {note}"))
+    config = load_checked(
+        file, overrides, further=[env_violations, agent_violations], tell=lambda note: say(f"note: {note}")
+    )
     for warning in warnings_of(config):
         say(f"warning: {warning}")
     return config

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import zip_longest
 
 from roll.envs.base import Env
 from roll.envs.generators import SharedGenerator, first_draw, shared_generators, system_calls
 from roll.envs.traces import NotMade, difference, trace
 from roll.envs.trial import SEED_BITS, Found, Trial, described, run_seeds
-from roll.envs.watched import Hung
+from roll.envs.watched import Hung, OutOfTime
 from roll.utils.seeding import stable_hash
 
 OTHER_HASH_SEED = 4711
@@ -114,7 +115,9 @@ def draws_from_its_seed(trial: Trial) -> Found:
                 break
         parting = parting or difference(*lines)
     for generator, seed in guilty.values():
-        where = first_draw(generator, _plays(trial, seed))
+        where = ""
+        with suppress(Hung, OutOfTime):  # following every line takes many times as long
+            where = first_draw(generator, _plays(trial, seed))
         yield (
             "error",
             f"draws from {generator.name}, the generator that all code of a process shares: other episodes change what "

@@ -11,6 +11,7 @@ from roll.catalog.envs import ENV_HUBS, ENVS, hub_of
 from roll.configs.errors import Violation, did_you_mean, problem
 from roll.configs.parsing.build_config import type_problem
 from roll.configs.schema.agentic_config import AgenticConfig
+from roll.configs.schema.agents_config import AGENT_ENV
 from roll.configs.schema.env_config import CustomEnv, EnvManager
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.stand_in import StandInUsed
@@ -64,7 +65,7 @@ def env_violations(config: RunConfig) -> Iterator[Violation]:
     managers = [] if config.val_only else [config.train_env_manager]
     managers += [] if config.val_env_manager is None else [config.val_env_manager]
     for tag, manager in [(tag, one) for one in managers for tag in config.tags_of(one)]:
-        if tag not in config.custom_envs:
+        if tag not in config.custom_envs or config.custom_envs[tag].env_type == AGENT_ENV:
             continue  # of which the rules speak
         at = f"custom_envs.{tag}"
         try:

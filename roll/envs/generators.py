@@ -17,6 +17,7 @@ _STANDARD_LIBRARY = str(Path(random.__file__).parent) + os.sep
 _SITE = f"{os.sep}site-packages{os.sep}"
 _NOT_GAMES = tuple(f"{_SITE}{package}{os.sep}" for package in ("numpy", "torch", "scipy"))
 _OURS = str(Path(__file__).parent) + os.sep
+_ADAPTERS = f"{_OURS}adapters{os.sep}"
 _MACHINERY = {"baselines.py", "conformance_checks.py", "conformance_seeds.py", "env_registry.py"}
 _MACHINERY |= {"episode_shown.py", "generators.py", "probe_worker.py", "traces.py", "trial.py", "watched.py"}
 _MACHINERY |= {"conformance.py", "wrappers.py"}
@@ -135,13 +136,10 @@ def system_calls(call: Callable[[], Any], *, libraries: bool) -> dict[str, str]:
         else:
             return
         if name and name not in found:
-            caller: FrameType | None = frame
-            while caller is not None and not is_theirs(caller.f_code):
-                if caller.f_code.co_filename.startswith(_OURS):
-                    return  # a call of the machinery's own
-                caller = caller.f_back
-            if caller is not None and (libraries or _SITE not in caller.f_code.co_filename):
-                found[name] = place(caller.f_code, caller.f_lineno)
+            callers = _callers(frame)
+            if callers and (libraries or is_own(callers[0].f_code)):
+                shown = next((caller for caller in callers if is_own(caller.f_code)), callers[0])
+                found[name] = place(shown.f_code, shown.f_lineno)
 
     before = sys.getprofile()
     sys.setprofile(note)
@@ -150,6 +148,23 @@ def system_calls(call: Callable[[], Any], *, libraries: bool) -> dict[str, str]:
     finally:
         sys.setprofile(before)
     return found
+
+
+def _callers(frame: FrameType | None) -> list[FrameType]:
+    """The frames of environments that lead to a frame, the nearest first; none if the machinery itself is nearer."""
+    found: list[FrameType] = []
+    while frame is not None:
+        if is_theirs(frame.f_code):
+            found.append(frame)
+        elif frame.f_code.co_filename.startswith(_OURS):
+            break
+        frame = frame.f_back
+    return found
+
+
+def is_own(code: CodeType) -> bool:
+    """Whether this is the code of an environment itself: no package's, and no adapter's to one."""
+    return is_theirs(code) and _SITE not in code.co_filename and not code.co_filename.startswith(_ADAPTERS)
 
 
 def is_theirs(code: CodeType) -> bool:

@@ -10,12 +10,14 @@ import concurrent.futures
 import itertools
 import math
 import pickle
+import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roll.envs.baselines import Score
@@ -25,6 +27,7 @@ from roll.envs.messages import is_over
 from roll.envs.probe_worker import NOTE_BYTES, Order
 from roll.envs.recorded import Recorded
 from roll.envs.trial import Finding, run_seeds
+from roll.processes.interpreter import found_interpreter
 from roll.processes.process_pool import ProcessPool
 from roll.processes.worker_process import Call, Ended, WorkerProcess
 
@@ -157,6 +160,14 @@ class Probes:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+
+def other_interpreter(python: Any) -> str | None:
+    """The path of an interpreter, None for that of this process. Raises `ValueError` if there is none."""
+    found = found_interpreter(python) if isinstance(python, str) else None
+    if found is None:
+        raise ValueError(f"there is no program {python!r}; give the path of an interpreter")
+    return None if found == str(Path(sys.executable).absolute()) else found
 
 
 def findings_of(probes: Probes, order: Order, total_s: float = math.inf) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from roll.envs.generators import is_theirs, place
+from roll.envs.generators import is_own, is_theirs, place
 from roll.envs.traces import trace_elsewhere
 from roll.envs.watched import Clock, Hung, OutOfTime, Watched
 from roll.utils.seeding import stable_hash
@@ -78,7 +78,7 @@ def blame(error: BaseException) -> str:
         error = error.__cause__
         seen.add(id(error))
     theirs = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_theirs(frame.f_code)]
-    own = [pair for pair in theirs if "site-packages" not in pair[0].f_code.co_filename]
+    own = [pair for pair in theirs if is_own(pair[0].f_code)]
     if not theirs:
         return ""
     frame, line = (own or theirs)[-1]

@@ -62,8 +62,8 @@ class Watched(Env):
                 f"got {type(made).__name__}, expected an instance of a class derived from roll.envs.base.Env"
             )
         self.env, self._clock, self._seed, self._steps = made, clock, 0, 0
-        self.one_episode = made.one_episode
-        self.instructions, self.actions, self.roles = made.instructions, made.actions, made.roles
+        for name in Env.__annotations__:  # instructions, actions, ...: all that an environment says of itself
+            setattr(self, name, getattr(made, name))
 
     def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:
         self._seed, self._steps = seed, 0

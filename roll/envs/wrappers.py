@@ -7,7 +7,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ class EnvSpec(CustomEnv):
     travels."""
 
     tag: str
+    env_config: dict[str, Any] = field(default_factory=dict)
     format_penalty: float = 0.0
     """Added to the reward of a response without an action; at most 0."""
     invalid_action_penalty: float = 0.0

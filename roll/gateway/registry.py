@@ -17,7 +17,7 @@ from roll.gateway.bodies import Limits
 from roll.gateway.protocols import wire_formats
 from roll.gateway.protocols.wire import WireFormat
 
-_REMEMBERED = 100_000
+_REMEMBERED = 20_000
 """Sessions that were closed, whose late requests get 409 and not 404."""
 
 Handler = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]

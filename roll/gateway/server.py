@@ -138,6 +138,7 @@ def _make_server(sessions: Sessions) -> Any:
         ws="none",
         lifespan="off",
         log_config=None,
+        log_level="warning",
         access_log=False,
         server_header=False,
         backlog=_BACKLOG,

@@ -18,6 +18,12 @@ from roll.rollout.engine_driver import EngineDriver
 from roll.strategies.base import Completion, Request, SamplingParams
 from roll.utils.seeding import stable_hash
 
+_RANGES = {"temperature": (0.01, 2.0), "top_p": (0.001, 1.0), "repetition_penalty": (0.1, 10.0)}
+"""What every engine can do in numbers. One that is asked for more fails as a whole, not for that request alone."""
+
+_ANY_VOCABULARY = 1 << 24
+"""More tokens than any model knows."""
+
 
 class ServedModel(Session):
     """Answers each call by itself. All methods belong to the engines' event loop.
@@ -26,6 +32,7 @@ class ServedModel(Session):
         name: of the model.
         params: what a call that says nothing is sampled with.
         max_length: tokens of a prompt and its response.
+        penalises: whether the engines take a `repetition_penalty`.
     """
 
     def __init__(
@@ -37,8 +44,9 @@ class ServedModel(Session):
         *,
         name: str,
         max_length: int,
+        penalises: bool = True,
     ) -> None:
-        self._engines, self._chat, self._reading = engines, chat, reading
+        self._engines, self._chat, self._reading, self._penalises = engines, chat, reading, penalises
         self._params, self._name, self._max_length = params, name, max_length
         self._numbers = itertools.count()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -90,9 +98,14 @@ class ServedModel(Session):
             for name in ("temperature", "top_p", "repetition_penalty")
             if (value := getattr(call, name)) is not None
         }
+        for field, (low, high) in _RANGES.items():
+            if not low <= changes.get(field, low) <= high and (field, changes[field]) != ("temperature", 0):
+                raise RefusedCall(400, f"{field}: got {changes[field]:g}, and engines take {low} to {high}", field)
+        if changes.get("repetition_penalty", 1) != 1 and not self._penalises:
+            raise RefusedCall(400, "repetition_penalty: this engine has none as others do", "repetition_penalty")
         params = replace(self._params, **changes, stop_strings=call.stop or self._params.stop_strings)
         if call.top_k is not None:
-            params = replace(params, top_k=call.top_k if call.top_k > 0 else -1)
+            params = replace(params, top_k=call.top_k if 0 < call.top_k < _ANY_VOCABULARY else -1)
         return replace(params, max_new_tokens=min(call.max_tokens or params.max_new_tokens, room))
 
     async def _choice(self, call: ChatCall, prompt: tuple[int, ...], params: SamplingParams, number: int) -> Choice:

@@ -18,6 +18,7 @@ from roll.envs.env_pool import EnvPool
 from roll.envs.env_registry import bare_env, check_roles, env_spec
 from roll.envs.replay import save_replay
 from roll.envs.wrappers import EnvSpec
+from roll.pipelines.agents import RunAgents
 from roll.pipelines.eval_table import results_by_tag
 from roll.pipelines.rollout_metrics import role_values
 from roll.pipelines.validation import validation_samples
@@ -26,8 +27,8 @@ from roll.rollout.agent import Agent
 from roll.rollout.conversation import Conversation, ConversationRollout
 from roll.rollout.engine_driver import EngineDriver
 from roll.rollout.env_tasks import EnvTasks
-from roll.rollout.episode import EpisodePlayer, Rollout
-from roll.rollout.episode_envs import PooledEnv
+from roll.rollout.episode import EpisodeEnv, EpisodePlayer, Rollout
+from roll.rollout.episode_envs import NoEnv, PooledEnv
 from roll.rollout.tool_turns import tool_turns
 from roll.tools.toolbox import Toolbox
 from roll.tracking.base import Sample
@@ -50,6 +51,8 @@ class EnvWorkload(Workload):
         self._toolbox = toolbox
         self._tokenizer = tokenizer
         train, val = config.train_env_manager, config.val_env_manager
+        managers = ([] if config.val_only else [train]) + ([] if val is None else [val])
+        self._agents = RunAgents(config, tokenizer, {tag for one in managers for tag in config.tags_of(one)})
         self._specs: dict[Split, dict[str, EnvSpec]] = {"train": {} if config.val_only else self._specs_of(train)}
         self._specs["val"] = {} if val is None else self._specs_of(val)
         self._conversations = {
@@ -68,7 +71,8 @@ class EnvWorkload(Workload):
 
     def _specs_of(self, manager: EnvManager) -> dict[str, EnvSpec]:
         config, python = self._config, self._config.env_workers.python
-        return {tag: env_spec(tag, config.custom_envs[tag], manager, python) for tag in config.tags_of(manager)}
+        tags = [tag for tag in config.tags_of(manager) if tag not in self._agents.envs]
+        return {tag: env_spec(tag, config.custom_envs[tag], manager, python) for tag in tags}
 
     def _conversation(self, tag: str, spec: EnvSpec) -> Conversation:
         env = bare_env(spec)
@@ -80,7 +84,8 @@ class EnvWorkload(Workload):
         config = self._config
         tags = config.tags_of(manager)
         env_types = {tag: config.custom_envs[tag].env_type for tag in tags}
-        return EnvTasks(tags, config.partition_of(manager), env_types, seed=config.seed, split=split)
+        rows = self._agents.rows
+        return EnvTasks(tags, config.partition_of(manager), env_types, seed=config.seed, split=split, rows=rows)
 
     def _start_pools(self) -> dict[Split, EnvPool]:
         """Start one pool for training and validation, or one each where they differ in what an action costs."""
@@ -102,6 +107,7 @@ class EnvWorkload(Workload):
         """Wait until every process has loaded its environments; raises `EnvLoadError`."""
         for pool in set(self._pools.values()):
             pool.wait_ready()
+        self._agents.wait_ready()
 
     def _agent(self, args: GeneratingArgs) -> Agent:
         return Agent(self._tokenizer, keep_stop_string=args.include_stop_str_in_output)
@@ -113,15 +119,22 @@ class EnvWorkload(Workload):
             assert config.val_env_manager is not None
             args = config.val_env_manager.generating_args
         agent = self._agent(args)
+        manager = config.train_env_manager if split == "train" else config.val_env_manager
+        assert manager is not None
+        rollouts: dict[str, Rollout] = {**self._agents.rollouts(driver, agent, config.tags_of(manager))}
+        rollouts |= {tag: self._rollout(agent, tag) for tag in self._specs[split]}
         return EpisodePlayer(
             driver,
             agent,
-            partial(PooledEnv, self._pools[split]),
+            partial(self._make_env, split),
             max_sequence_length=config.max_sequence_length,
-            rollouts={tag: self._rollout(agent, tag) for tag in self._specs[split]},
-            max_episodes=config.env_processes.room,
+            rollouts=rollouts,
+            max_episodes=config.env_processes.room if self._specs[split] else None,
             traced_share=config.tracing.episode_share,
         )
+
+    def _make_env(self, split: Split, task: Task, name: str) -> EpisodeEnv:
+        return NoEnv() if task.tag in self._agents.envs else PooledEnv(self._pools[split], task, name)
 
     def _rollout(self, agent: Agent, tag: str) -> Rollout:
         names, turns = self._config.custom_envs[tag].tools, None
@@ -135,6 +148,7 @@ class EnvWorkload(Workload):
     def warn(self, groups: Sequence[Group]) -> None:
         """Warn, once each, of an environment in which no response was an action, and of one that shows the members of a
         group different beginnings."""
+        groups = [group for group in groups if group.task.tag not in self._agents.envs]
         done: dict[str, float] = defaultdict(float)
         for group in groups:
             done[group.task.tag] += sum(turn.metrics.get("actions", 0) for t in group.survivors for turn in t.turns)
@@ -169,7 +183,7 @@ class EnvWorkload(Workload):
         for name, count in totals.items():
             metrics.add_sum(f"env/{name}", count - self._counted.get(name, 0))
         self._counted = dict(totals)
-        return metrics
+        return metrics.merge(self._agents.take_metrics())
 
     def validation_metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """Return success, reward and length by tag. An episode without a reward counts as failed, and in no mean."""
@@ -192,7 +206,8 @@ class EnvWorkload(Workload):
         values["val/responses"] = float(sum(len(t.turns) for group in groups for t in group.trajectories))
         # Taken here, or the next training step would show them, unless the run is resumed in between.
         counted = self.take_metrics().result()
-        values["val/env_restarts"], values["val/env_timeouts"] = counted["env/restarts"], counted["env/timeouts"]
+        if self._pools:
+            values["val/env_restarts"], values["val/env_timeouts"] = counted["env/restarts"], counted["env/timeouts"]
         return values
 
     def samples(self, step: int, groups: Sequence[Group]) -> list[Sample]:
@@ -207,10 +222,15 @@ class EnvWorkload(Workload):
                 return opened[task.tag] + agent.decode_response(token_ids, args.stop_strings)
 
             folder, timeout_s = Path(config.render_save_dir) / f"step-{step:06d}", config.env_workers.timeout_s
-            draw_episodes(folder, self._specs["val"], groups[:count], said, timeout_s=timeout_s)
+            drawn = [group for group in groups[:count] if group.task.tag in self._specs["val"]]
+            draw_episodes(folder, self._specs["val"], drawn, said, timeout_s=timeout_s)
         return validation_samples(groups, self._tokenizer, count)
 
+    def stop(self, driver: EngineDriver) -> None:
+        self._agents.stop(driver)
+
     def close(self) -> None:
+        self._agents.close()
         for pool in set(self._pools.values()):
             pool.shutdown()
 

@@ -174,6 +174,7 @@ def _episode(task: Task, trajectory: Trajectory, tokenizer: Any) -> dict[str, An
                 "prompt": tokenizer.decode(turn.prompt_ids),
                 "response": tokenizer.decode(turn.response_ids),
                 "text": tokenizer.decode(turn.response_ids, skip_special_tokens=True),
+                **({"role": turn.role} if turn.role else {}),
                 "finish_reason": turn.finish_reason,
                 "reward": turn.reward,
                 "metrics": dict(turn.metrics),

@@ -281,5 +281,6 @@ class RLPipeline(Loop):
         self.weight_sync.close()
 
     def close(self) -> None:
+        self.workload.stop(self.driver)
         self.driver.close()
         self.workload.close()

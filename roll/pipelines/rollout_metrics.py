@@ -98,8 +98,6 @@ def _domains(rollouts: Rollouts, metrics: Metrics) -> None:
             }
         )
         for trajectory in members:
-            for role, value in trajectory.role_rewards.items():
-                metrics.add_mean(f"reward/{named}/role/{name_part(role)}", value)
             for part, value in trajectory.reward_parts.items():
                 if part.rpartition(".")[2] == "too_hard":
                     metrics.add_sum(f"reward/{named}/too_hard", value)

@@ -101,6 +101,7 @@ class Serving:
             self._params,
             name=self._name,
             max_length=self._config.max_sequence_length,
+            penalises=self._config.actor_infer.strategy_args.strategy_name != "sglang",
         )
         await gateway.start()
         try:

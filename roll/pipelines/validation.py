@@ -145,9 +145,12 @@ def _votes(domain: str, groups: Sequence[Group], config: ValidationConfig) -> di
 
 def episode_success(trajectory: Trajectory) -> float | None:
     """Return 1 or 0 as the last turn says, with several roles the mean of what their last turns say; None where none
-    does."""
-    last = {turn.role: turn.metrics for turn in trajectory.turns}
-    told = [metrics["success"] for metrics in last.values() if "success" in metrics]
+    does. Of branches, any of which may have been played last, the last that says so."""
+    told = []
+    for role in dict.fromkeys(turn.role for turn in trajectory.turns):
+        own = [turn for turn in trajectory.turns if turn.role == role]
+        last = own if any(turn.after is not None for turn in own) else own[-1:]
+        told += [turn.metrics["success"] for turn in reversed(last) if "success" in turn.metrics][:1]
     return fmean(told) if told else None
 
 
@@ -167,17 +170,23 @@ def successes(trajectories: Sequence[Trajectory]) -> list[float]:
 
 
 def validation_samples(groups: Sequence[Group], tokenizer: Any, count: int) -> list[Sample]:
-    """Return an episode with a reward of each of the first `count` tasks, as text: first prompt, then all else."""
+    """Return an episode with a reward of each of the first `count` tasks, as text: first prompt, then all else. What is
+    a role's has its name in front, in square brackets."""
     samples = []
     for group in groups[:count]:
         for trajectory in group.survivors[:1]:
-            first, *later = trajectory.turns
-            said = [*first.response_ids, *(ids for turn in later for ids in (*turn.prompt_ids, *turn.response_ids))]
+            first = trajectory.turns[0]
+            texts: list[str] = []
+            for role, turns in itertools.groupby(trajectory.turns, key=lambda turn: turn.role):
+                ids = [token for turn in turns for token in (*turn.prompt_ids, *turn.response_ids)]
+                own = ids if texts else ids[len(first.prompt_ids) :]
+                texts.append(f"\n[{role}] {tokenizer.decode(own)}" if texts else tokenizer.decode(own))
+            named = f"[{first.role}] " if first.role else ""
             samples.append(
                 Sample(
                     domain=group.task.domain,
-                    prompt=tokenizer.decode(first.prompt_ids),
-                    response=tokenizer.decode(said),
+                    prompt=named + tokenizer.decode(first.prompt_ids),
+                    response="".join(texts),
                     reward=trajectory.reward,
                 )
             )

@@ -71,6 +71,9 @@ class Workload(ABC):
         """Return what happened while episodes were played since the last call. Default: nothing."""
         return Metrics()
 
+    def stop(self, driver: EngineDriver) -> None:
+        """End what plays episodes on the engines' event loop, as long as there is one. Default: nothing does."""
+
     def close(self) -> None:
         """Release what the workload has started. Default: nothing."""
 

@@ -45,6 +45,11 @@ class Agent:
         self._rendering = ChatTemplate(tokenizer) if self._chat else PlainText(tokenizer)
         self._keep_stop_string = keep_stop_string
 
+    @property
+    def chat(self) -> PlainText:
+        """How messages become tokens."""
+        return self._rendering
+
     def start(self, task: Task, observation: Observation) -> tuple[int, ...]:
         """Return the tokens of the first prompt."""
         if self._first_prompt is None:

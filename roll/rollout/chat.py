@@ -184,7 +184,7 @@ class ChatTemplate(PlainText):
         """A response that ends with the very token that closes it isn't closed twice."""
         ids = self.encode_after(text)
         closing = self._closing(ids)
-        if closing and sampled and sampled[-1] == ids[closing - 1]:
+        if closing and sampled and sampled[-1] in (ids[closing - 1], self._end_of_call):
             closed = str(self._tokenizer.decode(ids[closing - 1 : closing]))
             return text.partition(closed)[2], ids[closing:]
         return text, ids
@@ -226,6 +226,11 @@ class ChatTemplate(PlainText):
             if self._tokenizer.decode([token]).strip():
                 break
         return 0
+
+    @cached_property
+    def _end_of_call(self) -> int | None:
+        """What closes a response of Llama's that calls a tool, in place of the end of a turn."""
+        return self._tokenizer.get_vocab().get("<|eom_id|>")
 
     @cached_property
     def _special(self) -> frozenset[int]:

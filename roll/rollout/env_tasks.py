@@ -14,7 +14,7 @@ from typing import Any, Literal
 from roll.configs.errors import did_you_mean
 from roll.types.episode import Task
 from roll.utils.readers import DataError
-from roll.utils.seeding import stable_hash
+from roll.utils.seeding import keyed_shuffle, stable_hash
 
 Split = Literal["train", "val"]
 
@@ -34,6 +34,8 @@ class EnvTasks:
         env_types: by tag, the environment's id; becomes `Task.source`.
         split: `train` and `val` never share a seed.
         options: what every `reset` gets.
+        rows: by tag, what its tasks are, for kinds of environments with a list of them. Training goes through a list
+            again and again, each time in another order of the seed's; validation in the order of the list.
     """
 
     def __init__(
@@ -45,12 +47,15 @@ class EnvTasks:
         seed: int,
         split: Split,
         options: Mapping[str, Any] | None = None,
+        rows: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     ) -> None:
         self._env_types = {tag: env_types[tag] for tag in tags}
         self._slots = _spread(tags, partition)
         self._seed = seed
         self._split: Split = split
         self._options = dict(options or {})
+        self._rows = {tag: of for tag, of in (rows or {}).items() if of}
+        self._orders: dict[str, tuple[int, list[int]]] = {}  # By tag, the last pass over its rows that was asked for
         self._next = 0
         self._returned: deque[Task] = deque()
 
@@ -140,11 +145,28 @@ class EnvTasks:
         return Task(
             id=f"{tag}-{split}-{number}",
             source=self._env_types[tag],
-            payload=dict(self._options),
+            payload={**self._options, **self._row(tag, number, split)},
             seed=2 * drawn + (split == "val"),
             tag=tag,
             domain=tag,
         )
+
+    def _row(self, tag: str, number: int, split: Split) -> Mapping[str, Any]:
+        """Return what a task is, for a tag with a list."""
+        rows = self._rows.get(tag)
+        if not rows:
+            return {}
+        places = [place for place, other in enumerate(self._slots) if other == tag]
+        cycle, place = divmod(number, len(self._slots))
+        before = cycle * len(places) + sum(other < place for other in places)  # Tasks of this tag
+        if split == "val":
+            return rows[before % len(rows)]
+        epoch, i = divmod(before, len(rows))
+        known = self._orders.get(tag)
+        if known is None or known[0] != epoch:
+            known = (epoch, keyed_shuffle(range(len(rows)), self._seed, "env rows", tag, epoch))
+            self._orders[tag] = known
+        return rows[known[1][i]]
 
 
 def _spread(tags: Sequence[str], partition: Sequence[int]) -> tuple[str, ...]:

@@ -70,6 +70,7 @@ class Episode:
         self._error = ""
         self._truncated = False
         self._answer: str | None = None
+        self._success: float | None = None
         self.scored = False  # By the environment or by `finish`
         self.trace = ""  # Its name in a recording; empty: there is none
 
@@ -258,6 +259,7 @@ class Episode:
         parts: Mapping[str, float] | None = None,
         role_rewards: Mapping[str, float] | None = None,
         answer: str | None = None,
+        success: float | None = None,
     ) -> None:
         """Score the episode by something other than its environment. May be called again: the last score counts.
 
@@ -266,6 +268,7 @@ class Episode:
             parts: that it consists of, by name.
             role_rewards: of each role, where agents are paid apart; every role that spoke must be there.
             answer: what it states as its answer.
+            success: 1 or 0, for validation; None: nobody says.
 
         Raises:
             ValueError: a number isn't finite, or a role has no reward.
@@ -280,6 +283,7 @@ class Episode:
         self._role_rewards, self.scored = dict(role_rewards or {}), True
         if answer is not None:
             self._answer = answer
+        self._success = success
 
     def count(self, name: str, value: float = 1.0) -> None:
         """Add to a number of this episode that a step's metrics sum up, e.g. `agent/mismatch_edited`."""
@@ -302,6 +306,9 @@ class Episode:
     def finished(self) -> Trajectory:
         """Return what was played."""
         turns = self._turns.stored()
+        if self._success is not None and turns:
+            last = replace(turns[-1], metrics={**turns[-1].metrics, "success": self._success})
+            turns = (*turns[:-1], last)
         return Trajectory(
             task_id=self.task.id,
             member=self._key.member,

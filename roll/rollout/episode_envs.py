@@ -78,3 +78,18 @@ class PooledEnv:
 
     async def close(self) -> None:
         await self._pool.close(self._name)
+
+
+class NoEnv:
+    """That of an episode whose rollout scores it itself, by `Episode.finish`."""
+
+    waits_for = "agent"
+
+    async def reset(self, task: Task) -> Observation:
+        raise AssertionError(f"{task.id} has no environment to reset")
+
+    async def step(self, action: Action) -> StepResult:
+        raise AssertionError(f"there is no environment that takes {action.text!r:.80}")
+
+    async def close(self) -> None:
+        pass

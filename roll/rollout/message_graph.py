@@ -120,8 +120,8 @@ class MessageGraph:
             added, prompt = self._chat.follow(added, before.response_ids)
             text = before.text + added
         else:
-            begins_anew = known is None and self._history == "carried"
-            parent, text = None if begins_anew else self._prefix(rendered), rendered
+            is_root = known is None and self._history == "carried"
+            parent, text = None if is_root else self._prefix(rendered), rendered
             if parent is None:
                 prompt = self._chat.prompt(messages, tools)
             else:

@@ -48,6 +48,12 @@ def test_programs_in_sandboxes(bench):
     assert rows(printed) == ["way", "cold interpreter", "unconfined"]
 
 
+def test_the_tokens_of_fuzzed_agents(bench):
+    printed = bench("agent_token_identity", "--turns", 24, "--templates", "qwen3", "--episodes", 2, "--hidden", 32)
+    assert rows(printed) == ["engine", "hf_infer", "hf_infer"]
+    assert "every sampled one is trained once" in printed
+
+
 @pytest.mark.parametrize("name", ["trl_ours", "trl_task", "trl_theirs"])
 def test_the_sides_of_the_comparison_can_be_imported(bench, name: str):
     importlib.import_module(name)

@@ -89,6 +89,10 @@ def test_the_same_seed_draws_the_same_and_each_of_n_its_own():
     [
         (ChatCall(model="gpt-4o", messages=HELLO), 404, "model_not_found"),
         (ChatCall(model="tiny", messages=(Message("user", "x" * 300),)), 400, "context_length_exceeded"),
+        # What would make an engine fail, for everybody.
+        (ChatCall(model="tiny", messages=HELLO, temperature=1e-300), 400, ""),
+        (ChatCall(model="tiny", messages=HELLO, top_p=0.0), 400, ""),
+        (ChatCall(model="tiny", messages=HELLO, repetition_penalty=0.01), 400, ""),
     ],
 )
 def test_a_call_that_can_not_be_answered_is_refused_before_the_engine_sees_it(call, status, code):

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from refused import check_refused
 
+from roll.configs.checks.endpoints import endpoint_notes
 from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config
@@ -48,6 +49,9 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "model" / "config.json").write_text(json.dumps({"max_position_embeddings": 64}))
     return tmp_path
 
+
+GAME = "+custom_envs.game={env_type: nim-v1"
+SECOND = "custom_envs.game.roles.second"
 
 REFUSED: list[tuple[str, list[str], str, list[str]]] = [
     # id, overrides, path of the one violation, fragments of its text
@@ -278,6 +282,38 @@ REFUSED: list[tuple[str, list[str], str, list[str]]] = [
         f"{LAKE}.turn_template",
         ["write {step}"],
     ),
+    # roles
+    ("no places to change", [f"{GAME}, swap_roles: true}}"], "custom_envs.game.swap_roles", ["acts only with roles"]),
+    (
+        "the policy in every place",
+        [f"{GAME}, swap_roles: true, roles: {{first: {{player: policy}}}}}}"],
+        "custom_envs.game.swap_roles",
+        ["has no effect: the policy plays every role"],
+    ),
+    (
+        "a service without an address",
+        [f"{GAME}, roles: {{second: {{player: endpoint, model: old}}}}}}"],
+        f"{SECOND}.endpoint",
+        ["the address of the service that plays the role", "http://localhost:8000/v1"],
+    ),
+    (
+        "a service without a model",
+        [f"{GAME}, roles: {{second: {{player: endpoint, endpoint: 'http://a/v1'}}}}}}"],
+        f"{SECOND}.model",
+        ["the model's name at the endpoint"],
+    ),
+    (
+        "an address for a script",
+        [f"{GAME}, roles: {{second: {{player: random, endpoint: 'http://a/v1'}}}}}}"],
+        f"{SECOND}.endpoint",
+        ["acts only with player endpoint", "player is random"],
+    ),
+    (
+        "options of no class",
+        [f"{GAME}, roles: {{second: {{player_config: {{mistakes: 0.5}}}}}}}}"],
+        f"{SECOND}.player_config",
+        ["acts only without player policy or endpoint"],
+    ),
     # words of other frameworks
     (
         "a manager's class",
@@ -500,6 +536,9 @@ CHECKS = [
     ([f"{LAKE}.env_config.sise=5"], ["custom_envs.lake.env_config.sise", "did you mean 'size'"]),
     ([f"{LAKE}.env_config.size=1", "custom_envs.room.env_config.dim_room=2"],
      ["2 problems with environments", "size: got 1", "dim_room: got"]),
+    ([f"+{LAKE}.roles={{first: {{player: random}}}}"], ["custom_envs.lake.roles.first", "a single agent plays it"]),
+    (["custom_envs.lake={env_type: nim-v1, roles: {frist: {player: random}}}"],
+     ["roles.frist: nim-v1 has no such role; it has first, second", "did you mean 'first'"]),
 ]  # fmt: skip
 
 
@@ -514,6 +553,27 @@ def test_environments_are_checked_before_anything_starts(play, overrides, fragme
         assert fragment in str(caught.value)
     # Each is said once, though training and validation both play it.
     assert str(caught.value).count("custom_envs.lake") == 1
+
+
+def test_a_player_of_ones_own_is_looked_for_and_its_options_are_compared_without_importing_it(play):
+    (play / "mine.py").write_text("raise RuntimeError\nclass Mine:\n    def __init__(self, *, depth=1): ...\n")
+
+    def checked(player: str) -> None:
+        check_prerequisites(load_config(play, "job", [f"{GAME}, roles: {{second: {player}}}}}"]))
+
+    checked("{player: 'mine.py:Mine', player_config: {depth: 2}}")
+    with pytest.raises(ConfigError, match=rf"{SECOND}\.player_config\.dept.*did you mean 'depth'"):
+        checked("{player: 'mine.py:Mine', player_config: {dept: 2}}")
+    with pytest.raises(ConfigError, match=rf"{SECOND}\.player: .*a class 'Yours' in mine.py; it has Mine"):
+        checked("{player: 'mine.py:Yours'}")
+
+
+def test_a_service_that_plays_a_role_is_looked_for_when_a_configuration_is_checked(play, monkeypatch):
+    monkeypatch.delenv("OLD_KEY", raising=False)
+    role = "{player: endpoint, endpoint: 'http://127.0.0.1:9/v1', model: old, api_key_env: OLD_KEY}"
+    notes = "\n".join(endpoint_notes(load_config(play, "job", [f"{GAME}, roles: {{second: {role}}}}}"])))
+    assert f"{SECOND}.api_key_env: the environment variable OLD_KEY is not set here" in notes
+    assert f"{SECOND}.endpoint: 127.0.0.1:9 can't be reached" in notes
 
 
 def test_an_environment_in_no_module_is_refused_with_its_key(play):

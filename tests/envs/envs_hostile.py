@@ -33,6 +33,12 @@ def harm(how: str) -> Any:
         time.sleep(1000.0)
     if how == "slow":
         time.sleep(0.1)
+    if how == "careless":
+        while True:
+            try:
+                time.sleep(1000.0)
+            except Exception:  # noqa: BLE001
+                continue
     if how == "stubborn":
         while True:
             try:

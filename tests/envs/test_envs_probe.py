@@ -52,6 +52,7 @@ def test_the_harmless_one_keeps_every_promise(probes):
         ("fork", "is played", "os.fork"),
         ("bomb", "is played", "MemoryError"),
         ("sleep", "is played", "is not done after 0.5 s; here it was"),
+        ("careless", "is played", "is not done after 0.5 s; here it was"),
         ("stubborn", "is played", "took over 0.5 s and can't be interrupted"),
         ("deaf", "is played", "took over 0.5 s and can't be interrupted"),
         ("close_files", "is played", "its process"),

@@ -19,6 +19,7 @@ from roll.pipelines.assemble import Rollouts, assemble
 from roll.pipelines.credit import CreditAssigner
 from roll.pipelines.role_groups import split_by_role
 from roll.pipelines.rollout_metrics import rollout_metrics
+from roll.pipelines.validation import episode_success
 from roll.types.episode import Group, Task, Trajectory, Turn
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True)
@@ -249,7 +250,8 @@ def test_roles_that_are_paid_apart_are_compared_with_themselves():
     mask = found.action_mask
     assert_close(found.advantages[mask], torch.tensor([-2.0, 2.0, 0.5, 0.5, -0.5, -0.5]))
     metrics = rollout_metrics(rollouts).result()
-    assert metrics["reward/a/role/white"] == 0.5 and metrics["reward/a/role/black"] == 1.0
+    named = f"role/{task().tag}"
+    assert metrics[f"{named}/white/reward"] == 0.5 and metrics[f"{named}/black/reward"] == 1.0
     assert metrics["n"] == 2.0, "counts of an episode count once"
 
 
@@ -263,3 +265,10 @@ def test_a_role_keeps_its_branches():
     assert [t.prompt_ids for t in by_role["t@y"].turns] == [(1, 2, 10, 11, 4, 5)]
     shared = replace(tree, role_rewards={})
     assert split_by_role(Group(task=task(), trajectories=(shared,)))[0].trajectories == (shared,)
+
+
+def test_success_is_what_the_branch_says_that_asked_the_environment():
+    assert episode_success(episode(FORK[0], replace(FORK[1], metrics={"success": 1.0}), FORK[2])) == 1.0
+    assert episode_success(episode(FORK[0], FORK[2])) is None
+    straight = (replace(FORK[0], metrics={"success": 1.0}), FORK[1])
+    assert episode_success(episode(*straight)) is None, "an episode that went straight on ends with its last turn"

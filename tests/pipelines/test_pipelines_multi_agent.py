@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import signal
@@ -78,6 +79,18 @@ def test_validation_against_a_fixed_player_counts_the_policys_roles(tiny_model, 
     assert min(won) >= 0 and max(won) < 0.5, "hardly anything comes after ~"
     assert last["val/against/role/x/turns"] == pytest.approx(2, abs=0.3)
     assert last["val/against/reward"] < 0.5
+
+
+def test_episodes_are_written_with_the_role_of_each_turn(tiny_model, tmp_path):
+    folder = write_duel(tmp_path, tiny_model)
+    sampled = "val_env_manager.generating_args.temperature=1.0"
+    tags = "val_env_manager.tags=[self_play]"
+    run_toy(folder, "val_only=true", sampled, tags, "log_val_generations=1")
+    lines = [json.loads(line) for line in (folder / "output" / "episodes.jsonl").read_text().splitlines()]
+    assert all({turn["role"] for turn in line["turns"]} == {"x", "o"} for line in lines)
+    (sample,) = [json.loads(line) for line in (folder / "output" / "logs" / "samples.jsonl").read_text().splitlines()]
+    first, second = sample["prompt"][1], "xo"["ox".index(sample["prompt"][1])]
+    assert sample["prompt"].startswith(f"[{first}] ") and sample["response"].count(f"\n[{second}] ") == 1
 
 
 EVERYTHING = (

@@ -7,6 +7,9 @@ import pytest
 from toy import run_toy, write_toy
 
 TWICE = """
+import asyncio
+
+
 class Twice:
     async def play(self, episode):
         first = await episode.generate(await episode.first_prompt(), max_new_tokens=3)
@@ -19,6 +22,18 @@ class Twice:
 class Careless:
     async def play(self, episode):
         await episode.generate(await episode.first_prompt())
+
+
+class Forks:
+    async def play(self, episode):
+        first = await episode.generate(await episode.first_prompt(), max_new_tokens=3)
+        at = episode.number_of(first)
+        texts = ("?", "!!")
+        answers = await asyncio.gather(*(episode.generate(episode.encode(text), after=at) for text in texts))
+        again = asyncio.ensure_future(episode.generate((), after=at))
+        again.cancel()
+        episode.count("agent/mismatch_edited", 0.5)
+        episode.finish(float(sum(len(set(answer.token_ids)) for answer in answers)))
 
 
 class Broken:
@@ -53,3 +68,20 @@ def test_a_bug_in_it_ends_the_run_with_its_name(tiny_model, tmp_path, name, word
     folder = write_toy(tmp_path, tiny_model)
     with pytest.raises((AssertionError, KeyError), match=words):
         run_toy(folder, *settings(folder, name))
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "reinforce"])
+def test_branches_are_trained_once_with_the_log_probs_that_the_trainer_finds(tiny_model, tmp_path, estimator):
+    folder = write_toy(tmp_path, tiny_model)
+    rows = run_toy(folder, *settings(folder, "Forks"), f"adv_estimator={estimator}")
+    assert all(row["mismatch/kl"] < 1e-10 for row in rows)
+    assert all(row["rollout/rows"] == 2 * row["rollout/responses"] for row in rows)
+    assert all(row["agent/mismatch_edited"] == 0.5 * row["rollout/responses"] for row in rows)
+    dumped = pq.read_table(next((folder / "dump").glob("*.parquet"))).to_pylist()
+    first, second = dumped[::2], dumped[1::2]
+    for one, two in zip(first, second, strict=True):
+        masks = ["".join("x" if acting else "." for acting in row["action_mask"]) for row in (one, two)]
+        assert [mask.lstrip(".") for mask in masks] == ["xxx.xx", "xx"]
+        shared = len(masks[0]) - len(".xx")
+        assert two["token_ids"][:shared] == one["token_ids"][:shared] and one["reward"] == two["reward"]
+        assert one["prompt"] != two["prompt"] and two["prompt"].endswith("!!")

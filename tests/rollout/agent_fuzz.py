@@ -167,7 +167,7 @@ class Logged:
 
 
 @dataclass
-class Tally:
+class FuzzLog:
     """What happened in a fuzz."""
 
     delivered: set[str] = field(default_factory=set)
@@ -185,7 +185,7 @@ class FuzzedAgent:
         tokenizer,
         history: str,
         calls: int,
-        tally: Tally,
+        tally: FuzzLog,
         seed: int = 0,
         imagines: float = 0.0,
     ) -> None:
@@ -379,7 +379,7 @@ def play_fuzz(driver, tokenizer, agent: FuzzedAgent, *, episodes: int, limit: in
     return assemble(groups)
 
 
-def check_identity(rollouts: Rollouts, logged: Logged, tally: Tally) -> int:
+def check_identity(rollouts: Rollouts, logged: Logged, tally: FuzzLog) -> int:
     """Every token that is trained was sampled, in that context, with that log-prob, and each that an agent got is
     trained once. Returns how many that were."""
     by_context: dict[tuple[int, ...], list[str]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
@@ -169,6 +170,17 @@ def test_calls_and_their_results_are_carried_whatever_the_template_makes_of_them
     assert set(placement.mismatches) <= {"template"}
     assert chat.graph.place([USER, said("", call(at="b")), result("wall")], [LOOK]).mismatches == {"edited": 1}
     assert chat.graph.place([USER, back, result("wall")]).parent is None, "other tools are another prompt"
+
+
+def test_a_call_that_ends_as_llama_ends_calls_is_not_closed_again():
+    chat = Chat(LLAMA31)
+    chat.tokenizer, chat.end = copy.deepcopy(chat.tokenizer), "<|eom_id|>"
+    chat.tokenizer.add_tokens([chat.end], special_tokens=True)
+    chat.graph = MessageGraph(ChatTemplate(chat.tokenizer))
+    root, _ = chat.say([USER], "<|python_tag|>look()", said("", call()))
+    opening = "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    after = f"<|start_header_id|>ipython<|end_header_id|>\n\nwall<|eot_id|>{opening}"
+    chat.ends_with(chat.graph.place([USER, said("", call()), result("wall")]), root, after)
 
 
 def test_tools_are_told_as_text_to_a_template_that_does_not_know_them():

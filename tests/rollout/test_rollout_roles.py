@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from unittest import mock
 
 import pytest
 from chat_tokenizers import Script, ScriptedEnv, bpe_tokenizer, conversation, group_of, play
 
 from roll.configs.schema.env_config import RoleConfig
-from roll.envs.base import Observation, StepResult
+from roll.envs.base import Message, Observation, StepResult
 from roll.pipelines.assemble import assemble
 from roll.pipelines.role_groups import split_by_role
 from roll.pipelines.validation import episode_success
 from roll.rollout.agent import Agent
 from roll.rollout.conversation import ConversationRollout
 from roll.rollout.roles import ChatService, RoleLedger
+from roll.types.episode import EpisodeError
 
 PLAIN = bpe_tokenizer(None)
 
@@ -156,6 +159,9 @@ def service():
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             server.seen.append((body, self.path, self.headers.get("Authorization")))
             reply = server.plan.pop(0)
+            if reply == "...":
+                server.hold.wait(30)
+                return
             status, text = (200, {"choices": [{"message": {"content": reply}}]}) if isinstance(reply, str) else reply
             data = json.dumps(text).encode()
             self.send_response(status)
@@ -167,17 +173,18 @@ def service():
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.plan, server.seen = [], []
+    server.plan, server.seen, server.hold = [], [], threading.Event()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     yield server
+    server.hold.set()
     server.shutdown()
     server.server_close()
 
 
 def frozen(service, **keys):
     address = f"http://127.0.0.1:{service.server_port}/v1"
-    return RoleConfig(player="endpoint", endpoint=address, model="old", request_retries=0, **keys)
+    return RoleConfig(**{"player": "endpoint", "endpoint": address, "model": "old", "request_retries": 0, **keys})
 
 
 def test_a_frozen_model_is_told_its_own_conversation_and_its_responses_are_no_turns(service):
@@ -214,6 +221,26 @@ def test_a_frozen_model_that_fails_ends_the_episode_without_a_reward(service, re
     trajectory = play(Script(PLAIN, ("a", "stop")), Turns(SHOWS), ConversationRollout(agent, spec), agent)
     assert trajectory.status == "env_error" and not trajectory.trainable
     assert said in trajectory.error and "custom_envs.maze.roles.o" in trajectory.error
+
+
+def asked(service, **keys):
+    """The text of one response."""
+    role = ChatService("custom_envs.maze.roles.o", frozen(service, **keys), {"OLD_KEY": "sk-1"})
+    return asyncio.run(role.respond([Message("user", "B")], max_tokens=5, seed=3))
+
+
+def test_a_frozen_model_is_asked_with_its_key_again_after_a_failure_and_not_for_ever(service):
+    service.plan = [(503, {}), "b"]
+    with mock.patch("roll.utils.endpoint.random.uniform", return_value=0.0):
+        assert asked(service, request_retries=1, api_key_env="OLD_KEY") == "b"
+    assert [key for _, _, key in service.seen] == ["Bearer sk-1"] * 2
+    service.plan = ["...", "b"]
+    with pytest.raises(EpisodeError, match=r"didn't answer within 0.2 s"):
+        asked(service, request_timeout_s=0.2)
+    service.plan = ["b"]
+    asked(service, request_args={"seed": None, "top_p": 0.5})
+    body = service.seen[-1][0]
+    assert body == {"model": "old", "messages": [{"role": "user", "content": "B"}], "max_tokens": 5, "top_p": 0.5}
 
 
 def test_a_service_without_its_key_or_that_isnt_there_is_refused_before_the_first_episode(service):

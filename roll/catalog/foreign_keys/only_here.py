@@ -11,6 +11,19 @@ cosine_length.wrong discount_over distill.use_as engine_restarts executor export
 lora_sync loss_type_args topr_level verify_weight_sync warm_start
 
 custom_envs.<name>.max_actions_per_step custom_envs.<name>.thinking_tags env_workers.max_env_num_per_worker
+custom_envs.<name>.env_config.agent custom_envs.<name>.env_config.command custom_envs.<name>.env_config.cwd
+custom_envs.<name>.env_config.env custom_envs.<name>.env_config.exit_rewards custom_envs.<name>.env_config.history
+custom_envs.<name>.env_config.ignore_fields custom_envs.<name>.env_config.logs
+custom_envs.<name>.env_config.max_agents custom_envs.<name>.env_config.max_calls
+custom_envs.<name>.env_config.max_tokens custom_envs.<name>.env_config.models.<name>.api_key_env
+custom_envs.<name>.env_config.models.<name>.base_url custom_envs.<name>.env_config.models.<name>.model
+custom_envs.<name>.env_config.pass_env custom_envs.<name>.env_config.python custom_envs.<name>.env_config.remote
+custom_envs.<name>.env_config.reward.name custom_envs.<name>.env_config.reward.reward_kwargs
+custom_envs.<name>.env_config.reward.timeout_s custom_envs.<name>.env_config.reward.world_size
+custom_envs.<name>.env_config.sandbox custom_envs.<name>.env_config.sandbox_readable
+custom_envs.<name>.env_config.score custom_envs.<name>.env_config.tasks custom_envs.<name>.env_config.timeout_s
+custom_envs.<name>.env_config.tool_parser custom_envs.<name>.env_config.truncated_reward
+gateway.address gateway.call_timeout_s gateway.host gateway.max_body_mb gateway.port gateway.token_env
 env_workers.memory_limit_mb env_workers.python env_workers.timeout_s <manager>.generating_args.ignore_eos
 <manager>.invalid_action_penalty
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from roll.catalog.pipelines import pipeline_of
+from roll.configs.checks.agents import agent_checks
 from roll.configs.checks.data_files import data_checks
 from roll.configs.checks.engine_arguments import argument_checks
 from roll.configs.checks.folders import export_checks, folder_checks, nearby
@@ -149,7 +150,7 @@ _MODELS = (model_checks, tokenizer_checks, teacher_checks, shape_checks, adapter
 _RUN = (*_MODELS, folder_checks, export_checks, function_checks)
 RLVR_CHECKS = (data_checks, argument_checks, algorithm_checks, reward_checks, tool_checks, sandbox_checks, *_RUN)
 DISTILL_CHECKS = RLVR_CHECKS
-AGENTIC_CHECKS = (argument_checks, algorithm_checks, env_checks, tool_checks, sandbox_checks, *_RUN)
+AGENTIC_CHECKS = (argument_checks, algorithm_checks, env_checks, tool_checks, agent_checks, sandbox_checks, *_RUN)
 SFT_CHECKS = (data_checks, *_RUN)
 DPO_CHECKS = (data_checks, preference_checks, *_RUN)
 REWARD_MODEL_CHECKS = (data_checks, *_RUN)

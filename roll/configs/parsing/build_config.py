@@ -193,6 +193,9 @@ class _Builder:
             if not isinstance(chosen, str) or (chosen not in meta["table"] and not own):
                 return _BAD  # reported at the sibling's own path
             return self.convert(meta["own_table"] if own else meta["table"][chosen], value, path)
+        if "sections_by" in meta:
+            sections = [meta["sections"][name] for name in meta["sections"] if name == tree.get(meta["sections_by"])]
+            return self.convert(next(iter(sections), dict[str, Any]), value, path)
         if "choices" in meta and not meta["own"] and value != "???" and value not in tuple(meta["choices"]):
             known = tuple(meta["choices"])
             return self._wrong(path, value, f"one of {', '.join(known)}", nearest(str(value), known))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from roll.catalog.estimators import ESTIMATORS
 from roll.catalog.players import ENDPOINT
 from roll.configs.errors import Violation, did_you_mean, nearest, no_effect, problem
+from roll.configs.rules import agents
 from roll.configs.rules.endpoint import endpoint_rules
 from roll.configs.rules.rewards import filter_rules
 from roll.configs.schema.agentic_config import AgenticConfig
@@ -56,7 +57,7 @@ def role_rules(config: AgenticConfig) -> Iterator[Violation]:
                     yield Violation(f"{place}.endpoint", "the address of the service that plays the role", fix, None)
                 else:
                     yield from endpoint_rules(place, given.endpoint, given.model, given.api_key_env)
-        if env.swap_roles and all(player == RoleConfig() for player in players):
+        if env.swap_roles and players and all(player == RoleConfig() for player in players):
             yield no_effect(f"{path}.swap_roles", ": the policy plays every role", "remove it", True)
 
 
@@ -226,6 +227,7 @@ def warnings(config: AgenticConfig) -> Iterator[str]:
         value = getattr(config, key)
         if key not in config.estimator.reads and value != type(config).__dataclass_fields__[key].default:
             yield f"{key} {value:g} does nothing: adv_estimator {config.adv_estimator} doesn't read it"
+    yield from agents.warnings(config)
     workers = config.env_processes
     for path, manager in config.managers.items():
         if workers.room is not None and workers.room < manager.episodes_at_once:
@@ -235,4 +237,12 @@ def warnings(config: AgenticConfig) -> Iterator[str]:
             )
 
 
-RULES = (env_rules, role_rules, manager_rules, turn_credit_rules, warm_start_rules)
+RULES = (
+    env_rules,
+    agents.agent_rules,
+    agents.gateway_rules,
+    role_rules,
+    manager_rules,
+    turn_credit_rules,
+    warm_start_rules,
+)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from roll.configs.schema.acts_if import acting, needs
+from roll.configs.schema.agents_config import GatewayConfig
 from roll.configs.schema.batch_plan import BatchPlan
 from roll.configs.schema.env_config import (
     CustomEnv,
@@ -41,6 +42,8 @@ class AgenticConfig(RLConfig):
     """What is played in validation: with seeds of its own, the same in every validation. null: no validation."""
     env_workers: EnvWorkers = field(default_factory=EnvWorkers)
     """The processes that environments live in, of training and validation each."""
+    gateway: GatewayConfig = field(default_factory=GatewayConfig)
+    """Where agents of `env_type: endpoint` reach the policy."""
     sample_unit: Literal["trajectory", "step", "concat"] = "trajectory"
     """What a training row is. `trajectory`: a whole episode; its context is carried on to the end. `step`: a turn; its
     prompt shows the last `history_length` exchanges and the new message. `concat`: turns that follow on one another;

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from roll.catalog.players import ENDPOINT, POLICY
 from roll.configs.schema.acts_if import acting, needs, unless
+from roll.configs.schema.agents_config import AGENT_ENV, AgentEnv
 from roll.configs.schema.fields import number, one_or_many
 from roll.configs.schema.reward_config import QueryFilterConfig
 from roll.configs.schema.worker_config import GeneratingArgs
@@ -56,10 +57,13 @@ class CustomEnv:
 
     env_type: str
     """Id of a bundled environment, e.g. `sokoban-v1` (`roll envs list` shows all); one of another package as
-    `gymnasium:ID`, `minigrid:ID`, `textarena:ID`, `gem:ID`, `reasoning_gym:NAME` or `openenv:URL`; or a class of your
-    own as `package.module:Class` or `path/to/file.py:Class`."""
-    env_config: dict[str, Any] = field(default_factory=dict)
-    """Arguments of that class, and of the other package's environment; an unknown one is refused."""
+    `gymnasium:ID`, `minigrid:ID`, `textarena:ID`, `gem:ID`, `reasoning_gym:NAME` or `openenv:URL`; a class of your own
+    as `package.module:Class` or `path/to/file.py:Class`; or `endpoint` for an agent that is written elsewhere."""
+    env_config: dict[str, Any] | AgentEnv = field(
+        default_factory=dict, metadata={"sections_by": "env_type", "sections": {AGENT_ENV: AgentEnv}}
+    )
+    """Arguments of that class, and of the other package's environment; an unknown one is refused. For `endpoint` how
+    its agents are run, see below."""
     max_steps: int = number(10, ge=1)
     """Responses per episode, with several roles of each; then it is cut off (`truncated`)."""
     max_tokens_per_step: int | None = number(None, ge=1)
@@ -97,6 +101,11 @@ class CustomEnv:
     role_rewards: Literal["separate", "shared"] = "separate"
     """What several roles of the policy are trained on. `separate`: each on its own reward, compared with the same role
     in the other episodes of the group. `shared`: all on the sum of theirs, as one team."""
+
+    @property
+    def agent(self) -> AgentEnv | None:
+        """How its agents are run; None: it is an environment."""
+        return self.env_config if isinstance(self.env_config, AgentEnv) else None
 
 
 @dataclass(frozen=True, kw_only=True)

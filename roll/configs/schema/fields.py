@@ -2,8 +2,8 @@
 
 Metadata that only one field has stands there: `choices` (a text is one of these, or with `own` a path of the user's
 own), `also` (other projects' names of its values, each with the name here), `typed_by` (a sibling whose value picks the
-section's dataclass out of `table`; `own_table` is a path's), and `open` (a mapping takes up the keys that its section
-doesn't declare).
+section's dataclass out of `table`; `own_table` is a path's), `sections_by` (a sibling whose value may pick one out of
+`sections`, in place of a plain mapping), and `open` (a mapping takes up the keys that its section doesn't declare).
 """
 
 from __future__ import annotations

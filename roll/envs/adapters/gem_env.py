@@ -52,7 +52,7 @@ class GemEnv(HubEnv):
         return StepResult(reward=float(reward), terminated=False, observation=_shown(observation, info))
 
     def sample_action(self, rng: random.Random) -> str | None:
-        if self._env is None or not hasattr(self._env, "sample_random_action"):
+        if self.actions or self._env is None or not hasattr(self._env, "sample_random_action"):
             return None
         # What it draws isn't taken from the episode's numbers. Some have the method, but can't draw.
         with OwnRandom(rng.randrange(2**32)).lent(), suppress(NotImplementedError):

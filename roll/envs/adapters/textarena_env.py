@@ -110,7 +110,7 @@ class TextArenaEnv(HubEnv):
 
     def sample_action(self, rng: random.Random) -> str | None:
         """A move as the rules write it: what stands in square brackets there, with other digits perhaps."""
-        if not self._examples:
+        if self.actions or not self._examples:
             return None
 
         def other(digit: re.Match[str]) -> str:

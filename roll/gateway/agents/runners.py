@@ -1,0 +1,182 @@
+"""Three ways to have an agent play an episode: a program, a function that stays loaded, somebody who asks for work."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from roll.configs.schema.agents_config import AgentEnv
+from roll.gateway.agents.logs import AgentLog
+from roll.gateway.agents.pool import AgentFunctions
+from roll.gateway.agents.process import AgentProcess
+from roll.processes.limits import passed_environment
+
+MODEL = "policy"
+"""What agents are told as the model's name."""
+_PYTHONS = ("python", "python3")
+_CONFINED = str(Path(__file__).with_name("confined.py"))
+_SYSTEM = (
+    "/usr", "/bin", "/lib", "/lib64", "/etc", "/proc", "/dev/null", "/dev/zero", "/dev/urandom", "/dev/random",
+)  # fmt: skip
+_MOST_PROCESSES = 256
+_LONGEST_TASK = 100_000
+"""Bytes of a task in an environment variable; the system takes little more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One episode, as an agent is told of it."""
+
+    episode: str
+    task: Mapping[str, Any]
+    base_url: str
+    """Ends in `/v1`."""
+    api_key: str
+    timeout_s: float
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that tell an agent where the policy is; raises `ValueError` for a task that is too long."""
+        task = json.dumps(self.task)
+        if len(task) > _LONGEST_TASK:
+            raise ValueError(
+                f"the task has {len(task)} characters, and an environment variable takes {_LONGEST_TASK}: put what is "
+                "large into a file and its name into the task"
+            )
+        return {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_KEY": self.api_key,
+            "ANTHROPIC_BASE_URL": self.base_url.removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": self.api_key,
+            "ROLL_BASE_URL": self.base_url,
+            "ROLL_API_KEY": self.api_key,
+            "ROLL_MODEL": MODEL,
+            "ROLL_EPISODE": self.episode,
+            "ROLL_TIMEOUT_S": f"{self.timeout_s:g}",
+            "ROLL_TASK": task,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How an agent ended by itself."""
+
+    how: str
+    """For messages: `exit code 3`."""
+    code: int | None = 0
+    """Exit code; None: by a signal."""
+    value: Any = None
+    """What a function returned."""
+
+
+class Runner(Protocol):
+    """Has one agent play one episode."""
+
+    async def run(self, order: Order, log: AgentLog) -> Outcome:
+        """Return when the agent has ended. When cancelled, what it had started is gone.
+
+        Raises:
+            AgentNotStarted: it can't be run at all.
+            AgentFailed: a function raised, or its process ended.
+        """
+
+    async def close(self) -> None:
+        """End what is kept running between episodes."""
+
+
+class CommandRunner:
+    """A program per episode."""
+
+    def __init__(self, env: AgentEnv) -> None:
+        self._words = command_words(env)
+        self._environment, self._cwd = agent_environment(env), env.cwd
+        self._readable = readable_paths(env, self._words) if env.sandbox else None
+
+    async def run(self, order: Order, log: AgentLog) -> Outcome:
+        words = self._words if self._readable is None else confined_words(self._words, self._readable, order, self._cwd)
+        environment = {**self._environment, **order.environment}
+        process = await AgentProcess.start(words, environment=environment, cwd=self._cwd, log=log)
+        try:
+            ended = await process.wait()
+        finally:
+            await process.kill()
+        return Outcome(how=ended.text, code=ended.code)
+
+    async def close(self) -> None:
+        """Nothing is kept."""
+
+
+class FunctionRunner:
+    """A function of the user's, kept loaded."""
+
+    def __init__(self, env: AgentEnv) -> None:
+        assert env.agent is not None
+        self._functions = AgentFunctions(
+            env.agent, python=env.python or sys.executable, environment=agent_environment(env), cwd=env.cwd
+        )
+
+    async def run(self, order: Order, log: AgentLog) -> Outcome:
+        request = {
+            "task": order.task,
+            "base_url": order.base_url,
+            "api_key": order.api_key,
+            "environment": order.environment,
+        }
+        return Outcome(how="its function returned", value=await self._functions.play(request, log))
+
+    async def close(self) -> None:
+        await self._functions.close()
+
+
+def command_words(env: AgentEnv) -> Sequence[str]:
+    """Return the program and its arguments; `python` is the interpreter that the section names, or the run's."""
+    assert env.command is not None
+    words = shlex.split(env.command) if isinstance(env.command, str) else list(env.command)
+    if words and words[0] in _PYTHONS:
+        words[0] = env.python or sys.executable
+    return words
+
+
+def readable_paths(env: AgentEnv, words: Sequence[str]) -> list[str]:
+    """Return what a program in the sandbox may read: the system, its interpreter, script, `cwd`, what is named."""
+    folder = Path(env.cwd or ".").expanduser()
+    program = shutil.which(words[0]) or words[0]
+    paths: list[str | Path] = [*_SYSTEM, program, folder, *(Path(path).expanduser() for path in env.sandbox_readable)]
+    if words[0] in (env.python, sys.executable):  # an environment, and the installation that it was made of
+        paths += [Path(words[0]).parents[1], Path(words[0]).resolve().parents[1]]
+    paths += [folder / word for word in words[1:2] if word.endswith(".py")]
+    found = [Path(path).absolute() for path in paths]
+    return list(dict.fromkeys(str(path) for path in [*found, *(path.resolve() for path in found)] if path.exists()))
+
+
+def confined_words(words: Sequence[str], readable: Sequence[str], order: Order, cwd: str | None) -> list[str]:
+    """Return what starts a program in the sandbox, for one episode."""
+    address = urlsplit(order.base_url)
+    port = address.port or (443 if address.scheme == "https" else 80)
+    policy = {
+        "fs_readable": list(readable),
+        "net_allow": [f"{address.hostname}:{port}"],
+        "max_processes": _MOST_PROCESSES,
+        "cwd": str(Path(cwd or ".").expanduser().absolute()),
+    }
+    return [sys.executable, _CONFINED, json.dumps(policy), *words]
+
+
+def agent_environment(env: AgentEnv) -> dict[str, str]:
+    """Return the variables that an agent gets in every episode: none of the run's that sound like a secret."""
+    found = passed_environment(os.environ, env.pass_env)
+    if env.python is not None:  # whose packages are its own
+        for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
+            found.pop(name, None)
+        folder = str(Path(env.python).expanduser().parent)
+        found["PATH"] = os.pathsep.join([folder, found.get("PATH", os.defpath)])
+    local = "127.0.0.1,localhost,::1"
+    return {**found, "PYTHONUNBUFFERED": "1", "NO_PROXY": local, "no_proxy": local, **env.env}

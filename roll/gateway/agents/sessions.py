@@ -1,0 +1,72 @@
+"""What answers the calls of an agent's episodes: a message graph and a session for each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from roll.configs.schema.agents_config import AgentEnv
+from roll.gateway.base import ChatAnswer, ChatCall, RefusedCall, Session
+from roll.gateway.reading import Reading
+from roll.gateway.session import EpisodeSession, SessionSettings
+from roll.rollout.agent import Agent
+from roll.rollout.episode import Episode
+from roll.rollout.message_graph import MessageGraph
+from roll.tools.parsing import detect_parser, resolve_parser
+
+_THINK = ("<think>", "</think>")
+_TOOLS_AS_TEXT = "hermes"
+"""How calls are written where the chat template knows no tools, see roll/rollout/tool_text.py."""
+
+
+class AgentSession(EpisodeSession):
+    """One that says when its episode is given up, so that nobody waits for an agent that can't go on."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.given_up = asyncio.Event()
+
+    async def complete(self, call: ChatCall) -> ChatAnswer:
+        try:
+            return await super().complete(call)
+        except RefusedCall as refused:
+            if refused.status == 409:
+                self.given_up.set()
+            raise
+
+
+def session_maker(
+    env: AgentEnv, agent: Agent, tokenizer: Any, *, thinking_tags: tuple[str, str] | None, models: Mapping[str, Session]
+) -> Callable[[Episode], AgentSession]:
+    """Return what makes the session of an episode.
+
+    Args:
+        thinking_tags: around what is kept apart from the content; None: nothing is.
+        models: that answer instead of the policy, by name.
+
+    Raises:
+        ValueError: there is no such tool parser, or the text of responses doesn't show the tags.
+    """
+    chat_template = getattr(tokenizer, "chat_template", None)
+    knows_none = env.tool_parser == "auto" and isinstance(chat_template, str) and detect_parser(chat_template) is None
+    reading = Reading(
+        decode=lambda token_ids: agent.decode_response(token_ids, ()),
+        token_text=lambda token: str(tokenizer.decode([token])),
+        tool_parser=_TOOLS_AS_TEXT
+        if knows_none
+        else resolve_parser(env.tool_parser, tokenizer)
+        if chat_template
+        else "",
+        thinking_tags=thinking_tags,
+        opened=agent.forced_think_prefix(thinking_tags),
+    )
+    settings = SessionSettings(
+        max_calls=env.max_calls, max_tokens=env.max_tokens, any_name="model" in env.ignore_fields, models=dict(models)
+    )
+
+    def make(episode: Episode) -> AgentSession:
+        graph = MessageGraph(agent.chat, env.history, thinking_tags=thinking_tags or _THINK)
+        return AgentSession(episode, graph, reading, settings)
+
+    return make

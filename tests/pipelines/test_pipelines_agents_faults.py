@@ -1,0 +1,59 @@
+"""Agents that do what they shouldn't, all in one validation: each costs its own episode, with the right status."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from agents_run import command, write_run
+from toy import run_toy
+
+FAULTS = {
+    "never": (command("never"), "env_error", "the agent never called the model (exit code 0)"),
+    "never_fails": (command("never fails"), "env_error", "the agent never called the model (exit code 5)"),
+    "hangs": (command("hangs", timeout_s=4), "timeout", "waited over 4 s for the agent's end"),
+    "forks": (command("forks", timeout_s=4), "timeout", "waited over 4 s for the agent's end"),
+    "crashes": (command("crashes"), "env_error", "the agent ended with signal 6"),
+    "exits": (command("exits 3"), "env_error", "the agent ended with exit code 3"),
+    "unknown_code": (command("exits 3", score="exit"), "env_error", "the agent ended with exit code 3"),
+    "known_code": (command("exits 3", score="exit", exit_rewards={"3": 0.5}), "ok", 0.5),
+    "floods": (command("floods"), "ok", (0.0, 1.0)),
+    "nan": (command("prints nan"), "env_error", "nan, expected a finite number"),
+    "silent": (command("prints nothing"), "env_error", "printed no line of JSON"),
+    "twice": (command("scores twice", score="callback"), "ok", 0.25),
+    "posts_nan": (command("scores nan", score="callback"), "env_error", "without posting its score"),
+    "another": (command("scores another", score="callback"), "env_error", "without posting its score"),
+    "for_ever": (command("asks for ever", max_calls=3), "truncated", 0.0),
+    "for_ever_fails": (command("asks for ever", max_calls=3, truncated_reward=None), "env_error", "exit code 1"),
+    "too_many_tokens": (command("asks for ever", max_tokens=3, truncated_reward=-1.0), "truncated", -1.0),
+    "too_long": (command("asks too much"), "truncated", 0.0),
+    "disconnects": (command("disconnects"), "ok", (0.0, 1.0)),
+    "lives_on": (command("lives on"), "ok", (0.0, 1.0)),
+    "secret": (command("secret"), "ok", (0.0, 1.0)),
+}
+
+
+@pytest.fixture(scope="module")
+def played(tiny_model, tmp_path_factory):
+    """What became of each tag's episode, and the run's metrics."""
+    folder = tmp_path_factory.mktemp("agents")
+    envs = {tag: env for tag, (env, _, _) in FAULTS.items()}
+    began = time.monotonic()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MY_SECRET_TOKEN", "hidden")
+        (row,) = run_toy(write_run(folder, tiny_model, envs), "val_only=true")
+    assert time.monotonic() - began < 60
+    lines = (folder / "output" / "episodes.jsonl").read_text().splitlines()
+    return folder, {episode["tag"]: episode for episode in map(json.loads, lines)}, row
+
+
+@pytest.mark.parametrize("tag", FAULTS)
+def test_an_agent_that_does_what_it_should_not_costs_its_own_episode(played, tag):
+    _, status, expected = FAULTS[tag]
+    episode = played[1][tag]
+    assert episode["status"] == status, episode
+    if status in ("ok", "truncated"):
+        assert episode["reward"] in (expected if isinstance(expected, tuple) else (expected,))
+    else:
+        assert expected in episode["error"]
