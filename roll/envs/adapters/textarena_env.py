@@ -67,7 +67,7 @@ class TextArenaEnv(HubEnv):
     """A game of TextArena.
 
     Any text is an action; the game finds the move in it (mostly in square brackets, which are added to a text without
-    any), so give the section `action_pattern: null`. The reward comes with the last step and is the game's own: 1 for a
+    any). The reward comes with the last step and is the game's own: 1 for a
     game won, less or nothing for one that isn't. A move that the rules forbid is answered by the game, which ends it
     the second time in a row. Metrics: `success`, `invalid_end` (it was ended for a forbidden move).
 
@@ -83,6 +83,7 @@ class TextArenaEnv(HubEnv):
     """
 
     scheme = "textarena"
+    reads_responses = True
     started_for: ClassVar[frozenset[int]] = frozenset()
     """Numbers of players that the game was seen to begin with."""
 
