@@ -24,7 +24,6 @@ from roll.envs.base import Observation
 from roll.envs.baselines import random_action
 from roll.envs.env_registry import bare_env, build_env, env_spec
 from roll.rollout.demonstrations import demonstrations
-from roll.utils.seeding import stable_hash
 
 EXAMPLES = Path(__file__).parent
 EPISODES = 600
@@ -69,13 +68,13 @@ def minigrid(config: SFTConfig) -> None:
 
 
 def gem(config: SFTConfig) -> None:
-    """For hubs/agentic_gem_cpu.yaml: how to write a move, not which."""
-    prepare(config, "hubs", "agentic_gem_cpu", rows=random_play)
+    """For hubs/agentic_gem_cpu.yaml."""
+    prepare(config, "hubs", "agentic_gem_cpu", rows=tower_moves)
 
 
 def textarena(config: SFTConfig) -> None:
     """For hubs/agentic_textarena_cpu.yaml."""
-    prepare(config, "hubs", "agentic_textarena_cpu", rows=random_play)
+    prepare(config, "hubs", "agentic_textarena_cpu", rows=tower_moves)
 
 
 def nim_of_textarena(config: SFTConfig) -> None:
@@ -115,24 +114,26 @@ def prepare(
     shown = list(rows(game, EPISODES))
     write(file, shown)
     texts = [message["content"] for row in shown for message in row["messages"]]
+    texts += [name for section in game.custom_envs.values() for name in section.action_lookup]
     make_model(model, texts, config.seed, heads=heads)
 
 
-def random_play(config: AgenticConfig, episodes: int) -> Iterator[dict[str, Any]]:
-    """Rows of turns in which one of `action_lookup` is done at random, with the exchanges that a prompt shows."""
-    for tag, section in config.custom_envs.items():
-        spec = env_spec(tag, section, config.train_env_manager, config.env_workers.python)
-        env, rng = build_env(spec), random.Random(config.seed)
-        for seed in range(episodes):
-            observation: Observation | None = env.reset(stable_hash(config.seed, "random-play", seed, bits=56), {})
-            told: list[dict[str, str]] = []
-            while observation is not None:
-                said = rng.choice(list(section.action_lookup))
-                told += [{"role": "user", "content": observation.text}, {"role": "assistant", "content": said}]
-                earlier = section.history_length
-                yield {"messages": told if earlier is None else told[-2 * earlier - 2 :]}
-                observation = env.step(said).observation
-        env.close()
+def tower_moves(config: AgenticConfig, episodes: int) -> Iterator[dict[str, Any]]:
+    """Rows of turns in which three disks are moved from tower A to tower C in seven moves."""
+    (section,) = config.custom_envs.values()
+    env = build_env(env_spec("game", section, config.train_env_manager, config.env_workers.python))
+    observation: Observation | None = env.reset(0, {})
+    rows = []
+    for move in ("A C", "A B", "C B", "A C", "B A", "B C", "A C"):
+        assert observation is not None, "the game ended before it was solved"
+        said = next(name for name, action in section.action_lookup.items() if move in action)
+        told = [{"role": "user", "content": observation.text}, {"role": "assistant", "content": said}]
+        rows.append({"messages": told})
+        result = env.step(said)
+        observation = result.observation
+    assert result.metrics["success"] == 1.0, "the game wasn't solved"
+    env.close()
+    return iter(rows * episodes)
 
 
 def random_texts(config: AgenticConfig, episodes: int) -> Iterator[str]:

@@ -113,6 +113,14 @@ def test_a_game_of_textarena_ends_at_the_second_forbidden_move_in_a_row():
     assert env.step("[98]").metrics == {"invalid_end": 1.0, "success": 0.0}
 
 
+def test_what_the_player_did_isnt_repeated_to_them():
+    env = made("textarena:TowerOfHanoi-v0")
+    env.reset(0, {})
+    for move in ("[A C]", "A B"):
+        observation = env.step(move).observation
+        assert observation is not None and observation.text.startswith("You moved disk")
+
+
 def test_the_wrapped_view_of_textarena_repeats_the_prompt():
     env = made("textarena:GuessTheNumber-v0", view="wrapped")
     prompt = env.reset(3, {}).text

@@ -28,6 +28,7 @@ class TextArenaGame:
         """Begin it. `game`: what `textarena.make` gave, not played before."""
         self._game = game
         self._inner = _unobserved(game)
+        self._said: dict[int, str] = {}
         game.reset(num_players=players, seed=seed)
 
     @property
@@ -41,7 +42,9 @@ class TextArenaGame:
         names = self._game.state.role_mapping
         lines = []
         for sender, text, *kind in messages:
-            if sender == player and kind and kind[0].name == "PLAYER_ACTION":
+            # Some games send a player's action in their own name.
+            own = sender == player or (sender == GAME and self._said.get(player, "") in (text, text[1:-1]))
+            if own and kind and kind[0].name == "PLAYER_ACTION":
                 continue
             lines.append(text if sender == GAME else f"[{names.get(sender, f'Player {sender}')}] {text}")
         return "\n".join(line.strip("\n") for line in lines).strip() or "(nothing new)"
@@ -52,6 +55,7 @@ class TextArenaGame:
 
     def step(self, action: str) -> bool:
         """Do an action of the player whose turn it is; whether the game is over."""
+        self._said[self.player] = action
         return bool(self._game.step(action)[0])
 
     def outcome(self) -> tuple[dict[int, float], dict[int, Mapping[str, Any]]]:
