@@ -24,6 +24,7 @@ from roll.envs.base import Observation
 from roll.envs.baselines import random_action
 from roll.envs.env_registry import bare_env, build_env, env_spec
 from roll.rollout.demonstrations import demonstrations
+from roll.utils.seeding import stable_hash
 
 EXAMPLES = Path(__file__).parent
 EPISODES = 600
@@ -134,6 +135,23 @@ def tower_moves(config: AgenticConfig, episodes: int) -> Iterator[dict[str, Any]
     assert result.metrics["success"] == 1.0, "the game wasn't solved"
     env.close()
     return iter(rows * episodes)
+
+
+def random_play(config: AgenticConfig, episodes: int) -> Iterator[dict[str, Any]]:
+    """Rows of turns in which one of `action_lookup` is done at random, with the exchanges that a prompt shows."""
+    for tag, section in config.custom_envs.items():
+        spec = env_spec(tag, section, config.train_env_manager, config.env_workers.python)
+        env, rng = build_env(spec), random.Random(config.seed)
+        for seed in range(episodes):
+            observation: Observation | None = env.reset(stable_hash(config.seed, "random-play", seed, bits=56), {})
+            told: list[dict[str, str]] = []
+            while observation is not None:
+                said = rng.choice(list(section.action_lookup))
+                told += [{"role": "user", "content": observation.text}, {"role": "assistant", "content": said}]
+                earlier = section.history_length
+                yield {"messages": told if earlier is None else told[-2 * earlier - 2 :]}
+                observation = env.step(said).observation
+        env.close()
 
 
 def random_texts(config: AgenticConfig, episodes: int) -> Iterator[str]:
