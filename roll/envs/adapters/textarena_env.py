@@ -71,9 +71,9 @@ class TextArenaEnv(HubEnv):
     """A game of TextArena.
 
     Any text is an action; the game finds the move in it (mostly in square brackets, which are added to a text without
-    any). The reward comes with the last step and is the game's own: 1 for a
-    game won, less or nothing for one that isn't. A move that the rules forbid is answered by the game, which ends it
-    the second time in a row. Metrics: `success`, `invalid_end` (it was ended for a forbidden move).
+    any). The reward comes with the last step and is the game's own: 1 for a game won, less or nothing for one that
+    isn't. A move that the rules forbid is answered by the game, which ends it the second time in a row. Metrics:
+    `success`, `invalid_end` (it was ended for a forbidden move).
 
     With several players the roles are `player_0`, `player_1`, ..., each is paid what the game gives it, and it is
     `success/<role>` and `invalid_end` (somebody's forbidden move ended it).
