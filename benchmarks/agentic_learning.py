@@ -24,8 +24,10 @@ from statistics import fmean
 
 from roll.configs.parsing.loader import load_config
 from roll.configs.schema.agentic_config import AgenticConfig
+from roll.envs.base import Env
 from roll.envs.baselines import random_score, scripted_score
 from roll.envs.env_registry import bare_env, env_spec
+from roll.envs.wrappers import EnvSpec
 from roll.rollout.env_tasks import EnvTasks
 
 START = Path(__file__).parents[1] / "examples" / "start_pipeline.py"
@@ -81,7 +83,8 @@ def baselines(config: AgenticConfig) -> tuple[float | None, float | None]:
         section = config.custom_envs[tag]
         if section.agent is not None:
             return None, None
-        make = partial(bare_env, env_spec(tag, section, manager))
+        spec = env_spec(tag, section, manager, config.env_workers.python)
+        make = partial(with_actions, spec, tuple(section.action_lookup.values()))
         seeds = [task.seed for task in tasks if task.tag == tag]
         limit = section.max_steps * section.max_actions_per_step
         randoms.append(random_score(make, seeds, limit).success_rate)
@@ -89,6 +92,13 @@ def baselines(config: AgenticConfig) -> tuple[float | None, float | None]:
         if solved is not None:
             solvers.append(solved.success_rate)
     return fmean(randoms), fmean(solvers) if solvers else None
+
+
+def with_actions(spec: EnvSpec, actions: tuple[str, ...]) -> Env:
+    """Return the environment; one that takes any text gets these actions, for the agent that draws them at random."""
+    env = bare_env(spec)
+    env.actions = env.actions or actions
+    return env
 
 
 def table(curves: Sequence[Curve]) -> str:

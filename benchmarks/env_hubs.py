@@ -47,7 +47,9 @@ LISTED_BY = {
     "minigrid": "import gymnasium, minigrid; ids = [i for i in gymnasium.registry if i.startswith(('Mini', 'Baby'))]",
 }
 """Python that sets `ids`."""
-NOT_FOR_ONE = "it isn't for one player"
+NOT_FOR_ONE = re.compile(
+    r"it isn't for one player|supports 2|a two-player game|exactly 2 players|players must be 2|2 ≤ players"
+)
 MARKS = ("<!-- tables of benchmarks/env_hubs.py -->", "<!-- end of the tables -->")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
@@ -73,7 +75,7 @@ def tested(probes: Probes, env_type: str) -> Row:
     try:
         probes.get().ask("made", order)  # what it loads once is loaded now
     except (ProbeEnded, Refused) as error:
-        row["result"] = "not for one" if NOT_FOR_ONE in str(error) else "no start"
+        row["result"] = "not for one" if NOT_FOR_ONE.search(str(error)) else "no start"
         row["why"] = str(error)
     else:
         begun = time.perf_counter()
@@ -112,7 +114,7 @@ def sweep(hub: str, python: str, folder: Path, only: str, ids: Sequence[str] = (
 
 def read(file: Path) -> list[Row]:
     """The rows of a file, the last one of each id; none if there is no file."""
-    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+    rows = [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.is_file() else []
     return list({row["id"]: row for row in rows}.values())
 
 
@@ -144,6 +146,8 @@ def reason(why: str) -> str:
     text = re.sub(r"\x1b\[\d*m", "", why)
     text = re.sub(r"^.*?: \w+ can't make '[^']*': ", "", text)
     text = re.sub(r"custom_envs\.hub\.\w+: \S+: ", "", text)
+    text = re.sub(r", line \d+\)$", ")", text)
+    text = re.sub(r"( directory not found): \S+$", r"\1", text)
     text = re.sub(r",? first in line \d+ of its trace: .*?(?=\. [A-Z]|; \w[\w ,-]*: |$)", "", text, flags=re.DOTALL)
     text = re.sub(r"(/[\w.-]+)+/(?=[\w.-])|\b\d{5,}\b ?", "", text)
     text = re.sub(r"\. (Draw from|Please use|The clock).*?(?=; \w[\w ,-]*: |$)", "", text, flags=re.DOTALL)

@@ -69,18 +69,13 @@ def minigrid(config: SFTConfig) -> None:
 
 
 def gem(config: SFTConfig) -> None:
-    """For hubs/agentic_gem_cpu.yaml: how to write a move, not which."""
-    prepare(config, "hubs", "agentic_gem_cpu", rows=random_play)
+    """For hubs/agentic_gem_cpu.yaml."""
+    prepare(config, "hubs", "agentic_gem_cpu", rows=tower_moves)
 
 
 def textarena(config: SFTConfig) -> None:
     """For hubs/agentic_textarena_cpu.yaml."""
-    prepare(config, "hubs", "agentic_textarena_cpu", rows=random_play)
-
-
-def nim_of_textarena(config: SFTConfig) -> None:
-    """For self_play/agentic_nim_textarena_cpu.yaml: how to write a move, not which."""
-    prepare(config, "self_play", "agentic_nim_textarena_cpu", rows=random_play)
+    prepare(config, "hubs", "agentic_textarena_cpu", rows=tower_moves)
 
 
 def dial(config: AgenticConfig) -> None:
@@ -115,7 +110,26 @@ def prepare(
     shown = list(rows(game, EPISODES))
     write(file, shown)
     texts = [message["content"] for row in shown for message in row["messages"]]
+    texts += [name for section in game.custom_envs.values() for name in section.action_lookup]
     make_model(model, texts, config.seed, heads=heads)
+
+
+def tower_moves(config: AgenticConfig, episodes: int) -> Iterator[dict[str, Any]]:
+    """Rows of turns in which three disks are moved from tower A to tower C in seven moves."""
+    (section,) = config.custom_envs.values()
+    env = build_env(env_spec("game", section, config.train_env_manager, config.env_workers.python))
+    observation: Observation | None = env.reset(0, {})
+    rows = []
+    for move in ("A C", "A B", "C B", "A C", "B A", "B C", "A C"):
+        assert observation is not None, "the game ended before it was solved"
+        said = next(name for name, action in section.action_lookup.items() if move in action)
+        told = [{"role": "user", "content": observation.text}, {"role": "assistant", "content": said}]
+        rows.append({"messages": told})
+        result = env.step(said)
+        observation = result.observation
+    assert result.metrics["success"] == 1.0, "the game wasn't solved"
+    env.close()
+    return iter(rows * episodes)
 
 
 def random_play(config: AgenticConfig, episodes: int) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from roll.catalog.envs import ENVS
+from roll.catalog.envs import ENV_HUBS, ENVS
 from roll.cli.episode_lines import episode_lines
 from roll.cli.key_values import from_yaml, key_values
 from roll.configs.errors import ConfigError
@@ -48,13 +48,14 @@ MARKS = {
 
 
 def list_envs(options: argparse.Namespace) -> int:  # noqa: ARG001 - every command takes them
-    """A table of the bundled environments."""
+    """A table of the bundled environments, and of the packages whose environments can be named."""
     table = Table("id", "what", "arguments")
-    for env_type in ENVS:
+    examples = {f"{scheme}:...": hub.example for scheme, hub in ENV_HUBS.items()}
+    for shown, env_type in {**{name: name for name in ENVS}, **examples}.items():
         env_class = load_env(env_type)
         parameters = inspect.signature(env_class).parameters.values()
         what = (env_class.__doc__ or "").split("\n")[0]
-        table.add_row(env_type, what, ", ".join(_argument(parameter) for parameter in parameters))
+        table.add_row(shown, what, ", ".join(_argument(parameter) for parameter in parameters))
     Console(highlight=False).print(table)
     return 0
 
@@ -173,6 +174,8 @@ def _section(sections: Any, tag: str, file: Path) -> CustomEnv:
 
 
 def _argument(parameter: inspect.Parameter) -> str:
+    if parameter.kind is parameter.VAR_KEYWORD:
+        return "and the package's own"
     if parameter.default is parameter.empty:
         return f"{parameter.name} (needed)"
     default = f"{parameter.default:.4g}" if isinstance(parameter.default, float) else repr(parameter.default)

@@ -78,6 +78,8 @@ class Env(ABC):
     one_episode: bool = False
     """Whether all seeds may play the same episode: a fixed start, and nothing is drawn. `roll envs test` takes it for a
     mistake otherwise."""
+    reads_responses: bool = False
+    """Whether it finds the action in a text itself: then it gets a response as it is if `action_pattern` finds none."""
 
     @abstractmethod
     def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:

@@ -53,6 +53,7 @@ class RemoteEnv(Env):
         self._number = next(_NUMBERS)
         made = self._host.ask("make", self._number, pickle.dumps(replace(spec, python=None)))
         self.instructions, self.actions, self.roles = made[0], tuple(made[1]), tuple(made[2])
+        self.reads_responses = made[3]
 
     def reset(self, seed: int, options: Mapping[str, Any]) -> Observation:
         observation, self.instructions = self._host.ask("reset", self._number, seed, pickle.dumps(dict(options)))

@@ -35,7 +35,7 @@ class BareHandler:
     def _do(self, kind: str, number: int, *arguments: Any) -> tuple[Any, ...]:
         if kind == "make":
             made = self._envs[number] = bare_env(pickle.loads(arguments[0]))
-            return made.instructions, list(made.actions), list(made.roles)
+            return made.instructions, list(made.actions), list(made.roles), made.reads_responses
         if kind == "close":
             if number in self._envs:
                 self._envs.pop(number).close()

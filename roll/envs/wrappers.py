@@ -58,9 +58,14 @@ def without_thoughts(text: str, tags: tuple[str, str]) -> str:
     return "".join(kept)
 
 
+def said(response: str, spec: CustomEnv) -> str:
+    """A response without what was thought."""
+    return response if spec.thinking_tags is None else without_thoughts(response, spec.thinking_tags)
+
+
 def found_actions(response: str, spec: CustomEnv) -> list[str]:
     """The actions that a response names, as it writes them; empty: there are none."""
-    text = response if spec.thinking_tags is None else without_thoughts(response, spec.thinking_tags)
+    text = said(response, spec)
     if spec.action_pattern is not None:
         last = _last_match(spec.action_pattern, text[-SEARCHED:])
         text = (last.group(1) or "") if last else ""
@@ -119,6 +124,8 @@ class ResponseEnv(Env):
         if self._last is None:
             raise ResetNeeded(f"{_name(self._env)}.step without an episode: call reset first")
         found, role = found_actions(action, self._spec), self._last.role
+        if not found and self._env.reads_responses and (whole := said(action, self._spec).strip()):
+            found = [whole]
         done: list[StepResult] = []
         problems: list[str] = (
             [] if found else [f"No action was found in your response{_example(self._spec.action_pattern)}."]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 import site
-import sys
 import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,8 +52,3 @@ def found_interpreter(python: str) -> str | None:
     """
     found = shutil.which(str(Path(python).expanduser()))
     return None if found is None else str(Path(found).absolute())
-
-
-def is_own(python: str) -> bool:
-    """Whether this process runs under that interpreter."""
-    return found_interpreter(python) == str(Path(sys.executable).absolute())

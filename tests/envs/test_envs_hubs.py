@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import random
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -318,3 +320,11 @@ def test_a_game_that_draws_globally_is_played_alike_beside_others(tmp_path: Path
     finally:
         sys.path.remove(str(tmp_path))
     assert one == again != two
+
+
+@pytest.mark.parametrize("scheme", ENV_HUBS)
+def test_the_page_of_hubs_names_every_argument(scheme: str):
+    page = (Path(__file__).parents[2] / "docs" / "environment_hubs.md").read_text("utf-8")
+    section = page.split(f"## `{scheme}:")[1].split("\n#")[0]
+    documented = set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
+    assert documented == inspect.signature(load_env(ENV_HUBS[scheme].example)).parameters.keys() - {"options"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,12 +94,31 @@ def test_a_game_of_textarena_is_won_and_shows_only_what_is_new(form: str):
         assert (won.reward, won.metrics) == (1.0, {"invalid_end": 0.0, "success": 1.0})
 
 
+def test_a_response_without_an_answer_goes_to_the_game_as_it_is():
+    spec = replace(spec_of("textarena:GuessTheNumber-v0"), action_pattern="<answer>(.*?)</answer>")
+    env = build_env(replace(spec, thinking_tags=("<think>", "</think>")))
+    env.reset(0, {})
+    told = [env.step(said) for said in ("<think>[1]</think> [99]", "<answer>99</answer>")]
+    assert "outside the range" in told[0].observation.text and told[0].metrics["format_errors"] == 0
+    assert told[1].terminated and told[1].metrics["invalid_end"] == 1
+    env.reset(0, {})
+    assert env.step("<think>[1]</think> ").metrics["format_errors"] == 1
+
+
 def test_a_game_of_textarena_ends_at_the_second_forbidden_move_in_a_row():
     env = made("textarena:GuessTheNumber-v0")
     env.reset(0, {})
     first = env.step("[99]")
     assert first.observation is not None and "outside the range" in first.observation.text
     assert env.step("[98]").metrics == {"invalid_end": 1.0, "success": 0.0}
+
+
+def test_what_the_player_did_isnt_repeated_to_them():
+    env = made("textarena:TowerOfHanoi-v0")
+    env.reset(0, {})
+    for move in ("[A C]", "A B"):
+        observation = env.step(move).observation
+        assert observation is not None and observation.text.startswith("You moved disk")
 
 
 def test_the_wrapped_view_of_textarena_repeats_the_prompt():

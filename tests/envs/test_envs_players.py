@@ -218,7 +218,7 @@ def test_a_pool_plays_scripted_roles_and_plays_them_again_the_same():
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"roles": {"firstt": {"player": "random"}}}, r"roles\.firstt: nim-v1 has no such role; .*did you mean .?first"),
+        ({"roles": {"firstt": {"player": "random"}}}, r"roles\.firstt: nim-v1 has no such role.*did you mean .?first"),
         ({"roles": {"first": {"player": "radnom"}}}, r"roles\.first\.player: .*did you mean 'random'"),
         ({"roles": {"first": {"player": "solution", "player_config": {"mistake": 1}}}}, "config.mistake: .*mistakes"),
         ({"roles": {"first": {"player": "solution", "player_config": {"mistakes": 2}}}}, "expected a share"),

@@ -50,6 +50,12 @@ class Free(Env):
         return self.result or StepResult(reward=0.0, terminated=False, observation=Observation.of(f"got {action}"))
 
 
+class Reads(Free):
+    """Finds the action in a text itself."""
+
+    reads_responses = True
+
+
 def spec_of(**keys: Any) -> EnvSpec:
     return EnvSpec(tag="x", env_type="x", **keys)
 
@@ -256,3 +262,12 @@ def test_a_lookup_must_lead_to_actions_of_the_environment():
 def test_rules_travel():
     rules = spec_of(action_lookup={"u": "Up"}, thinking_tags=("<t>", "</t>"))
     assert pickle.loads(pickle.dumps(rules)) == rules
+
+
+def test_an_environment_that_reads_responses_gets_those_without_an_answer_as_they_are():
+    env = started(Reads(), thinking_tags=("<think>", "</think>"))
+    told = {text: env.step(text) for text in ("<think>1</think> go [2]", "go <answer>3</answer>", "<think>4</think>")}
+    seen = [result.observation.text.splitlines()[-1] for result in told.values() if result.observation]
+    assert seen == ["got go [2]", "got 3", "got 3"]
+    assert [result.metrics["format_errors"] for result in told.values()] == [0, 0, 1]
+    assert started(Free()).step("go").metrics["format_errors"] == 1

@@ -17,6 +17,10 @@ RECIPES = {
     "examples/frozen_lake/agentic_frozen_lake_cpu.yaml": 25,
     "examples/frozen_lake/agentic_frozen_lake_slippery_cpu.yaml": 15,
     "examples/sokoban/agentic_sokoban_cpu.yaml": 15,
+    "examples/hubs/agentic_cliff_walking_cpu.yaml": 20,
+    "examples/hubs/agentic_minigrid_cpu.yaml": 15,  # this and the next two: make install-hubs
+    "examples/hubs/agentic_textarena_cpu.yaml": 20,
+    "examples/hubs/agentic_gem_cpu.yaml": 20,
 }
 
 

@@ -15,8 +15,8 @@ from roll.envs.base import Observation, StepResult
 class GemEnv(HubEnv):
     r"""An environment of GEM.
 
-    Any text is an action; GEM finds the answer in it, mostly in `\boxed{}`, so give the section `action_pattern: null`.
-    Rewards are GEM's own. Metrics: `success` in the last step.
+    Any text is an action; GEM finds the answer in it, mostly in `\boxed{}`. Rewards are GEM's own. Metrics:
+    `success` in the last step.
 
     Args:
         success_from: a reward of the last step from here on is a success.
@@ -24,6 +24,7 @@ class GemEnv(HubEnv):
     """
 
     scheme = "gem"
+    reads_responses = True
     seed_bits = 32  # numpy.random.seed
 
     def __init__(self, *, success_from: float = 1.0, **options: Any) -> None:

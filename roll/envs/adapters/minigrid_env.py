@@ -11,6 +11,7 @@ from roll.envs.adapters.gymnasium_env import GymnasiumEnv
 from roll.envs.adapters.gymnasium_games import Game
 
 _PLAIN = {"wall": "#", "empty": ".", "floor": ".", "goal": "G", "lava": "~", "unseen": "?"}
+_FIXED = ("wall", "floor", "goal", "lava")
 _COLOURED = {"key": "K", "ball": "B", "box": "X"}
 _COLOURS = {"red": "r", "green": "g", "blue": "b", "purple": "p", "yellow": "y", "grey": "e"}
 _AGENT = (">", "v", "<", "^")  # By MiniGrid's numbers of directions
@@ -115,8 +116,10 @@ class MiniGridEnv(GymnasiumEnv):
 
 
 def _copied(env: Any) -> Any:
-    """A copy that can be stepped; pictures and windows, which can't be copied, are shared."""
-    return copy.deepcopy(env, {id(part): part for part in (env.window, env.clock, env.observation_space) if part})
+    """A copy that can be stepped. It shares what never changes, and windows, which can't be copied."""
+    fixed = [cell for cell in env.grid.grid if cell is not None and cell.type in _FIXED]
+    shared = [*fixed, env.window, env.clock, env.observation_space, env.action_space, env.spec]
+    return copy.deepcopy(env, {id(part): part for part in shared if part is not None})
 
 
 def _cell(thing: Any, *, seen: bool = True) -> str:

@@ -44,7 +44,9 @@ class Session(Protocol):
 def fetched(url: str, headers: Mapping[str, str], timeout_s: float, body: Any = None) -> Any:
     """The JSON at an address; posts `body` if there is one. Raises `OpenEnvError`."""
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers})
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    for name, value in headers.items():
+        request.add_unredirected_header(name, value)  # a token is for this server, not for where it points
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:
             text = answer.read(_MOST_BYTES + 1)

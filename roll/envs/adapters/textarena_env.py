@@ -28,6 +28,7 @@ class TextArenaGame:
         """Begin it. `game`: what `textarena.make` gave, not played before."""
         self._game = game
         self._inner = _unobserved(game)
+        self._said: dict[int, str] = {}
         game.reset(num_players=players, seed=seed)
 
     @property
@@ -41,7 +42,9 @@ class TextArenaGame:
         names = self._game.state.role_mapping
         lines = []
         for sender, text, *kind in messages:
-            if sender == player and kind and kind[0].name == "PLAYER_ACTION":
+            # Some games send a player's action in their own name.
+            own = sender == player or (sender == GAME and self._said.get(player, "") in (text, text[1:-1]))
+            if own and kind and kind[0].name == "PLAYER_ACTION":
                 continue
             lines.append(text if sender == GAME else f"[{names.get(sender, f'Player {sender}')}] {text}")
         return "\n".join(line.strip("\n") for line in lines).strip() or "(nothing new)"
@@ -52,6 +55,7 @@ class TextArenaGame:
 
     def step(self, action: str) -> bool:
         """Do an action of the player whose turn it is; whether the game is over."""
+        self._said[self.player] = action
         return bool(self._game.step(action)[0])
 
     def outcome(self) -> tuple[dict[int, float], dict[int, Mapping[str, Any]]]:
@@ -67,9 +71,9 @@ class TextArenaEnv(HubEnv):
     """A game of TextArena.
 
     Any text is an action; the game finds the move in it (mostly in square brackets, which are added to a text without
-    any), so give the section `action_pattern: null`. The reward comes with the last step and is the game's own: 1 for a
-    game won, less or nothing for one that isn't. A move that the rules forbid is answered by the game, which ends it
-    the second time in a row. Metrics: `success`, `invalid_end` (it was ended for a forbidden move).
+    any). The reward comes with the last step and is the game's own: 1 for a game won, less or nothing for one that
+    isn't. A move that the rules forbid is answered by the game, which ends it the second time in a row. Metrics:
+    `success`, `invalid_end` (it was ended for a forbidden move).
 
     With several players the roles are `player_0`, `player_1`, ..., each is paid what the game gives it, and it is
     `success/<role>` and `invalid_end` (somebody's forbidden move ended it).
@@ -83,6 +87,7 @@ class TextArenaEnv(HubEnv):
     """
 
     scheme = "textarena"
+    reads_responses = True
     started_for: ClassVar[frozenset[int]] = frozenset()
     """Numbers of players that the game was seen to begin with."""
 
