@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agents import Agent, MaxTurnsExceeded, OpenAIProvider, RunConfig, Runner, function_tool
+from agents import Agent, MaxTurnsExceeded, ModelBehaviorError, OpenAIProvider, RunConfig, Runner, function_tool
 from openai import AsyncOpenAI
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -39,6 +39,6 @@ async def play(task: dict[str, Any], base_url: str, api_key: str) -> dict[str, A
         )
         try:
             result = await Runner.run(agent, boxes.question, max_turns=MOST_CALLS, run_config=settings)
-        except MaxTurnsExceeded:
+        except (MaxTurnsExceeded, ModelBehaviorError):  # it takes a response that is cut off for the latter
             return boxes.score(None)
     return boxes.score(result.final_output)

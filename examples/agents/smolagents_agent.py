@@ -12,7 +12,7 @@ from smolagents.agents import EMPTY_PROMPT_TEMPLATES
 sys.path.insert(0, str(Path(__file__).parent))
 from toy import ADD, INSTRUCTIONS, LOOK, TOOLS, Boxes
 
-MOST_STEPS = 5
+MOST_STEPS = 4
 
 
 class Look(Tool):  # type: ignore[misc]
