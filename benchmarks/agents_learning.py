@@ -25,6 +25,7 @@ FRAMEWORKS = {
     "langgraph": "LangGraph",
     "openai_agents": "openai-agents",
     "smolagents": "smolagents",
+    "coding": "a coding agent",
 }
 """Ends of the configurations' names, and what users call them."""
 GOAL = 0.9
@@ -100,7 +101,7 @@ def plot(runs: Mapping[str, Sequence[Learnt]], path: Path) -> None:
         for i, one in enumerate(found):
             right = [100 * share for share in one.curve.success]
             axes.plot(
-                one.curve.steps, right, color=f"C{number}", marker=f"{'osD^v'[number % 5]}", markersize=4,
+                one.curve.steps, right, color=f"C{number}", marker=f"{'osD^vP'[number % 6]}", markersize=4,
                 alpha=0.8, label=FRAMEWORKS[name] if i == 0 else None,
             )  # fmt: skip
     axes.axhline(100 * GOAL, color="grey", linestyle=":")

@@ -58,10 +58,10 @@ def test_the_use_of_a_tool_is_learnt_with_every_seed(evidence_folder):
         assert last - first >= 35, f"seed {seed}: {first:.1f} -> {last:.1f} %"
 
 
-@pytest.mark.parametrize("name", ["openai", "anthropic", "langgraph", "openai_agents", "smolagents"])
+@pytest.mark.parametrize("name", ["openai", "coding", "anthropic", "langgraph", "openai_agents", "smolagents"])
 def test_an_unmodified_agent_of_a_framework_learns_with_every_seed(name, evidence_folder):
     python = Path(os.environ.get("AGENTS_PYTHON", ROOT / ".venv-agents/bin/python"))
-    if name != "openai" and not python.is_file():
+    if name not in ("openai", "coding") and not python.is_file():
         pytest.skip(f"there is no {python}: make install-agents")
     output = evidence_folder / "agents"
     command = [sys.executable, "benchmarks/agents_learning.py", "--only", name, "--seeds", *SEEDS]
