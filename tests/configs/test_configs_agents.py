@@ -64,6 +64,7 @@ REFUSED: list[tuple[list[str], str, list[str]]] = [
     ([program(score="return")], f"{ENV}.score", ["output, exit, callback, reward with command"]),
     ([program(exit_rewards="{0: 1.0}")], f"{ENV}.exit_rewards", ["no effect with score output"]),
     ([program(score="exit", exit_rewards="{300: 1.0}")], f"{ENV}.exit_rewards", ["exit codes from 0 to 255", "300"]),
+    ([program(score="exit")], f"{ENV}.exit_rewards", ["score: exit needs", "1 is also"]),
     ([f"{ENV}.score=reward"], f"{ENV}.reward", ["needs the function that gives it"]),
     ([f"{ENV}.reward={{name: exact}}"], f"{ENV}.reward", ["acts only with score reward"]),
     ([f"{ENV}={{remote: true, cwd: /}}"], f"{ENV}.cwd", ["without remote", "started by nobody here"]),

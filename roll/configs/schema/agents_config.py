@@ -93,9 +93,10 @@ class AgentEnv:
     program prints), `exit` (its exit code), `callback` (`POST <base_url>/score`), or `reward` (a function scores the
     final answer). null: `return` for `agent`, `output` for `command`, `callback` for `remote`."""
     exit_rewards: dict[int, float] = parsed(
-        None, exit_codes, "exit codes from 0 to 255, each with its reward, e.g. {0: 1.0, 1: 0.0}"
+        None, exit_codes, "exit codes from 0 to 255, each with its reward, e.g. {0: 1.0, 3: 0.0}"
     )
-    """`score: exit`: rewards by exit code; any other code is a failure. null: {0: 1.0, 1: 0.0}."""
+    """`score: exit`, which needs them: rewards by exit code, e.g. `{0: 1.0, 3: 0.0}`; any other code is a failure. 1 is
+    also the code of a Python program that crashed."""
     reward: AgentReward | None = field(default=None, metadata={"acts_if": (needs("score", "reward"),), "idle": ()})
     """`score: reward`: the function. It gets the text that `agent` returned, or else the last response without a tool
     call, and the task with the fields of its row."""
@@ -135,7 +136,7 @@ class AgentEnv:
     @property
     def rewards_by_exit_code(self) -> Mapping[int, float]:
         """Those of `score: exit`."""
-        return {0: 1.0, 1: 0.0} if self.exit_rewards is None else self.exit_rewards
+        return self.exit_rewards or {}
 
 
 @dataclass(frozen=True, kw_only=True)
