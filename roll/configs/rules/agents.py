@@ -91,7 +91,7 @@ def _score(path: str, agent: AgentEnv) -> Iterator[Violation]:
         yield Violation(key, f"one of {', '.join(known)} with {who}", f"score={known[0]}", source)
     if agent.exit_rewards is not None and source != "exit":
         yield no_effect(f"{path}.exit_rewards", f" with score {source}", "score=exit, or remove it", agent.exit_rewards)
-    if source == "exit" in known and not agent.exit_rewards:
+    if source == "exit" and source in known and not agent.exit_rewards:
         needs = "score: exit needs the codes that are worth something; 1 is also that of a Python program that crashed"
         yield problem(f"{path}.exit_rewards", needs, "exit_rewards: {0: 1.0, 3: 0.0}")
     if source == "reward" and agent.reward is None:
