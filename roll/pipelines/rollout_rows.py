@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,9 @@ _LONGEST_PAYLOAD = 65_536
 """Characters of a task's payload that are kept: a task may carry a whole repository."""
 
 _OUTPUTS = {"old_logprobs": "logprobs", "entropies": "entropy"}
+
+_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
+_MOST_CALLS = 100
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -102,6 +106,7 @@ def _row(
     first = len(turns[0].prompt_ids) if turns else 0
     payload = json.dumps(dict(task.payload), ensure_ascii=False, default=str)
     truth = task.payload.get("ground_truth", "")
+    shown = _turns(turns, positions.start, decode)
     return {
         "task_id": task.id,
         "domain": task.domain,
@@ -123,9 +128,10 @@ def _row(
         "reward_parts": trajectory.reward_parts,
         "role_rewards": trajectory.role_rewards,
         "spans": trajectory.spans,
-        "turns": _turns(turns, positions.start, decode),
+        "turns": shown,
         "num_tokens": len(ids),
         "num_turns": len(turns),
+        "num_tool_calls": sum(len(turn["tool_calls"]) for turn in shown),
         **columns,
         **_numbers(columns),
     }
@@ -134,6 +140,7 @@ def _row(
 def _turns(turns: Sequence[Turn], first: int, decode: Decode) -> list[dict[str, Any]]:
     found, start = [], 0
     for number, turn in enumerate(turns, start=first):
+        response = decode(turn.response_ids)
         found.append(
             {
                 "number": number,
@@ -141,7 +148,7 @@ def _turns(turns: Sequence[Turn], first: int, decode: Decode) -> list[dict[str, 
                 "prompt_tokens": len(turn.prompt_ids),
                 "response_tokens": len(turn.response_ids),
                 "prompt": decode(turn.prompt_ids),
-                "response": decode(turn.response_ids),
+                "response": response,
                 "observation": turn.observation,
                 "reward": turn.reward,
                 "finish_reason": turn.finish_reason,
@@ -149,9 +156,24 @@ def _turns(turns: Sequence[Turn], first: int, decode: Decode) -> list[dict[str, 
                 "after": turn.after,
                 "resets_context": turn.resets_context,
                 "metrics": sorted(turn.metrics.items()),
+                "tool_calls": tool_calls(response),
             }
         )
         start += len(turn.prompt_ids) + len(turn.response_ids)
+    return found
+
+
+def tool_calls(text: str) -> list[dict[str, str]]:
+    """Return the calls of tools in a response, as Hermes and Qwen write them: JSON between `<tool_call>` tags."""
+    found = []
+    for number, said in enumerate(_CALL.findall(text)[:_MOST_CALLS]):
+        try:
+            call = json.loads(said)
+        except (ValueError, RecursionError):
+            call = None
+        name, arguments = (call.get("name", ""), call.get("arguments", {})) if isinstance(call, dict) else ("", said)
+        arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        found.append({"id": str(number), "name": str(name), "arguments": arguments})
     return found
 
 

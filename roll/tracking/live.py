@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,7 +40,7 @@ class LiveFiles:
         self._events = StepLines(folder / EVENTS_FILE, resume_step)
         self._written = 0.0
         self._step = resume_step or 0
-        _replace(folder / RUN_FILE, {"version": 1, "started": time.time(), **about})
+        _replace(folder / RUN_FILE, {"version": 1, "started": time.time(), "host": socket.gethostname(), **about})
         self.phase(("start",))
 
     def phase(self, doing: Sequence[str]) -> None:

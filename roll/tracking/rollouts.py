@@ -62,7 +62,16 @@ TEXT_COLUMNS = (
     "explanation",
     "trace",
 )
-COUNT_COLUMNS = ("seed", "member", "num_tokens", "num_response_tokens", "num_turns", "version_min", "version_max")
+COUNT_COLUMNS = (
+    "seed",
+    "member",
+    "num_tokens",
+    "num_response_tokens",
+    "num_turns",
+    "num_tool_calls",
+    "version_min",
+    "version_max",
+)
 NUMBER_COLUMNS = ("reward", "shaped_reward", "advantage", "loss_weight", "mismatch_mean", "mismatch_max", "kl_mean")
 MAP_COLUMNS = ("reward_parts", "role_rewards", "spans")
 
