@@ -70,7 +70,7 @@ EXTRAS_REQUIRE = {
     # tools with mcp: servers that speak the Model Context Protocol.
     "tools": ["mcp>=1.10,<3"],
     # roll view: the server of its page.
-    "view": ["starlette>=0.45,<2", "uvicorn>=0.34,<1"],
+    "view": ["starlette>=0.40,<2", "uvicorn>=0.30,<1"],
     # tracing.endpoint: spans for a collector.
     "otel": ["opentelemetry-sdk>=1.30,<2", "opentelemetry-exporter-otlp-proto-http>=1.30,<2"],
     # Learning curves of benchmarks/agentic_learning.py.

@@ -112,7 +112,7 @@ def _row(
         "domain": task.domain,
         "tag": task.tag,
         "source": task.source,
-        "seed": task.seed if task.seed < 2**63 else None,
+        "seed": task.seed if 0 <= task.seed < 2**64 else None,
         "member": trajectory.member,
         "status": trajectory.status,
         "finish_reason": turns[-1].finish_reason if turns else "",

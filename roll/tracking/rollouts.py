@@ -175,7 +175,7 @@ def columns() -> dict[str, pyarrow.DataType]:
         "step": pa.int64(),
         "kind": text,
         **dict.fromkeys(TEXT_COLUMNS, text),
-        **dict.fromkeys(COUNT_COLUMNS, pa.int64()),
+        **{name: pa.uint64() if name == "seed" else pa.int64() for name in COUNT_COLUMNS},
         **dict.fromkeys(NUMBER_COLUMNS, pa.float64()),
         **dict.fromkeys(MAP_COLUMNS, pairs),
         "token_ids": pa.list_(pa.int64()),

@@ -63,9 +63,12 @@ def groups(
     members = [member for group in shown for member in group["members"]]
     texts = _rows(file_of(folder, wanted.step, kind), [member["row"] for member in members], _SHOWN)
     for member, text in zip(members, texts, strict=True):
+        member["whole"] = text["response"]
         member |= {"response": (text["response"] or "")[:_EXCERPT], "reward_parts": plain(text["reward_parts"])}
         member["prompt"] = (text["prompt"] or "")[-_EXCERPT:]
         member["ground_truth"] = (text["ground_truth"] or "")[:_EXCERPT]
+    for group in shown:
+        group["distinct"] = len({member.pop("whole") for member in group["members"]})
     return {"total": len(found), "groups": shown}
 
 
@@ -226,7 +229,7 @@ def _rows(path: Path, places: Sequence[int], names: tuple[str, ...]) -> list[dic
                 end += file.metadata.row_group(number).num_rows
                 ends.append(end)
             by_group: dict[int, list[int]] = {}
-            for place in set(places):
+            for place in set(places) if there else ():
                 by_group.setdefault(int(np.searchsorted(ends, place, side="right")), []).append(place)
             found: dict[int, dict[str, Any]] = {}
             for number, wanted in by_group.items():
@@ -239,4 +242,4 @@ def _rows(path: Path, places: Sequence[int], names: tuple[str, ...]) -> list[dic
     missing: dict[str, Any] = {
         name: [] if pa.types.is_list(fields[name]) else None for name in names if name not in there
     }
-    return [{**missing, **found[place]} for place in places]
+    return [{**missing, **found.get(place, {})} for place in places]

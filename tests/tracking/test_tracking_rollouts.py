@@ -91,7 +91,9 @@ def test_text_that_no_file_takes_is_escaped(tmp_path: Path):
 def test_a_row_of_a_large_step_is_read_without_the_others(tmp_path: Path):
     import pyarrow.parquet as pq
 
-    long = ROW | {name: [value[0]] * 30_000 for name, value in ROW.items() if name in (*TOKEN_COLUMNS, "token_ids") and value}
+    long = ROW | {
+        name: [value[0]] * 30_000 for name, value in ROW.items() if name in (*TOKEN_COLUMNS, "token_ids") and value
+    }
     parquet = pq.ParquetFile(write_rollouts(tmp_path, 0, [long] * 7))
     # 65,536 tokens hold two rows of 30,000.
     assert [parquet.metadata.row_group(i).num_rows for i in range(parquet.num_row_groups)] == [2, 2, 2, 1]

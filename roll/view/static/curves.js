@@ -145,9 +145,9 @@ function plotOf(place, name, series, events, params, smooth) {
     height: 190,
     legend: { show: false },
     cursor: { sync: { key: "steps" }, y: false },
-    scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
+    scales: { x: { time: false }, y: { distr: log ? 3 : 1, range: log ? undefined : around } },
     axes: [{ ...axis, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000] },
-      { ...axis, size: 56, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick, 2))) }],
+      { ...axis, size: 60, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick))) }],
     series: [{ label: "step" }, ...lines],
     hooks: { draw: [(plot) => drawMarks(plot, events, colour)] },
   };
@@ -157,6 +157,18 @@ function plotOf(place, name, series, events, params, smooth) {
     if (at !== null && at !== undefined) go("groups", { run: series[0].run.number || undefined, step: data[0][at] });
   });
   return plot;
+}
+
+function around(plot, low, high) {
+  if (low === null) return [0, 1];
+  if (low !== high) return uPlot.rangeNum(low, high, 0.1, true);
+  return low === 0 ? [-1, 1] : [low - Math.abs(low) / 2, high + Math.abs(high) / 2];
+}
+
+function short(tick) {
+  const size = Math.abs(tick);
+  if (size !== 0 && (size < 1e-2 || size >= 1e5)) return tick.toExponential(1);
+  return String(Number(tick.toFixed(3)));
 }
 
 function drawMarks(plot, events, colour) {

@@ -139,7 +139,7 @@ export function histogram(found, label) {
     h("figcaption", {}, label),
     h(
       "svg",
-      { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${label}: ${said.join("; ")}` },
+      { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": `${label}: ${said.join("; ")}` },
       bars,
     ),
     h("div", { class: "ends", "aria-hidden": "true" }, h("span", {}, ends[0]), h("span", {}, ends[1])),

@@ -107,12 +107,18 @@ function groupCard(group, { run, kind, step, params }) {
     "article",
     { class: "card group", "data-task": group.task_id },
     h("h2", {}, group.task_id, h("span", { class: "chip" }, group.tag),
-      h("span", { class: "quiet" }, `mean ${number(group.reward_mean)}, spread ${number(group.reward_std)}, ${group.members.length} episodes`),
+      h("span", { class: "quiet" }, `mean ${number(group.reward_mean)}, spread ${number(group.reward_std)}, ${group.members.length} episodes, ${group.distinct} distinct ${group.distinct === 1 ? "response" : "responses"}`),
       h("a", { href: hashOf("compare", { run: params.run, task: group.task_id, kind, step }) }, "over the run")),
-    h("p", { class: "prompt" }, h("span", { class: "label" }, "Task "), h("span", { dir: "auto" }, first.prompt)),
+    h("p", { class: "prompt" }, h("span", { class: "label" }, "Task "), h("span", { dir: "auto" }, endOf(first.prompt))),
     first.ground_truth ? h("p", { class: "truth" }, h("span", { class: "label" }, "Gold answer "), h("span", { dir: "auto" }, first.ground_truth)) : null,
     table(`Members of ${group.task_id}`, heads, rows),
   );
+}
+
+// The end of a prompt, where the question stands in most.
+function endOf(text) {
+  const whole = (text || "").trim().replace(/\s*\n\s*/g, " \u21b5 ");
+  return whole.length > 180 ? `\u2026${whole.slice(-180)}` : whole;
 }
 
 export function nameOf(row) {

@@ -6,7 +6,7 @@ import { go, hashOf } from "./routes.js";
 import { filterBar, filtersOf } from "./filters.js";
 import { kindSelect, nameOf, stepsOf, versions } from "./groups.js";
 
-const PER_PAGE = 50;
+const ROWS_PER_PAGE = 50;
 const COLUMNS = [
   ["step", "Step"], ["task_id", "Task"], ["reward", "Reward"], ["advantage", "Advantage"], ["num_response_tokens", "Tokens"],
   ["num_turns", "Turns"], ["status", "Status"], ["staleness", "Staleness"], ["mismatch_max", "Train/infer"],
@@ -18,7 +18,7 @@ export async function showRows(main, params, app) {
   const offset = Number(params.offset || 0);
   const change = (more) => go("rows", { ...params, offset: "", ...more });
   const scope = params.step || "";
-  const asked = { kind, step: scope, ...filtersOf(params), sort: params.sort, order: params.order, offset: offset || undefined, limit: PER_PAGE };
+  const asked = { kind, step: scope, ...filtersOf(params), sort: params.sort, order: params.order, offset: offset || undefined, limit: ROWS_PER_PAGE };
   const found = await get(`/api/runs/${run.number}/rows`, asked);
   const head = ([name, title]) => {
     const on = params.sort === name;
@@ -50,9 +50,9 @@ export async function showRows(main, params, app) {
     filterBar(params, {}, change),
     histogram(found.histogram, "Rewards of what fits"),
     h("div", { class: "pages" },
-      h("span", { "data-total": found.total }, found.total ? `${offset + 1} to ${Math.min(offset + PER_PAGE, found.total)} of ${found.total.toLocaleString("en")} episodes` : "No episode fits."),
-      h("button", { type: "button", disabled: offset === 0, on: { click: () => change({ offset: Math.max(offset - PER_PAGE, 0) || "" }) } }, "Back"),
-      h("button", { type: "button", disabled: offset + PER_PAGE >= found.total, on: { click: () => change({ offset: offset + PER_PAGE }) } }, "Further")),
+      h("span", { "data-total": found.total }, found.total ? `${offset + 1} to ${Math.min(offset + ROWS_PER_PAGE, found.total)} of ${found.total.toLocaleString("en")} episodes` : "No episode fits."),
+      h("button", { type: "button", disabled: offset === 0, on: { click: () => change({ offset: Math.max(offset - ROWS_PER_PAGE, 0) || "" }) } }, "Back"),
+      h("button", { type: "button", disabled: offset + ROWS_PER_PAGE >= found.total, on: { click: () => change({ offset: offset + ROWS_PER_PAGE }) } }, "Further")),
     table("Episodes", [...COLUMNS.map(head), "Text"], rows),
   );
 }
