@@ -107,7 +107,7 @@ def test_failed_and_filtered_episodes_are_recorded_with_the_reason(tiny_model, t
     filtering = (
         "rewards.case.query_filter_config={type: mean_filter, filter_args: {threshold_down: 0.1, threshold_up: 2}}"
     )
-    constant = 'def case(response, task):\n    return float(task.payload["prompt"][0] not in "01")\n'
+    constant = 'def case(response, task):\n    return float(task.payload["prompt"][0] in "13579")\n'
     run = run_small(tmp_path / "filtered", tiny_model, filtering, "max_steps=3", dump=True, reward=constant)
     rows = list(roll.rollouts(run.folder / "dump").rows(kind="dropped"))
     assert rows and all(row["dropped"].startswith("filtered: mean score outside") for row in rows)
