@@ -91,6 +91,10 @@ EXTRAS_REQUIRE = {
         # The clients that the endpoint is for.
         "openai>=2,<4",
         "anthropic>=1,<3",
+        # The page of runs in a browser (tests/view), where chromium and chromedriver are installed.
+        "selenium>=4.20,<5",
+        # What FrozenLake's dynamics and the throughput of environments are compared with.
+        "gymnasium>=1.4,<2",
     ],
 }
 

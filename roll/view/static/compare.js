@@ -21,7 +21,7 @@ export async function showCompare(main, params, app) {
   bar.push(h("form", { class: "bar", on: { submit: (event) => { event.preventDefault(); change({ task: input.value.trim(), a: "", b: "", step: "", row: "" }); } } },
     field("Task", input), h("datalist", { id: "task-names" }, names.map((name) => h("option", { value: name }))), h("button", { type: "submit" }, "Compare")));
   if (!task) {
-    replace(main, h("div", { class: "bar" }, bar), h("p", {}, "Pick a task, here or by \u201cCompare\u201d in an episode. ", names.length ? "Those of the last recorded step:" : ""),
+    replace(main, h("h1", { class: "visually-hidden" }, "Compare"), h("div", { class: "bar" }, bar), h("p", {}, "Pick a task, here or by \u201cCompare\u201d in an episode. ", names.length ? "Those of the last recorded step:" : ""),
       h("ul", { class: "tasks" }, names.map((name) => h("li", {}, h("a", { href: hashOf("compare", { run: params.run, run_b: params.run_b, task: name }) }, name)))));
     return;
   }
@@ -49,7 +49,7 @@ export async function showCompare(main, params, app) {
         field(at ? "Right" : "Left", select(rows[at].map((row) => [keyOf(row), labelOf(row)]), keyOf(picked[at]), (value) => change({ [side]: value }))),
         h("p", {}, h("a", { href: hashOf("episode", { run: runOf(side).number || undefined, kind: picked[at].kind, step: picked[at].step, row: picked[at].row }) }, "Open this episode")),
         responseMarked(found[at].response || "", shared),
-        conversation(found[at])))),
+        conversation(found[at], at ? "right" : "left")))),
     h("h2", {}, "Over the run"),
     sides.slice(0, runOf("a") === runOf("b") ? 1 : 2).map((side, at) => overRun(runOf(side), rows[at])),
   );
@@ -94,7 +94,7 @@ function differencesOf([left, right]) {
   const rows = values.map(([name, one, other]) =>
     h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "num" }, number(one)), h("td", { class: "num" }, number(other)),
       h("td", { class: "num" }, one === null || other === null ? "\u2013" : signed(other - one))));
-  return table("Numbers beside each other", ["", "Left", "Right", "Change"], rows);
+  return table("Numbers beside each other", ["Number", "Left", "Right", "Change"], rows);
 }
 
 function overRun(run, rows) {

@@ -62,7 +62,7 @@ export async function showCurves(main, params, app) {
     change({ hide: [...now] });
   }
 
-  replace(main, live, form, panels, happened);
+  replace(main, h("h1", { class: "visually-hidden" }, "Curves"), live, form, panels, happened);
   const shown = app.runs.filter((run) => !hidden.has(String(run.number)));
   const plots = [];
 

@@ -108,12 +108,12 @@ function branches(found, kind, params) {
   return h("section", { class: "card tree", "aria-labelledby": "tree-title" }, h("h2", { id: "tree-title" }, "Branches"), list("root"));
 }
 
-export function conversation(found) {
+export function conversation(found, side = "") {
   const turns = found.turns || [];
   const parts = turns.length
     ? turns.map((turn, at) => turnOf(turn, at, turns))
     : [message("prompt", "Prompt", found.prompt), message("response", "Response", found.response)];
-  return h("section", { class: "card conversation", "aria-labelledby": "talk-title" }, h("h2", { id: "talk-title" }, turns.length > 1 ? `Conversation, ${turns.length} turns` : "Conversation"), parts);
+  return h("section", { class: "card conversation", "aria-label": `Conversation ${side}`.trim() }, h("h2", { class: "talk-title" }, turns.length > 1 ? `Conversation, ${turns.length} turns` : "Conversation"), parts);
 }
 
 function turnOf(turn, at, turns) {

@@ -117,7 +117,7 @@ function scaleOf(name, values, mask) {
   if (!own.length) return { colour: () => null, legend: null };
   if (DIVERGING.has(name) || (low < 0 && high > 0)) {
     const size = Math.max(Math.abs(low), Math.abs(high)) || 1;
-    const colour = (value) => (value ? `rgb(${value < 0 ? "var(--low)" : "var(--high)"} / ${(0.08 + 0.5 * Math.min(Math.abs(value) / size, 1)).toFixed(3)})` : null);
+    const colour = (value) => (value ? `rgb(${value < 0 ? "var(--low)" : "var(--high)"} / ${(0.06 + 0.38 * Math.min(Math.abs(value) / size, 1)).toFixed(3)})` : null);
     return { colour, legend: bar([-size, 0, size], colour) };
   }
   const from = name === "ratio" ? Math.min(...own) : low;
@@ -127,7 +127,7 @@ function scaleOf(name, values, mask) {
   const colour = (value) => {
     if (value === null) return null;
     const share = falls ? (to - value) / range : (value - from) / range;
-    return `rgb(var(--high) / ${(0.04 + 0.54 * Math.min(Math.max(share, 0), 1)).toFixed(3)})`;
+    return `rgb(var(--high) / ${(0.04 + 0.4 * Math.min(Math.max(share, 0), 1)).toFixed(3)})`;
   };
   return { colour, legend: bar([from, (from + to) / 2, to], colour) };
 }
