@@ -154,9 +154,13 @@ def report(server: subprocess.Popen[bytes], address: str, folder: Path) -> None:
     }
     for name, path in asked.items():
         timed(address, path)
+        before = sum(psutil.Process(server.pid).cpu_times()[:2])
         found = [timed(address, path) for _ in range(5)]
+        computed = 200 * (sum(psutil.Process(server.pid).cpu_times()[:2]) - before)
         limit = f"  (limit {LIMITS[name]})" if name in LIMITS else ""
-        print(f"{name:24} {statistics.median(found):8.0f} ms, slowest {max(found):.0f}{limit}")
+        print(
+            f"{name:24} {statistics.median(found):8.0f} ms, slowest {max(found):.0f}, processor time {computed:.0f}{limit}"
+        )
     now = psutil.Process(server.pid).memory_info().rss / 2**20
     status = Path(f"/proc/{server.pid}/status").read_text(encoding="utf-8")
     peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 2**10

@@ -44,6 +44,9 @@ FLOAT_TOKEN_COLUMNS = (
 TOKEN_COLUMNS = ("action_mask", "loss_mask", "versions", *FLOAT_TOKEN_COLUMNS)
 """Columns with one entry per token, or empty where nobody computed them."""
 
+EXCERPT = 200
+"""Characters of `prompt_end` and `response_start`, so that a list of rows is shown without reading their texts."""
+
 TEXT_COLUMNS = (
     "row_id",
     "task_id",
@@ -56,6 +59,8 @@ TEXT_COLUMNS = (
     "error",
     "prompt",
     "response",
+    "prompt_end",
+    "response_start",
     "answer",
     "ground_truth",
     "payload",
@@ -204,6 +209,10 @@ def clean(value: Any) -> Any:
 def _given(row: Mapping[str, Any], name: str, step: int, kind: Kind) -> Any:
     if name in ("step", "kind"):
         return {"step": step, "kind": kind}[name]
+    if name == "prompt_end":
+        return str(row.get("prompt") or "")[-EXCERPT:]
+    if name == "response_start":
+        return str(row.get("response") or "")[:EXCERPT]
     if name in MAP_COLUMNS:
         return sorted(dict(row.get(name, ())).items())
     if name in TOKEN_COLUMNS or name in ("token_ids", "turns"):

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from roll import __version__
 from roll.tracking.rollouts import KINDS, SCHEMA_VERSION
 from roll.view import episodes
-from roll.view.rows import BadQuery, Filter, RowIndex, histogram, kind_of, number, page
+from roll.view.rows import BadQuery, Filter, RowIndex, histogram, kind_of, number, page, records
 from roll.view.runs import Run
 
 Parameters = Mapping[str, list[str]]
@@ -107,8 +107,11 @@ class Api:
         found = index.matching(place, kind, Filter.of(given))
         offset, limit = _integer(given, "offset", 0), min(_integer(given, "limit", 100), _MOST_ROWS)
         shown = page(found, _text(given, "sort"), _text(given, "order"), offset, limit)
-        rows = episodes.with_excerpts(place, kind, shown) if place is not None else []
-        return {"total": found.num_rows, "rows": rows, "histogram": histogram(found[_text(given, "bins") or "reward"])}
+        return {
+            "total": found.num_rows,
+            "rows": records(shown),
+            "histogram": histogram(found[_text(given, "bins") or "reward"]),
+        }
 
     def _groups(self, run: Run, given: Parameters) -> dict[str, Any]:
         kind, index, wanted = _kind(given), self._indexes[run.number], Filter.of(given)

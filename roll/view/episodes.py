@@ -16,29 +16,9 @@ import pyarrow.parquet as pq
 from roll.tracking.rollouts import METADATA_KEY, TOKEN_COLUMNS, Kind, columns, file_of
 from roll.view.rows import BadQuery, Filter, RowIndex, plain, records
 
-_EXCERPT = 400
 _MOST_BRANCHES = 64
-_SHOWN = ("prompt", "response", "ground_truth", "reward_parts")
 _MOST_DIFFERENCES = 200
 GROUP_ORDERS = ("recorded", "reward_mean", "reward_std", "length_mean", "mismatch_max", "advantage_max")
-
-
-def with_excerpts(folder: Path, kind: Kind, table: pa.Table) -> list[dict[str, Any]]:
-    """Return rows with the beginnings of their texts and their parts of the reward."""
-    found = records(table)
-    by_step: dict[int, list[dict[str, Any]]] = {}
-    for row in found:
-        by_step.setdefault(row["step"], []).append(row)
-    for step, rows in by_step.items():
-        texts = _rows(file_of(folder, step, kind), [row["row"] for row in rows], _SHOWN)
-        for row, text in zip(rows, texts, strict=True):
-            row |= {
-                "prompt": (text["prompt"] or "")[-_EXCERPT:],
-                "response": (text["response"] or "")[:_EXCERPT],
-                "ground_truth": (text["ground_truth"] or "")[:_EXCERPT],
-                "reward_parts": plain(text["reward_parts"]),
-            }
-    return found
 
 
 def groups(
@@ -61,14 +41,10 @@ def groups(
         found.reverse()
     shown = found[offset : offset + limit]
     members = [member for group in shown for member in group["members"]]
-    texts = _rows(file_of(folder, wanted.step, kind), [member["row"] for member in members], _SHOWN)
-    for member, text in zip(members, texts, strict=True):
-        member["whole"] = text["response"]
-        member |= {"response": (text["response"] or "")[:_EXCERPT], "reward_parts": plain(text["reward_parts"])}
-        member["prompt"] = (text["prompt"] or "")[-_EXCERPT:]
-        member["ground_truth"] = (text["ground_truth"] or "")[:_EXCERPT]
+    texts = _rows(file_of(folder, wanted.step, kind), [member["row"] for member in members], ("response",))
+    whole = {member["row"]: text["response"] for member, text in zip(members, texts, strict=True)}
     for group in shown:
-        group["distinct"] = len({member.pop("whole") for member in group["members"]})
+        group["distinct"] = len({whole[member["row"]] for member in group["members"]})
     return {"total": len(found), "groups": shown}
 
 

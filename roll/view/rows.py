@@ -15,14 +15,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from roll.tracking.recorded import steps_of
-from roll.tracking.rollouts import COUNT_COLUMNS, KINDS, NUMBER_COLUMNS, Kind, columns, file_of
+from roll.tracking.rollouts import COUNT_COLUMNS, EXCERPT, KINDS, NUMBER_COLUMNS, Kind, columns, file_of
 
 TEXTS = ("row_id", "task_id", "domain", "tag", "status", "finish_reason", "dropped")
 NUMBERS = ("step", *COUNT_COLUMNS, *NUMBER_COLUMNS, "staleness")
-INDEXED = ("step", *TEXTS, *COUNT_COLUMNS, *NUMBER_COLUMNS)
+EXCERPTS = ("prompt_end", "response_start", "ground_truth", "reward_parts")
+INDEXED = ("step", *TEXTS, *COUNT_COLUMNS, *NUMBER_COLUMNS, *EXCERPTS)
 SEARCHED = ("response", "prompt")
 _BINS = 24
-_LONGEST_REASON = 300
+_LONGEST = {"dropped": 300, "ground_truth": 200}
 
 
 class BadQuery(ValueError):
@@ -126,7 +127,7 @@ class RowIndex:
         with self._lock:
             kept = self._files.get((kind, step))
         if kept is None or kept[0] != stamp:
-            kept = (stamp, _indexed(read_columns(path, INDEXED), step))
+            kept = (stamp, _indexed(_with_excerpts(path, read_columns(path, INDEXED)), step))
             with self._lock:
                 self._files[kind, step] = kept
         return kept
@@ -175,6 +176,18 @@ def read_columns(path: Path, names: tuple[str, ...]) -> pa.Table:
     return table.select(list(names))
 
 
+def _with_excerpts(path: Path, table: pa.Table) -> pa.Table:
+    """Return the table with the excerpts that a file of the first version lacks."""
+    if table.num_rows and table["response_start"].null_count == table.num_rows:
+        texts = read_columns(path, ("prompt", "response"))
+        for name, cut in (
+            ("prompt_end", pc.utf8_slice_codeunits(texts["prompt"], -EXCERPT)),
+            ("response_start", pc.utf8_slice_codeunits(texts["response"], 0, EXCERPT)),
+        ):
+            table = table.set_column(table.schema.get_field_index(name), name, cut)
+    return table
+
+
 def _indexed(table: pa.Table, step: int) -> pa.Table:
     """Return the table with what is computed: `row`, `staleness`."""
     rows = pa.array(range(table.num_rows), pa.int64())
@@ -182,8 +195,9 @@ def _indexed(table: pa.Table, step: int) -> pa.Table:
         table.schema.get_field_index("step"), "step", pa.repeat(pa.scalar(step, pa.int64()), len(rows))
     )
     oldest = pc.if_else(pc.greater_equal(table["version_min"], 0), table["version_min"], None)
-    reason = pc.utf8_slice_codeunits(table["dropped"], 0, _LONGEST_REASON)
-    table = table.set_column(table.schema.get_field_index("dropped"), "dropped", reason)
+    for name, characters in _LONGEST.items():
+        cut = pc.utf8_slice_codeunits(table[name], 0, characters)
+        table = table.set_column(table.schema.get_field_index(name), name, cut)
     return table.append_column("row", rows).append_column("staleness", pc.subtract(step - 1, oldest)).combine_chunks()
 
 
@@ -206,7 +220,7 @@ def page(table: pa.Table, sort: str, order: str, offset: int, limit: int) -> pa.
 
 def records(table: pa.Table) -> list[dict[str, Any]]:
     """Return rows as JSON has them."""
-    rows = [{name: plain(value) for name, value in row.items()} for row in table.to_pylist()]
+    rows = [{name: plain(value) for name, value in row.items()} for row in table.to_pylist(maps_as_pydicts="lossy")]
     for row in rows:
         if row.get("seed") is not None:
             row["seed"] = str(row["seed"])  # a browser's numbers have 53 bits

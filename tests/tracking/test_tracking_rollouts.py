@@ -51,6 +51,7 @@ def test_rollouts_come_back_as_they_were_written(tmp_path: Path):
     for got, put in zip(read_rollouts(path), (ROW, OTHER), strict=True):
         expected = {name: list(value) if isinstance(value, tuple) else value for name, value in put.items()}
         expected |= {"step": 3, "kind": "train", "reward_parts": dict(put["reward_parts"])}
+        expected |= {"prompt_end": put["prompt"], "response_start": put["response"]}
         assert {name: vars(got)[name] for name in expected} == expected
         left_out = {name: value for name, value in vars(got).items() if name not in expected}
         assert all(value in (None, "", []) for value in left_out.values()), left_out

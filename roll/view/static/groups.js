@@ -102,14 +102,14 @@ function groupCard(group, { run, kind, step, params }) {
       h("td", { class: "num" }, versions(member)),
       mismatched ? h("td", { class: "num" }, number(member.mismatch_max)) : null,
       dropped ? h("td", { class: "wrap" }, member.dropped) : null,
-      h("td", { class: "excerpt" }, h("span", { dir: "auto" }, member.response))));
+      h("td", { class: "excerpt" }, h("span", { dir: "auto" }, member.response_start))));
   return h(
     "article",
     { class: "card group", "data-task": group.task_id },
     h("h2", {}, group.task_id, h("span", { class: "chip" }, group.tag),
       h("span", { class: "quiet" }, `mean ${number(group.reward_mean)}, spread ${number(group.reward_std)}, ${group.members.length} episodes, ${group.distinct} distinct ${group.distinct === 1 ? "response" : "responses"}`),
       h("a", { href: hashOf("compare", { run: params.run, task: group.task_id, kind, step }) }, "over the run")),
-    h("p", { class: "prompt" }, h("span", { class: "label" }, "Task "), h("span", { dir: "auto" }, endOf(first.prompt))),
+    h("p", { class: "prompt" }, h("span", { class: "label" }, "Task "), h("span", { dir: "auto" }, endOf(first.prompt_end))),
     first.ground_truth ? h("p", { class: "truth" }, h("span", { class: "label" }, "Gold answer "), h("span", { dir: "auto" }, first.ground_truth)) : null,
     table(`Members of ${group.task_id}`, heads, rows),
   );

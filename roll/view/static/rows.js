@@ -38,7 +38,7 @@ export async function showRows(main, params, app) {
       h("td", {}, h("span", { class: `chip status-${row.status}` }, row.status)),
       h("td", { class: "num" }, row.staleness === null ? versions(row) : number(row.staleness)),
       h("td", { class: "num" }, number(row.mismatch_max)),
-      h("td", { class: "excerpt" }, h("span", { dir: "auto" }, row.dropped || row.response))));
+      h("td", { class: "excerpt" }, h("span", { dir: "auto" }, row.dropped || row.response_start))));
   const steps = stepsOf(run, kind);
   replace(
     main,

@@ -46,17 +46,18 @@ function answerOf(path, params) {
   if (bare === "metrics") delete kept.name;
   const found = EXPORTED.answers[addressOf(path, kept)];
   if (found === undefined) throw new Refused(NOT_EXPORTED);
-  if (bare === "groups") return filterGroups(structuredClone(found), params);
-  if (bare === "rows") return filterRows(structuredClone(found), params);
+  if (bare === "groups") return filterGroups(structuredClone(found), params, path.slice(0, -bare.length - 1));
+  if (bare === "rows") return filterRows(structuredClone(found), params, path.slice(0, -bare.length - 1));
   return found;
 }
 
-export function fits(row, params) {
+export function fits(row, params, base) {
   for (const [name, value] of Object.entries(params)) {
     if (value === undefined || value === null || value === "" || value.length === 0) continue;
     const column = name.slice(4);
     if (name === "q") {
-      const text = `${row.prompt}\n${row.response}`;
+      const wholeRow = EXPORTED?.answers[addressOf(`${base}/episode`, { kind: params.kind, step: row.step, row: row.row })];
+      const text = `${wholeRow?.prompt ?? row.prompt_end}\n${wholeRow?.response ?? row.response_start}`;
       const whole = value === value.toLowerCase() ? text.toLowerCase() : text;
       if (!whole.includes(value)) return false;
     } else if (name.startsWith("min_")) {
@@ -76,8 +77,8 @@ function sorted(items, name, order) {
   return items.sort((a, b) => (a[name] === b[name] ? 0 : sign * (a[name] === null || a[name] < b[name] ? -1 : 1)));
 }
 
-function filterGroups(found, params) {
-  for (const group of found.groups) for (const member of group.members) member.match = fits(member, params);
+function filterGroups(found, params, base) {
+  for (const group of found.groups) for (const member of group.members) member.match = fits(member, params, base);
   const left = found.groups.filter((group) => group.members.some((member) => member.match));
   const offset = Number(params.offset || 0);
   const shown = sorted(left, params.sort, params.order).slice(offset, offset + Number(params.limit || 20));
@@ -85,8 +86,8 @@ function filterGroups(found, params) {
   return { ...found, groups: shown, total: left.length, rows: rows.length, histogram: binned(rows) };
 }
 
-function filterRows(found, params) {
-  const left = found.rows.filter((row) => fits(row, params));
+function filterRows(found, params, base) {
+  const left = found.rows.filter((row) => fits(row, params, base));
   const offset = Number(params.offset || 0);
   const shown = sorted([...left], params.sort, params.order).slice(offset, offset + Number(params.limit || 100));
   return { total: left.length, rows: shown, histogram: binned(left) };
