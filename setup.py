@@ -93,8 +93,6 @@ EXTRAS_REQUIRE = {
         "anthropic>=1,<3",
         # The page of runs in a browser (tests/view), where chromium and chromedriver are installed.
         "selenium>=4.20,<5",
-        # What FrozenLake's dynamics and the throughput of environments are compared with.
-        "gymnasium>=1.4,<2",
     ],
 }
 

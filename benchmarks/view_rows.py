@@ -159,7 +159,7 @@ def report(server: subprocess.Popen[bytes], address: str, folder: Path) -> None:
         computed = 200 * (sum(psutil.Process(server.pid).cpu_times()[:2]) - before)
         limit = f"  (limit {LIMITS[name]})" if name in LIMITS else ""
         print(
-            f"{name:24} {statistics.median(found):8.0f} ms, slowest {max(found):.0f}, processor time {computed:.0f}{limit}"
+            f"{name:24} {statistics.median(found):8.0f} ms, slowest {max(found):.0f}, computing {computed:.0f}{limit}"
         )
     now = psutil.Process(server.pid).memory_info().rss / 2**20
     status = Path(f"/proc/{server.pid}/status").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.pipelines.assemble import Rollouts
 from roll.pipelines.off_policy import old_logprobs_source
-from roll.pipelines.rollout_rows import column_notes, group_rows, played_rows, token_texts, training_rows
+from roll.pipelines.rollout_rows import Texts, column_notes, group_rows, played_rows, training_rows
 from roll.tracking.rollouts import delete_oldest, write_rollouts
 from roll.types.episode import Group, Task, Trajectory
 
@@ -29,8 +29,7 @@ class RolloutDump:
         place = config.extra_output_dirs.get("rollout_dump_dir")
         self._config = config
         self._folder = Path(place) if place else None
-        self._tokenizer = tokenizer
-        self._token_text = token_texts(self._decode)
+        self._texts = Texts(tokenizer)
         self._dropped: list[dict[str, Any]] = []
         self._limit = getattr(config, "rollout_dump_gib", None) if self._folder else None
         self._reasons = _reasons(config) if self._folder and isinstance(config, RLConfig) else {}
@@ -51,17 +50,17 @@ class RolloutDump:
     def dropped(self, task: Task, trajectories: Iterable[Trajectory], reason: str = "") -> None:
         """Keep episodes that aren't trained on until the step's files are written."""
         if self._folder is not None and len(self._dropped) < _MOST_DROPPED:
-            self._dropped += played_rows(task, trajectories, self._decode, reason)
+            self._dropped += played_rows(task, trajectories, self._texts, reason)
 
     def step(self, step: int, rollouts: Rollouts) -> None:
         """Write what a step was trained on, and what was dropped since the last one."""
         if self._folder is None:
             return
-        rows, notes = training_rows(rollouts, self._decode), column_notes(rollouts, self._reasons)
-        write_rollouts(self._folder, step, rows, notes=notes, token_text=self._token_text)
+        rows, notes = training_rows(rollouts, self._texts), column_notes(rollouts, self._reasons)
+        write_rollouts(self._folder, step, rows, notes=notes, token_text=self._texts.of_tokens)
         dropped, self._dropped = self._dropped, []
         if dropped:
-            write_rollouts(self._folder, step, dropped, kind="dropped", notes=_PLAYED, token_text=self._token_text)
+            write_rollouts(self._folder, step, dropped, kind="dropped", notes=_PLAYED, token_text=self._texts.of_tokens)
         if self._limit is not None:
             for old in delete_oldest(self._folder, int(self._limit * 2**30), keep=step):
                 logger.info("rollout_dump_gib: deleted the rollouts of step %d", old)
@@ -69,12 +68,8 @@ class RolloutDump:
     def validation(self, step: int, groups: Sequence[Group]) -> None:
         """Write the episodes of a validation."""
         if self._folder is not None:
-            rows = group_rows(groups, self._decode)
-            write_rollouts(self._folder, step, rows, kind="validation", notes=_PLAYED, token_text=self._token_text)
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(list(ids))
-        return text
+            rows = group_rows(groups, self._texts)
+            write_rollouts(self._folder, step, rows, kind="validation", notes=_PLAYED, token_text=self._texts.of_tokens)
 
 
 _PLAYED = dict.fromkeys(

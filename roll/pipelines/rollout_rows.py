@@ -3,30 +3,52 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from roll.pipelines.assemble import Rollouts
+from roll.tools.parsing.parse import detect_parser, parse_calls, split_thinking
 from roll.tracking.rollouts import TOKEN_COLUMNS
 from roll.types.batch import TokenBatch, TokenOutputs
-from roll.types.episode import Group, Task, Trajectory, Turn
+from roll.types.episode import Group, Task, Trajectory
 
 _LONGEST_PAYLOAD = 65_536
 """Characters of a task's payload that are kept: a task may carry a whole repository."""
 
 _OUTPUTS = {"old_logprobs": "logprobs", "entropies": "entropy"}
 
-_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
-_MOST_CALLS = 100
 
-Decode = Callable[[Sequence[int]], str]
+class Texts:
+    """A tokenizer's texts: of rows, of single tokens, and the calls of tools in them."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._parser = detect_parser(getattr(tokenizer, "chat_template", None)) or "hermes"
+        self._known: dict[int, str] = {}
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of a row's tokens."""
+        text: str = self._tokenizer.decode(list(ids))
+        return text
+
+    def of_tokens(self, ids: Sequence[int]) -> list[str]:
+        """Return the text of each token by itself."""
+        for token in ids:
+            if token not in self._known:
+                self._known[token] = self.decode([token])
+        return [self._known[token] for token in ids]
+
+    def tool_calls(self, response: str) -> list[dict[str, str]]:
+        """Return the calls of tools that a response makes, in the form of the model's chat template."""
+        _, content = split_thinking(response, ("<think>", "</think>"))
+        calls = parse_calls(content, self._parser).calls
+        return [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in calls]
 
 
-def training_rows(rollouts: Rollouts, decode: Decode) -> list[dict[str, Any]]:
+def training_rows(rollouts: Rollouts, texts: Texts) -> list[dict[str, Any]]:
     """Return a row for every row that a step has trained on, with all columns that its batch has."""
     batch, present = rollouts.batch, {**rollouts.batch.columns(), **rollouts.recorded}
     token_columns = {name: present[name].numpy() for name in TOKEN_COLUMNS if name in present}
@@ -38,9 +60,10 @@ def training_rows(rollouts: Rollouts, decode: Decode) -> list[dict[str, Any]]:
         row = _row(
             rollouts.tasks[number],
             rollouts.trajectories[number],
-            rollouts.row_turns[i],
+            _branch_of(rollouts.trajectories[number], rollouts.row_turns[i]),
+            rollouts.row_turns[i].start,
             {"token_ids": ids[cut], **columns},
-            decode,
+            texts,
         )
         row["row_id"] = row_id
         if rollouts.shaped_rewards is not None:
@@ -52,7 +75,7 @@ def training_rows(rollouts: Rollouts, decode: Decode) -> list[dict[str, Any]]:
 
 
 def played_rows(
-    task: Task, trajectories: Iterable[Trajectory], decode: Decode, dropped: str = ""
+    task: Task, trajectories: Iterable[Trajectory], texts: Texts, dropped: str = ""
 ) -> list[dict[str, Any]]:
     """Return rows of trajectories that nothing is trained on, one per context.
 
@@ -61,35 +84,41 @@ def played_rows(
     """
     rows = []
     for trajectory in trajectories:
-        contexts, first = trajectory.contexts or ((),), 0
-        for k, context in enumerate(contexts):
-            positions = range(first, first + len(context))
-            first = positions.stop
-            row = _row(task, trajectory, positions, _played_columns(context), decode)
-            row["row_id"] = trajectory.id if len(contexts) == 1 else f"{trajectory.id}/{k}"
+        branches, first = trajectory.branches or ((),), 0
+        for k, branch in enumerate(branches):
+            row = _row(task, trajectory, branch, first, _played_columns(trajectory, branch, first), texts)
+            first = branch[-1] + 1 if branch else 0
+            row["row_id"] = trajectory.id if len(branches) == 1 else f"{trajectory.id}/{k}"
             if dropped or not trajectory.trainable:
                 row["dropped"] = dropped if trajectory.trainable else trajectory.error or trajectory.status
             rows.append(row)
     return rows
 
 
-def group_rows(groups: Iterable[Group], decode: Decode) -> list[dict[str, Any]]:
+def _branch_of(trajectory: Trajectory, own: range) -> tuple[int, ...]:
+    """Return the turns of the branch that ends with those that a row trains."""
+    return next(branch for branch in trajectory.branches if branch[-1] == own.stop - 1)
+
+
+def group_rows(groups: Iterable[Group], texts: Texts) -> list[dict[str, Any]]:
     """Return the rows of whole groups that were only played: a validation's."""
-    return [row for group in groups for row in played_rows(group.task, group.trajectories, decode)]
+    return [row for group in groups for row in played_rows(group.task, group.trajectories, texts)]
 
 
-def _played_columns(turns: Sequence[Turn]) -> dict[str, Any]:
-    """Return the token columns that playing alone gives."""
+def _played_columns(trajectory: Trajectory, branch: Sequence[int], first: int) -> dict[str, Any]:
+    """Return the token columns that playing alone gives; turns before `first` are another row's."""
     ids: list[int] = []
     mask: list[bool] = []
     logprobs: list[float] = []
     versions: list[int] = []
-    for turn in turns:
-        given = len(turn.prompt_ids) + turn.num_fire_tokens
+    for position in branch:
+        turn = trajectory.turns[position]
+        left = turn.num_fire_tokens if position >= first else len(turn.response_ids)
+        given = len(turn.prompt_ids) + left
         ids += [*turn.prompt_ids, *turn.response_ids]
-        mask += [False] * given + [True] * (len(turn.response_ids) - turn.num_fire_tokens)
-        logprobs += [0.0] * given + [*turn.logprobs[turn.num_fire_tokens :]]
-        versions += [-1] * given + [*turn.versions[turn.num_fire_tokens :]]
+        mask += [False] * given + [True] * (len(turn.response_ids) - left)
+        logprobs += [0.0] * given + [*turn.logprobs[left:]]
+        versions += [-1] * given + [*turn.versions[left:]]
     return {
         "token_ids": np.array(ids, dtype=np.int64),
         "action_mask": np.array(mask, dtype=bool),
@@ -99,14 +128,15 @@ def _played_columns(turns: Sequence[Turn]) -> dict[str, Any]:
 
 
 def _row(
-    task: Task, trajectory: Trajectory, positions: range, columns: Mapping[str, Any], decode: Decode
+    task: Task, trajectory: Trajectory, branch: Sequence[int], own: int, columns: Mapping[str, Any], texts: Texts
 ) -> dict[str, Any]:
-    turns = [trajectory.turns[position] for position in positions]
+    """Return a row of a branch whose turns before position `own` are another row's."""
+    turns = [trajectory.turns[position] for position in branch]
     ids = columns["token_ids"]
-    first = len(turns[0].prompt_ids) if turns else 0
+    shown = _turns(trajectory, branch, own, texts)
+    first = next((turn["start"] + turn["prompt_tokens"] for turn in shown if not turn["shared"]), 0)
     payload = json.dumps(dict(task.payload), ensure_ascii=False, default=str)
     truth = task.payload.get("ground_truth", "")
-    shown = _turns(turns, positions.start, decode)
     return {
         "task_id": task.id,
         "domain": task.domain,
@@ -117,8 +147,8 @@ def _row(
         "status": trajectory.status,
         "finish_reason": turns[-1].finish_reason if turns else "",
         "error": trajectory.error,
-        "prompt": decode(ids[:first].tolist()),
-        "response": decode(ids[first:].tolist()),
+        "prompt": texts.decode(ids[:first].tolist()),
+        "response": texts.decode(ids[first:].tolist()),
         "answer": trajectory.answer,
         "ground_truth": truth if isinstance(truth, str) else json.dumps(truth, ensure_ascii=False, default=str),
         "payload": payload[:_LONGEST_PAYLOAD],
@@ -128,6 +158,7 @@ def _row(
         "reward_parts": trajectory.reward_parts,
         "role_rewards": trajectory.role_rewards,
         "spans": trajectory.spans,
+        "counts": trajectory.counts,
         "turns": shown,
         "num_tokens": len(ids),
         "num_turns": len(turns),
@@ -137,17 +168,19 @@ def _row(
     }
 
 
-def _turns(turns: Sequence[Turn], first: int, decode: Decode) -> list[dict[str, Any]]:
+def _turns(trajectory: Trajectory, branch: Sequence[int], own: int, texts: Texts) -> list[dict[str, Any]]:
     found, start = [], 0
-    for number, turn in enumerate(turns, start=first):
-        response = decode(turn.response_ids)
+    for position in branch:
+        turn = trajectory.turns[position]
+        response = texts.decode(turn.response_ids)
         found.append(
             {
-                "number": number,
+                "number": position,
+                "shared": position < own,
                 "start": start,
                 "prompt_tokens": len(turn.prompt_ids),
                 "response_tokens": len(turn.response_ids),
-                "prompt": decode(turn.prompt_ids),
+                "prompt": texts.decode(turn.prompt_ids),
                 "response": response,
                 "observation": turn.observation,
                 "reward": turn.reward,
@@ -156,24 +189,10 @@ def _turns(turns: Sequence[Turn], first: int, decode: Decode) -> list[dict[str, 
                 "after": turn.after,
                 "resets_context": turn.resets_context,
                 "metrics": sorted(turn.metrics.items()),
-                "tool_calls": tool_calls(response),
+                "tool_calls": texts.tool_calls(response),
             }
         )
         start += len(turn.prompt_ids) + len(turn.response_ids)
-    return found
-
-
-def tool_calls(text: str) -> list[dict[str, str]]:
-    """Return the calls of tools in a response, as Hermes and Qwen write them: JSON between `<tool_call>` tags."""
-    found = []
-    for number, said in enumerate(_CALL.findall(text)[:_MOST_CALLS]):
-        try:
-            call = json.loads(said)
-        except (ValueError, RecursionError):
-            call = None
-        name, arguments = (call.get("name", ""), call.get("arguments", {})) if isinstance(call, dict) else ("", said)
-        arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        found.append({"id": str(number), "name": str(name), "arguments": arguments})
     return found
 
 
@@ -193,19 +212,6 @@ def _numbers(columns: Mapping[str, Any]) -> dict[str, float | int | None]:
         policy = columns.get("old_logprobs", columns["sampling_logprobs"])
         found["kl_mean"] = float((policy[mask] - columns["ref_logprobs"][mask]).mean())
     return found
-
-
-def token_texts(decode: Decode) -> Callable[[Sequence[int]], list[str]]:
-    """Return what gives the texts of token ids, and remembers them."""
-    known: dict[int, str] = {}
-
-    def texts(ids: Sequence[int]) -> list[str]:
-        for token in ids:
-            if token not in known:
-                known[token] = decode([token])
-        return [known[token] for token in ids]
-
-    return texts
 
 
 def column_notes(rollouts: Rollouts, reasons: Mapping[str, str]) -> dict[str, str]:

@@ -78,7 +78,7 @@ COUNT_COLUMNS = (
     "version_max",
 )
 NUMBER_COLUMNS = ("reward", "shaped_reward", "advantage", "loss_weight", "mismatch_mean", "mismatch_max", "kl_mean")
-MAP_COLUMNS = ("reward_parts", "role_rewards", "spans")
+MAP_COLUMNS = ("reward_parts", "role_rewards", "spans", "counts")
 
 
 def file_of(folder: Path, step: int, kind: Kind = "train") -> Path:

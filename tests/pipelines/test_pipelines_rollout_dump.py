@@ -9,8 +9,10 @@ import torch
 from small import run_small
 
 import roll
-from roll.pipelines.rollout_rows import tool_calls
+from roll.pipelines.assemble import assemble
+from roll.pipelines.rollout_rows import Texts, played_rows, training_rows
 from roll.tracking.rollouts import TOKEN_COLUMNS
+from roll.types.episode import Group, Task, Trajectory, Turn
 
 EXPLAINS = """
 def case(response, task):
@@ -129,10 +131,47 @@ def test_a_run_tells_where_its_rollouts_are_and_how_it_ended(recorded):
     assert roll.rollouts(run.folder / "output").steps == [1, 2]
 
 
+class Letters:
+    """A tokenizer whose token 1 is `a`, and so on."""
+
+    chat_template = "<tool_call>"
+
+    def decode(self, ids):
+        return "".join(chr(96 + token) for token in ids)
+
+
 def test_calls_of_tools_are_read_from_a_response():
-    text = 'a<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call><tool_call>no JSON</tool_call>'
-    assert tool_calls(text) == [
-        {"id": "0", "name": "add", "arguments": '{"a": 1}'},
-        {"id": "1", "name": "", "arguments": "no JSON"},
-    ]
-    assert tool_calls("<tool_call>" + "[" * 100_000)[0]["name"] == ""
+    texts = Texts(Letters())
+    text = 'a<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    (call,) = texts.tool_calls(text)
+    assert call["name"] == "add" and json.loads(call["arguments"]) == {"a": 1}
+    assert texts.tool_calls("<think>" + text + "</think> no call") == []
+    assert texts.tool_calls("<tool_call>" + "[" * 100_000) == []
+
+
+def test_branches_are_rows_whose_shared_turns_are_context():
+    def turn(prompt, response, **more):
+        given = {"logprobs": (-0.5,) * len(response), "versions": (3,) * len(response), "finish_reason": "stop"}
+        return Turn(prompt_ids=prompt, response_ids=response, **given, **more)
+
+    turns = (turn((1,), (2,)), turn((3,), (4,)), turn((5,), (6, 7), after=0, role="critic"))
+    task = Task(id="t", source="s", payload={"a": object}, seed=2**64, tag="t", domain="d")
+    played = Trajectory(task_id="t", member=0, turns=turns, reward=1.0, explanation="why", counts={"agent/calls": 3.0})
+    rows = played_rows(task, [played], Texts(Letters()), "too easy")
+    assert [row["row_id"] for row in rows] == ["t#0/0", "t#0/1"]
+    first, second = rows
+    assert first["token_ids"].tolist() == [1, 2, 3, 4] and first["action_mask"].tolist() == [False, True, False, True]
+    assert second["token_ids"].tolist() == [1, 2, 5, 6, 7]
+    assert second["action_mask"].tolist() == [False, False, False, True, True]
+    assert second["sampling_logprobs"].tolist() == [0, 0, 0, -0.5, -0.5]
+    assert second["versions"].tolist() == [-1, -1, -1, 3, 3]
+    assert (second["prompt"], second["response"]) == ("abe", "fg")
+    about = [(one["number"], one["shared"], one["start"], one["after"], one["role"]) for one in second["turns"]]
+    assert about == [(0, True, 0, None, ""), (2, False, 2, 0, "critic")]
+    assert second["num_response_tokens"] == 2 and second["counts"] == {"agent/calls": 3.0} and second["seed"] is None
+    trained = assemble([Group(task=task, trajectories=(played,))])
+    columns = ("token_ids", "action_mask", "sampling_logprobs", "versions", "turns", "prompt", "response")
+    for mine, other in zip(training_rows(trained, Texts(Letters())), rows, strict=True):
+        assert mine["row_id"] == other["row_id"] and "dropped" not in mine and other["dropped"] == "too easy"
+        for name in columns:
+            assert list(mine[name]) == list(other[name]), name
