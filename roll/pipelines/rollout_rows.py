@@ -186,6 +186,7 @@ def _turns(trajectory: Trajectory, branch: Sequence[int], own: int, texts: Texts
                 "reward": turn.reward,
                 "finish_reason": turn.finish_reason,
                 "role": turn.role,
+                "state": turn.state,
                 "after": turn.after,
                 "resets_context": turn.resets_context,
                 "metrics": sorted(turn.metrics.items()),

@@ -169,6 +169,7 @@ def columns() -> dict[str, pyarrow.DataType]:
             "reward": pa.float64(),
             "finish_reason": text,
             "role": text,
+            "state": text,
             "after": pa.int32(),
             "resets_context": pa.bool_(),
             "shared": pa.bool_(),  # trained in another row of the episode
@@ -214,7 +215,7 @@ def _given(row: Mapping[str, Any], name: str, step: int, kind: Kind) -> Any:
     if name == "response_start":
         return str(row.get("response") or "")[:EXCERPT]
     if name in MAP_COLUMNS:
-        return sorted(dict(row.get(name, ())).items())
+        return sorted(dict(row.get(name) or ()).items())
     if name in TOKEN_COLUMNS or name in ("token_ids", "turns"):
         return row.get(name, ())
     return row.get(name, "" if name in TEXT_COLUMNS else None)
