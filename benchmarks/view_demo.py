@@ -1,7 +1,8 @@
 r"""Make the recorded run of `roll view --demo` from a run of the quickstart: some of its steps, with no machine named.
 
     roll quickstart output_dir=RUN rollout_dump_dir=RUN/rollouts eval_steps=8 \
-python benchmarks/view_demo.py RUN
+        'rollout_dump_outputs=[old_logprobs,entropies]'
+    python benchmarks/view_demo.py RUN
 """
 
 from __future__ import annotations
