@@ -21,7 +21,7 @@ export async function showCompare(main, params, app) {
   bar.push(h("form", { class: "bar", on: { submit: (event) => { event.preventDefault(); change({ task: input.value.trim(), a: "", b: "", step: "", row: "" }); } } },
     field("Task", input), h("datalist", { id: "task-names" }, names.map((name) => h("option", { value: name }))), h("button", { type: "submit" }, "Compare")));
   if (!task) {
-    replace(main, h("h1", { class: "visually-hidden" }, "Compare"), h("div", { class: "bar" }, bar), h("p", {}, "Pick a task, here or by \u201cCompare\u201d in an episode. ", names.length ? "Those of the last recorded step:" : ""),
+    replace(main, h("h1", { class: "visually-hidden" }, "Compare"), h("div", { class: "bar" }, bar), h("p", {}, "Pick a task, here or by \u201cCompare\u201d in an episode. ", names.length ? "Some that are recorded:" : ""),
       h("ul", { class: "tasks" }, names.map((name) => h("li", {}, h("a", { href: hashOf("compare", { run: params.run, run_b: params.run_b, task: name }) }, name)))));
     return;
   }
@@ -64,7 +64,9 @@ function labelOf(row) {
 }
 
 async function tasksOf(run) {
-  for (const kind of ["train", "validation"]) {
+  // Those of validations come again and again; training may meet a task once.
+  const kinds = stepsOf(run, "validation").length > 1 ? ["validation", "train"] : ["train", "validation"];
+  for (const kind of kinds) {
     const step = stepsOf(run, kind).at(-1);
     if (step === undefined) continue;
     const found = await get(`/api/runs/${run.number}/rows`, { kind, step, limit: 500 });
