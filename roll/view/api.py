@@ -41,6 +41,7 @@ class Api:
             "differences": self._differences,
             "task": self._task,
             "pictures": self._pictures,
+            "traces": lambda run, _: {"traces": run.traces()},
         }
 
     def answer(self, path: str, given: Parameters) -> Any:

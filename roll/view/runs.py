@@ -178,6 +178,13 @@ class Run:
                         found.append({"step": int(step), "kind": kind, "text": text})
         return sorted(found, key=lambda event: event["step"])
 
+    def traces(self) -> list[str]:
+        """Return the profiles of the run's steps, which Perfetto opens, by their paths in its folder."""
+        found = sorted((self.logs / "profiler").glob("*.json.gz"))
+        return [
+            str(path.resolve().relative_to(self.folder)) for path in found if path.resolve().is_relative_to(self.folder)
+        ]
+
     def failures(self) -> list[dict[str, Any]]:
         """Return examples of what was dropped, the latest first."""
         with self.lock:

@@ -76,7 +76,9 @@ def make_app(api: Api, *, token: str | None = None) -> Starlette:
     def file(request: Request) -> Response:
         try:
             run = api.run(request.path_params["number"])
-            return FileResponse(api.file(run, request.query_params.get("path", "")))
+            path = api.file(run, request.query_params.get("path", ""))
+            # What isn't a picture is saved and not shown.
+            return FileResponse(path, filename=None if path.suffix == ".png" else path.name)
         except BadQuery as error:
             return JSONResponse({"error": str(error)}, status_code=404)
 

@@ -90,6 +90,15 @@ def test_a_picture_of_the_run_is_sent(page, folder):
     assert (answer.status_code, answer.content) == (200, b"\x89PNG")
 
 
+def test_profiles_of_steps_are_listed_and_saved(page, folder):
+    (folder / "logs" / "profiler").mkdir()
+    (folder / "logs" / "profiler" / "step-000001.controller.json.gz").write_bytes(b"\x1f\x8b")
+    (path,) = page.get("/api/runs/0/traces").json()["traces"]
+    assert path == "logs/profiler/step-000001.controller.json.gz"
+    answer = page.get("/api/runs/0/file", params={"path": path})
+    assert answer.content == b"\x1f\x8b" and "attachment" in answer.headers["content-disposition"]
+
+
 def test_pictures_of_a_task_are_found_after_every_validation(tmp_path):
     folder = write_run(tmp_path / "run", {1: group("t:1", 1.0)})
     about = json.loads((folder / "logs" / "run.json").read_text())

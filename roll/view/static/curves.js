@@ -1,7 +1,7 @@
 // Curves of one run or several over each other, what a run is doing, and what went wrong.
 
 import { announce, field, h, number, replace, seconds, select, table } from "./dom.js";
-import { get } from "./source.js";
+import { fileAddress, get } from "./source.js";
 import { go, hashOf } from "./routes.js";
 
 const PANELS = [
@@ -207,6 +207,7 @@ async function drawLive(place, app) {
 async function cardOf(run) {
   const state = await get(`/api/runs/${run.number}/state`);
   const { failures } = await get(`/api/runs/${run.number}/failures`, { limit: 50 });
+  const { traces } = await get(`/api/runs/${run.number}/traces`);
   const total = state.total_steps;
   const latest = state.latest;
   const quick = Object.entries(latest).filter(([name, value]) => value && (name.startsWith("memory/") || name.startsWith("throughput/") ||
@@ -223,6 +224,7 @@ async function cardOf(run) {
       state.seconds_left !== null ? fact("time left", seconds(state.seconds_left)) : null,
       quick.map(([name, value]) => fact(name, number(value, 1)))),
     shares(latest),
+    traces.length ? h("details", {}, h("summary", {}, `Profiles for Perfetto: ${traces.length}`), h("ul", {}, traces.map((path) => h("li", {}, h("a", { href: fileAddress(run.number, path), download: true }, path.split("/").at(-1)))))) : null,
     failures.length ? h("details", {}, h("summary", {}, `Dropped and failed: ${failures.length} examples`), failures.map((one) =>
       h("div", { class: "drop" }, h("strong", {}, `step ${one.step}, ${one.reason}: `), `${one.item} \u2014 ${String(one.detail).slice(0, 500)}`))) : null,
   );

@@ -29,9 +29,13 @@ export async function get(path, params = {}) {
   return body;
 }
 
+export function fileAddress(run, path) {
+  return addressOf(`/api/runs/${run}/file`, { path });
+}
+
 export function pictureAddress(run, path) {
   if (EXPORTED) return EXPORTED.pictures[`${run}/${path}`] || "";
-  return addressOf(`/api/runs/${run}/file`, { path });
+  return fileAddress(run, path);
 }
 
 // --- an exported file -------------------------------------------------------------------------------------------------
