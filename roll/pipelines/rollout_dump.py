@@ -37,6 +37,7 @@ class RolloutDump:
     def about(self, total_steps: int) -> dict[str, Any]:
         """Return what `run.json` says of the run."""
         config, logs = self._config, self._config.logging_path.absolute()
+        pictures = config.extra_output_dirs.get("render_save_dir")
         return {
             "exp_name": config.exp_name,
             "pipeline": config.pipeline,
@@ -45,6 +46,7 @@ class RolloutDump:
             # Relative, so that a folder that is moved or copied is found again.
             "output_dir": os.path.relpath(config.output_path.absolute(), logs),
             "rollouts": os.path.relpath(self._folder.absolute(), logs) if self._folder else None,
+            "pictures": os.path.relpath(Path(pictures).absolute(), logs) if pictures else None,
         }
 
     def dropped(self, task: Task, trajectories: Iterable[Trajectory], reason: str = "") -> None:

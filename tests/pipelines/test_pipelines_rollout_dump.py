@@ -10,6 +10,7 @@ from small import run_small
 
 import roll
 from roll.pipelines.assemble import assemble
+from roll.pipelines.rollout_dump import RolloutDump
 from roll.pipelines.rollout_rows import Texts, played_rows, training_rows
 from roll.tracking.rollouts import TOKEN_COLUMNS
 from roll.types.episode import Group, Task, Trajectory, Turn
@@ -175,3 +176,13 @@ def test_branches_are_rows_whose_shared_turns_are_context():
         assert mine["row_id"] == other["row_id"] and "dropped" not in mine and other["dropped"] == "too easy"
         for name in columns:
             assert list(mine[name]) == list(other[name]), name
+
+
+def test_a_run_tells_where_its_pictures_are(tmp_path):
+    class Config:
+        exp_name, pipeline, seed = "x", "agentic", 1
+        logging_path, output_path = tmp_path / "out" / "logs", tmp_path / "out"
+        extra_output_dirs = {"render_save_dir": str(tmp_path / "out" / "pictures")}
+
+    about = RolloutDump(Config(), Letters()).about(3)
+    assert (about["pictures"], about["rollouts"], about["output_dir"]) == ("../pictures", None, "..")
