@@ -150,10 +150,7 @@ class RowIndex:
             file = read_columns(file_of(folder, step, kind), SEARCHED)
             found = None
             for name in SEARCHED:
-                column = file[name]
-                if text == text.lower():
-                    column = pc.ascii_lower(column)
-                hit = pc.match_substring(column, text)
+                hit = pc.match_substring(file[name], text, ignore_case=text == text.lower())
                 found = hit if found is None else pc.or_kleene(found, hit)
             return part.filter(pc.fill_null(pc.take(found, part["row"]), False))
 
