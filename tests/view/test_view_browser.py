@@ -419,7 +419,6 @@ def test_a_run_under_way_is_followed(tmp_path):
         shown.wait(lambda: "0.875 at step 2" in shown.text(".panel .last"), "the new step")
         shown.wait(lambda: "Step 2 of 10: generate" in shown.text(".run-card"), "what the run does")
         delay = time.monotonic() - begun
-        print(f"followed after {delay:.2f} s")
         assert delay < 10, "two seconds, on a machine with nothing else to do"
         shown.open("groups")
         assert "t:2" in shown.text(".group")
