@@ -200,7 +200,7 @@ def _add_view(groups: Any) -> None:
     )
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="a run's folder (its output_dir)")
     parser.add_argument("--demo", action="store_true", help="show a small recorded run that comes with the package")
-    parser.add_argument("--port", type=int, default=8265, help="port to listen on, 0 for any (default 8265)")
+    parser.add_argument("--port", type=int, default=8767, help="port to listen on, 0 for any (default 8767)")
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1); any other one asks for a token"
     )
