@@ -32,6 +32,7 @@ def roll_parser() -> argparse.ArgumentParser:
         _add_resume,
         _add_export,
         _add_plot,
+        _add_view,
         _add_profile,
         _add_eval,
         _add_rollout,
@@ -190,6 +191,26 @@ def _add_export(groups: Any) -> None:
     )
     parser.add_argument(
         "--base", metavar="MODEL", help="the model that training started from, where its folder was moved"
+    )
+
+
+def _add_view(groups: Any) -> None:
+    parser = _command(
+        groups, "view", "show runs in the browser: curves, groups, episodes, every token", "roll.cli.view:view"
+    )
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="a run's folder (its output_dir)")
+    parser.add_argument("--demo", action="store_true", help="show a small recorded run that comes with the package")
+    parser.add_argument("--port", type=int, default=8767, help="port to listen on, 0 for any (default 8767)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1); any other one asks for a token"
+    )
+    parser.add_argument("--open", action="store_true", help="open the browser, too")
+    parser.add_argument("--export", type=Path, metavar="FILE.html", help="write the page as one file instead")
+    parser.add_argument(
+        "--episodes", type=int, default=200, metavar="N", help="with --export: most episodes in the file (default 200)"
+    )
+    parser.add_argument(
+        "--steps", type=int, nargs="+", metavar="STEP", help="with --export: of these steps (default: spread over all)"
     )
 
 
