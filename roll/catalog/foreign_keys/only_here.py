@@ -24,6 +24,11 @@ custom_envs.<name>.env_config.reward.timeout_s custom_envs.<name>.env_config.rew
 custom_envs.<name>.env_config.sandbox custom_envs.<name>.env_config.sandbox_readable
 custom_envs.<name>.env_config.score custom_envs.<name>.env_config.tasks custom_envs.<name>.env_config.timeout_s
 custom_envs.<name>.env_config.tool_parser custom_envs.<name>.env_config.truncated_reward
+custom_envs.<name>.role_rewards custom_envs.<name>.roles.<name>.api_key_env
+custom_envs.<name>.roles.<name>.endpoint custom_envs.<name>.roles.<name>.model
+custom_envs.<name>.roles.<name>.player custom_envs.<name>.roles.<name>.player_config
+custom_envs.<name>.roles.<name>.request_args custom_envs.<name>.roles.<name>.request_retries
+custom_envs.<name>.roles.<name>.request_timeout_s custom_envs.<name>.swap_roles custom_envs.<name>.tools
 gateway.address gateway.call_timeout_s gateway.host gateway.max_body_mb gateway.port gateway.token_env
 env_workers.memory_limit_mb env_workers.python env_workers.timeout_s <manager>.generating_args.ignore_eos
 <manager>.invalid_action_penalty
