@@ -33,6 +33,12 @@ gateway.address gateway.call_timeout_s gateway.host gateway.max_body_mb gateway.
 env_workers.memory_limit_mb env_workers.python env_workers.timeout_s <manager>.generating_args.ignore_eos
 <manager>.invalid_action_penalty
 
+interactions.api_key_env interactions.config interactions.endpoint interactions.model interactions.name
+interactions.path interactions.prompt interactions.request_args interactions.score_weight interactions.timeout_s
+tool_use.thinking_tags tools.concurrency tools.description tools.max_reply_tokens tools.mcp.command tools.mcp.cwd
+tools.mcp.env tools.mcp.pass_env tools.mcp.start_timeout_s tools.mcp.token_env tools.mcp.tools tools.mcp.url
+tools.name tools.options tools.parameters tools.path tools.timeout_s
+
 reward_env reward_retries rewards.<name>.judge_weight rewards.<name>.parts.<name>.name
 rewards.<name>.parts.<name>.reward_kwargs rewards.<name>.parts.<name>.weight rewards.<name>.reward_model_weight
 rewards.<name>.reward_models_weights rewards.<name>.rule_weight rewards.<name>.timeout_s
