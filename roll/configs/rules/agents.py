@@ -70,7 +70,7 @@ def _agent(path: str, agent: AgentEnv) -> Iterator[Violation]:
     yield from _score(path, agent)
     for name in sorted(agent.models):
         if name.split("/")[0] == "policy":
-            expected = "another name: policy, and policy/<role>, are the model that learns"
+            expected = "a name that isn't policy or policy/<role>: these are the model that learns"
             yield Violation(f"{path}.models.{name}", expected, "", name)
         url = agent.models[name].base_url
         if not url.startswith(("http://", "https://")):
