@@ -72,7 +72,7 @@ REFUSED: list[tuple[list[str], str, list[str]]] = [
     ([f"{ENV}={{command: 'python \"x'}}"], f"{ENV}.command", ["No closing quotation"]),
     ([f"{ENV}.sandbox=true"], f"{ENV}.sandbox", ["acts only with command", "a program is started anew"]),
     ([program(sandbox_readable="/")], f"{ENV}.sandbox_readable", ["acts only with sandbox"]),
-    ([f"{ENV}.models={{policy/white: {{base_url: 'http://x/v1'}}}}"], f"{ENV}.models.policy/white", ["isn't policy or"]),
+    ([f"{ENV}.models={{policy/white: {{base_url: 'http://x/v1'}}}}"], f"{ENV}.models.policy/white", ["isn't policy"]),
     ([f"{ENV}.models={{judge: {{base_url: 'x'}}}}"], f"{ENV}.models.judge.base_url", ["http://"]),
     (
         ["custom_envs.game.max_steps=5"],
