@@ -233,6 +233,8 @@ class EpisodeTools:
             arguments = entry.checker.checked(call.arguments)
         except ToolError as error:
             return _refused(call, str(error), "bad_arguments", limit)
+        except ToolFailure as error:
+            raise EpisodeError("env_error", f"the tool {entry.name} failed: {error}") from error
         try:
             answer = await asyncio.wait_for(self._called(entry, arguments), entry.config.timeout_s)
         except asyncio.TimeoutError:
