@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -252,6 +253,23 @@ def test_a_conversation_may_hold_the_mark_that_stands_for_a_response_while_it_is
     assert (placement.parent, placement.mismatches) == (root, {})
     added = chat.tokenizer.decode(placement.prompt_ids)
     assert "here" not in added and added.count("<~sampled response~>") == 1
+
+
+def test_a_long_conversation_costs_memory_by_its_length_and_not_by_its_square():
+    chat, history = Chat(), []
+
+    def grown(turns):
+        tracemalloc.start()
+        for _ in range(turns):
+            history.append(Message("user", "again and " * 100 + str(len(history))))
+            chat.say([replace(each, content=f"{each.content} "[:-1]) for each in history], "Up")
+            history.append(said("Up"))
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return held
+
+    first = grown(12)
+    assert grown(12) < 1.6 * first
 
 
 def test_a_model_without_a_chat_template_has_its_texts_joined():
