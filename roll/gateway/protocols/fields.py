@@ -49,7 +49,8 @@ def checked(body: Any, fields: Table, ignored: Collection[str]) -> dict[str, Any
         raise RefusedCall(400, f"the body is {_kind(body)}, expected a JSON object")
     kept: dict[str, Any] = {}
     for name, value in body.items():
-        if value is None or name in ignored:
+        # A name among several still says who is asked: without it, calls of a frozen model would be trained.
+        if value is None or (name in ignored and not (name == "model" and isinstance(value, str))):
             continue
         field = fields.get(name)
         if field is None:
