@@ -23,7 +23,7 @@ import asyncio
 import time
 from typing import Literal, Optional
 
-from roll.tools.base import Tool, ToolFailure
+from roll.tools.base import Tool, ToolFailure, ToolReply
 
 
 def search(query: str, limit: int = 3, mode: Optional[Literal["all", "any"]] = None, *, folder: str = "") -> str:
@@ -72,6 +72,16 @@ def breaks() -> str:
 def numbers() -> int:
     """Give no text."""
     return 3
+
+
+class Pays(Tool):
+    description = "Pays."
+
+    def __init__(self, reward, metric=0.0):
+        self.reward, self.metric = reward, metric
+
+    def call(self, arguments, state):
+        return ToolReply("paid", reward=self.reward, metrics={"m": self.metric})
 
 
 class Gone(Tool):
@@ -202,6 +212,13 @@ def test_what_a_tool_raises_is_told_to_the_policy_and_a_failure_ends_the_episode
     assert raised.value.status == "env_error"
     with pytest.raises(EpisodeError, match="returned int, expected a text or a ToolReply"):
         run([own_tool("numbers")], ("numbers", {}))
+
+
+@pytest.mark.parametrize("options", [{"reward": float("nan")}, {"reward": 0.0, "metric": float("inf")}])
+def test_a_reward_or_a_metric_that_is_no_number_fails_the_episode_and_is_never_trained_on(own, options):
+    with pytest.raises(EpisodeError, match="the tool pays gave (nan as its reward|inf as its metric 'm')") as raised:
+        run([ToolConfig(name="pays", path="own.py:Pays", options=options)], ("pays", {}))
+    assert raised.value.status == "env_error"
 
 
 # --- calculator -------------------------------------------------------------------------------------------------------
