@@ -123,7 +123,7 @@ import os, time
 os.chdir(os.environ["ROLL_WORKSPACE"])
 os.makedirs("closed/inside")
 os.chmod("closed", 0)
-for _ in range(1500):
+for _ in range(200):
     os.mkdir("d")
     os.chdir("d")
 print("full", flush=True)

@@ -188,7 +188,7 @@ def confined_words(
 
 
 def _remove(folder: str) -> None:
-    """Remove a folder whatever an agent has made of it: folders that can't be read, ten thousand within each other."""
+    """Remove a folder whatever an agent has made of it: folders that it can't read, a thousand within each other."""
     run = partial(subprocess.run, check=False, capture_output=True, timeout=_REMOVING_S)
     with contextlib.suppress(subprocess.TimeoutExpired, OSError):
         if run(["rm", "-rf", "--", folder]).returncode:
