@@ -130,6 +130,7 @@ def test_names_and_lengths_follow_from_the_model(tmp_path):
         (["--max_new_tokens", "0"], "--max_new_tokens: got 0"),
         (["--api_key_env", "NO_SUCH_KEY"], "the environment variable NO_SUCH_KEY isn't set"),
         (["--step", "3"], "--step: nowhere is no run"),
+        (["--ignore_fields", "n"], "--ignore_fields: without 'n' a request says something else"),
     ],
 )
 def test_what_can_not_be_served_is_said_at_once(arguments, said, capsys):

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from roll.configs.errors import Violation, no_effect, problem
+from roll.configs.rules.tools import parser_rule
 from roll.configs.schema.agentic_config import AgenticConfig
-from roll.configs.schema.agents_config import AGENT_ENV, AgentEnv, GatewayConfig
+from roll.configs.schema.agents_config import AGENT_ENV, NEVER_IGNORED, AgentEnv, GatewayConfig
 from roll.configs.schema.env_config import CustomEnv
 
 _SHOWN_BY_AGENT = (
@@ -35,6 +36,10 @@ def agent_rules(config: AgenticConfig) -> Iterator[Violation]:
             yield Violation(f"{path}.env_config", expected, 'env_config: {command: "python my_agent.py"}', {})
         else:
             yield from _agent(f"{path}.env_config", env.agent)
+    trained = {tag for tag in agents if not config.val_only and tag in config.tags_of(config.train_env_manager)}
+    if trained and config.estimator.compares_states:
+        expected = "one that doesn't compare turns that met the same state: requests of agents name no states"
+        yield Violation("adv_estimator", expected, "adv_estimator=reinforce", config.adv_estimator)
     if agents and config.sample_unit != "trajectory":
         expected = "trajectory with env_type endpoint: what its rows are follows from the requests of its agents"
         yield Violation("sample_unit", expected, "remove it", config.sample_unit)
@@ -68,6 +73,11 @@ def _agent(path: str, agent: AgentEnv) -> Iterator[Violation]:
             fix = "close the quotation, or write a list of words"
             yield Violation(f"{path}.command", f"words as a shell reads them; {error}", fix, agent.command)
     yield from _score(path, agent)
+    for name in agent.ignore_fields:
+        if name in NEVER_IGNORED:
+            expected = "fields that can be left out: without this one a request says something else"
+            yield Violation(f"{path}.ignore_fields", expected, "remove it", name)
+    yield from parser_rule(f"{path}.tool_parser", agent.tool_parser)
     for name in sorted(agent.models):
         if name.split("/")[0] == "policy":
             expected = "a name that isn't policy or policy/<role>: these are the model that learns"

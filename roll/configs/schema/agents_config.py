@@ -9,6 +9,8 @@ from typing import Any, Literal
 from roll.configs.schema.acts_if import needs, unless
 from roll.configs.schema.fields import number, one_or_many, parsed
 
+NEVER_IGNORED = ("messages", "input", "stream", "n", "tools", "system", "instructions")
+"""Fields of requests that can't be left out and leave an answer that the client would understand."""
 AGENT_ENV = "endpoint"
 """The value of `env_type` that means an agent of the user's."""
 
