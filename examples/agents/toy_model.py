@@ -14,7 +14,7 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ from toy import BOXES  # noqa: E402
 
 EPISODES = 400
 """Tasks that the teacher plays."""
+Teach = Callable[[ChatCall], Message]
+"""What a teacher says to a request."""
 AT_ONCE = 4
 SPECIAL = ["<pad>", "<|im_start|>", "<|im_end|>"]
 CHAT = (
@@ -56,7 +58,32 @@ def openai(config: SFTConfig) -> None:
     prepare(config, "agentic_openai")
 
 
-def prepare(config: SFTConfig, name: str) -> None:
+def anthropic(config: SFTConfig) -> None:
+    """For agentic_anthropic.yaml."""
+    prepare(config, "agentic_anthropic")
+
+
+def smolagents(config: SFTConfig) -> None:
+    """For agentic_smolagents.yaml."""
+    prepare(config, "agentic_smolagents")
+
+
+def langgraph(config: SFTConfig) -> None:
+    """For agentic_langgraph.yaml."""
+    prepare(config, "agentic_langgraph")
+
+
+def openai_agents(config: SFTConfig) -> None:
+    """For agentic_openai_agents.yaml."""
+    prepare(config, "agentic_openai_agents")
+
+
+def coding(config: SFTConfig) -> None:
+    """For agentic_coding.yaml."""
+    prepare(config, "agentic_coding", next_edit, episodes=150)
+
+
+def prepare(config: SFTConfig, name: str, teach: Teach | None = None, episodes: int = EPISODES) -> None:
     """Make the rows and the model for one agent. Everything follows from the seed."""
     (file,) = map(Path, config.actor_train.data_args.file_name)
     model = Path(config.pretrain or "")
@@ -66,8 +93,8 @@ def prepare(config: SFTConfig, name: str) -> None:
     assert isinstance(game, AgenticConfig)
     (section,) = (env.agent for env in game.custom_envs.values())
     assert section is not None
-    seeds = [stable_hash(config.seed, "teacher", number, bits=56) for number in range(EPISODES)]
-    asked = asyncio.run(recorded(section, seeds))
+    seeds = [stable_hash(config.seed, "teacher", number, bits=56) for number in range(episodes)]
+    asked = asyncio.run(recorded(section, seeds, teach or next_step))
     tokenizer = make_tokenizer([])
     rows = [
         {"prompt": prompt_of(tokenizer, call), "response": response_of(tokenizer, call, said)} for call, said in asked
@@ -79,7 +106,8 @@ def prepare(config: SFTConfig, name: str) -> None:
 class Teacher(Session):
     """Answers in the policy's place, and notes what it was asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, teach: Teach) -> None:
+        self._teach = teach
         self.asked: list[tuple[ChatCall, Message]] = []
 
     @property
@@ -87,7 +115,7 @@ class Teacher(Session):
         return ("policy",)
 
     async def complete(self, call: ChatCall) -> ChatAnswer:
-        message = next_step(call)
+        message = self._teach(call)
         self.asked.append((call, message))
         choice = Choice(
             message=message, reason="tool_calls" if message.tool_calls else "stop", token_ids=(), logprobs=()
@@ -109,7 +137,7 @@ def next_step(call: ChatCall) -> Message:
         numbers = re.findall(r"\d+", message.content)
         if numbers and (message.role == "tool" or "Observation" in message.content):
             results.append(int(numbers[-1]))
-    number = f"call{len(results):05d}"
+    number = f"call{sum(len(message.tool_calls) for message in call.messages):05d}"  # as the endpoint counts them
     if not results:
         return Message("assistant", "", (ToolCall(number, "look", json.dumps({"box": asked[1]})),))
     if len(results) == 1:
@@ -120,7 +148,21 @@ def next_step(call: ChatCall) -> Message:
     return Message("assistant", str(results[-1]))
 
 
-async def recorded(env: AgentEnv, seeds: Sequence[int]) -> list[tuple[ChatCall, Message]]:
+def next_edit(call: ChatCall) -> Message:
+    """Return what solves the task of coding_agent.py: see the test fail, write what it wants, see it pass."""
+    results = [message.content for message in call.messages if message.role == "tool"]
+    number = f"call{len(results):05d}"
+    if results and results[-1] == "ok":
+        return Message("assistant", "done")
+    if not results or results[-1] == "written":
+        return Message("assistant", "", (ToolCall(number, "run_tests", "{}"),))
+    wanted = int(results[-1].rpartition(" ")[2])
+    change = f"* {wanted // 10}" if wanted >= 20 else f"+ {wanted - 10}" if wanted > 10 else f"- {10 - wanted}"
+    arguments = {"path": "f.py", "text": f"def f(x): return x {change}"}
+    return Message("assistant", "", (ToolCall(number, "write_file", json.dumps(arguments)),))
+
+
+async def recorded(env: AgentEnv, seeds: Sequence[int], teach: Teach) -> list[tuple[ChatCall, Message]]:
     """Have the agent play tasks with the teacher; return what that was asked and said, task by task."""
     gateway = Gateway()
     await gateway.start()
@@ -128,7 +170,7 @@ async def recorded(env: AgentEnv, seeds: Sequence[int]) -> list[tuple[ChatCall, 
     turn = asyncio.Semaphore(AT_ONCE)
 
     async def play(seed: int) -> list[tuple[ChatCall, Message]]:
-        teacher, key, log = Teacher(), new_key(), AgentLog()
+        teacher, key, log = Teacher(teach), new_key(), AgentLog()
         async with turn:
             url = gateway.open(teacher, key, ignore_fields=env.ignore_fields)
             order = Order(

@@ -83,6 +83,7 @@ class LockstepDriver(EngineDriver):
         self._queued.append(request)
         self._calls[episode] += 1
         self._busy.pop(episode, None)
+        self._news.set()
         self._set_if_idle()
         try:
             completion, rank = await future
@@ -141,8 +142,9 @@ class LockstepDriver(EngineDriver):
         self._news.clear()
         await self._place()
         used = sorted(set(self._placed.values()))
-        if not used:  # all live episodes are blocked
-            await self._wait_for_news()
+        if not used:
+            if not self._busy:  # all live episodes are blocked; who is busy, such as a new group, `wait_idle` waits for
+                await self._wait_for_news()
             return
         results = await asyncio.gather(*(self._ranks.poll(rank, self._round_steps) for rank in used))
         self._resolve([completion for result in results for completion in result])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -153,3 +154,28 @@ def test_a_small_agent_learns_for_one_step(bench, tmp_path: Path):
         "rollout_batch_size=4", "actor_train.training_args.per_device_train_batch_size=4",
     )  # fmt: skip
     assert rows(printed) == ["seed", "1"]
+
+
+def test_unmodified_agents_of_frameworks_learn_for_one_step(bench, tmp_path: Path, monkeypatch):
+    """From a random model, which calls no tool yet."""
+    names = ["openai"]
+    python = Path(os.environ.get("AGENTS_PYTHON", EXAMPLES.parent / ".venv-agents/bin/python"))
+    if python.is_file():
+        monkeypatch.setenv("AGENTS_PYTHON", str(python))
+        names += ["anthropic", "langgraph", "openai_agents", "smolagents"]
+    monkeypatch.syspath_prepend(EXAMPLES / "agents")
+    import toy_model
+
+    toy_model.make_model(tmp_path / "model", ["What is red plus 4?"], seed=1)
+    picture = tmp_path / "agents.png"
+    printed = bench(
+        "agents_learning", "--seeds", 1, "--only", *names, "--output", tmp_path, "--plot", picture, "--set",
+        "warm_start=null", f"pretrain={tmp_path}/model", "max_steps=1", "eval_steps=1", "sequence_length=1100",
+        "prompt_length=1000", "actor_infer.generating_args.max_new_tokens=8", "rollout_batch_size=2",
+        "train_env_manager.num_env_groups=1", "train_env_manager.group_size=2", "val_env_manager.num_env_groups=1",
+        "actor_train.training_args.per_device_train_batch_size=2",
+    )  # fmt: skip
+    assert rows(printed)[1:] == [{"openai_agents": "openai-agents", "langgraph": "LangGraph"}.get(n, n) for n in names]
+    failed = [line.split("|")[-3].strip() for line in printed.splitlines() if line.startswith("|")][2:]
+    assert failed == ["0"] * len(names), "an agent that raises at a budget's end has spent it"
+    assert picture.is_file()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -55,3 +56,16 @@ def test_the_use_of_a_tool_is_learnt_with_every_seed(evidence_folder):
     for seed in SEEDS:
         first, *_, last = validations(output / seed / "rl")
         assert last - first >= 35, f"seed {seed}: {first:.1f} -> {last:.1f} %"
+
+
+@pytest.mark.parametrize("name", ["openai", "coding", "anthropic", "langgraph", "openai_agents", "smolagents"])
+def test_an_unmodified_agent_of_a_framework_learns_with_every_seed(name, evidence_folder):
+    python = Path(os.environ.get("AGENTS_PYTHON", ROOT / ".venv-agents/bin/python"))
+    if name not in ("openai", "coding") and not python.is_file():
+        pytest.skip(f"there is no {python}: make install-agents")
+    output = evidence_folder / "agents"
+    command = [sys.executable, "benchmarks/agents_learning.py", "--only", name, "--seeds", *SEEDS]
+    subprocess.run([*command, "--output", str(output)], cwd=ROOT, check=True)
+    for seed in SEEDS:
+        first, *_, last = validations(output / name / seed)
+        assert last >= 90, f"seed {seed}: {first:.1f} -> {last:.1f} %"

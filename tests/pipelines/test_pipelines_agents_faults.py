@@ -61,3 +61,9 @@ def test_an_agent_that_does_what_it_should_not_costs_its_own_episode(played, tag
         assert episode["reward"] in (expected if isinstance(expected, tuple) else (expected,))
     else:
         assert expected in episode["error"]
+
+
+def test_an_agent_that_fails_for_a_spent_budget_has_not_crashed(played):
+    """It does in four of these; three crash without."""
+    row = played[2]
+    assert (row["agent/spent"], row["agent/crashes"]) == (4, 3)

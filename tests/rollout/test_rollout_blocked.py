@@ -8,6 +8,9 @@ import pytest
 
 from roll.rollout.engine_driver import RolloutStalled
 from roll.rollout.lockstep_driver import LockstepDriver
+from roll.strategies.base import Request, SamplingParams
+
+REQUEST = Request(id="one/0", prompt_ids=(1,), params=SamplingParams(max_new_tokens=1), seed=0)
 
 
 class NoEngines:
@@ -37,4 +40,30 @@ def test_a_round_in_which_nobody_ever_goes_on_is_a_stall():
     driver = LockstepDriver(NoEngines(), timeout=0.1)
     with pytest.raises(RolloutStalled, match="every episode waits for somebody else"):
         driver.run(all_blocked(driver, None))
+    driver.close()
+
+
+def test_a_round_before_which_a_group_has_taken_anothers_place_leaves_it_to_be_waited_for():
+    """Such episodes are busy from their start on, and may ask for tokens without a word before."""
+    driver = LockstepDriver(NoEngines(), timeout=0.1)
+
+    async def replaced():
+        driver.mark_busy("one", "starting")
+        await driver.advance()
+
+    driver.run(replaced())
+    driver.close()
+
+
+def test_an_episode_that_was_blocked_and_asks_for_tokens_is_news():
+    driver = LockstepDriver(NoEngines(), timeout=5.0)
+
+    async def asks():
+        driver.mark_busy("one", "starting")
+        driver.mark_blocked("one")
+        asking = asyncio.get_running_loop().create_task(driver.generate("one", REQUEST))
+        await driver.advance()
+        asking.cancel()
+
+    driver.run(asks())
     driver.close()

@@ -194,7 +194,7 @@ class _Play:
         rewards = self._env.rewards_by_exit_code
         accepted = rewards if source == "exit" else {0: 0.0}
         if outcome.code not in accepted:
-            self._counters["agent/crashes"] += 1
+            self._counters["agent/crashes"] += not self._session.spent  # that is counted as `agent/spent`
             if "\nTraceback" in outcome.how:
                 raise EpisodeError("env_error", f"the agent raised {outcome.how}")
             raise EpisodeError("env_error", f"the agent ended with {outcome.how}{self._last_words()}")
