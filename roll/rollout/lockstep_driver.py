@@ -141,8 +141,9 @@ class LockstepDriver(EngineDriver):
         self._news.clear()
         await self._place()
         used = sorted(set(self._placed.values()))
-        if not used:  # all live episodes are blocked
-            await self._wait_for_news()
+        if not used:
+            if not self._busy:  # all live episodes are blocked; else some have only just been started
+                await self._wait_for_news()
             return
         results = await asyncio.gather(*(self._ranks.poll(rank, self._round_steps) for rank in used))
         self._resolve([completion for result in results for completion in result])
