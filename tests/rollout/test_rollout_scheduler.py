@@ -185,7 +185,8 @@ def test_a_broken_environment_is_a_status_of_its_episode():
 
 
 def test_a_step_in_which_all_fail_ends_with_what_was_raised_and_where():
-    text = 'reset: KeyError: 7\nTraceback (most recent call last):\n  File "/home/me/rooms.py", line 6, in reset\nKeyError: 7'
+    frames = 'Traceback (most recent call last):\n  File "/home/me/rooms.py", line 6, in reset\nKeyError: 7'
+    text = f"reset: KeyError: 7\n{frames}"
 
     class NoRoom(ThreadedEnv):
         async def reset(self, task):

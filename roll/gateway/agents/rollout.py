@@ -168,7 +168,7 @@ class _Play:
         if not self._session.calls and not self._session.spent:
             self._counters["agent/never_called"] += 1
             if _RAISED in outcome.how:
-                raise EpisodeError("env_error", f"the agent raised, and never called the model: {outcome.how}")
+                raise EpisodeError("env_error", f"the agent raised before the model answered it: {outcome.how}")
             raise EpisodeError("env_error", f"the agent never called the model ({outcome.how}){self._last_words()}")
         try:
             score = await self._score(outcome)
