@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import importlib.util
 import resource
 import socket
@@ -20,7 +21,7 @@ from roll.gateway.base import Session
 from roll.gateway.bodies import Limits
 from roll.gateway.registry import Handler, Sessions
 
-INSTALL = "pip install -e '.[serve]'"
+INSTALL = "pip install 'roll-rl[serve]'"
 _STOP_SECONDS = 5.0
 _BACKLOG = 2048
 
@@ -109,7 +110,8 @@ def _listener(host: str, port: int) -> socket.socket:
         listener.bind(address)
         listener.listen(_BACKLOG)
     except OSError as error:
-        raise OSError(f"can't listen at {host}:{port}: {error.strerror or error}") from None
+        fix = "; name another port" if error.errno == errno.EADDRINUSE else ""
+        raise OSError(f"can't listen at {host}:{port}: {error.strerror or error}{fix}") from None
     return listener
 
 

@@ -23,15 +23,14 @@ class ArgumentChecker:
         from referencing import Registry
 
         if schema.get("type", "object") != "object":
-            raise ValueError(f"the schema of the tool {tool!r} must be one of an object, got type {schema['type']!r}")
+            raise ValueError(f"the parameters of the tool {tool!r} must have type: object, got {schema['type']!r}")
         kind = validator_for(schema, default=jsonschema.Draft202012Validator)
         try:
             kind.check_schema(dict(schema))
         except jsonschema.SchemaError as error:
             where = ".".join(map(str, error.absolute_path))
-            raise ValueError(
-                f"the schema of the tool {tool!r} is none{f' at {where}' if where else ''}: {error.message}"
-            ) from None
+            at = f" at {where}" if where else ""
+            raise ValueError(f"the parameters of the tool {tool!r} are no JSON schema{at}: {error.message}") from None
         # An empty registry: a reference to another address isn't fetched.
         self._validator = kind(dict(schema), registry=Registry())
         self._required = tuple(schema.get("required", ()))

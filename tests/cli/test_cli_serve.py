@@ -141,7 +141,7 @@ def test_what_can_not_be_served_is_said_at_once(arguments, said, capsys):
 def test_without_its_packages_the_command_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["serve", "nowhere"]) == 2
-    assert "pip install -e '.[serve]'" in capsys.readouterr().err
+    assert "pip install 'roll-rl[serve]'" in capsys.readouterr().err
 
 
 def test_a_model_is_served_until_it_is_interrupted(tmp_path):

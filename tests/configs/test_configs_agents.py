@@ -15,6 +15,7 @@ from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config
 from roll.configs.rules.validate import warnings_of
 from roll.configs.schema.agents_config import AgentEnv
+from roll.pipelines.kept_config import CONFIG_FILE, keep_config
 
 ENV = "custom_envs.game.env_config"
 JOB = {
@@ -113,6 +114,7 @@ MISSING: list[tuple[list[str], list[str]]] = [
     ([program(sandbox="true", sandbox_readable="/no/such/folder")], [f"{ENV}.sandbox_readable", "that exist"]),
     ([f"{ENV}.pass_env=NO_SUCH_VARIABLE"], [f"{ENV}.pass_env", "export NO_SUCH_VARIABLE"]),
     ([f"{ENV}.score=reward", f"{ENV}.reward={{name: 'agent.py:no'}}"], [f"{ENV}.reward.name", "it has play"]),
+    ([f"{ENV}.score=reward", f"{ENV}.reward={{name: exct}}"], [f"{ENV}.reward.name", "did you mean 'exact'"]),
     ([f"{ENV}={{remote: true}}", "gateway.token_env=NO_SUCH_TOKEN"], ["gateway.token_env", "export NO_SUCH_TOKEN"]),
 ]
 
@@ -153,6 +155,13 @@ def test_a_sound_agent_passes_all_checks(play, config):
     check_envs(loaded)
     assert warnings_of(loaded) == []
     assert isinstance(loaded.custom_envs["game"].agent, AgentEnv)
+
+
+@pytest.mark.parametrize("config", SOUND)
+def test_the_configuration_that_a_run_keeps_can_be_loaded_again(play, config):
+    loaded = load_config(play, "job", replaced([f"{ENV}={{{config}}}"]))
+    keep_config(loaded)
+    assert load_config(loaded.output_path, CONFIG_FILE).custom_envs == loaded.custom_envs
 
 
 def test_exit_codes_are_numbers_however_they_are_written(play):

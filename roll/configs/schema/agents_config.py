@@ -20,8 +20,13 @@ _PROGRAM = needs("command", why="only a program is started anew for each episode
 _LOCAL = unless("remote", why="a remote agent is started by nobody here", fix="remove it, or remote")
 
 
-def exit_codes(given: Any) -> dict[int, float]:
-    """Return exit codes with their rewards, from YAML's numbers or texts of numbers. Raises `ValueError`."""
+def exit_codes(given: Any) -> dict[int, float] | None:
+    """Return exit codes with their rewards, from YAML's numbers or texts of numbers; null as it is, as a run writes it.
+
+    Raises `ValueError`.
+    """
+    if given is None:
+        return None
     if not isinstance(given, Mapping):
         raise ValueError("it isn't a section")
     found = {int(str(code)): float(reward) for code, reward in given.items()}
@@ -94,7 +99,7 @@ class AgentEnv:
     """Where the reward comes from: `return` (what the function returns), `output` (the last line of JSON that the
     program prints), `exit` (its exit code), `callback` (`POST <base_url>/score`), or `reward` (a function scores the
     final answer). null: `return` for `agent`, `output` for `command`, `callback` for `remote`."""
-    exit_rewards: dict[int, float] = parsed(
+    exit_rewards: dict[int, float] | None = parsed(
         None, exit_codes, "exit codes from 0 to 255, each with its reward, e.g. {0: 1.0, 3: 0.0}"
     )
     """`score: exit`, which needs them: rewards by exit code, e.g. `{0: 1.0, 3: 0.0}`; any other code is a failure. 1 is
