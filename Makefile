@@ -185,7 +185,7 @@ $(INSTALLED_AGENTS): requirements-agents.txt | $(PY)
 	@touch $@
 
 $(INSTALLED_TEST): $(INSTALLED) $(INSTALLED_BACKENDS)
-	$(PIP) install -q -c requirements.txt -e '.[quickstart,serve,test]'
+	$(PIP) install -q -c requirements.txt -e '.[quickstart,serve,test,view]'
 	@touch $@
 
 $(INSTALLED_FULL): $(INSTALLED_TEST) $(INSTALLED_VLLM) requirements-trackers.txt

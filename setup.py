@@ -69,6 +69,8 @@ EXTRAS_REQUIRE = {
     "serve": ["starlette>=0.40,<2", "uvicorn>=0.30,<1"],
     # tools with mcp: servers that speak the Model Context Protocol.
     "tools": ["mcp>=1.10,<3"],
+    # roll view: the server of its page.
+    "view": ["starlette>=0.40,<2", "uvicorn>=0.30,<1"],
     # tracing.endpoint: spans for a collector.
     "otel": ["opentelemetry-sdk>=1.30,<2", "opentelemetry-exporter-otlp-proto-http>=1.30,<2"],
     # Learning curves of benchmarks/agentic_learning.py.
@@ -89,6 +91,8 @@ EXTRAS_REQUIRE = {
         # The clients that the endpoint is for.
         "openai>=2,<4",
         "anthropic>=1,<3",
+        # The page of runs in a browser (tests/view), where chromium and chromedriver are installed.
+        "selenium>=4.20,<5",
     ],
 }
 
@@ -116,7 +120,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["roll", "roll.*"]),
-    package_data={"roll": ["py.typed", "*.pyi"]},
+    package_data={"roll": ["py.typed", "*.pyi"], "roll.view": ["static/*", "third_party/**/*", "demo/**/*"]},
     cmdclass={"build_py": BuildWithExamples},
     python_requires=">=3.10,<3.13",
     install_requires=INSTALL_REQUIRES,

@@ -1,17 +1,18 @@
 """Reinforcement learning for language models. Importing this package loads neither torch nor Ray.
 
 `roll.train(config)` runs a pipeline, `roll.check(config)` only checks it, `roll.resume(folder)` goes on with a run, and
-`roll.load_run(folder)` reads what one has left: docs/python.md.
+`roll.load_run(folder)` reads what one has left: docs/python.md. `roll.rollouts(folder)` reads the recorded responses.
 """
 
 import importlib
 
 __version__ = "0.2.0"
-__all__ = ["RunResult", "__version__", "check", "load_run", "resume", "train"]
+__all__ = ["RecordedRollouts", "RunResult", "__version__", "check", "load_run", "resume", "rollouts", "train"]
 
 # By name and not by import, so that what is light stays light; their types are in __init__.pyi.
 _HOMES = dict.fromkeys(("check", "load_run", "resume", "train"), "roll.api.run")
 _HOMES["RunResult"] = "roll.pipelines.run_result"
+_HOMES |= dict.fromkeys(("RecordedRollouts", "rollouts"), "roll.tracking.recorded")
 
 
 def __getattr__(name: str) -> object:

@@ -36,6 +36,8 @@ EVIDENCE = (
 )
 
 FULL = (
+    # A browser.
+    "view/test_view_browser.py::*",
     # Other engines, and compilers.
     "strategies/test_engines_vllm*",
     "strategies/test_engines_sglang*",

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from roll import __version__
-
-CODES = "Exit code: 0 done, 2 your mistake (arguments, configuration, data), 1 a failure, 130 interrupted."
-KEYS = "Every key of a configuration: docs/configuration.md."
+from roll.cli.command_parser import CODES, KEYS, add_debug, add_overrides, command
+from roll.cli.part_parsers import PART_COMMANDS
 
 
 def roll_parser() -> argparse.ArgumentParser:
@@ -21,7 +20,7 @@ def roll_parser() -> argparse.ArgumentParser:
         prog="roll", description="Reinforcement learning for language models.", epilog=CODES
     )
     parser.add_argument("--version", action="version", version=f"roll-rl {__version__}")
-    _add_debug(parser)
+    add_debug(parser)
     groups = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (
         _add_quickstart,
@@ -32,17 +31,12 @@ def roll_parser() -> argparse.ArgumentParser:
         _add_resume,
         _add_export,
         _add_plot,
+        _add_view,
         _add_profile,
         _add_eval,
         _add_rollout,
         _add_serve,
-        _add_envs,
-        _add_tools,
-        _add_demos,
-        _add_reward,
-        _add_judge,
-        _add_data,
-        _add_sandbox,
+        *PART_COMMANDS,
         _add_doctor,
         _add_examples,
         _add_completion,
@@ -60,47 +54,28 @@ def start_pipeline_parser() -> argparse.ArgumentParser:
     parser.add_argument("--config_name", required=True, help="name of the file, without .yaml")
     parser.add_argument("--print_config", action="store_true", help="print all keys with their values, and end")
     parser.add_argument("--check", action="store_true", help="check everything, print the plan, and end")
-    _add_debug(parser)
-    _add_overrides(parser)
+    add_debug(parser)
+    add_overrides(parser)
     return parser
-
-
-def _add_debug(parser: argparse.ArgumentParser, default: object = False) -> None:
-    parser.add_argument(
-        "--debug", action="store_true", default=default, help="show the traceback of an error, as ROLL_DEBUG=1 does"
-    )
-
-
-def _command(groups: Any, name: str, help_: str, run: str | None = None) -> argparse.ArgumentParser:
-    described = f"{help_[0].upper()}{help_[1:]}."
-    parser: argparse.ArgumentParser = groups.add_parser(name, help=help_, description=described, epilog=CODES)
-    if run is not None:
-        parser.set_defaults(run=run)
-        _add_debug(parser, argparse.SUPPRESS)  # a default would replace what stands before the command
-    return parser
-
-
-def _add_overrides(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="e.g. rollout_batch_size=16")
 
 
 def _add_train(groups: Any) -> None:
-    parser = _command(groups, "train", "run the pipeline of a configuration file", "roll.cli.train:train")
+    parser = command(groups, "train", "run the pipeline of a configuration file", "roll.cli.train:train")
     parser.add_argument("file", help="the YAML file, with or without .yaml")
-    _add_overrides(parser)
+    add_overrides(parser)
 
 
 def _add_check(groups: Any) -> None:
-    parser = _command(
+    parser = command(
         groups, "check", "check a configuration file and print its plan, without a model", "roll.cli.train:check"
     )
     parser.add_argument("file", help="the YAML file, with or without .yaml")
     parser.add_argument("--print_config", action="store_true", help="print all keys with their values instead")
-    _add_overrides(parser)
+    add_overrides(parser)
 
 
 def _add_migrate(groups: Any) -> None:
-    parser = _command(
+    parser = command(
         groups,
         "migrate",
         "translate a configuration of ROLL, verl or TRL, with a report of every key",
@@ -121,7 +96,7 @@ def _add_migrate(groups: Any) -> None:
 
 
 def _add_plan(groups: Any) -> None:
-    parser = _command(
+    parser = command(
         groups, "plan", "say whether a configuration's memory fits, by role, device and phase", "roll.cli.plan:plan"
     )
     parser.add_argument("file", help="the YAML file, with or without .yaml")
@@ -138,34 +113,34 @@ def _add_plan(groups: Any) -> None:
         "--measure_timeout", type=float, default=600, metavar="S", help="seconds for that run (default 600)"
     )
     parser.add_argument("--json", action="store_true", help="print the plan as JSON, in bytes")
-    _add_overrides(parser)
+    add_overrides(parser)
 
 
 def _add_quickstart(groups: Any) -> None:
-    parser = _command(
+    parser = command(
         groups, "quickstart", "train a small model on this machine, in minutes", "roll.cli.quickstart:quickstart"
     )
     parser.add_argument("--yes", action="store_true", help="install the model's package without asking")
-    _add_overrides(parser)
+    add_overrides(parser)
 
 
 def _add_examples(groups: Any) -> None:
-    group = _command(groups, "examples", "list the examples that come with the package, or copy one")
+    group = command(groups, "examples", "list the examples that come with the package, or copy one")
     commands = group.add_subparsers(required=True, metavar="COMMAND")
-    _command(commands, "list", "list the examples", "roll.cli.quickstart:list_examples")
-    copy = _command(commands, "copy", "copy an example, and say how to start it", "roll.cli.quickstart:copy")
+    command(commands, "list", "list the examples", "roll.cli.quickstart:list_examples")
+    copy = command(commands, "copy", "copy an example, and say how to start it", "roll.cli.quickstart:copy")
     copy.add_argument("name", help="its name in the list")
     copy.add_argument("dir", nargs="?", type=Path, default=Path(), help="folder to copy it into (default: here)")
 
 
 def _add_resume(groups: Any) -> None:
-    parser = _command(groups, "resume", "go on with a run from its newest checkpoint", "roll.cli.runs:resume")
+    parser = command(groups, "resume", "go on with a run from its newest checkpoint", "roll.cli.runs:resume")
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="the run's folder (its output_dir)")
-    _add_overrides(parser)
+    add_overrides(parser)
 
 
 def _add_export(groups: Any) -> None:
-    parser = _command(groups, "export", "write a checkpoint's model as a Hugging Face folder", "roll.cli.runs:export")
+    parser = command(groups, "export", "write a checkpoint's model as a Hugging Face folder", "roll.cli.runs:export")
     parser.add_argument(
         "run_folder", metavar="RUN", help="the run's folder (its output_dir), or a checkpoint's folder or address"
     )
@@ -193,8 +168,28 @@ def _add_export(groups: Any) -> None:
     )
 
 
+def _add_view(groups: Any) -> None:
+    parser = command(
+        groups, "view", "show runs in the browser: curves, groups, episodes, every token", "roll.cli.view:view"
+    )
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="a run's folder (its output_dir)")
+    parser.add_argument("--demo", action="store_true", help="show a small recorded run that comes with the package")
+    parser.add_argument("--port", type=int, default=8767, help="port to listen on, 0 for any (default 8767)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1); any other one asks for a token"
+    )
+    parser.add_argument("--open", action="store_true", help="open the browser, too")
+    parser.add_argument("--export", type=Path, metavar="FILE.html", help="write the page as one file instead")
+    parser.add_argument(
+        "--episodes", type=int, default=200, metavar="N", help="with --export: most episodes in the file (default 200)"
+    )
+    parser.add_argument(
+        "--steps", type=int, nargs="+", metavar="STEP", help="with --export: of these steps (default: spread over all)"
+    )
+
+
 def _add_plot(groups: Any) -> None:
-    parser = _command(groups, "plot", "draw the learning curves of runs", "roll.cli.plot:plot")
+    parser = command(groups, "plot", "draw the learning curves of runs", "roll.cli.plot:plot")
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs; they share the axes")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", default=Path("curves.png"), help="png, svg or pdf")
     parser.add_argument(
@@ -203,17 +198,17 @@ def _add_plot(groups: Any) -> None:
 
 
 def _add_profile(groups: Any) -> None:
-    parser = _command(groups, "profile", "say where each second of a run's steps went", "roll.cli.profile:profile")
+    parser = command(groups, "profile", "say where each second of a run's steps went", "roll.cli.profile:profile")
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="the run's folder (its output_dir)")
     parser.add_argument("--step", type=int, help="show this profiled step alone (default: all, and the run's timings)")
     parser.add_argument("--top", type=int, default=10, metavar="N", help="operators that are listed (default 10)")
 
 
 def _add_eval(groups: Any) -> None:
-    group = _command(groups, "eval", "let a model answer a data file, or score answers")
+    group = command(groups, "eval", "let a model answer a data file, or score answers")
     commands = group.add_subparsers(required=True, metavar="COMMAND")
     _add_generate(commands)
-    score = _command(commands, "score", "score a file of responses, with a table by tag", "roll.cli.evaluate:score")
+    score = command(commands, "score", "score a file of responses, with a table by tag", "roll.cli.evaluate:score")
     score.add_argument("file", help="rows with a column `response`, and what the reward reads, e.g. `ground_truth`")
     score.add_argument("--reward", help="a built-in one, package.module:function, or path/to/file.py:function")
     score.add_argument("--config", help="a configuration of pipeline rlvr, whose rewards score the rows by their tags")
@@ -235,7 +230,7 @@ def _add_eval(groups: Any) -> None:
 
 
 def _add_generate(commands: Any) -> None:
-    answers = _command(
+    answers = command(
         commands, "generate", "write a model's responses to the rows of a data file", "roll.cli.generate:generate"
     )
     answers.add_argument("data", help="jsonl, json, csv, tsv, parquet, a folder of them, or a hub id")
@@ -268,14 +263,14 @@ def _add_generate(commands: Any) -> None:
 
 
 def _add_completion(groups: Any) -> None:
-    parser = _command(
+    parser = command(
         groups, "completion", "print a script that completes commands in a shell", "roll.cli.completion:completion"
     )
     parser.add_argument("shell", choices=("bash", "zsh", "fish"))
 
 
 def _add_rollout(groups: Any) -> None:
-    parser = _command(
+    parser = command(
         groups, "rollout", "let a model play environments: episodes and a table of scores", "roll.cli.rollout:rollout"
     )
     parser.add_argument("--model", required=True, help="Hugging Face folder or hub id")
@@ -292,7 +287,7 @@ def _add_rollout(groups: Any) -> None:
 
 
 def _add_serve(groups: Any) -> None:
-    parser = _command(
+    parser = command(
         groups, "serve", "serve a model by the protocols of OpenAI and Anthropic, as agents meet it in training",
         "roll.cli.serve:serve",
     )  # fmt: skip
@@ -319,134 +314,11 @@ def _add_serve(groups: Any) -> None:
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="further keys of pipeline rlvr")
 
 
-def _add_envs(groups: Any) -> None:
-    group = _command(groups, "envs", "list environments, or test whether one keeps its promises")
-    commands = group.add_subparsers(required=True, metavar="COMMAND")
-    _command(commands, "list", "list bundled environments and their arguments", "roll.cli.envs:list_envs")
-    test = _command(
-        commands,
-        "test",
-        "check an environment, and play it at random and by its own solution",
-        "roll.cli.envs:test_env",
-    )
-    test.add_argument("env", help="an id, package.module:Class, path/to/file.py:Class, or with --config a tag in it")
-    test.add_argument(
-        "arguments", nargs="*", default=[], metavar="key=value", help="arguments of the class, values as in YAML"
-    )
-    test.add_argument("--config", type=Path, help="a YAML file with `custom_envs`, or with the arguments alone")
-    test.add_argument("--seeds", type=int, default=8, help="episodes that each check plays (default 8)")
-    test.add_argument("--episodes", type=int, default=100, help="episodes of each agent (default 100)")
-    test.add_argument("--steps", type=int, default=50, help="actions per episode (default 50)")
-    test.add_argument(
-        "--responses", type=Path, metavar="FILE", help="recorded responses to play too: an episode per line (.jsonl)"
-    )
-    test.add_argument("--python", help="an interpreter for the environment, as env_workers.python")
-    test.add_argument("--timeout_s", type=float, default=60.0, help="seconds of one reset or step (default 60)")
-    test.add_argument("--check_s", type=float, default=120.0, help="seconds that one check plays (default 120)")
-
-
-def _add_tools(groups: Any) -> None:
-    group = _command(groups, "tools", "list built-in tools, or show and call those of a configuration")
-    commands = group.add_subparsers(required=True, metavar="COMMAND")
-    _command(commands, "list", "list built-in tools and their options", "roll.cli.tools:list_tools")
-    test = _command(
-        commands,
-        "test",
-        "show the tools of a configuration as a policy sees them, and call each",
-        "roll.cli.tools:test_tools",
-    )
-    test.add_argument("file", help="the YAML file, with or without .yaml")
-    test.add_argument(
-        "--call",
-        action="append",
-        default=[],
-        metavar="TOOL={...}",
-        help="call it with these arguments, JSON; may be given several times (built-in tools have a call of their own)",
-    )
-    _add_overrides(test)
-
-
-def _add_demos(groups: Any) -> None:
-    parser = _command(
-        groups, "demos", "write episodes that environments solve as rows for pipeline sft", "roll.cli.demos:write_demos"
-    )
-    parser.add_argument("file", help="a configuration of pipeline agentic")
-    parser.add_argument("output", type=Path, help="the jsonl file to write")
-    parser.add_argument("--episodes", type=int, default=1000, help="how many are tried (default 1000)")
-    parser.add_argument("--response", help="text of a response, with {action} (default: what action_pattern looks for)")
-    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="keys of the configuration")
-
-
-def _add_sandbox(groups: Any) -> None:
-    group = _command(groups, "sandbox", "test what contains model output on this machine")
-    commands = group.add_subparsers(required=True, metavar="COMMAND")
-    test = _command(
-        commands, "test", "run some attacks in a sandbox and print a table", "roll.cli.sandbox:test_sandbox"
-    )
-    test.add_argument(
-        "name", nargs="?", default="auto", help="auto (default), sandlock, bwrap, unconfined, or a server's address"
-    )
-
-
 def _add_doctor(groups: Any) -> None:
-    parser = _command(
+    parser = command(
         groups, "doctor", "look at this machine: packages, devices, disks, network, Ray", "roll.cli.doctor:doctor"
     )
     parser.add_argument(
         "--output_dir", type=Path, default=Path("output"), help="folder that runs will write to (default: output)"
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON; the table goes to stderr")
-
-
-def _add_reward(groups: Any) -> None:
-    group = _command(groups, "reward", "test whether a reward scores the answers of a data set as it should")
-    commands = group.add_subparsers(required=True, metavar="COMMAND")
-    help_ = "score every row's reference answer, an empty one and a wrong one, and list what is scored otherwise"
-    test = _command(commands, "test", help_, "roll.cli.reward:test_reward")
-    names = "a .yaml of pipeline rlvr, a built-in reward, or path/to/file.py:function"
-    test.add_argument("reward", metavar="CONFIG|NAME", help=names)
-    test.add_argument("data", help="the rows: a file, glob, folder or hub id, as in data_args.file_name")
-    test.add_argument(
-        "arguments", nargs="*", default=[], metavar="key=value", help="reward_kwargs of NAME, or keys of CONFIG"
-    )
-    for role in ("prompt", "messages", "ground_truth", "tag"):
-        test.add_argument(f"--{role}", metavar="COLUMN", help=f"column of the {role} (default: as data_args finds it)")
-    test.add_argument("--answer", metavar="COLUMN", help="column of the reference answer (default: the ground truth)")
-    test.add_argument("--answer_template", help="the response around it, with {answer} (default: by the reward)")
-    test.add_argument("--full_marks", type=float, default=1.0, help="score of a right answer (default 1.0)")
-    test.add_argument("--limit", type=int, help="test the first N rows only")
-    test.add_argument("--show", type=int, default=50, help="exceptions that are listed (default 50)")
-
-
-def _add_data(groups: Any) -> None:
-    group = _command(groups, "data", "look at data files before a run does")
-    commands = group.add_subparsers(required=True, metavar="COMMAND")
-    check = _command(
-        commands, "check", "check data files, or those of a configuration with its rewards", "roll.cli.data:check_data"
-    )
-    check.add_argument("file", help="a configuration, or a data file, folder or hub id as in data_args.file_name")
-    check.add_argument("--model", help="folder or hub id of the tokenizer (default: that of the configuration)")
-    check.add_argument("--validation", help="without a configuration: held-out rows, to look for the same prompts")
-    check.add_argument("--no_rewards", action="store_true", help="don't let rewards read the ground truths")
-    check.add_argument(
-        "overrides",
-        nargs="*",
-        default=[],
-        metavar="key=value",
-        help="keys of the configuration; for files those of data_args",
-    )
-
-
-def _add_judge(groups: Any) -> None:
-    group = _command(groups, "judge", "compare a judge with labels that people gave")
-    commands = group.add_subparsers(required=True, metavar="COMMAND")
-    parser = _command(
-        commands, "agree", "grade labelled responses and print accuracy, kappa and correlations", "roll.cli.judge:agree"
-    )
-    parser.add_argument("file", help="a configuration of pipeline rlvr with a section judge")
-    parser.add_argument("data", help="a file with a prompt, a response and a label in each row")
-    parser.add_argument("--prompt", default="prompt", help="column of the prompt (default: prompt)")
-    parser.add_argument("--response", default="response", help="column of the response (default: response)")
-    parser.add_argument("--label", default="label", help="column of the label, 0 and 1 or on the judge's scale")
-    parser.add_argument("--domain", help="use this domain's reward_kwargs")
-    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="keys of the configuration")

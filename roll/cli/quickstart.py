@@ -32,7 +32,11 @@ def quickstart(options: argparse.Namespace) -> int:
             return Exit.MISTAKE
         say(f"converting SmolLM2-135M-Instruct to {folder} (once, about 40 s)")
         prepare_smollm2()
-    return run(load(shipped("examples") / "quickstart" / "rlvr_smollm2.yaml", options.overrides))
+    config = load(shipped("examples") / "quickstart" / "rlvr_smollm2.yaml", options.overrides)
+    status = run(config)
+    if status == Exit.DONE:
+        say(f"see its curves, its episodes and every token: roll view {config.output_dir}")
+    return status
 
 
 def fetch_model(*, ask: bool) -> bool:

@@ -16,6 +16,7 @@ import yaml
 from roll.cli.exits import Exit, say
 from roll.cli.train import load
 from roll.configs.errors import ConfigError, of_no_file
+from roll.configs.schema.agents_config import NEVER_IGNORED
 from roll.configs.schema.model_shape import read_shape
 from roll.pipelines.kept_config import CONFIG_FILE
 
@@ -33,6 +34,9 @@ def serve(options: argparse.Namespace) -> int:
             raise ValueError(f"--{name}: got {getattr(options, name)}, expected at least 1")
     if not 0 <= options.port < 1 << 16:
         raise ValueError(f"--port: got {options.port}, expected 0 (a free one) to 65535")
+    for field in options.ignore_fields or ():
+        if field in NEVER_IGNORED:
+            raise ValueError(f"--ignore_fields: without {field!r} a request says something else; leave it out")
     key = _key(options)
     with tempfile.TemporaryDirectory(prefix="roll-serve-") as folder, _model(options, Path(folder)) as model:
         config_file = Path(folder) / "serve.yaml"

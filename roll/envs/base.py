@@ -62,6 +62,8 @@ class StepResult:
     """What each role gets, whoever acted; a role that isn't named gets 0. Only in an environment of several roles."""
     answer: str | None = None
     """What the episode states as its answer, where a reward function says so: for majority votes of validation."""
+    explanation: str = ""
+    """Why the reward is what it is, for people."""
 
 
 class Env(ABC):

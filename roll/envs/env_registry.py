@@ -158,8 +158,9 @@ def load_env(env_type: str) -> type[Env]:
         return _hub_class(env_type)
     if env_type not in ENVS and ":" not in env_type:
         raise EnvLoadError(
-            f"no environment {env_type!r}; {did_you_mean(env_type, ENVS)} (`roll envs list` shows all; for a class of "
-            f"your own write {suggested_path(env_type)}; for one of a package SCHEME:ID with {', '.join(ENV_HUBS)})"
+            f"no environment {env_type!r}; {did_you_mean(env_type, [*ENVS, AGENT_ENV])} (`roll envs list` shows all; "
+            f"for a class of your own write {suggested_path(env_type)}; for one of a package SCHEME:ID with "
+            f"{', '.join(ENV_HUBS)})"
         )
     try:
         found = load_object(ENVS[env_type].path if env_type in ENVS else env_type, kind="class")

@@ -28,6 +28,8 @@ class Limits:
     """Under way, of all sessions."""
     session_calls: int = 256
     """Under way, of one session."""
+    idle_seconds: int = 75
+    """For a connection to send its next request; then it is closed."""
     keep_alive_seconds: float = 10.0
     """Between signs of life while a streamed response is sampled."""
 

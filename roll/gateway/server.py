@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import importlib.util
+import resource
 import socket
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -19,7 +21,7 @@ from roll.gateway.base import Session
 from roll.gateway.bodies import Limits
 from roll.gateway.registry import Handler, Sessions
 
-INSTALL = "pip install -e '.[serve]'"
+INSTALL = "pip install 'roll-rl[serve]'"
 _STOP_SECONDS = 5.0
 _BACKLOG = 2048
 
@@ -108,7 +110,8 @@ def _listener(host: str, port: int) -> socket.socket:
         listener.bind(address)
         listener.listen(_BACKLOG)
     except OSError as error:
-        raise OSError(f"can't listen at {host}:{port}: {error.strerror or error}") from None
+        fix = "; name another port" if error.errno == errno.EADDRINUSE else ""
+        raise OSError(f"can't listen at {host}:{port}: {error.strerror or error}{fix}") from None
     return listener
 
 
@@ -119,11 +122,18 @@ def check_packages() -> None:
             raise MissingPackage(f"the endpoint needs the package {name}: {INSTALL}")
 
 
+def _most_connections(limits: Limits) -> int:
+    """The run needs file descriptors for more than its clients."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 4 * limits.calls if files < 0 else min(4 * limits.calls, max(files // 2, 16))
+
+
 def _make_server(sessions: Sessions) -> Any:
     check_packages()
     import uvicorn
 
     from roll.gateway.app import App
+    from roll.gateway.connections import Connection
 
     class InLoopServer(uvicorn.Server):
         """One that leaves signals to the run."""
@@ -134,7 +144,7 @@ def _make_server(sessions: Sessions) -> Any:
 
     settings = uvicorn.Config(
         App(sessions),
-        http="h11",  # its limit on headers holds; the other one has none
+        http=Connection,  # of h11, whose limit on headers holds; the other implementation has none
         ws="none",
         lifespan="off",
         log_config=None,
@@ -143,8 +153,8 @@ def _make_server(sessions: Sessions) -> Any:
         server_header=False,
         backlog=_BACKLOG,
         h11_max_incomplete_event_size=64 << 10,
-        timeout_keep_alive=75,
+        timeout_keep_alive=sessions.limits.idle_seconds,
         timeout_graceful_shutdown=1,
-        limit_concurrency=4 * sessions.limits.calls,
+        limit_concurrency=_most_connections(sessions.limits),
     )
     return InLoopServer(settings)

@@ -156,7 +156,7 @@ class EpisodeSession(Session):
             return ""
         raise RefusedCall(
             404,
-            f"there is no model {model[:80]!r}; there are {', '.join(self.models)}. Give one of them, or have whoever "
+            f"there is no model {model[:80]!r}, but {', '.join(self.models)}. Give one of them, or have whoever "
             "runs this endpoint add 'model' to ignore_fields, which makes every other name the policy's",
             "model",
             code="model_not_found",

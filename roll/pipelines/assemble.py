@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ class Rollouts:
     row_trajectory: Tensor  # int64 [B], the trajectory of each row
     row_turns: tuple[range, ...]  # [B], the turns that the row trains, by their positions in its trajectory
     shaped_rewards: Tensor | None = None  # float32 [R], after shaping, normalisation and clipping; None before credit
+    recorded: Mapping[str, Tensor] = field(default_factory=dict)  # Token columns [N] for the files of rollouts alone
 
     @property
     def rewards(self) -> Tensor:

@@ -84,7 +84,9 @@ class Loop(ABC):
         self.restore()
         # A mere validation of an old checkpoint must not cut off what is on record after it.
         resume_step = None if only_validates else self.start_step or None
-        self.report = Report(self.config, self.timers, self.tokenizer, resume_step=resume_step)
+        self.report = Report(
+            self.config, self.timers, self.tokenizer, resume_step=resume_step, total_steps=self.total_steps
+        )
         try:
             with self.recorder.run(resumed=resume_step is not None):
                 if only_validates or (self.start_step == 0 and self.validates_first):

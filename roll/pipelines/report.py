@@ -16,11 +16,12 @@ from roll.configs.schema.run_config import RunConfig
 from roll.data.quarantine import BAD_ROWS
 from roll.pipelines.assemble import Rollouts
 from roll.pipelines.eval_table import TagResult, table
+from roll.pipelines.rollout_dump import RolloutDump
 from roll.tracking.base import Sample
 from roll.tracking.drops import DropLog, last_words
 from roll.tracking.health import OF_LENGTH, Health
+from roll.tracking.live import LiveFiles
 from roll.tracking.registry import build_trackers
-from roll.tracking.rollouts import TOKEN_COLUMNS, write_rollouts
 from roll.tracking.summary import RunSummary, render
 from roll.types.episode import Group, Trajectory
 from roll.utils.timing import OUTSIDE_STEP, Timers
@@ -48,9 +49,12 @@ class Report:
     Args:
         timers: the run's; a row takes what they measured since the last row.
         resume_step: last step that is already on record; None for a new run.
+        total_steps: after which the run ends; 0: nobody knows.
     """
 
-    def __init__(self, config: RunConfig, timers: Timers, tokenizer: Any, *, resume_step: int | None) -> None:
+    def __init__(
+        self, config: RunConfig, timers: Timers, tokenizer: Any, *, resume_step: int | None, total_steps: int = 0
+    ) -> None:
         self._config = config
         self._timers = timers
         self._tokenizer = tokenizer
@@ -65,6 +69,9 @@ class Report:
             settings=dataclasses.asdict(config),
         )
         self._drops = DropLog(folder, resume_step)
+        self._dump = RolloutDump(config, tokenizer)
+        self._live = LiveFiles(folder, self._dump.about(total_steps), resume_step=resume_step)
+        timers.on_change = self._live.phase
         self._spans: dict[str, float] = {}
         self._tokens = 0
         self._resumed_at = resume_step or 0
@@ -106,7 +113,9 @@ class Report:
             self._accuracy.append({"tokens": row["val/token_accuracy"]})
         for words in self._health.look(step, row):
             logger.warning("%s", words)
+            self._live.event(step, "warning", words)
         self._steps = max(self._steps, step)
+        self._live.step_done(self._steps)
         held, values_held = self._unshown
         if held == step and not values_held:
             # A step has one row and this one's is out: what comes late stands in the row of the step that never was.
@@ -128,6 +137,7 @@ class Report:
 
     def dropped(self, group: Group, reason: str) -> None:
         """Record a group that won't be trained on."""
+        self._dump.dropped(group.task, group.trajectories, reason)
         shown = max(group.trajectories, key=lambda t: t.num_response_tokens)
         word = "filtered_group" if reason.startswith("filter") else "failed_group"
         for trajectory in group.trajectories:
@@ -147,6 +157,7 @@ class Report:
 
     def failed(self, group: Group) -> None:
         """Record the members that failed or were filtered, of a group that is trained on without them."""
+        self._dump.dropped(group.task, [member for member in group.trajectories if not member.trainable])
         for trajectory in group.trajectories:
             if not trajectory.trainable:
                 sample: dict[str, Any] = {
@@ -165,6 +176,8 @@ class Report:
         """Warn of the first failure of each kind; the others are counted."""
         if trajectory.status not in self._warned:
             self._warned.add(trajectory.status)
+            words = f"{trajectory.id} failed ({trajectory.status}): {last_words(trajectory.error)}"
+            self._live.event(self._steps + 1, "failure", words)
             logger.warning(
                 "%s failed (%s): %s; further ones are counted, and listed in dropped.jsonl",
                 trajectory.id,
@@ -177,32 +190,12 @@ class Report:
         self._eval_results = results
 
     def rollouts(self, step: int, rollouts: Rollouts) -> None:
-        """Write every training row of a step to parquet, if asked for."""
-        if dump := self._config.extra_output_dirs.get("rollout_dump_dir"):
-            write_rollouts(Path(dump), step, [self._rollout_row(rollouts, i) for i in range(len(rollouts.batch))])
+        """Write every row of a step to parquet, those that were dropped since the last one included, if asked for."""
+        self._dump.step(step, rollouts)
 
-    def _rollout_row(self, rollouts: Rollouts, i: int) -> dict[str, Any]:
-        number = int(rollouts.row_trajectory[i])
-        batch, trajectory, task = rollouts.batch, rollouts.trajectories[number], rollouts.tasks[number]
-        ids = batch.row("token_ids", i).tolist()
-        trained = [trajectory.turns[k] for k in rollouts.row_turns[i]]
-        shared = len(ids) - sum(len(turn.prompt_ids) + len(turn.response_ids) for turn in trained)
-        first = shared + len(trained[0].prompt_ids)  # turns that a row before trains are context
-        row = {
-            "task_id": task.id,
-            "domain": task.domain,
-            "tag": task.tag,
-            "member": trajectory.member,
-            "status": trajectory.status,
-            "error": trajectory.error,
-            "prompt": self._tokenizer.decode(ids[:first]),
-            "response": self._tokenizer.decode(ids[first:]),
-            "token_ids": ids,
-            "reward": trajectory.reward,
-            "reward_parts": sorted(trajectory.reward_parts.items()),
-        }
-        present = batch.columns()
-        return row | {name: batch.row(name, i).tolist() if name in present else [] for name in TOKEN_COLUMNS}
+    def validation(self, step: int, groups: Sequence[Group]) -> None:
+        """Write the episodes of a validation, if asked for."""
+        self._dump.validation(step, groups)
 
     def _text(self, trajectory: Trajectory) -> str:
         return self._tokenizer.decode([token for turn in trajectory.turns for token in turn.response_ids])
@@ -212,6 +205,7 @@ class Report:
         self._show()
         summary = self._summary(checkpoint)
         self._trackers.finish(summary.metrics())
+        self._live.end("finished")
         if not self._config.print_summary:
             return
         console = Console(stderr=True)
@@ -254,4 +248,5 @@ class Report:
         """Close what wasn't closed; after a failure the trackers are told that there is no summary."""
         self._drops.close_step(self._steps + 1)  # those of a step that failed may say why
         self._drops.close()
+        self._live.end("failed")
         self._trackers.finish({})

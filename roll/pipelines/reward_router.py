@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from roll.configs.schema.reward_config import RewardConfig
 from roll.configs.schema.rlvr_config import RLVRConfig
-from roll.rewards.base import Reward, RewardRequest, RewardResult, RewardSpec
+from roll.rewards.base import Reward, RewardRequest, RewardResult, RewardSpec, explained
 from roll.rewards.reward_pool import RewardPool
 from roll.types.metrics import Metrics
 from roll.workers.judge import JudgeClient
@@ -159,4 +159,6 @@ def combined(own: RewardResult, added: Mapping[str, RewardResult], reward: Rewar
     if taken:
         error = f"the reward function has parts called {taken}, names that a combined score needs; rename them"
         return RewardResult(id=own.id, status="error", reward=None, error=error, **both)
-    return RewardResult(id=own.id, status="ok", reward=Reward(value, {**parts, **theirs}, own.reward.answer), **both)
+    why = {who: result.reward.explanation for who, result in everyone.items() if result.reward is not None}
+    summed = Reward(value, {**parts, **theirs}, own.reward.answer, explained(why))
+    return RewardResult(id=own.id, status="ok", reward=summed, **both)

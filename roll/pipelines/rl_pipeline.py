@@ -39,6 +39,7 @@ from roll.pipelines.off_policy import old_logprobs_source
 from roll.pipelines.offload import ENGINE
 from roll.pipelines.recording import recorded_update
 from roll.pipelines.rollout_metrics import rollout_metrics
+from roll.pipelines.rollout_rows import recorded_outputs
 from roll.pipelines.sync import WeightSync
 from roll.pipelines.teaching import vocabulary_of, with_reference, with_reference_kl, with_teacher
 from roll.pipelines.update import train
@@ -165,12 +166,15 @@ class RLPipeline(Loop):
         wanted: list[Output] = ["logprobs"]
         wanted += ["student_logprobs"] if compares else []
         wanted += ["logit_gradients"] if gradients else []
-        if self.old_logprobs.source == "forward" or len(wanted) > 1:
+        recorded, own_pass = self.config.rollout_dump_outputs, self.old_logprobs.source == "forward"
+        wanted += ["entropy"] if "entropies" in recorded else []
+        if own_pass or recorded or len(wanted) > 1:
             with self.timers.span("old_logprobs", waits=True):
                 outputs = self.forward(self.clusters.actor_train, batch, *wanted)
             batch = with_reference_kl(batch, outputs) if compares else batch
             batch = batch.join(outputs, logit_gradients="logit_gradients") if gradients else batch
-        if self.old_logprobs.source == "forward":
+            rollouts = replace(rollouts, recorded=recorded_outputs(batch, outputs, recorded))
+        if own_pass:
             batch = batch.join(outputs, old_logprobs="logprobs")
         elif self.old_logprobs.source == "sampler":
             batch = batch.with_columns(old_logprobs=batch.sampling_logprobs)
@@ -240,6 +244,7 @@ class RLPipeline(Loop):
     def evaluate(self, step: int) -> dict[str, float]:
         groups = self.validation_groups(step)
         self.report.samples(step, self.workload.samples(step, groups))
+        self.report.validation(step, groups)
         if self.config.val_only:
             about = {"model": self.config.model_path("actor_infer"), "step": step, "seed": self.config.seed}
             self.report.eval_results(write_eval_files(self.config.output_path, groups, self.tokenizer, about))

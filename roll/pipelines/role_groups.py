@@ -12,23 +12,26 @@ def split_by_role(group: Group) -> list[Group]:
     share the reward (`Trajectory.role_rewards` is empty).
 
     A role's group has the task id `<task>@<role>`, so each role is compared with itself in the other members. What
-    others said before a turn stays in its context, and isn't trained there. Members without trainable status are in
-    none of the groups.
+    others said before a turn stays in its context, and isn't trained there. A member that says nothing of roles, in a
+    group where others do, is worth its reward to each role that spoke. Members without trainable status are in none of
+    the groups.
     """
     members = group.survivors
     if not any(member.role_rewards for member in members):
         return [group]
     parts = []
-    for number, role in enumerate(sorted({role for member in members for role in member.role_rewards})):
+    rewards = [member.role_rewards or {turn.role: member.reward for turn in member.turns} for member in members]
+    for number, role in enumerate(sorted({role for paid in rewards for role in paid})):
         task = replace(group.task, id=f"{group.task.id}@{role}")
-        played = [_of_role(member, role, task.id) for member in members if role in member.role_rewards]
+        paired = zip(members, rewards, strict=True)
+        played = [_of_role(member, role, task.id, paid[role]) for member, paid in paired if role in paid]
         # What was counted in an episode counts once.
         played = played if number == 0 else [replace(member, counts={}) for member in played]
         parts.append(Group(task=task, trajectories=tuple(played)))
     return parts
 
 
-def _of_role(trajectory: Trajectory, role: str, task_id: str) -> Trajectory:
+def _of_role(trajectory: Trajectory, role: str, task_id: str, reward: float) -> Trajectory:
     """Return a trajectory of the turns of one role. The tokens of others before a turn join its prompt."""
     turns: list[Turn] = []
     place: list[int | None] = []  # Of each turn among those of the role: its own, or of the last one before it
@@ -45,5 +48,4 @@ def _of_role(trajectory: Trajectory, role: str, task_id: str) -> Trajectory:
         turns.append(replace(turn, prompt_ids=prompt, resets_context=resets, after=after))
         place.append(len(turns) - 1)
         heard.append(())
-    reward = trajectory.role_rewards[role]
     return replace(trajectory, task_id=task_id, turns=tuple(turns), reward=reward, role_rewards={role: reward})

@@ -9,6 +9,7 @@ from typing import Any
 
 from roll.configs.schema.run_config import RunConfig
 from roll.tracking.jsonl import METRICS_FILE, SAMPLES_FILE, SUMMARY_FILE
+from roll.tracking.recorded import RecordedRollouts
 from roll.tracking.steplines import read_steps
 
 
@@ -63,17 +64,13 @@ class RunResult:
 
         Raises `ValueError` if the run kept none, or none of that step.
         """
-        import pyarrow.parquet as pq
-
         place = self.config.extra_output_dirs.get("rollout_dump_dir")
         if not place:
             raise ValueError("the run kept no rollouts; set rollout_dump_dir, e.g. to <output_dir>/rollouts")
-        name = "*" if step is None else f"{step:06d}"
-        files = sorted(Path(place).glob(f"rollouts-{name}.parquet"))
-        if not files:
-            of = "" if step is None else f" of step {step}"
-            raise ValueError(f"{place} has no rollouts{of}")
-        return [row for file in files for row in pq.read_table(file).to_pylist()]
+        rows = list(RecordedRollouts(Path(place)).rows(step))
+        if not rows:
+            raise ValueError(f"{place} has no rollouts")
+        return rows
 
     def _lines(self, name: str) -> list[dict[str, Any]]:
         file = self.config.logging_path / name

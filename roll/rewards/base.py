@@ -31,6 +31,8 @@ class Reward:
     answer: str | None = None
     """What the response states as its answer, for majority votes (`validation.maj_at_k`): equal texts are one answer.
     None: it states none, or nobody has looked."""
+    explanation: str = ""
+    """Why it has this value, for people: a judge's words, what a test printed. `roll view` shows it."""
 
 
 RewardFn: TypeAlias = Callable[..., Any]  # (response, task, **reward_kwargs) -> score
@@ -143,7 +145,9 @@ def _as_reward(output: object, function: str) -> Reward:
         items = [(str(name), value) for name, value in output.items() if name != "score"]
         numbers = {name: float(value) for name, value in items if isinstance(value, Real)}
         stated = output.get("pred")  # where verl's rewards have it
-        output = Reward(output["score"], numbers, None if stated is None else str(stated))
+        why = output.get("explanation")
+        why = why if isinstance(why, str) else ""
+        output = Reward(output["score"], numbers, None if stated is None else str(stated), why)
     if not isinstance(output, Reward):
         return Reward(_finite(output, "a value", function), {})
     if not isinstance(output.parts, Mapping):
@@ -165,8 +169,16 @@ def _as_reward(output: object, function: str) -> Reward:
         raise RewardOutputError(
             f"reward function {function!r} returned an answer of type {type(output.answer).__name__}, expected a text"
         )
+    if not isinstance(output.explanation, str):
+        kind = type(output.explanation).__name__
+        raise RewardOutputError(f"reward function {function!r} returned an explanation of type {kind}, expected a text")
     stated = None if output.answer is None else output.answer[:_LONGEST_ANSWER]
-    return Reward(_finite(output.value, "a value", function), parts, stated)
+    return Reward(_finite(output.value, "a value", function), parts, stated, output.explanation[:_LONGEST_ANSWER])
+
+
+def explained(by: Mapping[str, str]) -> str:
+    """Return explanations as one text, each after the name of what gave it; empty ones are left out."""
+    return "\n\n".join(f"{name}: {text}" for name, text in by.items() if text)
 
 
 def _is_text(name: str) -> bool:

@@ -35,8 +35,8 @@ class _Tail(io.TextIOBase):
 class RewardHandler:
     """The functions by domain.
 
-    A request is a pickled `RewardRequest`, an answer `("ok", value, parts, answer)` or `("error", text)`. The text's
-    first line says what was raised and where; it ends with what the function printed, up to a limit.
+    A request is a pickled `RewardRequest`, an answer `("ok", value, parts, answer, explanation)` or `("error", text)`.
+    The text's first line says what was raised and where; it ends with what the function printed, up to a limit.
     """
 
     def __init__(self, specs: Mapping[str, RewardSpec]) -> None:
@@ -88,7 +88,8 @@ class RewardHandler:
 
 
 def _ok(reward: Reward) -> Answer:
-    return "ok", reward.value, {str(name): part for name, part in reward.parts.items()}, reward.answer
+    parts = {str(name): part for name, part in reward.parts.items()}
+    return "ok", reward.value, parts, reward.answer, reward.explanation
 
 
 def _failed(function: LoadedReward, printed: str) -> Answer:

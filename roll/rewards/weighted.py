@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from roll.rewards.base import Reward
+from roll.rewards.base import Reward, explained
 from roll.types.episode import FinishReason, Task
 
 Part = tuple[float, Callable[[str, Task, FinishReason], Reward]]
@@ -26,4 +26,6 @@ def weighted(
     inner = {f"{name}.{part}": value for name, score in scores.items() for part, value in score.parts.items()}
     named = {name: score.value for name, score in scores.items()}
     stated = next((score.answer for score in scores.values() if score.answer is not None), None)
-    return Reward(sum(weight * named[name] for name, (weight, _) in parts.items()), {**inner, **named}, stated)
+    total = sum(weight * named[name] for name, (weight, _) in parts.items())
+    why = explained({name: score.explanation for name, score in scores.items()})
+    return Reward(total, {**inner, **named}, stated, why)

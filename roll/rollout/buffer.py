@@ -78,6 +78,7 @@ def _schema(pa: Any) -> Any:
             "status": pa.string(),
             "error": pa.string(),
             "answer": pa.string(),
+            "explanation": pa.string(),
             "spans": pairs,
             "trace": pa.string(),
             "counts": pairs,

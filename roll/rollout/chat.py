@@ -9,8 +9,9 @@ that don't. A template that knows nothing of tools, of calls or of their results
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from itertools import zip_longest
 from typing import Any
 
@@ -166,19 +167,30 @@ class ChatTemplate(PlainText):
         """Read off the conversation with a mark in the response's place. A template that takes results of tools only
         after calls gets the calls, and what it writes for the whole must begin with what it writes up to them."""
         try:
-            _, mark, after = self.text([*before, Message("assistant", _MARK), *messages], tools).partition(_MARK)
+            after = self._after_mark(before, messages, partial(self.text, tools=tools))
         except TemplateError:
             if not response.tool_calls:
                 raise
-            mark = ""
-        if mark:
+            after = None
+        if after is not None:
             return after
-        _, mark, closing = self.unchecked([*before, Message("assistant", _MARK)], tools, opens=False).partition(_MARK)
+        closing = self._after_mark(before, (), partial(self.unchecked, tools=tools, opens=False))
         upto = self.unchecked([*before, response], tools, opens=False)
         whole = self.text([*before, response, *messages], tools)
-        if not mark or not upto.endswith(closing) or not whole.startswith(upto):
+        if closing is None or not upto.endswith(closing) or not whole.startswith(upto):
             raise TemplateError(f"the chat template doesn't show earlier responses as they were. {_WAY_OUT}")
         return closing + whole[len(upto) :]
+
+    def _after_mark(
+        self, before: Sequence[Message], messages: Sequence[Message], render: Callable[[Sequence[Message]], str]
+    ) -> str | None:
+        """Return what is written after a mark in the response's place; None where it isn't to be seen once."""
+        said = repr((before, messages)).encode("utf-8", "backslashreplace")
+        for mark in (_MARK, f"<~{hashlib.blake2b(said, digest_size=16).hexdigest()}~>"):  # messages may hold the first
+            _, *after = render([*before, Message("assistant", mark), *messages]).split(mark)
+            if len(after) == 1:
+                return after[0]
+        return None
 
     def follow(self, text: str, sampled: Sequence[int]) -> tuple[str, tuple[int, ...]]:
         """A response that ends with the very token that closes it isn't closed twice."""

@@ -71,6 +71,7 @@ class Episode:
         self._truncated = False
         self._answer: str | None = None
         self._success: float | None = None
+        self._explanations: list[str] = []
         self.scored = False  # By the environment or by `finish`
         self.trace = ""  # Its name in a recording; empty: there is none
 
@@ -228,6 +229,7 @@ class Episode:
         if result.observation is not None:
             shown, self._state = result.observation.text, state_of(result.observation)
         self._truncated, self._answer = result.truncated, result.answer
+        self._explanations += [result.explanation] if result.explanation else []
         if number is not None:
             self._turns.update(number, replace(self._turns[number], observation=shown))
             self.pay(number, result.reward, result.metrics)
@@ -328,6 +330,7 @@ class Episode:
             status="truncated" if self._status == "ok" and self._truncated else self._status,
             error=self._error,
             answer=self._answer,
+            explanation="\n".join(self._explanations),
             spans=self._spans,
             trace=self.trace,
             counts=self._counts,

@@ -55,6 +55,7 @@ class RewardEnv:
             truncated=action.finish_reason == "length",
             reward_parts=result.reward.parts,
             answer=result.reward.answer,
+            explanation=result.reward.explanation,
         )
 
     async def close(self) -> None:

@@ -7,6 +7,7 @@ the rest is stopped. So neither one slow episode nor one failed environment hold
 from __future__ import annotations
 
 import asyncio
+import re
 import statistics
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ class FilterBudgetExhausted(RuntimeError):
 class AllEpisodesFailed(FilterBudgetExhausted):
     """Not one episode ended well; the message shows how the first one failed."""
 
+
+_PLACE = re.compile(r'File "([^"\n]+)", line (\d+)')
 
 _MIN_FAILED_GROUPS = 8
 """Groups that may fail as a whole, without any that doesn't, before the run ends; or as many as a step needs."""
@@ -317,7 +320,7 @@ class GroupFilter:
     def _all_failed(self, step: int) -> AllEpisodesFailed:
         return AllEpisodesFailed(
             f"step {step}: each of the {self._failed} episodes that were played failed, the first, "
-            f"{self._first_failure}. Mend the environment, the reward or the length that it names; `roll envs test` "
+            f"{self._first_failure}. Mend the environment, agent, reward or length that it names; `roll envs test` "
             "plays an environment by itself, and dropped.jsonl lists what was dropped"
         )
 
@@ -352,5 +355,7 @@ def histogram(values: Sequence[float], bins: int = 5) -> str:
 
 
 def _without_traceback(failure: str) -> str:
-    """Return the line that says what was raised and where; dropped.jsonl has the rest."""
-    return failure.partition("\nTraceback (most recent call last)")[0]
+    """Return the line that says what was raised, with its last file and line; dropped.jsonl has the rest."""
+    said, traceback, frames = failure.partition("\nTraceback (most recent call last)")
+    places = _PLACE.findall(frames)
+    return said + (f" ({places[-1][0]}, line {places[-1][1]})" if traceback and places else "")

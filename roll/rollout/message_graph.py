@@ -61,9 +61,9 @@ class _Node:
     parent: int | None
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
-    messages: tuple[Message, ...]  # Of the request
+    asked: int  # Messages of the request
     message: Message  # The response, as the client was told
-    text: str  # Of the whole context, the response as it was sampled included
+    text: str  # What it adds to its parent's, the response as it was sampled included
     retokenised: bool  # The text of the response has other tokens
     children: list[int] = field(default_factory=list)
 
@@ -95,11 +95,18 @@ class MessageGraph:
 
     def tokens(self, node: int | None) -> tuple[int, ...]:
         """Return all tokens up to the end of a node's response; nothing for None."""
+        return tuple(token for each in self._walk(node) for token in (*each.prompt_ids, *each.response_ids))
+
+    def _text(self, node: int | None) -> str:
+        """Return all text up to the end of a node's response; nothing for None."""
+        return "".join(each.text for each in self._walk(node))
+
+    def _walk(self, node: int | None) -> list[_Node]:
         walk = []
         while node is not None:
             walk.append(self._nodes[node])
             node = walk[-1].parent
-        return tuple(token for each in reversed(walk) for token in (*each.prompt_ids, *each.response_ids))
+        return walk[::-1]
 
     def place(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Placement:
         """Return where a request stands. Nothing changes: a response may never come.
@@ -113,23 +120,23 @@ class MessageGraph:
         messages = self._as_said(messages, keys)
         rendered = self._chat.text(messages, tools)
         parent, added = known, None
-        before = self._nodes.get(-1 if known is None else known)
+        before, before_text = self._nodes.get(-1 if known is None else known), self._text(known)
         if before is not None and self._history == "carried":
             added = self._continuation(before, messages, tools)
         if before is not None and added is not None:
             added, prompt = self._chat.follow(added, before.response_ids)
-            text = before.text + added
+            text = before_text + added
         else:
             is_root = known is None and self._history == "carried"
             parent, text = None if is_root else self._prefix(rendered), rendered
             if parent is None:
                 prompt = self._chat.prompt(messages, tools)
             else:
-                prompt = self._chat.encode_after(rendered[len(self._nodes[parent].text) :])
+                prompt = self._chat.encode_after(rendered[len(self._text(parent)) :])
         mismatches: dict[Mismatch, int] = {}
         if (change := self._change(messages, keys, known, shown)) is not None:
             mismatches[change] = 1
-        elif before is not None and not (text == rendered and rendered.startswith(before.text)):
+        elif before is not None and not (text == rendered and rendered.startswith(before_text)):
             mismatches["template"] = 1
         elif parent is not None and self._nodes[parent].retokenised:
             mismatches["retokenised"] = 1
@@ -162,9 +169,9 @@ class MessageGraph:
             parent=placement.parent,
             prompt_ids=placement.prompt_ids,
             response_ids=ids,
-            messages=placement.messages,
+            asked=len(placement.messages),
             message=message,
-            text=placement.text + said,
+            text=placement.text[len(self._text(placement.parent)) :] + said,
             retokenised=self._chat.encode_after(said) != ids,
         )
         siblings = self._roots if placement.parent is None else self._nodes[placement.parent].children
@@ -196,7 +203,7 @@ class MessageGraph:
 
     def _continuation(self, node: _Node, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]) -> str | None:
         """Return what follows a node's response; None where the template doesn't say."""
-        count = len(node.messages)
+        count = node.asked
         try:
             return self._chat.continuation(messages[:count], messages[count], messages[count + 1 :], tools)
         except TemplateError:
@@ -204,14 +211,14 @@ class MessageGraph:
 
     def _prefix(self, text: str) -> int | None:
         """Return the deepest node whose text this one begins with."""
-        found, level = None, self._roots
+        found, level, at = None, self._roots, 0
         while True:
-            fits = [node for node in level if len(self._nodes[node].text) < len(text)]
-            fits = [node for node in fits if text.startswith(self._nodes[node].text)]
+            fits = [node for node in level if at + len(self._nodes[node].text) < len(text)]
+            fits = [node for node in fits if text.startswith(self._nodes[node].text, at)]
             if not fits:
                 return found
             found = max(fits, key=lambda node: (len(self._nodes[node].text), node))
-            level = self._nodes[found].children
+            level, at = self._nodes[found].children, at + len(self._nodes[found].text)
 
     def _change(
         self, messages: Sequence[Message], keys: Sequence[bytes], known: int | None, shown: int
@@ -251,10 +258,7 @@ def _keys(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Iterator[by
 def _key(before: bytes, message: Message) -> bytes:
     """The content, and calls by name and by what their arguments say: ids and what was thought may differ."""
     said: list[object] = [message.role, _content(message)]
-    try:
-        named = _canonical([*said, [[call.name, parsed_arguments(call)] for call in message.tool_calls]])
-    except RecursionError:
-        named = _canonical([*said, [[call.name, call.arguments] for call in message.tool_calls]])
+    named = _canonical([*said, [[call.name, parsed_arguments(call)] for call in message.tool_calls]])
     return hashlib.blake2b(before + named).digest()
 
 

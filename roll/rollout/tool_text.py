@@ -8,13 +8,15 @@ user        <tool_response>3</tool_response>
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from roll.envs.base import Message
 from roll.types.chat import ToolCall, ToolSpec
 
+_DEEPEST = 64
+"""Lists and objects within each other that arguments are written anew with."""
 _INTRODUCTION = """# Tools
 
 You can call these functions:
@@ -46,11 +48,26 @@ def template_message(message: Message) -> dict[str, Any]:
 
 
 def parsed_arguments(call: ToolCall) -> Any:
-    """Return the arguments of a call; the text itself where it isn't JSON, or nested too deep for the parser."""
+    """Return the arguments of a call; the text itself where it isn't JSON, or is nested too deep for a template."""
     try:
-        return json.loads(call.arguments)
+        arguments = json.loads(call.arguments)
     except (ValueError, RecursionError):
         return call.arguments
+    return arguments if _is_shallow(arguments) else call.arguments
+
+
+def _is_shallow(value: Any) -> bool:
+    """How deep a template can write depends on how deep the stack is already; this doesn't."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [inner for each in level if isinstance(each, (dict, list)) for inner in _inside(each)]
+        if not level:
+            return True
+    return False
+
+
+def _inside(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
 
 
 def with_specs(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[Message]:

@@ -32,7 +32,7 @@ _FUNCTIONS: dict[str, Callable[..., Number]] = {
     "abs": abs,
     "min": min,
     "max": max,
-    "round": lambda x, digits=None: round(x, None if digits is None else int(digits)),
+    "round": lambda x, digits=None: _rounded(x, digits),
     "floor": math.floor,
     "ceil": math.ceil,
     "sqrt": lambda x: math.isqrt(x) if isinstance(x, int) and x >= 0 and math.isqrt(x) ** 2 == x else math.sqrt(x),
@@ -121,10 +121,16 @@ def _power(base: Number, exponent: Number) -> Number:
     if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * abs(exponent) > _MAX_BITS:
         if abs(base) > 1:
             raise ToolError("a power is too large")
-        exponent %= 2  # of -1, 0 and 1
-        exponent = exponent or 2
+        exponent = exponent % 2 or 2 if base else exponent  # of -1 and 1
     result: Number = base**exponent
     return result
+
+
+def _rounded(x: Number, digits: Number | None) -> Number:
+    if digits is None:
+        return round(x)
+    # Python works out ten to the power of the places; beyond these no number has any.
+    return round(x, max(-_MAX_BITS, min(int(digits), _MAX_BITS)))
 
 
 def _small(n: Number, limit: int) -> int:

@@ -35,8 +35,9 @@ class FunctionTool(Tool):
         try:
             shown = schema_of(function)["function"]
         except (DocstringParsingException, TypeHintParsingException, ValueError) as error:
+            why = str(error).rstrip(".!")
             raise ValueError(
-                f"{key}: {function.__name__} doesn't say what its arguments are: {error}. Give every parameter a type "
+                f"{key}: {function.__name__} doesn't say what its arguments are: {why}. Give every parameter a type "
                 "hint and a line below Args: in the docstring, or write the schema: parameters: {type: object, ...}"
             ) from error
         self.description, schema = shown["description"], shown["parameters"]

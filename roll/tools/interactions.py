@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 from roll.configs.schema.tool_config import InteractionConfig
@@ -160,14 +162,21 @@ class UserSession:
             self._id = await self._within("start_interaction", self._id, **self._kwargs) or self._id
             self._begun = True
         over, text, score, _ = await self._within("generate_response", self._id, messages, **self._kwargs)
-        self.score += self._config.score_weight * float(score or 0.0)
+        self._add(score)
         return bool(over), str(text or "")
 
     async def finish(self) -> None:
         """Add the score of the whole conversation."""
         if self._begun:
             score = await self._within("calculate_score", self._id, **self._kwargs)
-            self.score += self._config.score_weight * float(score or 0.0)
+            self._add(score)
+
+    def _add(self, score: Any) -> None:
+        value = 0.0 if score is None else score
+        if not isinstance(value, Real) or not math.isfinite(value):
+            said = f"the simulated user {self._config.name} gave {score!r:.80} as its score, expected a finite number"
+            raise EpisodeError("env_error", said)
+        self.score += self._config.score_weight * float(value)
 
     async def close(self) -> None:
         """Release the episode."""

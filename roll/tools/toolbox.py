@@ -14,11 +14,13 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from functools import partial
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from roll.catalog.entries import nearest
@@ -233,6 +235,8 @@ class EpisodeTools:
             arguments = entry.checker.checked(call.arguments)
         except ToolError as error:
             return _refused(call, str(error), "bad_arguments", limit)
+        except ToolFailure as error:
+            raise EpisodeError("env_error", f"the tool {entry.name} failed: {error}") from error
         try:
             answer = await asyncio.wait_for(self._called(entry, arguments), entry.config.timeout_s)
         except asyncio.TimeoutError:
@@ -251,6 +255,7 @@ class EpisodeTools:
         if not isinstance(reply, ToolReply):
             what = f"returned {type(answer).__name__}, expected a text or a ToolReply"
             raise EpisodeError("env_error", f"the tool {entry.name} {what}")
+        _check_numbers(entry.name, reply)
         counts = {f"{entry.name}/{name}": float(value) for name, value in reply.metrics.items()}
         counts |= {"errors": 1.0} if reply.is_error else {}
         return Called(call, _printable(reply.text), limit, float(reply.reward), counts)
@@ -299,6 +304,13 @@ async def _outside(entry: _Entry, function: Callable[[], Any]) -> Any:
 
     threading.Thread(target=work, name=f"tool {entry.name}", daemon=True).start()
     return await done
+
+
+def _check_numbers(name: str, reply: ToolReply) -> None:
+    """Raise `EpisodeError` for a reward or a metric that isn't a finite number."""
+    for what, value in (("reward", reply.reward), *((f"metric {key!r}", each) for key, each in reply.metrics.items())):
+        if not isinstance(value, Real) or not math.isfinite(value):
+            raise EpisodeError("env_error", f"the tool {name} gave {value!r:.80} as its {what}, expected a number")
 
 
 def _refused(call: ToolCall, why: str, kind: str, max_tokens: int | None = 256) -> Called:

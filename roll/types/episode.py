@@ -97,6 +97,8 @@ class Trajectory:
     """What went wrong, for people; empty when nothing did."""
     answer: str | None = None
     """What it states as its answer, where the reward says so; None otherwise."""
+    explanation: str = ""
+    """Why the reward is what it is, where the reward function says so."""
     spans: Mapping[str, float] = field(default_factory=dict)
     """Wall-clock seconds by purpose (`generate`, `reward`, ...)."""
     trace: str = ""

@@ -10,7 +10,7 @@ overlaps with that of others, so it belongs to `Trajectory.spans`, not here.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -49,6 +49,8 @@ class Timers:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
+        self.on_change: Callable[[Sequence[str]], None] | None = None
+        """Called with the names of the open spans, outermost first, when one begins or ends."""
         self._totals: dict[str, _Total] = {}
         self._open: list[_Frame] = []
 
@@ -65,6 +67,7 @@ class Timers:
         frame = _Frame(name, self._clock())
         computed = time.thread_time()
         self._open.append(frame)
+        self._tell()
         try:
             with spans.span(name):
                 yield
@@ -76,6 +79,7 @@ class Timers:
             if event_loop:
                 frame.waited = max(frame.waited, seconds - (time.thread_time() - computed))
             self._close(frame, seconds, seconds if waits else frame.waited)
+            self._tell()
 
     def result(self) -> dict[str, float]:
         """Return the seconds since the last call, by metric name, and start again at 0.
@@ -97,6 +101,10 @@ class Timers:
             values["time/controller"] = own
             values["time/controller_share"] = own / step.inclusive if step.inclusive > 0 else 0.0
         return values
+
+    def _tell(self) -> None:
+        if self.on_change is not None:
+            self.on_change([frame.name for frame in self._open])
 
     def _close(self, frame: _Frame, seconds: float, waited: float) -> None:
         if self._open:

@@ -154,7 +154,7 @@ class JudgeClient:
                 error += f"{rubric.config.score_max:g}: ...{shown!r}"
                 result.set_result(RewardResult(id=name, status="error", reward=None, error=error, seconds=seconds))
             else:
-                reward = Reward(score, {JUDGE: score})
+                reward = Reward(score, {JUDGE: score}, explanation=verdict.text)
                 result.set_result(RewardResult(id=name, status="ok", reward=reward, seconds=seconds))
         except JudgeFailed as error:
             self._count("judge/failures")

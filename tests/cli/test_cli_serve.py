@@ -130,6 +130,7 @@ def test_names_and_lengths_follow_from_the_model(tmp_path):
         (["--max_new_tokens", "0"], "--max_new_tokens: got 0"),
         (["--api_key_env", "NO_SUCH_KEY"], "the environment variable NO_SUCH_KEY isn't set"),
         (["--step", "3"], "--step: nowhere is no run"),
+        (["--ignore_fields", "n"], "--ignore_fields: without 'n' a request says something else"),
     ],
 )
 def test_what_can_not_be_served_is_said_at_once(arguments, said, capsys):
@@ -140,7 +141,7 @@ def test_what_can_not_be_served_is_said_at_once(arguments, said, capsys):
 def test_without_its_packages_the_command_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["serve", "nowhere"]) == 2
-    assert "pip install -e '.[serve]'" in capsys.readouterr().err
+    assert "pip install 'roll-rl[serve]'" in capsys.readouterr().err
 
 
 def test_a_model_is_served_until_it_is_interrupted(tmp_path):

@@ -15,6 +15,7 @@ from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config
 from roll.configs.rules.validate import warnings_of
 from roll.configs.schema.agents_config import AgentEnv
+from roll.pipelines.kept_config import CONFIG_FILE, keep_config
 
 ENV = "custom_envs.game.env_config"
 JOB = {
@@ -60,10 +61,14 @@ REFUSED: list[tuple[list[str], str, list[str]]] = [
     ([f"{ENV}.remote=true"], ENV, ["one of agent and remote", "keep one"]),
     ([f"{ENV}.agnet=x"], f"{ENV}.agnet", ["did you mean 'agent'"]),
     ([f"{ENV}.timeout_s=0"], f"{ENV}.timeout_s", ["> 0"]),
+    ([f"{ENV}.ignore_fields=[strict,tools]"], f"{ENV}.ignore_fields", ["'tools'", "says something else"]),
+    ([f"{ENV}.tool_parser=herms"], f"{ENV}.tool_parser", ["did you mean 'hermes'"]),
+    (["adv_estimator=gigpo"], "adv_estimator", ["requests of agents name no states"]),
     ([f"{ENV}.score=exit"], f"{ENV}.score", ["return, callback, reward with agent"]),
     ([program(score="return")], f"{ENV}.score", ["output, exit, callback, reward with command"]),
     ([program(exit_rewards="{0: 1.0}")], f"{ENV}.exit_rewards", ["no effect with score output"]),
     ([program(score="exit", exit_rewards="{300: 1.0}")], f"{ENV}.exit_rewards", ["exit codes from 0 to 255", "300"]),
+    ([program(score="exit")], f"{ENV}.exit_rewards", ["score: exit needs", "1 is also"]),
     ([f"{ENV}.score=reward"], f"{ENV}.reward", ["needs the function that gives it"]),
     ([f"{ENV}.reward={{name: exact}}"], f"{ENV}.reward", ["acts only with score reward"]),
     ([f"{ENV}={{remote: true, cwd: /}}"], f"{ENV}.cwd", ["without remote", "started by nobody here"]),
@@ -71,7 +76,7 @@ REFUSED: list[tuple[list[str], str, list[str]]] = [
     ([f"{ENV}={{command: 'python \"x'}}"], f"{ENV}.command", ["No closing quotation"]),
     ([f"{ENV}.sandbox=true"], f"{ENV}.sandbox", ["acts only with command", "a program is started anew"]),
     ([program(sandbox_readable="/")], f"{ENV}.sandbox_readable", ["acts only with sandbox"]),
-    ([f"{ENV}.models={{policy/white: {{base_url: 'http://x/v1'}}}}"], f"{ENV}.models.policy/white", ["another name"]),
+    ([f"{ENV}.models={{policy/white: {{base_url: 'http://x/v1'}}}}"], f"{ENV}.models.policy/white", ["isn't policy"]),
     ([f"{ENV}.models={{judge: {{base_url: 'x'}}}}"], f"{ENV}.models.judge.base_url", ["http://"]),
     (
         ["custom_envs.game.max_steps=5"],
@@ -109,6 +114,7 @@ MISSING: list[tuple[list[str], list[str]]] = [
     ([program(sandbox="true", sandbox_readable="/no/such/folder")], [f"{ENV}.sandbox_readable", "that exist"]),
     ([f"{ENV}.pass_env=NO_SUCH_VARIABLE"], [f"{ENV}.pass_env", "export NO_SUCH_VARIABLE"]),
     ([f"{ENV}.score=reward", f"{ENV}.reward={{name: 'agent.py:no'}}"], [f"{ENV}.reward.name", "it has play"]),
+    ([f"{ENV}.score=reward", f"{ENV}.reward={{name: exct}}"], [f"{ENV}.reward.name", "did you mean 'exact'"]),
     ([f"{ENV}={{remote: true}}", "gateway.token_env=NO_SUCH_TOKEN"], ["gateway.token_env", "export NO_SUCH_TOKEN"]),
 ]
 
@@ -149,6 +155,13 @@ def test_a_sound_agent_passes_all_checks(play, config):
     check_envs(loaded)
     assert warnings_of(loaded) == []
     assert isinstance(loaded.custom_envs["game"].agent, AgentEnv)
+
+
+@pytest.mark.parametrize("config", SOUND)
+def test_the_configuration_that_a_run_keeps_can_be_loaded_again(play, config):
+    loaded = load_config(play, "job", replaced([f"{ENV}={{{config}}}"]))
+    keep_config(loaded)
+    assert load_config(loaded.output_path, CONFIG_FILE).custom_envs == loaded.custom_envs
 
 
 def test_exit_codes_are_numbers_however_they_are_written(play):

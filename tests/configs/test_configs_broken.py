@@ -738,7 +738,7 @@ def test_a_refused_number_hides_nothing_about_the_roles(job):
 YAMLS = [
     ("pipeline: rlvr\n\tseed: 1\n", "bad.yaml:2:1", "spaces"),
     ("pipeline: rlvr\nrewards: [1\n", "bad.yaml:3:1", "valid YAML"),
-    ("pipeline: rlvr\nseed: 1\nseed: 2\n", "bad.yaml:3:1", "duplicate key seed"),
+    ("pipeline: rlvr\nseed: 1\nseed: 2\n", "bad.yaml:3:1", "duplicate key seed\n      fix: remove one of the two"),
     ("", "bad.yaml", "keys and values"),
     ("- 1\n", "bad.yaml", "keys and values"),
     ("defaults: [absent, _self_]\npipeline: rlvr\n", "bad.yaml", "Could not load 'absent'"),

@@ -114,7 +114,8 @@ def own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("NO_SUCH_TOKEN", raising=False)
     (tmp_path / "my.py").write_text(
-        "def t(a, *, limit: int = 3): ...\nclass T:\n    def __init__(self, size: int): ...\n"
+        'def t(a: str, *, limit: int = 3):\n    """T."""\ndef bare(a):\n    """T."""\ndef silent(a: str): ...\n'
+        "class T:\n    def __init__(self, size: int): ...\n"
     )
     return tmp_path
 
@@ -128,7 +129,7 @@ def checked(*tools, **more):
     ("tool", "said"),
     [
         ({"path": "other.py:t"}, "a Python file that exists"),
-        ({"path": "my.py:u"}, "a function 'u' in my.py; it has t"),
+        ({"path": "my.py:u"}, "a function 'u' in my.py; it has bare, silent, t"),
         ({"path": "no_such_package.x:t"}, "there is no package 'no_such_package'"),
         ({"path": "my.py:t", "options": {"limi": 3}}, "did you mean 'limit'"),
         ({"path": "my.py:t", "options": {"limit": "x"}}, "annotated as int"),
@@ -153,3 +154,26 @@ def test_what_is_there_is_accepted(own):
     assert "installed" in checked({"name": "python", "options": {"packages": ["no_such_package"]}})[0]
     users = [{"name": "u", "path": "my.py:V"}]
     assert "a class 'V' in my.py; it has T" in checked(interactions=users)[0]
+
+
+WRONG = [
+    ({"path": "my.py:silent"}, "a docstring of silent: it is what the policy is told"),
+    ({"path": "my.py:bare"}, "a type hint for a of bare"),
+    ({"path": "my.py:t", "parameters": {"type": "objekt"}}, "tools[0].parameters.type: got 'objekt'"),
+    (
+        {"path": "my.py:t", "parameters": {"properties": {"a": {"type": "strng"}}}},
+        "tools[0].parameters.properties.a.type: got 'strng', expected what a JSON schema has there; types are string",
+    ),
+    ({"mcp": {"command": ["python", "my_servr.py"]}}, "got 'my_servr.py', expected a script that exists"),
+]
+
+
+@pytest.mark.parametrize(("tool", "said"), WRONG)
+def test_a_tool_that_the_policy_could_not_be_told_of_is_named_before_it_is_imported(own, tool, said):
+    (found,) = checked({"name": "t", **tool})
+    assert said in found
+
+
+@pytest.mark.parametrize("path", ["my.py:silent", "my.py:bare"])
+def test_a_schema_of_ones_own_takes_the_place_of_hints(own, path):
+    assert checked({"name": "t", "path": path, "parameters": {"properties": {"a": {"type": "string"}}}}) == []

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from roll.configs.schema.agents_config import AgentEnv
 from roll.gateway.agents.logs import HEAD, TAIL, AgentLog
 from roll.gateway.agents.pool import AgentFailed, AgentFunctions
 from roll.gateway.agents.process import AgentNotStarted, AgentProcess
+from roll.gateway.agents.runners import CommandRunner, Order
 
 FORKS = r"""
 import os, sys, time
@@ -114,6 +116,39 @@ def test_a_flood_of_output_costs_no_more_than_its_beginning_and_its_end():
     assert log.text.endswith("xxx\nlast\n")
     assert HEAD + TAIL <= len(log.text) < HEAD + 3 * TAIL
     assert log.stdout_lines[-1] == "last"
+
+
+HOARDS = """
+import os, time
+os.chdir(os.environ["ROLL_WORKSPACE"])
+os.makedirs("closed/inside")
+os.chmod("closed", 0)
+for _ in range(200):
+    os.mkdir("d")
+    os.chdir("d")
+print("full", flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_folder_of_an_agent_in_the_sandbox_goes_with_it_when_it_is_killed(tmp_path, monkeypatch):
+    (tmp_path / "hoards.py").write_text(HOARDS)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    runner = CommandRunner(AgentEnv(command=("python", "hoards.py"), sandbox=True, cwd=str(tmp_path)))
+    order = Order(episode="e", task={}, base_url="http://127.0.0.1:9/v1", api_key="key", timeout_s=9.0)
+
+    async def run():
+        log = AgentLog()
+        playing = asyncio.create_task(runner.run(order, log))
+        await until(lambda: log.text.strip() == "full" or playing.done())
+        assert not playing.done(), log.text
+        assert len(list((tmp_path / "temporary").iterdir())) == 1
+        playing.cancel()
+        await asyncio.gather(playing, return_exceptions=True)
+
+    asyncio.run(run())
+    assert not list((tmp_path / "temporary").iterdir())
 
 
 FUNCTION = """

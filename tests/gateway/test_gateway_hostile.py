@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import json
 import socket
@@ -288,6 +289,23 @@ def test_calls_under_way_are_limited_by_session_and_in_all(server):
         connection.__exit__()
     waits_until(lambda: server.gateway.sessions.running == 0)
     assert (first.cancelled, second.cancelled) == (4, 2)
+
+
+def test_connections_that_ask_for_nothing_keep_nobody_out_and_are_closed():
+    with served(Limits(calls=2, idle_seconds=1)) as server:
+        session = EchoSession()
+        address, key = server.open(session)
+        with contextlib.ExitStack() as held:
+            silent = [held.enter_context(Raw(address)) for _ in range(20)]
+            for connection in silent[:10]:
+                with contextlib.suppress(OSError):
+                    connection.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost:")
+            session.address, session.key = address, key
+            assert post(session, ASK)[0] == 200
+            for connection in silent:
+                connection.socket.settimeout(5)
+                with contextlib.suppress(ConnectionResetError):
+                    assert connection.socket.recv(1) == b"", "it was closed"
 
 
 def test_a_slow_reader_of_a_stream_does_not_hold_up_others(server, session):

@@ -8,6 +8,7 @@ import pytest
 from tiny_models import char_tokenizer
 
 from roll.gateway.base import ChatCall, RefusedCall
+from roll.gateway.protocols import wire_formats
 from roll.gateway.reading import Reading
 from roll.gateway.session import EpisodeSession, SessionSettings
 from roll.rollout.agent import Agent
@@ -252,6 +253,15 @@ def test_another_model_answers_without_a_turn_of_the_episode():
     assert (session.calls, session.models) == (0, ("policy", "judge"))
     assert run(session.count(ask(HELLO, model="judge"))) == run(session.count(ask(HELLO)))
     assert not episode.finished().turns
+
+
+@pytest.mark.parametrize("route", ["chat/completions", "messages", "responses"])
+def test_where_any_name_is_the_policys_the_names_of_roles_and_of_other_models_still_act(route):
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1} if route != "responses" else {"input": "x"}
+    wire = wire_formats()[route]
+    asked = [wire.read({**body, "model": name}, {"model"}).call.model for name in ("judge", "policy/planner", "gpt-4o")]
+    assert asked == ["judge", "policy/planner", "gpt-4o"]
+    assert wire.read({**body, "model": 3}, {"model"}).call.model == ""
 
 
 def test_what_the_template_does_not_take_is_the_clients_mistake():

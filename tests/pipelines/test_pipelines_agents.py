@@ -64,7 +64,7 @@ def test_a_program_and_functions_with_rewards_of_their_own_play_rows_of_a_file(t
     tasks = str(tmp_path / "tasks.jsonl")
     reward = {"name": f"{tmp_path}/rewards.py:known"}
     envs = {
-        "program": command("", score="exit", tasks=tasks),
+        "program": command("", score="exit", exit_rewards={"0": 1.0, "1": 0.0}, tasks=tasks),
         "plain": endpoint(agent=f"{AGENTS}:lower", tasks=tasks),
         "async": endpoint(agent=f"{AGENTS}:lower_async", python=sys.executable),
         "answer": endpoint(agent=f"{AGENTS}:ask_only", score="reward", reward=reward, tasks=tasks),

@@ -16,7 +16,11 @@ FAULTS = {
     "forks": (command("forks", timeout_s=4), "timeout", "waited over 4 s for the agent's end"),
     "crashes": (command("crashes"), "env_error", "the agent ended with signal 6"),
     "exits": (command("exits 3"), "env_error", "the agent ended with exit code 3"),
-    "unknown_code": (command("exits 3", score="exit"), "env_error", "the agent ended with exit code 3"),
+    "unknown_code": (
+        command("exits 3", score="exit", exit_rewards={"0": 1.0}),
+        "env_error",
+        "the agent ended with exit code 3",
+    ),
     "known_code": (command("exits 3", score="exit", exit_rewards={"3": 0.5}), "ok", 0.5),
     "floods": (command("floods"), "ok", (0.0, 1.0)),
     "nan": (command("prints nan"), "env_error", "nan, expected a finite number"),

@@ -255,6 +255,16 @@ def test_roles_that_are_paid_apart_are_compared_with_themselves():
     assert metrics["n"] == 2.0, "counts of an episode count once"
 
 
+def test_a_member_without_rewards_of_roles_is_worth_its_reward_to_each_of_them():
+    turns = (turn([10], role="white"), turn([20], role="black"))
+    apart = episode(*turns, role_rewards={"white": 1.0, "black": -1.0})
+    shared = replace(episode(*turns, member=1), reward=0.5)
+    black, white = split_by_role(Group(task=task(), trajectories=(apart, shared)))
+    assert [t.reward for t in black.trajectories] == [-1.0, 0.5]
+    assert [t.reward for t in white.trajectories] == [1.0, 0.5]
+    assert int(assemble([Group(task=task(), trajectories=(apart, shared))]).batch.action_mask.sum()) == 4
+
+
 def test_a_role_keeps_its_branches():
     turns = [replace(t, role="y" if k == 2 else "x") for k, t in enumerate(FORK)]
     tree = episode(*turns, role_rewards={"x": 1.0, "y": 0.0})

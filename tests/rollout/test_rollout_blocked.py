@@ -36,6 +36,19 @@ def test_a_round_with_nothing_to_do_waits_until_an_episode_goes_on():
     driver.close()
 
 
+async def started_while_nobody_plays(driver):
+    driver.mark_busy("one", "starting")  # as its group takes the place of one that has failed
+    asyncio.get_running_loop().call_later(0.05, driver.mark_ended, "one")
+    await driver.advance()
+    await driver.wait_idle()
+
+
+def test_an_episode_that_ends_without_a_call_is_not_waited_for_for_ever():
+    driver = LockstepDriver(NoEngines(), timeout=2.0)
+    driver.run(started_while_nobody_plays(driver))
+    driver.close()
+
+
 def test_a_round_in_which_nobody_ever_goes_on_is_a_stall():
     driver = LockstepDriver(NoEngines(), timeout=0.1)
     with pytest.raises(RolloutStalled, match="every episode waits for somebody else"):

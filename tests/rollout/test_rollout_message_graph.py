@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import tracemalloc
+from dataclasses import replace
 
 import pytest
 from chat_tokenizers import CHATML, QWEN25, bpe_tokenizer, ids_of
@@ -13,6 +15,7 @@ from roll.data.templates import TemplateError
 from roll.envs.base import Message
 from roll.rollout.chat import ChatTemplate, PlainText
 from roll.rollout.message_graph import MessageGraph
+from roll.rollout.tool_text import parsed_arguments
 from roll.types.chat import ToolCall, ToolSpec
 
 SYSTEM, USER, AGAIN = Message("system", "Play."), Message("user", "Which way?"), Message("user", "And then?")
@@ -233,6 +236,40 @@ def test_arguments_may_be_any_text(arguments):
     asked = said("", ToolCall("call_0000", "look", arguments))
     root, _ = chat.say([USER], "<tool_call>", asked, tools=[LOOK])
     assert chat.graph.place([USER, asked, result("x")], [LOOK]).parent == root
+
+
+def test_arguments_too_deep_to_be_written_again_stand_as_they_were_said():
+    deep = ToolCall("call_0000", "look", '{"a": ' * 200 + "1" + "}" * 200)
+    assert parsed_arguments(deep) == deep.arguments
+    assert parsed_arguments(replace(deep, arguments='{"a": [1]}')) == {"a": [1]}
+
+
+@pytest.mark.parametrize("history", ["carried", "rendered"])
+@pytest.mark.parametrize("template", [CHATML, QWEN3, LLAMA31])
+def test_a_conversation_may_hold_the_mark_that_stands_for_a_response_while_it_is_rendered(history, template):
+    chat, asked = Chat(template, history), Message("user", "look <~sampled response~> here")
+    root, _ = chat.say([asked], "Up")
+    placement = chat.graph.place([asked, said("Up"), Message("user", "<~sampled response~>")])
+    assert (placement.parent, placement.mismatches) == (root, {})
+    added = chat.tokenizer.decode(placement.prompt_ids)
+    assert "here" not in added and added.count("<~sampled response~>") == 1
+
+
+def test_a_long_conversation_costs_memory_by_its_length_and_not_by_its_square():
+    chat, history = Chat(), []
+
+    def grown(turns):
+        tracemalloc.start()
+        for _ in range(turns):
+            history.append(Message("user", "again and " * 100 + str(len(history))))
+            chat.say([replace(each, content=f"{each.content} "[:-1]) for each in history], "Up")
+            history.append(said("Up"))
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return held
+
+    first = grown(12)
+    assert grown(12) < 1.6 * first
 
 
 def test_a_model_without_a_chat_template_has_its_texts_joined():

@@ -11,8 +11,9 @@ from fakes import EchoEnv, ScriptedRanks, Source, ThreadedEnv, instant, make_pla
 
 from roll.rewards.base import Reward, RewardResult
 from roll.rollout.engine_driver import RolloutStalled
-from roll.rollout.groups import FilterBudgetExhausted, histogram
+from roll.rollout.groups import AllEpisodesFailed, FilterBudgetExhausted, histogram
 from roll.strategies.base import SamplingParams
+from roll.types.episode import EpisodeError
 
 
 def ids(collected):
@@ -181,6 +182,19 @@ def test_a_broken_environment_is_a_status_of_its_episode():
     assert trajectory.status == "env_error"
     assert "KeyError" in trajectory.error
     assert not trajectory.trainable
+
+
+def test_a_step_in_which_all_fail_ends_with_what_was_raised_and_where():
+    frames = 'Traceback (most recent call last):\n  File "/home/me/rooms.py", line 6, in reset\nKeyError: 7'
+    text = f"reset: KeyError: 7\n{frames}"
+
+    class NoRoom(ThreadedEnv):
+        async def reset(self, task):
+            raise EpisodeError("env_error", text)
+
+    scheduler = make_scheduler(ScriptedRanks(), make_env=lambda task, name: NoRoom(Broken(None)))
+    with pytest.raises(AllEpisodesFailed, match=r"#0: reset: KeyError: 7 \(/home/me/rooms.py, line 6\)\. Mend"):
+        scheduler.collect(Source(make_tasks(40)), make_plan(groups=2, group_size=2, min_survivors=2))
 
 
 class Hanging(Broken):

@@ -29,6 +29,8 @@ cd "$work/empty"
 roll="$work/venv/bin/roll"
 "$roll" --version
 "$roll" examples list >/dev/null
+"$roll" view --demo --export demo.html
+test -s demo.html
 "$roll" examples copy custom_env >/dev/null
 "$roll" check examples/custom_env/agentic_dial >/dev/null
 "$roll" train examples/custom_env/agentic_dial max_steps=2 eval_steps=0 val_before_train=false \

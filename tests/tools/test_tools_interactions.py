@@ -29,6 +29,14 @@ class Patient(BaseInteraction):
         return False, f"{self.name} {instance_id} {self.config['patience']} {sorted(kwargs)}", None, {}
 
 
+class Scores(BaseInteraction):
+    async def generate_response(self, instance_id, messages, **kwargs):
+        return True, "fine", self.config["score"], {}
+
+    async def calculate_score(self, instance_id, **kwargs):
+        return self.config["last"]
+
+
 class Plain:
     def __init__(self, config):
         pass
@@ -127,3 +135,23 @@ def test_a_class_is_made_with_its_configuration_and_may_not_take_longer_than_its
     assert error.value.status == "timeout"
     with pytest.raises(ValueError, match="has no coroutine start_interaction; derive it from"):
         Interactions([InteractionConfig(name="p", path=f"{tmp_path}/own.py:Plain")])
+
+
+@pytest.mark.parametrize(("score", "last"), [(float("nan"), 0.0), ("much", 0.0), (0.5, float("inf"))])
+def test_a_score_that_is_no_number_fails_the_episode_and_is_never_trained_on(tmp_path, monkeypatch, score, last):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(OWN)
+    config = InteractionConfig(name="u", path="own.py:Scores", config={"score": score, "last": last})
+    users = Interactions([config])
+
+    async def played():
+        user = users.open("u", "episode", {})
+        await user.answer([])
+        await user.finish()
+
+    try:
+        with pytest.raises(EpisodeError, match="the simulated user u gave .* as its score") as raised:
+            asyncio.run(played())
+    finally:
+        users.close()
+    assert raised.value.status == "env_error"

@@ -23,7 +23,7 @@ import asyncio
 import time
 from typing import Literal, Optional
 
-from roll.tools.base import Tool, ToolFailure
+from roll.tools.base import Tool, ToolFailure, ToolReply
 
 
 def search(query: str, limit: int = 3, mode: Optional[Literal["all", "any"]] = None, *, folder: str = "") -> str:
@@ -72,6 +72,16 @@ def breaks() -> str:
 def numbers() -> int:
     """Give no text."""
     return 3
+
+
+class Pays(Tool):
+    description = "Pays."
+
+    def __init__(self, reward, metric=0.0):
+        self.reward, self.metric = reward, metric
+
+    def call(self, arguments, state):
+        return ToolReply("paid", reward=self.reward, metrics={"m": self.metric})
 
 
 class Gone(Tool):
@@ -141,8 +151,8 @@ def test_a_schema_and_a_description_of_the_users_own_win(own):
         (ToolConfig(name="x", path="own.py:searc"), "did you mean 'search'"),
         (ToolConfig(name="x", path="own.py:Gone", options={"sizes": 3}), "did you mean 'size'"),
         (ToolConfig(name="x", path="own.py:time"), "neither a function nor a class"),
-        (ToolConfig(name="x", path="own.py:search", parameters={"type": 3}), "must be one of an object"),
-        (ToolConfig(name="x", path="own.py:breaks", parameters={"properties": 3}), "is none at properties"),
+        (ToolConfig(name="x", path="own.py:search", parameters={"type": 3}), "must have type: object"),
+        (ToolConfig(name="x", path="own.py:breaks", parameters={"properties": 3}), "are no JSON schema at properties"),
         (ToolConfig(name="x", path="own.py:undocumented", parameters={}), "has no description"),
         (ToolConfig(name="retrieval", options={"folder": "none"}), "there is no folder 'none'"),
         (ToolConfig(name="python", options={"packages": ["no_such_thing"]}), "no package 'no_such_thing'"),
@@ -151,6 +161,30 @@ def test_a_schema_and_a_description_of_the_users_own_win(own):
 def test_a_tool_that_cannot_be_made_is_named(own, tool, said):
     with pytest.raises(ValueError, match=said):
         Toolbox([tool])
+
+
+NESTED = {
+    "type": "object",
+    "properties": {"a": {"$ref": "#/$defs/list"}},
+    "$defs": {"list": {"type": "array", "items": {"$ref": "#/$defs/list"}}},
+}
+
+
+def test_arguments_that_are_nested_too_deep_are_refused_by_a_schema_that_refers_to_itself(own):
+    deep = []
+    for _ in range(300):
+        deep = [deep]
+    (called,) = run([own_tool("breaks", parameters=NESTED)], ("breaks", {"a": deep}))
+    assert called.text == "Error: the arguments are nested too deep"
+    assert called.counts == {"errors": 1.0, "bad_arguments": 1.0}
+
+
+@pytest.mark.parametrize("address", ["http://localhost:1/schema", "#/$defs/missing"])
+def test_a_schema_that_refers_to_what_is_not_there_fails_its_tool_and_not_the_run(own, address):
+    schema = {"type": "object", "properties": {"a": {"$ref": address}}}
+    with pytest.raises(EpisodeError, match="the tool breaks failed: its schema refers to") as raised:
+        run([own_tool("breaks", parameters=schema)], ("breaks", {"a": 1}))
+    assert raised.value.status == "env_error"
 
 
 def test_async_calls_and_calls_that_block_run_side_by_side_within_their_time(own):
@@ -180,6 +214,13 @@ def test_what_a_tool_raises_is_told_to_the_policy_and_a_failure_ends_the_episode
         run([own_tool("numbers")], ("numbers", {}))
 
 
+@pytest.mark.parametrize("options", [{"reward": float("nan")}, {"reward": 0.0, "metric": float("inf")}])
+def test_a_reward_or_a_metric_that_is_no_number_fails_the_episode_and_is_never_trained_on(own, options):
+    with pytest.raises(EpisodeError, match="the tool pays gave (nan as its reward|inf as its metric 'm')") as raised:
+        run([ToolConfig(name="pays", path="own.py:Pays", options=options)], ("pays", {}))
+    assert raised.value.status == "env_error"
+
+
 # --- calculator -------------------------------------------------------------------------------------------------------
 
 
@@ -200,12 +241,19 @@ def test_the_calculator_works_out(expression, value):
     [
         "1/0", "9**9**9", "10**100000", "__import__('os')", "x", "(lambda: 1)()", "[1]", "'a' * 3", "True",
         "1 if 1 else 2", "1e308*10", "(-8)**0.5", "factorial(10**6)", "(" * 900, "1" * 2000, "abs(x=1)", "max(1)",
-        "1,2", "",
+        "1,2", "", "0^-100000",
     ],
 )  # fmt: skip
 def test_the_calculator_refuses_with_a_sentence(expression):
     with pytest.raises(ToolError):
         worked_out(expression)
+
+
+def test_rounding_to_far_more_places_than_a_number_has_costs_nothing():
+    begun = time.monotonic()
+    assert worked_out("round(7, -3000000)") == 0 and worked_out("round(7, 3000000)") == 7
+    assert worked_out("round(1234.5678, 2) + round(1266, -2)") == pytest.approx(2534.57)
+    assert time.monotonic() - begun < 0.5
 
 
 def test_the_calculator_agrees_with_python_on_random_expressions():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,15 @@ import pytest
 from rich.console import Console
 from rollout_files import read_rollouts
 
-from roll.tracking.rollouts import TOKEN_COLUMNS, write_rollouts
+from roll.tracking.rollouts import (
+    METADATA_KEY,
+    SCHEMA_VERSION,
+    TOKEN_COLUMNS,
+    columns,
+    delete_oldest,
+    file_of,
+    write_rollouts,
+)
 from roll.tracking.summary import RunSummary, render
 
 ROW = {
@@ -40,8 +49,12 @@ def test_rollouts_come_back_as_they_were_written(tmp_path: Path):
     path = write_rollouts(tmp_path / "dump", 3, [ROW, OTHER])
     assert path == tmp_path / "dump" / "rollouts-000003.parquet"
     for got, put in zip(read_rollouts(path), (ROW, OTHER), strict=True):
-        columns = {name: list(value) if isinstance(value, tuple) else value for name, value in put.items()}
-        assert vars(got) == columns | {"step": 3, "reward_parts": dict(put["reward_parts"])}
+        expected = {name: list(value) if isinstance(value, tuple) else value for name, value in put.items()}
+        expected |= {"step": 3, "kind": "train", "reward_parts": dict(put["reward_parts"])}
+        expected |= {"prompt_end": put["prompt"], "response_start": put["response"]}
+        assert {name: vars(got)[name] for name in expected} == expected
+        left_out = {name: value for name, value in vars(got).items() if name not in expected}
+        assert all(value in (None, "", []) for value in left_out.values()), left_out
 
 
 def test_other_tools_see_a_fixed_schema_even_without_rows(tmp_path: Path):
@@ -49,8 +62,54 @@ def test_other_tools_see_a_fixed_schema_even_without_rows(tmp_path: Path):
 
     table = pq.read_table(write_rollouts(tmp_path, 0, []))
     assert table.num_rows == 0
-    assert set(table.column_names) == {"step", *ROW}
+    assert set(table.column_names) == set(columns()) > {"step", *ROW}
     assert str(table.schema.field("token_ids").type) == "list<element: int64>"
+    assert str(table.schema.field("token_texts").type).startswith("list<element: dictionary<values=string")
+
+
+def test_a_file_says_its_version_and_why_columns_are_empty(tmp_path: Path):
+    import pyarrow.parquet as pq
+
+    path = write_rollouts(tmp_path, 0, [ROW], notes={"values": "no critic"})
+    about = json.loads(pq.read_schema(path).metadata[METADATA_KEY])
+    assert about == {"version": SCHEMA_VERSION, "notes": {"values": "no critic"}}
+
+
+def test_token_texts_stand_beside_the_ids(tmp_path: Path):
+    path = write_rollouts(tmp_path, 0, [ROW, OTHER, ROW], token_text=lambda ids: [f"<{token}>" for token in ids])
+    assert [row.token_texts for row in read_rollouts(path)] == [["<5>", "<6>", "<7>"], [], ["<5>", "<6>", "<7>"]]
+
+
+def test_text_that_no_file_takes_is_escaped(tmp_path: Path):
+    turn = {"number": 0, "observation": "\udce4", "metrics": [("a\ud800", 1.0)]}
+    row = ROW | {"response": "half a pair: \ud800", "turns": [turn], "reward_parts": {"\udfff": 2.0}}
+    (got,) = read_rollouts(write_rollouts(tmp_path, 0, [row], token_text=lambda ids: ["\ud800"] * len(ids)))
+    assert got.response == "half a pair: \\ud800"
+    assert got.turns[0]["observation"] == "\\udce4" and got.turns[0]["metrics"] == [("a\\ud800", 1.0)]
+    assert got.reward_parts == {"\\udfff": 2.0} and got.token_texts == ["\\ud800"] * 3
+
+
+def test_a_row_of_a_large_step_is_read_without_the_others(tmp_path: Path):
+    import pyarrow.parquet as pq
+
+    long = ROW | {
+        name: [value[0]] * 30_000 for name, value in ROW.items() if name in (*TOKEN_COLUMNS, "token_ids") and value
+    }
+    parquet = pq.ParquetFile(write_rollouts(tmp_path, 0, [long] * 7))
+    # 65,536 tokens hold two rows of 30,000.
+    assert [parquet.metadata.row_group(i).num_rows for i in range(parquet.num_row_groups)] == [2, 2, 2, 1]
+
+
+def test_the_oldest_steps_are_deleted_when_the_folder_is_too_large(tmp_path: Path):
+    for step in (1, 2, 3):
+        write_rollouts(tmp_path, step, [ROW])
+    write_rollouts(tmp_path, 1, [ROW], kind="dropped")
+    (tmp_path / "notes-000001.parquet").touch()  # somebody else's
+    size = file_of(tmp_path, 3).stat().st_size
+    assert delete_oldest(tmp_path, 2 * size, keep=3) == [1]
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"rollouts-000002.parquet", "rollouts-000003.parquet", "notes-000001.parquet"}
+    assert delete_oldest(tmp_path, 0, keep=3) == [2] and file_of(tmp_path, 3).is_file()
 
 
 def test_a_step_that_runs_again_replaces_its_file_and_equal_rows_give_equal_bytes(tmp_path: Path):
@@ -63,7 +122,7 @@ def test_a_step_that_runs_again_replaces_its_file_and_equal_rows_give_equal_byte
 def test_a_write_that_is_cut_off_leaves_the_earlier_file_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     import pyarrow.parquet as pq
 
-    def cut_off(_table, where: Path) -> None:
+    def cut_off(_table, where: Path, **_options: object) -> None:
         where.write_bytes(b"PAR1")
         raise OSError("No space left on device")
 

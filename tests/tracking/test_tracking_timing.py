@@ -132,3 +132,11 @@ def test_misuse_is_our_bug_and_is_asserted():
     with pytest.raises(AssertionError, match="'outer' closed before 'inner'"):
         outer.__exit__(None, None, None)
     inner.__exit__(None, None, None)
+
+
+def test_whoever_asks_is_told_what_is_open():
+    timers, told = Timers(), []
+    timers.on_change = lambda names: told.append(list(names))
+    with timers.span("step"), timers.span("generate"):
+        pass
+    assert told == [["step"], ["step", "generate"], ["step"], []]

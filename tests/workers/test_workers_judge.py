@@ -72,7 +72,7 @@ def test_a_response_is_graded_and_counted(service):
     with judge_of(service, api_key_env="JUDGE_KEY", input_cost=1.0, output_cost=5.0) as judge:
         result = judge.submit(request("4")).result(30)
         counted = judge.take_metrics().result()
-    assert result.reward == Reward(0.5, {"judge": 0.5})
+    assert result.reward == Reward(0.5, {"judge": 0.5}, explanation="Score: 5")
     body, authorization = service.seen[0]
     assert (body["model"], body["temperature"], body["max_tokens"]) == ("m", 0.0, 512)
     assert authorization == f"Bearer {KEY}"
@@ -132,7 +132,7 @@ def test_an_endpoint_that_hangs_is_a_status(service):
 def test_an_answer_without_a_score_may_have_one(service):
     service.plan = ["no idea"]
     with judge_of(service, unparsed_score=0.0) as judge:
-        assert judge.submit(request()).result(30).reward == Reward(0.0, {"judge": 0.0})
+        assert judge.submit(request()).result(30).reward == Reward(0.0, {"judge": 0.0}, explanation="no idea")
 
 
 def test_what_is_under_way_is_cancelled_at_the_end(service):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 _WORDS = """
-prepare print_summary kl_top_k ray_init.object_store_memory tracing.enabled tracing.endpoint tracing.episode_share
+prepare print_summary rollout_dump_gib rollout_dump_outputs
+kl_top_k ray_init.object_store_memory tracing.enabled tracing.endpoint tracing.episode_share
 profiler.activities profiler.max_events profiler.max_traces profiler.ranks profiler.record_shapes profiler.with_stack
 checkpoint_config.save_hf_model
 adv_estimator_args allow_both_kl allow_uncorrected_async balance_by cosine_length.exceeded cosine_length.right
@@ -23,9 +24,20 @@ custom_envs.<name>.env_config.reward.timeout_s custom_envs.<name>.env_config.rew
 custom_envs.<name>.env_config.sandbox custom_envs.<name>.env_config.sandbox_readable
 custom_envs.<name>.env_config.score custom_envs.<name>.env_config.tasks custom_envs.<name>.env_config.timeout_s
 custom_envs.<name>.env_config.tool_parser custom_envs.<name>.env_config.truncated_reward
+custom_envs.<name>.role_rewards custom_envs.<name>.roles.<name>.api_key_env
+custom_envs.<name>.roles.<name>.endpoint custom_envs.<name>.roles.<name>.model
+custom_envs.<name>.roles.<name>.player custom_envs.<name>.roles.<name>.player_config
+custom_envs.<name>.roles.<name>.request_args custom_envs.<name>.roles.<name>.request_retries
+custom_envs.<name>.roles.<name>.request_timeout_s custom_envs.<name>.swap_roles custom_envs.<name>.tools
 gateway.address gateway.call_timeout_s gateway.host gateway.max_body_mb gateway.port gateway.token_env
 env_workers.memory_limit_mb env_workers.python env_workers.timeout_s <manager>.generating_args.ignore_eos
 <manager>.invalid_action_penalty
+
+interactions.api_key_env interactions.config interactions.endpoint interactions.model interactions.name
+interactions.path interactions.prompt interactions.request_args interactions.score_weight interactions.timeout_s
+tool_use.thinking_tags tools.concurrency tools.description tools.max_reply_tokens tools.mcp.command tools.mcp.cwd
+tools.mcp.env tools.mcp.pass_env tools.mcp.start_timeout_s tools.mcp.token_env tools.mcp.tools tools.mcp.url
+tools.name tools.options tools.parameters tools.path tools.timeout_s
 
 reward_env reward_retries rewards.<name>.judge_weight rewards.<name>.parts.<name>.name
 rewards.<name>.parts.<name>.reward_kwargs rewards.<name>.parts.<name>.weight rewards.<name>.reward_model_weight

@@ -9,9 +9,10 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from roll.catalog.rewards import REWARDS
 from roll.configs.checks.folders import nearby
 from roll.configs.checks.functions import named_checks
-from roll.configs.errors import Violation
+from roll.configs.errors import Violation, did_you_mean
 from roll.configs.schema.agentic_config import AgenticConfig
 from roll.configs.schema.agents_config import AgentEnv
 from roll.sandbox.base import SandboxError, SandboxUnavailable
@@ -52,8 +53,8 @@ def _agent(path: str, agent: AgentEnv) -> Iterator[Violation]:
         yield from _sandbox(path, agent)
     if agent.agent is not None:
         yield from _function(f"{path}.agent", agent, folder)
-    if agent.reward is not None and ":" in agent.reward.name:
-        yield from named_checks(f"{path}.reward.name", agent.reward.name)
+    if agent.reward is not None:
+        yield from _reward(f"{path}.reward.name", agent.reward.name)
     for name, model in agent.models.items():
         if model.api_key_env is not None and not os.environ.get(model.api_key_env, "").strip():
             key = f"{path}.models.{name}.api_key_env"
@@ -84,6 +85,14 @@ def _command(path: str, agent: AgentEnv, folder: Path) -> Iterator[Violation]:
     if agent.python is not None and not is_python:
         expected = "null: the command doesn't begin with python"
         yield Violation(f"{path}.python", expected, "remove it", agent.python)
+
+
+def _reward(key: str, name: str) -> Iterator[Violation]:
+    if ":" in name:
+        yield from named_checks(key, name)
+    elif name not in REWARDS:
+        fix = did_you_mean(name, REWARDS) or "math_rule, or path/to/file.py:function"
+        yield Violation(key, "the name of a reward, or the path of a function of yours", fix, name)
 
 
 def _sandbox(path: str, agent: AgentEnv) -> Iterator[Violation]:

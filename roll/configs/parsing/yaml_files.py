@@ -71,6 +71,8 @@ def syntax_violation(error: Exception, file: Path) -> Violation:
     name = file if mark is None or not _is_file(mark.name) else mark.name
     where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark is not None else str(file)
     fix = "a tab may not indent; use spaces" if "\\t" in said else "check indentation, colons, quotes, brackets"
+    if said.startswith("found duplicate key"):
+        fix = "remove one of the two"
     return Violation(where, f"valid YAML; {said}", fix)
 
 

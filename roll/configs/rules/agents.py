@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from roll.configs.errors import Violation, no_effect, problem
+from roll.configs.rules.tools import parser_rule
 from roll.configs.schema.agentic_config import AgenticConfig
-from roll.configs.schema.agents_config import AGENT_ENV, AgentEnv, GatewayConfig
+from roll.configs.schema.agents_config import AGENT_ENV, NEVER_IGNORED, AgentEnv, GatewayConfig
 from roll.configs.schema.env_config import CustomEnv
 
 _SHOWN_BY_AGENT = (
@@ -35,6 +36,10 @@ def agent_rules(config: AgenticConfig) -> Iterator[Violation]:
             yield Violation(f"{path}.env_config", expected, 'env_config: {command: "python my_agent.py"}', {})
         else:
             yield from _agent(f"{path}.env_config", env.agent)
+    trained = {tag for tag in agents if not config.val_only and tag in config.tags_of(config.train_env_manager)}
+    if trained and config.estimator.compares_states:
+        expected = "one that doesn't compare turns that met the same state: requests of agents name no states"
+        yield Violation("adv_estimator", expected, "adv_estimator=reinforce", config.adv_estimator)
     if agents and config.sample_unit != "trajectory":
         expected = "trajectory with env_type endpoint: what its rows are follows from the requests of its agents"
         yield Violation("sample_unit", expected, "remove it", config.sample_unit)
@@ -68,9 +73,14 @@ def _agent(path: str, agent: AgentEnv) -> Iterator[Violation]:
             fix = "close the quotation, or write a list of words"
             yield Violation(f"{path}.command", f"words as a shell reads them; {error}", fix, agent.command)
     yield from _score(path, agent)
+    for name in agent.ignore_fields:
+        if name in NEVER_IGNORED:
+            expected = "fields that can be left out: without this one a request says something else"
+            yield Violation(f"{path}.ignore_fields", expected, "remove it", name)
+    yield from parser_rule(f"{path}.tool_parser", agent.tool_parser)
     for name in sorted(agent.models):
         if name.split("/")[0] == "policy":
-            expected = "another name: policy, and policy/<role>, are the model that learns"
+            expected = "a name that isn't policy or policy/<role>: these are the model that learns"
             yield Violation(f"{path}.models.{name}", expected, "", name)
         url = agent.models[name].base_url
         if not url.startswith(("http://", "https://")):
@@ -91,6 +101,9 @@ def _score(path: str, agent: AgentEnv) -> Iterator[Violation]:
         yield Violation(key, f"one of {', '.join(known)} with {who}", f"score={known[0]}", source)
     if agent.exit_rewards is not None and source != "exit":
         yield no_effect(f"{path}.exit_rewards", f" with score {source}", "score=exit, or remove it", agent.exit_rewards)
+    if source == "exit" and source in known and not agent.exit_rewards:
+        needs = "score: exit needs the codes that are worth something; 1 is also that of a Python program that crashed"
+        yield problem(f"{path}.exit_rewards", needs, "exit_rewards: {0: 1.0, 3: 0.0}")
     if source == "reward" and agent.reward is None:
         yield problem(f"{path}.reward", "score: reward needs the function that gives it", "reward: {name: math_rule}")
     if agent.remote and agent.logs != "failed":

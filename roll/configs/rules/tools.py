@@ -25,14 +25,19 @@ def tool_rules(config: RLConfig) -> Iterator[Violation]:
     for i, tool in enumerate(config.tools):
         yield from _tool(f"tools[{i}]", tool, config)
     use = config.tool_use
-    if use.parser != "auto" and use.parser not in TOOL_PARSERS and not OWN_PATH.match(use.parser):
-        known = ("auto", *TOOL_PARSERS)
-        expected = f"one of {', '.join(known)}; or your own as package.module:function or file.py:function"
-        yield Violation("tool_use.parser", expected, nearest(use.parser, known), use.parser)
+    yield from parser_rule("tool_use.parser", use.parser)
     tags = use.thinking_tags
     if tags is not None and (not all(tags) or tags[0] == tags[1]):
         expected = "two different texts that aren't empty"
         yield Violation("tool_use.thinking_tags", expected, '["<think>", "</think>"]', list(tags))
+
+
+def parser_rule(path: str, parser: str) -> Iterator[Violation]:
+    """A form of tool calls that is known."""
+    if parser != "auto" and parser not in TOOL_PARSERS and not OWN_PATH.match(parser):
+        known = ("auto", *TOOL_PARSERS)
+        expected = f"one of {', '.join(known)}; or your own as package.module:function or file.py:function"
+        yield Violation(path, expected, nearest(parser, known), parser)
 
 
 def _twice(path: str, names: Sequence[str]) -> Iterator[Violation]:

@@ -9,6 +9,8 @@ from typing import Any, Literal
 from roll.configs.schema.acts_if import needs, unless
 from roll.configs.schema.fields import number, one_or_many, parsed
 
+NEVER_IGNORED = ("messages", "input", "stream", "n", "tools", "system", "instructions")
+"""Fields of requests that can't be left out and leave an answer that the client would understand."""
 AGENT_ENV = "endpoint"
 """The value of `env_type` that means an agent of the user's."""
 
@@ -18,8 +20,13 @@ _PROGRAM = needs("command", why="only a program is started anew for each episode
 _LOCAL = unless("remote", why="a remote agent is started by nobody here", fix="remove it, or remote")
 
 
-def exit_codes(given: Any) -> dict[int, float]:
-    """Return exit codes with their rewards, from YAML's numbers or texts of numbers. Raises `ValueError`."""
+def exit_codes(given: Any) -> dict[int, float] | None:
+    """Return exit codes with their rewards, from YAML's numbers or texts of numbers; null as it is, as a run writes it.
+
+    Raises `ValueError`.
+    """
+    if given is None:
+        return None
     if not isinstance(given, Mapping):
         raise ValueError("it isn't a section")
     found = {int(str(code)): float(reward) for code, reward in given.items()}
@@ -92,10 +99,11 @@ class AgentEnv:
     """Where the reward comes from: `return` (what the function returns), `output` (the last line of JSON that the
     program prints), `exit` (its exit code), `callback` (`POST <base_url>/score`), or `reward` (a function scores the
     final answer). null: `return` for `agent`, `output` for `command`, `callback` for `remote`."""
-    exit_rewards: dict[int, float] = parsed(
-        None, exit_codes, "exit codes from 0 to 255, each with its reward, e.g. {0: 1.0, 1: 0.0}"
+    exit_rewards: dict[int, float] | None = parsed(
+        None, exit_codes, "exit codes from 0 to 255, each with its reward, e.g. {0: 1.0, 3: 0.0}"
     )
-    """`score: exit`: rewards by exit code; any other code is a failure. null: {0: 1.0, 1: 0.0}."""
+    """`score: exit`, which needs them: rewards by exit code, e.g. `{0: 1.0, 3: 0.0}`; any other code is a failure. 1 is
+    also the code of a Python program that crashed."""
     reward: AgentReward | None = field(default=None, metadata={"acts_if": (needs("score", "reward"),), "idle": ()})
     """`score: reward`: the function. It gets the text that `agent` returned, or else the last response without a tool
     call, and the task with the fields of its row."""
@@ -135,7 +143,7 @@ class AgentEnv:
     @property
     def rewards_by_exit_code(self) -> Mapping[int, float]:
         """Those of `score: exit`."""
-        return {0: 1.0, 1: 0.0} if self.exit_rewards is None else self.exit_rewards
+        return self.exit_rewards or {}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from roll.catalog.transports import TRANSPORTS
 from roll.configs.schema.acts_if import acting, needs, unless
 from roll.configs.schema.batch_plan import BatchPlan
 from roll.configs.schema.distill_args import TEACHES, Distillation, TeacherConfig
-from roll.configs.schema.fields import number
+from roll.configs.schema.fields import number, one_or_many
 from roll.configs.schema.policy_config import USES_CRITIC, PolicyOptimisation
 from roll.configs.schema.run_config import VALIDATES, RunConfig
 from roll.configs.schema.tool_config import ToolConfig, ToolUseConfig
@@ -53,8 +53,15 @@ class RLConfig(PolicyOptimisation, RunConfig):
     response_length: int = number(1024, ge=1)
     """Longest response in tokens."""
     rollout_dump_dir: str | None = None
-    """Folder for all responses that are trained on as parquet, one file per step, with tokens, masks,
-    log-probs, rewards, advantages. null: none."""
+    """Folder for all responses as parquet, one file per step, with tokens, masks, log-probs, rewards, advantages;
+    those that were dropped and those of validations in files of their own. `roll view` shows them. null: none."""
+    rollout_dump_outputs: tuple[Literal["old_logprobs", "entropies"], ...] = one_or_many(
+        acts_if=(needs("rollout_dump_dir"), unless("val_only", why="nothing is trained"))
+    )
+    """Token columns that are computed for these files alone where the training doesn't need them, in a forward pass of
+    the trainer before the update: `old_logprobs`, `entropies`. The training stays the same, bit for bit."""
+    rollout_dump_gib: float | None = number(None, gt=0, acts_if=(needs("rollout_dump_dir"),))
+    """Size in GiB above which the files of the oldest steps are deleted. null: no limit."""
     log_val_generations: int = number(0, ge=0)
     """Validation samples shown in the log and the trackers. 0: none."""
     max_running_requests: int = number(128, ge=1)

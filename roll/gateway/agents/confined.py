@@ -2,8 +2,8 @@
 
     confined.py POLICY WORD...
 
-It runs as a plain script between `supervisor.py` and the program. POLICY is JSON: arguments of sandlock's `Sandbox`. It
-ends as the program does.
+It runs as a plain script between `supervisor.py` and the program. POLICY is JSON: arguments of sandlock's `Sandbox`,
+and `folder`, the one to write in. It ends as the program does.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import sys
-import tempfile
 
 
 def main() -> int:
@@ -22,15 +20,12 @@ def main() -> int:
     import sandlock
 
     policy = json.loads(sys.argv[1])
-    folder = tempfile.mkdtemp(prefix="roll-agent-")
-    try:
-        environment = {**os.environ, "HOME": folder, "TMPDIR": folder, "ROLL_WORKSPACE": folder}
-        policy["fs_writable"] = [folder, "/dev/null"]
-        box = sandlock.Sandbox(**policy, clean_env=True, env=environment)
-        same = sandlock.StdioMode.INHERIT
-        result = box.popen(sys.argv[2:], stdin=same, stdout=same, stderr=same).wait()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    folder = policy.pop("folder")
+    environment = {**os.environ, "HOME": folder, "TMPDIR": folder, "ROLL_WORKSPACE": folder}
+    policy["fs_writable"] = [folder, "/dev/null"]
+    box = sandlock.Sandbox(**policy, clean_env=True, env=environment)
+    same = sandlock.StdioMode.INHERIT
+    result = box.popen(sys.argv[2:], stdin=same, stdout=same, stderr=same).wait()
     if result.signal > 0:
         with contextlib.suppress(OSError, ValueError):
             signal.signal(result.signal, signal.SIG_DFL)

@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 _WORDS = 600
 """Characters of an agent's last words in an error."""
 
+_RAISED = "\nTraceback (most recent call last)"
+"""In the end of a function that raised; nothing follows its traceback, so that its last line can be found."""
+
 MakeSession = Callable[[Episode], AgentSession]
 Slots = Callable[[str], AbstractAsyncContextManager[None]]
 SubmitReward = Callable[[RewardRequest], "Future[RewardResult]"]
@@ -164,6 +167,8 @@ class _Play:
         """Score the episode; raises `EpisodeError` where nothing says what it was worth."""
         if not self._session.calls and not self._session.spent:
             self._counters["agent/never_called"] += 1
+            if _RAISED in outcome.how:
+                raise EpisodeError("env_error", f"the agent raised before the model answered it: {outcome.how}")
             raise EpisodeError("env_error", f"the agent never called the model ({outcome.how}){self._last_words()}")
         try:
             score = await self._score(outcome)
@@ -195,7 +200,7 @@ class _Play:
         accepted = rewards if source == "exit" else {0: 0.0}
         if outcome.code not in accepted:
             self._counters["agent/crashes"] += not self._session.spent  # that is counted as `agent/spent`
-            if "\nTraceback" in outcome.how:
+            if _RAISED in outcome.how:
                 raise EpisodeError("env_error", f"the agent raised {outcome.how}")
             raise EpisodeError("env_error", f"the agent ended with {outcome.how}{self._last_words()}")
         if source == "exit":

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import shlex
 import shutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -27,6 +32,7 @@ _SYSTEM = (
     "/usr", "/bin", "/lib", "/lib64", "/etc", "/proc", "/dev/null", "/dev/zero", "/dev/urandom", "/dev/random",
 )  # fmt: skip
 _MOST_PROCESSES = 256
+_REMOVING_S = 60.0
 _LONGEST_TASK = 100_000
 """Bytes of a task in an environment variable; the system takes little more."""
 
@@ -101,7 +107,15 @@ class CommandRunner:
         self._readable = readable_paths(env, self._words) if env.sandbox else None
 
     async def run(self, order: Order, log: AgentLog) -> Outcome:
-        words = self._words if self._readable is None else confined_words(self._words, self._readable, order, self._cwd)
+        if self._readable is None:
+            return await self._ended(self._words, order, log)
+        folder = tempfile.mkdtemp(prefix="roll-agent-")
+        try:
+            return await self._ended(confined_words(self._words, self._readable, order, self._cwd, folder), order, log)
+        finally:  # by the run, for the agent may be killed with all that is around it
+            await asyncio.shield(asyncio.to_thread(_remove, folder))
+
+    async def _ended(self, words: Sequence[str], order: Order, log: AgentLog) -> Outcome:
         environment = {**self._environment, **order.environment}
         process = await AgentProcess.start(words, environment=environment, cwd=self._cwd, log=log)
         try:
@@ -157,17 +171,29 @@ def readable_paths(env: AgentEnv, words: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(str(path) for path in [*found, *(path.resolve() for path in found)] if path.exists()))
 
 
-def confined_words(words: Sequence[str], readable: Sequence[str], order: Order, cwd: str | None) -> list[str]:
-    """Return what starts a program in the sandbox, for one episode."""
+def confined_words(
+    words: Sequence[str], readable: Sequence[str], order: Order, cwd: str | None, folder: str
+) -> list[str]:
+    """Return what starts a program in the sandbox, for one episode; it writes in `folder`."""
     address = urlsplit(order.base_url)
     port = address.port or (443 if address.scheme == "https" else 80)
     policy = {
+        "folder": folder,
         "fs_readable": list(readable),
         "net_allow": [f"{address.hostname}:{port}"],
         "max_processes": _MOST_PROCESSES,
         "cwd": str(Path(cwd or ".").expanduser().absolute()),
     }
     return [sys.executable, _CONFINED, json.dumps(policy), *words]
+
+
+def _remove(folder: str) -> None:
+    """Remove a folder whatever an agent has made of it: folders that it can't read, a thousand within each other."""
+    run = partial(subprocess.run, check=False, capture_output=True, timeout=_REMOVING_S)
+    with contextlib.suppress(subprocess.TimeoutExpired, OSError):
+        if run(["rm", "-rf", "--", folder]).returncode:
+            run(["chmod", "-R", "u+rwX", "--", folder])
+            run(["rm", "-rf", "--", folder])
 
 
 def agent_environment(env: AgentEnv) -> dict[str, str]:

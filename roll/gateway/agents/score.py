@@ -58,7 +58,8 @@ def score_of(given: Any, what: str) -> Score:
 
 def _checked(value: Any, parts: Any, what: str, answer: str | None = None) -> Reward:
     if not isinstance(value, Real):
-        raise ScoreError(f"{what} is {value!r:.80}, expected a number, or an object with a reward")
+        hint = "; a text is scored by a reward function, `score: reward`" if isinstance(value, str) else ""
+        raise ScoreError(f"{what} is {value!r:.80}, expected a number, or an object with a reward{hint}")
     try:
         return as_reward(Reward(value, parts, answer), what)  # type: ignore[arg-type]
     except (RewardOutputError, OverflowError) as error:

@@ -189,7 +189,7 @@ def _text(block: dict[str, Any], where: str, kinds: str) -> str:
 def _tool(value: Any, where: str, ignored: Collection[str]) -> ToolSpec:
     body = f.mapping(value, where)
     if body.get("type", "custom") not in ("custom", None):
-        f.refuse_lost(f"{where}.type", f"{body.get('type')!r:.80} runs at Anthropic, not here", "tools")
+        f.refuse_hosted(where, f"{body.get('type')!r:.80} runs at Anthropic, not here")
     known = {name: said for name, said in body.items() if name not in ("cache_control", "type")}
     return function_spec(known, where, ignored, "input_schema")
 

@@ -202,7 +202,7 @@ def _tool_call(value: Any, where: str) -> ToolCall:
 def _tool(value: Any, where: str, ignored: Collection[str]) -> ToolSpec:
     body = f.mapping(value, where)
     if body.get("type", "function") != "function":
-        f.refuse_lost(f"{where}.type", f"there are no tools but functions, got {body.get('type')!r:.80}", "tools")
+        f.refuse_hosted(where, f"there are no tools but functions, got {body.get('type')!r:.80}")
     f.only(body, ("type", "function"), where, ignored, "tools")
     return function_spec(f.mapping(body.get("function"), f"{where}.function"), f"{where}.function", ignored)
 

@@ -35,10 +35,6 @@ def table(*fields: Field) -> Table:
     return {field.name: field for field in fields}
 
 
-NEVER_IGNORED = frozenset({"messages", "input", "stream", "n", "tools", "system", "instructions"})
-"""Fields that can't be left out and leave an answer that the client would understand."""
-
-
 def checked(body: Any, fields: Table, ignored: Collection[str]) -> dict[str, Any]:
     """Return the fields of a body that act, without nulls; raises `RefusedCall` for one that would lose its meaning.
 
@@ -49,7 +45,8 @@ def checked(body: Any, fields: Table, ignored: Collection[str]) -> dict[str, Any
         raise RefusedCall(400, f"the body is {_kind(body)}, expected a JSON object")
     kept: dict[str, Any] = {}
     for name, value in body.items():
-        if value is None or name in ignored:
+        # A name among several still says who is asked: without it, calls of a frozen model would be trained.
+        if value is None or (name in ignored and not (name == "model" and isinstance(value, str))):
             continue
         field = fields.get(name)
         if field is None:
@@ -67,6 +64,11 @@ def refuse_lost(name: str, why: str, ignore_as: str | None = None) -> NoReturn:
     raise RefusedCall(
         400, f"{name}: {why}. Leave it out, or have whoever runs this endpoint add {key!r} to ignore_fields", name
     )
+
+
+def refuse_hosted(where: str, why: str) -> NoReturn:
+    """Raise for a tool that no client runs."""
+    raise RefusedCall(400, f"{where}.type: {why}. Leave it out: agents bring functions of their own", f"{where}.type")
 
 
 def _unknown(name: str, fields: Table) -> RefusedCall:

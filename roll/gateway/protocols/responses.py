@@ -213,7 +213,7 @@ def _item(body: dict[str, Any], where: str, ignored: Collection[str]) -> Message
 def _tool(value: Any, where: str, ignored: Collection[str]) -> ToolSpec:
     body = f.mapping(value, where)
     if body.get("type") != "function":
-        f.refuse_lost(f"{where}.type", f"{body.get('type')!r:.80} runs at OpenAI, not here", "tools")
+        f.refuse_hosted(where, f"{body.get('type')!r:.80} runs at OpenAI, not here")
     return function_spec(body, where, ignored)
 
 

@@ -1,0 +1,79 @@
+"""What recording every response costs a run, in CPU seconds: the rows of the demo, written as a run does.
+
+    python benchmarks/view_cost.py --model FOLDER       # the quickstart's model, for its tokenizer
+
+Prints CPU seconds per step of 64 responses: rows with their texts and the file, and the files for a run under way. The
+quickstart's own CPU seconds per step are printed by `/usr/bin/time -v roll quickstart`, divided by its 16 steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from roll.pipelines.assemble import assemble
+from roll.pipelines.rollout_rows import Texts, training_rows
+from roll.tracking.live import LiveFiles
+from roll.tracking.recorded import rollouts
+from roll.tracking.rollouts import write_rollouts
+from roll.types.episode import Group, Task, Trajectory, Turn
+from roll.view.demo import demo_run
+
+
+def groups_of(step: int) -> list[Group]:
+    """Return the groups of a step of the demo."""
+    tasks: dict[str, Task] = {}
+    members: dict[str, list[Trajectory]] = {}
+    for row in rollouts(demo_run()).rows(step):
+        (turn,) = row["turns"]
+        cut = turn["prompt_tokens"]
+        played = Turn(
+            prompt_ids=tuple(row["token_ids"][:cut]),
+            response_ids=tuple(row["token_ids"][cut:]),
+            logprobs=tuple(row["sampling_logprobs"][cut:]),
+            versions=tuple(row["versions"][cut:]),
+            finish_reason=turn["finish_reason"],
+        )
+        name = row["task_id"]
+        tasks[name] = Task(
+            id=name, source="", payload={"question": row["prompt"]}, seed=1, tag="", domain=row["domain"]
+        )
+        trajectory = Trajectory(task_id=name, member=row["member"], turns=(played,), reward=row["reward"])
+        members.setdefault(name, []).append(trajectory)
+    return [Group(task=tasks[name], trajectories=tuple(members[name])) for name in members]
+
+
+def main() -> None:
+    """Measure."""
+    from transformers import AutoTokenizer
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True)
+    texts = Texts(AutoTokenizer.from_pretrained(parser.parse_args().model))
+    written, followed = [], []
+    with tempfile.TemporaryDirectory() as temporary:
+        live = LiveFiles(Path(temporary), {"exp_name": "cost"}, resume_step=None)
+        for step in rollouts(demo_run()).steps:
+            batch = assemble(groups_of(step))
+            filled = {name: torch.zeros(batch.batch.num_tokens) for name in ("advantages", "returns", "token_rewards")}
+            for name, column in filled.items():
+                object.__setattr__(batch.batch, name, column)
+            begun = time.process_time()
+            write_rollouts(Path(temporary), step, training_rows(batch, texts), token_text=texts.of_tokens)
+            written.append(time.process_time() - begun)
+            begun = time.process_time()
+            for phase in range(20):  # twice as many changes as a step has
+                live.phase(["step", f"phase {phase}"])
+            live.step_done(step)
+            followed.append(time.process_time() - begun)
+    print(f"rows and file: {statistics.median(written):.4f} CPU seconds a step (the first {written[0]:.3f})")
+    print(f"what a page follows: {statistics.median(followed):.5f} CPU seconds a step")
+
+
+if __name__ == "__main__":
+    main()

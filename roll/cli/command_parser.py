@@ -1,0 +1,31 @@
+"""What the parsers of all commands share."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+CODES = "Exit code: 0 done, 2 your mistake (arguments, configuration, data), 1 a failure, 130 interrupted."
+KEYS = "Every key of a configuration: docs/configuration.md."
+
+
+def add_debug(parser: argparse.ArgumentParser, default: object = False) -> None:
+    """Add `--debug`."""
+    parser.add_argument(
+        "--debug", action="store_true", default=default, help="show the traceback of an error, as ROLL_DEBUG=1 does"
+    )
+
+
+def command(groups: Any, name: str, help_: str, run: str | None = None) -> argparse.ArgumentParser:
+    """Add a command; `run` is its function as `module:function`, None where it has commands of its own."""
+    described = f"{help_[0].upper()}{help_[1:]}."
+    parser: argparse.ArgumentParser = groups.add_parser(name, help=help_, description=described, epilog=CODES)
+    if run is not None:
+        parser.set_defaults(run=run)
+        add_debug(parser, argparse.SUPPRESS)  # a default would replace what stands before the command
+    return parser
+
+
+def add_overrides(parser: argparse.ArgumentParser) -> None:
+    """Add `key=value` arguments."""
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="e.g. rollout_batch_size=16")

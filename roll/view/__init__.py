@@ -1,0 +1,1 @@
+"""`roll view`: a page of recorded runs in the browser. Reads files only; imports neither torch nor a tokenizer."""
