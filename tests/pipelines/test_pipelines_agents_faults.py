@@ -68,7 +68,8 @@ def test_an_agent_that_does_what_it_should_not_costs_its_own_episode(played, tag
         assert expected in episode["error"]
 
 
-def test_an_agent_that_fails_for_a_spent_budget_has_not_crashed(played):
-    """It does in four of these; three crash without."""
-    row = played[2]
-    assert (row["agent/spent"], row["agent/crashes"]) == (4, 3)
+def test_an_agent_that_fails_for_a_spent_budget_has_not_crashed(tiny_model, tmp_path):
+    folder = write_run(tmp_path, tiny_model, {"ever": command("asks for ever", max_calls=1)})
+    (row,) = run_toy(folder, "max_steps=1")
+    assert (row["agent/spent"], row["agent/crashes"]) == (4, 0)
+    assert row["reward/mean"] == 0.0
