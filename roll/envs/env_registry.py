@@ -156,6 +156,11 @@ def load_env(env_type: str) -> type[Env]:
     """The class of an environment; raises `EnvLoadError`. For one of a hub its package needn't be there."""
     if hub_of(env_type):
         return _hub_class(env_type)
+    if env_type == AGENT_ENV:
+        raise EnvLoadError(
+            f"{AGENT_ENV} stands for an agent, which has no environment here: `roll check` tests whether it can be "
+            "started, and `roll train FILE val_only=true` has it play without training"
+        )
     if env_type not in ENVS and ":" not in env_type:
         raise EnvLoadError(
             f"no environment {env_type!r}; {did_you_mean(env_type, [*ENVS, AGENT_ENV])} (`roll envs list` shows all; "

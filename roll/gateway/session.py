@@ -68,6 +68,10 @@ class SessionSettings:
     """Models that answer instead of the policy and aren't trained, by name."""
 
 
+class _ContextFull(RefusedCall):
+    """There is no room for a response."""
+
+
 class EpisodeSession(Session):
     """Answers the calls of one episode; see `Session`.
 
@@ -86,12 +90,19 @@ class EpisodeSession(Session):
         """Of the policy, refused ones not counted."""
         self.sampled_tokens = 0
         self._reserved = 0  # Tokens that calls under way may sample
-        self.spent = ""
-        """Why a call was refused for its budget or its context's length; empty: none was."""
+        self._budget_spent = ""
+        self._context_full = ""
+        self._full_at = 0  # The call that said so, by its number
         self.last_answer: Message | None = None
         """The policy's response that came last."""
         self.roles: set[str] = set()
         """Who spoke."""
+
+    @property
+    def spent(self) -> str:
+        """Why a call was refused for its budget, or for its context's length when none that was asked later went well;
+        empty: none was."""
+        return self._budget_spent or self._context_full
 
     @property
     def models(self) -> Sequence[str]:
@@ -107,6 +118,7 @@ class EpisodeSession(Session):
         self._check_sampling(call)
         place = self._placed(call)
         limit = self._admitted(call)
+        number = self.calls
         for kind, count in place.mismatches.items():
             self._episode.count(f"agent/mismatch_{kind}", count)
         changes = self._reading.changes(call, self._episode.params)
@@ -115,8 +127,13 @@ class EpisodeSession(Session):
         self._reserved += reserved
         try:
             choices = await all_of([self._choice(call, place, role, changes) for _ in range(call.n)])
+        except _ContextFull as error:
+            self._context_full, self._full_at = str(error), number
+            raise
         finally:
             self._reserved -= reserved
+        if number > self._full_at:  # the agent has made room
+            self._context_full = ""
         return ChatAnswer(choices=tuple(choices), prompt_tokens=len(place.context_ids))
 
     async def count(self, call: ChatCall) -> int:
@@ -136,8 +153,7 @@ class EpisodeSession(Session):
             )
         except EpisodeError as error:
             if error.status == "truncated":
-                self.spent = str(error)
-                raise RefusedCall(400, str(error), "messages", code="context_length_exceeded") from None
+                raise _ContextFull(400, str(error), "messages", code="context_length_exceeded") from None
             raise RefusedCall(409, f"the episode was given up: {error}", code="session_closed") from None
         self.sampled_tokens += len(completion.token_ids)
         choice = self._reading.choice(call, completion)
@@ -182,16 +198,16 @@ class EpisodeSession(Session):
         most, tokens = self._settings.max_calls, self._settings.max_tokens
         left = None if tokens is None else (tokens - self.sampled_tokens - self._reserved) // call.n
         if most is not None and self.calls >= most:
-            self.spent = f"the episode's {most} calls are spent (max_calls)"
+            self._budget_spent = f"the episode's {most} calls are spent (max_calls)"
         elif left is not None and left < 1 and self._reserved:
             raise RefusedCall(429, f"calls under way may need what is left of {tokens} tokens (max_tokens)", again=True)
         elif left is not None and left < 1:
-            self.spent = f"the episode's {tokens} tokens are spent (max_tokens)"
+            self._budget_spent = f"the episode's {tokens} tokens are spent (max_tokens)"
         else:
             self.calls += 1
             limit = self._episode.params.max_new_tokens
             return limit if left is None else min(limit, left)
-        raise RefusedCall(429, self.spent, code="insufficient_quota")
+        raise RefusedCall(429, self._budget_spent, code="insufficient_quota")
 
     def _placed(self, call: ChatCall) -> Any:
         try:

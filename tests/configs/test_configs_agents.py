@@ -63,6 +63,7 @@ REFUSED: list[tuple[list[str], str, list[str]]] = [
     ([f"{ENV}.timeout_s=0"], f"{ENV}.timeout_s", ["> 0"]),
     ([f"{ENV}.ignore_fields=[strict,tools]"], f"{ENV}.ignore_fields", ["'tools'", "says something else"]),
     ([f"{ENV}.tool_parser=herms"], f"{ENV}.tool_parser", ["did you mean 'hermes'"]),
+    ([f"{ENV}.timeout_s=4000"], f"{ENV}.timeout_s", ["at most rpc_timeout (3600)", "rpc_timeout=4000"]),
     (["adv_estimator=gigpo"], "adv_estimator", ["requests of agents name no states"]),
     ([f"{ENV}.score=exit"], f"{ENV}.score", ["return, callback, reward with agent"]),
     ([program(score="return")], f"{ENV}.score", ["output, exit, callback, reward with command"]),

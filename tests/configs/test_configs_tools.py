@@ -159,10 +159,10 @@ def test_what_is_there_is_accepted(own):
 WRONG = [
     ({"path": "my.py:silent"}, "a docstring of silent: it is what the policy is told"),
     ({"path": "my.py:bare"}, "a type hint for a of bare"),
-    ({"path": "my.py:t", "parameters": {"type": "objekt"}}, "tools[0].parameters.type: got 'objekt'"),
+    ({"path": "my.py:t", "parameters": {"type": "objectt"}}, "tools[0].parameters.type: got 'objectt'"),
     (
-        {"path": "my.py:t", "parameters": {"properties": {"a": {"type": "strng"}}}},
-        "tools[0].parameters.properties.a.type: got 'strng', expected what a JSON schema has there; types are string",
+        {"path": "my.py:t", "parameters": {"properties": {"a": {"type": "stringg"}}}},
+        "tools[0].parameters.properties.a.type: got 'stringg', expected what a JSON schema has there; types are string",
     ),
     ({"mcp": {"command": ["python", "my_servr.py"]}}, "got 'my_servr.py', expected a script that exists"),
 ]

@@ -76,6 +76,7 @@ def test_every_scheme_has_an_adapter_that_is_found_without_its_package(scheme: s
     [
         ("gymnasium:", {}, "names no environment of gymnasium; write one, e.g. gymnasium:CliffWalking-v1"),
         ("gymnasium:CliffWalkin-v1", {}, "custom_envs.x.env_type: .*CliffWalkin"),
+        ("gymnasium:no_such_module:Room-v0", {}, "No module named 'no_such_module'.* put its folder on PYTHONPATH"),
         ("gymnasium:CliffWalking-v1", {"slippery": True}, "unexpected keyword argument 'slippery'"),
         ("gymnasium:CliffWalking-v1", {"actions": ["a", "b"]}, "expected 4 different names"),
         ("gymnasium:CliffWalking-v1", {"success": "win"}, "expected one of reward, terminated, truncated, or a number"),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from openenv_server import WORDS, serving
 
+from roll.envs.adapters.openenv_client import OpenEnvError
 from roll.envs.base import InvalidAction
 from roll.envs.env_registry import EnvLoadError, bare_env
 from roll.envs.wrappers import EnvSpec
@@ -92,3 +93,13 @@ def test_a_server_that_gives_no_answer_is_named_with_the_time(server: Any):
 def test_what_cant_work_is_said_before_an_episode(url: str, config: dict[str, Any], said: str):
     with pytest.raises(EnvLoadError, match=said):
         made(url, **config)
+
+
+@pytest.mark.parametrize(
+    "answer", [{"reward": "1"}, {"reward": float("nan")}, {"done": "false"}, {"done": 1}, {"reward": 1.0, "done": "no"}]
+)
+def test_an_answer_whose_reward_or_end_is_no_such_thing_fails_and_is_not_guessed_at(server: Any, answer: Any):
+    env = made(server[0])
+    with pytest.raises(OpenEnvError, match="expected (a finite number as|true or false)"):
+        env._read({"observation": {"text": "x"}, **answer})
+    assert env._read({"observation": {"text": "x"}, "reward": None, "done": None})[1:] == (0.0, False)

@@ -43,6 +43,10 @@ def ask_only(task, base_url, api_key):
     ask(base_url, api_key, task["word"])
 
 
+def raises(task, base_url, api_key):
+    raise KeyError("question")
+
+
 async def lower_async(task, base_url, api_key):
     """The same."""
     return lower(task, base_url, api_key)

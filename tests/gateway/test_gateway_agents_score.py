@@ -25,5 +25,7 @@ def test_a_port_in_use_asks_for_another():
 
 
 def test_a_misspelt_endpoint_is_recognised_among_the_environments():
-    with pytest.raises(EnvLoadError, match="no environment 'endpiont'; did you mean 'endpoint'"):
-        load_env("endpiont")
+    with pytest.raises(EnvLoadError, match="no environment 'endpointt'; did you mean 'endpoint'"):
+        load_env("endpointt")
+    with pytest.raises(EnvLoadError, match="endpoint stands for an agent.*val_only=true"):
+        load_env("endpoint")

@@ -225,6 +225,16 @@ def test_a_context_without_room_is_refused_as_the_original_does():
     assert "sequence_length is 20" in session.spent
 
 
+def test_an_agent_that_goes_on_with_a_shorter_context_has_spent_nothing():
+    session, _, _ = make("one", "two", length=50, max_calls=3)
+    assert refused(session, ask(Message("user", "hello" * 20))).code == "context_length_exceeded"
+    assert session.spent
+    run(session.complete(ask(HELLO)))
+    assert not session.spent
+    run(session.complete(ask(HELLO)))
+    assert refused(session, ask(HELLO)).status == 429 and "max_calls" in session.spent
+
+
 def test_an_episode_that_is_given_up_answers_409():
     session, episode, _ = make(None)
     assert refused(session, ask(HELLO)).status == 409

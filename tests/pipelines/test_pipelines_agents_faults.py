@@ -6,12 +6,17 @@ import json
 import time
 
 import pytest
-from agents_run import command, write_run
+from agents_run import AGENTS, command, endpoint, write_run
 from toy import run_toy
 
 FAULTS = {
     "never": (command("never"), "env_error", "the agent never called the model (exit code 0)"),
     "never_fails": (command("never fails"), "env_error", "the agent never called the model (exit code 5)"),
+    "raises": (
+        endpoint(agent=f"{AGENTS}:raises"),
+        "env_error",
+        "the agent raised before the model answered it: KeyError: 'question'\nTraceback",
+    ),
     "hangs": (command("hangs", timeout_s=4), "timeout", "waited over 4 s for the agent's end"),
     "forks": (command("forks", timeout_s=4), "timeout", "waited over 4 s for the agent's end"),
     "crashes": (command("crashes"), "env_error", "the agent ended with signal 6"),

@@ -103,6 +103,8 @@ def test_hermes_takes_what_models_write(said: str, arguments: str):
         ('{"name": "f", "arguments": {"x": 1}', "bad_json"),
         ("{'name': 'f', 'arguments': {}}", "bad_json"),
         ('{"name": "f", "arguments": {"x": 1},}', "bad_json"),
+        ('{"name": "f", "arguments": {"x": NaN}}', "bad_json"),
+        ('{"name": "f", "arguments": {"x": -Infinity}}', "bad_json"),
         ('{"name": 3, "arguments": {}}', "bad_call"),
         ('{"arguments": {}}', "bad_call"),
         ('{"name": "\\ud800", "arguments": {}}', "bad_call"),

@@ -36,6 +36,10 @@ def agent_rules(config: AgenticConfig) -> Iterator[Violation]:
             yield Violation(f"{path}.env_config", expected, 'env_config: {command: "python my_agent.py"}', {})
         else:
             yield from _agent(f"{path}.env_config", env.agent)
+            if env.agent.timeout_s > config.rpc_timeout:
+                expected = f"at most rpc_timeout ({config.rpc_timeout:g}), after which the run takes itself for stalled"
+                fix = f"rpc_timeout={env.agent.timeout_s:g}"
+                yield Violation(f"{path}.env_config.timeout_s", expected, fix, env.agent.timeout_s)
     trained = {tag for tag in agents if not config.val_only and tag in config.tags_of(config.train_env_manager)}
     if trained and config.estimator.compares_states:
         expected = "one that doesn't compare turns that met the same state: requests of agents name no states"

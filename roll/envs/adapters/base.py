@@ -51,7 +51,7 @@ class HubEnv(Env):
                 raise HubError(f"{hub.package} fails to import: {error}") from error
             raise HubError(
                 f"needs the package {hub.package}, which {sys.executable} doesn't have: pip install {hub.install}, or "
-                "name an interpreter that has it at env_workers.python"
+                "name an interpreter that has it at env_workers.python (`roll envs test`: --python)"
             ) from None
         except Exception as error:
             raise HubError(f"{hub.package} fails to import: {_said(error)}") from error
@@ -68,7 +68,8 @@ class HubEnv(Env):
             except HubError:
                 raise
             except (Exception, SystemExit) as error:
-                raise HubError(f"{self.scheme} can't make {self.hub_id!r}: {_said(error)}") from error
+                fix = ". Install it, or put its folder on PYTHONPATH" if isinstance(error, ModuleNotFoundError) else ""
+                raise HubError(f"{self.scheme} can't make {self.hub_id!r}: {_said(error).rstrip('.')}{fix}") from error
 
     def make(self, *arguments: Any, **options: Any) -> Any:
         """The package's environment."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -140,6 +141,10 @@ class OpenEnvEnv(HubEnv):
         text = _told(fields) if self._show is None else self._show(fields)
         if not isinstance(text, str):
             raise TypeError(f"render: gave {text!r:.80}, expected text")
+        if reward is not None and not (isinstance(reward, (int, float)) and math.isfinite(reward)):
+            raise OpenEnvError(f"{self._base} answered with reward {reward!r:.80}, expected a finite number as reward")
+        if done is not None and not isinstance(done, bool):
+            raise OpenEnvError(f"{self._base} answered with done {done!r:.80}, expected true or false")
         return Observation.of(text), float(reward or 0.0), bool(done)
 
 

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from roll.types.chat import ToolCall, ToolSpec
 
@@ -73,7 +73,13 @@ class BadCall(ValueError):
 
 NAME = re.compile(r"[\w.:/-]{1,128}")
 """Names of functions."""
-_DECODER = json.JSONDecoder()
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} isn't a number in JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
 _SPACE = " \t\r\n"
 
 
@@ -84,8 +90,10 @@ def read_value(text: str, at: int) -> tuple[Any, int]:
     except json.JSONDecodeError as error:
         where = f"{error.msg} (character {error.pos - at} of the call)"
         raise BadCall("bad_json", f"the call isn't valid JSON: {where}", max(error.pos, at + 1)) from error
-    except (ValueError, RecursionError) as error:  # an integer of thousands of digits, a thousand brackets
-        raise BadCall("bad_json", "the call isn't valid JSON: too deep, or a number too long", len(text)) from error
+    except (ValueError, RecursionError) as error:  # NaN, an integer of thousands of digits, a thousand brackets
+        raise BadCall(
+            "bad_json", "the call isn't valid JSON: NaN, too deep, or a number too long", len(text)
+        ) from error
 
 
 def read_call(text: str, at: int, argument_keys: Sequence[str], *, bare: bool = True) -> tuple[str, str, int]:
