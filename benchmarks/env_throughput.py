@@ -129,6 +129,9 @@ def in_gymnasium(env: object, concurrent: int, seeds: Sequence[int]) -> int:
 def throughput(args: argparse.Namespace, name: str, spec: EnvSpec, episodes: int) -> None:
     actions = [f"<answer>{action}</answer>" for action in bare_env(spec).actions]
     pools = {count: EnvPool({"env": spec}, num_processes=count) for count in args.processes}
+    for pool in pools.values():
+        # Before gymnasium forks: its processes would hold open what a pool that is starting waits to see closed.
+        pool.wait_ready()
     vectors = gymnasium_vectors(args.concurrent) if spec is LAKE else {}
     try:
         ways: dict[str, Measure] = {
@@ -136,7 +139,6 @@ def throughput(args: argparse.Namespace, name: str, spec: EnvSpec, episodes: int
             "wrapped loop": partial(in_this_process, build_env(spec), True),
         }
         for count, pool in pools.items():
-            pool.wait_ready()
             ways[f"pool, {count} process{'es' if count > 1 else ''}"] = partial(in_pool, pool, actions, args.concurrent)
         for kind, vector in vectors.items():
             ways[f"gymnasium {kind}"] = partial(in_gymnasium, vector, args.concurrent)

@@ -48,6 +48,7 @@ FULL = (
     "pipelines/test_pipelines_lora_sync.py*",
     # Clusters of several processes, and what kills them.
     "benchmarks/test_benchmarks_runs.py*",
+    "benchmarks/test_benchmarks_view.py*",
     "benchmarks/test_benchmarks.py::test_the_tokens_of_fuzzed_agents",
     "data/test_data_memory.py*",
     "cli/test_cli_eval.py::test_two_engines*",

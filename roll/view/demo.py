@@ -8,5 +8,5 @@ HERE = Path(__file__).parent / "demo"
 
 
 def demo_run() -> Path:
-    """Return the folder of the run: the quickstart's, as benchmarks/view_demo.py has recorded it."""
+    """Return the folder of the run: the quickstart's, as docs/generate/view_demo.py has recorded it."""
     return HERE / "quickstart"

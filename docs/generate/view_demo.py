@@ -2,7 +2,7 @@ r"""Make the recorded run of `roll view --demo` from a run of the quickstart: so
 
     roll quickstart output_dir=RUN rollout_dump_dir=RUN/rollouts eval_steps=8 \
         'rollout_dump_outputs=[old_logprobs,entropies]'
-    python benchmarks/view_demo.py RUN
+    python docs/generate/view_demo.py RUN
 """
 
 from __future__ import annotations
