@@ -39,7 +39,6 @@ def main() -> None:
         for step in {"train": found.steps, "validation": found.validations}.get(kind, []):
             if kind != "train" or step in STEPS:
                 copy(demo, run, step, kind)
-    print(sum(path.stat().st_size for path in demo.rglob("*") if path.is_file()) // 1024, "KiB")
 
 
 def copy(demo: Path, run: Path, step: int, kind: Kind) -> None:
