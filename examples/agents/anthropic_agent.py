@@ -9,7 +9,7 @@ from typing import Any
 from anthropic import Anthropic
 
 sys.path.insert(0, str(Path(__file__).parent))
-from toy import INSTRUCTIONS, TOOLS, Boxes
+from boxes import INSTRUCTIONS, TOOLS, Boxes
 
 MOST_CALLS = 5
 

@@ -12,7 +12,7 @@ from langgraph.errors import GraphRecursionError
 from langgraph.prebuilt import create_react_agent
 
 sys.path.insert(0, str(Path(__file__).parent))
-from toy import INSTRUCTIONS, Boxes
+from boxes import INSTRUCTIONS, Boxes
 
 MOST_CALLS = 5
 

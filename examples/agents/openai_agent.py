@@ -10,7 +10,7 @@ from typing import Any
 from openai import OpenAI
 
 sys.path.insert(0, str(Path(__file__).parent))
-from toy import INSTRUCTIONS, TOOLS, Boxes
+from boxes import INSTRUCTIONS, TOOLS, Boxes
 
 MOST_CALLS = 5
 

@@ -10,7 +10,7 @@ from agents import Agent, MaxTurnsExceeded, ModelBehaviorError, OpenAIProvider, 
 from openai import AsyncOpenAI
 
 sys.path.insert(0, str(Path(__file__).parent))
-from toy import INSTRUCTIONS, Boxes
+from boxes import INSTRUCTIONS, Boxes
 
 MOST_CALLS = 5
 

@@ -10,7 +10,7 @@ from smolagents import LogLevel, OpenAIModel, PromptTemplates, Tool, ToolCalling
 from smolagents.agents import EMPTY_PROMPT_TEMPLATES
 
 sys.path.insert(0, str(Path(__file__).parent))
-from toy import ADD, INSTRUCTIONS, LOOK, TOOLS, Boxes
+from boxes import ADD, INSTRUCTIONS, LOOK, TOOLS, Boxes
 
 MOST_STEPS = 3
 """What it takes without an error; after the last it asks once more for an answer."""

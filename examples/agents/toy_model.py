@@ -33,8 +33,8 @@ from roll.utils.seeding import stable_hash
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
+from boxes import BOXES  # noqa: E402
 from small_agents import write  # noqa: E402
-from toy import BOXES  # noqa: E402
 
 EPISODES = 400
 """Tasks that the teacher plays."""

@@ -9,7 +9,7 @@ from dataclasses import fields
 import pytest
 
 from roll.catalog.foreign_keys.only_here import ONLY_HERE
-from roll.catalog.foreign_keys.tables import SYSTEMS, canonical, targets
+from roll.catalog.foreign_keys.tables import SYSTEMS, canonical, patterns, targets
 from roll.configs.parsing.loader import PIPELINES
 from roll.configs.parsing.schema_places import hints_of, sections_of
 from roll.configs.schema.strategy_config import STRATEGIES
@@ -82,3 +82,9 @@ def test_the_groups_of_a_system_name_a_key_once():
             twice = [key for key, count in Counter(row.key for row in rows).items() if count > 1]
             # Rows of the policy's model come before those of any model; of two the first counts.
             assert all(key.startswith("actor_rollout_ref.model.") for key in twice), title
+
+
+def test_a_key_with_an_empty_part_is_looked_up_like_any_other():
+    for name in SYSTEMS:
+        assert patterns(name).find(["actor_train", "", "lr"]) is None
+        assert not patterns(name).is_section(["actor_train", "", "lr"])

@@ -106,7 +106,7 @@ def test_a_spec_has_the_rules_of_its_section():
     ("section", "message"),
     [
         ({"env_type": "sokobann-v1"}, "custom_envs.x.env_type: .*did you mean 'sokoban-v1'"),
-        ({"env_type": "zzz"}, "known: countdown-v1, frozen_lake-v1"),
+        ({"env_type": "zzz"}, "known: countdown-v1, endpoint, frozen_lake-v1"),
         ({"env_type": "frozen_lake-v1", "env_config": {"sise": 4}}, "x.env_config.sise: .*did you mean 'size'"),
         ({"env_type": "question_answer-v1"}, "custom_envs.x.env_config.file_name: missing"),
         ({"env_type": "no.such:Thing"}, "custom_envs.x.env_type: can't import 'no.such'"),

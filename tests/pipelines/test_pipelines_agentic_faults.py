@@ -120,7 +120,7 @@ def test_an_environment_that_leaks_is_moved_to_a_new_process(tiny_model, tmp_pat
     source = (folder / "letters.py").read_text()
     leak = "        KEPT.append(b'x' * (1 << 20))\n        rng = random"
     (folder / "letters.py").write_text(source.replace("        rng = random", leak, 1) + "\n\nKEPT = []\n")
-    limits = ("env_workers.memory_limit_mb=120", "train_env_manager.num_env_groups=1", "max_steps=3")
+    limits = ("env_workers.memory_limit_mb=90", "train_env_manager.num_env_groups=1", "max_steps=3")
     rows = run_toy(folder, *limits)
     assert [row["rollout/responses"] for row in rows] == [32, 32, 32]
     assert sum(row["env/recycled"] for row in rows) >= 1

@@ -38,7 +38,7 @@ def play(task, base_url, api_key):
 
 
 def rows_of(folder):
-    return [row for file in sorted((folder / "dump").glob("*.parquet")) for row in read_rollouts(file)]
+    return [row for file in sorted((folder / "dump").glob("rollouts-*.parquet")) for row in read_rollouts(file)]
 
 
 def test_an_unmodified_openai_agent_is_trained_through_the_door_of_the_documentation(tiny_model, tmp_path):

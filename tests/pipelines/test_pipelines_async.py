@@ -40,7 +40,7 @@ ONE_PASS = (
 
 def trained_prompts(folder, upto=None):
     """How often each prompt stands in the dumps of the steps."""
-    files = sorted((folder / "dump").glob("*.parquet"))
+    files = sorted((folder / "dump").glob("rollouts-*.parquet"))
     tables = [pq.read_table(file, columns=["step", "task_id", "member"]).to_pylist() for file in files]
     rows = [row for table in tables for row in table if upto is None or row["step"] <= upto]
     assert len({(row["task_id"], row["member"]) for row in rows}) == len(rows), "a response was trained on twice"

@@ -56,7 +56,7 @@ def test_it_generates_twice_and_trains_on_both_responses_but_not_on_what_stands_
     folder = write_toy(tmp_path, tiny_model)
     rows = run_toy(folder, *settings(folder, "Twice"))
     assert all(row["mismatch/kl"] < 1e-10 for row in rows)
-    dumped = pq.read_table(next((folder / "dump").glob("*.parquet"))).to_pylist()
+    dumped = pq.read_table(next((folder / "dump").glob("rollouts-*.parquet"))).to_pylist()
     for row in dumped:
         chosen = "".join("x" if acting else "." for acting in row["action_mask"])
         assert chosen.lstrip(".") == "xxx.xx", chosen
@@ -77,7 +77,7 @@ def test_branches_are_trained_once_with_the_log_probs_that_the_trainer_finds(tin
     assert all(row["mismatch/kl"] < 1e-10 for row in rows)
     assert all(row["rollout/rows"] == 2 * row["rollout/responses"] for row in rows)
     assert all(row["agent/mismatch_edited"] == 0.5 * row["rollout/responses"] for row in rows)
-    dumped = pq.read_table(next((folder / "dump").glob("*.parquet"))).to_pylist()
+    dumped = pq.read_table(next((folder / "dump").glob("rollouts-*.parquet"))).to_pylist()
     first, second = dumped[::2], dumped[1::2]
     for one, two in zip(first, second, strict=True):
         masks = ["".join("x" if acting else "." for acting in row["action_mask"]) for row in (one, two)]

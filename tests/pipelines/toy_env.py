@@ -63,8 +63,11 @@ def without_template(model: Path, folder: Path) -> Path:
 
 
 def episodes(folder: Path) -> list[SimpleNamespace]:
-    """Every training row that a run dumped into `folder/dump`, step by step."""
-    return [row for file in sorted((folder / "dump").glob("*.parquet")) for row in read_rollouts(file)]
+    """Every training row that a run dumped into `folder/dump`, step by step, without paths and seconds."""
+    rows = [row for file in sorted((folder / "dump").glob("rollouts-*.parquet")) for row in read_rollouts(file)]
+    for row in rows:
+        del row.source, row.spans
+    return rows
 
 
 def write_toy_env(folder: Path, model: Path) -> Path:

@@ -158,7 +158,8 @@ class Patterns:
         return any("" in node for node in nodes) and not any(node.keys() - {"", "**"} for node in nodes)
 
     def _branches(self, node: dict, word: str) -> Iterator[dict]:  # type: ignore[type-arg]
-        for name, applies in ((word, True), ("<role>", word in self._roles), ("<manager>", word in _MANAGERS),
+        # A node's own row is at "", which a broken key (`a..b`) may name.
+        for name, applies in ((word, bool(word)), ("<role>", word in self._roles), ("<manager>", word in _MANAGERS),
                               ("<name>", True)):  # fmt: skip
             if applies and name in node:
                 yield node[name]
