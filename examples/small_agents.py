@@ -174,13 +174,10 @@ def write(file: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 def make_model(folder: Path, texts: Iterable[str], seed: int, *, heads: int = 16) -> None:
     """A random model for the words of these texts. Many small heads find their way on a grid faster than few."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    tokenizer = make_tokenizer(texts)
-    shape = AutoConfig.for_model(
-        "qwen2",
-        vocab_size=len(tokenizer),
+    save_random_model(
+        folder,
+        make_tokenizer(texts),
+        seed,
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=2,
@@ -189,14 +186,26 @@ def make_model(folder: Path, texts: Iterable[str], seed: int, *, heads: int = 16
         max_position_embeddings=1024,
         rope_theta=30.0,  # positions differ by few tokens here; the usual base makes them hard to tell apart
         initializer_range=0.1,
+    )
+
+
+def save_random_model(folder: Path, tokenizer: Any, seed: int, **shape: Any) -> None:
+    """Write a random transformer for this tokenizer, with it; `shape` is of transformers' configuration of Qwen2."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        "qwen2",
+        vocab_size=len(tokenizer),
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        **shape,
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(shape)
+        model = AutoModelForCausalLM.from_config(config)
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
 

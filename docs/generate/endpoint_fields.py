@@ -10,6 +10,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from marked import with_part
+
 from roll.gateway.protocols import wire_formats
 
 _BEGIN, _END = "<!-- tables: begin (make docs) -->", "<!-- tables: end -->"
@@ -33,11 +35,7 @@ def markdown_tables() -> str:
 
 def with_tables(page: str) -> str:
     """Return `page` with the text between its markers replaced by the tables."""
-    before, begin, rest = page.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not begin or not end:
-        raise ValueError(f"the page needs the markers {_BEGIN!r} and {_END!r}, in this order")
-    return f"{before}{_BEGIN}\n\n{markdown_tables()}\n{_END}{after}"
+    return with_part(page, _BEGIN, markdown_tables(), _END)
 
 
 if __name__ == "__main__":

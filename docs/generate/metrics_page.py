@@ -10,6 +10,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from marked import with_part
+
 from roll.tracking.names import GROUPS
 
 _BEGIN, _END = "<!-- table: begin (make docs) -->", "<!-- table: end -->"
@@ -27,11 +29,7 @@ def markdown_table() -> str:
 
 def with_table(page: str) -> str:
     """Return `page` with the text between its markers replaced by the table."""
-    before, begin, rest = page.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not begin or not end:
-        raise ValueError(f"the page needs the markers {_BEGIN!r} and {_END!r}, in this order")
-    return f"{before}{_BEGIN}\n\n{markdown_table()}\n{_END}{after}"
+    return with_part(page, _BEGIN, markdown_table(), _END)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from roll.utils.seeding import stable_hash
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 from boxes import BOXES  # noqa: E402
-from small_agents import write  # noqa: E402
+from small_agents import save_random_model, write  # noqa: E402
 
 EPISODES = 400
 """Tasks that the teacher plays."""
@@ -235,13 +235,10 @@ def make_tokenizer(texts: Sequence[str], size: int = 768) -> Any:
 
 def make_model(folder: Path, texts: Sequence[str], seed: int) -> None:
     """Make a random model for these texts."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    tokenizer = make_tokenizer(texts)
-    shape = AutoConfig.for_model(
-        "qwen2",
-        vocab_size=len(tokenizer),
+    save_random_model(
+        folder,
+        make_tokenizer(texts),
+        seed,
         hidden_size=128,
         intermediate_size=256,
         num_hidden_layers=3,
@@ -250,13 +247,4 @@ def make_model(folder: Path, texts: Sequence[str], seed: int) -> None:
         max_position_embeddings=4096,
         rope_theta=1000.0,
         initializer_range=0.05,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(shape)
-    tokenizer.save_pretrained(folder)
-    model.save_pretrained(folder)

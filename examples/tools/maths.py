@@ -17,7 +17,7 @@ from typing import Any
 from roll.configs.schema.sft_config import SFTConfig
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from small_agents import write
+from small_agents import save_random_model, write
 
 SHOWN, TRAINING, HELD_OUT = 2_000, 2_000, 200
 CALLING = 0.5
@@ -80,13 +80,10 @@ def demonstration(task: str, rng: random.Random) -> dict[str, Any]:
 
 def make_model(folder: Path, seed: int) -> None:
     """A random transformer with a token for each sign, and for the few words of calls."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    tokenizer = make_tokenizer()
-    shape = AutoConfig.for_model(
-        "qwen2",
-        vocab_size=len(tokenizer),
+    save_random_model(
+        folder,
+        make_tokenizer(),
+        seed,
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=3,
@@ -95,16 +92,7 @@ def make_model(folder: Path, seed: int) -> None:
         max_position_embeddings=256,
         rope_theta=100.0,
         initializer_range=0.1,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(shape)
-    tokenizer.save_pretrained(folder)
-    model.save_pretrained(folder)
 
 
 def make_tokenizer() -> Any:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from roll.configs.schema.env_config import RoleConfig
 from roll.envs.base import Message, StepResult
 from roll.types.episode import EpisodeError
-from roll.utils.endpoint import Endpoint, EndpointFailed, endpoint_url, key_in, why_unreachable
+from roll.utils.endpoint import Endpoint, EndpointFailed, endpoint_url, service_key
 
 SEPARATE = "separate"
 
@@ -88,15 +88,7 @@ class ChatService:
     def __init__(self, path: str, role: RoleConfig, environ: Mapping[str, str] = os.environ) -> None:
         """`path`: of the role's section, for messages."""
         assert role.endpoint is not None, "rules refuse an endpoint without an address"
-        key = key_in(environ, role.api_key_env)
-        if key is None:
-            raise ValueError(
-                f"{path}.api_key_env: the environment variable {role.api_key_env} is not set; export it with the "
-                "service's key, or remove the key if it needs none"
-            )
-        why = why_unreachable(role.endpoint)
-        if why is not None:
-            raise ValueError(f"{path}.endpoint: {why}; start the service, or correct the address")
+        key = service_key(path, role.endpoint, role.api_key_env, environ)
         self._role, self._key = role, key
         self._who = f"{role.model} at {role.endpoint} ({path})"
 

@@ -27,7 +27,7 @@ from roll.strategies.base import LossFn, NamedWeights, Output, TopK, TrainSpec, 
 from roll.strategies.state_files import StateFiles
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
-from roll.utils.endpoint import Endpoint, EndpointFailed, endpoint_url, key_in, why_unreachable
+from roll.utils.endpoint import Endpoint, EndpointFailed, endpoint_url, service_key
 from roll.utils.loop_thread import LoopThread
 
 _BYTES_PER_ENTRY = 400
@@ -47,15 +47,7 @@ class EndpointTeacher(TrainStrategy):
         assert isinstance(options, EndpointConfig)
         assert options.endpoint is not None, "rules refuse an endpoint without an address"
         path = f"{spec.role}.strategy_args.strategy_config"
-        key = key_in(environ, options.api_key_env)
-        if key is None:
-            raise ValueError(
-                f"{path}.api_key_env: the environment variable {options.api_key_env} is not set; export it with the "
-                "service's key, or remove the key if it needs none"
-            )
-        why = why_unreachable(options.endpoint)
-        if why is not None:
-            raise ValueError(f"{path}.endpoint: {why}; start the service, or correct the address")
+        key = service_key(path, options.endpoint, options.api_key_env, environ)
         self.layout = RankLayout(dp_rank=info.rank, dp_size=info.world_size)
         self._options, self._who = options, f"{spec.role} at {options.endpoint}"
         self._api = _APIS[options.api]

@@ -50,6 +50,23 @@ def key_in(environ: Mapping[str, str], variable: str | None) -> str | None:
     return (environ.get(variable, "").strip() or None) if variable is not None else ""
 
 
+def service_key(path: str, endpoint: str, variable: str | None, environ: Mapping[str, str]) -> str:
+    """Return the key of a service that a run needs, once something listens at its address.
+
+    Raises `ValueError` naming the key of the configuration, in the section at `path`.
+    """
+    key = key_in(environ, variable)
+    if key is None:
+        raise ValueError(
+            f"{path}.api_key_env: the environment variable {variable} is not set; export it with the service's key, or "
+            "remove the key if it needs none"
+        )
+    why = why_unreachable(endpoint)
+    if why is not None:
+        raise ValueError(f"{path}.endpoint: {why}; start the service, or correct the address")
+    return key
+
+
 class Endpoint:
     """Posts JSON to one address. All methods belong to one event loop. Close it.
 
