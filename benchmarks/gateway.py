@@ -42,6 +42,7 @@ from roll.types.chat import Message
 from roll.types.episode import Task
 
 ROOT = Path(__file__).parents[1]
+END = f" {SAID}<|im_end|>"
 CLIENTS = str(Path(__file__).with_name("gateway_clients.py"))
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -73,14 +74,17 @@ class StubEngines:
     """Engines that wait, and say for how long; as much of a driver as an episode needs."""
 
     def __init__(self, tokenizer: Any, seconds: float, seed: int) -> None:
-        self._tokenizer, self._seconds, self._draw = tokenizer, seconds, random.Random(seed)
+        self._seconds, self._draw = seconds, random.Random(seed)
+        # A real engine has the tokens already, and its time isn't the endpoint's.
+        said = {text: tokenizer(text, add_special_tokens=False).input_ids for text in (*"0123456789.e-", END)}
+        self._tokens: dict[str, list[int]] = said
 
     async def generate(self, episode: str, request: Request) -> Completion:
         del episode
         began = time.perf_counter()
         await asyncio.sleep(self._seconds * self._draw.uniform(0.5, 1.5))
-        text = f"{time.perf_counter() - began} {SAID}<|im_end|>"
-        ids = tuple(self._tokenizer(text, add_special_tokens=False).input_ids)
+        took = str(time.perf_counter() - began)
+        ids = tuple(token for text in (*took, END) for token in self._tokens[text])
         n = len(ids)
         return Completion(id=request.id, token_ids=ids, logprobs=(-1.0,) * n, versions=(0,) * n, finish_reason="stop")
 

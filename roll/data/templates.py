@@ -190,12 +190,13 @@ def missing_from(text: str, messages: Sequence[Mapping[str, str]]) -> int | None
     at, squeezed = 0, "".join(text.split())
     for number, message in enumerate(messages):
         system = message["role"] == "system"
-        as_json = json.dumps(message["content"], ensure_ascii=False)[1:-1]
-        for content in ("".join(message["content"].split()), "".join(as_json.split())):
-            found = squeezed.find(content, 0 if system else at)
-            if found >= 0:
-                break
-        else:
+        start = 0 if system else at
+        content = "".join(message["content"].split())
+        found = squeezed.find(content, start)
+        if found < 0:
+            content = "".join(json.dumps(message["content"], ensure_ascii=False)[1:-1].split())
+            found = squeezed.find(content, start)
+        if found < 0:
             return number
         at = at if system else found + len(content)
     return None

@@ -14,6 +14,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Literal, get_args
 
 from roll.data.templates import TemplateError
@@ -54,6 +55,8 @@ class Placement:
     tools: tuple[ToolSpec, ...]
     text: str
     """Of `context_ids`."""
+    key: bytes
+    """Of the conversation that the response will end."""
 
 
 @dataclass(slots=True)
@@ -95,7 +98,9 @@ class MessageGraph:
 
     def tokens(self, node: int | None) -> tuple[int, ...]:
         """Return all tokens up to the end of a node's response; nothing for None."""
-        return tuple(token for each in self._walk(node) for token in (*each.prompt_ids, *each.response_ids))
+        return tuple(
+            chain.from_iterable(part for each in self._walk(node) for part in (each.prompt_ids, each.response_ids))
+        )
 
     def _text(self, node: int | None) -> str:
         """Return all text up to the end of a node's response; nothing for None."""
@@ -148,6 +153,7 @@ class MessageGraph:
             messages=messages,
             tools=tools,
             text=text,
+            key=keys[-1],
         )
 
     def grow(
@@ -176,9 +182,8 @@ class MessageGraph:
         )
         siblings = self._roots if placement.parent is None else self._nodes[placement.parent].children
         siblings.append(node)
-        *_, asked = _keys(placement.messages, placement.tools)
-        self._asked.setdefault(asked, []).append(node)
-        self._ends[_key(asked, message)] = node
+        self._asked.setdefault(placement.key, []).append(node)
+        self._ends[_key(placement.key, message)] = node
         self._said.add(_key(b"", message))
         return node
 
@@ -263,4 +268,8 @@ def _key(before: bytes, message: Message) -> bytes:
 
 
 def _canonical(value: object) -> bytes:
-    return json.dumps(value, sort_keys=True, ensure_ascii=True, default=str).encode()
+    return _ENCODER.encode(value).encode()
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True, ensure_ascii=True, default=str)
+"""One for all: `json.dumps` makes one for every call, and a long conversation has many messages."""

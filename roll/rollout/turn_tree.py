@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 
 from roll.types.episode import Turn
 
@@ -59,7 +60,9 @@ class TurnTree:
         while number is not None:
             walk.append(self._turns[number])
             number = self._parents[number]
-        return tuple(token for turn in reversed(walk) for token in (*turn.prompt_ids, *turn.response_ids))
+        return tuple(
+            chain.from_iterable(part for turn in reversed(walk) for part in (turn.prompt_ids, turn.response_ids))
+        )
 
     def stored(self) -> tuple[Turn, ...]:
         """Return the turns depth first, as `Trajectory` holds them: a turn's continuations in the order of numbers."""
