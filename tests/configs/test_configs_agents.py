@@ -77,6 +77,8 @@ REFUSED: list[tuple[list[str], str, list[str]]] = [
     ([f"{ENV}={{command: 'python \"x'}}"], f"{ENV}.command", ["No closing quotation"]),
     ([f"{ENV}.sandbox=true"], f"{ENV}.sandbox", ["acts only with command", "a program is started anew"]),
     ([program(sandbox_readable="/")], f"{ENV}.sandbox_readable", ["acts only with sandbox"]),
+    ([program(sandbox_disk_mb=5)], f"{ENV}.sandbox_disk_mb", ["acts only with sandbox"]),
+    ([program(sandbox_memory_mb=500)], f"{ENV}.sandbox_memory_mb", ["acts only with sandbox"]),
     ([f"{ENV}.models={{policy/white: {{base_url: 'http://x/v1'}}}}"], f"{ENV}.models.policy/white", ["isn't policy"]),
     ([f"{ENV}.models={{judge: {{base_url: 'x'}}}}"], f"{ENV}.models.judge.base_url", ["http://"]),
     (

@@ -151,6 +151,73 @@ def test_the_folder_of_an_agent_in_the_sandbox_goes_with_it_when_it_is_killed(tm
     assert not list((tmp_path / "temporary").iterdir())
 
 
+GREEDY = """
+import os, subprocess, sys, time
+os.chdir(os.environ["ROLL_WORKSPACE"])
+match sys.argv[1]:
+    case "one file":
+        with open("large", "wb") as file:
+            try:
+                file.write(bytes(20 << 20))
+            except OSError as error:
+                print("too large:", error.strerror)
+        time.sleep(2)
+        print("lives")
+    case "files":
+        os.makedirs("within/closed")
+        for number in range(20):
+            with open(f"within/closed/{number}", "wb") as file:
+                file.write(bytes(1 << 20))
+        os.chmod("within/closed", 0)
+        time.sleep(60)
+    case "removed files":
+        held = []
+        for number in range(20):
+            held.append(open("file", "wb"))
+            held[-1].write(bytes(1 << 20))
+            os.remove("file")
+        time.sleep(60)
+    case "memory":
+        held = []
+        for _ in range(30):
+            held.append(bytearray(32 << 20))
+        time.sleep(60)
+    case "children":
+        code = "held = bytearray(100 << 20); import time; time.sleep(2)"
+        children = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(8)]
+        codes = [child.wait() for child in children]
+        print("killed", sum(code < 0 for code in codes), flush=True)
+"""
+MEMORY, DISK = "sandbox_memory_mb", "sandbox_disk_mb"
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("one file", "too large: File too large"),
+        ("files", DISK),
+        ("removed files", DISK),
+        ("memory", MEMORY),
+        ("children", "killed"),
+    ],
+)
+def test_an_agent_in_the_sandbox_has_no_more_memory_and_disk_than_it_may(tmp_path, monkeypatch, what, told):
+    (tmp_path / "greedy.py").write_text(GREEDY)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    env = AgentEnv(command=("python", "greedy.py", what), sandbox=True, cwd=str(tmp_path), **{MEMORY: 512, DISK: 8})
+    order = Order(episode="e", task={}, base_url="http://127.0.0.1:9/v1", api_key="key", timeout_s=30.0)
+    log = AgentLog()
+    outcome = asyncio.run(CommandRunner(env).run(order, log))
+    assert told in log.text
+    assert (outcome.code is None) == (told in (MEMORY, DISK)), "killed, not ended with a code"
+    if what == "one file":
+        assert "lives" in log.text
+    if what == "children":
+        assert int(log.text.split()[-1]) >= 3
+    assert not list((tmp_path / "temporary").iterdir())
+
+
 FUNCTION = """
 import os, sys, time
 

@@ -21,7 +21,8 @@ custom_envs.<name>.env_config.models.<name>.base_url custom_envs.<name>.env_conf
 custom_envs.<name>.env_config.pass_env custom_envs.<name>.env_config.python custom_envs.<name>.env_config.remote
 custom_envs.<name>.env_config.reward.name custom_envs.<name>.env_config.reward.reward_kwargs
 custom_envs.<name>.env_config.reward.timeout_s custom_envs.<name>.env_config.reward.world_size
-custom_envs.<name>.env_config.sandbox custom_envs.<name>.env_config.sandbox_readable
+custom_envs.<name>.env_config.sandbox custom_envs.<name>.env_config.sandbox_disk_mb
+custom_envs.<name>.env_config.sandbox_memory_mb custom_envs.<name>.env_config.sandbox_readable
 custom_envs.<name>.env_config.score custom_envs.<name>.env_config.tasks custom_envs.<name>.env_config.timeout_s
 custom_envs.<name>.env_config.tool_parser custom_envs.<name>.env_config.truncated_reward
 custom_envs.<name>.role_rewards custom_envs.<name>.roles.<name>.api_key_env

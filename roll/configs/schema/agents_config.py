@@ -92,6 +92,10 @@ class AgentEnv:
     nothing but the endpoint."""
     sandbox_readable: tuple[str, ...] = one_or_many(acts_if=(needs("sandbox"),))
     """Further folders and files that it may read."""
+    sandbox_memory_mb: int = number(4096, ge=64, acts_if=(needs("sandbox"),))
+    """MiB of memory that the program may map, with all that it starts. Beyond, it is killed."""
+    sandbox_disk_mb: int = number(1024, ge=1, acts_if=(needs("sandbox"),))
+    """MiB that it may have on the disk. A larger file isn't written to its end; for more in all it is killed."""
     tasks: str | None = None
     """A jsonl file with a task per line, an object each. Training goes through them in an order of the seed's, again
     and again; validation in the file's order. null: the task is its seed alone."""

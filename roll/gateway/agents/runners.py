@@ -104,14 +104,14 @@ class CommandRunner:
     def __init__(self, env: AgentEnv) -> None:
         self._words = command_words(env)
         self._environment, self._cwd = agent_environment(env), env.cwd
-        self._readable = readable_paths(env, self._words) if env.sandbox else None
+        self._policy = sandbox_policy(env, self._words) if env.sandbox else None
 
     async def run(self, order: Order, log: AgentLog) -> Outcome:
-        if self._readable is None:
+        if self._policy is None:
             return await self._ended(self._words, order, log)
         folder = tempfile.mkdtemp(prefix="roll-agent-")
         try:
-            return await self._ended(confined_words(self._words, self._readable, order, self._cwd, folder), order, log)
+            return await self._ended(confined_words(self._words, self._policy, order, folder), order, log)
         finally:  # by the run, for the agent may be killed with all that is around it
             await asyncio.shield(asyncio.to_thread(_remove, folder))
 
@@ -171,19 +171,22 @@ def readable_paths(env: AgentEnv, words: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(str(path) for path in [*found, *(path.resolve() for path in found)] if path.exists()))
 
 
-def confined_words(
-    words: Sequence[str], readable: Sequence[str], order: Order, cwd: str | None, folder: str
-) -> list[str]:
-    """Return what starts a program in the sandbox, for one episode; it writes in `folder`."""
+def sandbox_policy(env: AgentEnv, words: Sequence[str]) -> dict[str, Any]:
+    """Return what every episode's sandbox allows, in the words of `confined.py`."""
+    return {
+        "fs_readable": readable_paths(env, words),
+        "max_processes": _MOST_PROCESSES,
+        "max_memory": env.sandbox_memory_mb << 20,
+        "disk": env.sandbox_disk_mb << 20,
+        "cwd": str(Path(env.cwd or ".").expanduser().absolute()),
+    }
+
+
+def confined_words(words: Sequence[str], policy: Mapping[str, Any], order: Order, folder: str) -> list[str]:
+    """Return what starts a program in the sandbox, for one episode; `folder` is the episode's."""
     address = urlsplit(order.base_url)
     port = address.port or (443 if address.scheme == "https" else 80)
-    policy = {
-        "folder": folder,
-        "fs_readable": list(readable),
-        "net_allow": [f"{address.hostname}:{port}"],
-        "max_processes": _MOST_PROCESSES,
-        "cwd": str(Path(cwd or ".").expanduser().absolute()),
-    }
+    policy = {**policy, "folder": folder, "net_allow": [f"{address.hostname}:{port}"]}
     return [sys.executable, _CONFINED, json.dumps(policy), *words]
 
 
