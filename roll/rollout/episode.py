@@ -126,6 +126,7 @@ class Episode:
         after: int | None = None,
         role: str = "",
         salt: int | None = None,
+        patient: bool = False,
         **changes: Any,
     ) -> Completion:
         """Return one response to a context plus `prompt_ids`, which may be empty.
@@ -140,6 +141,7 @@ class Episode:
                 Continuing one that others have continued makes a branch.
             role: who speaks, in an episode of several agents.
             salt: mixed into the key of the response's randomness, where whoever asks has a seed of his own.
+            patient: nobody waits for this response but the batch; see `Request.patient`.
             changes: fields of `SamplingParams` that differ from the run's, e.g. `max_new_tokens=32`.
 
         Raises:
@@ -163,6 +165,7 @@ class Episode:
             seed=self._key.request_seed(self.task, number, salt),
             order=(self._key.position, self._key.member, number),
             affinity=self._key.group_name(self.task),
+            patient=patient,
         )
         self._under_way += 1
         try:
@@ -357,7 +360,7 @@ class AgentRollout:
     async def play(self, episode: Episode) -> None:
         prompt = await episode.first_prompt()
         for _ in range(self._max_turns):
-            completion = await episode.generate(prompt)
+            completion = await episode.generate(prompt, patient=self._max_turns == 1)
             result = await episode.step_env()
             if result.terminated or result.truncated or result.observation is None:
                 return

@@ -47,6 +47,8 @@ T = TypeVar("T")
 
 _ABORT_AGAIN = 0.25
 """Seconds after which an abort is repeated: one that overtakes the start of its request is lost inside engines."""
+_LINGER = 0.03  # seconds that `poll` waits for more while nobody waits for what there is: a call for each is costly
+_MANY = 64  # responses that `poll` hands out without waiting for more
 _HEALTH_EVERY = 1.0  # seconds between two looks at the engine's processes
 _HEALTH_TIMEOUT = 60.0  # seconds such a look may take
 _CLOSE_TIMEOUT = 30.0  # seconds an engine gets to end by itself before its processes are killed
@@ -80,6 +82,7 @@ class AsyncEngine(InferEngine):
         """Guards what callers' threads touch too: `_responses`, `_finished`, `_cause`, `_closed`."""
         self._responses: dict[str, InFlightResponse] = {}  # by request id
         self._finished: list[Completion] = []
+        self._hurry = False  # somebody waits for one of them
         self._cause: BaseException | None = None  # what the engine died of
         self._closed = False
         self._version = 0
@@ -110,8 +113,8 @@ class AsyncEngine(InferEngine):
         with self._changed:
             self._require_alive()
             if self._asleep or self._stale:
-                slept = "its weights slept, or its adapters are missing"
-                what = f"{', '.join(sorted(self._asleep))} sleep" if self._asleep else slept
+                asleep = f"{', '.join(sorted(self._asleep))} sleep"
+                what = asleep if self._asleep else "its weights slept, or its adapters are missing"
                 raise RuntimeError(f"{self._name} can't take requests: {what}; wake it and update its weights first")
             known = set(self._responses)
             for request in requests:
@@ -125,10 +128,15 @@ class AsyncEngine(InferEngine):
     def poll(self, budget: float) -> list[Completion]:
         with self._changed:
             self._changed.wait_for(lambda: self._finished or self._cause or self._closed, timeout=max(0.0, budget))
-            finished, self._finished = self._finished, []
+            if self._finished:
+                self._changed.wait_for(self._has_enough, timeout=min(_LINGER, max(0.0, budget)))
+            finished, self._finished, self._hurry = self._finished, [], False
             if not finished:
                 self._require_alive()
             return finished
+
+    def _has_enough(self) -> bool:
+        return bool(self._hurry or len(self._finished) >= _MANY or not self._responses or self._cause or self._closed)
 
     def abort(self, request_ids: Iterable[str]) -> list[Completion]:
         """Works on a dead engine too, as long as it isn't closed.
@@ -185,8 +193,7 @@ class AsyncEngine(InferEngine):
     def _require_alive(self) -> None:
         """Raise `EngineDied` when the engine is dead or closed."""
         if self._cause is not None:
-            why = f"{type(self._cause).__name__}: {self._cause}"
-            raise EngineDied(f"{self._name} died: {why}") from self._cause
+            raise EngineDied(f"{self._name} died: {type(self._cause).__name__}: {self._cause}") from self._cause
         if self._closed:
             raise EngineDied(f"{self._name} is closed")
 
@@ -200,8 +207,7 @@ class AsyncEngine(InferEngine):
     def _result(self, future: Future[T], what: str, timeout: float | None = None) -> T:
         """Return the result of an operation, or end an engine whose loop doesn't answer within `timeout` seconds."""
         timeout = self._timeout if timeout is None else timeout
-        # Operations have the same limit on the loop; this one is for a loop that is stuck itself.
-        try:
+        try:  # operations have the same limit on the loop; this one is for a loop that is stuck itself
             return future.result(timeout + 10.0)
         except FutureTimeout:
             if future.done():
@@ -328,6 +334,7 @@ class AsyncEngine(InferEngine):
                 return  # `_abort` hands it out
             del self._responses[response.request.id]
             self._finished.append(response.completion(reason))
+            self._hurry = self._hurry or not response.request.patient
             self._changed.notify_all()
 
     async def _interrupt(self, responses: Sequence[InFlightResponse]) -> None:

@@ -193,6 +193,9 @@ class Request:
     """Position in the plan; deterministic engines batch by it, never by arrival."""
     affinity: str = ""
     """Requests with the same text share a prefix, and a router keeps them on one engine while it has room."""
+    patient: bool = False
+    """No agent or environment waits for this response, only the batch does: an engine may hand it out a moment later,
+    along with others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
+from roll.strategies import async_engine
 from roll.strategies.async_engine import AsyncEngine
 from roll.strategies.base import EngineDied, Request, SamplingParams
 from roll.strategies.engine_backend import EngineBackend
@@ -247,6 +249,21 @@ def test_poll_returns_as_soon_as_something_finished_and_at_the_latest_after_its_
     threading.Timer(0.05, engine.submit, [[request("r")]]).start()
     assert [c.id for c in engine.poll(30.0)] == ["r"]
     assert time.monotonic() - start < 10.0
+
+
+def test_responses_that_only_a_batch_waits_for_come_together_and_all_others_at_once(make, monkeypatch):
+    monkeypatch.setattr(async_engine, "_LINGER", 60.0)
+    engine = make(Counting(pace=0.01))
+    engine.submit(
+        [replace(request(name, max_new_tokens=n), patient=True) for name, n in {"a": 2, "b": 9, "c": 40}.items()]
+    )
+    assert [completion.id for completion in engine.poll(90.0)] == ["a", "b", "c"], "no more can come"
+    engine.submit([replace(request("d", max_new_tokens=900), patient=True), request("waited for", max_new_tokens=1)])
+    assert [completion.id for completion in engine.poll(90.0)] == ["waited for"]
+    monkeypatch.setattr(async_engine, "_MANY", 3)
+    engine.submit([replace(request(str(n), max_new_tokens=1), patient=True) for n in range(3)])
+    assert sorted(completion.id for completion in engine.poll(90.0)) == ["0", "1", "2"]
+    assert [completion.id for completion in engine.abort(["d"])] == ["d"], "the longest was on its way all the time"
 
 
 def test_many_threads_may_submit_poll_and_abort_at_once(make):
