@@ -78,6 +78,11 @@ def textarena(config: SFTConfig) -> None:
     prepare(config, "hubs", "agentic_textarena_cpu", rows=tower_moves)
 
 
+def nim_of_textarena(config: SFTConfig) -> None:
+    """For self_play/agentic_nim_textarena_cpu.yaml: how to write a move, not which."""
+    prepare(config, "self_play", "agentic_nim_textarena_cpu", rows=random_play)
+
+
 def dial(config: AgenticConfig) -> None:
     """For custom_env/agentic_dial.yaml, which has no warm start: words are all that the model brings along."""
     model, texts = Path(config.pretrain or ""), list(random_texts(config, EPISODES))

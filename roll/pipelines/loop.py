@@ -5,8 +5,10 @@ A subclass says what a step is; rl_pipeline.py is that of reinforcement learning
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from roll.pipelines.report import Report
 from roll.strategies.base import Output
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.utils.importing import load_object
+from roll.utils.locking import run_lock
 from roll.utils.timing import Timers
 from roll.workers.train import ForwardWorker
 
@@ -177,6 +180,14 @@ class Loop(ABC):
         self.offloader.onload(cluster.role)
         found: TokenOutputs = cluster.call(ForwardWorker.forward, batch.with_row_units(), outputs, adapters)
         return found
+
+
+@contextlib.contextmanager
+def own_folders(config: RunConfig) -> Iterator[None]:
+    """Be the only run that writes to its folders, and call its `prepare`, which may write there too."""
+    with run_lock(config.output_path, config.logging_path):
+        prepare(config)
+        yield
 
 
 def prepare(config: RunConfig) -> None:

@@ -17,12 +17,11 @@ from typing import Any, ClassVar, Generic, TypeVar
 from roll.configs.schema.offline_config import OfflineConfig, OfflineDataArgs
 from roll.data.offline import BatchOf, EncodedRows, OfflineRow, RowOrder
 from roll.pipelines.clusters import Clusters, start_clusters
-from roll.pipelines.loop import Loop, prepare
+from roll.pipelines.loop import Loop, own_folders
 from roll.pipelines.teaching import require_same_tokens
 from roll.strategies.hf.hf_model import load_tokenizer
 from roll.types.batch import TokenBatch
 from roll.types.metrics import Metrics
-from roll.utils.locking import run_lock
 from roll.workers.train import TrainWorker, resolved_model_args
 
 logger = logging.getLogger(__name__)
@@ -158,8 +157,7 @@ def planned_steps(config: OfflineConfig, rows: Sequence[OfflineRow]) -> int:
 
 def run_offline(config: C, read: Callable[[C, Any], OfflineData[Any]], pipeline: type[OfflinePipeline[Any]]) -> None:
     """Run a pipeline of this kind to its end; `read(config, tokenizer)` gives its rows."""
-    prepare(config)
-    with run_lock(config.output_path, config.logging_path):
+    with own_folders(config):
         tokenizer = load_tokenizer(resolved_model_args(config, "actor_train"))
         require_same_tokens(config, tokenizer)
         data = read(config, tokenizer)

@@ -20,7 +20,7 @@ from roll.data.sampler import TaskSource
 from roll.distributed.cluster import Cluster
 from roll.pipelines.agentic import EnvWorkload
 from roll.pipelines.clusters import start_clusters
-from roll.pipelines.loop import prepare
+from roll.pipelines.loop import own_folders
 from roll.pipelines.reward_router import RewardRouter
 from roll.pipelines.rl_pipeline import RLPipeline
 from roll.pipelines.rlvr import PromptWorkload, training_data, validation_data
@@ -28,7 +28,6 @@ from roll.pipelines.sft import run_sft
 from roll.pipelines.teaching import require_same_tokens
 from roll.strategies.hf.hf_model import load_tokenizer
 from roll.tools.toolbox import open_toolbox
-from roll.utils.locking import run_lock
 from roll.utils.readers import DataError
 from roll.workers.judge import JudgeClient
 from roll.workers.judge_endpoint import EndpointJudge
@@ -54,12 +53,7 @@ def planned_steps(config: RLVRConfig, source: TaskSource) -> int:
 
 def run_rlvr(config: RLVRConfig) -> None:
     """Run RLVR to its end."""
-    prepare(config)
-    with (
-        run_lock(config.output_path, config.logging_path),
-        RewardRouter(config) as rewards,
-        open_toolbox(config) as toolbox,
-    ):
+    with own_folders(config), RewardRouter(config) as rewards, open_toolbox(config) as toolbox:
         tokenizer = load_tokenizer(resolved_model_args(config, "actor_train"))
         require_same_tokens(config, tokenizer)
         data = config.actor_train.data_args  # `val_only` may do without
@@ -105,19 +99,19 @@ def _log_plan(config: RLConfig, total_steps: int) -> None:
 
 def run_agentic(config: AgenticConfig) -> None:
     """Run environments to the end, after the warm start if there is one to do."""
-    prepare(config)
-    warm_start(config)
-    with run_lock(config.output_path, config.logging_path), open_toolbox(config) as toolbox:
-        tokenizer = load_tokenizer(resolved_model_args(config, "actor_train"))
-        require_same_tokens(config, tokenizer)
-        with contextlib.closing(EnvWorkload(config, tokenizer, toolbox)) as workload:
-            workload.wait_ready()
-            total_steps = 0 if config.val_only else config.max_steps or 0
-            _log_plan(config, total_steps)
-            with start_clusters(config, total_steps=total_steps) as clusters:
-                pipeline = RLPipeline(config, clusters, tokenizer, workload=workload, total_steps=total_steps)
-                with contextlib.closing(pipeline):
-                    pipeline.run()
+    with own_folders(config):
+        warm_start(config)
+        with open_toolbox(config) as toolbox:
+            tokenizer = load_tokenizer(resolved_model_args(config, "actor_train"))
+            require_same_tokens(config, tokenizer)
+            with contextlib.closing(EnvWorkload(config, tokenizer, toolbox)) as workload:
+                workload.wait_ready()
+                total_steps = 0 if config.val_only else config.max_steps or 0
+                _log_plan(config, total_steps)
+                with start_clusters(config, total_steps=total_steps) as clusters:
+                    pipeline = RLPipeline(config, clusters, tokenizer, workload=workload, total_steps=total_steps)
+                    with contextlib.closing(pipeline):
+                        pipeline.run()
 
 
 def warm_start(config: AgenticConfig) -> None:

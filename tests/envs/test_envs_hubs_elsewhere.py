@@ -86,6 +86,15 @@ def guess(env: Env, seed: int, form: str) -> StepResult:
         lowest, highest = (number + 1, highest) if said[1] == "higher" else (lowest, number - 1)
 
 
+def test_a_game_of_textarena_is_told_by_a_renderer_of_ones_own():
+    renderer = f"{ROOT / 'examples/self_play/players.py'}:piles"
+    env = made("textarena:Nim-v0", players=2, piles=[2, 3], render=renderer)
+    assert env.reset(5, {}).text == "pile 0: 2\npile 1: 3"
+    answer = env.step("[1 3]").observation
+    assert (answer.text, answer.role) == ("pile 0: 2\npile 1: 0", "player_1")
+    assert env.step("[0 2]").role_rewards == {"player_0": -1.0, "player_1": 1.0}
+
+
 @pytest.mark.parametrize("form", ["[{}]", "{}", "I say [{}]"])
 def test_a_game_of_textarena_is_won_and_shows_only_what_is_new(form: str):
     env = made("textarena:GuessTheNumber-v0")

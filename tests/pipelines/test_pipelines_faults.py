@@ -98,14 +98,16 @@ def test_a_checkpoint_of_another_model_is_refused_in_a_line(tiny_model, tmp_path
 
 def test_a_second_run_in_the_same_folder_is_refused_and_disturbs_nothing(tiny_model, tmp_path):
     folder = write_toy(tmp_path, tiny_model)
+    (folder / "makes.py").write_text(f"def make(config):\n    open({str(tmp_path / 'made')!r}, 'x').close()\n")
     run_toy(folder, "max_steps=1")
     before = metrics_of(folder / "output" / "logs")
     with (
         folder_lock(folder / "output"),
         pytest.raises(ValueError, match="another run is writing to .*output; give each run its own output_dir"),
     ):
-        run_toy(folder, "max_steps=1")
+        run_toy(folder, "max_steps=1", f"prepare={folder / 'makes.py'}:make")
     assert metrics_of(folder / "output" / "logs") == before
+    assert not (tmp_path / "made").exists(), "what the first run reads isn't written anew"
 
 
 def test_a_new_run_tells_of_checkpoints_that_are_not_its_own(tiny_model, tmp_path, caplog):

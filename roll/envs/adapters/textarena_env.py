@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 
 from roll.envs.adapters.base import HubEnv, HubError, ended
 from roll.envs.base import InvalidAction, Observation, StepResult
+from roll.utils.importing import load_object
 
 _EXAMPLE = re.compile(r"\[[\w ,.+-]{1,30}\]")
 _DIGIT = re.compile(r"\d")
@@ -27,7 +28,8 @@ class TextArenaGame:
     def __init__(self, game: Any, players: int, seed: int) -> None:
         """Begin it. `game`: what `textarena.make` gave, not played before."""
         self._game = game
-        self._inner = _unobserved(game)
+        self.inner = _unobserved(game)
+        """The game's own class, without wrappers."""
         self._said: dict[int, str] = {}
         game.reset(num_players=players, seed=seed)
 
@@ -38,7 +40,7 @@ class TextArenaGame:
 
     def news(self) -> str:
         """What the player whose turn it is hasn't been told yet; their own actions aren't repeated."""
-        player, messages = self._inner.get_observation()
+        player, messages = self.inner.get_observation()
         names = self._game.state.role_mapping
         lines = []
         for sender, text, *kind in messages:
@@ -82,6 +84,7 @@ class TextArenaEnv(HubEnv):
         players: who play it; 2 or more make it an environment of several roles.
         view: what a turn shows. `new`: the messages since the last one. `wrapped`: what the id's own observation
             wrappers show, which repeat the prompt; with `history_length: 0`.
+        render: `file.py:function` of the unwrapped game and that text, giving the text of a turn instead.
         success_from: rewards from here on are games won.
         options: arguments of the game, e.g. `max_number`.
     """
@@ -92,7 +95,13 @@ class TextArenaEnv(HubEnv):
     """Numbers of players that the game was seen to begin with."""
 
     def __init__(
-        self, *, players: int = 1, view: Literal["new", "wrapped"] = "new", success_from: float = 1.0, **options: Any
+        self,
+        *,
+        players: int = 1,
+        view: Literal["new", "wrapped"] = "new",
+        render: str | None = None,
+        success_from: float = 1.0,
+        **options: Any,
     ) -> None:
         super().__init__()
         if view not in ("new", "wrapped"):
@@ -102,6 +111,7 @@ class TextArenaEnv(HubEnv):
         self._players = players
         self.roles = tuple(f"player_{number}" for number in range(players)) if players > 1 else ()
         self._view, self._success_from, self._options = view, success_from, options
+        self._show = None if render is None else load_object(render, key="render", kind="function")
         self._package = self.load()
         self._fresh: Any = self._made()
         self._game: TextArenaGame | None = None
@@ -162,7 +172,12 @@ class TextArenaEnv(HubEnv):
 
     def _observe(self, game: TextArenaGame) -> Observation:
         role = self.roles[game.player] if self.roles else ""
-        return Observation.of(game.news() if self._view == "new" else game.view(), role=role)
+        text = game.news() if self._view == "new" else game.view()
+        if self._show is not None:
+            text = self._show(game.inner, text)
+            if not isinstance(text, str):
+                raise TypeError(f"render: gave {text!r:.80}, expected text")
+        return Observation.of(text, role=role)
 
 
 def _unobserved(game: Any) -> Any:
