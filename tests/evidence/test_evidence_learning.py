@@ -13,14 +13,15 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SEEDS = ("1", "2", "3")
 RECIPES = {
-    # File: what validation must gain at least, in points; the tables of docs/benchmarks.md have what it gained.
-    "examples/frozen_lake/agentic_frozen_lake_cpu.yaml": 25,
-    "examples/frozen_lake/agentic_frozen_lake_slippery_cpu.yaml": 15,
-    "examples/sokoban/agentic_sokoban_cpu.yaml": 15,
-    "examples/hubs/agentic_cliff_walking_cpu.yaml": 20,
-    "examples/hubs/agentic_minigrid_cpu.yaml": 15,  # this and the next two: make install-hubs
-    "examples/hubs/agentic_textarena_cpu.yaml": 20,
-    "examples/hubs/agentic_gem_cpu.yaml": 20,
+    # File: what validation must gain and reach, in points; the tables of docs/benchmarks.md have what it did.
+    "examples/frozen_lake/agentic_frozen_lake_cpu.yaml": (25, 70),
+    "examples/frozen_lake/agentic_frozen_lake_slippery_cpu.yaml": (15, 60),
+    "examples/sokoban/agentic_sokoban_cpu.yaml": (15, 65),
+    "examples/hubs/agentic_cliff_walking_cpu.yaml": (10, 95),  # one of the warm starts is at 88 %
+    "examples/hubs/agentic_minigrid_cpu.yaml": (15, 85),  # this and the next three: make install-hubs
+    "examples/hubs/agentic_textarena_cpu.yaml": (20, 90),
+    "examples/hubs/agentic_gem_cpu.yaml": (20, 90),
+    "examples/self_play/agentic_nim_textarena_cpu.yaml": (40, 60),
 }
 
 
@@ -37,7 +38,8 @@ def test_agents_learn_from_nothing_with_every_seed(file, evidence_folder):
     subprocess.run(command, cwd=ROOT, check=True)
     for seed in SEEDS:
         first, *_, last = validations(output / seed)
-        assert last - first >= RECIPES[file], f"seed {seed}: {first:.1f} -> {last:.1f} %"
+        gain, end = RECIPES[file]
+        assert last - first >= gain and last >= end, f"seed {seed}: {first:.1f} -> {last:.1f} %"
 
 
 def test_the_quickstart_learns_with_every_seed(evidence_folder):
@@ -65,7 +67,9 @@ def test_an_unmodified_agent_of_a_framework_learns_with_every_seed(name, evidenc
         pytest.skip(f"there is no {python}: make install-agents")
     output = evidence_folder / "agents"
     command = [sys.executable, "benchmarks/agents_learning.py", "--only", name, "--seeds", *SEEDS]
-    subprocess.run([*command, "--output", str(output)], cwd=ROOT, check=True)
-    for seed in SEEDS:
-        first, *_, last = validations(output / name / seed)
-        assert last >= 90, f"seed {seed}: {first:.1f} -> {last:.1f} %"
+    done = subprocess.run([*command, "--output", str(output)], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines() if line[:2] == "| "]
+    assert [row[1] for row in rows[1:]] == list(SEEDS)
+    for row in rows[1:]:
+        trained, minutes = float(row[3].rstrip("%")), float(row[5])
+        assert minutes <= 10 and trained >= 85, f"90 % is reached and kept: {dict(zip(rows[0], row, strict=True))}"
