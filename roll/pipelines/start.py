@@ -20,14 +20,16 @@ from roll.data.sampler import TaskSource
 from roll.distributed.cluster import Cluster
 from roll.pipelines.agentic import EnvWorkload
 from roll.pipelines.clusters import start_clusters
+from roll.pipelines.engine_pipeline import EnginePipeline
 from roll.pipelines.loop import own_folders
+from roll.pipelines.replay import ReplayPipeline, shown_steps
 from roll.pipelines.reward_router import RewardRouter
-from roll.pipelines.rl_pipeline import RLPipeline
 from roll.pipelines.rlvr import PromptWorkload, training_data, validation_data
 from roll.pipelines.sft import run_sft
 from roll.pipelines.teaching import require_same_tokens
 from roll.strategies.hf.hf_model import load_tokenizer
 from roll.tools.toolbox import open_toolbox
+from roll.tracking.replay_check import recording_of
 from roll.utils.readers import DataError
 from roll.workers.judge import JudgeClient
 from roll.workers.judge_endpoint import EndpointJudge
@@ -53,6 +55,9 @@ def planned_steps(config: RLVRConfig, source: TaskSource) -> int:
 
 def run_rlvr(config: RLVRConfig) -> None:
     """Run RLVR to its end."""
+    if config.replays:
+        run_replay(config)
+        return
     with own_folders(config), RewardRouter(config) as rewards, open_toolbox(config) as toolbox:
         tokenizer = load_tokenizer(resolved_model_args(config, "actor_train"))
         require_same_tokens(config, tokenizer)
@@ -78,7 +83,7 @@ def run_rlvr(config: RLVRConfig) -> None:
             workload = PromptWorkload(
                 config, tokenizer, training=training, validation=validation, rewards=rewards, toolbox=toolbox
             )
-            pipeline = RLPipeline(config, clusters, tokenizer, workload=workload, total_steps=total_steps)
+            pipeline = EnginePipeline(config, clusters, tokenizer, workload=workload, total_steps=total_steps)
             with contextlib.closing(pipeline):
                 pipeline.run()
 
@@ -99,6 +104,9 @@ def _log_plan(config: RLConfig, total_steps: int) -> None:
 
 def run_agentic(config: AgenticConfig) -> None:
     """Run environments to the end, after the warm start if there is one to do."""
+    if config.replays:
+        run_replay(config)
+        return
     with own_folders(config):
         warm_start(config)
         with open_toolbox(config) as toolbox:
@@ -109,9 +117,23 @@ def run_agentic(config: AgenticConfig) -> None:
                 total_steps = 0 if config.val_only else config.max_steps or 0
                 _log_plan(config, total_steps)
                 with start_clusters(config, total_steps=total_steps) as clusters:
-                    pipeline = RLPipeline(config, clusters, tokenizer, workload=workload, total_steps=total_steps)
+                    pipeline = EnginePipeline(config, clusters, tokenizer, workload=workload, total_steps=total_steps)
                     with contextlib.closing(pipeline):
                         pipeline.run()
+
+
+def run_replay(config: RLConfig) -> None:
+    """Train on what another run has recorded: without engines, data, rewards and environments."""
+    recording = recording_of(config)
+    with own_folders(config):
+        if isinstance(config, AgenticConfig):
+            warm_start(config)
+        tokenizer = load_tokenizer(resolved_model_args(config, "actor_train"))
+        require_same_tokens(config, tokenizer)
+        logger.info("replaying %s of %s", shown_steps(recording.steps), recording.run)
+        _log_plan(config, recording.schedule)
+        with start_clusters(config, total_steps=recording.schedule) as clusters:
+            ReplayPipeline(config, clusters, tokenizer, recording).run()
 
 
 def warm_start(config: AgenticConfig) -> None:

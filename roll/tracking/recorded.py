@@ -10,6 +10,7 @@ found.row(5, "chain_sum:7#3")                  # one episode's
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,7 @@ def rollouts_folder(run: Path) -> Path | None:
     places = [run, run / "rollouts"]
     try:
         said = json.loads((logs / RUN_FILE).read_text(encoding="utf-8")).get("rollouts")
-        places = [logs / said, *places] if isinstance(said, str) else places
+        places = [Path(os.path.normpath(logs / said)), *places] if isinstance(said, str) else places
     except (OSError, ValueError, AttributeError):
         pass
     return next((place for place in places if place.is_dir() and any(steps_of(place, kind) for kind in KINDS)), None)
@@ -121,14 +122,23 @@ class RecordedRollouts:
                     return row
         raise ValueError(f"step {step} has no row {row_id!r}")
 
+    def version(self, step: int, *, kind: Kind = "train") -> int:
+        """Return the version of a file's schema; 1 where the file says none."""
+        return int(self._about(step, kind).get("version", 1))
+
     def notes(self, step: int, *, kind: Kind = "train") -> dict[str, str]:
         """Return why token columns of a step are empty, by their names."""
+        notes: dict[str, str] = self._about(step, kind).get("notes", {})
+        return notes
+
+    def _about(self, step: int, kind: Kind) -> dict[str, Any]:
+        """Return what a file says of itself; empty in one of version 1."""
         import pyarrow.parquet as pq
 
         (number,) = self._steps(step, kind)
         about = (pq.read_schema(file_of(self.folder, number, kind)).metadata or {}).get(METADATA_KEY)
-        notes: dict[str, str] = json.loads(about)["notes"] if about else {}
-        return notes
+        found: dict[str, Any] = json.loads(about) if about else {}
+        return found
 
     def _steps(self, step: int | Sequence[int] | None, kind: Kind) -> list[int]:
         there = steps_of(self.folder, kind)
