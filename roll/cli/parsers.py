@@ -173,18 +173,46 @@ def _add_view(groups: Any) -> None:
         groups, "view", "show runs in the browser: curves, groups, episodes, every token", "roll.cli.view:view"
     )
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="a run's folder (its output_dir)")
-    parser.add_argument("--demo", action="store_true", help="show a small recorded run that comes with the package")
+    parser.add_argument(
+        "--demo",
+        nargs="?",
+        const="quickstart",
+        choices=("quickstart", "agentic"),
+        help="show small recorded runs that come with the package (default quickstart)",
+    )
     parser.add_argument("--port", type=int, default=8767, help="port to listen on, 0 for any (default 8767)")
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1); any other one asks for a token"
     )
     parser.add_argument("--open", action="store_true", help="open the browser, too")
-    parser.add_argument("--export", type=Path, metavar="FILE.html", help="write the page as one file instead")
     parser.add_argument(
-        "--episodes", type=int, default=200, metavar="N", help="with --export: most episodes in the file (default 200)"
+        "--trace_url",
+        default="",
+        metavar="URL",
+        help="where traces of `tracing.endpoint` are shown, with {trace} for the id: http://localhost:16686/trace/{trace}",
     )
     parser.add_argument(
-        "--steps", type=int, nargs="+", metavar="STEP", help="with --export: of these steps (default: spread over all)"
+        "--export",
+        type=Path,
+        metavar="FILE",
+        help="write a file instead: .html the page, .eval or .json a log of Inspect with one run's episodes",
+    )
+    parser.add_argument("--trackio", metavar="PROJECT", help="add a run's episodes to a project of trackio, as traces")
+    parser.add_argument(
+        "--episodes", type=int, default=200, metavar="N", help="with these: most episodes written (default 200)"
+    )
+    parser.add_argument(
+        "--steps",
+        type=int,
+        nargs="+",
+        metavar="STEP",
+        help="with these: of which steps (default: spread over all for .html, else the last one)",
+    )
+    parser.add_argument(
+        "--kind",
+        choices=("train", "dropped", "validation"),
+        default="train",
+        help="with .eval, .json and --trackio: which episodes (default train)",
     )
 
 

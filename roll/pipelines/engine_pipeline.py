@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,13 @@ class EnginePipeline(RLPipeline):
             self._validation = RolloutScheduler(
                 self.driver, workload.player(self.driver, "val"), seed=config.seed, on_group=self._progress.add
             )
+
+    def gauges(self) -> dict[str, Any]:
+        playing = {"train": self.collector.progress.shown()}
+        if self.workload.validation_tasks is not None:
+            playing["validation"] = self._validation.progress.shown()
+        playing = {purpose: shown for purpose, shown in playing.items() if shown}
+        return {**super().gauges(), "rollout": playing, "engines": asdict(self.driver.load())}
 
     # --- episodes -------------------------------------------------------------------------------------------------
 
