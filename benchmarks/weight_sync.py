@@ -143,7 +143,8 @@ class VllmEngine(Worker):
 
 def config_of(transport: str, folder: Path, bucket_mb: int) -> Any:
     """The keys that weight sync reads."""
-    engine = SimpleNamespace(strategy_args=SimpleNamespace(strategy_name="vllm"))
+    model = SimpleNamespace(dtype="fp32")
+    engine = SimpleNamespace(strategy_args=SimpleNamespace(strategy_name="vllm"), model_args=model)
     return SimpleNamespace(
         weight_transport=transport,
         model_update_buffer_size_mb=bucket_mb,

@@ -22,6 +22,7 @@ from roll.distributed.process_group import init_process_group
 from roll.distributed.weights import WeightPart
 from roll.strategies.base import LossFn, NamedWeights, Output, StatePart
 from roll.strategies.hf.compile import blocks
+from roll.strategies.hf.gather import Travelling, gathered
 from roll.strategies.hf.hf_build import RoleModule, hf_module
 from roll.strategies.hf.hf_model import DTYPES
 from roll.strategies.hf.hf_strategy import HfTrainStrategy
@@ -198,6 +199,9 @@ class Fsdp2Strategy(HfTrainStrategy):
 
     # --- weights ---------------------------------------------------------------------------------------------------
 
+    def _gathered(self, stream: Iterable[Travelling]) -> NamedWeights:
+        return gathered(stream)
+
     def _full(self, tensor: Tensor) -> Tensor:
         return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
 
@@ -234,9 +238,9 @@ class Fsdp2Strategy(HfTrainStrategy):
         with self._on_device("parameters"):
             return super().train_step(batch, loss_fn)
 
-    def named_weights(self, part: WeightPart = "merged") -> NamedWeights:
+    def named_weights(self, part: WeightPart = "merged", dtype: torch.dtype | None = None) -> NamedWeights:
         with self._on_device("parameters"):
-            yield from super().named_weights(part)
+            yield from super().named_weights(part, dtype)
 
     # --- sleep -----------------------------------------------------------------------------------------------------
 

@@ -34,7 +34,10 @@ def left_by(sync: WeightSync) -> list[str]:
 
 
 def fake_config(folder: Path, **keys: Any) -> Any:
-    engine = SimpleNamespace(strategy_args=SimpleNamespace(strategy_name=keys.pop("engine", "vllm")))
+    engine = SimpleNamespace(
+        strategy_args=SimpleNamespace(strategy_name=keys.pop("engine", "vllm")),
+        model_args=SimpleNamespace(dtype=keys.pop("dtype", "fp32")),
+    )
     values = {
         "weight_transport": "auto",
         "model_update_buffer_size_mb": 1,

@@ -6,13 +6,15 @@ for the same parameters in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from roll.distributed.byte_account import count_gathered
 from roll.strategies.base import StatePart
+from roll.strategies.hf.gather import Travelling, limit
 from roll.strategies.optim import MOMENTS
 
 
@@ -32,6 +34,48 @@ def whole(engine: Any, parameter: Any, moment: str | None = None) -> Tensor:
     else:
         found = parameter.detach()
     return found
+
+
+def gathered(engine: Any, stream: Iterable[Travelling]) -> Iterator[tuple[str, Tensor]]:
+    """Return whole tensors in the types that they are sent in, see `roll.strategies.hf.gather.Gather`.
+
+    Weights that are sent in the type that computes are those that compute: ZeRO rounds them from its float32 weights
+    after every step. ZeRO 3 gathers them many at a time.
+    """
+    batch: list[tuple[str, Any]] = []
+    used = 0
+    for name, tensor, dtype in stream:
+        parameter: Any = tensor
+        trained = parameter.requires_grad and _sharded(engine)
+        dtype = dtype or (torch.float32 if trained else parameter.dtype)
+        rounded = parameter.dtype == dtype
+        shards = rounded and hasattr(parameter, "ds_id")
+        size = parameter.ds_numel * dtype.itemsize if shards else 0
+        if batch and (not shards or used + size > limit(parameter.device)):
+            yield from _gathered_batch(batch)
+            batch, used = [], 0
+        if shards:
+            batch.append((name, parameter))
+            used += size
+        elif rounded:
+            yield name, parameter.detach()
+        else:
+            full = whole(engine, parameter)
+            if trained or hasattr(parameter, "ds_id"):
+                count_gathered(full.nbytes)
+            yield name, full.to(dtype)
+    if batch:
+        yield from _gathered_batch(batch)
+
+
+def _gathered_batch(batch: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Tensor]]:
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters([parameter for _, parameter in batch]):
+        found = [(name, parameter.detach().clone()) for name, parameter in batch]
+    count_gathered(sum(tensor.nbytes for _, tensor in found))
+    while found:
+        yield found.pop(0)
 
 
 def set_whole(engine: Any, parameter: Any, value: Tensor, moment: str | None = None) -> None:

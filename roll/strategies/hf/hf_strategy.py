@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from roll.distributed.weights import WeightPart
 from roll.distributed.worker import WorkerInfo
 from roll.strategies.base import LossFn, NamedWeights, Output, TrainSpec
 from roll.strategies.common import CommonStrategy, blank_outputs, head_request
+from roll.strategies.hf.gather import Travelling, sent_types
 from roll.strategies.hf.hf_build import RoleModule, build_module, hf_module
 from roll.strategies.hf.hf_model import named_tensors
 from roll.strategies.hf.hf_packing import SequenceGroup
@@ -90,6 +91,10 @@ class HfTrainStrategy(CommonStrategy):
     def _full(self, tensor: Tensor) -> Tensor:
         """Return the whole of a sharded tensor; every rank calls it for the same tensors in the same order."""
 
+    @abstractmethod
+    def _gathered(self, stream: Iterable[Travelling]) -> NamedWeights:
+        """Return whole tensors, as `roll.strategies.hf.gather.Gather`."""
+
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         """Around forward passes, where the wrapper itself doesn't cast."""
         return contextlib.nullcontext()
@@ -148,16 +153,16 @@ class HfTrainStrategy(CommonStrategy):
 
     # --- weights ---------------------------------------------------------------------------------------------------
 
-    def named_weights(self, part: WeightPart = "merged") -> NamedWeights:
+    def named_weights(self, part: WeightPart = "merged", dtype: torch.dtype | None = None) -> NamedWeights:
         """Every rank must walk it to the end: gathering a sharded tensor is a collective."""
         self._require_awake("parameters")
         model = hf_module(self._model)
         if self._adapters is not None:
-            yield from self._adapters.weights(model, self._full, part)
+            yield from self._adapters.weights(model, self._gathered, part, dtype)
             return
         assert part == "merged", f"{self._spec.role} has no adapters"
-        for name, tensor in named_tensors(model):
-            yield name, self._full(tensor)
+        sent = sent_types(model, dtype)
+        yield from self._gathered((name, tensor, sent(name, tensor)) for name, tensor in named_tensors(model))
 
     def _write_beside(self, path: Path, contents: Sequence[CheckpointContent], files: StateFiles, counts: str) -> None:
         super()._write_beside(path, contents, files, counts)
