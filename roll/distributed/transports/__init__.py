@@ -59,7 +59,7 @@ class Route:
     part: WeightPart = "merged"
     """What is sent."""
     dtype: str = ""
-    """What the engines compute in, as `model_args.dtype` has it: weights are cast before they travel. Empty: they aren't."""
+    """What the engines compute in, as `model_args.dtype` has it: weights are cast before they travel. Empty: as is."""
     receivers: int = 1
     timeout: float = 600.0
     """Seconds that one end waits for the other at any point."""

@@ -46,6 +46,7 @@ from roll.strategies.hf.gather import Travelling
 from roll.strategies.hf.hf_build import RoleModule
 from roll.strategies.hf.hf_model import DTYPES, named_tensors
 from roll.strategies.hf.hf_strategy import HfTrainStrategy
+from roll.strategies.hf.streamed import StreamedWeights
 from roll.strategies.optim import MOMENTS, decaying, set_rates
 from roll.strategies.state_files import StateFiles
 
@@ -74,7 +75,8 @@ class DeepSpeedStrategy(HfTrainStrategy):
     def _connect(self) -> None:
         connect(self._info, self._device, self._backend)
 
-    def _wrap(self, model: RoleModule) -> nn.Module:
+    def _wrap(self, model: RoleModule, weights: StreamedWeights | None) -> nn.Module:
+        assert weights is None, "modules are loaded before DeepSpeed cuts them"
         self._offloaded: set[StatePart] = set()
         if not self._spec.trains and self._options.stage < 3:
             return model

@@ -25,6 +25,7 @@ from roll.strategies.hf.hf_build import RoleModule, build_module, hf_module
 from roll.strategies.hf.hf_model import named_tensors
 from roll.strategies.hf.hf_packing import SequenceGroup
 from roll.strategies.hf.lora import Adapters
+from roll.strategies.hf.streamed import StreamedWeights
 from roll.strategies.micro import lay_out, padding_row, take_shard
 from roll.strategies.offload import activations_on_host
 from roll.strategies.state_files import StateFiles
@@ -43,10 +44,13 @@ class HfTrainStrategy(CommonStrategy):
         if spec.worker.model_args.ulysses_size > 1:
             self._sequence = SequenceGroup.join(info, spec.worker.model_args.ulysses_size, self._device)
             self.layout, self._group = self._sequence.layout, self._sequence.peers
-        self._model: RoleModule = build_module(spec, self._stored, self._computed, self._loaded_on, self._sequence)
+        weights = StreamedWeights.open(spec, self._stored) if self._streams else None
+        self._model: RoleModule = build_module(
+            spec, self._stored, self._computed, self._loaded_on, self._sequence, weights
+        )
         args = spec.worker.model_args
         self._adapters = Adapters(hf_module(self._model), args) if args.uses_lora else None
-        self._module: nn.Module = self._wrap(self._model)
+        self._module: nn.Module = self._wrap(self._model, weights)
         """What is called: the model itself or the backend's wrapper of it."""
 
     # --- what a backend fills in -----------------------------------------------------------------------------------
@@ -70,9 +74,14 @@ class HfTrainStrategy(CommonStrategy):
         """Where the whole module is put before `_wrap`."""
         return self._device
 
+    @property
+    def _streams(self) -> bool:
+        """Whether `_wrap` shards an empty module and fills it."""
+        return False
+
     @abstractmethod
-    def _wrap(self, model: RoleModule) -> nn.Module:
-        """Shard the module, build the optimizer."""
+    def _wrap(self, model: RoleModule, weights: StreamedWeights | None) -> nn.Module:
+        """Shard the module, fill it with `weights` if there are any, build the optimizer."""
 
     @abstractmethod
     def _zero_grad(self) -> None:

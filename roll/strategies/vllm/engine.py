@@ -29,10 +29,10 @@ from torch import Tensor
 
 from roll.configs.schema.engine_config import VLLM_LORA_RANKS, VllmConfig
 from roll.configs.schema.worker_config import ModelArgs
-from roll.strategies.async_engine import AsyncEngine, started
-from roll.strategies.base import ENGINE_PARTS, EnginePart, EngineSettings, Request, SamplingParams
 from roll.distributed.byte_account import count_copied
 from roll.distributed.transports.bucket_layout import entry_bytes
+from roll.strategies.async_engine import AsyncEngine, started
+from roll.strategies.base import ENGINE_PARTS, EnginePart, EngineSettings, Request, SamplingParams
 from roll.strategies.buckets import SharedBucket
 from roll.strategies.engine_backend import EngineBackend, Sampled
 from roll.strategies.engine_processes import MARK, OWNER, kill_marked
