@@ -29,13 +29,17 @@ def start_of(info, spec):
 
 def streamed_and_whole(info, specs):
     """For each spec whether it streams, and what a rank has with and without that."""
-    found, opened = [], StreamedWeights.open
+    found, opened, streams = [], StreamedWeights.open, []
+
+    def watched(*args):
+        streams.append(opened(*args))
+        return streams[-1]
+
     for spec in specs:
-        streams = []
-        StreamedWeights.open = lambda *args: streams.append(opened(*args)) or streams[-1]
+        StreamedWeights.open = watched
         mine = start_of(info, spec)
         StreamedWeights.open = lambda *args: None
-        found.append((streams[0] is not None, mine, start_of(info, spec)))
+        found.append((streams.pop() is not None, mine, start_of(info, spec)))
     return found
 
 

@@ -18,7 +18,8 @@ larger), the memory in use at a time is
 | `shared_memory` | streaming | one tensor | 2 B | - |
 | `broadcast` | streaming | 2 B | - | 3 B |
 
-`keep` adds M: in the object store, or in one process in its own memory.
+`keep` adds M: in the object store, or in one process in its own memory. Both ends keep the segments of `shared_memory`
+from one sync to the next.
 
 An engine may look at the tensors of one bucket and of the one before it, never write to them, and has to copy what it
 wants to keep.

@@ -73,25 +73,30 @@ class _Share:
 def gathered(stream: Iterable[Travelling]) -> Iterator[tuple[str, Tensor]]:
     """Yield whole tensors, cast before they are gathered; see `Gather`.
 
-    What isn't sharded is yielded as it is, cast where it has another type. A batch in flight and one whole tensor are
-    in memory beside the weights.
+    What isn't sharded is yielded as it is, cast where it has another type. A batch is on its way while the tensors of
+    the one before are used: two batches and one whole tensor are in memory beside the weights.
     """
     batch: list[_Share] = []
     used = 0
+    ahead: Iterator[tuple[str, Tensor]] = iter(())
     for name, tensor, dtype in stream:
         dtype = dtype or tensor.dtype
         share = _share(name, tensor, dtype)
         size = 0 if share is None else share.padded_bytes * dist.get_world_size(share.group)
         if batch and (share is None or share.group is not batch[0].group or used + size > limit(share.local.device)):
-            yield from _whole(batch)
-            batch, used = [], 0
+            arriving = _begun(batch)
+            yield from ahead
+            ahead, batch, used = arriving, [], 0
         if share is None:
+            yield from ahead
+            ahead = iter(())
             yield name, _full(tensor.detach().to(dtype))
         else:
             batch.append(share)
             used += size
-    if batch:
-        yield from _whole(batch)
+    arriving = _begun(batch) if batch else iter(())
+    yield from ahead
+    yield from arriving
 
 
 def limit(device: torch.device) -> int:
@@ -117,8 +122,8 @@ def _share(name: str, tensor: Any, dtype: torch.dtype) -> _Share | None:
     return _Share(name, local, tensor.shape, dtype, tensor.device_mesh.get_group(cut[0][0]))
 
 
-def _whole(batch: Sequence[_Share]) -> Iterator[tuple[str, Tensor]]:
-    """Gather a batch in one collective, and cut the tensors out of it one at a time."""
+def _begun(batch: Sequence[_Share]) -> Iterator[tuple[str, Tensor]]:
+    """Begin to gather a batch in one collective; what is returned waits for it, and cuts one tensor at a time out."""
     group, device = batch[0].group, batch[0].local.device
     ranks = dist.get_world_size(group)
     mine = torch.empty(sum(share.padded_bytes for share in batch), dtype=torch.uint8, device=device)
@@ -128,10 +133,16 @@ def _whole(batch: Sequence[_Share]) -> Iterator[tuple[str, Tensor]]:
         part.view(share.dtype).view(share.local.shape).copy_(share.local)
         start += share.padded_bytes
     all_ranks = torch.empty(ranks * len(mine), dtype=torch.uint8, device=device)
-    dist.all_gather_into_tensor(all_ranks, mine, group=group)
+    work = dist.all_gather_into_tensor(all_ranks, mine, group=group, async_op=True)
+    assert work is not None
     count_gathered(len(all_ranks))
-    del mine
-    start, table = 0, all_ranks.view(ranks, -1)
+    return _arrived(batch, work, mine, all_ranks.view(ranks, -1))
+
+
+def _arrived(batch: Sequence[_Share], work: dist.Work, mine: Tensor, table: Tensor) -> Iterator[tuple[str, Tensor]]:
+    work.wait()
+    del mine  # until now the collective read it
+    start = 0
     for share in batch:
         yield share.name, _assembled(share, table[:, start : start + share.rows * share.row_bytes])
         start += share.padded_bytes
