@@ -16,6 +16,7 @@ from roll.distributed.transports import NamedWeights, Route
 from roll.distributed.transports.bucket_layout import SLOTS, Entry, Outbox, buffer_size, unpacked
 from roll.distributed.transports.rendezvous import TransferChannel
 from roll.distributed.transports.shm_segments import (
+    KEPT_SIZES,
     Bytes,
     DeviceSegment,
     ShmSegment,
