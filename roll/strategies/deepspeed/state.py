@@ -39,26 +39,27 @@ def whole(engine: Any, parameter: Any, moment: str | None = None) -> Tensor:
 def gathered(engine: Any, stream: Iterable[Travelling]) -> Iterator[tuple[str, Tensor]]:
     """Return whole tensors in the types that they are sent in, see `roll.strategies.hf.gather.Gather`.
 
-    Weights that are sent in the type that computes are those that compute: ZeRO rounds them from its float32 weights
-    after every step. ZeRO 3 gathers them many at a time.
+    Weights that compute in the type that is sent, or in float32, are what is sent: ZeRO rounds them from its float32
+    weights after every step. ZeRO 3 gathers them many at a time.
     """
-    batch: list[tuple[str, Any]] = []
+    batch: list[tuple[str, Any, torch.dtype]] = []
     used = 0
     for name, tensor, dtype in stream:
         parameter: Any = tensor
         trained = parameter.requires_grad and _sharded(engine)
-        dtype = dtype or (torch.float32 if trained else parameter.dtype)
-        rounded = parameter.dtype == dtype
-        shards = rounded and hasattr(parameter, "ds_id")
-        size = parameter.ds_numel * dtype.itemsize if shards else 0
+        exact = torch.float32 if trained else parameter.dtype
+        dtype = dtype or exact
+        computing = parameter.dtype in (dtype, exact)
+        shards = computing and hasattr(parameter, "ds_id")
+        size = parameter.ds_numel * parameter.element_size() if shards else 0
         if batch and (not shards or used + size > limit(parameter.device)):
             yield from _gathered_batch(batch)
             batch, used = [], 0
         if shards:
-            batch.append((name, parameter))
+            batch.append((name, parameter, dtype))
             used += size
-        elif rounded:
-            yield name, parameter.detach()
+        elif computing:
+            yield name, parameter.detach().to(dtype)
         else:
             full = whole(engine, parameter)
             if trained or hasattr(parameter, "ds_id"):
@@ -68,12 +69,12 @@ def gathered(engine: Any, stream: Iterable[Travelling]) -> Iterator[tuple[str, T
         yield from _gathered_batch(batch)
 
 
-def _gathered_batch(batch: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Tensor]]:
+def _gathered_batch(batch: Sequence[tuple[str, Any, torch.dtype]]) -> Iterator[tuple[str, Tensor]]:
     import deepspeed
 
-    with deepspeed.zero.GatheredParameters([parameter for _, parameter in batch]):
-        found = [(name, parameter.detach().clone()) for name, parameter in batch]
-    count_gathered(sum(tensor.nbytes for _, tensor in found))
+    with deepspeed.zero.GatheredParameters([parameter for _, parameter, _ in batch]):
+        count_gathered(sum(parameter.nbytes for _, parameter, _ in batch))
+        found = [(name, parameter.detach().to(dtype, copy=True)) for name, parameter, dtype in batch]
     while found:
         yield found.pop(0)
 
