@@ -11,13 +11,21 @@ from test_fsdp2_ranks import fsdp_spec
 from tiny_models import build_tiny_model
 from train_contract import build, make_batch
 
+from roll.strategies.fsdp2 import Fsdp2Strategy, shard_module
 from roll.strategies.hf.hf_build import hf_module
 from roll.strategies.hf.streamed import StreamedWeights
 
 
+def another(spec, info):
+    """A strategy beside those that this process has had: it is connected."""
+    if torch.distributed.is_initialized():
+        Fsdp2Strategy._connect = lambda self: None
+    return build(spec, info)
+
+
 def start_of(info, spec):
-    """What a rank has after its start: (weights, buffers, what trains, log-probs or values)."""
-    strategy = build(spec, info)
+    """What a rank has after its start: (weights and buffers, what trains, log-probs or values)."""
+    strategy = another(spec, info)
     model = hf_module(strategy._model)
     weights = {name: tensor.detach().clone() for name, tensor in strategy.named_weights()}
     heads = {n: strategy._full(p).clone() for n, p in strategy._model.named_parameters() if n.startswith("value_head")}
@@ -90,10 +98,10 @@ LARGE = {"hidden": 512, "layers": 24, "intermediate_size": 1536, "vocab_size": 8
 def peak_of_a_start(info, specs):
     """Bytes that a rank's peak is above what it had after its imports; the first of `specs` does the imports."""
     first, spec = specs
-    build(first, info)
+    another(first, info)
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = _status("VmRSS")
-    strategy = build(spec, info)
+    strategy = another(spec, info)
     peak = _status("VmHWM")
     moments = sum(
         value.to_local().nbytes
@@ -126,7 +134,6 @@ def test_a_70b_model_is_laid_out_over_512_ranks_within_a_minute(monkeypatch):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from roll.configs.schema.strategy_config import Fsdp2Config
-    from roll.strategies.fsdp2 import shard_module
     from roll.strategies.hf.compile import blocks
     from roll.strategies.hf.hf_model import PolicyModel
 

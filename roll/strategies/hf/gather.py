@@ -133,7 +133,7 @@ def _begun(batch: Sequence[_Share]) -> Iterator[tuple[str, Tensor]]:
         part.view(share.dtype).view(share.local.shape).copy_(share.local)
         start += share.padded_bytes
     all_ranks = torch.empty(ranks * len(mine), dtype=torch.uint8, device=device)
-    work = dist.all_gather_into_tensor(all_ranks, mine, group=group, async_op=True)
+    work = dist.all_gather_single(all_ranks, mine, group=group, async_op=True)
     assert work is not None
     count_gathered(len(all_ranks))
     return _arrived(batch, work, mine, all_ranks.view(ranks, -1))
