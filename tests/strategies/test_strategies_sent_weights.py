@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
 from layout_contract import layout_spec
 from train_contract import LOSS, build, make_batch
 
 from roll.distributed.byte_account import counting
+from roll.strategies.hf import gather
 from roll.strategies.hf.gather import gathered, sent_types
 
 
@@ -16,12 +16,12 @@ def sent(info, spec):
     """After a step: what a rank sends to an engine in bf16, to one in fp32, bytes gathered, collectives, whole ones."""
     strategy, calls = build(spec, info), []
     strategy.train_step(make_batch(), LOSS)
-    original = dist.all_gather_single
-    dist.all_gather_single = lambda *args, **options: calls.append(args) or original(*args, **options)
+    original = gather._all_gather
+    gather._all_gather = lambda *args, **options: calls.append(args) or original(*args, **options)
     with counting() as account:
         narrow = {name: tensor.clone() for name, tensor in strategy.named_weights(dtype=torch.bfloat16)}
     bytes_of_narrow, collectives = account.gathered, len(calls)
-    dist.all_gather_single = original
+    gather._all_gather = original
     wide = {name: tensor.clone() for name, tensor in strategy.named_weights(dtype=torch.float32)}
     plain = {name: tensor.clone() for name, tensor in strategy.named_weights()}
     own = dict(strategy._model.lm.named_parameters()) if hasattr(strategy, "_model") else {}

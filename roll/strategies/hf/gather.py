@@ -99,6 +99,9 @@ def gathered(stream: Iterable[Travelling]) -> Iterator[tuple[str, Tensor]]:
     yield from arriving
 
 
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renames it
+
+
 def limit(device: torch.device) -> int:
     """Return how many bytes of whole tensors one collective gathers."""
     return _HOST_BYTES if device.type == "cpu" else _DEVICE_BYTES
@@ -133,7 +136,7 @@ def _begun(batch: Sequence[_Share]) -> Iterator[tuple[str, Tensor]]:
         part.view(share.dtype).view(share.local.shape).copy_(share.local)
         start += share.padded_bytes
     all_ranks = torch.empty(ranks * len(mine), dtype=torch.uint8, device=device)
-    work = dist.all_gather_single(all_ranks, mine, group=group, async_op=True)
+    work = _all_gather(all_ranks, mine, group=group, async_op=True)
     assert work is not None
     count_gathered(len(all_ranks))
     return _arrived(batch, work, mine, all_ranks.view(ranks, -1))
