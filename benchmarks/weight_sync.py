@@ -7,11 +7,11 @@ One trainer and some engines, each in a process of its own under `ray`. An engin
 Transports and bounds take turns in each round, so that the load of the machine affects all alike:
 
 * memcpy: one copy of as many bytes inside the trainer;
-* copy per engine: each engine copies as many bytes inside itself, all engines at once: the lower bound of any transport;
+* copy per engine: each engine copies as many bytes inside itself, all at once: the lower bound of any transport;
 * disk: the bytes written to a file, flushed, and read back, the lower bound of `file`.
 
-A transport through a buffer costs one copy more, in the trainer, which takes turns with the engines where there are fewer cores
-than processes. With `--vllm` the receiver is a real vLLM engine on the model in that folder.
+A transport through a buffer costs one copy more, in the trainer, which takes turns with the engines where there are
+fewer cores than processes. With `--vllm` the receiver is a real vLLM engine on the model in that folder.
 """
 
 from __future__ import annotations
