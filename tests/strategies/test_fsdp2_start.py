@@ -92,7 +92,7 @@ def test_a_model_whose_files_say_something_else_is_loaded_by_transformers(tmp_pa
 
 
 MIB = 1 << 20
-LARGE = {"hidden": 512, "layers": 24, "intermediate_size": 1536, "vocab_size": 8192, "head_dim": 64}
+LARGE = {"hidden": 512, "layers": 32, "intermediate_size": 1536, "vocab_size": 8192, "head_dim": 64}
 
 
 def peak_of_a_start(info, specs):
@@ -122,10 +122,11 @@ def test_a_rank_starts_in_the_memory_of_its_shard_and_one_layer(ranks, model_of,
     large = build_tiny_model(tmp_path / "large", **LARGE)
     stored = (large / "model.safetensors").stat().st_size
     layer = 4 * (2 * 512 * 512 + 2 * 512 * 2 * 64 + 3 * 512 * 1536)
-    assert stored > 300 * MIB
+    limit = stored / 4 + layer + 100 * MIB
+    assert stored > 1.5 * limit
     # Above what its imports hold; an optimizer's states, which are sharded as well, aren't counted.
     for above in ranks.run(peak_of_a_start, 4, (fsdp_spec(model_of()), fsdp_spec(large))):
-        assert above <= stored / 4 + layer + 100 * MIB
+        assert above <= limit, f"{above / MIB:.0f} MiB of a model of {stored / MIB:.0f} MiB"
 
 
 def test_a_70b_model_is_laid_out_over_512_ranks_within_a_minute(monkeypatch):
