@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from roll.distributed.byte_account import count_copied
 from roll.distributed.handles import Handle, crosses_processes, put, resolve
 
 WeightPart: TypeAlias = Literal["merged", "base", "adapters"]
@@ -80,6 +81,7 @@ class BucketWriter:
         contents: tuple[tuple[str, Any], ...] = tuple(self._waiting)
         if crosses_processes():
             contents = tuple((name, _pack(tensor)) for name, tensor in self._waiting)
+        count_copied(self._size)  # by Ray, or before
         self._handles.append(put(_Bucket(self._version, len(self._handles), last, contents)))
         self._waiting, self._size = [], 0
 

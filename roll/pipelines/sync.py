@@ -90,9 +90,15 @@ class WeightSync:
         """
         with self._lock:
             started = time.perf_counter()
-            gigabytes = sum(self._send(part, version).bytes for part in self._parts()) / 1e9
+            totals = [self._send(part, version) for part in self._parts()]
             seconds = time.perf_counter() - started
-            self.metrics = {"sync/gigabytes": gigabytes, "throughput/sync_gb_per_second": gigabytes / seconds}
+            gigabytes = sum(total.bytes for total in totals) / 1e9
+            self.metrics = {
+                "sync/gigabytes": gigabytes,
+                "sync/gathered_gigabytes": sum(total.gathered for total in totals) / 1e9,
+                "sync/copied_gigabytes": sum(total.copied for total in totals) / 1e9,
+                "throughput/sync_gb_per_second": gigabytes / seconds,
+            }
 
     def _parts(self) -> tuple[WeightPart, ...]:
         """Return what the engines lack of the trainer's weights."""
@@ -177,6 +183,7 @@ class WeightSync:
             self._template,
             version=version,
             part=part,
+            dtype="" if part == "adapters" else self._config.actor_infer.model_args.dtype,
             transfer=f"{self._run}-{self._transfers}",
             group=f"{self._run}-group-{self._group}",
             receivers=receivers,
@@ -248,14 +255,18 @@ class WeightSync:
     def _compare(
         self, route: Route, sent: TransferSummary | None, summaries: Sequence[TransferSummary], ranks: Sequence[int]
     ) -> TransferSummary:
-        expected = sent or summaries[0]
+        expected = sent or replace(summaries[0], gathered=0, copied=0)
         for rank, summary in zip(ranks, summaries, strict=True):
             if summary != expected:
                 raise WeightSyncError(
                     f"{self._engines.role} rank {rank} didn't get the weights of version {route.version} as they were "
                     f"sent by {route.transport}: sent {expected}; received {summary}"
                 )
-        return expected
+        return replace(
+            expected,
+            gathered=expected.gathered + max(summary.gathered for summary in summaries),
+            copied=expected.copied + max(summary.copied for summary in summaries),
+        )
 
 
 def choose_transport(wanted: str, homes: Sequence[Ping], *, keeps: bool, fits: bool) -> str:

@@ -82,6 +82,12 @@ class TrainedRole:
             return half and self.trains and self.worker.ranks == 1
         return half and self.trains and isinstance(options, DeepSpeedConfig) and options.stage == 0
 
+    @property
+    def streams(self) -> bool:
+        """Whether ranks shard an empty module and read their parts of the weights."""
+        options = self.worker.strategy_args.strategy_config
+        return isinstance(options, Fsdp2Config) and self.worker.ranks > 1 and self.kind != "reward"
+
     def waits(self, key: str) -> bool:
         """Whether a switch of FSDP2 keeps states on the host while nobody uses them."""
         return self.on_accelerator and bool(getattr(self.worker.strategy_args.strategy_config, key, False))
@@ -264,11 +270,21 @@ def _built(given: TrainedRole) -> int:
     options = given.worker.strategy_args.strategy_config
     if isinstance(options, MegatronConfig):
         return given.states.weights  # tensor by tensor
+    if given.streams:
+        return given.states.weights + _largest_unit(given)
     return sum(parameter.nbytes for parameter in given.parameters)
 
 
+def _largest_unit(given: TrainedRole) -> int:
+    """Bytes of the largest layer, or of what lies outside the layers: they are sharded one after the other."""
+    units: dict[int | None, int] = {}
+    for parameter in given.parameters:
+        units[parameter.block] = units.get(parameter.block, 0) + parameter.nbytes
+    return max(units.values())
+
+
 def _loaded(given: TrainedRole) -> int:
-    """Bytes on the device before the backend has taken it over: of the whole module, but for ZeRO 3 and Megatron."""
+    """Bytes on the device before the backend has taken it over: of the whole module, unless it comes in parts."""
     options = given.worker.strategy_args.strategy_config
     if isinstance(options, MegatronConfig) or (isinstance(options, DeepSpeedConfig) and options.stage == 3):
         return given.states.weights

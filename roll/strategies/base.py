@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
+import torch
 from torch import Tensor
 
 from roll.configs.schema.checkpoint_config import STATE_CONTENTS, CheckpointContent
@@ -114,11 +115,14 @@ class TrainStrategy(ABC):
         """One optimizer step over this rank's rows of a mini-batch; metrics of this rank, to be merged over ranks."""
 
     @abstractmethod
-    def named_weights(self, part: WeightPart = "merged") -> NamedWeights:
+    def named_weights(self, part: WeightPart = "merged", dtype: torch.dtype | None = None) -> NamedWeights:
         """Full (unsharded) tensors under Hugging Face names, streamed one at a time.
 
         `base` and `adapters` are for models with LoRA: the weights without the adapters, and those alone under peft's
         names, with matrices B that are scaled already (`lora_alpha` is the rank then).
+
+        `dtype`: what the engine computes in; weights are cast to it before they are gathered, buffers and adapters
+        aren't. None: as they are. A backend of one's own may leave this argument out: engines cast what they load.
         """
 
     @abstractmethod

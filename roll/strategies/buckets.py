@@ -16,6 +16,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from roll.distributed.byte_account import count_copied
 from roll.distributed.transports.bucket_layout import ALIGN, Entry, entry_of, unpacked
 from roll.distributed.transports.shm_segments import Place, attach, locate
 from roll.distributed.weights import tensor_of
@@ -76,6 +77,7 @@ class SharedBucket:
             self._path, start = self._own_path, self._used
             end = start + tensor.nbytes
             self._flat[start:end].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+            count_copied(tensor.nbytes)
             self._used = -(-end // ALIGN) * ALIGN
         self._entries.append(entry_of(name, tensor, start))
 

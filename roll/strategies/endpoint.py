@@ -135,8 +135,8 @@ class EndpointTeacher(TrainStrategy):
         del batch, loss_fn
         _only_tells()
 
-    def named_weights(self, part: WeightPart = "merged") -> NamedWeights:
-        del part
+    def named_weights(self, part: WeightPart = "merged", dtype: torch.dtype | None = None) -> NamedWeights:
+        del part, dtype
         _only_tells()
 
     def save(

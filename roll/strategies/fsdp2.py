@@ -22,9 +22,11 @@ from roll.distributed.process_group import init_process_group
 from roll.distributed.weights import WeightPart
 from roll.strategies.base import LossFn, NamedWeights, Output, StatePart
 from roll.strategies.hf.compile import blocks
+from roll.strategies.hf.gather import Travelling, gathered
 from roll.strategies.hf.hf_build import RoleModule, hf_module
 from roll.strategies.hf.hf_model import DTYPES
 from roll.strategies.hf.hf_strategy import HfTrainStrategy
+from roll.strategies.hf.streamed import StreamedWeights
 from roll.strategies.muon import Muon
 from roll.strategies.offload import num_bytes
 from roll.strategies.optim import MOMENTS, decaying, parameter_groups, set_rates
@@ -63,38 +65,21 @@ class Fsdp2Strategy(HfTrainStrategy):
             # Offloaded weights and gradients are on the host when norms are summed and checkpoints gathered.
             init_process_group(self._info, backend="cpu:gloo,cuda:nccl" if offloads else self._backend)
 
-    def _wrap(self, model: RoleModule) -> nn.Module:
+    @property
+    def _streams(self) -> bool:
+        return self._info.world_size > 1
+
+    def _wrap(self, model: RoleModule, weights: StreamedWeights | None) -> nn.Module:
         layers = list(blocks(hf_module(model)))  # they are called otherwise once they are sharded
         if self._info.world_size > 1:
-            self._shard(model, layers)
+            shard_module(model, layers, self._options, self._computed, self._device.type, self._info.world_size)
+        if weights is not None:
+            weights.fill(hf_module(model))
         self._anchor: dict[str, Tensor] = {}
         if self._spec.trains:
             self._build_optimizers(model, layers)
             self._keep_anchor(model)
         return model
-
-    def _shard(self, module: RoleModule, layers: Sequence[nn.Module]) -> None:
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-
-        shards = self._options.fsdp_size or self._info.world_size
-        if shards == self._info.world_size:
-            mesh = init_device_mesh(self._device.type, (shards,))
-        else:
-            mesh = init_device_mesh(
-                self._device.type, (self._info.world_size // shards, shards), mesh_dim_names=("replicate", "shard")
-            )
-        options: dict[str, Any] = {
-            "mesh": mesh,
-            "reshard_after_forward": self._options.reshard_after_forward,
-            "mp_policy": MixedPrecisionPolicy(
-                param_dtype=self._computed, reduce_dtype=DTYPES[self._options.reduce_dtype], cast_forward_inputs=False
-            ),
-            "offload_policy": CPUOffloadPolicy() if self._options.offload_policy else OffloadPolicy(),
-        }
-        for layer in layers:
-            fully_shard(layer, **options)
-        fully_shard(module, **options)  # in place
 
     def _build_optimizers(self, model: nn.Module, layers: Sequence[nn.Module]) -> None:
         args = self._trained.training_args
@@ -198,6 +183,9 @@ class Fsdp2Strategy(HfTrainStrategy):
 
     # --- weights ---------------------------------------------------------------------------------------------------
 
+    def _gathered(self, stream: Iterable[Travelling]) -> NamedWeights:
+        return gathered(stream)
+
     def _full(self, tensor: Tensor) -> Tensor:
         return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
 
@@ -234,9 +222,9 @@ class Fsdp2Strategy(HfTrainStrategy):
         with self._on_device("parameters"):
             return super().train_step(batch, loss_fn)
 
-    def named_weights(self, part: WeightPart = "merged") -> NamedWeights:
+    def named_weights(self, part: WeightPart = "merged", dtype: torch.dtype | None = None) -> NamedWeights:
         with self._on_device("parameters"):
-            yield from super().named_weights(part)
+            yield from super().named_weights(part, dtype)
 
     # --- sleep -----------------------------------------------------------------------------------------------------
 
@@ -339,6 +327,36 @@ class Fsdp2Strategy(HfTrainStrategy):
             where = "only the checkpoint" if odd[0] in stored else "only the model"
             misfit = f"{path} doesn't fit the model of {self._spec.role}"
             raise ValueError(f"{misfit}: {len(odd)} tensors don't match; {where} has {odd[0]}")
+
+
+def shard_module(
+    module: nn.Module,
+    layers: Sequence[nn.Module],
+    options: Fsdp2Config,
+    computed: torch.dtype,
+    device_type: str,
+    world_size: int,
+) -> None:
+    """Shard each of these layers of `module` over the ranks of the default group, and then what is left of it."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+    shards = options.fsdp_size or world_size
+    if shards == world_size:
+        mesh = init_device_mesh(device_type, (shards,))
+    else:
+        mesh = init_device_mesh(device_type, (world_size // shards, shards), mesh_dim_names=("replicate", "shard"))
+    how: dict[str, Any] = {
+        "mesh": mesh,
+        "reshard_after_forward": options.reshard_after_forward,
+        "mp_policy": MixedPrecisionPolicy(
+            param_dtype=computed, reduce_dtype=DTYPES[options.reduce_dtype], cast_forward_inputs=False
+        ),
+        "offload_policy": CPUOffloadPolicy() if options.offload_policy else OffloadPolicy(),
+    }
+    for layer in layers:
+        fully_shard(layer, **how)
+    fully_shard(module, **how)  # in place
 
 
 @contextlib.contextmanager

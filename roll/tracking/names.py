@@ -300,7 +300,9 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("val/<domain>/failed", "responses", "Responses without a score", "sum"),
     ),
     "Amounts": (
-        _M("sync/gigabytes", "GB", "Weights that each engine got", _VALUE),
+        _M("sync/gigabytes", "GB", "Weights that left the trainer; each engine got as many", _VALUE),
+        _M("sync/gathered_gigabytes", "GB", "Weights gathered from the trainer's ranks; 0 on one rank", _VALUE),
+        _M("sync/copied_gigabytes", "GB", "Host copies between the trainer's tensors and an engine's model", _VALUE),
         _M("tokens/prompt", "tokens", "Prompt tokens of the trained responses", "sum"),
         _M("tokens/response", "tokens", "Response tokens trained on", "sum"),
         _M("tokens/read", "tokens", "Tokens of the rows of a step, prompts too (fine-tuning)", "sum"),

@@ -20,6 +20,7 @@ from roll.distributed.transports import Route, Sent, send
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.strategies import build_train_strategy
 from roll.strategies.base import Output, StatePart, TrainSpec
+from roll.strategies.hf.hf_model import DTYPES
 from roll.strategies.state_files import HeldFiles
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
@@ -115,7 +116,10 @@ class TrainWorker(ForwardWorker):
     @dispatch(Dispatch.ONE_TO_ALL)
     def send_weights(self, route: Route) -> Sent:
         """Send the current weights on their way; rank 0's answer counts."""
-        return send(route, partial(self.strategy.named_weights, route.part), writes=self.info.rank == 0)
+        weights = partial(self.strategy.named_weights, route.part)
+        if route.dtype and "dtype" in signature(self.strategy.named_weights).parameters:
+            weights = partial(weights, dtype=DTYPES[route.dtype])
+        return send(route, weights, writes=self.info.rank == 0)
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def save(self, folder: str, contents: Sequence[CheckpointContent] = STATE_CONTENTS) -> None:

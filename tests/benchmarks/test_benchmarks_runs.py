@@ -34,7 +34,7 @@ def test_weights_through_two_transports_to_a_copying_receiver(bench):
         "weight_sync", "--gigabytes", 0.001, "--engines", 1, "--rounds", 1, "--bucket-mb", 1,
         "--transports", "shared_memory", "file",
     )  # fmt: skip
-    assert rows(printed) == ["way", "memcpy", "disk", "shared_memory", "file"]
+    assert rows(printed) == ["way", "memcpy", "copy per engine", "disk", "shared_memory", "file"]
 
 
 def test_how_long_a_checkpoint_holds_up_a_step(bench):

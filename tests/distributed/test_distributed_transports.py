@@ -18,7 +18,7 @@ import torch
 from distributed_workers import weights as made_weights
 
 from roll.catalog.transports import TRANSPORTS
-from roll.distributed.transports import STREAMING, Route, Sent, WeightStream, receive, send, shm_segments
+from roll.distributed.transports import STREAMING, Route, Sent, WeightStream, receive, send, shared, shm_segments
 from roll.distributed.transports import files as files_module
 from roll.distributed.transports.bucket_layout import buffer_size
 from roll.distributed.transports.rendezvous import RendezvousStore, TransferChannel
@@ -205,6 +205,31 @@ def test_shared_memory_holds_two_buckets_and_a_larger_tensor_gets_a_larger_one(
     )
     assert run.got[0] == [i * n for i, n in enumerate(sizes)]
     assert held == [400, 400, 4000]
+
+
+def test_the_next_sync_finds_the_memory_of_the_one_before(
+    make_route: Callable[..., Route], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    opened: list[str] = []
+    original, attach = shm_segments.ShmSegment.__init__, shm_segments.attach
+    monkeypatch.setattr(shm_segments, "_kept", [])
+    monkeypatch.setattr(
+        shm_segments.ShmSegment, "__init__", lambda self, name, size: made.append(size) or original(self, name, size)
+    )
+    monkeypatch.setattr(shared, "attach", lambda token: opened.append(token["name"]) or attach(token))
+    for version in range(3):
+        tensors = [(f"w{i}", torch.full((1 << 18,), float(10 * version + i))) for i in range(6)]
+        run = Run(
+            make_route("shared_memory", bucket_bytes=1 << 20),
+            source=lambda tensors=tensors: iter(tensors),
+            consume=lambda incoming: [float(tensor[0]) for _, tensor in incoming],
+        )
+        assert not run.errors
+        assert run.got == [[10.0 * version + i for i in range(6)]] * len(run.got)
+    assert made == [1 << 20] * 2
+    assert len(set(opened)) == len(opened) == 2  # by the first engine that came
+    assert not names()
 
 
 def test_an_engine_that_keeps_tensors_of_the_stream_is_told_so_before_they_change(

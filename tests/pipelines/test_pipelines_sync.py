@@ -34,7 +34,10 @@ def left_by(sync: WeightSync) -> list[str]:
 
 
 def fake_config(folder: Path, **keys: Any) -> Any:
-    engine = SimpleNamespace(strategy_args=SimpleNamespace(strategy_name=keys.pop("engine", "vllm")))
+    engine = SimpleNamespace(
+        strategy_args=SimpleNamespace(strategy_name=keys.pop("engine", "vllm")),
+        model_args=SimpleNamespace(dtype=keys.pop("dtype", "fp32")),
+    )
     values = {
         "weight_transport": "auto",
         "model_update_buffer_size_mb": 1,
@@ -84,6 +87,9 @@ def test_engines_have_the_trainers_weights_after_every_sync(inline: Executor, tm
         assert engines.call(FakeEngine.state) == [(version, state_of(version))]
         trainer.call(FakeTrainer.train)
     assert sync.metrics["sync/gigabytes"] == pytest.approx(12 * 3000 * 4 / 1e9)
+    assert sync.metrics["sync/gathered_gigabytes"] == 0
+    copies = {"auto": 0, "file": 2}.get(wanted, 1)  # besides the one into the engine's model
+    assert sync.metrics["sync/copied_gigabytes"] == pytest.approx(copies * sync.metrics["sync/gigabytes"])
     assert sync.metrics["throughput/sync_gb_per_second"] > 0
     assert not left_by(sync)
     sync.close()

@@ -18,7 +18,8 @@ larger), the memory in use at a time is
 | `shared_memory` | streaming | one tensor | 2 B | - |
 | `broadcast` | streaming | 2 B | - | 3 B |
 
-`keep` adds M: in the object store, or in one process in its own memory.
+`keep` adds M: in the object store, or in one process in its own memory. Both ends keep the segments of `shared_memory`
+from one sync to the next.
 
 An engine may look at the tensors of one bucket and of the one before it, never write to them, and has to copy what it
 wants to keep.
@@ -29,13 +30,14 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, TypeAlias
 
 from torch import Tensor
 
 from roll.catalog.transports import TRANSPORTS
+from roll.distributed.byte_account import ByteAccount, counting
 from roll.distributed.handles import Handle
 from roll.distributed.weights import BucketWriter, Checksum, WeightPart, WeightSyncError
 
@@ -57,6 +59,8 @@ class Route:
     bucket_bytes: int
     part: WeightPart = "merged"
     """What is sent."""
+    dtype: str = ""
+    """What the engines compute in, as `model_args.dtype` has it: weights are cast before they travel. Empty: as is."""
     receivers: int = 1
     timeout: float = 600.0
     """Seconds that one end waits for the other at any point."""
@@ -82,6 +86,10 @@ class TransferSummary:
     bytes: int
     checksum: str = ""
     """Empty unless the route asks for it."""
+    gathered: int = field(default=0, compare=False)
+    """Bytes that the trainer's ranks gathered for this end."""
+    copied: int = field(default=0, compare=False)
+    """Bytes that this end copied on the host, see `ByteAccount`."""
 
     def __str__(self) -> str:
         return f"{self.tensors} tensors, {self.bytes} bytes" + (f", checksum {self.checksum}" if self.checksum else "")
@@ -126,7 +134,13 @@ def send(route: Route, weights: Weights, *, writes: bool = True) -> Sent:
     """
     stream = weights()
     try:
-        return _send(route, weights, stream) if writes else Sent([], None, [])
+        if not writes:
+            return Sent([], None, [])
+        with counting() as account:
+            sent = _send(route, weights, stream)
+        if sent.summary is None:
+            return sent
+        return replace(sent, summary=replace(sent.summary, gathered=account.gathered, copied=account.copied))
     finally:
         if route.transport != "in_process":
             for _ in stream:
@@ -170,6 +184,8 @@ class WeightStream:
         self._stats = TransferStats(checksum=route.checksum)
         self._where = f"engine {rank}, weights of version {route.version} by {route.transport}"
         self._ended = False
+        self._counting: Any = counting()
+        self._account = ByteAccount()
 
     def __iter__(self) -> NamedWeights:
         for name, tensor in self._stream:
@@ -179,9 +195,11 @@ class WeightStream:
         self._ended = True
 
     def __enter__(self) -> WeightStream:
+        self._account = self._counting.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._counting.__exit__(None, None, None)
         if error is not None and not self._ended:
             with contextlib.suppress(BaseException):
                 self._stream.throw(error)
@@ -191,7 +209,7 @@ class WeightStream:
         """Return what arrived; raises `WeightSyncError` if the engine didn't read to the end."""
         if not self._ended:
             raise WeightSyncError(f"{self._where}: the engine stopped reading after {self._stats.summary()}")
-        return self._stats.summary()
+        return replace(self._stats.summary(), gathered=self._account.gathered, copied=self._account.copied)
 
 
 def receive(route: Route, handles: Sequence[Handle], rank: int) -> WeightStream:

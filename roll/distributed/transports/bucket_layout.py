@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from roll.distributed.byte_account import count_copied
 from roll.distributed.transports import NamedWeights, Route
 from roll.distributed.transports.rendezvous import TransferChannel
 
@@ -51,6 +52,8 @@ def packed(
             flat, entries, start = take(tensor.nbytes, tensor.device), [], 0
         used = start + tensor.nbytes
         flat[start:used].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+        if flat.device.type == "cpu":
+            count_copied(tensor.nbytes)
         entries.append(entry_of(name, tensor, start))
     if flat is not None:
         yield flat, used, entries
@@ -61,12 +64,17 @@ def entry_of(name: str, tensor: Tensor, start: int) -> Entry:
     return [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), start]
 
 
+def entry_bytes(entry: Entry) -> int:
+    """Return the size of a tensor in a buffer."""
+    _, type_name, shape, _ = entry
+    return int(torch.Size(shape).numel() * getattr(torch, type_name).itemsize)
+
+
 def unpacked(flat: Tensor, entries: Sequence[Entry]) -> NamedWeights:
     """Return the tensors of a bucket, as views of its buffer."""
-    for name, type_name, shape, start in entries:
-        dtype = getattr(torch, type_name)
-        size = torch.Size(shape).numel() * dtype.itemsize
-        yield name, flat[start : start + size].view(dtype).view(shape)
+    for entry in entries:
+        name, type_name, shape, start = entry
+        yield name, flat[start : start + entry_bytes(entry)].view(getattr(torch, type_name)).view(shape)
 
 
 class Outbox(ABC):

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from roll.distributed.byte_account import count_copied
 from roll.distributed.handles import Handle
 from roll.distributed.transports import NamedWeights, Route
 from roll.distributed.weights import WeightMismatch, WeightSyncError
@@ -90,6 +91,7 @@ def _write(folder: Path, route: Route, stream: NamedWeights) -> None:
             flush()
         # A file can't hold two names for one memory, nor a view of a larger one.
         waiting[name] = tensor.detach().cpu().clone().contiguous()
+        count_copied(2 * tensor.nbytes)  # here and in the page cache
         sizes[0] += tensor.nbytes
         sizes[1] += tensor.nbytes
     flush()

@@ -21,6 +21,8 @@ ABORT_POLL_SECONDS = 0.25
 """Seconds between two looks at whether somebody gave up."""
 _MIN_PAUSE, _MAX_PAUSE = 0.0002, 0.01
 """Seconds between two looks for what is waited for: at first, and after a while."""
+_PAUSE_SHARE = 0.1
+"""Of what was waited so far: how late it may be noticed that a wait is over."""
 _ABORTED = "aborted"
 _CONNECT_SECONDS = 60.0
 
@@ -74,15 +76,15 @@ class TransferChannel:
     def wait(self, key: str, whom: str) -> Any:
         """Wait for what is published under `key`; raises `WeightSyncError` if somebody gives up, is gone or late."""
         start = look = time.monotonic()
-        deadline, pause = start + self._route.timeout, _MIN_PAUSE
+        deadline = start + self._route.timeout
         try:
             # The store's own wait writes a warning to the terminal each time it ends without a result.
             while not self._own.check([key]):
                 if time.monotonic() > look:
                     look = time.monotonic() + ABORT_POLL_SECONDS
                     self.check(deadline, whom)
-                time.sleep(pause)
-                pause = min(_MAX_PAUSE, 1.3 * pause)
+                waited = time.monotonic() - start
+                time.sleep(min(_MAX_PAUSE, max(_MIN_PAUSE, _PAUSE_SHARE * waited)))
             version, content = json.loads(self._own.get(key))
         except dist.DistNetworkError as error:
             raise WeightSyncError(f"{self._who} lost the controller while it waited for {whom}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,17 @@ from roll.distributed.handles import Handle
 from roll.distributed.transports import NamedWeights, Route
 from roll.distributed.transports.bucket_layout import SLOTS, Entry, Outbox, buffer_size, unpacked
 from roll.distributed.transports.rendezvous import TransferChannel
-from roll.distributed.transports.shm_segments import Bytes, DeviceSegment, ShmSegment, Token, attach, make, register
+from roll.distributed.transports.shm_segments import (
+    KEPT_SIZES,
+    Bytes,
+    DeviceSegment,
+    ShmSegment,
+    Token,
+    attach,
+    keep,
+    make,
+    register,
+)
 from roll.distributed.weights import WeightSyncError, tensor_of
 
 
@@ -26,11 +37,13 @@ def send(route: Route, stream: NamedWeights) -> list[Handle]:
         outbox.send(stream)
     except BaseException as error:
         channel.abort(error)
-        raise
-    finally:
         for slot in outbox.slots:
             if slot is not None:
                 slot.close()
+        raise
+    for slot in outbox.slots:
+        if slot is not None:
+            keep(slot)
     return []
 
 
@@ -134,14 +147,31 @@ def receive(route: Route, handles: Sequence[Handle], rank: int) -> Iterator[tupl
         raise
 
 
+_still_open: OrderedDict[str, Bytes | Tensor] = OrderedDict()
+"""Segments of the host that this process has seen last, by name: their sender keeps them for its next transfer, too."""
+_still_open_lock = threading.Lock()
+
+
 def _opened(attached: OrderedDict[str, Bytes | Tensor], token: Token) -> Bytes | Tensor:
+    """Return a segment; those of this transfer are in `attached`."""
     key = str(token)
     if key not in attached:
-        attached[key] = attach(token)
+        attached[key] = attach(token) if "cuda" in token else _opened_once(token)
     attached.move_to_end(key)
     if len(attached) > SLOTS:
         attached.popitem(last=False)  # its slot has a larger one now
     return attached[key]
+
+
+def _opened_once(token: Token) -> Bytes | Tensor:
+    with _still_open_lock:
+        segment = _still_open.pop(token["name"], None)
+        segment = attach(token) if segment is None else segment
+        if token["size"] in KEPT_SIZES:
+            _still_open[token["name"]] = segment
+            while len(_still_open) > SLOTS:
+                _still_open.popitem(last=False)
+        return segment
 
 
 def _released(view: Bytes | Tensor) -> Callable[[], bool]:

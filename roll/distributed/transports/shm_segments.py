@@ -14,6 +14,7 @@ import mmap
 import os
 import shutil
 import sys
+import threading
 import time
 import weakref
 from dataclasses import dataclass
@@ -39,6 +40,13 @@ _OLD = 60.0  # seconds after which a file that nobody has locked is litter; a yo
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 """All pages at once: one by one, when they are first touched, they take several times as long."""
 _numbers = itertools.count()
+
+_KEPT_SEGMENTS = 2
+KEPT_SIZES = range(1 << 20, (64 << 20) + 1)
+"""Bytes of a segment that its process keeps for the next transfer. Smaller ones cost little to make, and larger ones
+are of a tensor that needed it."""
+_kept: list[ShmSegment] = []
+_kept_lock = threading.Lock()
 
 
 def available() -> bool:
@@ -68,7 +76,9 @@ class ShmSegment:
                 f"{shutil.disk_usage(FOLDER).free / 2**20:.0f} MiB free: lower model_update_buffer_size_mb, give the "
                 "container a larger one (docker: --shm-size), or set weight_transport to broadcast or file"
             ) from error
-        self.token: Token = {"path": str(self._path), "size": size}
+        self.size = size
+        number = self._path.name.removeprefix(PREFIX)
+        self.token: Token = {"path": str(self._path), "size": size, "name": number}
 
     def forget(self) -> None:
         """Take the name away: nobody else will open it."""
@@ -76,6 +86,11 @@ class ShmSegment:
             with contextlib.suppress(FileNotFoundError):
                 self._path.unlink()
             self._path = None
+
+    def outlive(self) -> None:
+        """Be found through this process from now on, under a path that the next transfer doesn't know yet."""
+        self.forget()
+        self.token = {**self.token, "path": f"/proc/{os.getpid()}/fd/{self._fd}"}
 
     def close(self) -> None:
         """Let go; the memory is freed when every process has."""
@@ -110,7 +125,26 @@ def make(transfer: str, size: int, device: torch.device, *, on_device: bool) -> 
     """Make a segment for tensors of this device."""
     if on_device and device.type == "cuda":
         return DeviceSegment(size, device)
+    with _kept_lock:
+        fitting = [segment for segment in _kept if segment.size >= size]
+        if fitting:
+            _kept.remove(fitting[0])
+            return fitting[0]
     return ShmSegment(transfer, size)
+
+
+def keep(segment: ShmSegment | DeviceSegment) -> None:
+    """Let go of a segment that nobody reads any more; the next transfer of this process may get it again.
+
+    Fresh memory costs as much as several copies, at both ends.
+    """
+    if isinstance(segment, ShmSegment) and segment.size in KEPT_SIZES:
+        segment.outlive()
+        with _kept_lock:
+            if len(_kept) < _KEPT_SEGMENTS:
+                _kept.append(segment)
+                return
+    segment.close()
 
 
 def attach(token: Token) -> Bytes | Tensor:

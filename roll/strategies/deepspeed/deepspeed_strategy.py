@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from roll.configs.schema.checkpoint_config import STATE_CONTENTS, CheckpointContent
 from roll.configs.schema.deepspeed_config import DeepSpeedConfig
-from roll.strategies.base import STATE_PARTS, StatePart
+from roll.strategies.base import STATE_PARTS, NamedWeights, StatePart
 from roll.strategies.deepspeed.deepspeed_engine import (
     Engine,
     Opened,
@@ -33,6 +33,7 @@ from roll.strategies.deepspeed.files import COUNTS, Checkpoint, write
 from roll.strategies.deepspeed.state import (
     Anchor,
     forget_gradients,
+    gathered,
     link_moments,
     make_moments,
     moves_states,
@@ -41,9 +42,11 @@ from roll.strategies.deepspeed.state import (
     set_whole,
     whole,
 )
+from roll.strategies.hf.gather import Travelling
 from roll.strategies.hf.hf_build import RoleModule
 from roll.strategies.hf.hf_model import DTYPES, named_tensors
 from roll.strategies.hf.hf_strategy import HfTrainStrategy
+from roll.strategies.hf.streamed import StreamedWeights
 from roll.strategies.optim import MOMENTS, decaying, set_rates
 from roll.strategies.state_files import StateFiles
 
@@ -72,7 +75,8 @@ class DeepSpeedStrategy(HfTrainStrategy):
     def _connect(self) -> None:
         connect(self._info, self._device, self._backend)
 
-    def _wrap(self, model: RoleModule) -> nn.Module:
+    def _wrap(self, model: RoleModule, weights: StreamedWeights | None) -> nn.Module:
+        assert weights is None, "modules are loaded before DeepSpeed cuts them"
         self._offloaded: set[StatePart] = set()
         if not self._spec.trains and self._options.stage < 3:
             return model
@@ -131,6 +135,9 @@ class DeepSpeedStrategy(HfTrainStrategy):
         return float(norm), finite
 
     # --- weights ---------------------------------------------------------------------------------------------------
+
+    def _gathered(self, stream: Iterable[Travelling]) -> NamedWeights:
+        return gathered(self._engine, stream)
 
     def _full(self, tensor: Tensor) -> Tensor:
         return whole(self._engine, tensor)

@@ -6,13 +6,15 @@ for the same parameters in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from roll.distributed.byte_account import count_gathered
 from roll.strategies.base import StatePart
+from roll.strategies.hf.gather import Travelling, limit
 from roll.strategies.optim import MOMENTS
 
 
@@ -32,6 +34,49 @@ def whole(engine: Any, parameter: Any, moment: str | None = None) -> Tensor:
     else:
         found = parameter.detach()
     return found
+
+
+def gathered(engine: Any, stream: Iterable[Travelling]) -> Iterator[tuple[str, Tensor]]:
+    """Return whole tensors in the types that they are sent in, see `roll.strategies.hf.gather.Gather`.
+
+    Weights that compute in the type that is sent, or in float32, are what is sent: ZeRO rounds them from its float32
+    weights after every step. ZeRO 3 gathers them many at a time.
+    """
+    batch: list[tuple[str, Any, torch.dtype]] = []
+    used = 0
+    for name, tensor, dtype in stream:
+        parameter: Any = tensor
+        trained = parameter.requires_grad and _sharded(engine)
+        exact = torch.float32 if trained else parameter.dtype
+        dtype = dtype or exact
+        computing = parameter.dtype in (dtype, exact)
+        shards = computing and hasattr(parameter, "ds_id")
+        size = parameter.ds_numel * parameter.element_size() if shards else 0
+        if batch and (not shards or used + size > limit(parameter.device)):
+            yield from _gathered_batch(batch)
+            batch, used = [], 0
+        if shards:
+            batch.append((name, parameter, dtype))
+            used += size
+        elif computing:
+            yield name, parameter.detach().to(dtype)
+        else:
+            full = whole(engine, parameter)
+            if trained or hasattr(parameter, "ds_id"):
+                count_gathered(full.nbytes)
+            yield name, full.to(dtype)
+    if batch:
+        yield from _gathered_batch(batch)
+
+
+def _gathered_batch(batch: Sequence[tuple[str, Any, torch.dtype]]) -> Iterator[tuple[str, Tensor]]:
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters([parameter for _, parameter, _ in batch]):
+        count_gathered(sum(parameter.nbytes for _, parameter, _ in batch))
+        found = [(name, parameter.detach().to(dtype, copy=True)) for name, parameter, dtype in batch]
+    while found:
+        yield found.pop(0)
 
 
 def set_whole(engine: Any, parameter: Any, value: Tensor, moment: str | None = None) -> None:

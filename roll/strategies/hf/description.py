@@ -83,7 +83,7 @@ def describe_model(args: ModelArgs) -> ModelDescription:
     config = load_config(args)
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=args.trust_remote_code)
-    model.generation_config = _generation_config(args, model)
+    model.generation_config = generation_config(args, model)
     return ModelDescription(
         model_type=model.config.model_type,
         shapes={name: tuple(tensor.shape) for name, tensor in named_tensors(model)},
@@ -94,7 +94,7 @@ def describe_model(args: ModelArgs) -> ModelDescription:
     )
 
 
-def _generation_config(args: ModelArgs, model: Any) -> Any:
+def generation_config(args: ModelArgs, model: Any) -> Any:
     """Return the folder's generation settings; without such a file those that the model's configuration implies."""
     from transformers import GenerationConfig
 

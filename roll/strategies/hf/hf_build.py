@@ -15,6 +15,7 @@ from roll.strategies.hf.hf_model import PolicyModel, ValueModel, load_backbone, 
 from roll.strategies.hf.hf_packing import SequenceGroup, pack
 from roll.strategies.hf.hf_reward_model import ScoreModel, build_reward_model, build_score_model
 from roll.strategies.hf.lora import add_adapters
+from roll.strategies.hf.streamed import StreamedWeights
 
 RoleModule: TypeAlias = PolicyModel | ValueModel | ScoreModel
 
@@ -25,36 +26,41 @@ def build_module(
     computed: torch.dtype,
     device: torch.device,
     sequence: SequenceGroup | None = None,
+    weights: StreamedWeights | None = None,
 ) -> RoleModule:
     """Return the module of a role on `device`, its weights in `stored`, ready to be wrapped by a backend.
 
-    With `sequence`, whose ranks must all call this, its layouts are shards of packed lines.
+    With `sequence`, whose ranks must all call this, its layouts are shards of packed lines. With `weights` it is their
+    empty module, on the host: to be sharded and then filled.
     """
     args = spec.worker.model_args
     for key in ("use_liger", "use_fused_kernels"):
         if getattr(args, key):
             require_liger(f"{spec.role}.model_args.{key}", device)
-    module = _loaded(spec, stored)
+    module = _loaded(spec, stored) if weights is None else _around(weights.module, spec)
     model: Any = hf_module(module)
     _freeze(model, args.freeze_module_prefix if spec.trains else ("",))
     if spec.trains and not any(parameter.requires_grad for parameter in module.parameters()):
         raise ValueError(f"{spec.role}: freeze_module_prefix leaves nothing to train")
     if spec.trains and not args.disable_gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        # transformers recomputes only in train mode; dropout would make the ratio of old and new log-probs noise.
-        _disable_dropout(model)
-        model.train()
+        _recompute_activations(model)
+    tried = module if weights is None else _around(weights.small, spec)
     if args.use_liger:
         use_liger_layers(model)
+        if tried is not module:
+            use_liger_layers(hf_module(tried))
     if args.uses_lora:
         add_adapters(model, spec)  # after the model's own dropout is gone
-    module.to(device)
+    tried.to(device)
     with torch.autocast(device.type, computed, enabled=computed != stored):
-        if isinstance(module, PolicyModel):
-            module.check()
+        if isinstance(tried, PolicyModel):
+            tried.check()
         if spec.worker.use_sequence_packing or sequence is not None:
             flash = args.attn_implementation == "fa2"
-            pack(_decoder(module), flash=flash, sequence=sequence, half=computed != torch.float32)
+            pack(_decoder(tried), flash=flash, sequence=sequence, half=computed != torch.float32)
+    if weights is not None:
+        _attend_alike(_decoder(module), _decoder(tried))
+        weights.small = None
     if args.torch_compile:
         compile_blocks(model)  # after the check, whose sizes nothing else has
     return module
@@ -63,11 +69,23 @@ def build_module(
 def _loaded(spec: TrainSpec, stored: torch.dtype) -> RoleModule:
     """Return the module of a role as its folder has it, on the CPU."""
     args = spec.worker.model_args
-    if spec.kind == "policy":
-        return PolicyModel(load_causal_lm(args, stored), spec.temperature, fused=args.use_fused_kernels)
-    if spec.kind == "value":
-        return ValueModel(load_backbone(args, stored))
+    if spec.kind != "reward":
+        return _around(load_causal_lm(args, stored) if spec.kind == "policy" else load_backbone(args, stored), spec)
     return build_score_model(args, stored) if spec.trains else build_reward_model(spec, stored)
+
+
+def _around(model: Any, spec: TrainSpec) -> PolicyModel | ValueModel:
+    """Return the module of a role around its causal language model (a policy's), or its backbone."""
+    if spec.kind == "policy":
+        return PolicyModel(model, spec.temperature, fused=spec.worker.model_args.use_fused_kernels)
+    return ValueModel(model)
+
+
+def _attend_alike(decoder: Any, other: Any) -> None:
+    """Let a decoder compute attention by the function that another one of its class was found to be right with."""
+    name = other.config._attn_implementation
+    if decoder.config._attn_implementation != name:
+        decoder.set_attn_implementation(name)
 
 
 def hf_module(module: RoleModule) -> nn.Module:
@@ -81,6 +99,13 @@ def _decoder(module: RoleModule) -> nn.Module:
     """Return the part of it that makes hidden states from tokens."""
     decoder: nn.Module = module.lm.get_decoder() if isinstance(module, PolicyModel) else module.backbone
     return decoder
+
+
+def _recompute_activations(model: Any) -> None:
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    # transformers recomputes only in train mode; dropout would make the ratio of old and new log-probs noise.
+    _disable_dropout(model)
+    model.train()
 
 
 def _freeze(model: nn.Module, prefixes: Sequence[str]) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def _source(args: ModelArgs, path: str | None = None) -> dict[str, Any]:
+def source_of(args: ModelArgs, path: str | None = None) -> dict[str, Any]:
     """Where `from_pretrained` finds the model, or `path`: a folder or hub id, or one GGUF file inside a folder.
 
     Imports `external_lib` before: nothing of a model is read without this.
@@ -63,7 +63,7 @@ def load_tokenizer(args: ModelArgs) -> Any:
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    source = _source(args, args.tokenizer_name_or_path)
+    source = source_of(args, args.tokenizer_name_or_path)
     # For some model types AutoTokenizer takes their usual class, even where the folder names the generic one; that
     # class puts its own rules for splitting text in place of those in tokenizer.json, and the tokens are others.
     if "gguf_file" not in source and _names_generic_tokenizer(source["pretrained_model_name_or_path"]):
@@ -105,12 +105,16 @@ def _names_generic_tokenizer(name: str) -> bool:
 _ATTENTION = {"eager": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}
 
 
+def attention_option(args: ModelArgs) -> dict[str, str]:
+    """Return what tells transformers which attention a role wants; nothing where it may choose."""
+    return {} if args.attn_implementation == "auto" else {"attn_implementation": _ATTENTION[args.attn_implementation]}
+
+
 def _loaded(kind: Any, args: ModelArgs, dtype: torch.dtype, **options: Any) -> Any:
-    if args.attn_implementation != "auto":
-        options["attn_implementation"] = _ATTENTION[args.attn_implementation]
+    options |= attention_option(args)
     options.setdefault("config", load_config(args))
     with quiet_transformers():
-        source = _source(args)
+        source = source_of(args)
         if args.use_shm:
             source["pretrained_model_name_or_path"] = weights_folder(args)
         return kind.from_pretrained(**source, dtype=dtype, **options)
@@ -181,7 +185,7 @@ def load_config(args: ModelArgs) -> Any:
     """Return the model's own configuration with the user's changes."""
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(**_source(args))
+    config = AutoConfig.from_pretrained(**source_of(args))
     for name, value in args.model_config_kwargs.items():
         if not hasattr(config, name):
             hint = nearest(name, (key for key in vars(config) if not key.startswith("_")))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,12 @@ from roll.distributed.weights import WeightPart
 from roll.distributed.worker import WorkerInfo
 from roll.strategies.base import LossFn, NamedWeights, Output, TrainSpec
 from roll.strategies.common import CommonStrategy, blank_outputs, head_request
+from roll.strategies.hf.gather import Travelling, sent_types
 from roll.strategies.hf.hf_build import RoleModule, build_module, hf_module
 from roll.strategies.hf.hf_model import named_tensors
 from roll.strategies.hf.hf_packing import SequenceGroup
 from roll.strategies.hf.lora import Adapters
+from roll.strategies.hf.streamed import StreamedWeights
 from roll.strategies.micro import lay_out, padding_row, take_shard
 from roll.strategies.offload import activations_on_host
 from roll.strategies.state_files import StateFiles
@@ -42,10 +44,13 @@ class HfTrainStrategy(CommonStrategy):
         if spec.worker.model_args.ulysses_size > 1:
             self._sequence = SequenceGroup.join(info, spec.worker.model_args.ulysses_size, self._device)
             self.layout, self._group = self._sequence.layout, self._sequence.peers
-        self._model: RoleModule = build_module(spec, self._stored, self._computed, self._loaded_on, self._sequence)
+        weights = StreamedWeights.open(spec, self._stored) if self._streams else None
+        self._model: RoleModule = build_module(
+            spec, self._stored, self._computed, self._loaded_on, self._sequence, weights
+        )
         args = spec.worker.model_args
         self._adapters = Adapters(hf_module(self._model), args) if args.uses_lora else None
-        self._module: nn.Module = self._wrap(self._model)
+        self._module: nn.Module = self._wrap(self._model, weights)
         """What is called: the model itself or the backend's wrapper of it."""
 
     # --- what a backend fills in -----------------------------------------------------------------------------------
@@ -69,9 +74,14 @@ class HfTrainStrategy(CommonStrategy):
         """Where the whole module is put before `_wrap`."""
         return self._device
 
+    @property
+    def _streams(self) -> bool:
+        """Whether `_wrap` shards an empty module and fills it."""
+        return False
+
     @abstractmethod
-    def _wrap(self, model: RoleModule) -> nn.Module:
-        """Shard the module, build the optimizer."""
+    def _wrap(self, model: RoleModule, weights: StreamedWeights | None) -> nn.Module:
+        """Shard the module, fill it with `weights` if there are any, build the optimizer."""
 
     @abstractmethod
     def _zero_grad(self) -> None:
@@ -89,6 +99,10 @@ class HfTrainStrategy(CommonStrategy):
     @abstractmethod
     def _full(self, tensor: Tensor) -> Tensor:
         """Return the whole of a sharded tensor; every rank calls it for the same tensors in the same order."""
+
+    @abstractmethod
+    def _gathered(self, stream: Iterable[Travelling]) -> NamedWeights:
+        """Return whole tensors, as `roll.strategies.hf.gather.Gather`."""
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         """Around forward passes, where the wrapper itself doesn't cast."""
@@ -148,16 +162,16 @@ class HfTrainStrategy(CommonStrategy):
 
     # --- weights ---------------------------------------------------------------------------------------------------
 
-    def named_weights(self, part: WeightPart = "merged") -> NamedWeights:
+    def named_weights(self, part: WeightPart = "merged", dtype: torch.dtype | None = None) -> NamedWeights:
         """Every rank must walk it to the end: gathering a sharded tensor is a collective."""
         self._require_awake("parameters")
         model = hf_module(self._model)
         if self._adapters is not None:
-            yield from self._adapters.weights(model, self._full, part)
+            yield from self._adapters.weights(model, self._gathered, part, dtype)
             return
         assert part == "merged", f"{self._spec.role} has no adapters"
-        for name, tensor in named_tensors(model):
-            yield name, self._full(tensor)
+        sent = sent_types(model, dtype)
+        yield from self._gathered((name, tensor, sent(name, tensor)) for name, tensor in named_tensors(model))
 
     def _write_beside(self, path: Path, contents: Sequence[CheckpointContent], files: StateFiles, counts: str) -> None:
         super()._write_beside(path, contents, files, counts)

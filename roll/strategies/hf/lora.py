@@ -24,6 +24,7 @@ from roll.configs.checks.machine import MISSING
 from roll.configs.schema.worker_config import ALL_LINEAR, ModelArgs
 from roll.distributed.weights import WeightPart
 from roll.strategies.base import NamedWeights, TrainSpec
+from roll.strategies.hf.gather import Gather, Travelling, sent_types
 from roll.strategies.hf.hf_model import named_tensors
 from roll.strategies.state_files import StateFiles
 from roll.utils.seeding import stable_hash
@@ -124,26 +125,45 @@ class Adapters:
                 for dropout in self._dropouts:
                     dropout.eval()
 
-    def weights(self, model: nn.Module, full: Full, part: WeightPart) -> NamedWeights:
-        """Return a part of the weights; `merged` is W + scaling * B A for adapted layers in float32.
+    def weights(self, model: nn.Module, gathered: Gather, part: WeightPart, dtype: torch.dtype | None) -> NamedWeights:
+        """Return a part of the weights; `merged` is W + scaling * B A for adapted layers, computed in float32.
 
-        `merged` and `base` have the tensors and names of the plain model. `adapters` have peft's names; B is scaled.
+        `merged` and `base` have the tensors and names of the plain model, and are cast as `sent_types` says.
+        `adapters` have peft's names; B is scaled.
         """
         if part == "adapters":
-            for name, layer in self._layers.items():
-                a, b = self._product_of(name, full)
-                yield peft_name(name, "A"), a.float()
-                yield peft_name(name, "B"), layer.scaling[_NAME] * b.float()
+            stream = gathered(each for name in self._layers for each in self._matrices(name))
+            for layer in self._layers.values():
+                (a_name, a), (b_name, b) = next(stream), next(stream)
+                yield a_name, a.float()
+                yield b_name, layer.scaling[_NAME] * b.float()
+            assert next(stream, None) is None
             return
+        sent = sent_types(model, dtype)
         adapted = {f"{name}.base_layer.weight": name for name in self._layers} if part == "merged" else {}
-        for name, tensor in named_tensors(model):
-            if _is_adapter(name):
-                continue
-            whole = full(tensor)
+        plain = [(name, tensor) for name, tensor in named_tensors(model) if not _is_adapter(name)]
+
+        def travelling() -> Iterator[Travelling]:
+            for name, tensor in plain:
+                # What adapters are added to isn't rounded before.
+                yield name, tensor, None if name in adapted else sent(name, tensor)
+                if name in adapted:
+                    yield from self._matrices(adapted[name])
+
+        stream = gathered(travelling())
+        for name, tensor in plain:
+            _, whole = next(stream)
             if name in adapted:
-                a, b = self._product_of(adapted[name], full)
+                a, b = next(stream)[1], next(stream)[1]
                 whole = whole.float() + self._layers[adapted[name]].scaling[_NAME] * (b.float() @ a.float())
+                whole = whole.to(sent(name, tensor) or torch.float32)
             yield name.replace(".base_layer.", "."), whole
+        assert next(stream, None) is None
+
+    def _matrices(self, name: str) -> Iterator[Travelling]:
+        layer = self._layers[name]
+        for matrix, weight in (("A", layer.lora_A[_NAME].weight), ("B", layer.lora_B[_NAME].weight)):
+            yield peft_name(name, matrix), weight, None
 
     def _product_of(self, name: str, full: Full) -> tuple[Tensor, Tensor]:
         layer = self._layers[name]

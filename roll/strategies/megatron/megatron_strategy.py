@@ -295,13 +295,13 @@ class MegatronStrategy(CommonStrategy):
 
     # --- weights ---------------------------------------------------------------------------------------------------
 
-    def named_weights(self, part: WeightPart = "merged") -> NamedWeights:
+    def named_weights(self, part: WeightPart = "merged", dtype: torch.dtype | None = None) -> NamedWeights:
         """Every rank must walk it to the end: gathering a split tensor is a collective."""
         assert part == "merged", "Megatron has no adapters; the configuration refuses LoRA"
         self._require_awake("parameters")
         with cpu_platform():
             self._settle()
-            stream = iter(stream_weights(self._modules))
+            stream = iter(stream_weights(self._modules, dtype))
         while True:
             # The consumer's code runs between two tensors, on a machine as it is.
             with cpu_platform():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from roll.strategies.hf.safetensor_files import safetensors_files
 from roll.strategies.megatron.mapping import HfTensor
 
 _EXPERT_PARTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
@@ -84,7 +84,7 @@ def open_weights(source: str | Path | Mapping[str, Tensor]) -> Iterator[WeightSo
         yield WeightSource(source)
         return
     with contextlib.ExitStack() as opened:
-        files = _safetensors(str(source))
+        files = safetensors_files(str(source))
         yield WeightSource(_lazy(files, opened) if files else _loaded(str(source)))
 
 
@@ -105,21 +105,3 @@ def _loaded(path: str) -> dict[str, Tensor]:
     from roll.strategies.hf.hf_model import load_causal_lm, named_tensors
 
     return dict(named_tensors(load_causal_lm(ModelArgs(model_name_or_path=path), torch.float32)))
-
-
-def _safetensors(path: str) -> list[Path]:
-    """Return the safetensors files of a folder or hub model; none where it has other formats only."""
-    from transformers.utils import cached_file
-
-    def find(name: str) -> Path | None:
-        found = cached_file(path, name, _raise_exceptions_for_missing_entries=False)
-        return None if found is None else Path(found)
-
-    if path.endswith(".gguf"):
-        return []
-    index = find("model.safetensors.index.json")
-    if index is not None:
-        shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        return [file for file in map(find, shards) if file is not None]
-    single = find("model.safetensors")
-    return [] if single is None else [single]

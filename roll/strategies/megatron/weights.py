@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from roll.distributed.byte_account import count_gathered
 from roll.strategies.attention import all_gathered
 from roll.strategies.megatron.mapping import Entry, HfTensor, WeightTable
 from roll.strategies.megatron.source import WeightSource, open_weights
@@ -181,12 +182,12 @@ def _places(chunk: TokenGPT, table: WeightTable) -> Iterator[tuple[str, Entry]]:
 
 
 @torch.no_grad()
-def stream_weights(chunks: Sequence[TokenGPT]) -> Iterator[tuple[str, Tensor]]:
+def stream_weights(chunks: Sequence[TokenGPT], dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
     """Whole tensors under the names of the transformers module, in the same order on every rank; a collective.
 
     Of a policy, names begin with `model.` (but `lm_head.weight`) and the embedding of a tied model comes once. Of a
     value model they are those of its backbone, without its head; of a reward model those of a classifier. A tensor may
-    share memory with a parameter.
+    share memory with a parameter. `dtype`: what they are cast to before they are gathered if it is narrower.
     """
     ranks, kind = _Ranks.here(), chunks[0].kind
     table = ranks.table(chunks[0])
@@ -195,13 +196,14 @@ def stream_weights(chunks: Sequence[TokenGPT]) -> Iterator[tuple[str, Tensor]]:
         for part in _held(chunk, table, ranks):
             held[_key(part.entry)].append(part)
     like = next(chunks[0].parameters())
+    sent = dtype if dtype is not None and dtype.itemsize < like.dtype.itemsize else like.dtype
     owners = _owners([_key(entry) in held for entry in _entries(table, kind)], ranks.pipeline, like.device)
     for entry, owner in zip(_entries(table, kind), owners, strict=True):
         if owner == dist.get_rank(ranks.pipeline):
-            wholes = _joined(entry, [part.matrix for part in held[_key(entry)]], ranks)
+            wholes = _joined(entry, [part.matrix.to(sent) for part in held[_key(entry)]], ranks)
         else:
             leading = (entry.experts,) if entry.experts else ()
-            wholes = [like.new_empty(*leading, *tensor.shape) for tensor in entry.tensors]
+            wholes = [like.new_empty(*leading, *tensor.shape, dtype=sent) for tensor in entry.tensors]
         for tensor, whole in zip(entry.tensors, wholes, strict=True):
             yield module_name(tensor, kind), _spread(whole, owner, ranks.pipeline)
     if kind == "reward":
@@ -231,6 +233,7 @@ def _spread(whole: Tensor, owner: int, pipeline: Any) -> Tensor:
     if dist.get_world_size(pipeline) == 1:
         return whole
     whole = whole.contiguous()
+    count_gathered(whole.nbytes)
     dist.broadcast(whole, src=dist.get_global_rank(pipeline, owner), group=pipeline)
     return whole
 
@@ -239,11 +242,18 @@ def _joined(entry: Entry, matrices: list[Tensor], ranks: _Ranks) -> list[Tensor]
     """Return the entry's tensors from the shares of the ranks of this pipeline stage."""
     group = ranks.sharing(entry)
     mine = torch.stack(matrices) if entry.experts else matrices[0]
-    shares = [mine] if entry.dim is None else all_gathered(mine, group)
+    shares = [mine] if entry.dim is None else _gathered(mine, group)
     wholes = assembled(entry, shares)
     if not entry.experts:
         return wholes
-    return [torch.cat(all_gathered(whole, ranks.expert)) for whole in wholes]
+    return [torch.cat(_gathered(whole, ranks.expert)) for whole in wholes]
+
+
+def _gathered(mine: Tensor, group: Any) -> list[Tensor]:
+    shares = all_gathered(mine, group)
+    if len(shares) > 1:
+        count_gathered(sum(share.nbytes for share in shares))
+    return shares
 
 
 def assembled(entry: Entry, shares: list[Tensor]) -> list[Tensor]:

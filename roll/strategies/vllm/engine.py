@@ -29,6 +29,8 @@ from torch import Tensor
 
 from roll.configs.schema.engine_config import VLLM_LORA_RANKS, VllmConfig
 from roll.configs.schema.worker_config import ModelArgs
+from roll.distributed.byte_account import count_copied
+from roll.distributed.transports.bucket_layout import entry_bytes
 from roll.strategies.async_engine import AsyncEngine, started
 from roll.strategies.base import ENGINE_PARTS, EnginePart, EngineSettings, Request, SamplingParams
 from roll.strategies.buckets import SharedBucket
@@ -248,6 +250,7 @@ class VllmBackend(EngineBackend):
             async for path, entries in bucket.fill(self._description.checkpoint(weights)):
                 info = {"path": path, "entries": entries}
                 await engine.update_weights(WeightTransferUpdateRequest(update_info=info))
+                count_copied(sum(map(entry_bytes, entries)))  # by the workers, see transfer.py
         finally:
             bucket.close()
         await engine.finish_weight_update(weight_version=str(version))

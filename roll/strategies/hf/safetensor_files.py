@@ -1,0 +1,60 @@
+"""The safetensors files of a model, and slices of their tensors without loading the rest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+
+def safetensors_files(path: str) -> list[Path]:
+    """Return the safetensors files of a folder or hub model; none where it has other formats only."""
+    from transformers.utils import cached_file
+
+    def find(name: str) -> Path | None:
+        found = cached_file(path, name, _raise_exceptions_for_missing_entries=False)
+        return None if found is None else Path(found)
+
+    if path.endswith(".gguf"):
+        return []
+    index = find("model.safetensors.index.json")
+    if index is not None:
+        shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        return [file for file in map(find, shards) if file is not None]
+    single = find("model.safetensors")
+    return [] if single is None else [single]
+
+
+class StoredTensors:
+    """Names and shapes of the tensors in some files, and their rows.
+
+    Files are closed after each read: what was read of an open one stays mapped, and counts as memory of this process.
+    """
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files: dict[str, Path] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        """Name -> shape."""
+        for file in files:
+            with _opened(file) as handle:
+                for name in handle.keys():  # noqa: SIM118 - no mapping
+                    self._files[name] = file
+                    self.shapes[name] = tuple(handle.get_slice(name).get_shape())
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        """Return rows `start` to `stop` (None: to the last) of a tensor, on the host; of a scalar all there is."""
+        with _opened(self._files[name]) as handle:
+            if not self.shapes[name]:
+                whole: Tensor = handle.get_tensor(name)
+                return whole
+            rows: Tensor = handle.get_slice(name)[start : self.shapes[name][0] if stop is None else stop]
+            return rows
+
+
+def _opened(file: Path) -> Any:
+    from safetensors import safe_open
+
+    return safe_open(file, framework="pt")

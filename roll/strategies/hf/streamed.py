@@ -1,0 +1,239 @@
+"""Models whose weights come in after they are sharded: no rank ever holds a whole one.
+
+The module is built with its parameters on the meta device. They get memory of the host that nobody has written to,
+which the system hands out page by page when it is written: a module that is never filled takes next to none. Sharding
+copies this rank's part of a layer and drops the layer; then each rank reads its rows from the safetensors files, cast
+as transformers casts what it loads. What isn't in the files (adapters, a value head, buffers that aren't saved) is
+there from the beginning, as in a module that was loaded whole.
+
+Proofs that need a forward pass run on a small copy of the model, with two layers and random weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from roll.configs.schema.worker_config import ModelArgs
+from roll.strategies.base import TrainSpec
+from roll.strategies.hf.description import checkpoint_tensors, generation_config
+from roll.strategies.hf.hf_model import attention_option, load_config, named_tensors, weights_folder
+from roll.strategies.hf.safetensor_files import StoredTensors, safetensors_files
+from roll.utils.memory import return_freed_memory
+
+logger = logging.getLogger(__name__)
+
+_READ_BYTES = 32 << 20  # of a tensor at a time, in the type that it is stored in
+_SMALL_LAYERS = 2
+_SMALL_VOCABULARY = 256
+_SAMPLED = 1024  # values at the start of each weight that adapters remember their base model by
+
+
+class StreamedWeights:
+    """The weights of a model in files, and the empty module that they belong to."""
+
+    def __init__(self, args: ModelArgs, kind: Any, stored: torch.dtype, files: StoredTensors) -> None:
+        """Raises `_Unusual` for a model that has to be loaded by transformers."""
+        self._args = args
+        self._kind = kind
+        self._stored = stored
+        self._files = files
+        self._config = load_config(args)
+        self.module: nn.Module = self._empty()
+        """The transformers module, in eval mode; its parameters and saved buffers hold nothing yet."""
+        self._sources = {name: self._found(name, tensor) for name, tensor in named_tensors(self.module)}
+        self._check_tied()
+        self.small: Any = self._small_copy()
+        """A transformers module that computes as `module` does, of few layers with random weights."""
+        _reserve(self.module)
+        if args.uses_lora:
+            self._fill_beginnings()
+
+    @classmethod
+    def open(cls, spec: TrainSpec, stored: torch.dtype) -> StreamedWeights | None:
+        """Return the weights of a role's policy or value model; None for one that has to be loaded whole.
+
+        So are reward models, models without safetensors, and those whose files hold something else than their modules:
+        quantised ones, ones with tensors that transformers would invent or put together in ways we don't know.
+        """
+        from transformers import AutoModel, AutoModelForCausalLM
+
+        args = spec.worker.model_args
+        kind = {"policy": AutoModelForCausalLM, "value": AutoModel}.get(spec.kind)
+        files = [] if kind is None else safetensors_files(weights_folder(args))
+        if not files:
+            return None
+        try:
+            return cls(args, kind, stored, StoredTensors(files))
+        except _Unusual as error:
+            logger.info("%s: every rank loads the whole of %s: %s", spec.role, args.model_name_or_path, error)
+            return None
+
+    def _empty(self) -> nn.Module:
+        if getattr(self._config, "quantization_config", None) is not None:
+            raise _Unusual("it is quantised")
+        with _parameters_on_meta():
+            module = self._from_config(self._config)
+        kept = any(getattr(module, f"_keep_in_fp32_modules{which}", None) for which in ("", "_strict"))
+        if kept and self._stored != torch.float32:
+            raise _Unusual("some of its weights are kept in float32")
+        if module.can_generate():
+            module.generation_config = generation_config(self._args, module)
+        return module.eval()
+
+    def _from_config(self, config: Any) -> Any:
+        options = attention_option(self._args)
+        trusts = self._args.trust_remote_code
+        return self._kind.from_config(config, dtype=self._stored, trust_remote_code=trusts, **options)
+
+    # --- names -----------------------------------------------------------------------------------------------------
+
+    def _found(self, name: str, tensor: Tensor) -> list[str]:
+        """Return the stored tensor that is a tensor of the module, or those that its rows consist of, in order."""
+        plain = self._stored_name(name)
+        shape = tuple(tensor.shape)
+        if plain is not None and self._files.shapes[plain] == shape:
+            return [plain]
+        model_type = str(self._config.get_text_config().model_type)
+        parts = []
+        # Tensors of experts are stacked in modules, and apart in files.
+        for part, matrix in checkpoint_tensors(model_type, name, torch.empty(shape, device="meta")):
+            stored = self._stored_name(part)
+            if stored is None or self._files.shapes[stored] != tuple(matrix.shape):
+                raise _Unusual(f"its files have no {name} of shape {shape}")
+            parts.append(stored)
+        return parts
+
+    def _stored_name(self, name: str) -> str | None:
+        """Name in the files: that of the module, or of one with or without a head around the same backbone."""
+        prefix = f"{self.module.base_model_prefix}."
+        for option in (name, prefix + name, name.removeprefix(prefix)):
+            if option in self._files.shapes:
+                return option
+        return None
+
+    def _check_tied(self) -> None:
+        """Raise `_Unusual` where a file has other values for one of two tied tensors."""
+        kept = {id(parameter): name for name, parameter in self.module.named_parameters()}
+        for name, parameter in self.module.named_parameters(remove_duplicate=False):
+            other, mine = self._stored_name(name), self._sources[kept[id(parameter)]]
+            if other is None or [other] == mine:
+                continue
+            if len(mine) != 1 or not self._same(mine[0], other):
+                raise _Unusual(f"{name} is tied, and has values of its own in the files")
+
+    def _same(self, one: str, other: str) -> bool:
+        rows, step = self._files.shapes[one][0], self._rows_at_once(self._files.shapes[one])
+        starts = range(0, rows, step)
+        pairs = ((self._files.read(one, i, i + step), self._files.read(other, i, i + step)) for i in starts)
+        return self._files.shapes[one] == self._files.shapes[other] and all(torch.equal(a, b) for a, b in pairs)
+
+    @staticmethod
+    def _rows_at_once(shape: tuple[int, ...]) -> int:
+        return max(1, _READ_BYTES // max(1, 4 * torch.Size(shape[1:]).numel()))
+
+    # --- values ----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _fill_beginnings(self) -> None:
+        """Read the first values of each weight: base models are told apart by them."""
+        for name, parameter in self.module.named_parameters():
+            if parameter.dim() == 2:
+                rows = min(len(parameter), -(-_SAMPLED // parameter.shape[1]))
+                self._read(parameter[:rows], self._sources[name], parameter.shape, 0)
+
+    @torch.no_grad()
+    def fill(self, model: nn.Module) -> None:
+        """Read this rank's rows of every weight of a sharded `model`, which was `module` and may have adapters now."""
+        for name, tensor in named_tensors(model):
+            sources = self._sources.get(name.replace(".base_layer.", "."))
+            if sources is not None:
+                local, start = _local(tensor)
+                self._read(local, sources, tensor.shape, start)
+        return_freed_memory()
+
+    def _read(self, local: Tensor, sources: list[str], shape: torch.Size, start: int) -> None:
+        """Fill `local`, which begins at row `start` of a tensor of this shape."""
+        if len(sources) > 1:  # so many parts to each expert
+            apart = len(sources) // shape[0]
+            for i, expert in enumerate(local, start):
+                parts = sources[i * apart : (i + 1) * apart]
+                expert.copy_(torch.cat([self._files.read(part) for part in parts]))
+        elif not shape:
+            local.copy_(self._files.read(sources[0]))
+        else:
+            step = self._rows_at_once(tuple(shape))
+            for i in range(0, len(local), step):
+                rows = local[i : i + step]
+                rows.copy_(self._files.read(sources[0], start + i, start + i + len(rows)))
+
+    def _small_copy(self) -> Any:
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(0)
+                return self._from_config(_small(self._config)).eval()
+        except Exception as error:
+            raise _Unusual(f"a small copy of it can't be built: {error}") from error
+
+
+class _Unusual(Exception):
+    """Files from which transformers makes something that isn't known here."""
+
+
+def _small(config: Any) -> Any:
+    """Return the configuration of a model with a layer of every kind that there is, and a small vocabulary."""
+    config = copy.deepcopy(config)
+    text = config.get_text_config()
+    kinds = list(dict.fromkeys(getattr(text, "layer_types", None) or ()))
+    text.num_hidden_layers = max(_SMALL_LAYERS, len(kinds))
+    if kinds:
+        text.layer_types = (kinds * _SMALL_LAYERS)[: text.num_hidden_layers]
+    text.vocab_size = min(text.vocab_size, _SMALL_VOCABULARY)
+    text.pad_token_id = None
+    return config
+
+
+@contextlib.contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Inside, modules are built without memory for parameters; buffers are computed as ever."""
+    register = nn.Module.register_parameter
+
+    def on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:
+            param = nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
+        register(self, name, param)
+
+    nn.Module.register_parameter = on_meta  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def _reserve(module: nn.Module) -> None:
+    """Give parameters on the meta device memory that isn't written to; tied ones stay tied."""
+    made: dict[int, nn.Parameter] = {}
+    for each in module.modules():
+        for name, parameter in list(each._parameters.items()):
+            if parameter is not None and parameter.is_meta:
+                if id(parameter) not in made:
+                    empty = torch.empty_like(parameter, device="cpu")
+                    made[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                each._parameters[name] = made[id(parameter)]
+
+
+def _local(tensor: Any) -> tuple[Tensor, int]:
+    """Return this rank's part of a perhaps sharded tensor, and its first row."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    if not hasattr(tensor, "full_tensor"):
+        return tensor.detach(), 0
+    local: Tensor = tensor.detach().to_local()
+    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return local, offset[0] if offset else 0

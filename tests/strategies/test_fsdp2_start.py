@@ -1,0 +1,158 @@
+"""Several ranks of FSDP2 start without any of them holding a whole model, and with the same numbers."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from test_fsdp2_ranks import fsdp_spec
+from tiny_models import build_tiny_model
+from train_contract import build, make_batch
+
+from roll.strategies.fsdp2 import Fsdp2Strategy, shard_module
+from roll.strategies.hf.hf_build import hf_module
+from roll.strategies.hf.streamed import StreamedWeights
+
+
+def another(spec, info):
+    """A strategy beside those that this process has had: it is connected."""
+    if torch.distributed.is_initialized():
+        Fsdp2Strategy._connect = lambda self: None
+    return build(spec, info)
+
+
+def start_of(info, spec):
+    """What a rank has after its start: (weights and buffers, what trains, log-probs or values)."""
+    strategy = another(spec, info)
+    model = hf_module(strategy._model)
+    weights = {name: tensor.detach().clone() for name, tensor in strategy.named_weights()}
+    heads = {n: strategy._full(p).clone() for n, p in strategy._model.named_parameters() if n.startswith("value_head")}
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    output = "values" if spec.kind == "value" else "logprobs"
+    scores = getattr(strategy.forward(make_batch(), (output,)), output)
+    return weights | heads | buffers, {n: p.requires_grad for n, p in model.named_parameters()}, scores
+
+
+def streamed_and_whole(info, specs):
+    """For each spec whether it streams, and what a rank has with and without that."""
+    found, opened, streams = [], StreamedWeights.open, []
+
+    def watched(*args):
+        streams.append(opened(*args))
+        return streams[-1]
+
+    for spec in specs:
+        StreamedWeights.open = watched
+        mine = start_of(info, spec)
+        StreamedWeights.open = lambda *args: None
+        found.append((streams.pop() is not None, mine, start_of(info, spec)))
+    return found
+
+
+def test_weights_from_slices_are_those_of_a_model_that_was_loaded_whole(ranks, model_of):
+    half, lora = {"dtype": "bf16"}, {"lora_rank": 4, "lora_alpha": 8.0, "dtype": "bf16"}
+    packed = {"use_sequence_packing": True}
+    frozen = {"freeze_module_prefix": ("model.layers.0.", "model.embed_tokens")}
+    specs = {
+        "tied": fsdp_spec(model_of(), worker=packed),
+        "a head of its own, frozen layers": fsdp_spec(model_of(tie_word_embeddings=False), model=frozen),
+        "biases, stored wider than computed": fsdp_spec(model_of("qwen2"), model=half),
+        "experts": fsdp_spec(model_of("qwen3_moe"), worker=packed),
+        "experts under other names": fsdp_spec(model_of("mixtral")),
+        "critic": fsdp_spec(model_of("qwen3"), kind="value"),
+        "adapters": fsdp_spec(model_of(), model=lora),
+    }
+    for rank in ranks.run(streamed_and_whole, 2, list(specs.values())):
+        for name, (streams, mine, whole) in zip(specs, rank, strict=True):
+            assert streams, name
+            assert mine[0].keys() == whole[0].keys() and mine[1] == whole[1], name
+            assert all(torch.equal(mine[0][key], whole[0][key]) for key in whole[0]), name
+            assert all(mine[0][key].dtype == whole[0][key].dtype for key in whole[0]), name
+            assert torch.equal(mine[2], whole[2]), name
+
+
+def test_a_model_whose_files_say_something_else_is_loaded_by_transformers(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    folder = build_tiny_model(tmp_path / "model")
+    spec = fsdp_spec(folder)
+    assert StreamedWeights.open(spec, torch.float32) is not None
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    embedding = tensors["model.embed_tokens.weight"]
+    save_file({**tensors, "lm_head.weight": embedding.clone()}, file, metadata={"format": "pt"})
+    assert StreamedWeights.open(spec, torch.float32) is not None  # tied, and twice the same
+    save_file({**tensors, "lm_head.weight": embedding + 1}, file, metadata={"format": "pt"})
+    assert StreamedWeights.open(spec, torch.float32) is None
+    tensors.pop("model.norm.weight")
+    save_file(tensors, file, metadata={"format": "pt"})
+    assert StreamedWeights.open(spec, torch.float32) is None  # transformers would invent it
+
+
+MIB = 1 << 20
+LARGE = {"hidden": 512, "layers": 32, "intermediate_size": 1536, "vocab_size": 8192, "head_dim": 64}
+
+
+def peak_of_a_start(info, specs):
+    """Bytes that a rank's peak is above what it had after its imports; the first of `specs` does the imports."""
+    first, spec = specs
+    another(first, info)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = _status("VmRSS")
+    strategy = another(spec, info)
+    peak = _status("VmHWM")
+    moments = sum(
+        value.to_local().nbytes
+        for optimizer in strategy._optimizers
+        for state in optimizer.state.values()
+        for value in state.values()
+        if hasattr(value, "to_local")
+    )
+    return peak - before - moments
+
+
+def _status(key):
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1]) * 1024
+
+
+def test_a_rank_starts_in_the_memory_of_its_shard_and_one_layer(ranks, model_of, tmp_path):
+    large = build_tiny_model(tmp_path / "large", **LARGE)
+    stored = (large / "model.safetensors").stat().st_size
+    layer = 4 * (2 * 512 * 512 + 2 * 512 * 2 * 64 + 3 * 512 * 1536)
+    limit = stored / 4 + layer + 100 * MIB
+    assert stored > 1.5 * limit
+    # Above what its imports hold; an optimizer's states, which are sharded as well, aren't counted.
+    for above in ranks.run(peak_of_a_start, 4, (fsdp_spec(model_of()), fsdp_spec(large))):
+        assert above <= limit, f"{above / MIB:.0f} MiB of a model of {stored / MIB:.0f} MiB"
+
+
+def test_a_70b_model_is_laid_out_over_512_ranks_within_a_minute(monkeypatch):
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from roll.configs.schema.strategy_config import Fsdp2Config
+    from roll.strategies.hf.compile import blocks
+    from roll.strategies.hf.hf_model import PolicyModel
+
+    config = LlamaConfig(
+        vocab_size=128256, hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64,
+        num_key_value_heads=8, tie_word_embeddings=False,
+    )  # fmt: skip
+    started = time.perf_counter()
+    dist.init_process_group("fake", store=FakeStore(), rank=17, world_size=512)
+    try:
+        with torch.device("meta"):
+            module = PolicyModel(LlamaForCausalLM(config), 1.0)
+        shard_module(module, list(blocks(module.lm)), Fsdp2Config(), torch.bfloat16, "cpu", 512)
+        parameters = list(module.parameters())
+        assert sum(p.numel() for p in parameters) == 70_553_706_496
+        assert all(p.is_meta for p in parameters)
+        mine = sum(p.to_local().numel() for p in parameters)
+        assert mine == pytest.approx(70_553_706_496 / 512, rel=0.02)
+    finally:
+        dist.destroy_process_group()
+    assert time.perf_counter() - started < 60
