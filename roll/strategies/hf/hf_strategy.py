@@ -24,7 +24,8 @@ from roll.strategies.hf.hf_build import RoleModule, build_module, hf_module
 from roll.strategies.hf.hf_model import named_tensors
 from roll.strategies.hf.hf_packing import SequenceGroup
 from roll.strategies.hf.lora import Adapters
-from roll.strategies.micro import lay_out, padding_row, take_shard
+from roll.strategies.micro import lay_out, lay_out_tree, padding_row, take_shard
+from roll.strategies.prefix_tree import plan_shared_batches
 from roll.strategies.offload import activations_on_host
 from roll.strategies.state_files import StateFiles
 from roll.types.batch import TokenBatch, TokenOutputs
@@ -102,9 +103,11 @@ class HfTrainStrategy(CommonStrategy):
         assert adapters or self._adapters is not None, f"{self._spec.role} has no adapters to leave out"
         scored = []
         with contextlib.nullcontext() if adapters or self._adapters is None else self._adapters.off():
-            for rows in self._plan(batch, training=False):
+            parts, shared = self._parts(batch, training=False)
+            for rows in parts:
                 micro = batch.select(rows) if rows else padding_row(batch)
-                result = self._score(micro, outputs, self._spec.worker.sequence_length_round_in_infer)
+                rounding = self._spec.worker.sequence_length_round_in_infer
+                result = self._score(micro, outputs, rounding, shared=shared)
                 if rows:
                     scored.append(result.to("cpu"))
         return TokenOutputs.concat(scored).reorder(batch.row_ids) if scored else blank_outputs(batch, outputs)
@@ -113,11 +116,12 @@ class HfTrainStrategy(CommonStrategy):
         batch, whole = self._computed_rows(batch, loss_fn)
         metrics = Metrics()
         self._zero_grad()
-        parts, rounding = self._plan(batch, training=True), self._trained.sequence_length_round_in_train
+        rounding = self._trained.sequence_length_round_in_train
+        parts, shared = self._parts(batch, training=True)
         with self._dropout():
             for i, rows in enumerate(parts):
                 micro = batch.select(rows) if rows else padding_row(batch)
-                outputs = self._score(micro, loss_fn.needs, rounding)
+                outputs = self._score(micro, loss_fn.needs, rounding, shared=shared)
                 loss, said = self._loss_of(outputs, micro, loss_fn, whole, is_padding=not rows)
                 metrics.merge(said)
                 self._accumulate(loss, last=i == len(parts) - 1)
@@ -130,13 +134,30 @@ class HfTrainStrategy(CommonStrategy):
         spec = self._spec
         return self._adapters.dropout(self._device, spec.seed, "dropout", spec.role, self._steps, self._info.rank)
 
-    def _score(self, micro: TokenBatch, outputs: Sequence[Output], multiple: int) -> TokenOutputs:
+    def _parts(self, batch: TokenBatch, *, training: bool) -> tuple[list[list[int]], bool]:
+        """Return (rows of each micro-batch as `_plan` does, whether tokens that rows share are computed once).
+
+        That is decided for this rank's rows alone: it changes no collective.
+        """
+        if not self._model.shares_prefixes:
+            return self._plan(batch, training=training), False
+        max_rows, max_tokens = self._limits(training=training)
+        units = self._units(batch, training=training)
+        parts = plan_shared_batches(batch, units, max_rows=max_rows, max_tokens=max_tokens)
+        return (self._plan(batch, training=training), False) if parts is None else (self._evened(parts), True)
+
+    def _score(
+        self, micro: TokenBatch, outputs: Sequence[Output], multiple: int, *, shared: bool = False
+    ) -> TokenOutputs:
         sequence = self._sequence
         packed = self._spec.worker.use_sequence_packing or sequence is not None
         multiple = math.lcm(multiple, 1 if sequence is None else sequence.size)
         beside = "student_logprobs" in outputs
         ahead = self._spec.kind != "reward"
-        layout = lay_out(micro, self._device, packed=packed, multiple=multiple, teacher_ids=beside, ahead=ahead)
+        if shared:
+            layout = lay_out_tree(micro, self._device, multiple=multiple, teacher_ids=beside, ahead=ahead)
+        else:
+            layout = lay_out(micro, self._device, packed=packed, multiple=multiple, teacher_ids=beside, ahead=ahead)
         mine, place, group = layout, None, None
         if sequence is not None:
             group = sequence.group
