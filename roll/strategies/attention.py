@@ -1,8 +1,8 @@
 """Causal attention over rows laid end to end, and its split over ranks by heads (DeepSpeed-Ulysses, arXiv:2309.14509).
 
 Both training on Hugging Face modules and on Megatron use it. Rows are separate calls of the kernel, so no query can see
-another row. Rows that share their beginnings are a tree of segments (`prefix_tree`), whose queries see their own segment
-and those that come before it.
+another row. Rows that share their beginnings are a tree of segments (`prefix_tree`): a query sees its own segment and
+those before it.
 """
 
 from __future__ import annotations
@@ -204,7 +204,8 @@ def split_attention(
     """`varlen_attention` over B lines of T tokens, of which every rank of `group` holds an equal, contiguous shard.
 
     `query` is [T / ranks, B, H, D], `key` and `value` alike; `rows` are the lengths of those of the whole lines, one
-    line after the other, or the plan of their tree. Without a group, this rank has it all. Raises `ValueError` if the heads can't be spread evenly.
+    line after the other, or the plan of their tree. Without a group, this rank has it all. Raises `ValueError` if the
+    heads can't be spread evenly.
     """
     if group is not None:
         heads, shared, ranks = query.shape[2], key.shape[2], dist.get_world_size(group)

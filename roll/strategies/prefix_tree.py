@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -83,7 +83,7 @@ class SortedRows:
         return list(accumulate(added, initial=0))
 
     def cost(self, start: int, stop: int) -> int:
-        """Return the tokens to compute of a part of the rows; exact in sorted order, else at least as many as needed."""
+        """Return the tokens to compute of a part of the rows; in another than sorted order, no fewer than that."""
         return self._sums[stop] - self._sums[start] + self.common[start]
 
 
@@ -91,7 +91,7 @@ def sort_rows(batch: TokenBatch, units: Sequence[Sequence[int]] | None = None) -
     """Sort rows by their token ids; with `units` these, by their first rows in that order, each kept together."""
     ids = batch.token_ids.cpu().numpy()
     bounds = batch.offsets.tolist()
-    parts = [ids[start:end] for start, end in zip(bounds[:-1], bounds[1:], strict=True)]
+    parts = [ids[start:end] for start, end in pairwise(bounds)]
     # Bytes compare as the ids do, if the highest comes first.
     keys = [part.astype(">u4").tobytes() for part in parts]
 
@@ -155,7 +155,7 @@ def _split(common: Sequence[int], start: int, stop: int, depth: int) -> list[tup
     if start == stop:
         return []
     cuts = [start, *(i for i in range(start + 1, stop) if common[i] <= depth), stop]
-    return list(zip(cuts[:-1], cuts[1:], strict=True))
+    return list(pairwise(cuts))
 
 
 def plan_shared_batches(
@@ -205,5 +205,5 @@ def _subtrees(found: SortedRows, units: Sequence[Sequence[int]], limit: int) -> 
         inner = range(first + 1, last)
         least = min(found.common[begins[i]] for i in inner)
         cuts = [first, *(i for i in inner if found.common[begins[i]] == least), last]
-        waiting += reversed(list(zip(cuts[:-1], cuts[1:], strict=True)))
+        waiting += reversed(list(pairwise(cuts)))
     return cut

@@ -56,9 +56,7 @@ def build_module(
         if spec.worker.use_sequence_packing or sequence is not None:
             flash = args.attn_implementation == "fa2"
             pack(_decoder(module), flash=flash, sequence=sequence, half=computed != torch.float32)
-        module.shares_prefixes = use_prefix_sharing(
-            _decoder(module), spec, sequence, half=computed != torch.float32
-        )
+        module.shares_prefixes = use_prefix_sharing(_decoder(module), spec, sequence, half=computed != torch.float32)
     if args.torch_compile:
         compile_blocks(model)  # after the check, whose sizes nothing else has
     return module

@@ -75,8 +75,8 @@ class PackedRows:
 
 
 def row_arguments(layout: MicroLayout) -> dict[str, Any]:
-    """Keyword arguments for the model's forward: where rows end, in ours and, but for a tree, in transformers' words for
-    flash attention. Nothing for a padded layout."""
+    """Keyword arguments for the model's forward: where rows end, in our words and, unless they are a tree, in those of
+    transformers for flash attention. Nothing for a padded layout."""
     if not layout.packed:
         return {}
     if layout.tree is not None:

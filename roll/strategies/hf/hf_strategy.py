@@ -25,8 +25,8 @@ from roll.strategies.hf.hf_model import named_tensors
 from roll.strategies.hf.hf_packing import SequenceGroup
 from roll.strategies.hf.lora import Adapters
 from roll.strategies.micro import lay_out, lay_out_tree, padding_row, take_shard
-from roll.strategies.prefix_tree import plan_shared_batches
 from roll.strategies.offload import activations_on_host
+from roll.strategies.prefix_tree import plan_shared_batches
 from roll.strategies.state_files import StateFiles
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics

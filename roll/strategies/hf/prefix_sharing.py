@@ -1,4 +1,4 @@
-"""Let a Hugging Face model compute rows that begin alike as a tree (`roll.strategies.prefix_tree`), and prove that it can.
+"""Let a Hugging Face model compute rows that begin alike as a tree (`roll.strategies.prefix_tree`), and prove it.
 
 Where rows are packed, our attention runs anyhow. Where they are padded, it stands in for transformers' `sdpa`: a tree
 goes to it, everything else to `sdpa` as ever, bit for bit.
