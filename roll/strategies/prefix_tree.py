@@ -180,14 +180,24 @@ def plan_shared_batches(
     if max_tokens is None:
         assert max_rows is not None, "a plan needs a limit"
         max_tokens = max_rows * max(found.lengths)
-    parts: list[tuple[int, int]] = []
-    for start, stop in _subtrees(found, units, max_tokens):
-        if parts and found.cost(parts[-1][0], stop) <= max_tokens:
-            parts[-1] = (parts[-1][0], stop)
+    bins: list[list[tuple[int, int]]] = []
+    costs: list[int] = []
+    for part in _subtrees(found, units, max_tokens):
+        joined = (bins[-1][-1][0], part[1]) if bins and bins[-1][-1][1] == part[0] else None
+        if joined is not None and costs[-1] - found.cost(*bins[-1][-1]) + found.cost(*joined) <= max_tokens:
+            costs[-1] += found.cost(*joined) - found.cost(*bins[-1][-1])
+            bins[-1][-1] = joined
+            continue
+        own = found.cost(*part)
+        place = next((i for i, cost in enumerate(costs) if cost + own <= max_tokens), None)
+        if place is None:
+            bins.append([part])
+            costs.append(own)
         else:
-            parts.append((start, stop))
-    parts.sort(key=lambda part: (-found.cost(*part), part))
-    return [sorted(found.rows[start:stop]) for start, stop in parts]
+            bins[place].append(part)
+            costs[place] += own
+    order = sorted(range(len(bins)), key=lambda i: (-costs[i], i))
+    return [sorted(row for start, stop in bins[i] for row in found.rows[start:stop]) for i in order]
 
 
 def _subtrees(found: SortedRows, units: Sequence[Sequence[int]], limit: int) -> list[tuple[int, int]]:
