@@ -194,10 +194,12 @@ def stepped(info, spec):
 
 def test_a_step_computes_the_tokens_of_the_tree(model_of):
     strategy, batch = build(make_spec(model_of("llama"))), answers()
-    shapes = sizes_of_passes(strategy, lambda: strategy.train_step(batch, LOSS))
+    metrics = []
+    shapes = sizes_of_passes(strategy, lambda: metrics.append(strategy.train_step(batch, LOSS).result()))
     # Two rows of 16 tokens are allowed. The first group takes 9 + 3 + 2 + 3, the second 12 + 1 + 3 + 2 + 4, the rest 3.
     assert batch.num_tokens == 48 + 58 + 3
     assert shapes == [(1, 22 + 3), (1, 17)]
+    assert metrics[0]["actor/shared_tokens"] == 109 - 42
 
 
 def test_rows_that_share_nothing_are_computed_as_ever_to_the_last_bit(model_of):

@@ -48,6 +48,8 @@ class HfTrainStrategy(CommonStrategy):
         self._adapters = Adapters(hf_module(self._model), args) if args.uses_lora else None
         self._module: nn.Module = self._wrap(self._model)
         """What is called: the model itself or the backend's wrapper of it."""
+        self._shared_tokens = 0
+        """Tokens that weren't computed again for each row that has them, since the last optimizer step began."""
 
     # --- what a backend fills in -----------------------------------------------------------------------------------
 
@@ -115,6 +117,7 @@ class HfTrainStrategy(CommonStrategy):
     def _attempt(self, batch: TokenBatch, loss_fn: LossFn, lr: float) -> tuple[Metrics, float, bool]:
         batch, whole = self._computed_rows(batch, loss_fn)
         metrics = Metrics()
+        self._shared_tokens = 0
         self._zero_grad()
         rounding = self._trained.sequence_length_round_in_train
         parts, shared = self._parts(batch, training=True)
@@ -125,6 +128,8 @@ class HfTrainStrategy(CommonStrategy):
                 loss, said = self._loss_of(outputs, micro, loss_fn, whole, is_padding=not rows)
                 metrics.merge(said)
                 self._accumulate(loss, last=i == len(parts) - 1)
+        if shared:
+            metrics.add_sum(f"{self._metrics_of}/shared_tokens", float(self._shared_tokens))
         return metrics, *self._apply(lr)
 
     def _dropout(self) -> contextlib.AbstractContextManager[None]:
@@ -156,6 +161,7 @@ class HfTrainStrategy(CommonStrategy):
         ahead = self._spec.kind != "reward"
         if shared:
             layout = lay_out_tree(micro, self._device, multiple=multiple, teacher_ids=beside, ahead=ahead)
+            self._shared_tokens += micro.num_tokens - (layout.ids.shape[1] - layout.padding)
         else:
             layout = lay_out(micro, self._device, packed=packed, multiple=multiple, teacher_ids=beside, ahead=ahead)
         mine, place, group = layout, None, None
