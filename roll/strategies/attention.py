@@ -1,7 +1,8 @@
 """Causal attention over rows laid end to end, and its split over ranks by heads (DeepSpeed-Ulysses, arXiv:2309.14509).
 
-Both training on Hugging Face modules and on Megatron use it. Rows are separate calls of the kernel or separate segments
-of a variable-length one, so no query can see another row.
+Both training on Hugging Face modules and on Megatron use it. Rows are separate calls of the kernel, so no query can see
+another row. Rows that share their beginnings are a tree of segments (`prefix_tree`): a query sees its own segment and
+those before it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
+
+from roll.strategies.prefix_tree import PrefixTree
 
 _SMALLEST_BLOCK = 128
 """Queries taken together under a sliding window, so that a narrow one doesn't mean many small calls."""
@@ -54,6 +57,95 @@ def _sliding(query: Tensor, key: Tensor, value: Tensor, window: int, scale: floa
         seen = (distance >= 0) & (distance < window)
         parts.append(_attend(query[:, :, start:stop], key[:, :, first:stop], value[:, :, first:stop], seen, scale))
     return torch.cat(parts, dim=2)
+
+
+_JOINED_WASTE = 1 << 13
+"""Masked scores that a segment may add to the call of those before it: what a call of its own costs in time."""
+
+
+_KEPT_MASK = 1 << 20
+"""Scores of a mask that is kept for the other layers; larger ones are made again."""
+
+
+class TreePlan:
+    """How attention over a tree of rows is computed: calls of the kernel, whose masks all layers share.
+
+    Short segments that follow each other share a call, over the keys of the segments before them and their own.
+    """
+
+    def __init__(self, tree: PrefixTree) -> None:
+        self.tree = tree
+        self.calls = _joined(tree)
+        """(first segment, segment after the last) of each, in order."""
+        self._masks: dict[tuple[int, int | None, torch.device], Tensor] = {}
+
+    def seen(self, call: tuple[int, int]) -> tuple[int, ...]:
+        """Return the segments whose keys a call needs."""
+        return (*self.tree.ancestors(call[0]), *range(*call))
+
+    def mask(self, call: tuple[int, int], window: int | None, device: torch.device) -> Tensor:
+        """Return which of these keys each query sees, bool [Q, T]."""
+        name = (call[0], window, device)
+        if name in self._masks:
+            return self._masks[name]
+        mask = self._made(call, window).to(device)
+        if mask.numel() <= _KEPT_MASK:
+            self._masks[name] = mask
+        return mask
+
+    def _made(self, call: tuple[int, int], window: int | None) -> Tensor:
+        tree, seen = self.tree, self.seen(call)
+        lengths = torch.tensor([tree.lengths[i] for i in seen])
+
+        def of_keys(numbers: Sequence[int]) -> Tensor:
+            return torch.repeat_interleave(torch.tensor(numbers), lengths)
+
+        # Places in the line. Behind a segment comes all that continues it, up to its end.
+        starts = lengths.cumsum(0) - lengths
+        keys = torch.arange(int(lengths.sum())) + of_keys([tree.starts[i] for i in seen]) - of_keys(starts.tolist())
+        queries = keys[-sum(tree.lengths[call[0] : call[1]]) :, None]
+        mask = (keys <= queries) & (queries < of_keys([tree.ends[i] for i in seen]))
+        if window is not None:
+            position = keys + of_keys([sum(tree.lengths[j] for j in tree.ancestors(i)) - tree.starts[i] for i in seen])
+            mask &= position[-len(queries) :, None] - position < window
+        return mask
+
+
+def _joined(tree: PrefixTree) -> list[tuple[int, int]]:
+    """Return the ranges of segments that are computed in one call, in order. One that begins a row is alone."""
+    calls: list[tuple[int, int]] = []
+    queries = keys = 0
+    for segment, (length, parent) in enumerate(zip(tree.lengths, tree.parents, strict=True)):
+        before = sum(tree.lengths[i] for i in tree.ancestors(segment))
+        own = length * (before + length)
+        joins = bool(calls) and parent >= 0 and tree.parents[calls[-1][0]] >= 0
+        if joins and (queries + length) * (keys + length) - queries * keys - own <= _JOINED_WASTE:
+            calls[-1] = (calls[-1][0], segment + 1)
+            queries, keys = queries + length, keys + length
+        else:
+            calls.append((segment, segment + 1))
+            queries, keys = length, before + length
+    return calls
+
+
+def tree_attention(
+    query: Tensor, key: Tensor, value: Tensor, plan: TreePlan, *, scale: float, window: int | None = None
+) -> Tensor:
+    """Causal attention within each row of a tree of rows: [N, H, E]; arguments as of `varlen_attention`."""
+    lengths = plan.tree.lengths
+    assert sum(lengths) == len(query), f"a tree of {sum(lengths)} tokens, but {len(query)} queries"
+    keys, values = key.split(list(lengths)), value.split(list(lengths))
+    queries = query.split([sum(lengths[first:last]) for first, last in plan.calls])
+    parts = []
+    for q, call in zip(queries, plan.calls, strict=True):
+        seen = plan.seen(call)
+        if len(seen) == 1:
+            parts.append(_row_attention(q, keys[call[0]], values[call[0]], scale, window))
+            continue
+        k, v = (torch.cat([part[i] for i in seen]) for part in (keys, values))
+        q, k, v = (tensor.transpose(0, 1)[None] for tensor in (q, k, v))
+        parts.append(_attend(q, k, v, plan.mask(call, window, query.device), scale)[0].transpose(0, 1))
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
@@ -103,7 +195,7 @@ def split_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    lengths: Sequence[int],
+    rows: Sequence[int] | TreePlan,
     group: ProcessGroup | None,
     *,
     scale: float,
@@ -111,8 +203,9 @@ def split_attention(
 ) -> Tensor:
     """`varlen_attention` over B lines of T tokens, of which every rank of `group` holds an equal, contiguous shard.
 
-    `query` is [T / ranks, B, H, D], `key` and `value` alike; `lengths` are the rows of the whole lines, one line after
-    the other. Without a group, this rank has it all. Raises `ValueError` if the heads can't be spread evenly.
+    `query` is [T / ranks, B, H, D], `key` and `value` alike; `rows` are the lengths of those of the whole lines, one
+    line after the other, or the plan of their tree. Without a group, this rank has it all. Raises `ValueError` if the
+    heads can't be spread evenly.
     """
     if group is not None:
         heads, shared, ranks = query.shape[2], key.shape[2], dist.get_world_size(group)
@@ -124,7 +217,10 @@ def split_attention(
             key, value = (tensor.repeat_interleave(copies, dim=2) for tensor in (key, value))
         query, key, value = (sequence_to_heads(tensor, group) for tensor in (query, key, value))
     q, k, v = (tensor.transpose(0, 1).flatten(0, 1) for tensor in (query, key, value))
-    out = varlen_attention(q, k, v, lengths, scale=scale, window=window)
+    if isinstance(rows, TreePlan):
+        out = tree_attention(q, k, v, rows, scale=scale, window=window)
+    else:
+        out = varlen_attention(q, k, v, rows, scale=scale, window=window)
     out = out.unflatten(0, (query.shape[1], query.shape[0])).transpose(0, 1)
     return out if group is None else heads_to_sequence(out, group)
 

@@ -93,6 +93,15 @@ class CommonStrategy(TrainStrategy):
 
         Training keeps the rows of a unit in one micro-batch, where the loss sees them together.
         """
+        max_rows, max_tokens = self._limits(training=training)
+        units, packed = self._units(batch, training=training), self._spec.worker.use_sequence_packing
+        parts = plan_micro_batches(
+            batch.lengths.tolist(), units, max_rows=max_rows, max_tokens=max_tokens, packed=packed
+        )
+        return self._evened(parts)
+
+    def _limits(self, *, training: bool) -> tuple[int | None, int | None]:
+        """Return the most rows, or the most tokens, of a micro-batch."""
         worker = self._spec.worker
         if training:
             dynamic = self._trained.use_dynamic_batching_in_train
@@ -101,13 +110,14 @@ class CommonStrategy(TrainStrategy):
         else:
             dynamic, rows = worker.use_dynamic_batching_in_infer, worker.infer_batch_size
             tokens = worker.max_tokens_per_microbatch_in_infer
-        parts = plan_micro_batches(
-            batch.lengths.tolist(),
-            (batch if training else batch.with_row_units()).units(),
-            max_rows=None if dynamic else rows,
-            max_tokens=tokens if dynamic else None,
-            packed=worker.use_sequence_packing,
-        )
+        return (None, tokens) if dynamic else (rows, None)
+
+    @staticmethod
+    def _units(batch: TokenBatch, *, training: bool) -> list[list[int]]:
+        return (batch if training else batch.with_row_units()).units()
+
+    def _evened(self, parts: list[list[int]]) -> list[list[int]]:
+        """Fill up this rank's micro-batches to the number that the rank with most of them has."""
         return parts + [[] for _ in range(self._most(len(parts)) - len(parts))]
 
     def _most(self, mine: int) -> int:
@@ -202,6 +212,8 @@ class CommonStrategy(TrainStrategy):
                 assert value is not None, f"a {self._spec.kind} model gives no {name}"
                 if place is not None:
                     value = join_shards(value, place, len(layout.targets), group)
+                if layout.copies is not None:
+                    value = value[layout.copies]
                 blank = value.new_zeros(micro.num_tokens, *value.shape[1:])
                 columns[name] = blank.index_put((layout.flat,), value)
         return TokenOutputs(row_ids=micro.row_ids, offsets=micro.offsets, **columns)

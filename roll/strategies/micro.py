@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from roll.strategies.base import LossFn
+from roll.strategies.prefix_tree import PrefixTree, tree_of
 from roll.types.batch import Denominators, TokenBatch, TokenOutputs
 from roll.utils.partition import pack_first_fit_decreasing
 
@@ -58,7 +59,7 @@ class MicroLayout:
     """One micro-batch as a model reads it, and which of its tokens are scored.
 
     Padded: one row of `ids` per row of the batch, padding at the right. Packed: a single row of `ids` that holds the
-    rows of the batch end to end; `lengths` tells them apart.
+    rows of the batch end to end, which `lengths` tells apart, or their `tree`.
     """
 
     ids: Tensor
@@ -81,6 +82,12 @@ class MicroLayout:
     group: ProcessGroup | None = None
     """Process group whose ranks hold one shard of a packed line each; `lengths` and `padding` are the whole line's,
     everything else this rank's. None: this rank has it all."""
+    tree: PrefixTree | None = None
+    """Segments of a packed line in which tokens that rows have in common at their beginnings stand once, padding
+    included; None: every row stands there whole."""
+    copies: Tensor | None = None
+    """int64 [tokens with an action mask], with a tree: which of the scored tokens each of `flat` is, because rows may
+    share those, too. None: they are the same."""
 
     @property
     def segments(self) -> tuple[int, ...]:
@@ -131,6 +138,33 @@ def lay_out(
         flat=flat.to(device),
         packed=packed,
         padding=padding if packed else 0,
+    )
+
+
+def lay_out_tree(
+    batch: TokenBatch, device: torch.device, *, multiple: int = 1, teacher_ids: bool = False, ahead: bool = True
+) -> MicroLayout:
+    """Return the packed layout in which a token that several rows share, with all before it, stands once.
+
+    So does what is scored about it. Arguments as of `lay_out`.
+    """
+    plain = lay_out(batch, torch.device("cpu"), packed=True, teacher_ids=teacher_ids, ahead=ahead)
+    tree, place, source = tree_of(batch)
+    padding = -tree.num_tokens % multiple
+    index, targets = place[plain.index], plain.targets
+    pairs = torch.cat([index[:, None], targets.view(len(index), -1)], dim=1)
+    unique, copies = torch.unique(pairs, dim=0, return_inverse=True)
+    positions = torch.cat([plain.positions[0, source], torch.zeros(padding, dtype=torch.int64)])
+    return replace(
+        plain,
+        ids=F.pad(batch.token_ids[source], (0, padding))[None].to(device),
+        positions=positions[None].to(device),
+        index=unique[:, 0].to(device),
+        targets=(unique[:, 1:] if targets.dim() > 1 else unique[:, 1]).to(device),
+        flat=plain.flat.to(device),
+        padding=padding,
+        tree=tree.with_padding(padding),
+        copies=copies.to(device),
     )
 
 

@@ -182,6 +182,12 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("actor/skipped_steps", "steps", "Optimizer steps left out for a non-finite gradient", "sum"),
         _M("actor/nonfinite_rows", "rows", "Rows a step left out: -inf or NaN at a loss token; only if any", "sum"),
         _M("actor/loss_tokens", "tokens", "Tokens that counted in the loss", "sum"),
+        _M(
+            "actor/shared_tokens",
+            "tokens",
+            "Tokens not computed again for each row that begins with them; only if any",
+            "sum",
+        ),
     ),
     "Critic": (
         _M("critic/loss", "–", "Value loss", "global denominators, mean over optimizer steps"),
@@ -194,6 +200,12 @@ GROUPS: dict[str, tuple[MetricName, ...]] = {
         _M("critic/skipped_steps", "steps", "Optimizer steps left out for a non-finite gradient", "sum"),
         _M("critic/nonfinite_rows", "rows", "Rows a step left out: inf or NaN at a loss token; only if any", "sum"),
         _M("critic/loss_tokens", "tokens", "Tokens that counted in the loss", "sum"),
+        _M(
+            "critic/shared_tokens",
+            "tokens",
+            "Tokens not computed again for each row that begins with them; only if any",
+            "sum",
+        ),
     ),
     "Divergences": (
         _M("mismatch/kl", "nats", "KL from the sampling engine to the trainer, same weights", _SAMPLED),

@@ -67,6 +67,15 @@ def test_a_step_and_its_products(bench, tiny_model):
     assert digest
 
 
+def test_a_step_with_shared_beginnings_and_with_whole_rows(bench, tiny_model):
+    small = ("--groups", 2, "--each", 2, "--few-shot", 6, "--prompt", 4, "--response", 2, "--rows", 2, "--rounds", 1)
+    printed = bench("prefix_sharing", "--model", tiny_model, *small)
+    assert rows(printed) == ["step", "whole rows", "shared beginnings"]
+    # Examples of 6 tokens, two prompts of 4, responses of 1, 3, 2 and 1.
+    assert "| shared beginnings | 1 | 21 |" in printed
+    assert float(printed.rsplit(":", 1)[1]) < 1e-5
+
+
 def test_responses_with_repeated_and_with_shared_heads(bench, tiny_model):
     printed = bench("decode_heads", "--model", tiny_model, "--prompts", 2, "--group", 2, "--tokens", 20, "--rounds", 1)
     assert rows(printed) == ["keys and values", "repeated", "shared"]

@@ -28,7 +28,10 @@ NAMED = "++actor_train.strategy_args.strategy_name=fsdp2_train"
 
 
 def test_the_switches_are_taken_where_they_act(job):
-    config = load_config(".", "job", [f"++{MODEL}.activation_offload=true", f"++{MODEL}.torch_compile=true"])
+    switches = ["++actor_train.use_prefix_sharing=true", "++actor_train.use_sequence_packing=true"]
+    switches += [f"++{MODEL}.activation_offload=true", f"++{MODEL}.torch_compile=true"]
+    config = load_config(".", "job", switches)
+    assert config.actor_train.use_prefix_sharing
     args = config.actor_train.model_args
     assert args.activation_offload
     assert args.torch_compile
@@ -53,6 +56,22 @@ def test_the_switches_are_taken_where_they_act(job):
         (
             ["adv_estimator=gae", "++critic.model_args.use_fused_kernels=true"],
             "acts only for roles that compute log-probs, not for critic",
+        ),
+        (
+            ["++actor_train.strategy_args.strategy_name=megatron_train", "++actor_train.use_prefix_sharing=true"],
+            "use_prefix_sharing: this key acts only with fsdp2_* and deepspeed_*",
+        ),
+        (
+            ["++actor_train.use_prefix_sharing=true", f"++{MODEL}.torch_compile=true"],
+            "use_prefix_sharing: it can't act: with model_args.torch_compile it needs use_sequence_packing: true",
+        ),
+        (
+            ["++actor_train.use_prefix_sharing=true", f"++{MODEL}.lora_rank=4", f"++{MODEL}.lora_dropout=0.1"],
+            "use_prefix_sharing: it can't act: with model_args.lora_dropout",
+        ),
+        (
+            ["++actor_train.use_prefix_sharing=true", f"++{MODEL}.attn_implementation=eager"],
+            "use_prefix_sharing: it can't act: with model_args.attn_implementation: eager",
         ),
         ([NAMED, f"++{FSDP}.offload_policy=true"], "offload_policy: got true, expected false with one rank"),
         ([NAMED, f"++{FSDP}.reduce_dtype=fp16"], "reduce_dtype: got 'fp16', expected fp32 or bf16"),

@@ -328,8 +328,13 @@ def test_ppo_epochs_times_mini_batches_are_the_optimizer_steps(small):
     assert len(set(epochs)) > 1
 
 
+WHOLE = "actor_train.use_prefix_sharing=false"
+"""Rows come into passes as the limits say, whatever they have in common."""
+
+
 def test_per_device_batch_and_dynamic_batching_change_passes_and_nothing_else(small):
-    base = ("num_return_sequences_in_group=8", "use_kl_loss=true", *REFERENCE, "rollout_batch_size=2")
+    shared = ("num_return_sequences_in_group=8", "use_kl_loss=true", *REFERENCE, "rollout_batch_size=2")
+    base = (*shared, WHOLE, "reference.use_prefix_sharing=false")
     runs = {
         "whole": small(*base, f"{ARGS}.per_device_train_batch_size=16"),
         "cut": small(*base, f"{ARGS}.per_device_train_batch_size=2", f"{ARGS}.gradient_accumulation_steps=8"),
@@ -343,18 +348,21 @@ def test_per_device_batch_and_dynamic_batching_change_passes_and_nothing_else(sm
         ),
         "infer": small(*base, f"{ARGS}.per_device_train_batch_size=16", "reference.infer_batch_size=5"),
     }
+    together = small(*shared, f"{ARGS}.per_device_train_batch_size=2", f"{ARGS}.gradient_accumulation_steps=8")
+    assert together.last["actor/shared_tokens"] >= 80 - 2 * 3 - 16 * 2
+    assert not any("actor/shared_tokens" in run.last for run in runs.values())
     # Every row has 3 + 2 tokens: a budget of 20 holds 4 of them, one of 30 holds 6.
     trains = {name: [rows for role, grad, rows, _ in run.passes if grad] for name, run in runs.items()}
     assert trains == {"whole": [16], "cut": [2] * 8, "dynamic": [4] * 4, "infer": [16]}
     infers = {name: [rows for role, grad, rows, _ in run.passes if not grad] for name, run in runs.items()}
     assert infers == {"whole": [8, 8], "cut": [8, 8], "dynamic": [6, 6, 4], "infer": [5, 5, 5, 1]}
-    for run in runs.values():
+    for run in (*runs.values(), together):
         assert run.last["actor/loss"] == pytest.approx(runs["whole"].last["actor/loss"], abs=1e-6)
         assert run.last["actor/grad_norm"] == pytest.approx(runs["whole"].last["actor/grad_norm"], rel=1e-4)
 
 
 def test_use_dynamic_batching_in_infer_of_the_actor(small):
-    keys = ("add_token_level_kl=true", *REFERENCE, "train_infer_correction.importance_upper=2")
+    keys = ("add_token_level_kl=true", *REFERENCE, "train_infer_correction.importance_upper=2", WHOLE)
     run = small(
         *keys, "actor_train.use_dynamic_batching_in_infer=true", "actor_train.max_tokens_per_microbatch_in_infer=18"
     )

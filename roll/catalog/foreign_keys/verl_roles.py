@@ -221,9 +221,10 @@ ACTOR: list[ForeignKey] = [
     moved(f"{_A}.use_torch_compile", "actor_train.model_args.torch_compile", how="compile"),
     moved(f"{_A}.use_remove_padding", "actor_train.use_sequence_packing"),
     moved(f"{_A}.use_fused_kernels", "actor_train.model_args.use_fused_kernels"),
+    moved(f"{_A}.use_prefix_grouper", "actor_train.use_prefix_sharing", "on by default where it pays", how="if_true"),
     *dead("entropy_from_logits_with_chunking entropy_from_logits_chunk_size entropy_checkpointing calculate_entropy",
           "entropies are computed in chunks, and only where they are asked for", _A, see="entropy_loss_coef"),
-    *dead("load_weight rollout_n use_prefix_grouper calculate_sum_pi_squared pad_to_length router_replay.** "
+    *dead("load_weight rollout_n calculate_sum_pi_squared pad_to_length router_replay.** "
           "nccl_timeout", "it is so here, or isn't needed", _A),
     *absent("freeze_vision_tower", "models of text only", _A),
     *absent("policy_loss.dro_beta qat.**", "the loss has no such option here", _A, see="policy_loss"),

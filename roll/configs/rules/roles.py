@@ -8,12 +8,13 @@ from roll.catalog.entries import OWN_PATH
 from roll.catalog.strategies import strategies_for
 from roll.configs.errors import Violation, problem
 from roll.configs.rules.layout import layout_rules
+from roll.configs.rules.prefix_sharing import sharing_rules
 from roll.configs.rules.training import training_rules
 from roll.configs.schema.engine_config import EngineConfig
 from roll.configs.schema.judge_config import JudgeConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.strategy_config import Fsdp2Config
-from roll.configs.schema.worker_config import ALL_LINEAR, TrainConfig, WorkerConfig
+from roll.configs.schema.worker_config import ALL_LINEAR, ForwardConfig, TrainConfig, WorkerConfig
 
 
 def role_rules(config: RunConfig) -> Iterator[Violation]:
@@ -32,6 +33,8 @@ def role_rules(config: RunConfig) -> Iterator[Violation]:
         yield from _model_rules(config, role, worker)
         yield from _size_rules(config, role, worker)
         yield from layout_rules(role, worker)
+        if isinstance(worker, ForwardConfig):
+            yield from sharing_rules(role, worker)
         if isinstance(worker, TrainConfig):
             yield from training_rules(role, worker)
 

@@ -363,6 +363,17 @@ class ForwardConfig(WorkerConfig):
     """Lay the responses of a pass end to end instead of padding them to the longest. Attention never crosses from one
     to the next; numbers stay the same, no time is spent on padding. Models that mix tokens by other means than
     attention, or with options of it that aren't supported, are refused when they are loaded."""
+    use_prefix_sharing: bool | None = acting(
+        None,
+        unless(ROLE, "reward_model", words="but for `reward_model`", why="it reads whole texts"),
+        unless(BACKEND, "megatron", words="with `fsdp2_*` and `deepspeed_*`", why="Megatron computes every row whole"),
+        idle=(False,),
+    )
+    """Compute tokens that rows have in common at their beginnings once for all of them, forward and backward: the
+    prompt of a group's responses, the earlier turns of an agent's rows. Rows are compared by their token ids; numbers
+    stay those of rows by themselves. Such rows then come into one pass, and as many of them as compute no more tokens
+    than the pass's limit allows for rows that share nothing. null: where the model can and at least a fifth
+    of the tokens is shared; on accelerators only with `use_sequence_packing`. true: refused where it can't act."""
 
 
 @dataclass(frozen=True, kw_only=True)

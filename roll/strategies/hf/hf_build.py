@@ -15,6 +15,7 @@ from roll.strategies.hf.hf_model import PolicyModel, ValueModel, load_backbone, 
 from roll.strategies.hf.hf_packing import SequenceGroup, pack
 from roll.strategies.hf.hf_reward_model import ScoreModel, build_reward_model, build_score_model
 from roll.strategies.hf.lora import add_adapters
+from roll.strategies.hf.prefix_sharing import use_prefix_sharing
 from roll.strategies.hf.streamed import StreamedWeights
 
 RoleModule: TypeAlias = PolicyModel | ValueModel | ScoreModel
@@ -58,6 +59,7 @@ def build_module(
         if spec.worker.use_sequence_packing or sequence is not None:
             flash = args.attn_implementation == "fa2"
             pack(_decoder(tried), flash=flash, sequence=sequence, half=computed != torch.float32)
+        module.shares_prefixes = use_prefix_sharing(_decoder(tried), spec, sequence, half=computed != torch.float32)
     if weights is not None:
         _attend_alike(_decoder(module), _decoder(tried))
         weights.small = None

@@ -283,6 +283,9 @@ class PolicyModel(nn.Module):
     never holds positions x vocabulary.
     """
 
+    shares_prefixes = False
+    """Whether it was found to compute trees of rows as rows by themselves."""
+
     def __init__(self, lm: PreTrainedModel, temperature: float, *, fused: bool = False) -> None:
         super().__init__()
         self.lm = lm
@@ -333,6 +336,9 @@ class PolicyModel(nn.Module):
 
 class ValueModel(nn.Module):
     """A backbone with a scalar head, zero at the start so that the first values are 0, not noise."""
+
+    shares_prefixes = False
+    """Whether it was found to compute trees of rows as rows by themselves."""
 
     def __init__(self, backbone: PreTrainedModel) -> None:
         super().__init__()

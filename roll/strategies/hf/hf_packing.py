@@ -23,7 +23,7 @@ from torch.distributed import ProcessGroup
 
 from roll.distributed.layout import RankLayout
 from roll.distributed.worker import WorkerInfo
-from roll.strategies.attention import all_gathered, split_attention
+from roll.strategies.attention import TreePlan, all_gathered, split_attention
 from roll.strategies.micro import MicroLayout, lay_out, take_shard
 from roll.types.batch import TokenBatch
 
@@ -68,17 +68,19 @@ class SequenceGroup:
 class PackedRows:
     """What the attention function must know of a line. Opaque to whatever passes it on."""
 
-    lengths: tuple[int, ...]
-    """Tokens of each row of the whole line, padding included."""
+    rows: tuple[int, ...] | TreePlan
+    """Tokens of each row of the whole line, padding included, or its tree of rows."""
     group: ProcessGroup | None
     """Ranks that hold a shard of it each, or None."""
 
 
 def row_arguments(layout: MicroLayout) -> dict[str, Any]:
-    """Keyword arguments for the model's forward: where rows end, in transformers' words for flash attention and in
-    ours. Nothing for a padded layout."""
+    """Keyword arguments for the model's forward: where rows end, in our words and, unless they are a tree, in those of
+    transformers for flash attention. Nothing for a padded layout."""
     if not layout.packed:
         return {}
+    if layout.tree is not None:
+        return {"packed_rows": PackedRows(TreePlan(layout.tree), layout.group)}
     ends = torch.tensor((0, *layout.segments), device=layout.ids.device).cumsum(0, dtype=torch.int32)
     longest = max(layout.segments)
     return {
@@ -123,7 +125,7 @@ def packed_attention(
         raise ValueError(f"{type(module).__name__} uses {found}")
     q, k, v = (tensor.permute(2, 0, 1, 3) for tensor in (query, key, value))
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    out = split_attention(q, k, v, packed_rows.lengths, packed_rows.group, scale=scale, window=sliding_window)
+    out = split_attention(q, k, v, packed_rows.rows, packed_rows.group, scale=scale, window=sliding_window)
     return out.transpose(0, 1), None
 
 
@@ -147,7 +149,7 @@ def pack(decoder: Any, *, flash: bool, sequence: SequenceGroup | None, half: boo
     fix = f"Write {'use_sequence_packing: false' if sequence is None else 'model_args.ulysses_size: 1'}"
     vocabulary = decoder.get_input_embeddings().num_embeddings
     batch = _sample(vocabulary)
-    expected = _apart(decoder, batch)
+    expected = hidden_apart(decoder, batch)
     try:
         if not flash or sequence is not None:
             _use_packed_attention(decoder)
@@ -156,14 +158,27 @@ def pack(decoder: Any, *, flash: bool, sequence: SequenceGroup | None, half: boo
     except (TypeError, ValueError) as error:
         said = str(error).rstrip(".")
         raise ValueError(f"{name} can't run rows laid end to end: {said}. {fix}") from error
-    kept = torch.repeat_interleave(torch.arange(len(batch)) % 2 == 1, batch.lengths).to(found.device)
+    kept = torch.repeat_interleave(torch.arange(len(batch)) % 2 == 1, batch.lengths)
+    try:
+        prove(name, found, expected, beside_others, kept, half=half)
+    except ValueError as error:
+        raise ValueError(f"{error}. {fix}") from None
+
+
+def prove(name: str, found: Tensor, expected: Tensor, beside_others: Tensor, kept: Tensor, *, half: bool) -> None:
+    """Raise `ValueError` unless a model computes for rows laid end to end what it computes for each by itself.
+
+    Hidden states [N, D]: `found`, `expected`, and `beside_others` beside changed rows, whose tokens aren't in `kept`
+    [N].
+    """
+    kept = kept.to(found.device)
     wrong, leaked = _difference(found, expected, half), _difference(beside_others[kept], found[kept], half)
     # Packed and apart differ by rounding; a row beside others only where experts take their tokens in other groups.
     if not (wrong <= (0.05 if half else 1e-3) and leaked <= (0.01 if half else 1e-5)):
         raise ValueError(
             f"{name} computes something else for rows laid end to end than for each by itself (relative difference "
             f"{wrong:.2g}), or a row depends on those beside it ({leaked:.2g}): it mixes tokens by other means than "
-            f"attention, or numbers positions by itself. {fix}"
+            "attention, or numbers positions by itself"
         )
 
 
@@ -204,7 +219,8 @@ def _every_other_row_changed(batch: TokenBatch, vocabulary: int) -> TokenBatch:
     return batch.with_columns(token_ids=(batch.token_ids + changed) % vocabulary)
 
 
-def _apart(decoder: Any, batch: TokenBatch) -> Tensor:
+def hidden_apart(decoder: Any, batch: TokenBatch) -> Tensor:
+    """Return the hidden states of each row by itself, [N, D] in float32."""
     device = next(decoder.parameters()).device
     rows = [batch.row("token_ids", i)[None].to(device) for i in range(len(batch))]
     return torch.cat([decoder(input_ids=ids, use_cache=False).last_hidden_state[0].float() for ids in rows])
@@ -213,15 +229,20 @@ def _apart(decoder: Any, batch: TokenBatch) -> Tensor:
 def _together(decoder: Any, batch: TokenBatch, sequence: SequenceGroup | None) -> Tensor:
     device = next(decoder.parameters()).device
     layout = lay_out(batch, device, packed=True, multiple=1 if sequence is None else sequence.size)
+    return hidden_together(decoder, layout, sequence)[: batch.num_tokens]
+
+
+def hidden_together(decoder: Any, layout: MicroLayout, sequence: SequenceGroup | None) -> Tensor:
+    """Return the hidden states of a layout, [its places, D] in float32; the ranks of `sequence` share a packed line."""
     if sequence is not None:
         layout, _ = take_shard(layout, sequence.rank, sequence.size, sequence.group)
     hidden = decoder(
         input_ids=layout.ids,
-        attention_mask=None,
+        attention_mask=layout.mask,
         position_ids=layout.positions,
         use_cache=False,
         **row_arguments(layout),
-    ).last_hidden_state[0]
+    ).last_hidden_state.flatten(0, 1)
     if sequence is not None:
         hidden = torch.cat(all_gathered(hidden, sequence.group))
-    return hidden[: batch.num_tokens].float()
+    return hidden.float()

@@ -80,6 +80,9 @@ class RewardModel(ValueModel):
 class ScoreModel(nn.Module):
     """A classifier with one output that learns: a score where its layout says, [S]."""
 
+    shares_prefixes = False
+    """Whether it was found to compute trees of rows as rows by themselves."""
+
     def __init__(self, classifier: PreTrainedModel) -> None:
         super().__init__()
         self.classifier = classifier

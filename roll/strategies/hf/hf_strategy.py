@@ -26,8 +26,9 @@ from roll.strategies.hf.hf_model import named_tensors
 from roll.strategies.hf.hf_packing import SequenceGroup
 from roll.strategies.hf.lora import Adapters
 from roll.strategies.hf.streamed import StreamedWeights
-from roll.strategies.micro import lay_out, padding_row, take_shard
+from roll.strategies.micro import lay_out, lay_out_tree, padding_row, take_shard
 from roll.strategies.offload import activations_on_host
+from roll.strategies.prefix_tree import plan_shared_batches
 from roll.strategies.state_files import StateFiles
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
@@ -52,6 +53,8 @@ class HfTrainStrategy(CommonStrategy):
         self._adapters = Adapters(hf_module(self._model), args) if args.uses_lora else None
         self._module: nn.Module = self._wrap(self._model, weights)
         """What is called: the model itself or the backend's wrapper of it."""
+        self._shared_tokens = 0
+        """Tokens that weren't computed again for each row that has them, since the last optimizer step began."""
 
     # --- what a backend fills in -----------------------------------------------------------------------------------
 
@@ -116,9 +119,11 @@ class HfTrainStrategy(CommonStrategy):
         assert adapters or self._adapters is not None, f"{self._spec.role} has no adapters to leave out"
         scored = []
         with contextlib.nullcontext() if adapters or self._adapters is None else self._adapters.off():
-            for rows in self._plan(batch, training=False):
+            parts, shared = self._parts(batch, training=False)
+            for rows in parts:
                 micro = batch.select(rows) if rows else padding_row(batch)
-                result = self._score(micro, outputs, self._spec.worker.sequence_length_round_in_infer)
+                rounding = self._spec.worker.sequence_length_round_in_infer
+                result = self._score(micro, outputs, rounding, shared=shared)
                 if rows:
                     scored.append(result.to("cpu"))
         return TokenOutputs.concat(scored).reorder(batch.row_ids) if scored else blank_outputs(batch, outputs)
@@ -126,15 +131,19 @@ class HfTrainStrategy(CommonStrategy):
     def _attempt(self, batch: TokenBatch, loss_fn: LossFn, lr: float) -> tuple[Metrics, float, bool]:
         batch, whole = self._computed_rows(batch, loss_fn)
         metrics = Metrics()
+        self._shared_tokens = 0
         self._zero_grad()
-        parts, rounding = self._plan(batch, training=True), self._trained.sequence_length_round_in_train
+        rounding = self._trained.sequence_length_round_in_train
+        parts, shared = self._parts(batch, training=True)
         with self._dropout():
             for i, rows in enumerate(parts):
                 micro = batch.select(rows) if rows else padding_row(batch)
-                outputs = self._score(micro, loss_fn.needs, rounding)
+                outputs = self._score(micro, loss_fn.needs, rounding, shared=shared)
                 loss, said = self._loss_of(outputs, micro, loss_fn, whole, is_padding=not rows)
                 metrics.merge(said)
                 self._accumulate(loss, last=i == len(parts) - 1)
+        if shared:
+            metrics.add_sum(f"{self._metrics_of}/shared_tokens", float(self._shared_tokens))
         return metrics, *self._apply(lr)
 
     def _dropout(self) -> contextlib.AbstractContextManager[None]:
@@ -144,13 +153,31 @@ class HfTrainStrategy(CommonStrategy):
         spec = self._spec
         return self._adapters.dropout(self._device, spec.seed, "dropout", spec.role, self._steps, self._info.rank)
 
-    def _score(self, micro: TokenBatch, outputs: Sequence[Output], multiple: int) -> TokenOutputs:
+    def _parts(self, batch: TokenBatch, *, training: bool) -> tuple[list[list[int]], bool]:
+        """Return (rows of each micro-batch as `_plan` does, whether tokens that rows share are computed once).
+
+        That is decided for this rank's rows alone: it changes no collective.
+        """
+        if not self._model.shares_prefixes:
+            return self._plan(batch, training=training), False
+        max_rows, max_tokens = self._limits(training=training)
+        units = self._units(batch, training=training)
+        parts = plan_shared_batches(batch, units, max_rows=max_rows, max_tokens=max_tokens)
+        return (self._plan(batch, training=training), False) if parts is None else (self._evened(parts), True)
+
+    def _score(
+        self, micro: TokenBatch, outputs: Sequence[Output], multiple: int, *, shared: bool = False
+    ) -> TokenOutputs:
         sequence = self._sequence
         packed = self._spec.worker.use_sequence_packing or sequence is not None
         multiple = math.lcm(multiple, 1 if sequence is None else sequence.size)
         beside = "student_logprobs" in outputs
         ahead = self._spec.kind != "reward"
-        layout = lay_out(micro, self._device, packed=packed, multiple=multiple, teacher_ids=beside, ahead=ahead)
+        if shared:
+            layout = lay_out_tree(micro, self._device, multiple=multiple, teacher_ids=beside, ahead=ahead)
+            self._shared_tokens += micro.num_tokens - (layout.ids.shape[1] - layout.padding)
+        else:
+            layout = lay_out(micro, self._device, packed=packed, multiple=multiple, teacher_ids=beside, ahead=ahead)
         mine, place, group = layout, None, None
         if sequence is not None:
             group = sequence.group

@@ -1,0 +1,29 @@
+"""Which roles can compute beginnings that rows share once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from roll.configs.errors import Violation, problem
+from roll.configs.schema.worker_config import ForwardConfig
+
+
+def sharing_obstacle(worker: ForwardConfig) -> str | None:
+    """Return what in a role's section rules it out, as a clause; None: nothing."""
+    args = worker.model_args
+    if args.lora_dropout:
+        return "with model_args.lora_dropout a token is another in every row that has it"
+    if args.torch_compile and not worker.use_sequence_packing:
+        return "with model_args.torch_compile it needs use_sequence_packing: true"
+    if args.attn_implementation == "fa2" and args.ulysses_size == 1:
+        return "with model_args.attn_implementation: fa2 attention is flash-attn's, which knows no tree of rows"
+    if args.attn_implementation == "eager" and not (worker.use_sequence_packing or args.ulysses_size > 1):
+        return "with model_args.attn_implementation: eager it needs use_sequence_packing: true"
+    return None
+
+
+def sharing_rules(role: str, worker: ForwardConfig) -> Iterator[Violation]:
+    """Refuse the key where something else in the section rules it out."""
+    why = sharing_obstacle(worker) if worker.use_prefix_sharing else None
+    if why is not None:
+        yield problem(f"{role}.use_prefix_sharing", f"it can't act: {why}", "remove one of the two")
