@@ -16,6 +16,8 @@ from roll.distributed.placement import RolePlacement
 from roll.distributed.worker import Worker
 
 Method = Callable[..., Any]
+PEERS_SHARE = 0.9
+"""Share of `rpc_timeout` that ranks wait for each other: the one that waited reports it before its own call is late."""
 
 
 class Cluster(ABC):
@@ -117,6 +119,11 @@ class Cluster(ABC):
         if not 0 <= rank < self.world_size:
             raise ValueError(f"{self.role} has ranks 0 to {self.world_size - 1}, got {rank}")
         return rank
+
+    @property
+    def peer_timeout(self) -> float:
+        """Seconds that ranks of this role wait for each other."""
+        return PEERS_SHARE * self.rpc_timeout
 
     def _limit(self, timeout: float | None) -> float:
         return self.rpc_timeout if timeout is None else timeout

@@ -160,7 +160,7 @@ class RayExecutor(Executor):
         _logger.info("%s: %d rank(s) on %s", placement.role, len(homes), sorted({home.host for home in homes}))
         specs = []
         for rank, slots in enumerate(placement.ranks):
-            info = WorkerInfo(placement.role, rank, placement.world_size, master, port, slots, local_rank=0)
+            info = WorkerInfo(placement.role, rank, placement.world_size, master, port, slots, 0, cluster.peer_timeout)
             env = {
                 "MASTER_ADDR": master,
                 "MASTER_PORT": str(port),

@@ -31,6 +31,9 @@ class WorkerInfo:
     """Global device slots; empty for a worker that needs no device."""
     local_rank: int
     """Number of the worker's first device among those its process can see (what `LOCAL_RANK` means to torch)."""
+    timeout: float = 3600.0
+    """Seconds that ranks wait for each other: to meet, and in every collective. A little under `rpc_timeout`, so that
+    the rank that waits says so before the controller gives up."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import ForwardConfig, ModelArgs
 from roll.distributed.dispatch import Dispatch, dispatch
 from roll.distributed.layout import RankLayout
+from roll.distributed.process_group import limit_collectives
 from roll.distributed.transports import Route, Sent, send
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.strategies import build_train_strategy
@@ -68,6 +69,7 @@ class ForwardWorker(Worker):
         super().__init__(info)
         self.config = config
         self.strategy = build_train_strategy(spec, info)
+        limit_collectives(info.timeout)  # also in the groups that its libraries have made
 
     def close(self) -> None:
         self.strategy.close()
