@@ -244,7 +244,7 @@ def _casts(given: TrainedRole) -> int:
 
 
 def _step(given: TrainedRole, states: States) -> int:
-    """What AdamW needs for a moment: on an accelerator torch's takes all tensors at once."""
+    """What AdamW needs for a moment: of FSDP2 on an accelerator nothing (fused); Megatron's takes all tensors at once."""
     options = given.worker.strategy_args.strategy_config
     trained = states.optimizer // 8 * 4 if given.numbers.residual == 4 else states.optimizer // 12 * 4
     if isinstance(options, DeepSpeedConfig):
@@ -254,7 +254,7 @@ def _step(given: TrainedRole, states: States) -> int:
         matrices = [p.size for p in given.parameters if p.trains and p.block is not None and len(p.shape) > 1]
         return 5 * 4 * max(matrices, default=0)
     if given.on_accelerator:
-        return trained
+        return trained if isinstance(options, MegatronConfig) else 0
     largest = max((parameter.size for parameter in given.parameters if parameter.trains), default=0)
     return 2 * 4 * -(-largest // max(1, given.worker.ranks))
 
