@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import re
-import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from roll.distributed.cluster import Cluster
 from roll.distributed.errors import TAIL_LINES, Failure, WorkerDied, WorkerError, WorkerFailed, WorkerTimeout
 from roll.distributed.placement import RolePlacement
-from roll.distributed.worker import Worker
+from roll.distributed.worker import Worker, machine_id
 from roll.profiling.plan import outgoing
 
 if TYPE_CHECKING:
@@ -213,7 +212,7 @@ class RayCluster(Cluster):
         """Return stacks of a worker's threads; empty where its process or log can't be reached from here."""
         from roll.distributed.ray_worker import STACKS_SIGNAL
 
-        if peer.home is None or peer.home.host != socket.gethostname():
+        if peer.home is None or peer.home.machine != machine_id():
             return ""
         before = peer.log_file.stat().st_size if peer.log_file.exists() else 0
         try:

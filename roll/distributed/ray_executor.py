@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from roll.distributed.placement import RolePlacement, num_slots
 from roll.distributed.ray_cluster import Peer, RayCluster
 from roll.distributed.ray_reaper import MARK, start_reaper
 from roll.distributed.ray_session import PrivateFolder, connect, save_timeline
-from roll.distributed.ray_slots import Reservation, Slot, in_bundle, reserve
+from roll.distributed.ray_slots import Reservation, Slot, in_bundle, reserve, run_on_each
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.utils.importing import own_files
 
@@ -77,6 +77,10 @@ class RayExecutor(Executor):
             cluster.kill()
             raise
         return cluster
+
+    def on_each_machine(self, function: Callable[[], Any]) -> dict[str, Any]:
+        found = run_on_each(self._reserved, function, self.rpc_timeout)
+        return found or super().on_each_machine(function)
 
     def shutdown(self) -> None:
         import ray
@@ -154,7 +158,7 @@ class RayExecutor(Executor):
         placement = cluster.placement
         homes = cluster.find_homes()
         # Ranks on one machine talk over loopback, which nobody else can reach.
-        local = len({home.node for home in homes}) == 1
+        local = len({home.machine for home in homes}) == 1
         master = _LOOPBACK if local else homes[0].node
         port = cluster.reserve_port(master)
         _logger.info("%s: %d rank(s) on %s", placement.role, len(homes), sorted({home.host for home in homes}))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.distributed.errors import Failure
+from roll.distributed.worker import machine_id
 from roll.utils.importing import OwnFiles
 from roll.utils.logging import setup_logging
 
@@ -31,6 +32,8 @@ class Home:
     """Address of the machine, reachable by the others."""
     host: str
     pid: int
+    machine: str
+    """Ray's id of it; names may be the same on several."""
 
 
 class WorkerShell:
@@ -46,7 +49,7 @@ class WorkerShell:
         """Return where this process runs."""
         import ray
 
-        return Home(ray.util.get_node_ip_address(), socket.gethostname(), os.getpid())
+        return Home(ray.util.get_node_ip_address(), socket.gethostname(), os.getpid(), machine_id())
 
     def reserve_port(self, host: str) -> int:
         """Hold a port for the process group that this rank will lead."""

@@ -7,6 +7,7 @@ import pytest
 from roll.distributed.executors import make_executor
 from roll.distributed.placement import RolePlacement
 from roll.distributed.ray_slots import _by_address, _refuse_too_few, machine_sizes
+from roll.distributed.worker import machine_id
 
 ray = pytest.importorskip("ray")
 
@@ -58,8 +59,11 @@ def test_a_role_of_eight_slots_is_on_one_machine_whichever_comes_first(tmp_path,
             given = {"rpc_timeout": 60, "log_dir": tmp_path, "ray_address": cluster.address, "slots_per_machine": 8}
             with make_executor("ray", roles, **given) as executor:
                 slots = executor._reserved.slots
+                asked = executor.on_each_machine(machine_id)
             assert [len({slot.node for slot in slots[a:b]}) for a, b in ((0, 8), (8, 12))] == [1, 1]
             assert [slot.device for slot in slots[:8]] == [str(number) for number in range(8)]
+            assert set(asked.values()) == {slot.node for slot in slots}
+            assert all(node[:8] in name for name, node in asked.items())
             seen.append(tuple(slot.node for slot in slots))
         assert len({slots[0] for slots in seen}) <= 2
 
