@@ -1,4 +1,4 @@
-"""Counts operators as they reach the device: those that make the host wait for an accelerator, and any others by name."""
+"""Counts operators as they reach the device: those that make the host wait for it, and any others by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class OperatorCounts(TorchDispatchMode):
         super().__init__()
         self.calls: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.calls[func.overloadpacket._qualified_op_name.removeprefix("aten::")] += 1
         return func(*args, **(kwargs or {}))
 
