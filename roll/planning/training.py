@@ -71,7 +71,8 @@ class TrainedRole:
         computed = BYTES[args.dtype]
         if isinstance(options, Fsdp2Config) and options.param_dtype:
             computed = BYTES[options.param_dtype]
-        return Numbers(computed=computed, residual=4 if self.autocast else computed)
+        residual = 4 if self.autocast else computed
+        return Numbers(computed=computed, residual=residual, on_accelerator=self.on_accelerator)
 
     @property
     def autocast(self) -> bool:
@@ -244,7 +245,7 @@ def _casts(given: TrainedRole) -> int:
 
 
 def _step(given: TrainedRole, states: States) -> int:
-    """What AdamW needs for a moment: of FSDP2 on an accelerator nothing (fused); Megatron's takes all tensors at once."""
+    """What AdamW needs for a moment: on an accelerator FSDP2's is fused, Megatron's takes all tensors at once."""
     options = given.worker.strategy_args.strategy_config
     trained = states.optimizer // 8 * 4 if given.numbers.residual == 4 else states.optimizer // 12 * 4
     if isinstance(options, DeepSpeedConfig):
