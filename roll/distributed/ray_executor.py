@@ -28,6 +28,8 @@ _logger = logging.getLogger(__name__)
 _START_SECONDS = 120.0  # For Ray to give the slots
 _LOOPBACK = "127.0.0.1"
 _THREADS = "OMP_NUM_THREADS"
+_FORWARDED = ("NCCL_", "TORCH_NCCL_", "GLOO_")
+"""Beginnings of the variables that choose networks: machines that were joined don't have those of this process."""
 
 
 class RayExecutor(Executor):
@@ -144,6 +146,7 @@ class RayExecutor(Executor):
         if self._reserved.accelerated:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(slot.device for slot in slots)
             env["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] = "1"
+        env.update({name: value for name, value in os.environ.items() if name.startswith(_FORWARDED)})
         return {**env, **placement.env}
 
     def _threads(self, slots: int) -> int:

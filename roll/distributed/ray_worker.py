@@ -63,6 +63,9 @@ class WorkerShell:
         The environment comes first, for the pickle imports libraries. It may have objects of the user's files.
         """
         os.environ.update(env)
+        if int(env["WORLD_SIZE"]) > 1 and (interface := interface_to(env["MASTER_ADDR"])):
+            # By itself gloo takes the address of this machine's name, which /etc/hosts often says is 127.0.1.1.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         sys.meta_path.append(OwnFiles(own_files))
         try:
             worker_cls, info, init_args = pickle.loads(packed)
@@ -82,6 +85,21 @@ class WorkerShell:
         """Let the worker clean up before its process is killed."""
         if self._worker is not None:
             self._worker.close()
+
+
+def interface_to(address: str) -> str | None:
+    """Return the name of the network interface by which this machine reaches an address; None if that can't be told."""
+    try:
+        family, *_, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)  # sends nothing
+            mine = probe.getsockname()[0]
+    except OSError:
+        return None
+    import psutil
+
+    names = psutil.net_if_addrs().items()
+    return next((name for name, found in names if any(each.address.partition("%")[0] == mine for each in found)), None)
 
 
 def _redirect(log_file: Path) -> None:
