@@ -7,9 +7,10 @@ from dataclasses import replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from roll.checkpoint.background import write_part
+from roll.checkpoint.files import FileRecord, hash_files
 from roll.configs.schema.checkpoint_config import STATE_CONTENTS, CheckpointContent
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
@@ -21,10 +22,18 @@ from roll.distributed.transports import Route, Sent, send
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.strategies import build_train_strategy
 from roll.strategies.base import Output, StatePart, TrainSpec
-from roll.strategies.state_files import HeldFiles
+from roll.strategies.state_files import HeldFiles, WrittenFiles
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
 from roll.workers.losses import objective, with_mismatch_metrics
+
+
+Records: TypeAlias = dict[str, FileRecord]
+"""Of files, by path relative to the folder of a checkpoint."""
+
+
+def _records(root: Path, files: WrittenFiles) -> Records:
+    return hash_files(root, [path.relative_to(root).as_posix() for path in files.paths], flush=True)
 
 
 def resolved_model_args(config: RunConfig, role: str) -> ModelArgs:
@@ -120,13 +129,22 @@ class TrainWorker(ForwardWorker):
         return send(route, partial(self.strategy.named_weights, route.part), writes=self.info.rank == 0)
 
     @dispatch(Dispatch.ONE_TO_ALL)
-    def save(self, folder: str, contents: Sequence[CheckpointContent] = STATE_CONTENTS) -> None:
-        """Write this rank's part of a checkpoint."""
+    def save(self, folder: str, contents: Sequence[CheckpointContent] = STATE_CONTENTS) -> Records:
+        """Write this rank's part of a checkpoint; returns size and hash of its files, by path below `folder`'s parent.
+
+        Hashed here, where they were written and every rank has its own share, and not by the controller, for which all
+        ranks would wait. A backend of the user's own that isn't told where to write returns none.
+        """
+        if "files" in signature(self.strategy.save).parameters:
+            files = WrittenFiles()
+            self.strategy.save(Path(folder), contents, files)
+            return _records(Path(folder).parent, files)
         if tuple(contents) == STATE_CONTENTS:
             self.strategy.save(Path(folder))
         else:
             self._require("contents", "checkpoint_config.save_contents")
             self.strategy.save(Path(folder), contents)
+        return {}
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def begin_save(self, folder: str, contents: Sequence[CheckpointContent], exports: bool) -> str:
@@ -157,6 +175,16 @@ class TrainWorker(ForwardWorker):
     def export(self, folder: str) -> None:
         """Write a Hugging Face folder."""
         self.strategy.export(Path(folder))
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def export_recorded(self, folder: str) -> Records:
+        """Do `export`, as a part of a checkpoint; returns what `save` does."""
+        if "files" not in signature(self.strategy.export).parameters:
+            self.strategy.export(Path(folder))
+            return {}
+        files = WrittenFiles()
+        self.strategy.export(Path(folder), files)
+        return _records(Path(folder).parent, files)
 
     def _require(self, argument: str, key: str) -> None:
         """Raise `ValueError` for a backend of the user's own that can't do what a key asks for."""
