@@ -27,7 +27,6 @@ from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
 from roll.workers.losses import objective, with_mismatch_metrics
 
-
 Records: TypeAlias = dict[str, FileRecord]
 """Of files, by path relative to the folder of a checkpoint."""
 
