@@ -147,9 +147,7 @@ def _devices(group: Any, sizes: Sequence[int], timeout: float) -> list[list[str]
     for names, size in zip(found, sizes, strict=True):
         if len(names) != size:
             raise RuntimeError(f"Ray gave a bundle of {size} GPU(s) the devices {names}")
-    return [
-        sorted(names, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0)) for names in found
-    ]
+    return [sorted(names, key=_by_number) for names in found]
 
 
 def _by_address(text: str) -> tuple[int, int, str]:

@@ -6,7 +6,7 @@ import pytest
 
 from roll.distributed.executors import make_executor
 from roll.distributed.placement import RolePlacement
-from roll.distributed.ray_slots import _by_address, _refuse_too_few, machine_sizes
+from roll.distributed.ray_slots import _by_address, _by_number, _refuse_too_few, machine_sizes
 from roll.distributed.worker import machine_id
 
 ray = pytest.importorskip("ray")
@@ -22,6 +22,13 @@ def test_machines_are_filled_one_after_the_other():
 def test_addresses_are_ordered_as_numbers():
     given = ["10.0.0.10", "host", "10.0.0.9", "fe80::1"]
     assert sorted(given, key=_by_address) == ["10.0.0.9", "10.0.0.10", "fe80::1", "host"]
+
+
+def test_devices_may_have_names_instead_of_numbers():
+    """CUDA_VISIBLE_DEVICES may list UUIDs, or parts of a GPU (MIG)."""
+    assert sorted(["10", "9", "1"], key=_by_number) == ["1", "9", "10"]
+    given = ["MIG-8f3b/1/0", "GPU-5a1c", "MIG-8f3b/2/0"]
+    assert sorted(given, key=_by_number) == given
 
 
 def nodes(*gpus):

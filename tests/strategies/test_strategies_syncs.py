@@ -27,6 +27,7 @@ def test_a_micro_batch_asks_the_device_whether_its_outputs_are_finite_and_a_padd
     monkeypatch.setattr(transformers.masking_utils, "fast_all", lambda mask: asked.append("padded") or False)
     spec = make_spec(tiny_model, model={"disable_gradient_checkpointing": not checkpointing})
     strategy = build(with_worker(spec, use_sequence_packing=packed))
+    asked.clear()  # the checks of a model that is built may ask
     batch = make_batch()
     batch = batch.with_columns(sampling_logprobs=torch.zeros(batch.num_tokens), old_logprobs=batch.advantages)
     loss_fn = with_mismatch_metrics(actor_loss(RLVRConfig(pipeline="rlvr", rewards={})), 0, mixed_versions=False)
