@@ -183,9 +183,9 @@ class WeightSync:
         homes = [self._trainer.call_rank(0, Worker.ping), *self._engines.call(Worker.ping)]
         bucket_bytes = config.model_update_buffer_size_mb * 2**20
         # What the workers' machine has; this process may run on another one, without accelerators and with less memory.
-        fits = self._trainer.call_rank(0, Worker.free_shared_memory)[0] > 2 * bucket_bytes
+        fits = self._trainer.call_rank(0, Worker.free_shared_memory) > 2 * bucket_bytes
         transport = choose_transport(config.weight_transport, homes, keeps=self._keeps, fits=fits)
-        if transport == "broadcast" and self._trainer.call_rank(0, Worker.device)[0] != "cpu":
+        if transport == "broadcast" and self._trainer.call_rank(0, Worker.device) != "cpu":
             self._check_separate()
         if transport in STREAMING:
             self._rendezvous = RendezvousStore(_address(homes))
