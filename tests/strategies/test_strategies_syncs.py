@@ -19,7 +19,7 @@ from roll.workers.losses import actor_loss, with_mismatch_metrics
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_a_micro_batch_asks_the_device_whether_its_outputs_are_finite_and_a_padded_one_about_its_padding(
+def test_a_micro_batch_asks_the_device_once_and_a_padded_one_three_times(
     tiny_model, monkeypatch, packed, checkpointing
 ):
     asked = []
@@ -39,5 +39,5 @@ def test_a_micro_batch_asks_the_device_whether_its_outputs_are_finite_and_a_padd
         loss, said = strategy._loss_of(outputs, batch, loss_fn, denominators(batch), is_padding=False)
         metrics.merge(said)
         strategy._accumulate(loss, last=True)
-    assert asked == (["finite"] if packed else ["padded", "finite"]) * 2
+    assert asked == (["finite"] if packed else ["padded", "padded", "finite"]) * 2
     assert all(parameter.grad is not None for parameter in strategy._module.parameters())
