@@ -44,12 +44,12 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _row_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
-    q, k, v = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
+    q, k, v = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))
     if window is None or len(query) <= window:
         out = _attend(q, k, v, None, scale)
     else:
         out = _sliding(q, k, v, window, scale)
-    return out[0].transpose(0, 1)
+    return out.squeeze(0).transpose(0, 1)
 
 
 def _sliding(query: Tensor, key: Tensor, value: Tensor, window: int, scale: float) -> Tensor:
