@@ -65,7 +65,10 @@ def written_by(info, spec, folder):
 def test_every_file_of_a_checkpoint_is_told_by_the_rank_that_wrote_it(ranks, model_of, tmp_path, backend):
     spec = spec_of(model_of("qwen2"), backend)
     told = ranks.run(written_by, BACKENDS[backend][2], spec, tmp_path)
-    assert sorted(name for names in told for name in names) == files_below(tmp_path)
+    found = sorted(name for names in told for name in names)
+    # Megatron writes two small files by itself: what nobody tells of, the controller hashes.
+    untold = ["role/state/common.pt", "role/state/metadata.json"] if "megatron" in backend else []
+    assert sorted([*found, *untold]) == files_below(tmp_path)
 
 
 def save_in_every_way(info, spec, folder):
