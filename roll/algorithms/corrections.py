@@ -307,20 +307,17 @@ def _perplexities(names: tuple[str, str, str, str], train: Tensor, infer: Tensor
     metrics = Metrics()
     inside = inside & ~train.isnan() & ~infer.isnan()
     counts = inside.sum(1)
-    rows = counts > 0
-    if not bool(rows.any()):
-        return metrics
-    bound = LOG_RATIO_BOUND
+    rows, bound = counts > 0, LOG_RATIO_BOUND
     surprise = [
-        (-zero_outside(of.detach(), inside).double().sum(1)[rows] / counts[rows]).clamp(-bound, bound)
+        (-zero_outside(of.detach(), inside).double().sum(1) / counts.clamp(min=1)).clamp(-bound, bound)
         for of in (train, infer)
     ]
-    apart, number = surprise[0] - surprise[1], float(rows.sum())
+    apart, number = surprise[0] - surprise[1], rows.sum()
     of_train, of_infer, ratio, difference = names
-    metrics.add_mean(of_train, float(surprise[0].exp().sum()), number)
-    metrics.add_mean(of_infer, float(surprise[1].exp().sum()), number)
-    metrics.add_mean(ratio, float(apart.exp().sum()), number)
-    metrics.add_mean(difference, float(apart.abs().sum()), number)
+    metrics.add_mean(of_train, masked_sum(surprise[0].exp(), rows), number)
+    metrics.add_mean(of_infer, masked_sum(surprise[1].exp(), rows), number)
+    metrics.add_mean(ratio, masked_sum(apart.exp(), rows), number)
+    metrics.add_mean(difference, masked_sum(apart.abs(), rows), number)
     return metrics
 
 
@@ -340,20 +337,20 @@ def _distances(names: tuple[str, ...], log_ratio: Tensor, inside: Tensor) -> Met
     inside = inside & ~log_ratio.isnan()
     bound = LOG_RATIO_BOUND
     log_ratio = zero_outside(log_ratio.detach(), inside).nan_to_num(posinf=bound, neginf=-bound)
-    if not bool(inside.any()):
-        return metrics
     kl, chi2, distance, above, below, largest, smallest, plain = names
-    tokens = float(inside.sum())
+    tokens = inside.sum()
     # Tokens were drawn from the sampler: E[ratio - 1 - log ratio] under it is KL(sampler || trainer).
     bounded = log_ratio.clamp(-bound, bound)
-    metrics.add_mean(kl, float((bounded.expm1() - bounded).sum()), tokens)
+    metrics.add_mean(kl, (bounded.expm1() - bounded).sum(), tokens)
     # The same without its control variate, as other systems log it: unbiased as well, but noisy and of either sign.
-    metrics.add_mean(plain, -float(bounded.sum()), tokens)
+    metrics.add_mean(plain, -bounded.sum(), tokens)
     # Likewise E[ratio^2] - 1: how much noise importance weights without a cap would add.
-    metrics.add_mean(chi2, float((2 * bounded.double()).expm1().sum()), tokens)
-    metrics.add_mean(distance, float(log_ratio.abs().sum()), tokens)
-    metrics.add_mean(above, float((bounded > _FAR).sum()), tokens)
-    metrics.add_mean(below, float((bounded < -_FAR).sum()), tokens)
-    metrics.add_max(largest, float(bounded[inside].max().exp()))
-    metrics.add_min(smallest, float(bounded[inside].min().exp()))
+    metrics.add_mean(chi2, (2 * bounded.double()).expm1().sum(), tokens)
+    metrics.add_mean(distance, log_ratio.abs().sum(), tokens)
+    metrics.add_mean(above, (bounded > _FAR).sum(), tokens)
+    metrics.add_mean(below, (bounded < -_FAR).sum(), tokens)
+    if bounded.numel():
+        ratio = bounded.exp()
+        metrics.add_max(largest, torch.where(inside, ratio, -math.inf).amax())
+        metrics.add_min(smallest, torch.where(inside, ratio, math.inf).amin())
     return metrics

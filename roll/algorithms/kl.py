@@ -82,9 +82,9 @@ def kl_loss(
     return _with_gradient(weight * value, logprobs, slope=weight * slope, mask=mask)
 
 
-def clamped_tokens(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> int:
-    """Count the tokens of `mask` whose log-ratio to the reference is beyond the clamp."""
-    return int((_log_ratio(logprobs, ref_logprobs, mask).abs() > CLAMP).sum())
+def clamped_tokens(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """Count the tokens of `mask` whose log-ratio to the reference is beyond the clamp, int64 []."""
+    return (_log_ratio(logprobs, ref_logprobs, mask).abs() > CLAMP).sum()
 
 
 def _log_ratio(logprobs: Tensor, other: Tensor, mask: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ options...) -> PolicyLoss`, and an entry in `roll/catalog/losses.py`; its keywor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -327,15 +328,15 @@ def _positive(name: str, value: float) -> float:
 
 
 def _add_mean(metrics: Metrics, name: str, values: Tensor, mask: Tensor) -> None:
-    metrics.add_mean(f"actor/{name}", float(masked_sum(values.detach(), mask)), float(mask.sum()))
+    metrics.add_mean(f"actor/{name}", masked_sum(values.detach(), mask), mask.sum())
 
 
 def _ratio_metrics(ratio: Tensor, mask: Tensor) -> Metrics:
     metrics, ratio = Metrics(), ratio.detach()
     _add_mean(metrics, "ratio_mean", ratio, mask)
-    if bool(mask.any()):
-        metrics.add_max("actor/ratio_max", float(ratio[mask].max()))
-        metrics.add_min("actor/ratio_min", float(ratio[mask].min()))
+    if ratio.numel():
+        metrics.add_max("actor/ratio_max", torch.where(mask, ratio, -math.inf).amax())
+        metrics.add_min("actor/ratio_min", torch.where(mask, ratio, math.inf).amin())
     _add_mean(metrics, "ppo_kl", ratio - 1 - ratio.log(), mask)
     return metrics
 
@@ -357,9 +358,9 @@ def value_loss(
         _positive("value_clip", clip)
         moved = torch.maximum(torch.minimum(values, old + clip), old - clip)
         limited = (moved - target).square()
-        metrics.add_mean("critic/clip_share", float(masked_sum(limited > loss, mask)), float(mask.sum()))
+        metrics.add_mean("critic/clip_share", masked_sum(limited > loss, mask), mask.sum())
         loss = torch.maximum(loss, limited)
-    metrics.add_mean("critic/value_mean", float(masked_sum(values.detach(), mask)), float(mask.sum()))
+    metrics.add_mean("critic/value_mean", masked_sum(values.detach(), mask), mask.sum())
     return zero_outside(0.5 * loss, mask), metrics
 
 

@@ -16,6 +16,8 @@ from roll.distributed.placement import RolePlacement
 from roll.distributed.worker import Worker
 
 Method = Callable[..., Any]
+PEERS_SHARE = 0.9
+"""Share of `rpc_timeout` that ranks wait for each other: the one that waited reports it before its own call is late."""
 
 
 class Cluster(ABC):
@@ -123,6 +125,11 @@ class Cluster(ABC):
             raise ValueError(f"{self.role} has ranks 0 to {self.world_size - 1}, got {rank}")
         return rank
 
+    @property
+    def peer_timeout(self) -> float:
+        """Seconds that ranks of this role wait for each other."""
+        return PEERS_SHARE * self.rpc_timeout
+
     def _limit(self, timeout: float | None) -> float:
         return self.rpc_timeout if timeout is None else timeout
 
@@ -160,6 +167,10 @@ class Executor(ABC):
         self, placement: RolePlacement, worker_cls: type[Worker], init_args: tuple[Any, ...], calls: Mapping[str, Any]
     ) -> Cluster:
         """Make a cluster and append it to `_clusters`, so that it is shut down; `calls` are keywords of `Cluster`."""
+
+    def on_each_machine(self, function: Callable[[], Any]) -> dict[str, Any]:
+        """Return what a module's function says on each machine whose slots are used, by the machine's address."""
+        return {"this machine": function()}
 
     def shutdown(self) -> None:
         """End every cluster and what this executor started; a second call does nothing."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 TAIL_LINES = 40
 
@@ -49,7 +50,13 @@ class WorkerFailed(WorkerError):
         message = f"{role} rank {rank} failed in {call!r}: {failure.type_name}: {failure.text}"
         message += _indented("Traceback of the worker", failure.traceback) if show else ""
         super().__init__(message, role=role, rank=rank, call=call)
-        self.type_name, self.remote_traceback = failure.type_name, failure.traceback
+        self.failure, self.type_name, self.remote_traceback = failure, failure.type_name, failure.traceback
+
+    def waiting_for(self, ranks: Sequence[int]) -> WorkerFailed:
+        """Return the same error, which says what ranks hadn't answered when this one's patience ended."""
+        late = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+        text = f"{self.failure.text} (it waited for {late} of {self.role}, still in the call; rpc_timeout bounds it)"
+        return replace(self.failure, text=text).error(self.role, self.rank, self.call)
 
 
 class WorkerRefused(WorkerFailed, ValueError):

@@ -23,8 +23,11 @@ def put(payload: Any) -> Handle:
     return sys.modules["ray"].put(payload) if crosses_processes() else payload
 
 
-def resolve(handle: Handle, *, timeout: float = 600.0) -> Any:
-    """Return the payload behind a handle; waits at most `timeout` seconds for it to arrive from another machine."""
+def resolve(handle: Handle, *, timeout: float = 3600.0, maker: str = "the worker that made it") -> Any:
+    """Return the payload behind a handle; waits at most `timeout` seconds for it to arrive from another machine.
+
+    Raises `TimeoutError`, which names the `maker`.
+    """
     ray = sys.modules.get("ray")
     if ray is None or not isinstance(handle, ray.ObjectRef):
         return handle
@@ -32,5 +35,5 @@ def resolve(handle: Handle, *, timeout: float = 600.0) -> Any:
         return ray.get(handle, timeout=timeout)
     except ray.exceptions.GetTimeoutError as error:
         raise TimeoutError(
-            f"object {handle.hex()} didn't arrive from the worker that made it within {timeout:g} s"
+            f"object {handle.hex()} didn't arrive from {maker} within {timeout:g} s (rpc_timeout)"
         ) from error

@@ -52,7 +52,7 @@ class InlineCluster(Cluster):
         self._threads: list[threading.Thread] = []
         slots = placement.ranks[0]
         # A single rank has no peers to meet at an address.
-        info = WorkerInfo(placement.role, 0, 1, "", 0, slots, local_rank=slots[0] if slots else 0)
+        info = WorkerInfo(placement.role, 0, 1, "", 0, slots, slots[0] if slots else 0, self.peer_timeout)
         self._worker: Worker | None = None
         self._worker = self._attributed("__init__", lambda: worker_cls(info, *init_args))
 

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import re
-import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -15,15 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roll.distributed.cluster import Cluster
-from roll.distributed.errors import TAIL_LINES, Failure, WorkerDied, WorkerError, WorkerTimeout
+from roll.distributed.errors import TAIL_LINES, Failure, WorkerDied, WorkerError, WorkerFailed, WorkerTimeout
 from roll.distributed.placement import RolePlacement
-from roll.distributed.worker import Worker
+from roll.distributed.worker import Worker, machine_id
 from roll.profiling.plan import outgoing
 
 if TYPE_CHECKING:
     from roll.distributed.ray_worker import Home
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_TIMED_OUT = re.compile(r"timed out|time-?out|did not finish|within \d+ ?ms", re.IGNORECASE)
 _TAIL_BYTES = 16384
 _logger = logging.getLogger(__name__)
 _GRACE = 1.0
@@ -167,12 +167,12 @@ class RayCluster(Cluster):
         return value
 
     def _root_cause(self, error: WorkerError, pending: Mapping[Any, int], call: str) -> WorkerError:
-        """Return the death of a peer, when that is what made a rank fail."""
+        """Return the death of a peer, when that is what made a rank fail; a timeout says who was waited for."""
         import ray
 
         if not pending:
             return error
-        ready, _ = ray.wait(list(pending), num_returns=len(pending), timeout=_GRACE)
+        ready, late = ray.wait(list(pending), num_returns=len(pending), timeout=_GRACE)
         for ref in ready:
             try:
                 self._fetch(ref, pending[ref], call)
@@ -180,6 +180,8 @@ class RayCluster(Cluster):
                 return death
             except WorkerError:
                 continue
+        if late and isinstance(error, WorkerFailed) and _TIMED_OUT.search(error.failure.text):
+            return error.waiting_for([pending[ref] for ref in late])
         return error
 
     def _attributed(self, error: Exception, rank: int, call: str) -> WorkerError:
@@ -214,7 +216,7 @@ class RayCluster(Cluster):
         """Return stacks of a worker's threads; empty where its process or log can't be reached from here."""
         from roll.distributed.ray_worker import STACKS_SIGNAL
 
-        if peer.home is None or peer.home.host != socket.gethostname():
+        if peer.home is None or peer.home.machine != machine_id():
             return ""
         before = peer.log_file.stat().st_size if peer.log_file.exists() else 0
         try:

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from roll.distributed.placement import RolePlacement, num_slots
 from roll.distributed.ray_cluster import Peer, RayCluster
 from roll.distributed.ray_reaper import MARK, start_reaper
 from roll.distributed.ray_session import PrivateFolder, connect, save_timeline
-from roll.distributed.ray_slots import Reservation, Slot, in_bundle, reserve
+from roll.distributed.ray_slots import Reservation, Slot, in_bundle, reserve, run_on_each
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.utils.importing import own_files
 
@@ -28,6 +28,8 @@ _logger = logging.getLogger(__name__)
 _START_SECONDS = 120.0  # For Ray to give the slots
 _LOOPBACK = "127.0.0.1"
 _THREADS = "OMP_NUM_THREADS"
+_FORWARDED = ("NCCL_", "TORCH_NCCL_", "GLOO_")
+"""Beginnings of the variables that choose networks: machines that were joined don't have those of this process."""
 
 
 class RayExecutor(Executor):
@@ -77,6 +79,10 @@ class RayExecutor(Executor):
             cluster.kill()
             raise
         return cluster
+
+    def on_each_machine(self, function: Callable[[], Any]) -> dict[str, Any]:
+        found = run_on_each(self._reserved, function, self.rpc_timeout)
+        return found or super().on_each_machine(function)
 
     def shutdown(self) -> None:
         import ray
@@ -140,6 +146,7 @@ class RayExecutor(Executor):
         if self._reserved.accelerated:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(slot.device for slot in slots)
             env["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] = "1"
+        env.update({name: value for name, value in os.environ.items() if name.startswith(_FORWARDED)})
         return {**env, **placement.env}
 
     def _threads(self, slots: int) -> int:
@@ -154,13 +161,13 @@ class RayExecutor(Executor):
         placement = cluster.placement
         homes = cluster.find_homes()
         # Ranks on one machine talk over loopback, which nobody else can reach.
-        local = len({home.node for home in homes}) == 1
+        local = len({home.machine for home in homes}) == 1
         master = _LOOPBACK if local else homes[0].node
         port = cluster.reserve_port(master)
         _logger.info("%s: %d rank(s) on %s", placement.role, len(homes), sorted({home.host for home in homes}))
         specs = []
         for rank, slots in enumerate(placement.ranks):
-            info = WorkerInfo(placement.role, rank, placement.world_size, master, port, slots, local_rank=0)
+            info = WorkerInfo(placement.role, rank, placement.world_size, master, port, slots, 0, cluster.peer_timeout)
             env = {
                 "MASTER_ADDR": master,
                 "MASTER_PORT": str(port),

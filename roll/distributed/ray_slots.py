@@ -9,7 +9,7 @@ All bundles are reserved at once: two roles that wait for each other's devices c
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +79,30 @@ def machine_sizes(count: int, per_machine: int | None) -> list[int]:
     return [min(per_machine, count - first) for first in range(0, count, per_machine)]
 
 
+def run_on_each(reservation: Reservation, function: Callable[[], Any], timeout: float) -> dict[str, Any]:
+    """Return what `function` says on each machine of the reservation, by its address; waits `timeout` seconds.
+
+    Raises `TimeoutError` with the machines that didn't answer.
+    """
+    import ray
+
+    address = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    places = {slot.bundle: slot.node for slot in reservation.slots}
+    remote = ray.remote(num_cpus=0, max_retries=0)(function)
+    refs = {
+        bundle: remote.options(scheduling_strategy=in_bundle(reservation.group, bundle)).remote() for bundle in places
+    }
+    _, late = ray.wait(list(refs.values()), num_returns=len(refs), timeout=timeout) if refs else ([], [])
+    if late:
+        silent = sorted(address.get(places[bundle], "?") for bundle, ref in refs.items() if ref in late)
+        raise TimeoutError(f"no answer from {', '.join(silent)} to {function.__name__} in {timeout:g} s (rpc_timeout)")
+    # Nodes of one address are told apart by their ids: several on one machine, in tests.
+    names = {bundle: address.get(node, node) for bundle, node in places.items()}
+    if len(set(names.values())) < len(names):
+        names = {bundle: f"{name} ({places[bundle][:8]})" for bundle, name in names.items()}
+    return {names[bundle]: ray.get(ref) for bundle, ref in refs.items()}
+
+
 def in_bundle(group: Any, bundle: int) -> Any:
     """Return where a task or actor is to run."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -123,9 +147,7 @@ def _devices(group: Any, sizes: Sequence[int], timeout: float) -> list[list[str]
     for names, size in zip(found, sizes, strict=True):
         if len(names) != size:
             raise RuntimeError(f"Ray gave a bundle of {size} GPU(s) the devices {names}")
-    return [
-        sorted(names, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0)) for names in found
-    ]
+    return [sorted(names, key=_by_number) for names in found]
 
 
 def _by_address(text: str) -> tuple[int, int, str]:

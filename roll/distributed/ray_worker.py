@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.distributed.errors import Failure
+from roll.distributed.worker import machine_id
 from roll.utils.importing import OwnFiles
 from roll.utils.logging import setup_logging
 
@@ -31,6 +32,8 @@ class Home:
     """Address of the machine, reachable by the others."""
     host: str
     pid: int
+    machine: str
+    """Ray's id of it; names may be the same on several."""
 
 
 class WorkerShell:
@@ -46,7 +49,7 @@ class WorkerShell:
         """Return where this process runs."""
         import ray
 
-        return Home(ray.util.get_node_ip_address(), socket.gethostname(), os.getpid())
+        return Home(ray.util.get_node_ip_address(), socket.gethostname(), os.getpid(), machine_id())
 
     def reserve_port(self, host: str) -> int:
         """Hold a port for the process group that this rank will lead."""
@@ -60,6 +63,9 @@ class WorkerShell:
         The environment comes first, for the pickle imports libraries. It may have objects of the user's files.
         """
         os.environ.update(env)
+        if int(env["WORLD_SIZE"]) > 1 and (interface := interface_to(env["MASTER_ADDR"])):
+            # By itself gloo takes the address of this machine's name, which /etc/hosts often says is 127.0.1.1.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         sys.meta_path.append(OwnFiles(own_files))
         try:
             worker_cls, info, init_args = pickle.loads(packed)
@@ -79,6 +85,21 @@ class WorkerShell:
         """Let the worker clean up before its process is killed."""
         if self._worker is not None:
             self._worker.close()
+
+
+def interface_to(address: str) -> str | None:
+    """Return the name of the network interface by which this machine reaches an address; None if that can't be told."""
+    try:
+        family, *_, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)  # sends nothing
+            mine = probe.getsockname()[0]
+    except OSError:
+        return None
+    import psutil
+
+    names = psutil.net_if_addrs().items()
+    return next((name for name, found in names if any(each.address.partition("%")[0] == mine for each in found)), None)
 
 
 def _redirect(log_file: Path) -> None:

@@ -86,15 +86,19 @@ class BucketWriter:
         self._waiting, self._size = [], 0
 
 
-def receive_weights(handles: Sequence[Handle], version: int = 0) -> Iterator[tuple[str, Tensor]]:
+def receive_weights(
+    handles: Sequence[Handle], version: int = 0, *, timeout: float = 3600.0
+) -> Iterator[tuple[str, Tensor]]:
     """Yield the (name, tensor) stream that a `BucketWriter` took, on the CPU if it crossed processes.
 
     The tensors may lie in memory that others read: copy them into the model, never write to them or keep them. Raises
-    `WeightMismatch` for another version, or for buckets that are missing, doubled or out of order.
+    `WeightMismatch` for another version, or for buckets that are missing, doubled or out of order, and `TimeoutError`
+    for one that doesn't come within `timeout` seconds.
     """
     complete = False
     for index, handle in enumerate(handles):
-        bucket = resolve(handle)
+        maker = f"the trainer's rank 0, which has bucket {index} of weights of version {version},"
+        bucket = resolve(handle, timeout=timeout, maker=maker)
         if bucket.version != version:
             raise WeightMismatch(f"expected weights of version {version}, bucket {index} holds {bucket.version}")
         if bucket.index != index or complete:

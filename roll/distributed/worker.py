@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,9 @@ class WorkerInfo:
     """Global device slots; empty for a worker that needs no device."""
     local_rank: int
     """Number of the worker's first device among those its process can see (what `LOCAL_RANK` means to torch)."""
+    timeout: float = 3600.0
+    """Seconds that ranks wait for each other: to meet, and in every collective. A little under `rpc_timeout`, so that
+    the rank that waits says so before the controller gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,19 @@ class Ping:
     role: str
     rank: int
     node: str
+    """The machine's name for itself. Containers of different machines may have the same one."""
     pid: int
+    machine: str = ""
+    """Which machine: the same text for all processes that share it, and another for any other. Ray's id of its node,
+    in one process the name of the machine."""
+
+
+def machine_id() -> str:
+    """Return what tells the machine of this process from others, see `Ping.machine`."""
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        return str(ray.get_runtime_context().get_node_id())
+    return socket.gethostname()
 
 
 class Worker:
@@ -74,7 +90,14 @@ class Worker:
     @dispatch(Dispatch.ONE_TO_ALL)
     def ping(self) -> Ping:
         """Return who and where this worker is."""
-        return Ping(self.info.role, self.info.rank, socket.gethostname(), os.getpid())
+        return Ping(self.info.role, self.info.rank, socket.gethostname(), os.getpid(), machine_id())
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def free_shared_memory(self) -> int:
+        """Return the bytes that are free in the shared memory of this worker's machine; 0 where there is none."""
+        from roll.distributed.transports import shm_segments
+
+        return shm_segments.free_bytes()
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def device(self) -> str:

@@ -22,7 +22,7 @@ from roll.checkpoint.store import CheckpointStore
 from roll.configs.schema.checkpoint_config import STATE_CONTENTS, CheckpointContent, is_address
 from roll.configs.schema.run_config import RunConfig
 from roll.pipelines.clusters import Clusters
-from roll.workers.train import TrainWorker
+from roll.workers.train import Records, TrainWorker
 
 logger = logging.getLogger(__name__)
 
@@ -66,12 +66,12 @@ class Checkpoints:
         with unfinished.attributed():
             folder = unfinished.folder
             parts: list[str] | None = [] if options.async_save else None
-            self._save_roles(folder, contents, parts)
+            records = self._save_roles(folder, contents, parts)
             extra = state(folder) if "extra" in contents else {}
             # The disk has it before the checkpoint is complete, like all other files; the step needn't wait for that.
             write_json(folder / "pipeline.json", {"step": step, "seed": self._config.seed, **extra}, flush=False)
             if parts is None:
-                unfinished.finish()
+                unfinished.finish(records)
         if parts is not None:
             self._on_its_way = BackgroundSave(unfinished, parts, self._completed)
         else:
@@ -98,9 +98,12 @@ class Checkpoints:
             self._not_uploaded = None
             logger.info("%s was uploaded to %s", checkpoint.path.name, remote.shown)
 
-    def _save_roles(self, folder: Path, contents: Sequence[CheckpointContent], parts: list[str] | None) -> None:
-        """Have the roles write; with `parts` into memory first, and the names of their parts into it."""
-        states = _states(contents)
+    def _save_roles(self, folder: Path, contents: Sequence[CheckpointContent], parts: list[str] | None) -> Records:
+        """Have the roles write; with `parts` into memory first, and the names of their parts into it.
+
+        Returns what they say about the files that they have written.
+        """
+        states, records = _states(contents), []
         for role, cluster in self._trained.items():
             exports = role == "actor_train" and "hf_model" in contents
             if not (states or exports):
@@ -110,9 +113,10 @@ class Checkpoints:
                 parts.extend(cluster.call(TrainWorker.begin_save, str(folder), states, exports))
                 continue
             if states:
-                cluster.call(TrainWorker.save, str(folder / role), states)
+                records += cluster.call(TrainWorker.save, str(folder / role), states)
             if exports:
-                cluster.call(TrainWorker.export, str(folder / "hf_model"))
+                records += cluster.call(TrainWorker.export_recorded, str(folder / "hf_model"))
+        return {name: record for of_rank in records for name, record in of_rank.items()}
 
     def check(self) -> None:
         """Raise what went wrong with a checkpoint that was written in the background."""

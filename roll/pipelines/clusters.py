@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from roll.catalog.strategies import STRATEGIES, is_lockstep
+from roll.configs.checks.machine import check_worker_machines, this_machine
 from roll.configs.schema.model_shape import read_shape
 from roll.configs.schema.run_config import RunConfig
 from roll.distributed.cluster import Cluster, Executor
@@ -114,6 +115,9 @@ def start_clusters(config: RunConfig, *, total_steps: int) -> Iterator[Clusters]
         ray_timeline=config.profiler_path / "ray_timeline.json" if config.profiler.ray_timeline else None,
     )
     with executor:
+        if config.num_nodes > 1:
+            # The machine of this process was looked at before, and may have neither accelerators nor their packages.
+            check_worker_machines(config, executor.on_each_machine(this_machine))
         offloader = DeviceOffloader(config.placement.colocated())
         started: dict[str, Cluster] = {}
         models = ("actor_train", "actor_infer", "reference", "teacher", "teachers", "critic")

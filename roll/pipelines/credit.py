@@ -262,7 +262,7 @@ class CreditAssigner:
         mean_kl = float(kl.sum()) / max(float(mask.sum()), 1.0)
         metrics.update({"kl/reference": mean_kl})
         if exact is None:
-            share = clamped_tokens(old, reference, mask) / max(float(mask.sum()), 1.0)
+            share = int(clamped_tokens(old, reference, mask)) / max(float(mask.sum()), 1.0)
             metrics.update({"kl/clamped_share": share})
         self._kl_coef = self._controller.update(self._kl_coef, mean_kl, view.num_trajectories)
         return view.pad(cost)

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
-import socket
 import threading
 import time
 import uuid
@@ -24,8 +22,6 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from roll.catalog.strategies import is_lockstep
 from roll.configs.schema.rl_config import RLConfig
 from roll.distributed.errors import WorkerDied
@@ -33,7 +29,7 @@ from roll.distributed.handles import Handle
 from roll.distributed.transports import STREAMING, Route, Sent, TransferSummary, files, shm_segments
 from roll.distributed.transports.rendezvous import RendezvousStore
 from roll.distributed.weights import WeightPart, WeightSyncError
-from roll.distributed.worker import Ping, Worker
+from roll.distributed.worker import Ping, Worker, machine_id
 from roll.pipelines.clusters import Clusters
 from roll.pipelines.probe import compare_logprobs
 from roll.workers.infer import InferWorker
@@ -193,9 +189,10 @@ class WeightSync:
         config = self._config
         homes = [self._trainer.call_rank(0, Worker.ping), *self._engines.call(Worker.ping)]
         bucket_bytes = config.model_update_buffer_size_mb * 2**20
-        fits = shm_segments.available() and shutil.disk_usage(shm_segments.FOLDER).free > 2 * bucket_bytes
+        # What the workers' machine has; this process may run on another one, without accelerators and with less memory.
+        fits = self._trainer.call_rank(0, Worker.free_shared_memory) > 2 * bucket_bytes
         transport = choose_transport(config.weight_transport, homes, keeps=self._keeps, fits=fits)
-        if transport == "broadcast" and torch.cuda.is_available():
+        if transport == "broadcast" and self._trainer.call_rank(0, Worker.device) != "cpu":
             self._check_separate()
         if transport in STREAMING:
             self._rendezvous = RendezvousStore(_address(homes))
@@ -273,9 +270,12 @@ def choose_transport(wanted: str, homes: Sequence[Ping], *, keeps: bool, fits: b
     """Return the way for weights from the first of `homes`, the trainer's rank 0, to the others.
 
     `keeps`: every version has to be kept, which the object store does by itself. `fits`: two buckets fit into the
-    shared memory of this machine. Raises `ValueError` for shared memory and several machines.
+    shared memory of the trainer's machine. Raises `ValueError` for shared memory and several machines.
     """
-    nodes = sorted({home.node for home in homes})
+    machines = {home.machine: home.node for home in homes}
+    nodes = sorted(machines.values())
+    if len(set(nodes)) < len(nodes):
+        nodes = sorted(f"{node} ({machine[:8]})" for machine, node in machines.items())  # containers with one name
     if wanted == "shared_memory" and len(nodes) > 1:
         raise ValueError(
             f"weight_transport: shared_memory needs actor_train and actor_infer on one machine, they are on "
@@ -283,14 +283,14 @@ def choose_transport(wanted: str, homes: Sequence[Ping], *, keeps: bool, fits: b
         )
     if wanted != "auto":
         return wanted
-    if len({(home.node, home.pid) for home in homes}) == 1:
+    if len({(home.machine, home.pid) for home in homes}) == 1:
         return "in_process"
     return "shared_memory" if len(nodes) == 1 and fits and not keeps else "object_store"
 
 
 def _address(homes: Sequence[Ping]) -> str:
     """Return where the workers reach this process."""
-    if {home.node for home in homes} == {socket.gethostname()}:
+    if {home.machine for home in homes} == {machine_id()}:
         return "127.0.0.1"
     import ray
 

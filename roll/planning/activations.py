@@ -13,6 +13,7 @@ from roll.planning.architecture import Architecture
 SLICE = 1 << 24
 """Numbers of a slice of the logits that are float32 at a time, see `roll/utils/logits.py`."""
 CHUNK = 1 << 25
+CHUNK_ON_ACCELERATOR = 1 << 28
 """Logits that exist at a time."""
 
 
@@ -43,6 +44,12 @@ class Numbers:
     """Bytes of what matrices multiply."""
     residual: int
     """Bytes of the stream between layers: float32 under autocast."""
+    on_accelerator: bool = False
+
+    @property
+    def chunk(self) -> int:
+        """Logits that exist at a time."""
+        return CHUNK_ON_ACCELERATOR if self.on_accelerator else CHUNK
 
     @property
     def casts(self) -> bool:
@@ -113,12 +120,12 @@ def logits_bytes(arch: Architecture, numbers: Numbers, batch: Batch, *, kind: st
     if kind != "policy":
         return 8 * batch.scored
     b, vocab = numbers.computed, arch.vocab
-    rows = min(batch.scored, max(1, CHUNK // vocab))
+    rows = min(batch.scored, max(1, numbers.chunk // vocab))
     chunk = rows * vocab
     slices = 3 * 4 * min(chunk, max(1, SLICE // vocab) * vocab)
     capped = 8 * chunk if arch.family.softcap else 0
-    # Several chunks each have a gradient of the head's weight before they are added up.
-    head = vocab * arch.hidden * b if backward and batch.scored > rows else 0
+    # Several chunks each have a gradient of the head's weight before it is added to their sum in float32.
+    head = vocab * arch.hidden * (b + 4) if backward and batch.scored > rows else 0
     return chunk * b * (2 if backward else 1) + slices + capped + head
 
 

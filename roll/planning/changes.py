@@ -168,7 +168,7 @@ def _of_vllm(role: str, worker: WorkerConfig, options: VllmConfig) -> Iterator[C
         if 0.15 < other < 0.96:
             yield Change({f"{path}.gpu_memory_utilization": round(other, 2)}, 1)
     if options.sleep_level == 0:
-        yield Change({f"{path}.sleep_level": 1}, 1)
+        yield Change({f"{path}.sleep_level": None}, 1)
     tensor, slots = 2 * options.tensor_parallel_size, len(worker.slots)
     if tensor <= 8 and slots % tensor == 0 and worker.num_gpus_per_worker == options.devices:
         yield Change({f"{path}.tensor_parallel_size": tensor, f"{role}.num_gpus_per_worker": 2 * options.devices}, 1)

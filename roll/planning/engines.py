@@ -143,7 +143,8 @@ def _served(given: EngineRole, options: EngineConfig) -> RoleMemory:
     graphs = GRAPHS if given.on_accelerator and not _eager(options) else 0
     process = (CONTEXT if given.on_accelerator else CPU_PROCESS) + graphs
     awake = kept(("weights", weights), ("KV cache", cache), ("process", process))
-    level = options.sleep_level if isinstance(options, VllmConfig) else 2
+    adapters = isinstance(given.config, RLConfig) and given.config.lora_sync == "adapters"
+    level = options.level_of_sleep(adapters=adapters) if isinstance(options, VllmConfig) else 2
     sleeps = given.on_accelerator and level > 0
     low = weights + (passes if inside else 0) + given.longest * given.cache_per_token(options.tensor_parallel_size)
     return RoleMemory(

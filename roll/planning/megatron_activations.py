@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from roll.configs.schema.megatron_config import MegatronConfig
-from roll.planning.activations import CHUNK, Activations, Batch, Numbers, forward_bytes, layer_bytes, moment_bytes
+from roll.planning.activations import Activations, Batch, Numbers, forward_bytes, layer_bytes, moment_bytes
 from roll.planning.architecture import Architecture
 
 
@@ -68,7 +68,7 @@ def _chunks_under_way(stage: int, stages: int, virtual: int, micro_batches: int)
 def _head(arch: Architecture, numbers: Numbers, scored: int, tensor: int) -> int:
     """The product of a chunk, its float32 copy and gradient, and the gradient of the head's weight."""
     vocab = -(-arch.vocab // tensor)
-    chunk = min(scored, max(1, CHUNK // vocab)) * vocab
+    chunk = min(scored, max(1, numbers.chunk // vocab)) * vocab
     product = 0 if numbers.computed == 4 else chunk * numbers.computed
     return product + 2 * 4 * chunk + vocab * arch.hidden * 4
 

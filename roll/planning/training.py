@@ -71,7 +71,8 @@ class TrainedRole:
         computed = BYTES[args.dtype]
         if isinstance(options, Fsdp2Config) and options.param_dtype:
             computed = BYTES[options.param_dtype]
-        return Numbers(computed=computed, residual=4 if self.autocast else computed)
+        residual = 4 if self.autocast else computed
+        return Numbers(computed=computed, residual=residual, on_accelerator=self.on_accelerator)
 
     @property
     def autocast(self) -> bool:
@@ -250,7 +251,7 @@ def _casts(given: TrainedRole) -> int:
 
 
 def _step(given: TrainedRole, states: States) -> int:
-    """What AdamW needs for a moment: on an accelerator torch's takes all tensors at once."""
+    """What AdamW needs for a moment: on an accelerator FSDP2's is fused, Megatron's takes all tensors at once."""
     options = given.worker.strategy_args.strategy_config
     trained = states.optimizer // 8 * 4 if given.numbers.residual == 4 else states.optimizer // 12 * 4
     if isinstance(options, DeepSpeedConfig):
@@ -260,7 +261,7 @@ def _step(given: TrainedRole, states: States) -> int:
         matrices = [p.size for p in given.parameters if p.trains and p.block is not None and len(p.shape) > 1]
         return 5 * 4 * max(matrices, default=0)
     if given.on_accelerator:
-        return trained
+        return trained if isinstance(options, MegatronConfig) else 0
     largest = max((parameter.size for parameter in given.parameters if parameter.trains), default=0)
     return 2 * 4 * -(-largest // max(1, given.worker.ranks))
 

@@ -31,19 +31,28 @@ def varlen_attention(
     `lengths` are the tokens of each row, summing to N. With a `window` a query sees itself and `window - 1` tokens
     before.
     """
+    query, key, value = as_autocast(query, key, value)
     assert sum(lengths) == len(query), f"rows of {sum(lengths)} tokens, but {len(query)} queries"
     rows = zip(*(tensor.split(list(lengths)) for tensor in (query, key, value)), strict=True)
     parts = [_row_attention(q, k, v, scale, window) for q, k, v in rows]
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
+def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return float32 tensors in the type that autocast would give the kernel: which kernel there is, depends on it."""
+    kind = tensors[0].device.type
+    if tensors[0].dtype != torch.float32 or kind == "meta" or not torch.is_autocast_enabled(kind):
+        return tensors
+    return tuple(tensor.to(torch.get_autocast_dtype(kind)) for tensor in tensors)
+
+
 def _row_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
-    q, k, v = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
+    q, k, v = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))
     if window is None or len(query) <= window:
         out = _attend(q, k, v, None, scale)
     else:
         out = _sliding(q, k, v, window, scale)
-    return out[0].transpose(0, 1)
+    return out.squeeze(0).transpose(0, 1)
 
 
 def _sliding(query: Tensor, key: Tensor, value: Tensor, window: int, scale: float) -> Tensor:

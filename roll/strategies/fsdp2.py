@@ -29,7 +29,7 @@ from roll.strategies.hf.hf_strategy import HfTrainStrategy
 from roll.strategies.hf.streamed import StreamedWeights
 from roll.strategies.muon import Muon
 from roll.strategies.offload import num_bytes
-from roll.strategies.optim import MOMENTS, decaying, parameter_groups, set_rates
+from roll.strategies.optim import adamw_kernels, begin_moments, decaying, parameter_groups, set_rates
 from roll.strategies.state_files import StateFiles
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
@@ -87,7 +87,7 @@ class Fsdp2Strategy(HfTrainStrategy):
         if args.optimizer == "muon":
             groups = self._build_muon(model, layers)
         if groups:
-            self._build_adamw(groups, on_host=next(model.parameters()).device.type == "cpu")
+            self._build_adamw(groups, next(model.parameters()).device)
         self._decays = decaying(self._groups())
 
     def _build_muon(self, model: nn.Module, layers: Sequence[nn.Module]) -> list[dict[str, Any]]:
@@ -110,22 +110,18 @@ class Fsdp2Strategy(HfTrainStrategy):
         taken = set(matrices)
         return parameter_groups((p for p in model.parameters() if p not in taken), args.weight_decay)
 
-    def _build_adamw(self, groups: list[dict[str, Any]], *, on_host: bool) -> None:
+    def _build_adamw(self, groups: list[dict[str, Any]], device: torch.device) -> None:
         args = self._trained.training_args
         adamw = torch.optim.AdamW(
             groups,
             lr=args.learning_rate,
             betas=(args.adam_beta1, args.adam_beta2),
             eps=args.adam_epsilon,
-            # All parameters at once take less time on an accelerator, and a copy of them in memory.
-            foreach=not on_host,
+            **adamw_kernels(device),
         )
         # Made now and not by the first step: a checkpoint before it, or of a parameter that gets no gradient, is then
         # complete, and writing one doesn't count as a step.
-        for group in adamw.param_groups:
-            for parameter in group["params"]:
-                moments = {name: torch.zeros_like(parameter) for name in MOMENTS}
-                adamw.state[parameter] = {"step": torch.zeros(()), **moments}
+        begin_moments(adamw)
         self._optimizers += (adamw,)
 
     def _groups(self) -> list[dict[str, Any]]:

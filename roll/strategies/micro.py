@@ -79,9 +79,12 @@ class MicroLayout:
     packed: bool = False
     padding: int = 0
     """Tokens that belong to no row, at the end of a packed line."""
+    spans: tuple[int, ...] = ()
+    """Tokens from each 0 of `positions` to the next, line after line, as the host knows them: reading them off the
+    tensor would wait for the device. Empty with a tree, whose segments don't begin at 0."""
     group: ProcessGroup | None = None
-    """Process group whose ranks hold one shard of a packed line each; `lengths` and `padding` are the whole line's,
-    everything else this rank's. None: this rank has it all."""
+    """Process group whose ranks hold one shard of a packed line each; `lengths`, `padding` and `spans` are the whole
+    line's, everything else this rank's. None: this rank has it all."""
     tree: PrefixTree | None = None
     """Segments of a packed line in which tokens that rows have in common at their beginnings stand once, padding
     included; None: every row stands there whole."""
@@ -120,6 +123,7 @@ def lay_out(
     if packed:
         ids, place, mask = batch.token_ids[None], torch.arange(batch.num_tokens), None
         grid = torch.cat([positions, torch.arange(padding).clamp(max=int(positions.max()))])[None]
+        spans = (*batch.lengths.tolist(), *((padding,) if padding else ()))
     else:
         ids, mask = batch.pad("token_ids"), F.pad(batch.valid().long(), (0, padding))
         longest = ids.shape[1]
@@ -127,6 +131,7 @@ def lay_out(
         place = rows * (longest + padding) + positions
         # A model may have no place for positions past its longest row.
         grid = torch.arange(longest + padding).clamp(max=longest - 1).expand(len(batch), -1)
+        spans = (longest + padding,) * len(batch)
     ids = F.pad(ids, (0, padding))
     return MicroLayout(
         ids=ids.to(device),
@@ -138,6 +143,7 @@ def lay_out(
         flat=flat.to(device),
         packed=packed,
         padding=padding if packed else 0,
+        spans=spans,
     )
 
 
@@ -163,6 +169,7 @@ def lay_out_tree(
         targets=(unique[:, 1:] if targets.dim() > 1 else unique[:, 1]).to(device),
         flat=plain.flat.to(device),
         padding=padding,
+        spans=(),
         tree=tree.with_padding(padding),
         copies=copies.to(device),
     )
@@ -181,8 +188,10 @@ def widen(layout: MicroLayout, multiple: int, least: tuple[int, int] = (0, 0)) -
     device = layout.ids.device
     tail = torch.arange(first, first + more, device=device).expand(rows, -1)
     below = torch.arange(tokens + more, device=device).expand(more_rows, -1)
+    spans = (*layout.spans, *((more,) if more else ())) if layout.packed else (tokens + more,) * rows
     return replace(
         layout,
+        spans=(*spans, *(tokens + more,) * more_rows),
         ids=F.pad(layout.ids, (0, more, 0, more_rows)),
         positions=torch.cat([torch.cat([layout.positions, tail], dim=1), below]),
         index=layout.index + layout.index // tokens * more,

@@ -31,6 +31,48 @@ def num_bytes(tensors: Iterable[Tensor], device: torch.device) -> int:
     return sum(storage.nbytes() for storage in storages(tensors, device))
 
 
+_LARGEST_PIECE, _SMALLEST_PIECE = 1 << 30, 1 << 20
+_ALIGNED = 512  # bytes on which a storage begins
+
+
+def piece_sizes(total: int) -> list[int]:
+    """Return powers of two that hold `total` bytes and at most 1 MiB more: 1 GiB each, the rest in falling sizes.
+
+    torch's allocator of pinned memory rounds each request up to a power of two, so a request of any other size wastes
+    up to as much as it asks for.
+    """
+    sizes = [_LARGEST_PIECE] * (total // _LARGEST_PIECE)
+    rest = -(-(total % _LARGEST_PIECE) // _SMALLEST_PIECE) * _SMALLEST_PIECE
+    while rest:
+        sizes.append(1 << (rest.bit_length() - 1))
+        rest -= sizes[-1]
+    return sizes
+
+
+def host_bytes(size: int, *, pinned: bool) -> Tensor:
+    """Return uint8 [size] in host memory."""
+    return torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+
+
+def _laid_end_to_end(sizes: Iterable[int], *, pinned: bool) -> list[list[Tensor]]:
+    """Return host memory for each of the sizes: uint8 parts of pieces, several where one goes over a piece's end."""
+    sizes = list(sizes)
+    pieces = piece_sizes(sum(-(-size // _ALIGNED) * _ALIGNED for size in sizes))
+    current, room, places = host_bytes(0, pinned=False), 0, []
+    for size in sizes:
+        parts, left = [], size
+        while left:
+            if not room:
+                current = host_bytes(pieces.pop(0), pinned=pinned)
+                room = len(current)
+            taken = min(left, room)
+            parts.append(current[len(current) - room :][:taken])
+            left -= taken
+            room -= min(room, -(-taken // _ALIGNED) * _ALIGNED)
+        places.append(parts)
+    return places
+
+
 class Shelf:
     """Where tensors are while their role sleeps.
 
@@ -39,7 +81,7 @@ class Shelf:
     """
 
     def __init__(self) -> None:
-        self._kept: list[tuple[torch.UntypedStorage, int, torch.UntypedStorage | None]] = []
+        self._kept: list[tuple[torch.UntypedStorage, int, list[Tensor] | None]] = []
 
     def __bool__(self) -> bool:
         return bool(self._kept)
@@ -49,16 +91,19 @@ class Shelf:
 
         Without a copy, zeros come back.
         """
-        freed = 0
-        for storage in storages(tensors, device):
-            size, host = storage.nbytes(), None
-            if copy:
-                host = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda").untyped_storage()
-                host.copy_(storage)
+        found, pinned = storages(tensors, device), device.type == "cuda"
+        sizes = [storage.nbytes() for storage in found]
+        places: list[list[Tensor]] | list[None] = [None] * len(found)
+        if copy:
+            places = _laid_end_to_end(sizes, pinned=pinned)
+            for storage, parts in zip(found, places, strict=True):
+                _copy(storage, parts, back=False)
+            if pinned:
+                torch.cuda.synchronize(device)
+        for storage, size, host in zip(found, sizes, places, strict=True):
             storage.resize_(0)
             self._kept.append((storage, size, host))
-            freed += size
-        return freed
+        return sum(sizes)
 
     def restore(self) -> None:
         """Bring everything back to where it was."""
@@ -67,8 +112,16 @@ class Shelf:
             if host is None:
                 storage.fill_(0)  # type: ignore[attr-defined]
             else:
-                storage.copy_(host)
+                _copy(storage, host, back=True)
         self._kept.clear()
+
+
+def _copy(storage: torch.UntypedStorage, parts: list[Tensor], *, back: bool) -> None:
+    """Copy a storage's bytes to these parts, or `back`; in the order of the device's stream."""
+    flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    for mine, part in zip(flat.split([len(part) for part in parts]), parts, strict=True):
+        source, target = (part, mine) if back else (mine, part)
+        target.copy_(source, non_blocking=part.is_pinned())
 
 
 @dataclass(frozen=True, slots=True)

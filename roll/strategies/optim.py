@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from roll.configs.schema.training_args import TrainingArgs
@@ -96,6 +97,24 @@ def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) ->
     decayed, plain = [p for p in trained if p.dim() > 1], [p for p in trained if p.dim() <= 1]
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
+
+
+def adamw_kernels(device: torch.device) -> dict[str, bool]:
+    """Return which of torch's AdamW to take for parameters on this device: they differ in speed and temporaries.
+
+    `fused` is one kernel over all parameters, without temporaries and with its count of steps on the device, so that
+    nothing waits for the host. On the host one parameter after another needs the least memory.
+    """
+    return {"foreach": False, "fused": device.type == "cuda"}
+
+
+def begin_moments(optimizer: torch.optim.AdamW) -> None:
+    """Give every parameter its state, as torch does at a first step; the fused kernel reads `step` on its device."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            device = parameter.device if group["fused"] else torch.device("cpu")
+            moments = {name: torch.zeros_like(parameter) for name in MOMENTS}
+            optimizer.state[parameter] = {"step": torch.zeros((), device=device), **moments}
 
 
 def decaying(groups: Iterable[dict[str, Any]]) -> tuple[bool, ...]:

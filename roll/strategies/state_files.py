@@ -38,6 +38,53 @@ class StateFiles:
         return FileSystemWriter(folder)
 
 
+class WrittenFiles(StateFiles):
+    """Writes at once, and remembers what."""
+
+    def __init__(self) -> None:
+        self._written: set[Path] = set()
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files, in order."""
+        return sorted(self._written)
+
+    def text(self, path: Path, text: str) -> None:
+        super().text(path, text)
+        self._written.add(path)
+
+    def tensors(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
+        super().tensors(path, tensors)
+        self._written.add(path)
+
+    def folder(self, path: Path, write: Callable[[Path], None]) -> None:
+        super().folder(path, write)
+        self._written.update(inner for inner in path.rglob("*") if inner.is_file())
+
+    def torch_writer(self, folder: Path) -> Any:
+        from torch.distributed.checkpoint.filesystem import FileSystem
+
+        written = self._written
+
+        class Watched(FileSystem):
+            """Tells what the writer opens."""
+
+            @contextmanager
+            def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+                with super().create_stream(path, mode) as stream:
+                    yield stream
+                written.add(Path(path))
+
+            def rename(self, path: Any, new_path: Any) -> None:
+                super().rename(path, new_path)
+                written.discard(Path(path))
+                written.add(Path(new_path))
+
+        writer = super().torch_writer(folder)
+        writer.fs = Watched()
+        return writer
+
+
 class HeldFiles(StateFiles):
     """Keeps what it is given in memory until `write`, which another thread may call."""
 

@@ -7,12 +7,12 @@ number per token, the backward makes the one gradient that can't be avoided, in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
@@ -20,7 +20,14 @@ SLICE_ELEMENTS = 1 << 24
 """float32 numbers per slice, 64 MiB."""
 
 _CHUNK_ELEMENTS = 1 << 25
-"""Logits computed at a time: 128 MiB of float32."""
+"""Logits computed at a time on a host: 128 MiB of float32."""
+_CHUNK_ELEMENTS_ON_ACCELERATOR = 1 << 28
+"""On an accelerator 1 GiB: a few large matrix products instead of many small ones."""
+
+
+def chunk_elements(device: torch.device) -> int:
+    """Return how many logits are computed at a time on this device."""
+    return _CHUNK_ELEMENTS if device.type == "cpu" else _CHUNK_ELEMENTS_ON_ACCELERATOR
 
 
 @dataclass(frozen=True)
@@ -186,7 +193,8 @@ def head_outputs(
 ) -> HeadOutputs:
     """Return what is asked about softmax(head(hidden) / temperature), in chunks of `hidden` [N, D].
 
-    With gradients on, more than one chunk means that each chunk's logits are recomputed in the backward pass.
+    With gradients on, more than one chunk means that each chunk's logits are recomputed in the backward pass, and that
+    the gradient of the head's weight is summed over the chunks in float32.
 
     Args:
         hidden: [N, D].
@@ -198,7 +206,7 @@ def head_outputs(
     """
     targets = targets if targets.dim() > 1 else targets[:, None]
 
-    def score(part: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor]:
+    def score(part: Tensor, wanted: Tensor) -> _Scored:
         logits = head(part)
         if softcap is not None:
             logits = torch.tanh(logits.float() / softcap) * softcap
@@ -215,21 +223,100 @@ def head_outputs(
         return *found, correct, gradients, wanted
 
     vocabulary = getattr(head, "out_features", None) or 1 << 17
-    rows = max(1, _CHUNK_ELEMENTS // vocabulary)
-    recompute = len(hidden) > rows and torch.is_grad_enabled() and hidden.requires_grad
-    parts: list[tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor]] = []
-    for start in range(0, max(1, len(hidden)), rows):
-        piece = (hidden[start : start + rows], targets[start : start + rows])
-        parts.append(checkpoint(score, *piece, use_reentrant=False) if recompute else score(*piece))
-    scores, entropy, hits, gradients, ids = zip(*parts, strict=True)
+    rows = max(1, chunk_elements(hidden.device) // vocabulary)
+    trained = trained_weights(head)
+    learns = torch.is_grad_enabled() and (hidden.requires_grad or bool(trained))
+    if len(hidden) > rows and learns and trained is not None:
+        scores, entropy, correct, squares, ids = _ChunkedHead.apply(hidden, targets, score, rows, *trained)
+    else:
+        recompute = len(hidden) > rows and learns
+        parts: list[_Scored] = []
+        for start in range(0, max(1, len(hidden)), rows):
+            piece = (hidden[start : start + rows], targets[start : start + rows])
+            parts.append(checkpoint(score, *piece, use_reentrant=False) if recompute else score(*piece))
+        scores, entropy, correct, squares, ids = _joined(parts)
     return HeadOutputs.of_scores(
-        torch.cat(scores),
-        torch.cat(ids),
+        scores,
+        ids,
         targets.shape[1],
-        entropy=torch.cat(entropy) if request.entropy else None,
-        correct=torch.cat([hit for hit in hits if hit is not None]) if request.correct else None,
-        logit_gradients=torch.cat([one for one in gradients if one is not None]) if request.logit_gradients else None,
+        entropy=entropy if request.entropy else None,
+        correct=correct,
+        logit_gradients=squares,
     )
+
+
+_Scored: TypeAlias = "tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor]"
+"""Of a chunk: log-probs [n, K], entropies [n], hits [n], squared gradients [n], the tokens of the log-probs [n, K]."""
+
+
+def _joined(parts: Sequence[_Scored]) -> _Scored:
+    scores, entropy, hits, squares, ids = zip(*parts, strict=True)
+    optional = (None if found[0] is None else torch.cat(found) for found in (hits, squares))
+    return torch.cat(scores), torch.cat(entropy), *optional, torch.cat(ids)  # type: ignore[return-value]
+
+
+def trained_weights(head: Any) -> list[nn.Parameter] | None:
+    """Return the parameters of a head that `_ChunkedHead` may differentiate; None if it may not.
+
+    It calls the head again in the backward pass, as `checkpoint` does, but with no state of random numbers, and it
+    needs whole weights: DeepSpeed's ZeRO 3 gathers them only inside the head's own call.
+    """
+    if not isinstance(head, nn.Module):
+        return None
+    drops = any(isinstance(module, nn.Dropout) and module.training and module.p > 0 for module in head.modules())
+    parameters = list(head.parameters())
+    if drops or any(hasattr(parameter, "ds_id") for parameter in parameters):
+        return None
+    return [parameter for parameter in parameters if parameter.requires_grad]
+
+
+class _ChunkedHead(torch.autograd.Function):
+    """(hidden [N, D], targets [N, K], score, rows, weights...) -> `_Scored`, `rows` positions at a time.
+
+    The backward pass computes each chunk again. What the chunks say about a weight is summed in float32: in half
+    precision a sum over many of them would lose most of the small ones.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        targets: Tensor,
+        score: Callable[[Tensor, Tensor], _Scored],
+        rows: int,
+        *weights: Tensor,
+    ) -> _Scored:
+        ctx.save_for_backward(hidden, targets)
+        ctx.score, ctx.rows, ctx.weights = score, rows, weights
+        kind = hidden.device.type
+        ctx.autocast = {"enabled": torch.is_autocast_enabled(kind), "dtype": torch.get_autocast_dtype(kind)}
+        found = _joined([score(hidden[part], targets[part]) for part in _slices(len(hidden), rows)])
+        ctx.mark_non_differentiable(*(one for one in found[2:] if one is not None))
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_scores: Tensor, grad_entropy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, targets = ctx.saved_tensors
+        weights: tuple[Tensor, ...] = ctx.weights
+        wide = [torch.zeros_like(one, dtype=torch.promote_types(one.dtype, torch.float32)) for one in weights]
+        grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        # One region for all chunks: autocast then casts the weight once.
+        with torch.enable_grad(), torch.autocast(hidden.device.type, **ctx.autocast):
+            for part in _slices(len(hidden), ctx.rows):
+                piece = hidden[part].detach().requires_grad_(grad_hidden is not None)
+                scores, entropy = ctx.score(piece, targets[part])[:2]
+                wanted = [piece, *weights] if grad_hidden is not None else list(weights)
+                outputs = [one for one in (scores, entropy) if one.requires_grad]
+                given = [one for one, out in ((grad_scores[part], scores), (grad_entropy[part], entropy))
+                         if out.requires_grad]  # fmt: skip
+                found = list(torch.autograd.grad(outputs, wanted, given))
+                if grad_hidden is not None:
+                    grad_hidden[part] = found.pop(0)
+                for total, one in zip(wide, found, strict=True):
+                    total += one
+        narrow = [total.to(one.dtype) for total, one in zip(wide, weights, strict=True)]
+        return grad_hidden, None, None, None, *narrow
 
 
 def logit_gradients(logits: Tensor, logprobs: Tensor, temperature: float) -> Tensor:

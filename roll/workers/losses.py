@@ -25,7 +25,7 @@ from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.sft_config import SFTConfig
 from roll.strategies.base import LossFn, LossTerms, OutputName
 from roll.types.batch import Denominators, TokenBatch, TokenOutputs
-from roll.types.metrics import Metrics
+from roll.types.metrics import Metrics, Scalar
 from roll.utils.importing import load_object
 
 
@@ -70,8 +70,8 @@ def sft_objective(config: SFTConfig, kind: Literal["policy", "value", "reward"])
     def compute(outputs: TokenOutputs, batch: TokenBatch, sizes: Denominators) -> LossTerms:
         mask = batch.pad("loss_mask", False)
         nll, metrics = sft_loss(outputs.pad("logprobs"), mask), Metrics()
-        tokens = float(mask.sum())
-        metrics.add_mean("sft/loss", float(nll.detach().double().sum()), tokens)
+        tokens = mask.sum()
+        metrics.add_mean("sft/loss", nll.detach().double().sum(), tokens)
         metrics.add_sum("sft/tokens", tokens)
         loss = aggregate(nll, mask, sizes, mode="token-mean", row_weights=batch.loss_weight)
         return LossTerms(loss=loss, metrics=metrics)
@@ -85,9 +85,9 @@ def _taught(config: RowDistillation) -> LossFn:
     def compute(outputs: TokenOutputs, batch: TokenBatch, sizes: Denominators) -> LossTerms:
         mask, metrics = batch.pad("loss_mask", False), Metrics()
         nll, apart = sft_loss(outputs.pad("logprobs"), mask), divergence(outputs, batch, mask)
-        tokens = float(mask.sum())
-        metrics.add_mean("sft/loss", float(nll.detach().double().sum()), tokens)
-        metrics.add_mean("distill/divergence", float(apart.detach().double().sum()), tokens)
+        tokens = mask.sum()
+        metrics.add_mean("sft/loss", nll.detach().double().sum(), tokens)
+        metrics.add_mean("distill/divergence", apart.detach().double().sum(), tokens)
         metrics.add_sum("sft/tokens", tokens)
         losses = config.coef * apart + config.sft_coef * nll
         loss = aggregate(losses, mask, sizes, mode="token-mean", row_weights=batch.loss_weight)
@@ -136,16 +136,16 @@ def actor_loss(config: RLConfig) -> LossFn:
             kl = kl_loss(logprobs, reference, mask, kind=config.kl_loss_type, **ratio)
             combine.add("actor/kl_loss", kl, config.kl_loss_coef)
             clamped = clamped_tokens(logprobs, reference, mask)
-            metrics.add_mean("actor/kl_clamped_share", float(clamped), float(mask.sum()))
+            metrics.add_mean("actor/kl_clamped_share", clamped, mask.sum())
         if config.entropy_loss_coef > 0:
             combine.add("actor/entropy_loss", entropy_loss(outputs.pad("entropy"), mask), config.entropy_loss_coef)
         if config.sft_loss_coef > 0:
             combine.add("actor/sft_loss", sft_loss(logprobs, mask & (advantages > 0)), config.sft_loss_coef)
         if divergence is not None:
             combine.add("distill/divergence", divergence(outputs, batch, mask), config.distill.coef)
-        tokens = float(mask.sum())
+        tokens = mask.sum()
         # An unbiased estimate that costs nothing: the entropy is the mean of -log p over tokens drawn from p.
-        metrics.add_mean("actor/entropy", -float(masked_sum(logprobs.detach(), mask)), tokens)
+        metrics.add_mean("actor/entropy", -masked_sum(logprobs.detach(), mask), tokens)
         metrics.add_sum("actor/loss_tokens", tokens)
         return combine.terms("actor/loss")
 
@@ -199,7 +199,7 @@ def critic_loss(config: RLConfig) -> LossFn:
         loss, metrics = value_loss(
             outputs.pad("values"), batch.pad("values"), batch.pad("returns"), mask, clip=config.value_clip
         )
-        metrics.add_sum("critic/loss_tokens", float(mask.sum()))
+        metrics.add_sum("critic/loss_tokens", mask.sum())
         combine = _Combiner(config, batch, mask, sizes, metrics)
         combine.add("critic/loss", loss, 1.0)
         return combine.terms(None)
@@ -218,7 +218,7 @@ class _Combiner:
         # Each micro-batch has a share of the mini-batch's loss; weights that add up to 1 make their mean the whole.
         computed = sizes.tokens if sizes.computed_tokens is None else sizes.computed_tokens
         counted = mask if batch.loss_weight is None else mask & (batch.loss_weight != 0)[:, None]
-        self._share = float(counted.sum()) / computed if computed > 0 else 0.0
+        self._share: Scalar = counted.sum().double() / computed if computed > 0 else 0.0
 
     def add(self, name: str, loss: Tensor, coef: float) -> None:
         value = aggregate(
@@ -229,11 +229,11 @@ class _Combiner:
             norm_length=self._config.response_length,
             row_weights=self._batch.loss_weight,
         )
-        self._metrics.add_mean(name, float(value.detach()), self._share)
+        self._metrics.add_mean(name, value.detach(), self._share)
         self._total = coef * value if self._total is None else self._total + coef * value
 
     def terms(self, name: str | None) -> LossTerms:
         assert self._total is not None, "a loss needs at least one term"
         if name is not None:
-            self._metrics.add_mean(name, float(self._total.detach()), self._share)
+            self._metrics.add_mean(name, self._total.detach(), self._share)
         return LossTerms(loss=self._total, metrics=self._metrics)

@@ -37,8 +37,8 @@ def _mean_over_units(loss_of: UnitLoss, needs: Literal["logprobs", "values"]) ->
         losses, logged = loss_of(outputs, batch)
         metrics = Metrics()
         for name, values in {"loss": losses, **logged}.items():
-            metrics.add_mean(f"preference/{name}", float(values.detach().double().sum()), len(values))
-        metrics.add_sum("preference/tokens", float(batch.require("loss_mask").sum()))
+            metrics.add_mean(f"preference/{name}", values.detach().double().sum(), len(values))
+        metrics.add_sum("preference/tokens", batch.require("loss_mask").sum())
         return LossTerms(loss=losses.sum() / sizes.units, metrics=metrics)
 
     return LossFn(compute=compute, needs=(needs,))

@@ -7,24 +7,33 @@ from dataclasses import replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from roll.checkpoint.background import write_part
+from roll.checkpoint.files import FileRecord, hash_files
 from roll.configs.schema.checkpoint_config import STATE_CONTENTS, CheckpointContent
 from roll.configs.schema.rl_config import RLConfig
 from roll.configs.schema.run_config import RunConfig
 from roll.configs.schema.worker_config import ForwardConfig, ModelArgs
 from roll.distributed.dispatch import Dispatch, dispatch
 from roll.distributed.layout import RankLayout
+from roll.distributed.process_group import limit_collectives
 from roll.distributed.transports import Route, Sent, send
 from roll.distributed.worker import Worker, WorkerInfo
 from roll.strategies import build_train_strategy
 from roll.strategies.base import Output, StatePart, TrainSpec
 from roll.strategies.hf.hf_model import DTYPES
-from roll.strategies.state_files import HeldFiles
+from roll.strategies.state_files import HeldFiles, WrittenFiles
 from roll.types.batch import TokenBatch, TokenOutputs
 from roll.types.metrics import Metrics
 from roll.workers.losses import objective, with_mismatch_metrics
+
+Records: TypeAlias = dict[str, FileRecord]
+"""Of files, by path relative to the folder of a checkpoint."""
+
+
+def _records(root: Path, files: WrittenFiles) -> Records:
+    return hash_files(root, [path.relative_to(root).as_posix() for path in files.paths], flush=True)
 
 
 def resolved_model_args(config: RunConfig, role: str) -> ModelArgs:
@@ -69,6 +78,7 @@ class ForwardWorker(Worker):
         super().__init__(info)
         self.config = config
         self.strategy = build_train_strategy(spec, info)
+        limit_collectives(info.timeout)  # also in the groups that its libraries have made
 
     def close(self) -> None:
         self.strategy.close()
@@ -122,13 +132,22 @@ class TrainWorker(ForwardWorker):
         return send(route, weights, writes=self.info.rank == 0)
 
     @dispatch(Dispatch.ONE_TO_ALL)
-    def save(self, folder: str, contents: Sequence[CheckpointContent] = STATE_CONTENTS) -> None:
-        """Write this rank's part of a checkpoint."""
+    def save(self, folder: str, contents: Sequence[CheckpointContent] = STATE_CONTENTS) -> Records:
+        """Write this rank's part of a checkpoint; returns size and hash of its files, by path below `folder`'s parent.
+
+        Hashed here, where they were written and every rank has its own share, and not by the controller, for which all
+        ranks would wait. A backend of the user's own that isn't told where to write returns none.
+        """
+        if "files" in signature(self.strategy.save).parameters:
+            files = WrittenFiles()
+            self.strategy.save(Path(folder), contents, files)
+            return _records(Path(folder).parent, files)
         if tuple(contents) == STATE_CONTENTS:
             self.strategy.save(Path(folder))
         else:
             self._require("contents", "checkpoint_config.save_contents")
             self.strategy.save(Path(folder), contents)
+        return {}
 
     @dispatch(Dispatch.ONE_TO_ALL)
     def begin_save(self, folder: str, contents: Sequence[CheckpointContent], exports: bool) -> str:
@@ -159,6 +178,16 @@ class TrainWorker(ForwardWorker):
     def export(self, folder: str) -> None:
         """Write a Hugging Face folder."""
         self.strategy.export(Path(folder))
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def export_recorded(self, folder: str) -> Records:
+        """Do `export`, as a part of a checkpoint; returns what `save` does."""
+        if "files" not in signature(self.strategy.export).parameters:
+            self.strategy.export(Path(folder))
+            return {}
+        files = WrittenFiles()
+        self.strategy.export(Path(folder), files)
+        return _records(Path(folder).parent, files)
 
     def _require(self, argument: str, key: str) -> None:
         """Raise `ValueError` for a backend of the user's own that can't do what a key asks for."""

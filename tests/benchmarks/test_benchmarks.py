@@ -27,6 +27,19 @@ def test_a_simulated_step_of_the_scheduler(bench):
     assert rows(printed) == ["trajectories", "16", "16"]
 
 
+def test_a_roofline_by_hand(bench):
+    printed = bench("roofline", "--models", "Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-7B", "--gpus", 1)
+    assert "states of 122 GB don't fit into 80 GB" in printed
+    table = {line.split(" | ")[0].strip("| "): line.split(" | ")[1:] for line in printed.splitlines() if "|" in line}
+    # AdamW of two updates: 2 x 28 bytes x 596,049,920 parameters; their bf16 copy in the engine: 2 bytes read, 2 written
+    assert table["optimizer"][1] == "33.38"
+    assert table["sync"][1] == "2.384"
+    # A forward pass of 64 x 8 rows of 1,536 tokens: 2 x (596,049,920 - 65,536 of norms) per token, and of the attention
+    # 2 x 28 layers x 2,048 x 1,536^2 per row. The scores are two of them.
+    forward = 512 * (1536 * 2 * 595_984_384 + 2 * 28 * 2048 * 1536**2)
+    assert float(table["score"][0]) == pytest.approx(2 * forward / 1e12, rel=1e-3)
+
+
 def test_advantages_by_scan_and_by_loop(bench):
     assert "scan_seconds" in bench("gae", "--rows", 2, "--tokens", 8, "--repeats", 1)
 

@@ -149,6 +149,14 @@ def test_an_option_that_can_act_is_taken(job, overrides):
     load_config(job, "job", overrides)
 
 
+def test_weights_that_the_next_sync_brings_are_not_copied_to_the_host(job):
+    given = load_config(job, "job", vllm()).actor_infer.strategy_args.strategy_config
+    assert [given.level_of_sleep(adapters=adapters) for adapters in (False, True)] == [2, 1]
+    for level in (0, 1, 2):
+        given = load_config(job, "job", vllm(sleep_level=level)).actor_infer.strategy_args.strategy_config
+        assert given.level_of_sleep(adapters=False) == given.level_of_sleep(adapters=True) == level
+
+
 def test_loose_arguments_are_collected_and_survive_printing(job):
     overrides = vllm(gpu_memory_utilization=0.5, kv_cache_dtype="fp8", engine_args={"enable_chunked_prefill": False})
     config = load_config(job, "job", overrides)

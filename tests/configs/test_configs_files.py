@@ -41,6 +41,13 @@ def test_every_example_loads(file):
     assert warnings_of(config) == []
 
 
+@pytest.mark.parametrize("file", [f for f in EXAMPLES if "gpu" in f.stem or f.stem == "rlvr_qwen2.5_0.5b"])
+def test_what_is_made_for_accelerators_samples_with_an_engine_made_for_them(file):
+    config = load_config(file.parent, file.stem, answers(file))
+    if "actor_infer" in config.roles:
+        assert config.actor_infer.strategy_args.strategy_name in ("vllm", "sglang")
+
+
 @pytest.mark.parametrize("file", PRESETS, ids=lambda path: path.stem)
 def test_every_preset_is_one_section_of_its_own_name_that_some_strategy_takes(file):
     from roll.configs.parsing.build_config import build

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.configs.checks.machine import MISSING, Machine, this_machine
+from roll.configs.checks.machine import MISSING, Machine, check_worker_machines, this_machine
 from roll.configs.checks.prerequisites import check_prerequisites
 from roll.configs.errors import ConfigError
 from roll.configs.parsing.loader import load_config
@@ -344,6 +344,18 @@ def test_accelerators_without_bf16_are_known_by_name(jobs, name, has_bf16):
 def test_with_several_nodes_the_workers_may_have_what_this_machine_lacks(jobs):
     overrides = [*megatron(transformer_impl="transformer_engine"), "num_nodes=2"]
     check_prerequisites(load_config(jobs, "job", overrides), NO_GPU)
+
+
+def test_the_machines_of_the_workers_are_checked_by_what_they_have(jobs):
+    config = load_config(jobs, "job", [*megatron(transformer_impl="transformer_engine"), "num_nodes=2"])
+    good, bare = Machine(accelerators=("NVIDIA H100",) * 8), replace(NO_GPU, packages=frozenset())
+    check_worker_machines(config, {"10.0.0.1": good})
+    with pytest.raises(ConfigError) as caught:
+        check_worker_machines(config, {"10.0.0.1": good, "10.0.0.2": bare, "10.0.0.3": bare})
+    said = {violation.path.rpartition(".")[2]: str(violation) for violation in caught.value.violations}
+    assert "megatron-core is not installed" in said["strategy_name"]
+    assert "; on 10.0.0.2, 10.0.0.3" in said["strategy_name"]
+    assert "an accelerator for it" in said["transformer_impl"]
 
 
 def test_this_machine_has_what_the_suite_runs_on():

@@ -110,8 +110,25 @@ class Echo(Worker):
 
         from roll.distributed.process_group import init_process_group
 
-        init_process_group(self.info, "gloo", timeout=30)
+        if not dist.is_initialized():
+            init_process_group(self.info, "gloo")
         value = torch.tensor([float(self.info.rank + 1)])
+        dist.all_reduce(value)
+        return float(value)
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def reduce_late(self, rank: int, seconds: float, patience: float) -> float:
+        """One rank comes `seconds` late to a collective, of which the others have `patience`."""
+        self.all_reduce()
+        import torch
+        import torch.distributed as dist
+
+        from roll.distributed.process_group import limit_collectives
+
+        limit_collectives(patience)
+        if self.info.rank == rank:
+            time.sleep(seconds)
+        value = torch.ones(())
         dist.all_reduce(value)
         return float(value)
 

@@ -33,6 +33,7 @@ SOLO = [
 ]
 DUO = RolePlacement("duo", ((0,), (1,)), {"ROLL_TEST_NOTE": "a b"})
 PEERS = RolePlacement("peers", ((0,), (1,)))
+LATE = RolePlacement("late", ((0,), (1,)))
 VICTIMS = [RolePlacement(f"victim{i}", ((0,), (1,))) for i in range(4)]
 SLOTLESS = RolePlacement("slotless", ((),))
 
@@ -54,7 +55,7 @@ def batch_of(*lengths: int) -> Values:
 @pytest.fixture(scope="module")
 def ray_executor() -> Iterator[Executor]:
     pytest.importorskip("ray")
-    with make_executor("ray", [*SOLO, DUO, PEERS, *VICTIMS, SLOTLESS], rpc_timeout=60) as executor:
+    with make_executor("ray", [*SOLO, DUO, PEERS, LATE, *VICTIMS, SLOTLESS], rpc_timeout=60) as executor:
         yield executor
 
 
@@ -89,6 +90,7 @@ def test_calls_reach_the_worker_with_what_it_was_built_with(solo: Cluster) -> No
     assert solo.call(Echo.greet, "you") == ["good day you from solo 0"]
     info = solo.call(Echo.first)
     assert (info.role, info.rank, info.world_size, info.slots, info.local_rank) == ("solo", 0, 1, (0,), 0)
+    assert info.timeout == 0.9 * 60
     assert solo.call_rank(0, Echo.greet, "me") == "good day me from solo 0"
     assert solo.call(Echo.ping)[0].pid > 0
 
@@ -308,8 +310,16 @@ def test_peers_of_one_shard_get_the_same_rows_and_the_collecting_one_answers(ray
     peers = ray_executor.create_cluster(PEERS, Pair)
     assert (peers.world_size, peers.dp_size) == (2, 1)
     assert peers.call(Pair.count, batch_of(2, 1)).result() == {"rows": 2, "tokens_max": 3, "tokens_min": 3}
-    with pytest.raises(WorkerFailed, match=r"peers rank 0 .*waited 1 s for its peers"):
+    with pytest.raises(WorkerFailed, match=r"peers rank 0 .*waited 1 s for rank 1 at "):
         peers.call(Pair.meet_nobody)
+
+
+def test_who_comes_late_to_a_collective_is_named_before_the_call_itself_is_late(ray_executor: Executor) -> None:
+    late = ray_executor.create_cluster(LATE, Echo, rpc_timeout=120)
+    assert late.call(Echo.first).timeout == 108.0
+    with pytest.raises(WorkerFailed, match=r"late rank 0 failed in 'reduce_late'.*it waited for rank 1 of late"):
+        late.call(Echo.reduce_late, 1, 30.0, 2.0)
+    late.kill()
 
 
 def test_a_result_that_cannot_be_sent_is_an_error_that_says_so(duo: Cluster) -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from roll.distributed.executors import make_executor
 from roll.distributed.placement import RolePlacement
-from roll.distributed.ray_slots import _by_address, _refuse_too_few, machine_sizes
+from roll.distributed.ray_slots import _by_address, _by_number, _refuse_too_few, machine_sizes
+from roll.distributed.worker import machine_id
 
 ray = pytest.importorskip("ray")
 
@@ -21,6 +22,13 @@ def test_machines_are_filled_one_after_the_other():
 def test_addresses_are_ordered_as_numbers():
     given = ["10.0.0.10", "host", "10.0.0.9", "fe80::1"]
     assert sorted(given, key=_by_address) == ["10.0.0.9", "10.0.0.10", "fe80::1", "host"]
+
+
+def test_devices_may_have_names_instead_of_numbers():
+    """CUDA_VISIBLE_DEVICES may list UUIDs, or parts of a GPU (MIG)."""
+    assert sorted(["10", "9", "1"], key=_by_number) == ["1", "9", "10"]
+    given = ["MIG-8f3b/1/0", "GPU-5a1c", "MIG-8f3b/2/0"]
+    assert sorted(given, key=_by_number) == given
 
 
 def nodes(*gpus):
@@ -58,8 +66,11 @@ def test_a_role_of_eight_slots_is_on_one_machine_whichever_comes_first(tmp_path,
             given = {"rpc_timeout": 60, "log_dir": tmp_path, "ray_address": cluster.address, "slots_per_machine": 8}
             with make_executor("ray", roles, **given) as executor:
                 slots = executor._reserved.slots
+                asked = executor.on_each_machine(machine_id)
             assert [len({slot.node for slot in slots[a:b]}) for a, b in ((0, 8), (8, 12))] == [1, 1]
             assert [slot.device for slot in slots[:8]] == [str(number) for number in range(8)]
+            assert set(asked.values()) == {slot.node for slot in slots}
+            assert all(node[:8] in name for name, node in asked.items())
             seen.append(tuple(slot.node for slot in slots))
         assert len({slots[0] for slots in seen}) <= 2
 

@@ -15,6 +15,7 @@ from test_pipelines_learning import CRITIC
 from tiny_models import build_tiny_model
 from toy import run_toy, write_toy
 
+from roll.checkpoint import store
 from roll.checkpoint.files import read_manifest
 from roll.cli.__main__ import main
 
@@ -41,6 +42,19 @@ def whole(tiny_model, tmp_path_factory):
     folder = write_toy(tmp_path_factory.mktemp("checkpoints") / "whole", tiny_model)
     run_toy(folder, *STEPS, "checkpoint_config.save_contents=[model,optimizer,extra,hf_model]")
     return folder, logged(folder)
+
+
+def test_the_controller_hashes_its_own_file_and_none_of_the_ranks(tiny_model, tmp_path, monkeypatch):
+    hashed, original = [], store.hash_files
+    monkeypatch.setattr(
+        store, "hash_files", lambda folder, names, **how: hashed.extend(names) or original(folder, names, **how)
+    )
+    folder = write_toy(tmp_path / "run", tiny_model)
+    run_toy(folder, "max_steps=1", "save_steps=1", "checkpoint_config.save_hf_model=true", "export_model=false")
+    assert hashed
+    assert not [name for name in hashed if name.startswith(("actor_train/", "hf_model/"))]
+    names = read_manifest(checkpoint(folder, 1)).files
+    assert {name.partition("/")[0] for name in names} >= {"actor_train", "hf_model", "pipeline.json"}
 
 
 # --- in the background ------------------------------------------------------------------------------------------------

@@ -9,9 +9,11 @@ import torch
 from rows import make_config
 from torch.testing import assert_close
 
+from roll.catalog.losses import LOSSES as POLICY_LOSSES
 from roll.configs.schema.policy_config import TrainInferCorrection
 from roll.strategies.micro import denominators
 from roll.types.batch import TokenBatch, TokenOutputs
+from roll.types.metrics import Metrics
 from roll.workers.losses import actor_loss, critic_loss, with_mismatch_metrics
 
 LENGTHS = (3, 1, 4, 2)
@@ -429,6 +431,28 @@ def test_a_mini_batch_without_any_token_has_loss_0_and_no_nan():
         assert float(loss) == 0.0
         assert not gradient.any()
         assert all(math.isfinite(value) for value in metrics.values())
+
+
+@pytest.mark.parametrize("name", list(POLICY_LOSSES))
+@pytest.mark.parametrize("kl", [False, True])
+def test_an_actors_loss_and_all_it_measures_never_wait_for_the_device(name, kl):
+    """A tensor on the meta device has no numbers: whatever would read one, raises."""
+    config = make_config(policy_loss=name, use_kl_loss=kl, kl_loss_coef=0.1, sft_loss_coef=0.1)
+    loss_fn = with_mismatch_metrics(actor_loss(config), 1, mixed_versions=kl)
+    batch = make_batch(versions=torch.ones(sum(LENGTHS) + 2 * len(LENGTHS), dtype=torch.int64))
+    source = torch.zeros(batch.num_tokens, device="meta", requires_grad=True)
+    terms = loss_fn.compute(outputs_of(batch, logprobs=source), batch.to("meta"), denominators(batch))
+    terms.loss.backward()
+    assert source.grad is not None
+    Metrics().merge(terms.metrics)
+
+
+def test_a_critics_loss_never_waits_for_the_device():
+    batch = make_batch()
+    source = torch.zeros(batch.num_tokens, device="meta", requires_grad=True)
+    loss_fn = critic_loss(make_config(value_clip=0.2))
+    loss_fn.compute(outputs_of(batch, values=source), batch.to("meta"), denominators(batch)).loss.backward()
+    assert source.grad is not None
 
 
 def test_the_mismatch_is_measured_where_it_is_asked_for():

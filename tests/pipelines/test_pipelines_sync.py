@@ -15,12 +15,14 @@ from small import run_small
 from sync_workers import FakeEngine, FakeTrainer, weights_of
 
 from roll.distributed.cluster import Cluster, Executor
+from roll.distributed.dispatch import Dispatch, dispatch
 from roll.distributed.errors import WorkerDied, WorkerFailed
 from roll.distributed.executors import make_executor
 from roll.distributed.placement import RolePlacement
 from roll.distributed.transports import shm_segments
 from roll.distributed.weights import WeightSyncError, weights_checksum
 from roll.distributed.worker import Ping
+from roll.pipelines import sync as sync_module
 from roll.pipelines.engine_pipeline import EnginePipeline
 from roll.pipelines.sync import WeightSync, choose_transport
 from roll.strategies.hf_infer import HfInfer
@@ -208,12 +210,49 @@ def test_a_difference_names_engine_version_and_both_values(inline: Executor, tmp
 def test_auto_chooses_by_where_the_workers_are(
     homes: list[tuple[str, int]], keeps: bool, fits: bool, expected: str
 ) -> None:
-    pings = [Ping("role", i, node, pid) for i, (node, pid) in enumerate(homes)]
+    pings = [Ping("role", i, node, pid, f"id of {node}") for i, (node, pid) in enumerate(homes)]
     assert choose_transport("auto", pings, keeps=keeps, fits=fits) == expected
     assert choose_transport("file", pings, keeps=keeps, fits=fits) == "file"
     if len({node for node, _ in homes}) > 1:
         with pytest.raises(ValueError, match="needs actor_train and actor_infer on one machine, they are on a, b"):
             choose_transport("shared_memory", pings, keeps=keeps, fits=fits)
+
+
+def test_machines_are_told_apart_by_rays_ids_and_not_by_their_names() -> None:
+    """Containers of two machines are often called the same, and so are their processes numbered."""
+    homes = [Ping("actor_train", 0, "worker", 7, "4f1d"), Ping("actor_infer", 0, "worker", 7, "a0c2")]
+    assert choose_transport("auto", homes, keeps=False, fits=True) == "object_store"
+    with pytest.raises(ValueError, match=r"they are on worker \(4f1d\), worker \(a0c2\)"):
+        choose_transport("shared_memory", homes, keeps=False, fits=True)
+
+
+class ElsewhereTrainer(FakeTrainer):
+    """On a machine that has other devices and more memory than that of the controller."""
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def free_shared_memory(self) -> int:
+        return 1 << 40
+
+    @dispatch(Dispatch.ONE_TO_ALL)
+    def device(self) -> str:
+        return "cuda"
+
+
+def test_the_machines_of_the_workers_are_asked_and_not_that_of_the_controller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shm_segments, "FOLDER", tmp_path / "none")  # the controller has no shared memory
+    roles = [RolePlacement("trainer", ((0,),)), RolePlacement("engines", ((0,),))]
+    with make_executor("inline", roles, rpc_timeout=30) as executor:
+        trainer = executor.create_cluster(roles[0], ElsewhereTrainer)
+        engines = executor.create_cluster(roles[1], FakeEngine)
+        seen: dict[str, bool] = {}
+        monkeypatch.setattr(sync_module, "choose_transport", lambda wanted, homes, *, keeps, fits: (
+            seen.update(fits=fits) or wanted))  # fmt: skip
+        sync_of(fake_config(tmp_path, weight_transport="object_store"), trainer, engines)._first_route()
+        assert seen == {"fits": True}
+        with pytest.raises(ValueError, match=r"broadcast needs accelerators of their own .*share \[0\]"):
+            sync_of(fake_config(tmp_path, weight_transport="broadcast"), trainer, engines)._first_route()
 
 
 # --- the whole loop

@@ -6,10 +6,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from device_syncs import OperatorCounts
+from megatron_cases import build_part
+from train_contract import make_batch
+
+from roll.configs.schema.megatron_config import MegatronConfig
+from roll.strategies.micro import lay_out
+from roll.utils.logits import HeadRequest
 
 pytest.importorskip("megatron.core")
 
-from roll.strategies.megatron.megatron_attention import RMSNorm, Rotary, rotate, row_lengths
+from roll.strategies.megatron.megatron_attention import RMSNorm, Rotary, rotate
 
 ROPES = {
     "default": {},
@@ -60,6 +67,22 @@ def test_the_norm_is_that_of_transformers_and_is_marked_for_split_activations(dt
     assert mine.weight.sequence_parallel
 
 
-def test_a_position_of_0_begins_a_row():
-    assert row_lengths(torch.tensor([[0, 1, 2, 0, 1, 0]])) == [3, 2, 1]
-    assert row_lengths(torch.tensor([[0, 1, 2], [0, 1, 2]])) == [3, 3]
+def counted(info, path, options, layout, recompute):
+    """Operators of a pass through a model and back."""
+    from roll.strategies.megatron.platform import cpu_platform
+
+    with cpu_platform():
+        (chunk,) = build_part(info, path, MegatronConfig(**options), trains=True, recompute=recompute)
+        with OperatorCounts() as counts:
+            torch.autograd.backward(chunk(layout, layout.positions, HeadRequest()).logprobs.sum())
+    assert chunk.decoder.layers[0].self_attention.linear_qkv.weight.grad is not None
+    return counts.calls, counts.syncs
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_no_layer_waits_for_the_device_or_makes_rotations_of_its_own(ranks, model_of, packed, recompute):
+    layout = lay_out(make_batch(), torch.device("cpu"), packed=packed)
+    ((calls, syncs),) = ranks.run(counted, 1, model_of("llama", layers=4), {}, layout, recompute)
+    assert syncs == {}
+    assert calls["cos"] == calls["sin"] == 1

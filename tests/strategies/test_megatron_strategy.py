@@ -84,6 +84,9 @@ def test_shards_hold_every_token_and_every_score_once(packed, parts, multiple):
     assert torch.equal(ids[:, : layout.ids.shape[1]], layout.ids)
     assert torch.equal(torch.cat([shard.positions for shard in shards], dim=1), whole.positions)
     assert torch.equal(torch.cat(places).sort().values, torch.arange(len(layout.targets)))
+    starts = [*(whole.positions.flatten() == 0).nonzero()[:, 0].tolist(), whole.positions.numel()]
+    assert [sum(whole.spans[:i]) for i in range(len(whole.spans) + 1)] == starts
+    assert all(shard.spans == whole.spans for shard in shards)
     flat = layout.ids.flatten()[layout.index]
     for shard, place in zip(shards, places, strict=True):
         assert torch.equal(shard.ids.flatten()[shard.index], flat[place])

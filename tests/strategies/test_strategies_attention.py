@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from roll.distributed.process_group import init_process_group
 from roll.strategies.attention import (
@@ -52,6 +53,29 @@ def test_rows_attend_as_under_a_dense_mask(key_heads, window):
     theirs = with_gradients(lambda *t: dense(*t, LENGTHS, SCALE, window), *inputs, outer)
     for mine, expected in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, expected, rtol=0, atol=1e-12)
+
+
+def test_heads_that_share_keys_are_repeated_for_float32_alone_and_not_where_autocast_computes_in_half(monkeypatch):
+    """The accelerator's kernels in half precision take shared heads as they are."""
+    seen = []
+
+    def spy(query, key, value, **options):
+        seen.append((query.dtype, key.shape[1], options["enable_gqa"]))
+        return query.new_empty(*query.shape[:-1], value.shape[-1])
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    with FakeTensorMode():
+        query, key, value = (torch.empty(5, heads, DIM, device="cuda") for heads in (4, 2, 2))
+        varlen_attention(query, key, value, (3, 2), scale=SCALE)
+        before, dtype = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+        try:
+            torch.set_autocast_enabled("cuda", True)
+            torch.set_autocast_dtype("cuda", torch.bfloat16)
+            varlen_attention(query, key, value, (3, 2), scale=SCALE)
+        finally:
+            torch.set_autocast_enabled("cuda", before)
+            torch.set_autocast_dtype("cuda", dtype)
+    assert seen == [(torch.float32, 4, False)] * 2 + [(torch.bfloat16, 2, True)] * 2
 
 
 def test_a_row_is_bit_for_bit_the_same_beside_any_other():

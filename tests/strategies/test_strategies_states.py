@@ -10,9 +10,10 @@ from layout_contract import layout_spec, shard_of
 from safetensors.torch import load_file
 from train_contract import LOSS, build, make_batch, weights_of
 
+from roll.checkpoint.files import files_below
 from roll.strategies.base import LossFn, LossTerms
 from roll.strategies.merging import Merge, merge_foreign, merge_states
-from roll.strategies.state_files import HeldFiles, StateFiles
+from roll.strategies.state_files import HeldFiles, StateFiles, WrittenFiles
 from roll.utils.pickles import UnsafeCheckpoint
 
 BACKENDS = {
@@ -49,6 +50,25 @@ def spec_of(path: Path, backend: str, **changes):
 def steps(strategy, spec, count):
     mine = make_batch().select(shard_of(strategy.layout.dp_rank, strategy.layout.dp_size))
     return [strategy.train_step(mine, LOSSES[spec.kind]).result() for _ in range(count)]
+
+
+def written_by(info, spec, folder):
+    """Files that a rank says it has written, relative to the folder."""
+    strategy, files = build(spec, info), WrittenFiles()
+    strategy.save(folder / "role", files=files)
+    if spec.kind == "policy":
+        strategy.export(folder / "hf_model", files)
+    return [path.relative_to(folder).as_posix() for path in files.paths]
+
+
+@pytest.mark.parametrize("backend", ["fsdp2", "fsdp2 x 2", "deepspeed x 2", "megatron x 2"])
+def test_every_file_of_a_checkpoint_is_told_by_the_rank_that_wrote_it(ranks, model_of, tmp_path, backend):
+    spec = spec_of(model_of("qwen2"), backend)
+    told = ranks.run(written_by, BACKENDS[backend][2], spec, tmp_path)
+    found = sorted(name for names in told for name in names)
+    # Megatron writes two small files by itself: what nobody tells of, the controller hashes.
+    untold = ["role/state/common.pt", "role/state/metadata.json"] if "megatron" in backend else []
+    assert sorted([*found, *untold]) == files_below(tmp_path)
 
 
 def save_in_every_way(info, spec, folder):

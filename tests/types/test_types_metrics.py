@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
+import pickle
 
 import pytest
+import torch
+from device_syncs import OperatorCounts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -90,6 +94,37 @@ def test_plain_values_replace_earlier_ones():
     metrics.add_mean("a", 10.0)
     metrics.update({"a": 2.0, "b": 3.0})
     assert metrics.result() == {"a": 2.0, "b": 3.0}
+
+
+def test_numbers_on_a_device_are_read_together_and_give_what_their_values_give():
+    plain, kept = Metrics(), Metrics()
+    numbers = (torch.tensor(1.25), torch.tensor(-2.5, dtype=torch.bfloat16), torch.tensor(3), torch.tensor(True))
+    for metrics, values in ((plain, [float(number) for number in numbers]), (kept, numbers)):
+        for value in values:
+            metrics.add_mean("mean", value, value)
+            metrics.add_mean("half", value, 2.0)
+            metrics.add_sum("sum", value)
+            metrics.add_max("max", value)
+            metrics.add_min("min", value)
+    whole = Metrics.merged([kept, Metrics()])
+    with OperatorCounts() as counts:
+        assert whole.result() == plain.result()
+        assert whole.result() == plain.result()
+        assert pickle.loads(pickle.dumps(kept)).result() == plain.result()
+    assert counts.calls["stack"] == 2  # the whole's and the pickle's
+    wants = torch.ones((), requires_grad=True)
+    kept.add_sum("more", wants * 2)
+    assert kept.result()["more"] == 2.0
+
+
+@pytest.mark.parametrize("number", [float, torch.tensor])
+def test_the_largest_and_the_smallest_of_nothing_leave_no_trace(number):
+    metrics = Metrics()
+    metrics.add_max("max", number(-math.inf))
+    metrics.add_min("min", number(math.inf))
+    assert metrics.result() == {}
+    metrics.add_max("max", number(math.inf))
+    assert metrics.result() == {"max": math.inf}
 
 
 def test_results_are_sorted_by_name():

@@ -11,8 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
+from roll.planning.activations import Numbers
 from roll.utils import logits as logits_module
-from roll.utils.logits import HeadRequest, head_outputs, logprobs_and_entropy, top_tokens
+from roll.utils.logits import (
+    HeadRequest,
+    chunk_elements,
+    head_outputs,
+    logprobs_and_entropy,
+    top_tokens,
+    trained_weights,
+)
 
 QUICK = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -128,6 +136,46 @@ def test_tokens_beside_each_target_have_the_gradients_of_log_softmax(monkeypatch
         assert_close(found.top_logprobs, table.gather(-1, found.top_ids))
         assert (found.top_logprobs.diff() <= 0).all()
         assert not found.top_logprobs.requires_grad
+
+
+def head_gradient(rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """That of a policy loss over many tokens, `rows` at a time."""
+    tokens, width, vocabulary = 8192, 64, 512
+    monkeypatch.setattr(logits_module, "_CHUNK_ELEMENTS", rows * vocabulary)
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(tokens, width, generator=generator)
+    head = torch.nn.Linear(width, vocabulary, bias=False)
+    head.weight.data = torch.randn(vocabulary, width, generator=generator) * 0.05
+    targets = torch.randint(vocabulary, (tokens,), generator=generator)
+    advantages = torch.randn(tokens, generator=generator)
+    found = head_outputs(hidden.to(dtype), head.to(dtype), targets, HeadRequest(), temperature=1.0)
+    (-(found.logprobs * advantages).sum() / tokens).backward()
+    assert head.weight.grad.dtype == dtype
+    return head.weight.grad.float()
+
+
+def test_the_gradient_of_a_head_in_half_precision_is_summed_over_chunks_in_float32(monkeypatch):
+    """Summed in bfloat16 over 37 chunks it is off by 0.8 %, and more with more of them."""
+    reference = head_gradient(8192, torch.float32, monkeypatch)
+    for rows in (8192, 220):
+        error = (head_gradient(rows, torch.bfloat16, monkeypatch) - reference).norm() / reference.norm()
+        assert error < 0.004
+
+
+def test_what_a_head_does_at_random_or_with_gathered_weights_is_recomputed_as_its_own_call_does_it():
+    head = torch.nn.Linear(4, 7, bias=False)
+    assert trained_weights(head) == [head.weight]
+    assert trained_weights(head.requires_grad_(False)) == []
+    assert trained_weights(torch.nn.Sequential(torch.nn.Dropout(0.1), head)) is None
+    assert trained_weights(torch.nn.Sequential(torch.nn.Dropout(0.1), head).eval()) == []
+    head.weight.ds_id = 3
+    assert trained_weights(head) is None
+
+
+def test_the_plan_knows_how_many_logits_exist_at_a_time():
+    for device, accelerated in (("cpu", False), ("cuda", True)):
+        numbers = Numbers(computed=2, residual=2, on_accelerator=accelerated)
+        assert numbers.chunk == chunk_elements(torch.device(device))
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0])

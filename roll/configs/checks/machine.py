@@ -6,12 +6,12 @@ import importlib.util
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from roll.catalog.strategies import STRATEGIES
-from roll.configs.errors import Violation
+from roll.configs.errors import ConfigError, Violation
 from roll.configs.rules.acts_if import sections_below
 from roll.configs.schema.deepspeed_config import QUANTIZED_KEYS, DeepSpeedConfig
 from roll.configs.schema.rl_config import RLConfig
@@ -85,30 +85,47 @@ def _is_installed(name: str) -> bool:
 
 
 def machine_checks(config: RunConfig, machine: Machine) -> Iterator[Violation]:
-    """As many accelerators as promised, on one machine that has any; what every started role needs."""
+    """What `machine`, on which the controller runs, needs; with one node the roles run there, too."""
     present = len(machine.accelerators)
-    if 0 < present < config.num_gpus_per_node and config.num_nodes == 1:
-        expected = f"at most {present}, the accelerators of this machine"
-        yield Violation("num_gpus_per_node", expected, "fewer slots, or more nodes", config.num_gpus_per_node)
+    if config.num_nodes == 1:
+        if 0 < present < config.num_gpus_per_node:
+            expected = f"at most {present}, the accelerators of this machine"
+            yield Violation("num_gpus_per_node", expected, "fewer slots, or more nodes", config.num_gpus_per_node)
+        yield from worker_machine_checks(config, machine)
+        yield from _profiler(config, machine)
+    exporter = "opentelemetry.exporter.otlp.proto.http"
+    if config.tracing.endpoint is not None and exporter not in machine.packages:
+        fix = "install it, or read spans.jsonl"
+        yield Violation("tracing.endpoint", f"its package; {MISSING[exporter]}", fix, config.tracing.endpoint)
+
+
+def worker_machine_checks(config: RunConfig, machine: Machine) -> Iterator[Violation]:
+    """What every started role needs of the machine it runs on: packages, a compiler, accelerators that can do it."""
     for role, worker in config.roles.items():
         yield from _backend(role, worker, machine)
         yield from _compiled(role, worker, machine)
         yield from _dtype(role, worker, machine)
     if isinstance(config, RLConfig):
         yield from _shared_slots(config, machine)
-    if config.num_nodes == 1:
-        yield from _profiler(config, machine)
-    exporter = "opentelemetry.exporter.otlp.proto.http"
-    if config.tracing.endpoint is not None and exporter not in machine.packages:
-        fix = "install it, or read spans.jsonl"
-        yield Violation("tracing.endpoint", f"its package; {MISSING[exporter]}", fix, config.tracing.endpoint)
     needs = [need for role, worker in config.roles.items() for need in _accelerator_needs(role, worker)]
     for key, value, package in needs:
-        # With several nodes the controller's machine needn't be like those of the workers.
-        if config.num_nodes == 1 and not present and not machine.amd:
+        if not machine.accelerators and not machine.amd:
             yield Violation(key, "an accelerator for it, and this machine has none", "remove it", value)
         elif package is not None and package not in machine.packages:
             yield Violation(key, f"its package; {MISSING[package]}", "install it, or remove the key", value)
+
+
+def check_worker_machines(config: RunConfig, machines: Mapping[str, Machine]) -> None:
+    """Raise `ConfigError` with what the machines of the workers, by their names, lack; each problem once."""
+    found: dict[tuple[str, str], tuple[Violation, list[str]]] = {}
+    for name, machine in machines.items():
+        for violation in worker_machine_checks(config, machine):
+            found.setdefault((violation.path, violation.expected), (violation, []))[1].append(name)
+    if found:
+        raise ConfigError(
+            [replace(one, expected=f"{one.expected}; on {', '.join(names)}") for one, names in found.values()],
+            "what the workers' machines have",
+        )
 
 
 def _profiler(config: RunConfig, machine: Machine) -> Iterator[Violation]:

@@ -158,13 +158,18 @@ class VllmConfig(EngineConfig):
     update."""
     enforce_eager: bool | None = None
     """Don't record CUDA graphs: starts sooner, decodes slower. null: true without an accelerator, else false."""
-    sleep_level: Literal[0, 1, 2] = 1
-    """What the engine gives back while others use its device: 0 nothing, 1 the KV cache, with the weights kept in host
-    memory, 2 weights and KV cache. The weights of the next step come from the trainer either way. Without an
-    accelerator there is nothing to give back."""
+    sleep_level: Literal[0, 1, 2] | None = None
+    """What the engine gives back while others use its device: 0 nothing, 1 weights and KV cache, with a copy of the
+    weights in host memory, 2 both without a copy: the weights of the next step come from the trainer either way. null:
+    2, or with `lora_sync: adapters`, which sends the base weights only once, 1. Without an accelerator there is nothing
+    to give back."""
     quantization: str | None = None
     """How the engine quantises the weights it gets, e.g. `fp8`: faster, and further from the trainer's log-probs. null:
     not at all."""
+
+    def level_of_sleep(self, *, adapters: bool) -> int:
+        """Return `sleep_level`, or what null stands for; `adapters`: they come apart from the base weights."""
+        return (1 if adapters else 2) if self.sleep_level is None else self.sleep_level
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,6 +54,11 @@ def available() -> bool:
     return sys.platform == "linux" and os.access(FOLDER, os.W_OK)
 
 
+def free_bytes() -> int:
+    """Return the bytes that are free there; 0 on a system that has no such memory."""
+    return shutil.disk_usage(FOLDER).free if available() else 0
+
+
 class ShmSegment:
     """Shared memory of the host, made by the sender. `flat` is uint8 [size]."""
 

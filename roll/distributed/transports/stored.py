@@ -42,4 +42,4 @@ def receive(route: Route, handles: Sequence[Handle], rank: int) -> Iterator[tupl
             raise WeightMismatch(f"expected weights of version {route.version}, the trainer's are {ref.version}")
         yield from ref.begin()
         return
-    yield from receive_weights(handles, route.version)
+    yield from receive_weights(handles, route.version, timeout=route.timeout)

@@ -1,13 +1,15 @@
 """Attention and norm modules for Megatron's layer specifications, equal to those of transformers.
 
 They exist because Megatron's own need Transformer Engine for context parallelism and packed rows, and its plain norm
-refuses sequence parallelism. `GPTModel` is built without position embeddings; the `attention_mask` that Megatron hands
-through all layers untouched, recomputation included, carries the positions instead.
+refuses sequence parallelism. `GPTModel` is built without position embeddings; the `packed_seq_params` that Megatron
+hands through all layers untouched, recomputation included, carry the rows and their rotations instead: made once for a
+micro-batch, so that no layer waits for the device.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,6 +17,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from roll.strategies.attention import split_attention
+
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", message=".*(Transformer Engine|Apex).*")
+    from megatron.core.packed_seq_params import PackedSeqParams
 
 
 class RMSNorm(nn.Module):
@@ -69,6 +75,26 @@ class Rotary:
         return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
 
 
+@dataclass
+class PackedRows(PackedSeqParams):
+    """The rows of a micro-batch, for all its layers. Of Megatron's own fields none is set: they are for its kernels."""
+
+    positions: Tensor | None = None
+    """int64 [B, S] of the whole rows; 0 begins a row, also inside a line of packed rows. Padding goes on counting to
+    the right of a row, where no query looks."""
+    spans: tuple[int, ...] = ()
+    """Tokens from each 0 of `positions` to the next, row-major."""
+    _tables: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def tables(self, rotary: Rotary, dtype: torch.dtype, part: slice) -> tuple[Tensor, Tensor]:
+        """Return `Rotary.tables`; the first layer makes them."""
+        assert self.positions is not None
+        key = (dtype, part.start, part.stop)
+        if key not in self._tables:
+            self._tables[key] = rotary.tables(self.positions, dtype, part)
+        return self._tables[key]
+
+
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """[T, B, H, D] with the first half of every head paired with its second half."""
     first, second = heads.chunk(2, dim=-1)
@@ -100,23 +126,24 @@ class RotaryAttention(nn.Module):
         self.scale = softmax_scale if softmax_scale is not None else config.kv_channels**-0.5
         self.group = pg_collection.cp if config.context_parallel_size > 1 else None
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **unused: Any) -> Tensor:
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any,
+        packed_seq_params: PackedRows,
+        **unused: Any,
+    ) -> Tensor:
         """Attention of each token to those before it in its row: [T, B, H * D].
 
         `query` is [T, B, H, D], this rank's shard of the rows and its heads; `key` and `value` [T, B, K, D], K divides
-        H. `attention_mask` carries positions, int64 [B, S] of the whole rows; 0 begins a row, also inside a line of
-        packed rows. Padding goes on counting to the right of a row, where no query looks.
+        H.
         """
-        del unused
+        del attention_mask, unused
         shard, rank = len(query), 0 if self.group is None else dist.get_rank(self.group)
-        cos, sin = self.rotary.tables(attention_mask, query.dtype, slice(rank * shard, (rank + 1) * shard))
+        part = slice(rank * shard, (rank + 1) * shard)
+        cos, sin = packed_seq_params.tables(self.rotary, query.dtype, part)
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
-        lengths = row_lengths(attention_mask)
-        return split_attention(query, key, value, lengths, self.group, scale=self.scale, window=self.window).flatten(2)
-
-
-def row_lengths(positions: Tensor) -> list[int]:
-    """Tokens from each 0 of `positions` [B, S] to the next, row-major."""
-    starts = (positions.flatten() == 0).nonzero()[:, 0].tolist()
-    assert starts and starts[0] == 0, "the positions of a batch begin with 0"
-    return [b - a for a, b in zip(starts, [*starts[1:], positions.numel()], strict=True)]
+        lengths, scale = packed_seq_params.spans, self.scale
+        return split_attention(query, key, value, lengths, self.group, scale=scale, window=self.window).flatten(2)

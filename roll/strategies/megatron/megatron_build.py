@@ -40,6 +40,9 @@ _REFUSED: dict[str, tuple[str, ...]] = {
         "inference_fuse_tp_communication", "inference_rng_tracker", "inference_sampling_seed",
         "mlp_chunks_for_prefill", "use_inference_optimized_layers",
     ),
+    "would have no effect, because layers of multi-token prediction are neither built nor trained": (
+        "mtp_loss_scaling_factor", "mtp_num_layers",
+    ),
 }  # fmt: skip
 """What is wrong with a field in `additional_configs` -> such fields."""
 

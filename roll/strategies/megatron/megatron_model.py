@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from roll.configs.schema.megatron_config import MegatronConfig
 from roll.strategies.megatron.families import Architecture, architecture
-from roll.strategies.megatron.megatron_attention import RMSNorm, Rotary, RotaryAttention, parameter_device
+from roll.strategies.megatron.megatron_attention import PackedRows, RMSNorm, Rotary, RotaryAttention, parameter_device
 from roll.strategies.megatron.megatron_build import transformer_config
 from roll.strategies.megatron.vocab_parallel import vocab_parallel_outputs
 from roll.strategies.micro import MicroLayout
@@ -68,7 +68,7 @@ class TokenGPT(GPTModel):
     ) -> Tensor | HeadOutputs:
         """Run this chunk on a micro-batch, or on this rank's shard of it under context parallelism.
 
-        `shard` has T tokens of each of B rows; `all_positions` [B, S] are of the whole rows, see `RotaryAttention`.
+        `shard` has T tokens of each of B rows; `all_positions` [B, S] are of the whole rows, see `PackedRows`.
 
         Returns hidden states [T / ranks, B, D] (split with sequence parallelism), on the last chunk scores of N
         positions.
@@ -78,7 +78,8 @@ class TokenGPT(GPTModel):
             # Megatron's recomputed layers give their weights no gradient unless their input wants one, and that of a
             # frozen embedding doesn't.
             hidden.requires_grad_()
-        hidden = self.decoder(hidden_states=hidden, attention_mask=all_positions)
+        rows = PackedRows(positions=all_positions, spans=shard.spans)
+        hidden = self.decoder(hidden_states=hidden, attention_mask=None, packed_seq_params=rows)
         if not self.post_process:
             return hidden
         if self.config.sequence_parallel:

@@ -16,10 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 from roll.strategies.attention import all_gathered
-from roll.utils.logits import HeadOutputs, HeadRequest, add_at, require_tokens, top_tokens
-
-_CHUNK_ELEMENTS = 1 << 25
-"""Logits of this rank computed at a time: 128 MiB of float32."""
+from roll.utils.logits import HeadOutputs, HeadRequest, add_at, chunk_elements, require_tokens, top_tokens
 
 
 def vocab_parallel_outputs(
@@ -46,7 +43,7 @@ def vocab_parallel_outputs(
         group: process group of the tensor-parallel ranks; None for one rank without any.
         vocab_start: first token of this rank.
         vocab: number of real tokens: rows beyond it are padding, which no distribution contains.
-        chunk_rows: positions whose logits exist at a time; None: as many as 128 MiB hold.
+        chunk_rows: positions whose logits exist at a time; None: as `chunk_elements` says.
 
     Returns:
         The same on every rank, in float32 (float64 for float64 weights); entropies in nats.
@@ -54,7 +51,7 @@ def vocab_parallel_outputs(
     if temperature <= 0:
         raise ValueError(f"temperature must be > 0, got {temperature}; log-probs of greedy sampling are taken at 1")
     require_tokens(request.top_k, vocab)
-    rows = chunk_rows or max(1, _CHUNK_ELEMENTS // max(1, len(weight)))
+    rows = chunk_rows or max(1, chunk_elements(hidden.device) // max(1, len(weight)))
     shard = _Shard(group, vocab_start, max(0, min(len(weight), vocab - vocab_start)), temperature, rows)
     targets = targets if targets.dim() > 1 else targets[:, None]
     scores, entropy, correct, gradients, ids = _Scores.apply(hidden, weight, targets, shard, request)

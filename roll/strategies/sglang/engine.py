@@ -40,6 +40,7 @@ from roll.utils.loop_thread import settle
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _MARGIN = 8  # positions that SGLang keeps free at the end of its context; it gets more, so that responses can fill ours
+_TOKENS_PER_MESSAGE = 256  # of a response that nobody looks at before its end; its first token and its end come at once
 
 _HEAD_OF_ITS_OWN = frozenset({"mixtral", "qwen2_moe", "qwen3_moe"})
 """Types of models for which SGLang has no shared head."""
@@ -228,7 +229,7 @@ class SglangBackend(EngineBackend):
         self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, seed: int, *, whole: bool
     ) -> AsyncGenerator[Sampled, None]:
         """Sample one response; `seed` is ignored, as SGLang does."""
-        del seed, whole
+        del seed
         # SGLang aborts every request whose id begins with the one it is told: all ids have one length.
         self._num_streams += 1
         rid = f"{self._num_streams:016x}"
@@ -241,6 +242,8 @@ class SglangBackend(EngineBackend):
             "top_k": self._vocab_size if cut and params.top_k < 1 else params.top_k,
             "stop_token_ids": list(params.stop_token_ids),
             "ignore_eos": True,
+            # Each message costs this process and the engine's far more than the tokens in it.
+            "stream_interval": _TOKENS_PER_MESSAGE if whole else 1,
         }
         queue: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
         self._streams[rid], self._rids[request_id] = queue, rid

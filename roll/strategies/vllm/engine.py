@@ -74,6 +74,7 @@ def build(args: ModelArgs, options: VllmConfig, settings: EngineSettings) -> Asy
             f"{description.head_size}; use hf_infer or sglang for this model"
         )
     length = min(options.max_model_len or settings.max_sequence_length, description.max_context)
+    level = options.level_of_sleep(adapters=args.lora_rank > 0)
     arguments = {
         "model": weights_folder(args),
         "dtype": _DTYPES[args.dtype],
@@ -90,7 +91,7 @@ def build(args: ModelArgs, options: VllmConfig, settings: EngineSettings) -> Asy
         "enforce_eager": not torch.cuda.is_available() if options.enforce_eager is None else options.enforce_eager,
         "load_format": options.load_format,
         "quantization": options.quantization,
-        "enable_sleep_mode": options.sleep_level > 0 and torch.cuda.is_available(),
+        "enable_sleep_mode": level > 0 and torch.cuda.is_available(),
         **options.engine_args,
     }
     seeds = torch.cuda.is_available() or _whole_prompts(arguments, length)
@@ -104,7 +105,7 @@ def build(args: ModelArgs, options: VllmConfig, settings: EngineSettings) -> Asy
     backend = VllmBackend(
         {key: value for key, value in arguments.items() if value is not None},
         description,
-        sleep_level=options.sleep_level,
+        sleep_level=level,
         update_buffer_bytes=settings.update_buffer_bytes,
         lora_rank=args.lora_rank,
         seeds=seeds,
