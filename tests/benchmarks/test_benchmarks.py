@@ -31,7 +31,7 @@ def test_a_roofline_by_hand(bench):
     printed = bench("roofline", "--models", "Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-7B", "--gpus", 1)
     assert "states of 122 GB don't fit into 80 GB" in printed
     table = {line.split(" | ")[0].strip("| "): line.split(" | ")[1:] for line in printed.splitlines() if "|" in line}
-    # AdamW of two updates: 2 x 28 bytes x 596,049,920 parameters; their bf16 copy in the engine: 2 bytes read, 2 written
+    # AdamW of two updates: 2 x 28 bytes x 596,049,920 parameters; the engine's bf16 copy: 2 bytes read, 2 written
     assert table["optimizer"][1] == "33.38"
     assert table["sync"][1] == "2.384"
     # A forward pass of 64 x 8 rows of 1,536 tokens: 2 x (596,049,920 - 65,536 of norms) per token, and of the attention
