@@ -109,11 +109,15 @@ class TrainedRole:
         else:
             tokens = rows * width
         answered = self.config.response_length if isinstance(self.config, RLConfig) else longest - 1
+        scored = min(tokens, -(-tokens // longest) * answered)
+        shared = isinstance(worker.strategy_args.strategy_config, Fsdp2Config | DeepSpeedConfig)
+        if shared and worker.use_prefix_sharing is not False:
+            scored = tokens  # answers to one prompt may fill a pass
         return Batch(
             rows=rows,
             width=width,
             tokens=-(-tokens // split),
-            scored=-(-min(tokens, -(-tokens // longest) * answered) // split),
+            scored=-(-scored // split),
             packed=packed,
         )
 
