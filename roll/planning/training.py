@@ -113,13 +113,7 @@ class TrainedRole:
         shared = isinstance(worker.strategy_args.strategy_config, Fsdp2Config | DeepSpeedConfig)
         if shared and worker.use_prefix_sharing is not False:
             scored = tokens  # answers to one prompt may fill a pass
-        return Batch(
-            rows=rows,
-            width=width,
-            tokens=-(-tokens // split),
-            scored=-(-scored // split),
-            packed=packed,
-        )
+        return Batch(rows=rows, width=width, tokens=-(-tokens // split), scored=-(-scored // split), packed=packed)
 
     @property
     def micro_batches(self) -> int:
