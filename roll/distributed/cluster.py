@@ -31,11 +31,16 @@ class Cluster(ABC):
         rpc_timeout: float,
         balance: bool,
         attention_share: float = 0.0,
+        keep_groups: bool = False,
     ) -> None:
         self.placement = placement
         self.worker_cls = worker_cls
         self.rpc_timeout = rpc_timeout
-        self._balance, self._attention_share = balance, attention_share
+        self._dealt: dict[str, Any] = {
+            "balance": balance,
+            "attention_share": attention_share,
+            "keep_groups": keep_groups,
+        }
         self._layouts: list[RankLayout] | None = None
 
     @property
@@ -98,7 +103,7 @@ class Cluster(ABC):
             raise TypeError(f"{self.role}.{name} splits its first argument over ranks: expected a Ragged, got {got}")
         layouts = self._known_layouts(timeout)
         batch, rest = args[0], args[1:]
-        pieces = split_batch(batch, layouts, balance=self._balance, attention_share=self._attention_share)
+        pieces = split_batch(batch, layouts, **self._dealt)
         # Ranks that share a piece share the tuple, so that an executor can ship it once.
         shipped = {id(piece): (piece, *rest) for piece in pieces}
         results = self._run(name, {rank: shipped[id(piece)] for rank, piece in enumerate(pieces)}, timeout)
@@ -151,15 +156,17 @@ class Executor(ABC):
         rpc_timeout: float | None = None,
         balance: bool = True,
         attention_share: float = 0.0,
+        keep_groups: bool = False,
     ) -> Cluster:
         """Build `worker_cls(info, *init_args)` on every rank and wait until all stand.
 
-        `rpc_timeout` overrides the executor's; `balance` and `attention_share` say how rows are dealt out to
-        data-parallel ranks in split calls, see `split_units`.
+        `rpc_timeout` overrides the executor's; `balance`, `attention_share` and `keep_groups` say how rows are
+        dealt out to data-parallel ranks in split calls, see `split_batch`.
         """
         if self.placements.get(placement.role) != placement:
             raise ValueError(f"{placement.role!r} isn't among the executor's placements {sorted(self.placements)}")
-        calls = {"rpc_timeout": rpc_timeout or self.rpc_timeout, "balance": balance, "attention_share": attention_share}
+        dealt: dict[str, Any] = {"balance": balance, "attention_share": attention_share, "keep_groups": keep_groups}
+        calls = {"rpc_timeout": rpc_timeout or self.rpc_timeout, **dealt}
         return self._start(placement, worker_cls, init_args, calls)
 
     @abstractmethod

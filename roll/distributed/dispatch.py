@@ -71,14 +71,29 @@ def split_units(
 
 
 def split_batch(
-    batch: Ragged, layouts: Sequence[RankLayout], *, balance: bool, attention_share: float = 0.0
+    batch: Ragged,
+    layouts: Sequence[RankLayout],
+    *,
+    balance: bool,
+    attention_share: float = 0.0,
+    keep_groups: bool = False,
 ) -> list[Ragged]:
-    """Return one piece per rank; ranks of the same data-parallel rank get the same object."""
+    """Return one piece per rank; ranks of the same data-parallel rank get the same object.
+
+    With `keep_groups` and `balance` the rows of a group are on one rank where that leaves the busiest one less to
+    compute, because ranks compute beginnings that rows share once.
+    """
     dp_size = layouts[0].dp_size
     if dp_size == 1:
         return [batch] * len(layouts)
     lengths, units = batch.lengths.tolist(), batch.units()
     parts = split_units(lengths, units, dp_size, balance=balance, attention_share=attention_share)
+    if keep_groups and balance:
+        from roll.distributed.prefix_groups import deal_groups
+        from roll.types.batch import TokenBatch
+
+        if isinstance(batch, TokenBatch):
+            parts = deal_groups(batch, parts, attention_share=attention_share) or parts
     pieces = [batch.select(rows) for rows in parts]
     return [pieces[layout.dp_rank] for layout in layouts]
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from roll.catalog.strategies import STRATEGIES, is_lockstep
 from roll.configs.checks.machine import check_worker_machines, this_machine
+from roll.configs.schema.deepspeed_config import DeepSpeedConfig
 from roll.configs.schema.model_shape import read_shape
 from roll.configs.schema.run_config import RunConfig
+from roll.configs.schema.strategy_config import Fsdp2Config
 from roll.distributed.cluster import Cluster, Executor
 from roll.distributed.executors import make_executor
 from roll.distributed.placement import RolePlacement
@@ -152,5 +155,8 @@ def _start(executor: Executor, placement: RolePlacement, config: RunConfig, tota
     worker_cls = TrainWorker if learns else ForwardWorker
     shape = read_shape(config.model_path(role), spec.worker.model_args.model_config_kwargs)
     share = shape.attention_share if config.balance_by == "flops" and shape is not None else 0.0
-    balance = config.balance_batch
-    return executor.create_cluster(placement, worker_cls, (config, spec), balance=balance, attention_share=share)
+    # Whether a rank really computes shared beginnings once only its model can tell; rows are dealt out as if it did.
+    shares = spec.worker.use_prefix_sharing is not False
+    shares = shares and isinstance(spec.worker.strategy_args.strategy_config, Fsdp2Config | DeepSpeedConfig)
+    dealt: dict[str, Any] = {"balance": config.balance_batch, "attention_share": share, "keep_groups": shares}
+    return executor.create_cluster(placement, worker_cls, (config, spec), **dealt)

@@ -116,13 +116,11 @@ class TrainedRole:
         else:
             tokens = rows * width
         answered = self.config.response_length if isinstance(self.config, RLConfig) else longest - 1
-        return Batch(
-            rows=rows,
-            width=width,
-            tokens=-(-tokens // split),
-            scored=-(-min(tokens, -(-tokens // longest) * answered) // split),
-            packed=packed,
-        )
+        scored = min(tokens, -(-tokens // longest) * answered)
+        shared = isinstance(worker.strategy_args.strategy_config, Fsdp2Config | DeepSpeedConfig)
+        if shared and worker.use_prefix_sharing is not False:
+            scored = tokens  # answers to one prompt may fill a pass
+        return Batch(rows=rows, width=width, tokens=-(-tokens // split), scored=-(-scored // split), packed=packed)
 
     @property
     def micro_batches(self) -> int:

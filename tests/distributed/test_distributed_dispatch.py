@@ -5,15 +5,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.configs.schema.model_shape import ModelShape
-from roll.distributed.dispatch import check_layouts, split_units
+from roll.distributed.dispatch import check_layouts, split_batch, split_units
 from roll.distributed.executors import make_executor
 from roll.distributed.layout import RankLayout
 from roll.distributed.placement import RolePlacement, num_slots
 from roll.distributed.worker import Worker
+from roll.types.batch import TokenBatch
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(1, 6), st.booleans())
@@ -110,3 +112,45 @@ def test_the_share_of_attention_is_that_of_its_flops():
     shape = ModelShape(heads=2, kv_heads=1, hidden=4, intermediate=3)
     assert shape.attention_share == pytest.approx(8 / (2 * (2 * 16 + 2 * 4 * 2 + 3 * 4 * 3)))
     assert ModelShape().attention_share == 0.0
+
+
+def grouped(rows: list[list[int]], groups: str, units: str = "") -> TokenBatch:
+    lengths = [len(row) for row in rows]
+    return TokenBatch(
+        row_ids=tuple(f"row{i}" for i in range(len(rows))),
+        group_ids=tuple(groups),
+        unit_ids=tuple(units),
+        offsets=torch.tensor([0, *lengths]).cumsum(0),
+        token_ids=torch.tensor([token for row in rows for token in row]),
+        action_mask=torch.zeros(sum(lengths), dtype=torch.bool),
+    )
+
+
+def dealt(batch: TokenBatch, **options: bool) -> list[tuple[str, ...]]:
+    layouts = [RankLayout(dp_rank=rank, dp_size=2) for rank in range(2)]
+    return [piece.row_ids for piece in split_batch(batch, layouts, **{"balance": True, "keep_groups": True, **options})]
+
+
+def test_the_rows_of_a_prompt_go_to_one_rank_where_that_is_less_to_compute() -> None:
+    """Two prompts of 8 tokens, three answers of 2 each: 14 tokens on each rank, and 8 + 8 + 3 x 2 = 22 on a rank that
+    has answers to both."""
+    rows = [[*range(group, group + 8), 90, 90 + i] for i in range(3) for group in (0, 20)]
+    batch = grouped(rows, "ababab")
+    assert sorted(dealt(batch)) == [("row0", "row2", "row4"), ("row1", "row3", "row5")]
+    # One by one, or in order, as without the switch.
+    for options in ({"keep_groups": False}, {"balance": False}):
+        assert sorted(dealt(batch, **options)) != sorted(dealt(batch))
+    # Rows of both groups that must stay together do.
+    assert any({"row0", "row1"} <= set(part) for part in dealt(grouped(rows, "ababab", "uuvwxy")))
+
+
+def test_groups_are_parted_where_one_rank_would_have_far_more_tokens() -> None:
+    """Three groups on two ranks: whole, one rank would have 40 of 60 tokens."""
+    batch = grouped([[*range(group, group + 8), 90, 90 + i] for group in (0, 20, 40) for i in range(2)], "aabbcc")
+    assert [len(part) for part in dealt(batch)] == [3, 3]
+    assert dealt(batch) == dealt(batch, keep_groups=False)
+
+
+def test_groups_that_share_nothing_are_dealt_out_row_by_row() -> None:
+    batch = grouped([[10 * row + i for i in range(4)] for row in range(6)], "ababab")
+    assert dealt(batch) == dealt(batch, keep_groups=False)
