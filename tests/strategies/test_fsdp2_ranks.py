@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from layout_contract import STEPS, check_layout, layout_spec, relative, run_layout, shard_of
+from layout_contract import STEPS, check_layout, layout_spec, play, relative, run_layout, shard_of
 from train_contract import LOSS, build, make_batch, make_spec, token_mean_loss, weights_of
 
 from roll.configs.schema.strategy_config import Fsdp2Config, StrategyArgs
@@ -25,6 +25,20 @@ LAYOUTS = {
 def test_every_layout_gives_the_numbers_of_a_plain_loop(ranks, tiny_model, layout):
     world, options = LAYOUTS[layout]
     check_layout(ranks, tiny_model, "fsdp2_train", options, world, training={"per_device_train_batch_size": 1})
+
+
+def chunked_play(*args):
+    from roll.utils import logits
+
+    logits._CHUNK_ELEMENTS = 106 * 3  # in a copy of the pool's process
+    return play(*args)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_on_many_chunks_gives_the_numbers_of_a_plain_loop(ranks, model_of, tied):
+    path = model_of("llama", tie_word_embeddings=tied)
+    check_layout(ranks, path, "fsdp2_train", {}, 2, play=chunked_play)
+    check_layout(ranks, path, "fsdp2_train", {}, 1, play=chunked_play)
 
 
 def fsdp_spec(path, *, model=None, worker=None, kind="policy", training=None, options=None):
