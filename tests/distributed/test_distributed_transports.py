@@ -226,7 +226,7 @@ def test_the_next_sync_finds_the_memory_of_the_one_before(
             consume=lambda incoming: [float(tensor[0]) for _, tensor in incoming],
         )
         assert not run.errors
-        assert run.got == [[10.0 * version + i for i in range(6)]] * len(run.got)
+        assert all(got == [10.0 * version + i for i in range(6)] for got in run.got.values())
     assert made == [1 << 20] * 2
     assert len(set(opened)) == len(opened) == 2  # by the first engine that came
     assert not names()

@@ -131,7 +131,7 @@ def make(transfer: str, size: int, device: torch.device, *, on_device: bool) -> 
     if on_device and device.type == "cuda":
         return DeviceSegment(size, device)
     with _kept_lock:
-        fitting = [segment for segment in _kept if segment.size >= size]
+        fitting = [segment for segment in _kept if segment.size >= size] if size in KEPT_SIZES else []
         if fitting:
             _kept.remove(fitting[0])
             return fitting[0]
