@@ -30,6 +30,7 @@ class Rollouts:
     row_trajectory: Tensor  # int64 [B], the trajectory of each row
     row_turns: tuple[range, ...]  # [B], the turns that the row trains, by their positions in its trajectory
     shaped_rewards: Tensor | None = None  # float32 [R], after shaping, normalisation and clipping; None before credit
+    greedy_scores: Tensor | None = None  # float32 [R], of a greedy response to the same task; NaN where that failed
     recorded: Mapping[str, Tensor] = field(default_factory=dict)  # Token columns [N] for the files of rollouts alone
 
     @property
@@ -46,6 +47,16 @@ class Rollouts:
     def truncated(self) -> Tensor:
         """bool [R], cut off by a length or turn limit."""
         return torch.tensor([t.status == "truncated" for t in self.trajectories])
+
+
+@dataclass(frozen=True)
+class Member:
+    """A trajectory among those that a step trains on."""
+
+    group: int  # Number of its group in the step
+    task: Task
+    trajectory: Trajectory
+    unit: str  # The episode that it is a part of
 
 
 @dataclass(frozen=True)
@@ -75,16 +86,22 @@ def assemble(groups: Sequence[Group]) -> Rollouts:
     as context. A row's id is its trajectory's, with `/k` for branch k of several; its group id is the task's. A branch
     in which the policy chose no token of its own is left out.
     """
-    members = [
-        (index, part.task, trajectory, f"{group.task.id}#{trajectory.member}")
-        for index, (group, part) in enumerate((group, part) for group in groups for part in split_by_role(group))
-        for trajectory in part.survivors
-    ]
-    rows = [row for place, (_, _, trajectory, _) in enumerate(members) for row in _rows_of(trajectory, place)]
+    return cut_rows(
+        [
+            Member(index, part.task, trajectory, f"{group.task.id}#{trajectory.member}")
+            for index, (group, part) in enumerate((group, part) for group in groups for part in split_by_role(group))
+            for trajectory in part.survivors
+        ]
+    )
+
+
+def cut_rows(members: Sequence[Member]) -> Rollouts:
+    """Cut trajectories into rows as `assemble` does, which says what rows they are."""
+    rows = [row for place, member in enumerate(members) for row in _rows_of(member.trajectory, place)]
     turns: list[tuple[Turn, bool]] = []  # And whether its row trains it
     offsets = [0]
     for row in rows:
-        played = members[row.place][2].turns
+        played = members[row.place].trajectory.turns
         shown = [(played[k], False) for k in row.context] + [(played[k], True) for k in row.turns]
         turns += shown
         offsets.append(offsets[-1] + sum(len(turn.prompt_ids) + len(turn.response_ids) for turn, _ in shown))
@@ -103,8 +120,8 @@ def assemble(groups: Sequence[Group]) -> Rollouts:
 
     batch = TokenBatch(
         row_ids=tuple(row.id for row in rows),
-        group_ids=tuple(members[row.place][1].id for row in rows),
-        unit_ids=tuple(members[row.place][3] for row in rows),
+        group_ids=tuple(members[row.place].task.id for row in rows),
+        unit_ids=tuple(members[row.place].unit for row in rows),
         offsets=torch.tensor(offsets),
         token_ids=column(lambda turn, _: [*turn.prompt_ids, *turn.response_ids], torch.int64),
         action_mask=column(lambda t, n: [False] * n + [True] * len(t.response_ids[trained(t, n)]), torch.bool),
@@ -113,9 +130,9 @@ def assemble(groups: Sequence[Group]) -> Rollouts:
     )
     return Rollouts(
         batch=batch,
-        trajectories=tuple(member[2] for member in members),
-        tasks=tuple(member[1] for member in members),
-        group_index=torch.tensor([member[0] for member in members], dtype=torch.int64),
+        trajectories=tuple(member.trajectory for member in members),
+        tasks=tuple(member.task for member in members),
+        group_index=torch.tensor([member.group for member in members], dtype=torch.int64),
         row_trajectory=torch.tensor([row.place for row in rows], dtype=torch.int64),
         row_turns=tuple(row.turns for row in rows),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,7 @@ class Loop(ABC):
                 self.start_step,
                 self.total_steps,
             )
-        for step in range(self.start_step + 1, self.total_steps + 1):
+        for step in self.steps_left():
             try:
                 with self.recorder.step(step):
                     self.step(step)
@@ -125,10 +125,19 @@ class Loop(ABC):
                     self.conclude_late(step - 1)
                 break
 
+    def steps_left(self) -> Sequence[int]:
+        """Return the numbers of the steps to come."""
+        return range(self.start_step + 1, self.total_steps + 1)
+
+    @property
+    def validation_period(self) -> int | None:
+        """Steps between validations; 0 or None: there are none."""
+        return self.config.eval_steps
+
     def conclude(self, step: int, values: dict[str, float]) -> None:
         """Evaluate, log and save as far as they are due. Logged before saved: a resumed run repeats no row."""
         self.checkpoints.check()
-        validates = self.is_due(step, self.config.eval_steps)
+        validates = self.is_due(step, self.validation_period)
         if validates:
             values.update(self.validated(step))
         shown = validates or self.is_due(step, self.config.logging_steps) or step == self.total_steps
@@ -138,7 +147,7 @@ class Loop(ABC):
 
     def conclude_late(self, step: int) -> None:
         """Do what is due at the last step, where nobody knew in time that the tasks would end there."""
-        if self.config.eval_steps and step % self.config.eval_steps:
+        if self.validation_period and step % self.validation_period:
             self.report.row(step, self.validated(step))
         if self.config.save_steps and step % self.config.save_steps:
             self.save(step)

@@ -70,8 +70,26 @@ def training_rows(rollouts: Rollouts, texts: Texts) -> list[dict[str, Any]]:
             row["shaped_reward"] = float(rollouts.shaped_rewards[number])
         if batch.loss_weight is not None:
             row["loss_weight"] = float(batch.loss_weight[i])
+        if rollouts.greedy_scores is not None and not rollouts.greedy_scores[number].isnan():
+            row["greedy_reward"] = float(rollouts.greedy_scores[number])
         rows.append(row)
+    for number, (first, left) in _untrained(rollouts).items():
+        trajectory = rollouts.trajectories[number]
+        turns = [trajectory.turns[position] for position in left]
+        rows[first]["untrained_turns"] = _turns(trajectory, left, 0, texts)
+        rows[first]["untrained_token_ids"] = [token for turn in turns for token in turn.prompt_ids]
     return rows
+
+
+def _untrained(rollouts: Rollouts) -> dict[int, tuple[int, list[int]]]:
+    """Return the first row and the turns without a row of every trajectory that has such turns: those of branches in
+    which the policy chose no token."""
+    first: dict[int, int] = {}
+    left: dict[int, set[int]] = {}
+    for row, (number, own) in enumerate(zip(rollouts.row_trajectory.tolist(), rollouts.row_turns, strict=True)):
+        first.setdefault(number, row)
+        left.setdefault(number, set(range(len(rollouts.trajectories[number].turns)))).difference_update(own)
+    return {number: (first[number], sorted(turns)) for number, turns in left.items() if turns}
 
 
 def played_rows(

@@ -20,9 +20,9 @@ from roll.data.sampler import TaskSource
 from roll.distributed.cluster import Cluster
 from roll.pipelines.agentic import EnvWorkload
 from roll.pipelines.clusters import start_clusters
+from roll.pipelines.engine_pipeline import EnginePipeline
 from roll.pipelines.loop import own_folders
 from roll.pipelines.reward_router import RewardRouter
-from roll.pipelines.rl_pipeline import RLPipeline
 from roll.pipelines.rlvr import PromptWorkload, training_data, validation_data
 from roll.pipelines.sft import run_sft
 from roll.pipelines.teaching import require_same_tokens
@@ -78,7 +78,7 @@ def run_rlvr(config: RLVRConfig) -> None:
             workload = PromptWorkload(
                 config, tokenizer, training=training, validation=validation, rewards=rewards, toolbox=toolbox
             )
-            pipeline = RLPipeline(config, clusters, tokenizer, workload=workload, total_steps=total_steps)
+            pipeline = EnginePipeline(config, clusters, tokenizer, workload=workload, total_steps=total_steps)
             with contextlib.closing(pipeline):
                 pipeline.run()
 
@@ -109,7 +109,7 @@ def run_agentic(config: AgenticConfig) -> None:
                 total_steps = 0 if config.val_only else config.max_steps or 0
                 _log_plan(config, total_steps)
                 with start_clusters(config, total_steps=total_steps) as clusters:
-                    pipeline = RLPipeline(config, clusters, tokenizer, workload=workload, total_steps=total_steps)
+                    pipeline = EnginePipeline(config, clusters, tokenizer, workload=workload, total_steps=total_steps)
                     with contextlib.closing(pipeline):
                         pipeline.run()
 

@@ -121,14 +121,23 @@ class RecordedRollouts:
                     return row
         raise ValueError(f"step {step} has no row {row_id!r}")
 
+    def version(self, step: int, *, kind: Kind = "train") -> int:
+        """Return the version of a file's schema; 1 where the file says none."""
+        return int(self._about(step, kind).get("version", 1))
+
     def notes(self, step: int, *, kind: Kind = "train") -> dict[str, str]:
         """Return why token columns of a step are empty, by their names."""
+        notes: dict[str, str] = self._about(step, kind).get("notes", {})
+        return notes
+
+    def _about(self, step: int, kind: Kind) -> dict[str, Any]:
+        """Return what a file says of itself; empty in one of version 1."""
         import pyarrow.parquet as pq
 
         (number,) = self._steps(step, kind)
         about = (pq.read_schema(file_of(self.folder, number, kind)).metadata or {}).get(METADATA_KEY)
-        notes: dict[str, str] = json.loads(about)["notes"] if about else {}
-        return notes
+        found: dict[str, Any] = json.loads(about) if about else {}
+        return found
 
     def _steps(self, step: int | Sequence[int] | None, kind: Kind) -> list[int]:
         there = steps_of(self.folder, kind)

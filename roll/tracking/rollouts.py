@@ -23,8 +23,9 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 FILE_NAMES: dict[Kind, str] = {"train": "rollouts", "dropped": "dropped", "validation": "validation"}
 """First word of a file's name, by what is in it."""
 
-SCHEMA_VERSION = 2
-"""1 had 18 columns, which have kept their names and types; it isn't written into those files."""
+SCHEMA_VERSION = 3
+"""2 lacked `untrained_turns`, `untrained_token_ids` and `greedy_reward`. 1 had 18 columns, which have kept their names
+and types; it isn't written into those files."""
 METADATA_KEY = b"roll"
 """Of the file: JSON with `version`, and `notes`: why a column is empty, by its name."""
 ROW_GROUP_TOKENS = 65_536
@@ -77,7 +78,17 @@ COUNT_COLUMNS = (
     "version_min",
     "version_max",
 )
-NUMBER_COLUMNS = ("reward", "shaped_reward", "advantage", "loss_weight", "mismatch_mean", "mismatch_max", "kl_mean")
+NUMBER_COLUMNS = (
+    "reward",
+    "greedy_reward",
+    "shaped_reward",
+    "advantage",
+    "loss_weight",
+    "mismatch_mean",
+    "mismatch_max",
+    "kl_mean",
+)
+LIST_COLUMNS = ("token_ids", "turns", "untrained_turns", "untrained_token_ids")
 MAP_COLUMNS = ("reward_parts", "role_rewards", "spans", "counts")
 
 
@@ -191,6 +202,8 @@ def columns() -> dict[str, pyarrow.DataType]:
         "versions": pa.list_(pa.int64()),
         **dict.fromkeys(FLOAT_TOKEN_COLUMNS, pa.list_(pa.float32())),
         "turns": pa.list_(turn),
+        "untrained_turns": pa.list_(turn),
+        "untrained_token_ids": pa.list_(pa.int64()),
     }
 
 
@@ -216,7 +229,7 @@ def _given(row: Mapping[str, Any], name: str, step: int, kind: Kind) -> Any:
         return str(row.get("response") or "")[:EXCERPT]
     if name in MAP_COLUMNS:
         return sorted(dict(row.get(name) or ()).items())
-    if name in TOKEN_COLUMNS or name in ("token_ids", "turns"):
+    if name in TOKEN_COLUMNS or name in LIST_COLUMNS:
         return row.get(name, ())
     return row.get(name, "" if name in TEXT_COLUMNS else None)
 

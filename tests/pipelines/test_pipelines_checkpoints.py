@@ -97,9 +97,9 @@ def test_an_interrupt_finishes_the_checkpoint_on_its_way(tiny_model, tmp_path, m
     import time
 
     from roll.checkpoint import background
-    from roll.pipelines.rl_pipeline import RLPipeline
+    from roll.pipelines.engine_pipeline import EnginePipeline
 
-    original, collect = background.hash_files, RLPipeline.collect
+    original, collect = background.hash_files, EnginePipeline.collect
 
     def slow(*args, **options):
         time.sleep(0.3)
@@ -111,7 +111,7 @@ def test_an_interrupt_finishes_the_checkpoint_on_its_way(tiny_model, tmp_path, m
         return collect(self, step)
 
     monkeypatch.setattr(background, "hash_files", slow)
-    monkeypatch.setattr(RLPipeline, "collect", interrupted)
+    monkeypatch.setattr(EnginePipeline, "collect", interrupted)
     folder = write_toy(tmp_path, tiny_model)
     with pytest.raises(KeyboardInterrupt):
         run_toy(folder, "max_steps=4", "save_steps=1", ASYNC)

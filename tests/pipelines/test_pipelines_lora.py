@@ -14,7 +14,7 @@ from tiny_models import build_tiny_model
 from torch.distributed.checkpoint import FileSystemReader
 from toy import run_toy, write_toy
 
-from roll.pipelines.rl_pipeline import RLPipeline
+from roll.pipelines.engine_pipeline import EnginePipeline
 
 MODEL = "actor_train.model_args"
 RANK = (f"{MODEL}.lora_rank=8", f"{MODEL}.lora_alpha=32", "actor_train.training_args.learning_rate=5e-3")
@@ -63,7 +63,7 @@ def test_a_checkpoint_has_both_folders_and_a_validation_alone_reads_the_adapters
     assert again[-1]["val/accuracy"] == run.last["val/accuracy"]
     adapters = f"{MODEL}.adapter_name_or_path={checkpoint / 'hf_model' / 'adapter'}"
     synced: list[int] = []
-    monkeypatch.setattr(RLPipeline, "sync_weights", lambda self, version: synced.append(version))
+    monkeypatch.setattr(EnginePipeline, "sync_weights", lambda self, version: synced.append(version))
     run_toy(tmp_path, "val_only=true", adapters)
     assert synced == [0], "engines that read the model's folder lack the adapters that the actor starts from"
 

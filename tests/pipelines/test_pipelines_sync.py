@@ -21,7 +21,7 @@ from roll.distributed.placement import RolePlacement
 from roll.distributed.transports import shm_segments
 from roll.distributed.weights import WeightSyncError, weights_checksum
 from roll.distributed.worker import Ping
-from roll.pipelines.rl_pipeline import RLPipeline
+from roll.pipelines.engine_pipeline import EnginePipeline
 from roll.pipelines.sync import WeightSync, choose_transport
 from roll.strategies.hf_infer import HfInfer
 
@@ -224,13 +224,13 @@ def test_a_run_samples_from_what_it_trains(tiny_model: Path, tmp_path: Path, wan
 def test_an_engine_replaced_after_the_trainer_moved_on_gets_the_next_version_only(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sync_weights = RLPipeline.sync_weights
+    sync_weights = EnginePipeline.sync_weights
 
-    def replaced_before(pipeline: RLPipeline, version: int) -> None:
+    def replaced_before(pipeline: EnginePipeline, version: int) -> None:
         pipeline.weight_sync.resend(0)  # no copy of the last version is kept while generation and training take turns
         sync_weights(pipeline, version)
 
-    monkeypatch.setattr(RLPipeline, "sync_weights", replaced_before)
+    monkeypatch.setattr(EnginePipeline, "sync_weights", replaced_before)
     arguments = ("actor_train.training_args.learning_rate=0.1", "verify_weight_sync=checksum", "max_steps=2")
     assert len(run_small(tmp_path, tiny_model, *arguments).rows) == 2
 

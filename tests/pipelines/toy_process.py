@@ -17,7 +17,7 @@ def kill_at(moment: str, nth: int) -> None:
     from roll.checkpoint import background
     from roll.checkpoint.store import Unfinished
     from roll.pipelines import checkpoints
-    from roll.pipelines.rl_pipeline import RLPipeline
+    from roll.pipelines.engine_pipeline import EnginePipeline
     from roll.rollout.episode_envs import PooledEnv, RewardEnv
     from roll.strategies.hf_infer import HfInfer
     from roll.workers.train import TrainWorker
@@ -32,7 +32,7 @@ def kill_at(moment: str, nth: int) -> None:
         # Of a part that a rank writes while training goes on: one file is there.
         "background write": (background, "hash_files"),
         "background finish": (Unfinished, "finish"),
-        "evaluation": (RLPipeline, "evaluate"),
+        "evaluation": (EnginePipeline, "evaluate"),
     }[moment]
     original, calls = getattr(owner, name), [0]
 
