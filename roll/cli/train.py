@@ -93,10 +93,10 @@ def load(file: Path, overrides: Sequence[str]) -> RunConfig:
     from roll.configs.rules.validate import warnings_of
     from roll.envs.env_registry import env_violations
     from roll.gateway.agents.checks import agent_violations
+    from roll.tracking.replay_check import replay_violations
 
-    config = load_checked(
-        file, overrides, further=[env_violations, agent_violations], tell=lambda note: say(f"note: {note}")
-    )
+    further = [env_violations, agent_violations, replay_violations]
+    config = load_checked(file, overrides, further=further, tell=lambda note: say(f"note: {note}"))
     for warning in warnings_of(config):
         say(f"warning: {warning}")
     return config

@@ -60,7 +60,7 @@ def env_violations(config: RunConfig) -> Iterator[Violation]:
 
     With `prepare`, which may make what they read, they aren't made; their arguments are still compared.
     """
-    if not isinstance(config, AgenticConfig):
+    if not isinstance(config, AgenticConfig) or config.replays:
         return
     managers = [] if config.val_only else [config.train_env_manager]
     managers += [] if config.val_env_manager is None else [config.val_env_manager]

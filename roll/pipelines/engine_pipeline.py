@@ -36,7 +36,6 @@ from roll.types.metrics import Metrics
 from roll.utils.memory import return_freed_memory
 from roll.workers.infer import engine_died
 
-
 REPLAYED = "replayed"
 """In the state of a checkpoint that a replay has saved: the run that it replayed."""
 

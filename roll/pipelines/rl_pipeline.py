@@ -72,9 +72,7 @@ class RLPipeline(Loop):
             rollouts, metrics = self.rollouts(step)
             rollouts = self.compute_logprobs(rollouts)
             with self.timers.span("credit"):
-                rollouts, credit_metrics = self.credit.assign(
-                    rollouts, step=step, greedy_scores=rollouts.greedy_scores
-                )
+                rollouts, credit_metrics = self.credit.assign(rollouts, step=step, greedy_scores=rollouts.greedy_scores)
             with recorded_update(rollouts.trajectories, step):
                 metrics.merge(credit_metrics).merge(self.update(rollouts, step))
             metrics.update(self.publish(step))

@@ -22,12 +22,14 @@ from roll.pipelines.agentic import EnvWorkload
 from roll.pipelines.clusters import start_clusters
 from roll.pipelines.engine_pipeline import EnginePipeline
 from roll.pipelines.loop import own_folders
+from roll.pipelines.replay import ReplayPipeline, shown_steps
 from roll.pipelines.reward_router import RewardRouter
 from roll.pipelines.rlvr import PromptWorkload, training_data, validation_data
 from roll.pipelines.sft import run_sft
 from roll.pipelines.teaching import require_same_tokens
 from roll.strategies.hf.hf_model import load_tokenizer
 from roll.tools.toolbox import open_toolbox
+from roll.tracking.replay_check import recording_of
 from roll.utils.readers import DataError
 from roll.workers.judge import JudgeClient
 from roll.workers.judge_endpoint import EndpointJudge
@@ -53,6 +55,9 @@ def planned_steps(config: RLVRConfig, source: TaskSource) -> int:
 
 def run_rlvr(config: RLVRConfig) -> None:
     """Run RLVR to its end."""
+    if config.replays:
+        run_replay(config)
+        return
     with own_folders(config), RewardRouter(config) as rewards, open_toolbox(config) as toolbox:
         tokenizer = load_tokenizer(resolved_model_args(config, "actor_train"))
         require_same_tokens(config, tokenizer)
@@ -99,6 +104,9 @@ def _log_plan(config: RLConfig, total_steps: int) -> None:
 
 def run_agentic(config: AgenticConfig) -> None:
     """Run environments to the end, after the warm start if there is one to do."""
+    if config.replays:
+        run_replay(config)
+        return
     with own_folders(config):
         warm_start(config)
         with open_toolbox(config) as toolbox:
@@ -112,6 +120,20 @@ def run_agentic(config: AgenticConfig) -> None:
                     pipeline = EnginePipeline(config, clusters, tokenizer, workload=workload, total_steps=total_steps)
                     with contextlib.closing(pipeline):
                         pipeline.run()
+
+
+def run_replay(config: RLConfig) -> None:
+    """Train on what another run has recorded: without engines, data, rewards and environments."""
+    recording = recording_of(config)
+    with own_folders(config):
+        if isinstance(config, AgenticConfig):
+            warm_start(config)
+        tokenizer = load_tokenizer(resolved_model_args(config, "actor_train"))
+        require_same_tokens(config, tokenizer)
+        logger.info("steps %s of %s are replayed", shown_steps(recording.steps), recording.run)
+        _log_plan(config, recording.schedule)
+        with start_clusters(config, total_steps=recording.schedule) as clusters:
+            ReplayPipeline(config, clusters, tokenizer, recording).run()
 
 
 def warm_start(config: AgenticConfig) -> None:

@@ -136,7 +136,7 @@ def _backend(role: str, worker: WorkerConfig, machine: Machine) -> Iterator[Viol
 
 def _shared_slots(config: RLConfig, machine: Machine) -> Iterator[Violation]:
     """An engine that never sleeps leaves no room on its accelerator, and no time; a broadcast needs both ends."""
-    if not (machine.accelerators or machine.amd):
+    if not (machine.accelerators or machine.amd) or config.replays:
         return
     taken = set(config.actor_infer.slots)
     both = sorted(taken & set(config.actor_train.slots))

@@ -51,6 +51,8 @@ def prerequisite_violations(
 ) -> list[Violation]:
     """Everything that is needed and isn't there. Not `sound`: rules are broken, or some values are `STAND_IN`."""
     checks = load_object(pipeline_of(config.pipeline).checks, key="pipeline")
+    if isinstance(config, RLConfig) and config.replays:
+        checks = [check for check in checks if check not in _OF_PLAYING]
     seen = machine or this_machine()
     return collect([*checks, lambda found: machine_checks(found, seen)], config, sound=sound)
 
@@ -151,6 +153,8 @@ _RUN = (*_MODELS, folder_checks, export_checks, function_checks)
 RLVR_CHECKS = (data_checks, argument_checks, algorithm_checks, reward_checks, tool_checks, sandbox_checks, *_RUN)
 DISTILL_CHECKS = RLVR_CHECKS
 AGENTIC_CHECKS = (argument_checks, algorithm_checks, env_checks, tool_checks, agent_checks, sandbox_checks, *_RUN)
+_OF_PLAYING = (data_checks, argument_checks, reward_checks, env_checks, tool_checks, agent_checks, sandbox_checks)
+"""Of what a run that replays recorded episodes doesn't use."""
 SFT_CHECKS = (data_checks, *_RUN)
 DPO_CHECKS = (data_checks, preference_checks, *_RUN)
 REWARD_MODEL_CHECKS = (data_checks, *_RUN)

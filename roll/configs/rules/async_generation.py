@@ -16,7 +16,7 @@ def async_rules(config: RLConfig) -> Iterator[Violation]:
     if config.async_generation_ratio == 0:
         return
     engine = config.actor_infer.strategy_args.strategy_name
-    if config.executor == "inline" and engine == "hf_infer":
+    if config.executor == "inline" and engine == "hf_infer" and not config.replays:
         expected = "0 with executor inline and hf_infer: generation stands still while training computes in its process"
         fix = "executor=ray, or an engine with processes of its own (vllm, sglang)"
         yield Violation(_AHEAD, expected, fix, config.async_generation_ratio)

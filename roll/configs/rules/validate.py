@@ -20,6 +20,7 @@ from roll.configs.rules import (
     policy,
     preference,
     profiler,
+    replay,
     reward_model,
     rewards,
     roles,
@@ -73,6 +74,7 @@ _ROLLOUTS: tuple[Rule, ...] = (
     engines.engine_rules,
     async_generation.async_rules,
     async_generation.transport_rules,
+    replay.replay_rules,
     _batch_rules,
 )
 RLVR_RULES: tuple[Rule, ...] = (
@@ -123,6 +125,7 @@ def _clips(config: RLConfig) -> tuple[float, float]:
 def _rollout_warnings(config: RLConfig) -> Iterator[str]:
     if config.reference is not None and not config.uses_reference:
         yield "reference is configured, but no KL term uses it: it won't be started"
+    yield from replay.replay_warnings(config)
     if config.validates and not (config.eval_steps or config.val_before_train or config.val_only):
         yield f"{config.validation_key} is configured, but eval_steps and val_before_train are off: it won't run"
     if config.adv_estimator == "dr_grpo" and config.loss_agg_mode != "seq-mean-token-sum-norm":

@@ -62,6 +62,11 @@ class RLConfig(PolicyOptimisation, RunConfig):
     the trainer before the update: `old_logprobs`, `entropies`. The training stays the same, bit for bit."""
     rollout_dump_gib: float | None = number(None, gt=0, acts_if=(needs("rollout_dump_dir"),))
     """Size in GiB above which the files of the oldest steps are deleted. null: no limit."""
+    replay_from: str | None = None
+    """Train on the episodes that another run has recorded (`rollout_dump_dir`), in place of new ones: `RUN` (its
+    `output_dir`) replays all of its steps, `RUN:5` one, `RUN:5-8` several, each under the number that it had. No engine is
+    started, no environment and no reward, and nothing is validated; log-probs, credit and updates are computed as in any
+    run. See docs/replay.md. null: episodes are played."""
     log_val_generations: int = number(0, ge=0)
     """Validation samples shown in the log and the trackers. 0: none."""
     max_running_requests: int = number(128, ge=1)
@@ -174,8 +179,14 @@ class RLConfig(PolicyOptimisation, RunConfig):
             "reference": not self.uses_reference,
             "critic": not self.uses_critic,
             **dict.fromkeys(("teacher", "teachers"), self.val_only),
+            **dict.fromkeys(("actor_infer", "reward_model", "reward_models", "judge"), self.replays),
         }
         return {role: worker for role, worker in self.sections.items() if not idle.get(role.split(".")[0], False)}
+
+    @property
+    def replays(self) -> bool:
+        """Whether episodes come from a recording; then nothing plays any."""
+        return self.replay_from is not None
 
     @property
     def only_validates(self) -> bool:

@@ -25,7 +25,7 @@ _SECONDS = 120.0
 def agent_violations(config: RunConfig) -> Iterator[Violation]:
     """Every function that plays can be imported; nothing of other pipelines. With `prepare`, which may make what they
     read, they aren't imported."""
-    if not isinstance(config, AgenticConfig) or config.prepare is not None:
+    if not isinstance(config, AgenticConfig) or config.prepare is not None or config.replays:
         return
     for tag, env in config.custom_envs.items():
         if env.agent is not None and env.agent.agent is not None and (said := why_not_loaded(env.agent)):
