@@ -167,8 +167,8 @@ def _trajectory(rows: Sequence[Row], version: int) -> Trajectory:
     )
     if version < _WHOLE_SINCE and any(row["row_id"] != trajectory.id for row in rows):
         raise ValueError(
-            f"{trajectory.id} has several contexts or branches, and version {version} of the schema doesn't say whether "
-            "it had turns without a response, whose rewards belong to others: record the run again"
+            f"{trajectory.id} has several contexts or branches, and version {version} of the schema doesn't say "
+            "whether it had turns without a response, whose rewards belong to others: record the run again"
         )
     return trajectory
 

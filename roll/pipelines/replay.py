@@ -80,17 +80,18 @@ class ReplayPipeline(RLPipeline):
 
     def _require_same_tokens(self, recorded: dict[int, str]) -> None:
         """Raise `ValueError` unless every token is the one that the run's tokenizer meant by its number."""
+        model = self.config.model_path("actor_train")
         for token, said in recorded.items():
             if not 0 <= token < self._vocabulary:
                 raise ValueError(
-                    f"it has the token {token}, and {self.config.model_path('actor_train')} has {self._vocabulary} tokens: "
-                    "it was recorded with another model"
+                    f"it has the token {token}, and {model} has {self._vocabulary} tokens: it was recorded with "
+                    "another model"
                 )
             (mine,) = self._texts.of_tokens([token])
             if clean(mine) != said:
                 raise ValueError(
-                    f"token {token} was {said!r}, and is {mine!r} for the tokenizer of "
-                    f"{self.config.model_path('actor_train')}: it was recorded with another tokenizer"
+                    f"token {token} was {said!r}, and is {mine!r} for the tokenizer of {model}: it was recorded with "
+                    "another tokenizer"
                 )
 
     # --- what a replay hasn't -------------------------------------------------------------------------------------
@@ -137,7 +138,7 @@ def _require_fitting(config: RLConfig, rollouts: Rollouts, step: int) -> None:
     if oldest > most:
         raise ValueError(
             f"it has tokens that are {oldest} weight versions old, and async_generation_ratio "
-            f"{config.async_generation_ratio:g} permits {most}; it was recorded with async_generation_ratio={oldest} or so"
+            f"({config.async_generation_ratio:g}) permits {most}: set it as in the run that recorded them"
         )
 
 

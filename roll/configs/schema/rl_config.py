@@ -64,9 +64,9 @@ class RLConfig(PolicyOptimisation, RunConfig):
     """Size in GiB above which the files of the oldest steps are deleted. null: no limit."""
     replay_from: str | None = None
     """Train on the episodes that another run has recorded (`rollout_dump_dir`), in place of new ones: `RUN` (its
-    `output_dir`) replays all of its steps, `RUN:5` one, `RUN:5-8` several, each under the number that it had. No engine is
-    started, no environment and no reward, and nothing is validated; log-probs, credit and updates are computed as in any
-    run. See docs/replay.md. null: episodes are played."""
+    `output_dir`) replays all of its steps, `RUN:5` one, `RUN:5-8` several, each under the number that it had. No
+    engine is started, no environment and no reward, and nothing is validated; log-probs, credit and updates are
+    computed as in any run. See docs/replay.md. null: episodes are played."""
     log_val_generations: int = number(0, ge=0)
     """Validation samples shown in the log and the trackers. 0: none."""
     max_running_requests: int = number(128, ge=1)
