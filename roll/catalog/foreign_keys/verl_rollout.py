@@ -72,8 +72,8 @@ ENGINE: list[ForeignKey] = [
     *dead("mode", "engines take one request after the other, as they come", _R, see="max_running_requests"),
     *dead("chat_scheduler completion_callback", "a rollout of your own plays a domain", _R,
           see="rewards.<name>.rollout"),
-    *absent("skip_rollout skip.**", "a run records to rollout_dump_dir, and replay_from trains on that, rewards included",
-            _R, see="rollout_dump_dir replay_from"),
+    *absent("skip_rollout skip.**", "responses aren't taken from files without their rewards; replay_from trains on "
+            "what a run has recorded", _R, see="replay_from rollout_dump_dir"),
     *absent("trace.** prometheus.**", "metrics go to trackers", _R, see="track_with"),
     *dead("profiler.** profiler", "profile_steps says when, profiler what, for all roles", _R,
           see="profile_steps profiler.tools"),
