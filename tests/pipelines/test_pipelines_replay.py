@@ -109,12 +109,13 @@ def test_a_replay_goes_on_from_its_own_checkpoint(stateful):
     replayed(stateful, "resumed", *STATEFUL, "save_steps=2", steps=":1-2")
     replayed(stateful, "resumed", *STATEFUL, "resume_from_checkpoint=auto")
     check_same(stateful, "resumed")
-    with pytest.raises(ValueError, match=r"was saved by a replay of .*output, which has no place in the training tasks"):
+    with pytest.raises(ValueError, match=r"was saved by a replay of .*output, which has no place in the training"):
         run_toy(stateful, *STATEFUL, f"output_dir={stateful}/resumed", "max_steps=4", "resume_from_checkpoint=auto")
 
 
 def test_another_estimator_learns_from_the_same_episodes(stateful):
-    rows = replayed(stateful, "rloo", *STATEFUL, "adv_estimator=rloo", "val_before_train=true", "eval_steps=1", steps=":1")
+    keys = (*STATEFUL, "adv_estimator=rloo", "val_before_train=true", "eval_steps=1")
+    rows = replayed(stateful, "rloo", *keys, steps=":1")
     theirs = metrics_of(stateful / "output" / "logs")[0]
     assert [row["step"] for row in rows] == [1], "nothing is validated"
     assert rows[0]["reward/mean"] == theirs["reward/mean"] and rows[0]["actor/loss"] != theirs["actor/loss"]
@@ -152,7 +153,7 @@ def run_duel(folder: Path, model: Path) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("write", [run_forks, run_letters, run_duel])
-def test_branches_turns_in_contexts_of_their_own_and_roles_that_are_paid_apart_are_replayed(write, tiny_model, tmp_path):
+def test_branches_contexts_and_roles_that_are_paid_apart_are_replayed(write, tiny_model, tmp_path):
     keys = write(tmp_path, tiny_model)
     recorded(tmp_path, *keys)
     replayed(tmp_path, "again", *keys)
@@ -226,8 +227,8 @@ def test_roles_that_are_paid_apart_are_read_as_the_parts_of_one_episode(tmp_path
         turns = (turn([5], role="x"), turn([6, 6], role="o"), turn([7], role="x"))
         return episode(*turns, member=member, role_rewards={"x": 1.0 - member, "o": -1.0}, counts={"agent/calls": 2.0})
 
-    groups = [Group(task=task(name), trajectories=tuple(replace(spoken(m), task_id=name) for m in (0, 1))) for name in "ab"]
-    rollouts = assemble(groups)
+    members = {name: tuple(replace(spoken(m), task_id=name) for m in (0, 1)) for name in "ab"}
+    rollouts = assemble([Group(task=task(name), trajectories=played) for name, played in members.items()])
     assert rollouts.batch.unit_ids[0] == "a#0" != rollouts.batch.row_ids[0]
     check_equal(read_step(kept(tmp_path, rollouts), 1), rollouts)
 

@@ -64,8 +64,8 @@ RUN: list[ForeignKey] = [
             how="profile_mode"),
     decided("profiler_memory", "profile_steps profiler.tools", "true profiles step 2, with memory", how="profile_mode"),
     *absent("report_length_and_rewards length_profiler_dir", "see rollout_dump_dir", see="rollout_dump_dir"),
-    *absent("rollout_mock rollout_mock.**", "responses aren't taken from files without their rewards; replay_from trains "
-            "on what a run has recorded", see="replay_from rollout_dump_dir"),
+    *absent("rollout_mock rollout_mock.**", "responses aren't taken from files without their rewards; replay_from "
+            "trains on what a run has recorded", see="replay_from rollout_dump_dir"),
     *absent("user_defined_rollout_loop_cls", "code of your own goes into a rollout", see="rewards.<name>.rollout"),
     *dead("router_args router_args.**", "requests with one prefix go to one engine by themselves"),
     *absent(
