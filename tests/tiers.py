@@ -90,6 +90,8 @@ FULL = (
     "pipelines/test_pipelines_lora.py::test_ray*",
     "pipelines/test_pipelines_models.py::test_workers_import*",
     "pipelines/test_pipelines_multi_agent.py::test_self_play_is_the_same*",
+    "pipelines/test_pipelines_replay.py::test_*are_replayed[[]run_letters*",
+    "pipelines/test_pipelines_replay.py::test_*are_replayed[[]run_duel*",
     "pipelines/test_pipelines_resume.py*",
     "pipelines/test_pipelines_reward_model.py::test_*killed*",
     "pipelines/test_pipelines_reward_model.py::test_two_reward_ranks*",

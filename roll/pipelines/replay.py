@@ -81,12 +81,12 @@ class ReplayPipeline(RLPipeline):
     def _require_same_tokens(self, recorded: dict[int, str]) -> None:
         """Raise `ValueError` unless every token is the one that the run's tokenizer meant by its number."""
         model = self.config.model_path("actor_train")
+        if outside := [token for token in recorded if not 0 <= token < self._vocabulary]:
+            raise ValueError(
+                f"it has the token {outside[0]}, and {model} has {self._vocabulary} tokens: it was recorded with "
+                "another model"
+            )
         for token, said in recorded.items():
-            if not 0 <= token < self._vocabulary:
-                raise ValueError(
-                    f"it has the token {token}, and {model} has {self._vocabulary} tokens: it was recorded with "
-                    "another model"
-                )
             (mine,) = self._texts.of_tokens([token])
             if clean(mine) != said:
                 raise ValueError(

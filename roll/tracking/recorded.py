@@ -10,6 +10,7 @@ found.row(5, "chain_sum:7#3")                  # one episode's
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,7 @@ def rollouts_folder(run: Path) -> Path | None:
     places = [run, run / "rollouts"]
     try:
         said = json.loads((logs / RUN_FILE).read_text(encoding="utf-8")).get("rollouts")
-        places = [logs / said, *places] if isinstance(said, str) else places
+        places = [Path(os.path.normpath(logs / said)), *places] if isinstance(said, str) else places
     except (OSError, ValueError, AttributeError):
         pass
     return next((place for place in places if place.is_dir() and any(steps_of(place, kind) for kind in KINDS)), None)

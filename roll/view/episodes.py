@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from roll.tracking.rollouts import METADATA_KEY, TOKEN_COLUMNS, Kind, columns, file_of
 from roll.view.rows import BadQuery, Filter, RowIndex, plain, records
 
+_TOKENS = ("token_ids", "token_texts", "untrained_token_ids")
 _MOST_BRANCHES = 64
 _MOST_DIFFERENCES = 200
 GROUP_ORDERS = ("recorded", "reward_mean", "reward_std", "length_mean", "mismatch_max", "advantage_max")
@@ -76,7 +77,7 @@ def episode(index: RowIndex, folder: Path, kind: Kind, step: int, row: int) -> d
     token_columns = {name: _shortened(found.pop(name), name) for name in TOKEN_COLUMNS}
     siblings = table.filter(pc.equal(table["task_id"], found["task_id"] or ""))
     return {
-        **{name: plain(value) for name, value in found.items() if name not in ("token_ids", "token_texts")},
+        **{name: plain(value) for name, value in found.items() if name not in _TOKENS},
         "row": row,
         "seed": None if found["seed"] is None else str(found["seed"]),
         "rows": table.num_rows,

@@ -126,12 +126,10 @@ def test_the_page_compares_a_run_with_its_replay(stateful):
     row = next(roll.rollouts(stateful / "output").rows(1))
     found = [api.answer(f"/api/runs/{run}/task", {"task": [row["task_id"]]})["rows"] for run in range(3)]
     assert found[0] == found[1] and [one["step"] for one in found[0]] == sorted(one["step"] for one in found[0])
-    mine, same, other = (
-        api.answer(f"/api/runs/{run}/episode", {"kind": ["train"], "step": ["1"], "row": [row["row_id"]]})["row"]
-        for run in range(3)
-    )
+    asked = {"kind": ["train"], "step": ["1"], "row": ["0"]}
+    mine, same, other = (api.answer(f"/api/runs/{run}/episode", asked) for run in range(3))
     assert mine["token_ids"] == same["token_ids"] == other["token_ids"] == row["token_ids"]
-    assert mine["advantages"] == same["advantages"] != other["advantages"]
+    assert mine["columns"] == same["columns"] and mine["columns"]["advantages"] != other["columns"]["advantages"]
     curves = [api.answer(f"/api/runs/{run}/metrics", {"name": ["actor/loss"]}) for run in range(2)]
     assert curves[0] == curves[1] and len(curves[0]["values"]["actor/loss"]) == 3
 
@@ -252,7 +250,8 @@ BROKEN = {
     "a token too few": (lambda rows: rows[0].update(token_ids=rows[0]["token_ids"][:-1]), "lacks entries in a column"),
     "another mask": (_set(0, action_mask=[True] * 6), "action_mask of row 't#0/0' contradicts"),
     "a row too few": (lambda rows: rows.pop(1), r"has the turns \[0, 1\].*|its episodes are other rows"),
-    "rows in disorder": (lambda rows: rows.append(rows.pop(0)), "aren't beside each other"),
+    "rows in disorder": (lambda rows: rows.append(rows.pop(0)), r"has the turns \[2, 3\]: some are missing"),
+    "a row twice": (lambda rows: rows.append(rows[2]), "rows of 't' aren't beside each other"),
     "no reward": (_set(2, reward=math.nan), "no reward that is a number"),
     "another reward": (_set(1, reward=5.0), "another than its episode's rows"),
     "a failed episode": (_set(2, status="env_error"), "status 'env_error', which isn't trained on"),
