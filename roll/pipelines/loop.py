@@ -88,7 +88,12 @@ class Loop(ABC):
         # A mere validation of an old checkpoint must not cut off what is on record after it.
         resume_step = None if only_validates else self.start_step or None
         self.report = Report(
-            self.config, self.timers, self.tokenizer, resume_step=resume_step, total_steps=self.total_steps
+            self.config,
+            self.timers,
+            self.tokenizer,
+            resume_step=resume_step,
+            total_steps=self.total_steps,
+            first_step=next(iter(self.steps_left()), 1),
         )
         try:
             with self.recorder.run(resumed=resume_step is not None):

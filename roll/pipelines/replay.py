@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 def shown_steps(steps: range) -> str:
     """Return a span of steps in words."""
-    return str(steps[0]) if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
+    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
 
 
 class ReplayPipeline(RLPipeline):
@@ -52,11 +52,11 @@ class ReplayPipeline(RLPipeline):
             whose = f"after step {self.start_step}" if self.start_step else "that training starts with"
             logger.warning(
                 "step %d was played with the weights after step %d, and is replayed with those %s; "
-                "resume_from_checkpoint=<the run's checkpoint-%d> has the same",
+                "to have the same, resume_from_checkpoint=<the run's checkpoint-%d>",
                 steps[0], steps[0] - 1, whose, steps[0] - 1,
             )  # fmt: skip
         if left:
-            logger.warning("steps %s aren't replayed: max_steps is %d", shown_steps(left), self.total_steps)
+            logger.warning("not replayed: %s, because max_steps is %d", shown_steps(left), self.total_steps)
         super().train()
 
     def steps_left(self) -> range:

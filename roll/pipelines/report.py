@@ -50,10 +50,18 @@ class Report:
         timers: the run's; a row takes what they measured since the last row.
         resume_step: last step that is already on record; None for a new run.
         total_steps: after which the run ends; 0: nobody knows.
+        first_step: that this run walks, where it is a later one although nothing is resumed.
     """
 
     def __init__(
-        self, config: RunConfig, timers: Timers, tokenizer: Any, *, resume_step: int | None, total_steps: int = 0
+        self,
+        config: RunConfig,
+        timers: Timers,
+        tokenizer: Any,
+        *,
+        resume_step: int | None,
+        total_steps: int = 0,
+        first_step: int = 1,
     ) -> None:
         self._config = config
         self._timers = timers
@@ -75,6 +83,7 @@ class Report:
         self._spans: dict[str, float] = {}
         self._tokens = 0
         self._resumed_at = resume_step or 0
+        self._skipped = max(self._resumed_at, first_step - 1)
         self._steps = self._resumed_at
         self._accuracy: list[dict[str, float]] = []
         self._eval_results: Sequence[TagResult] = ()
@@ -229,7 +238,7 @@ class Report:
             files = {"trained model": model, **files}
         return RunSummary(
             exp_name=self._config.exp_name,
-            steps=0 if self._config.only_validates else self._steps - self._resumed_at,
+            steps=0 if self._config.only_validates else max(0, self._steps - self._skipped),
             wall_seconds=time.monotonic() - self._started,
             # The first validation of a resumed run isn't one of the starting model.
             accuracy_before=self._accuracy[0] if len(self._accuracy) > 1 and not self._resumed_at else {},

@@ -130,7 +130,7 @@ def run_replay(config: RLConfig) -> None:
             warm_start(config)
         tokenizer = load_tokenizer(resolved_model_args(config, "actor_train"))
         require_same_tokens(config, tokenizer)
-        logger.info("steps %s of %s are replayed", shown_steps(recording.steps), recording.run)
+        logger.info("replaying %s of %s", shown_steps(recording.steps), recording.run)
         _log_plan(config, recording.schedule)
         with start_clusters(config, total_steps=recording.schedule) as clusters:
             ReplayPipeline(config, clusters, tokenizer, recording).run()

@@ -249,8 +249,8 @@ def _turn(row: int, place: int, **values):
 BROKEN = {
     "a token too few": (lambda rows: rows[0].update(token_ids=rows[0]["token_ids"][:-1]), "lacks entries in a column"),
     "another mask": (_set(0, action_mask=[True] * 6), "action_mask of row 't#0/0' contradicts"),
-    "a row too few": (lambda rows: rows.pop(1), r"has the turns \[0, 1\].*|its episodes are other rows"),
-    "rows in disorder": (lambda rows: rows.append(rows.pop(0)), r"has the turns \[2, 3\]: some are missing"),
+    "a row too few": (lambda rows: rows.pop(1), "its episodes are other rows than those it has, e.g. 't#0/0'"),
+    "rows in disorder": (lambda rows: rows.append(rows.pop(0)), r"have the turns \[2, 3\]: some are missing"),
     "a row twice": (lambda rows: rows.append(rows[2]), "rows of 't' aren't beside each other"),
     "no reward": (_set(2, reward=math.nan), "no reward that is a number"),
     "another reward": (_set(1, reward=5.0), "another than its episode's rows"),
