@@ -57,6 +57,12 @@ class ReplayPipeline(RLPipeline):
             )  # fmt: skip
         if left:
             logger.warning("not replayed: %s, because max_steps is %d", shown_steps(left), self.total_steps)
+        if self._recording.run_schedule != self._recording.schedule:
+            logger.warning(
+                "schedules are made for %d steps, and those of the run were for %d: max_steps as there has the same",
+                self._recording.schedule,
+                self._recording.run_schedule,
+            )
         super().train()
 
     def steps_left(self) -> range:

@@ -26,6 +26,8 @@ class Recording:
     """Steps that the schedule of the learning rate is made for, as in the run."""
     left: range
     """Recorded steps after those, which `max_steps` leaves out."""
+    run_schedule: int
+    """Steps that the run's own schedule was made for, as far as it is known."""
 
 
 def recording_of(config: RLConfig) -> Recording:
@@ -41,10 +43,9 @@ def recording_of(config: RLConfig) -> Recording:
     there = files.steps
     if not there:
         raise ValueError(f"{files.folder} has no rollouts of a training step, but those of validations or dropped ones")
-    planned = _recorded_schedule(run)
+    said = planned = _recorded_schedule(run)
     if config.max_steps:
-        limited = config.num_train_epochs and planned
-        planned = min(config.max_steps, planned or 0) if limited else config.max_steps
+        planned = min(config.max_steps, said) if config.num_train_epochs and said else config.max_steps
     last = there[-1] if source.last is None else source.last
     if source.chosen and planned and last > planned:
         raise ValueError(f"step {last} is beyond the run's last one, {planned}: raise max_steps")
@@ -52,7 +53,8 @@ def recording_of(config: RLConfig) -> Recording:
     steps = range(source.first, end + 1)
     if missing := [step for step in steps if step not in set(there)]:
         raise ValueError(_missing(config.replay_from, files, missing[0], there, chosen=source.chosen))
-    return Recording(run, files, steps, planned or end, range(end + 1, last + 1))
+    schedule = planned or end
+    return Recording(run, files, steps, schedule, range(end + 1, last + 1), said or schedule)
 
 
 def _missing(given: str, files: RecordedRollouts, step: int, there: list[int], *, chosen: bool) -> str:

@@ -113,20 +113,23 @@ def test_a_replay_goes_on_from_its_own_checkpoint(stateful):
         run_toy(stateful, *STATEFUL, f"output_dir={stateful}/resumed", "max_steps=4", "resume_from_checkpoint=auto")
 
 
-def test_another_estimator_learns_from_the_same_episodes(stateful):
-    keys = (*STATEFUL, "adv_estimator=rloo", "val_before_train=true", "eval_steps=1")
-    rows = replayed(stateful, "rloo", *keys, steps=":1")
-    theirs = metrics_of(stateful / "output" / "logs")[0]
-    assert [row["step"] for row in rows] == [1], "nothing is validated"
+def test_another_estimator_learns_from_the_same_episodes(stateful, caplog, capsys):
+    keys = (*STATEFUL, "adv_estimator=rloo", "val_before_train=true", "eval_steps=1", "max_steps=4")
+    rows = replayed(stateful, "rloo", *keys, steps=":2")
+    theirs = metrics_of(stateful / "output" / "logs")[1]
+    assert [row["step"] for row in rows] == [theirs["step"]] == [2], "nothing is validated"
     assert rows[0]["reward/mean"] == theirs["reward/mean"] and rows[0]["actor/loss"] != theirs["actor/loss"]
+    assert "step 2 was played with the weights after step 1, and is replayed with those that training" in caplog.text
+    assert "schedules are made for 4 steps, and those of the run were for 3" in caplog.text
+    assert "toy: 1 step in" in capsys.readouterr().err
 
 
 def test_the_page_compares_a_run_with_its_replay(stateful):
     api = Api(named_runs([stateful / "output", stateful / "again", stateful / "rloo"]))
-    row = next(roll.rollouts(stateful / "output").rows(1))
+    row = next(roll.rollouts(stateful / "output").rows(2))
     found = [api.answer(f"/api/runs/{run}/task", {"task": [row["task_id"]]})["rows"] for run in range(3)]
     assert found[0] == found[1] and [one["step"] for one in found[0]] == sorted(one["step"] for one in found[0])
-    asked = {"kind": ["train"], "step": ["1"], "row": ["0"]}
+    asked = {"kind": ["train"], "step": ["2"], "row": ["0"]}
     mine, same, other = (api.answer(f"/api/runs/{run}/episode", asked) for run in range(3))
     assert mine["token_ids"] == same["token_ids"] == other["token_ids"] == row["token_ids"]
     assert mine["columns"] == same["columns"] and mine["columns"]["advantages"] != other["columns"]["advantages"]
