@@ -121,7 +121,7 @@ def test_another_estimator_learns_from_the_same_episodes(stateful, caplog, capsy
     assert rows[0]["reward/mean"] == theirs["reward/mean"] and rows[0]["actor/loss"] != theirs["actor/loss"]
     assert "step 2 was played with the weights after step 1, and is replayed with those that training" in caplog.text
     assert "schedules are made for 4 steps, and those of the run were for 3" in caplog.text
-    assert "toy: 1 step in" in capsys.readouterr().err
+    assert "toy: 1 steps in" in capsys.readouterr().err
 
 
 def test_the_page_compares_a_run_with_its_replay(stateful):
