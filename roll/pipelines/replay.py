@@ -75,7 +75,7 @@ class ReplayPipeline(RLPipeline):
             rollouts = read_step(files, step)
             try:
                 self._require_same_tokens(token_texts(files, step))
-                _require_fitting(self.config, rollouts, step)
+                require_fitting(self.config, rollouts, step)
             except RecordingError:
                 raise
             except ValueError as error:
@@ -117,7 +117,7 @@ class ReplayPipeline(RLPipeline):
         return {REPLAYED: str(self._recording.run), **super().save_state(folder)}
 
 
-def _require_fitting(config: RLConfig, rollouts: Rollouts, step: int) -> None:
+def require_fitting(config: RLConfig, rollouts: Rollouts, step: int) -> None:
     """Raise `ValueError` unless a step's rollouts are what this configuration trains on."""
     batch = rollouts.batch
     if config.estimator.needs_greedy and rollouts.greedy_scores is None:

@@ -23,7 +23,7 @@ from roll.configs.parsing.loader import load_config
 from roll.pipelines.assemble import Rollouts, assemble
 from roll.pipelines.engine_pipeline import EnginePipeline
 from roll.pipelines.recorded_rollouts import RecordingError, read_step
-from roll.pipelines.replay import _require_fitting
+from roll.pipelines.replay import require_fitting
 from roll.pipelines.rollout_rows import Texts, training_rows
 from roll.tracking.recorded import RecordedRollouts
 from roll.tracking.rollouts import write_rollouts
@@ -309,7 +309,7 @@ def test_a_file_that_the_recording_does_not_fit_is_refused_with_what_to_set(keys
     name, _, value = keys.partition("=")
     config = replace(load_config(stateful, "toy", STATEFUL), **{name: _plain(value)})
     with pytest.raises(ValueError, match=MISFITS[keys]):
-        _require_fitting(config, read_step(roll.rollouts(stateful / "output"), 1), 1)
+        require_fitting(config, read_step(roll.rollouts(stateful / "output"), 1), 1)
 
 
 def _plain(value: str):
@@ -320,9 +320,9 @@ def test_tokens_of_other_weights_than_the_steps_are_refused(stateful):
     config = load_config(stateful, "toy", STATEFUL)
     rollouts = read_step(roll.rollouts(stateful / "output"), 3)
     with pytest.raises(ValueError, match=r"tokens that are 2 weight versions old, and async_generation_ratio \(0\)"):
-        _require_fitting(config, rollouts, 5)
+        require_fitting(config, rollouts, 5)
     with pytest.raises(ValueError, match="tokens of weight version 2, and step 1 trains version 0"):
-        _require_fitting(config, rollouts, 1)
+        require_fitting(config, rollouts, 1)
 
 
 def test_another_tokenizer_and_a_smaller_vocabulary_are_refused(stateful, tmp_path):
