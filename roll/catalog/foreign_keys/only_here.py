@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _WORDS = """
-prepare print_summary replay_from rollout_dump_gib rollout_dump_outputs
+prepare print_summary rollout_dump_gib rollout_dump_outputs
 kl_top_k ray_init.object_store_memory tracing.enabled tracing.endpoint tracing.episode_share
 profiler.activities profiler.max_events profiler.max_traces profiler.ranks profiler.record_shapes profiler.with_stack
 checkpoint_config.save_hf_model
