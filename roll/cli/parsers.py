@@ -179,6 +179,12 @@ def _add_view(groups: Any) -> None:
         "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1); any other one asks for a token"
     )
     parser.add_argument("--open", action="store_true", help="open the browser, too")
+    parser.add_argument(
+        "--trace_url",
+        default="",
+        metavar="URL",
+        help="where traces of `tracing.endpoint` are shown, with {trace} for the id: http://localhost:16686/trace/{trace}",
+    )
     parser.add_argument("--export", type=Path, metavar="FILE.html", help="write the page as one file instead")
     parser.add_argument(
         "--episodes", type=int, default=200, metavar="N", help="with --export: most episodes in the file (default 200)"

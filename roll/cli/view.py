@@ -22,7 +22,12 @@ def view(options: argparse.Namespace) -> int:
     folders: list[Path] = [*options.runs, *([demo_run()] if options.demo else [])]
     if not folders:
         raise ValueError("which run? roll view RUN [RUN2 ...], or roll view --demo for a recorded one")
-    api = Api(named_runs(folders))
+    if options.trace_url and not (options.trace_url.startswith(("http://", "https://")) and "{trace}" in options.trace_url):
+        raise ValueError(
+            f"--trace_url {options.trace_url!r} is no address with {{trace}} in it, such as "
+            "http://localhost:16686/trace/{trace} of Jaeger"
+        )
+    api = Api(named_runs(folders), trace_url=options.trace_url)
     if options.export is not None:
         return _export(api, options)
     missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]

@@ -13,9 +13,10 @@ from urllib.parse import unquote
 
 from roll import __version__
 from roll.tracking.rollouts import KINDS, SCHEMA_VERSION
-from roll.view import episodes
+from roll.view import episodes, overview
 from roll.view.rows import BadQuery, Filter, RowIndex, histogram, kind_of, number, page, records
 from roll.view.runs import Run
+from roll.view.spans import SPANS_FILE, SpanFile
 
 Parameters = Mapping[str, list[str]]
 _PICTURES = (".png", ".jpg", ".jpeg", ".gif")
@@ -26,13 +27,17 @@ _MOST_ROWS = 500
 class Api:
     """Answers requests about runs. Thread-safe."""
 
-    def __init__(self, runs: list[Run]) -> None:
+    def __init__(self, runs: list[Run], *, trace_url: str = "") -> None:
+        """Answer about these runs; `trace_url` is where a trace is shown, with `{trace}` for its id."""
         self.runs = runs
+        self._trace_url = trace_url
+        self._spans = {run.number: SpanFile(run.logs / SPANS_FILE) for run in runs}
         self._indexes = {run.number: RowIndex() for run in runs}
         self._of_run: dict[str, Callable[[Run, Parameters], Any]] = {
             "state": lambda run, _: run.state(),
             "events": lambda run, _: {"events": run.events()},
             "failures": lambda run, given: {"failures": run.failures()[: _integer(given, "limit", 50)]},
+            "causes": lambda run, _: {"causes": overview.causes(self._indexes[run.number], run.rollouts)},
             "steps": lambda run, _: run.recorded(),
             "metrics": self._metrics,
             "rows": self._rows,
@@ -40,7 +45,9 @@ class Api:
             "episode": self._episode,
             "differences": self._differences,
             "task": self._task,
+            "tasks": self._tasks,
             "pictures": self._pictures,
+            "spans": lambda run, given: {"spans": self._spans[run.number].trace(_text(given, "trace"))},
             "traces": lambda run, _: {"traces": run.traces()},
         }
 
@@ -48,7 +55,8 @@ class Api:
         """Return what JSON is sent for a path below `/api/`. Raises `BadQuery`, `KeyError` for an unknown path."""
         parts = [unquote(part) for part in path.strip("/").split("/")]
         if parts == ["api", "runs"]:
-            return {"version": __version__, "schema": SCHEMA_VERSION, "runs": [self._run(run) for run in self.runs]}
+            about = {"version": __version__, "schema": SCHEMA_VERSION, "trace_url": self._trace_url}
+            return {**about, "runs": [self._run(run) for run in self.runs]}
         if parts == ["api", "version"]:
             return {"versions": [run.version() for run in self.runs]}
         if len(parts) == 4 and parts[:2] == ["api", "runs"] and parts[3] in self._of_run:
@@ -143,6 +151,9 @@ class Api:
 
     def _task(self, run: Run, given: Parameters) -> dict[str, Any]:
         return {"rows": episodes.same_task(self._indexes[run.number], _rollouts(run), _text(given, "task"), KINDS)}
+
+    def _tasks(self, run: Run, given: Parameters) -> dict[str, Any]:
+        return {"tasks": overview.tasks(self._indexes[run.number], run.rollouts, _kind(given))}
 
     def _pictures(self, run: Run, given: Parameters) -> dict[str, Any]:
         """Return the pictures of a task's episodes, with the steps after which they were drawn."""

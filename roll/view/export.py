@@ -18,6 +18,7 @@ from roll.tracking.rollouts import KINDS
 from roll.view.api import Api
 from roll.view.rows import BadQuery
 from roll.view.server import STATIC, THIRD_PARTY
+from roll.view.spans import trace_id
 
 ENTRY = "app.js"
 _MOST_PICTURE_BYTES = 2_000_000
@@ -47,12 +48,17 @@ def export_page(api: Api, file: Path, *, episodes: int, steps: list[int] | None 
         run["recorded"] = own
         base = f"/api/runs/{run['number']}"
         answers[f"{base}/traces"] = {"traces": []}  # they stay with the run
-        for name in ("state", "events"):
+        for name in ("state", "events", "causes"):
             _ask(api, answers, f"{base}/{name}")
         _ask(api, answers, f"{base}/failures", limit=50)
         answers[f"{base}/metrics"] = api.answer(f"{base}/metrics", {"name": run["metrics"]})
     count = sum(_add_step(api, answers, pictures, *one) for one in chosen)
     _add_tasks(answers)
+    for run in answers["/api/runs"]["runs"]:
+        base = f"/api/runs/{run['number']}"
+        for kind in KINDS:
+            found = _ask(api, answers, f"{base}/tasks", kind=kind)["tasks"]
+            found[:] = [one for one in found if f"{base}/task?{urlencode({'task': one['task_id']})}" in answers]
     _write(file, {"answers": answers, "pictures": pictures})
     return count
 
@@ -102,6 +108,8 @@ def _add_step(api: Api, answers: dict[str, Any], pictures: dict[str, str], numbe
     rows = answers[f"{base}/rows?{urlencode(about)}"]["rows"]
     for row in rows:
         found = _ask(api, answers, f"{base}/episode", **about, row=row["row"])
+        if trace := trace_id(found["trace"] or ""):
+            _ask(api, answers, f"{base}/spans", trace=trace)
         for picture in found["pictures"]:
             path = api.file(api.run(str(number)), picture["path"])
             if path.stat().st_size <= _MOST_PICTURE_BYTES:

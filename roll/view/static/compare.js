@@ -19,10 +19,10 @@ export async function showCompare(main, params, app) {
   const input = h("input", { value: task, list: "task-names", "data-key": "search", placeholder: "task id" });
   const names = await tasksOf(runOf("a"));
   bar.push(h("form", { class: "bar", on: { submit: (event) => { event.preventDefault(); change({ task: input.value.trim(), a: "", b: "", step: "", row: "" }); } } },
-    field("Task", input), h("datalist", { id: "task-names" }, names.map((name) => h("option", { value: name }))), h("button", { type: "submit" }, "Compare")));
+    field("Task", input), h("datalist", { id: "task-names" }, names.map((one) => h("option", { value: one.task_id }))), h("button", { type: "submit" }, "Compare")));
   if (!task) {
-    replace(main, h("h1", { class: "visually-hidden" }, "Compare"), h("div", { class: "bar" }, bar), h("p", {}, "Pick a task, here or by \u201cCompare\u201d in an episode. ", names.length ? "Some that are recorded:" : ""),
-      h("ul", { class: "tasks" }, names.map((name) => h("li", {}, h("a", { href: hashOf("compare", { run: params.run, run_b: params.run_b, task: name }) }, name)))));
+    replace(main, h("h1", { class: "visually-hidden" }, "Compare"), h("div", { class: "bar" }, bar), h("p", {}, "Pick a task, here or by \u201cCompare\u201d in an episode. ", names.length ? "Those that changed most come first." : "Nothing is recorded so far."),
+      names.length ? taskList(names, params) : null);
     return;
   }
   const rows = await Promise.all(sides.map(async (side) => (await get(`/api/runs/${runOf(side).number}/task`, { task })).rows.sort(byTime)));
@@ -51,7 +51,9 @@ export async function showCompare(main, params, app) {
         responseMarked(found[at].response || "", shared),
         conversation(found[at], at ? "right" : "left")))),
     h("h2", {}, "Over the run"),
-    sides.slice(0, runOf("a") === runOf("b") ? 1 : 2).map((side, at) => overRun(runOf(side), rows[at])),
+    sides.slice(0, runOf("a") === runOf("b") ? 1 : 2).map((side, at) => overRun(runOf(side), rows[at], (row) =>
+      (runOf("a") === runOf("b") ? sides : [side]).map((to) =>
+        h("button", { type: "button", on: { click: () => change({ [to]: keyOf(row) }) } }, to === "a" ? "left" : "right")))),
   );
 }
 
@@ -67,12 +69,23 @@ async function tasksOf(run) {
   // Those of validations come again and again; training may meet a task once.
   const kinds = stepsOf(run, "validation").length > 1 ? ["validation", "train"] : ["train", "validation"];
   for (const kind of kinds) {
-    const step = stepsOf(run, kind).at(-1);
-    if (step === undefined) continue;
-    const found = await get(`/api/runs/${run.number}/rows`, { kind, step, limit: 500 });
-    return [...new Set(found.rows.map((row) => row.task_id))];
+    const { tasks } = await get(`/api/runs/${run.number}/tasks`, { kind });
+    if (tasks.length) return tasks;
   }
   return [];
+}
+
+// Tasks that changed most over the run come first.
+function taskList(tasks, params) {
+  const rows = tasks.map((task) =>
+    h("tr", {},
+      h("td", {}, h("a", { href: hashOf("compare", { run: params.run, run_b: params.run_b, task: task.task_id }) }, task.task_id)),
+      h("td", {}, task.tag),
+      h("td", { class: "num" }, task.episodes),
+      h("td", { class: "num" }, `${number(task.first_reward)} at step ${task.first_step}`),
+      h("td", { class: "num" }, `${number(task.last_reward)} at step ${task.last_step}`),
+      h("td", { class: `num ${task.change < 0 ? "neg" : task.change > 0 ? "pos" : ""}` }, task.change === null ? "\u2013" : signed(task.change))));
+  return table("Recorded tasks", ["Task", "Tag", "Episodes", "First mean reward", "Last mean reward", "Change"], rows);
 }
 
 function commonStart(one, other) {
@@ -99,7 +112,7 @@ function differencesOf([left, right]) {
   return table("Numbers beside each other", ["Number", "Left", "Right", "Change"], rows);
 }
 
-function overRun(run, rows) {
+function overRun(run, rows, show) {
   const steps = new Map();
   for (const row of rows) {
     const key = `${row.step} ${row.kind}`;
@@ -108,7 +121,7 @@ function overRun(run, rows) {
   const lines = [...steps.values()].map((members) => {
     const mean = members.reduce((sum, one) => sum + (one.reward ?? 0), 0) / members.length;
     const length = members.reduce((sum, one) => sum + (one.num_response_tokens ?? 0), 0) / members.length;
-    return h("tr", {}, h("td", {}, `step ${members[0].step}`), h("td", {}, members[0].kind), h("td", { class: "num" }, members.length), h("td", { class: "num" }, number(mean)), h("td", { class: "num" }, number(length, 1)));
+    return h("tr", {}, h("td", {}, `step ${members[0].step}`), h("td", {}, members[0].kind), h("td", { class: "num" }, members.length), h("td", { class: "num" }, number(mean)), h("td", { class: "num" }, number(length, 1)), h("td", { class: "show" }, show(members[0])));
   });
-  return table(`The task over the run ${run.name}`, ["Step", "Episodes", "Number", "Mean reward", "Mean length"], lines);
+  return table(`The task over the run ${run.name}`, ["Step", "Episodes", "Number", "Mean reward", "Mean length", "Show"], lines);
 }

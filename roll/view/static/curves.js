@@ -1,8 +1,9 @@
 // Curves of one run or several over each other, what a run is doing, and what went wrong.
 
 import { announce, field, h, number, replace, seconds, select, table } from "./dom.js";
-import { fileAddress, get } from "./source.js";
+import { get } from "./source.js";
 import { go, hashOf } from "./routes.js";
+import { profileLinks } from "./timeline.js";
 
 const PANELS = [
   "reward/mean", "val/accuracy", "actor/entropy", "kl/reference", "actor/ppo_kl", "mismatch/kl", "response/length_mean",
@@ -10,6 +11,14 @@ const PANELS = [
   "preference/accuracy", "val/token_accuracy", "staleness/mean", "time/step",
 ];
 const MOST_PANELS = 9;
+// Metrics that answer a question together, each set a button.
+const SETS = {
+  Learning: ["reward/mean", "val/accuracy", "reward/std", "group/reward_std_mean", "group/zero_signal_share", "response/length_mean", "response/truncated_share"],
+  Collapse: ["actor/entropy", "group/zero_signal_share", "group/reward_std_mean", "response/length_mean", "val/accuracy", "kl/reference", "actor/ppo_kl", "actor/grad_norm"],
+  "Train/infer": ["mismatch/kl", "mismatch/ratio_max", "mismatch/ratio_min", "mismatch/abs_log_ratio_mean", "mismatch/weight_mean", "mismatch/rejected_share", "staleness/mean", "staleness/max"],
+  Failures: ["rollout/failed_episodes", "rollout/failed_groups", "rollout/filtered_groups", "rollout/filtered_responses", "rollout/failed_env_error", "rollout/failed_reward_error", "rollout/failed_timeout", "env/restarts", "rollout/engine_restarts"],
+  Time: ["time/step", "time/generate", "time/train_actor", "time/sync_weights", "time/validate", "throughput/tokens_per_second", "throughput/generated_per_second", "memory/host_gib"],
+};
 const COLOURS = ["--run-0", "--run-1", "--run-2", "--run-3", "--run-4", "--run-5"];
 const MARKS = { checkpoint: "--mark-checkpoint", "engine restart": "--mark-restart", warning: "--mark-warning", failure: "--mark-warning" };
 
@@ -46,7 +55,6 @@ export async function showCurves(main, params, app) {
     field("Show a metric", add),
     list,
     h("button", { type: "submit" }, "Add"),
-    chosen.length ? h("button", { type: "button", on: { click: () => change({ metric: [] }) } }, "Usual ones") : null,
     field("Smoothing", h("input", { type: "range", min: "0", max: "0.95", step: "0.05", value: smooth, on: { change: (e) => change({ smooth: e.target.value }) } })),
     field("Scale", select([["", "linear"], ["1", "logarithmic"]], params.log || "", (log) => change({ log }))),
     app.runs.length > 1
@@ -62,7 +70,11 @@ export async function showCurves(main, params, app) {
     change({ hide: [...now] });
   }
 
-  replace(main, h("h1", { class: "visually-hidden" }, "Curves"), live, form, panels, happened);
+  const sets = Object.entries(SETS).map(([name, wanted]) => [name, wanted.filter((metric) => known.includes(metric))]).filter(([, there]) => there.length);
+  const choices = h("div", { class: "bar sets", role: "group", "aria-label": "Sets of metrics" },
+    [["Usual ones", []], ...sets].map(([name, metric]) =>
+      h("button", { type: "button", "aria-pressed": String(metric.join() === chosen.join()), on: { click: () => change({ metric }) } }, name)));
+  replace(main, h("h1", { class: "visually-hidden" }, "Curves"), live, choices, form, panels, happened);
   const shown = app.runs.filter((run) => !hidden.has(String(run.number)));
   const plots = [];
 
@@ -207,6 +219,7 @@ async function drawLive(place, app) {
 async function cardOf(run) {
   const state = await get(`/api/runs/${run.number}/state`);
   const { failures } = await get(`/api/runs/${run.number}/failures`, { limit: 50 });
+  const { causes } = await get(`/api/runs/${run.number}/causes`);
   const { traces } = await get(`/api/runs/${run.number}/traces`);
   const total = state.total_steps;
   const latest = state.latest;
@@ -224,10 +237,27 @@ async function cardOf(run) {
       state.seconds_left !== null ? fact("time left", seconds(state.seconds_left)) : null,
       quick.map(([name, value]) => fact(name, number(value, 1)))),
     shares(latest),
-    traces.length ? h("details", {}, h("summary", {}, `Profiles for Perfetto: ${traces.length}`), h("ul", {}, traces.map((path) => h("li", {}, h("a", { href: fileAddress(run.number, path), download: true }, path.split("/").at(-1)))))) : null,
+    traces.length ? h("details", {}, h("summary", {}, `Profiles for Perfetto: ${traces.length}`), profileLinks(run, traces)) : null,
+    causes.length ? causesOf(run, causes) : null,
     failures.length ? h("details", {}, h("summary", {}, `Dropped and failed: ${failures.length} examples`), failures.map((one) =>
       h("div", { class: "drop" }, h("strong", {}, `step ${one.step}, ${one.reason}: `), `${one.item} \u2014 ${String(one.detail).slice(0, 500)}`))) : null,
   );
+}
+
+// Why episodes weren't trained on, each cause with the way to its first episode and to all of them.
+function causesOf(run, causes) {
+  const all = causes.reduce((sum, cause) => sum + cause.episodes, 0);
+  const kind = "dropped";
+  const rows = causes.map((cause) =>
+    h("tr", {},
+      h("td", {}, cause.tag),
+      h("td", {}, h("span", { class: `chip status-${cause.status}` }, cause.status)),
+      h("td", { class: "wrap" }, cause.dropped),
+      h("td", { class: "num" }, h("a", { href: hashOf("rows", { run: run.number || undefined, kind, tag: cause.tag, status: cause.status }) }, `${cause.episodes} ${cause.episodes === 1 ? "episode" : "episodes"}`)),
+      h("td", { class: "num" }, cause.first_step === cause.last_step ? cause.first_step : `${cause.first_step} to ${cause.last_step}`),
+      h("td", {}, h("a", { href: hashOf("episode", { run: run.number || undefined, kind, step: cause.step, row: cause.row }) }, "the first one"))));
+  return h("details", { class: "causes" }, h("summary", {}, `Not trained on: ${all} episodes, for ${causes.length} ${causes.length === 1 ? "reason" : "reasons"}`),
+    table(`Why episodes of ${run.name} weren't trained on`, ["Environment", "Status", "Why", "Episodes", "Steps", "Open"], rows));
 }
 
 export function fact(name, value) {

@@ -5,6 +5,7 @@ import { get, pictureAddress } from "./source.js";
 import { go, hashOf } from "./routes.js";
 import { fact } from "./curves.js";
 import { nameOf, nothingRecorded, stepBar, stepFrom, stepsOf, versions } from "./groups.js";
+import { timeline, traceId } from "./timeline.js";
 import { tokenView } from "./tokens.js";
 
 const THOUGHT = /<(think|thinking|thought|reasoning)>([\s\S]*?)(?:<\/\1>|$)/g;
@@ -22,6 +23,7 @@ export async function showEpisode(main, params, app) {
   }
   const row = Number(params.row || 0);
   const found = await get(`/api/runs/${run.number}/episode`, { kind, step, row });
+  const when = await timeline(found, run, step, app.info.trace_url);
   const to = (other) => hashOf("episode", { ...params, kind: kind === "train" ? undefined : kind, step, row: other, token: "" });
   replace(
     main,
@@ -38,7 +40,8 @@ export async function showEpisode(main, params, app) {
         whyCard(found, kind, to),
         branches(found, kind, params),
         conversation(found),
-        tokenView(found, { ...params, step, row })),
+        tokenView(found, { ...params, step, row }),
+        when),
       h("aside", { class: "side", "aria-label": "About the episode" }, sideOf(found, kind, run, params, step))),
   );
 }
@@ -193,7 +196,7 @@ function sideOf(found, kind, run, params, step) {
     found.answer ? fact("stated answer", found.answer) : null,
     spans.map(([name, value]) => fact(`time in ${name}`, seconds(value))),
     fact("seed", found.seed === null ? "\u2013" : String(found.seed)),
-    found.trace ? fact("trace", h("code", {}, found.trace.split("-")[1] || found.trace)) : null,
+    found.trace ? fact("trace", h("code", {}, traceId(found.trace) || found.trace)) : null,
   );
   let payload = found.payload || "";
   try {
