@@ -22,14 +22,14 @@ from roll.tracking.live import LiveFiles
 from roll.tracking.recorded import rollouts
 from roll.tracking.rollouts import write_rollouts
 from roll.types.episode import Group, Task, Trajectory, Turn
-from roll.view.demo import demo_run
+from roll.view.demo import demo_runs
 
 
 def groups_of(step: int) -> list[Group]:
     """Return the groups of a step of the demo."""
     tasks: dict[str, Task] = {}
     members: dict[str, list[Trajectory]] = {}
-    for row in rollouts(demo_run()).rows(step):
+    for row in rollouts(demo_runs()[0]).rows(step):
         (turn,) = row["turns"]
         cut = turn["prompt_tokens"]
         played = Turn(
@@ -58,7 +58,7 @@ def main() -> None:
     written, followed = [], []
     with tempfile.TemporaryDirectory() as temporary:
         live = LiveFiles(Path(temporary), {"exp_name": "cost"}, resume_step=None)
-        for step in rollouts(demo_run()).steps:
+        for step in rollouts(demo_runs()[0]).steps:
             batch = assemble(groups_of(step))
             filled = {name: torch.zeros(batch.batch.num_tokens) for name in ("advantages", "returns", "token_rewards")}
             for name, column in filled.items():

@@ -173,7 +173,13 @@ def _add_view(groups: Any) -> None:
         groups, "view", "show runs in the browser: curves, groups, episodes, every token", "roll.cli.view:view"
     )
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="a run's folder (its output_dir)")
-    parser.add_argument("--demo", action="store_true", help="show a small recorded run that comes with the package")
+    parser.add_argument(
+        "--demo",
+        nargs="?",
+        const="quickstart",
+        choices=("quickstart", "agentic"),
+        help="show small recorded runs that come with the package (default quickstart)",
+    )
     parser.add_argument("--port", type=int, default=8767, help="port to listen on, 0 for any (default 8767)")
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1); any other one asks for a token"

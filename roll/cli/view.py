@@ -16,18 +16,19 @@ NEEDS = ("starlette", "uvicorn")
 def view(options: argparse.Namespace) -> int:
     """Serve the page until it is interrupted, or write it."""
     from roll.view.api import Api
-    from roll.view.demo import demo_run
+    from roll.view.demo import demo_runs
     from roll.view.runs import named_runs
 
-    folders: list[Path] = [*options.runs, *([demo_run()] if options.demo else [])]
+    folders: list[Path] = [*options.runs, *(demo_runs(options.demo) if options.demo else [])]
     if not folders:
         raise ValueError("which run? roll view RUN [RUN2 ...], or roll view --demo for a recorded one")
-    if options.trace_url and not (options.trace_url.startswith(("http://", "https://")) and "{trace}" in options.trace_url):
+    url = options.trace_url
+    if url and not (url.startswith(("http://", "https://")) and "{trace}" in url):
         raise ValueError(
-            f"--trace_url {options.trace_url!r} is no address with {{trace}} in it, such as "
-            "http://localhost:16686/trace/{trace} of Jaeger"
+            f"--trace_url {url!r} is no address with {{trace}} in it, such as http://localhost:16686/trace/{{trace}} "
+            "of Jaeger"
         )
-    api = Api(named_runs(folders), trace_url=options.trace_url)
+    api = Api(named_runs(folders), trace_url=url)
     if options.export is not None:
         return _export(api, options)
     missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from roll.tracking.drops import last_words
 from roll.tracking.rollouts import Kind
 from roll.view.rows import RowIndex, plain, records
 
@@ -24,7 +23,7 @@ def causes(index: RowIndex, folder: Path | None) -> list[dict[str, Any]]:
     found: dict[tuple[str, str, str], dict[str, Any]] = {}
     table = index.table(folder, "dropped").select(["step", "row", "tag", "status", "dropped"])
     for row in table.to_pylist():
-        words = last_words(row["dropped"] or "") or row["status"] or ""
+        words = row["dropped"] or row["status"] or ""
         key = (row["tag"] or "", row["status"] or "", _NUMBER.sub("0", words))
         cause = found.setdefault(
             key, {**row, "dropped": words, "episodes": 0, "first_step": row["step"], "last_step": row["step"]}

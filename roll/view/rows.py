@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from roll.tracking.drops import last_words
 from roll.tracking.recorded import steps_of
 from roll.tracking.rollouts import COUNT_COLUMNS, EXCERPT, KINDS, NUMBER_COLUMNS, Kind, columns, file_of
 
@@ -192,6 +193,8 @@ def _indexed(table: pa.Table, step: int) -> pa.Table:
         table.schema.get_field_index("step"), "step", pa.repeat(pa.scalar(step, pa.int64()), len(rows))
     )
     oldest = pc.if_else(pc.greater_equal(table["version_min"], 0), table["version_min"], None)
+    said = pa.array([last_words(text) if text else text for text in table["dropped"].to_pylist()], pa.string())
+    table = table.set_column(table.schema.get_field_index("dropped"), "dropped", said)
     for name, characters in _LONGEST.items():
         cut = pc.utf8_slice_codeunits(table[name], 0, characters)
         table = table.set_column(table.schema.get_field_index(name), name, cut)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browser_page import MISSING, PATIENCE, Page, served
 from recorded_run import group, row, write_run
 
 from roll.tracking.live import LiveFiles
@@ -23,99 +22,12 @@ from roll.tracking.rollouts import write_rollouts
 from roll.view.api import Api
 from roll.view.export import export_page
 from roll.view.runs import named_runs
-from roll.view.server import serve
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium isn't installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="there is no chromium with its chromedriver")
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 
-PATIENCE = 30.0
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>\x1b[31m\u202eevil"
 THINKING = "<think>two and two</think>It is four."
 CALL = 'Let me see.<tool_call>{"name": "add", "arguments": {"a": 2, "b": 2}}</tool_call>'
-
-
-class Page:
-    """A window of Chromium and what a person does in it."""
-
-    def __init__(self, address: str, width: int = 1280, height: int = 900, **features: str) -> None:
-        options = webdriver.ChromeOptions()
-        options.binary_location = CHROMIUM
-        for argument in (
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            "--hide-scrollbars",
-        ):
-            options.add_argument(argument)
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-        self.driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-        self.driver.set_page_load_timeout(PATIENCE)
-        self.address = address
-        self.size(width, height)
-        if features:
-            media = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
-            self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
-
-    def size(self, width: int, height: int = 900) -> None:
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-
-    def open(self, view: str) -> None:
-        """Show a view, and wait until it is there."""
-        self.driver.get("about:blank")
-        self.driver.get(f"{self.address}#/{view}")
-        self.wait(lambda: self.ready > 0, f"{view} is shown")
-
-    @property
-    def ready(self) -> int:
-        return int(self.run("return document.getElementById('main')?.dataset.ready || 0"))
-
-    def run(self, script: str, *arguments: Any) -> Any:
-        return self.driver.execute_script(script, *arguments)
-
-    def wait(self, what: Callable[[], Any], name: str) -> Any:
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end:
-            if found := what():
-                return found
-            time.sleep(0.03)
-        raise AssertionError(f"waited {PATIENCE:g} s for: {name}; the page says: {self.text('body')[:1500]}")
-
-    def all(self, css: str) -> list[Any]:
-        return self.driver.find_elements("css selector", css)
-
-    def texts(self, css: str) -> list[str]:
-        return self.run("return [...document.querySelectorAll(arguments[0])].map((one) => one.innerText)", css)
-
-    def text(self, css: str) -> str:
-        return "\n".join(self.texts(css))
-
-    def click(self, css: str, containing: str = "") -> None:
-        """Click on the first such element, as a script does, and wait for the view that follows."""
-        before = self.ready
-        script = """const found = [...document.querySelectorAll(arguments[0])]
-                      .find((one) => one.innerText.includes(arguments[1]));
-                    if (found) found.click(); return Boolean(found);"""
-        assert self.run(script, css, containing), f"there is no {css} with {containing!r}"
-        self.wait(lambda: self.ready > before, f"the view after a click on {css}")
-
-    def choose(self, label: str, value: str) -> None:
-        before = self.ready
-        script = """const label = [...document.querySelectorAll('label')].find((one) => one.innerText === arguments[0]);
-                    const control = document.getElementById(label.htmlFor); control.value = arguments[1];
-                    control.dispatchEvent(new Event('change'));"""
-        self.run(script, label, value)
-        self.wait(lambda: self.ready > before, f"the view after {label} = {value}")
-
-    def press(self, key: str) -> None:
-        self.driver.switch_to.active_element.send_keys(key)
-
-    def complaints(self) -> list[str]:
-        """What the browser has logged, such as scripts that the policy refused."""
-        return [entry["message"] for entry in self.driver.get_log("browser")]
 
 
 def turn(number: int, response: str, reward: float, **more: Any) -> dict[str, Any]:
@@ -166,20 +78,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [first_run(place / "grpo"), write_run(place / "gspo", other, metrics=metrics)]
 
 
-def served(runs: list[Path]) -> str:
-    addresses: list[str] = []
-    there = threading.Event()
-
-    def ready(address: str) -> None:
-        addresses.append(address)
-        there.set()
-
-    given = {"host": "127.0.0.1", "port": 0, "token": None, "ready": ready}
-    threading.Thread(target=serve, args=(Api(named_runs(runs)),), kwargs=given, daemon=True).start()
-    assert there.wait(PATIENCE), "the server didn't start"
-    return addresses[0]
-
-
 @pytest.fixture(scope="module")
 def page(folders) -> Iterator[Page]:
     shown = Page(served(folders))
@@ -214,9 +112,9 @@ def test_a_click_on_a_curve_opens_the_groups_of_the_step(page):
     over = page.wait(lambda: page.all(".u-over"), "the plot")[0]
     before = page.ready
     # uPlot follows the pointer, so that the click falls on the last step.
-    webdriver.ActionChains(page.driver).move_to_element_with_offset(
-        over, over.size["width"] // 2 - 2, 0
-    ).click().perform()
+    from selenium.webdriver import ActionChains
+
+    ActionChains(page.driver).move_to_element_with_offset(over, over.size["width"] // 2 - 2, 0).click().perform()
     page.wait(lambda: page.ready > before, "the groups")
     assert page.run("return location.hash") == "#/groups?step=3"
 

@@ -10,11 +10,11 @@ from recorded_run import group, write_run
 import roll
 from roll.cli.__main__ import main
 from roll.tracking.rollouts import columns
-from roll.view.demo import demo_run
+from roll.view.demo import demo_runs
 
 
 def test_the_demo_is_a_whole_run_of_the_quickstart():
-    found = roll.rollouts(demo_run())
+    found = roll.rollouts(demo_runs()[0])
     assert found.steps[0] == 1 and found.steps[-1] == 16 and found.validations == [0, 8, 16]
     table = found.table(1)
     assert table.column_names == list(columns()) and table.num_rows == 64
@@ -22,7 +22,7 @@ def test_the_demo_is_a_whole_run_of_the_quickstart():
     assert all(len(row["token_texts"]) == len(row["old_logprobs"]) == len(row["entropies"]) > 0 for row in rows)
     before, after = (found.table(step, kind="validation")["reward"].to_pylist() for step in (0, 16))
     assert sum(after) / len(after) > 1.5 * sum(before) / len(before)
-    size = sum(path.stat().st_size for path in demo_run().rglob("*") if path.is_file())
+    size = sum(path.stat().st_size for path in demo_runs()[0].rglob("*") if path.is_file())
     assert size < 800_000, "it is in every wheel"
 
 
